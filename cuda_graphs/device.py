@@ -1,0 +1,82 @@
+"""The seam between the engine and whatever runs its launches.
+
+Three devices stand behind it: CUDA, host (a worker thread with a FIFO) and simulated (NumPy, work runs when the
+simulator says so). What a launch computes is a `Program`; when and where it runs is the device's business.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cuda_graphs.rings import RingMemory
+from cuda_graphs.shape import LaunchShape
+
+
+class DeviceError(RuntimeError):
+    """A launch failed on the device. The engine stops; every request ends once."""
+
+
+class Program(Protocol):
+    """The three parts of a launch, on the device's memory.
+
+    The device calls them in launch order: sample, apply, forward. Which launch is running, and so which ring slot is
+    meant, the program learns from a counter of its own that every `sample` advances: a captured graph holds no number.
+    """
+
+    def sample(self, shape: LaunchShape) -> None:
+        """S: advance the launch counter; a token for each sample row into the result slot's cells."""
+
+    def apply(self, shape: LaunchShape) -> int:
+        """Take the plan from its staging slot into the row state. Returns the bytes read from the rings
+        (0 where only the device can know)."""
+
+    def forward(self, shape: LaunchShape) -> None:
+        """F: forward over the plan's rows; logits by row slot stay on the device."""
+
+    def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
+        """The device's row state, copied to the host, by field name. Only while nothing is in flight."""
+
+
+@dataclass(slots=True)
+class DeviceCounters:
+    """What a device did. Read by `Stats` and by tests."""
+
+    bytes_to_device: int = 0
+    waits: int = 0  # times the host blocked on a mark, and on nothing else
+    graph_captures: int = 0
+    graph_replays: int = 0
+    fallbacks: Counter[str] = field(default_factory=Counter)  # launches that were not one graph, by reason
+
+
+class Device(Protocol):
+    """A FIFO of launches with two marks each: sampled (its tokens are readable) and ended (its F is done)."""
+
+    rings: RingMemory
+    counters: DeviceCounters
+
+    def launch(self, shape: LaunchShape) -> None:
+        """Enqueue a launch whose plan is staged. Never blocks."""
+
+    def sampled(self) -> int:
+        """Number of the newest launch whose results are readable. Raises DeviceError if the device failed."""
+
+    def ended(self) -> int:
+        """Number of the newest launch whose F has ended. Raises DeviceError if the device failed."""
+
+    def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
+        """Block until `sampled()` > sampled, or `ended()` > ended, or a descriptor is readable, or time is up.
+
+        The only place where the engine's thread blocks while launches are in flight.
+        """
+
+    def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
+        """`Program.read_rows`, once everything enqueued has ended."""
+
+    def close(self) -> None:
+        """Stop. Nothing enqueued is lost: it runs first, or has failed."""

@@ -1,0 +1,132 @@
+"""The host device: a worker thread that runs launches in order, so that the chain and its hazards exist on a CPU.
+
+The engine's thread stages a plan and goes on; the worker reads the staging slot when the launch *runs*. What would be a
+race on a GPU is a race here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import random
+import select
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cuda_graphs.device import DeviceCounters, DeviceError, Program
+from cuda_graphs.rings import RingMemory
+from cuda_graphs.shape import LaunchShape
+
+# Jitter of the test mode: how long the worker sleeps before S, before apply and before F.
+_MAX_DELAY_S = 0.002
+
+
+def _no_delay() -> None:
+    pass
+
+
+def seeded_delays(seed: int) -> Callable[[], None]:
+    """A delay of up to 2 ms, two times in three, from a seed: a test mode that shakes host and device apart."""
+    dice = random.Random(seed)
+
+    def delay() -> None:
+        if dice.random() < 0.66:
+            time.sleep(dice.random() * _MAX_DELAY_S)
+
+    return delay
+
+
+class HostDevice:
+    """Runs a `Program` on a thread of its own.
+
+    delay: called before each of the three parts of a launch.
+    """
+
+    def __init__(self, program: Program, rings: RingMemory, delay: Callable[[], None] = _no_delay) -> None:
+        self.rings = rings
+        self.counters = DeviceCounters()
+        self._program = program
+        self._delay = delay
+        self._queue: queue.SimpleQueue[LaunchShape | None] = queue.SimpleQueue()
+        self._sampled = 0
+        self._ended = 0
+        self._fault: BaseException | None = None
+        self._mark_read, self._mark_write = os.pipe()
+        os.set_blocking(self._mark_read, False)
+        os.set_blocking(self._mark_write, False)
+        self._thread = threading.Thread(target=self._work, name="host-device", daemon=True)
+        self._thread.start()
+
+    def launch(self, shape: LaunchShape) -> None:
+        self._queue.put(shape)
+
+    def sampled(self) -> int:
+        self._raise_fault()
+        return self._sampled
+
+    def ended(self) -> int:
+        self._raise_fault()
+        return self._ended
+
+    def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
+        self.counters.waits += 1
+        deadline = time.monotonic() + timeout_s
+        while self._fault is None and self._sampled <= sampled and self._ended <= ended:
+            ready, _, _ = select.select([self._mark_read, *wake_fds], [], [], max(0.0, deadline - time.monotonic()))
+            if self._mark_read not in ready:
+                return
+            self._drain_marks()
+
+    def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
+        return self._program.read_rows()
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+            os.close(self._mark_read)
+            os.close(self._mark_write)
+
+    # ------------------------------------------------------------ the worker
+
+    def _work(self) -> None:
+        while (shape := self._queue.get()) is not None:
+            try:
+                self._run(shape)
+            except BaseException as error:
+                self._fault = error
+                self._mark()
+                return
+
+    def _run(self, shape: LaunchShape) -> None:
+        slot = self.rings.slot(shape.number)
+        self._delay()
+        self.rings.start_ns[slot] = time.monotonic_ns()
+        self._program.sample(shape)
+        self._sampled = shape.number
+        self._mark()
+        self._delay()
+        self.counters.bytes_to_device += self._program.apply(shape)
+        self._delay()
+        self._program.forward(shape)
+        self.rings.end_ns[slot] = time.monotonic_ns()
+        self._ended = shape.number
+        self._mark()
+
+    def _mark(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of marks already
+            os.write(self._mark_write, b"m")
+
+    def _drain_marks(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._mark_read, 4096):
+                pass
+
+    def _raise_fault(self) -> None:
+        if self._fault is not None:
+            raise DeviceError(f"a launch failed: {self._fault}") from self._fault

@@ -1,0 +1,93 @@
+"""The staging ring (host to device) and the result ring (device to host), in memory both sides reach.
+
+A slot belongs to one launch from the moment its plan is staged until that launch has retired. The device finds
+its slot by its own launch counter, never by an address baked into a captured graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+# A result cell is one aligned 64-bit store: the launch number in the high half, what S decided in the low half.
+TOKEN_MASK = (1 << 28) - 1
+STOPPED = 1 << 28  # the device ended the row with this token
+VOID = 1 << 29  # the row had ended before this launch: nothing was sampled
+NON_FINITE = 1 << 30  # the row's logits held a NaN or an infinity: the device ended the row, the token is meaningless
+
+# Words of a result slot's `status`.
+STATUS_FAULT = 0  # 0, or one of the codes below
+STATUS_BYTES = 1  # bytes that apply read from the rings, where only the device can count them
+STATUS_WORDS = 4
+
+FAULT_NONE = 0
+FAULT_PLAN_NUMBER = 1  # apply found a plan that was not the one for its launch: every row was masked
+
+
+@dataclass(frozen=True, slots=True)
+class RingLayout:
+    """Sizes of both rings.
+
+    slots: `run_ahead` + 2.
+    plan_words: int32 words of a plan slot (2,048 = 8 KiB).
+    bulk_words: int32 words of a bulk slot (prompt tokens and admission records of mixed launches).
+    rows: most rows in a launch.
+    max_top: most alternatives whose log-probabilities a row may ask for.
+    """
+
+    slots: int
+    plan_words: int
+    bulk_words: int
+    rows: int
+    max_top: int
+
+
+@dataclass(frozen=True, slots=True)
+class RingMemory:
+    """Both rings, as the host sees them. NumPy views; on CUDA the memory behind them is pinned and mapped."""
+
+    layout: RingLayout
+    plan: NDArray[np.int32]  # [slots, plan_words]
+    bulk: NDArray[np.int32]  # [slots, bulk_words]
+    cells: NDArray[np.int64]  # [slots, rows, 1 + K], K = 0
+    logprob: NDArray[np.float32]  # [slots, rows] of the chosen token
+    top_ids: NDArray[np.int32]  # [slots, rows, max_top]
+    top_logprobs: NDArray[np.float32]  # [slots, rows, max_top]
+    status: NDArray[np.int32]  # [slots, STATUS_WORDS]
+    start_ns: NDArray[np.int64]  # [slots] the device's clock when S began
+    end_ns: NDArray[np.int64]  # [slots] the device's clock when F ended
+
+    def slot(self, number: int) -> int:
+        """The slot of a launch, the same on the host and on the device."""
+        return number % self.layout.slots
+
+
+class Allocate(Protocol):
+    """Makes one zeroed array; CUDA's makes it pinned."""
+
+    def __call__(self, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic]: ...
+
+
+def zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic]:
+    """Ordinary host memory."""
+    return np.zeros(shape, dtype)
+
+
+def allocate_rings(layout: RingLayout, allocate: Allocate = zeros) -> RingMemory:
+    """Both rings of `layout`, every array made by `allocate`."""
+    slots, rows, top = layout.slots, layout.rows, layout.max_top
+    return RingMemory(
+        layout=layout,
+        plan=allocate((slots, layout.plan_words), np.int32),  # type: ignore[arg-type]
+        bulk=allocate((slots, layout.bulk_words), np.int32),  # type: ignore[arg-type]
+        cells=allocate((slots, rows, 1), np.int64),  # type: ignore[arg-type]
+        logprob=allocate((slots, rows), np.float32),  # type: ignore[arg-type]
+        top_ids=allocate((slots, rows, top), np.int32),  # type: ignore[arg-type]
+        top_logprobs=allocate((slots, rows, top), np.float32),  # type: ignore[arg-type]
+        status=allocate((slots, STATUS_WORDS), np.int32),  # type: ignore[arg-type]
+        start_ns=allocate((slots,), np.int64),  # type: ignore[arg-type]
+        end_ns=allocate((slots,), np.int64),  # type: ignore[arg-type]
+    )

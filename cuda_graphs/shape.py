@@ -1,0 +1,42 @@
+"""What a launch looks like from outside: how many rows, how many tokens, which form of sampling."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Form(enum.StrEnum):
+    """What the sample rows of a launch ask of the sampler."""
+
+    PLAIN = "plain"  # greedy and temperature
+    FULL = "full"  # filters, bias, allowed tokens, masked stop ids, log-probabilities
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchShape:
+    """The host's description of one launch, S(number) -> apply(number) -> F(number).
+
+    number: the launch's place in the chain, from 1, without gaps.
+    sample_rows: rows that S(number) looks at, all rows of plan number - 1 (0: there is nothing to sample).
+    form: what those sample rows need.
+    rows: rows of F(number); 0 makes the launch a closing one, S and copy-out alone.
+    tokens: query tokens of F(number); equal to `rows` in a decode launch.
+    max_seq_len: an upper bound on the tokens that a row of F attends to.
+    """
+
+    number: int
+    sample_rows: int
+    form: Form
+    rows: int
+    tokens: int
+    max_seq_len: int
+
+    @property
+    def is_closing(self) -> bool:
+        return self.rows == 0
+
+    @property
+    def is_decode(self) -> bool:
+        """True if every row of F has one query token."""
+        return self.rows > 0 and self.tokens == self.rows

@@ -1,0 +1,96 @@
+"""The simulated device: launches run when a schedule says so, on the caller's thread. No torch, no clock.
+
+With the schedule `at_once` it is the null device of the benchmarks: work is over the moment it is enqueued.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cuda_graphs.device import DeviceCounters, DeviceError, Program
+from cuda_graphs.rings import RingMemory
+from cuda_graphs.shape import LaunchShape
+
+# How many more steps the device takes whenever the host looks. A launch has two: S with its publication, then apply
+# and F.
+Schedule = Callable[[], int]
+
+
+def at_once() -> int:
+    """Everything enqueued runs whenever the host looks."""
+    return 1 << 30
+
+
+def seeded_schedule(seed: int) -> Schedule:
+    """0 to 3 steps at a look, from a seed."""
+    dice = random.Random(seed)
+    return lambda: dice.choice((0, 0, 1, 1, 2, 3))
+
+
+class SimulatedDevice:
+    """Runs a `Program` step by step. `time_ns` counts steps, not time."""
+
+    def __init__(self, program: Program, rings: RingMemory, schedule: Schedule = at_once) -> None:
+        self.rings = rings
+        self.counters = DeviceCounters()
+        self._program = program
+        self._schedule = schedule
+        self._queue: deque[LaunchShape] = deque()
+        self._steps = 0
+        self._sampled = 0
+        self._ended = 0
+        self._fault: Exception | None = None
+
+    def launch(self, shape: LaunchShape) -> None:
+        self._queue.append(shape)
+
+    def sampled(self) -> int:
+        self._run(self._schedule())
+        return self._sampled
+
+    def ended(self) -> int:
+        self._run(self._schedule())
+        return self._ended
+
+    def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
+        self.counters.waits += 1
+        while self._queue and self._fault is None and self._sampled <= sampled and self._ended <= ended:
+            self._run(1)
+        self._raise_fault()
+
+    def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
+        return self._program.read_rows()
+
+    def close(self) -> None:
+        self._queue.clear()
+
+    def fail(self, error: Exception) -> None:
+        """Make the next step fail, as a device error would."""
+        self._fault = error
+
+    def _run(self, steps: int) -> None:
+        self._raise_fault()
+        while steps > 0 and self._queue:
+            shape = self._queue[0]
+            slot = self.rings.slot(shape.number)
+            self._steps += 1
+            if self._sampled < shape.number:
+                self.rings.start_ns[slot] = self._steps
+                self._program.sample(shape)
+                self._sampled = shape.number
+            else:
+                self.counters.bytes_to_device += self._program.apply(shape)
+                self._program.forward(shape)
+                self.rings.end_ns[slot] = self._steps
+                self._ended = shape.number
+                self._queue.popleft()
+            steps -= 1
+
+    def _raise_fault(self) -> None:
+        if self._fault is not None:
+            raise DeviceError(f"a launch failed: {self._fault}") from self._fault
