@@ -1,0 +1,1 @@
+"""The engine: requests, scheduler, ledger, block pool, models and kernels."""

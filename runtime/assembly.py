@@ -1,0 +1,168 @@
+"""Puts an engine together from its configuration: model, device, rings, pool, scheduler."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from cuda_graphs.device import Device
+from cuda_graphs.host_device import HostDevice, seeded_delays
+from cuda_graphs.rings import RingLayout, allocate_rings
+from runtime.block_pool import BlockPool
+from runtime.config import ConfigError, EngineConfig, check_config
+from runtime.engine import Poison
+from runtime.host_program import HostProgram
+from runtime.kernels.reference.forward import ReferenceKernels
+from runtime.ledger import Ledger
+from runtime.messages import EngineInfo
+from runtime.models.config import ModelConfig
+from runtime.models.decoder import Decoder
+from runtime.models.load import load_model
+from runtime.plan import ADMIT_WORDS, PLAN_WORDS
+from runtime.poison import RingPoison
+from runtime.row_state import MAX_BIAS, MAX_STOP_IDS, MAX_TOP_LOGPROBS
+from runtime.rows import Rows
+from runtime.scheduler import Release, Scheduler, SchedulerLimits
+
+MAX_EOS_IDS: Final = MAX_STOP_IDS // 2  # the other half is the request's own stop ids
+_CPU_CACHE_BYTES: Final = 1 << 30  # what the CPU device's KV cache may take where `num_blocks` is 0
+_CUDA_CACHE_SHARE: Final = 0.85  # of the GPU's memory left after the weights
+_RECORDS: Final = 4  # admission records of the largest size that a bulk slot holds
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """Everything an `Engine` is made of, and what it tells its front ends of itself."""
+
+    device: Device
+    scheduler: Scheduler
+    info: EngineInfo
+    poison: Poison | None
+
+
+def assemble(config: EngineConfig, progress: Progress) -> Assembled:
+    """Load the model and make the device. `progress`: bytes loaded, bytes in all.
+
+    Raises ConfigError for settings that can't be, CheckpointError for a checkpoint that can't be served.
+    """
+    check_config(config)
+    if config.device == "cuda":
+        from runtime.cuda_assembly import assemble_cuda
+
+        return assemble_cuda(config, progress)
+    torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 2) - 1))
+    dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
+    if dtype is not torch.float32:
+        raise ConfigError(f"device cpu computes in float32; dtype {config.dtype} can't be combined with it")
+    device = torch.device("cpu")
+    model = load_model(Path(config.model), device, dtype, config.load_format, ReferenceKernels(), progress)
+    context = context_length(config, model.config)
+    blocks = config.num_blocks or blocks_in(_CPU_CACHE_BYTES, config, model.config, context, dtype)
+    check_blocks(blocks, config, context)
+    rings = allocate_rings(ring_layout(config, model.config))
+    program = HostProgram(
+        model,
+        rings,
+        max_rows=config.max_rows,
+        num_blocks=blocks,
+        block_size=config.block_size,
+        context_length=context,
+    )
+    if config.jitter_seed is None:
+        return Assembled(
+            HostDevice(program, rings),
+            make_scheduler(config, model.config, blocks, context),
+            engine_info(config, model, blocks, context, dtype),
+            None,
+        )
+    return Assembled(
+        HostDevice(program, rings, seeded_delays(config.jitter_seed)),
+        make_scheduler(config, model.config, blocks, context),
+        engine_info(config, model, blocks, context, dtype),
+        RingPoison(program, rings),
+    )
+
+
+def context_length(config: EngineConfig, model: ModelConfig) -> int:
+    """The configured context, or the model's. Raises ConfigError if it is longer than the model's."""
+    if config.context_length > model.max_position_embeddings:
+        raise ConfigError(
+            f"context_length ({config.context_length}) is more than the model's {model.max_position_embeddings}"
+        )
+    return config.context_length or model.max_position_embeddings
+
+
+def block_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of one KV block in all layers."""
+    return 2 * model.num_layers * config.block_size * model.num_kv_heads * model.head_dim * dtype.itemsize
+
+
+def blocks_in(memory: int, config: EngineConfig, model: ModelConfig, context: int, dtype: torch.dtype) -> int:
+    """KV blocks in `memory` bytes, the null block included; never more than every row at full length needs."""
+    most = config.max_rows * -(-context // config.block_size) + 1
+    return min(most, memory // block_bytes(config, model, dtype))
+
+
+def check_blocks(blocks: int, config: EngineConfig, context: int) -> None:
+    """Raises ConfigError if not even one row of full length fits."""
+    needed = -(-context // config.block_size) + 1
+    if blocks < needed and not config.num_blocks:
+        raise ConfigError(f"memory holds {blocks} KV blocks; one request of {context} tokens needs {needed}")
+    if blocks < 2:
+        raise ConfigError(f"num_blocks must be at least 2 (one is the null block), and is {blocks}")
+
+
+def ring_layout(config: EngineConfig, model: ModelConfig) -> RingLayout:
+    """Sizes of the rings: `run_ahead` + 2 slots."""
+    record = ADMIT_WORDS + MAX_STOP_IDS + 2 * MAX_BIAS + (model.vocab_size + 31) // 32
+    return RingLayout(
+        slots=config.run_ahead + 2,
+        plan_words=PLAN_WORDS,
+        bulk_words=config.max_prefill_tokens + _RECORDS * record,
+        rows=config.max_rows,
+        max_top=MAX_TOP_LOGPROBS,
+    )
+
+
+def make_scheduler(config: EngineConfig, model: ModelConfig, blocks: int, context: int) -> Scheduler:
+    """The scheduler with its rows, pool and ledger. Raises ConfigError for a model with too many end tokens."""
+    if len(model.eos_token_ids) > MAX_EOS_IDS:
+        raise ConfigError(f"the model names {len(model.eos_token_ids)} end-of-sequence ids; at most {MAX_EOS_IDS} work")
+    limits = SchedulerLimits(
+        context_length=context,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        prefill_chunk=config.prefill_chunk,
+        max_prefill_tokens=config.max_prefill_tokens,
+        plan_words=PLAN_WORDS,
+        bulk_words=ring_layout(config, model).bulk_words,
+    )
+    ledger: Ledger[Release] = Ledger(config.run_ahead, config.run_ahead_tokens)
+    return Scheduler(limits, Rows(config.max_rows, MAX_STOP_IDS), BlockPool(blocks, config.block_size), ledger)
+
+
+def engine_info(config: EngineConfig, model: Decoder, blocks: int, context: int, dtype: torch.dtype) -> EngineInfo:
+    """What the engine says of itself."""
+    return EngineInfo(
+        model=config.served_name or Path(config.model).name,
+        architecture=model.config.architecture,
+        vocab_size=model.config.vocab_size,
+        context_length=context,
+        eos_token_ids=model.config.eos_token_ids,
+        bos_token_id=-1 if model.config.bos_token_id is None else model.config.bos_token_id,
+        max_rows=config.max_rows,
+        max_queue=config.max_queue,
+        num_blocks=blocks,
+        block_size=config.block_size,
+        run_ahead=config.run_ahead,
+        device=config.device,
+        dtype=str(dtype).removeprefix("torch."),
+        parameters=model.num_parameters,
+    )

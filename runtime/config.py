@@ -1,0 +1,83 @@
+"""Everything the engine is started with, in one frozen struct. The front end makes it from its settings."""
+
+from __future__ import annotations
+
+import msgspec
+
+SERIAL = 0
+
+
+class ConfigError(ValueError):
+    """A setting, or two that can't go together. The sentence names the setting."""
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """model: a checkpoint folder. device: cpu or cuda. run_ahead: 0 (serial) to 4.
+
+    dtype: auto (float32 on the CPU, the checkpoint's own on CUDA), float32, bfloat16, float16.
+    load_format: auto (safetensors) or dummy (random weights of the configured shape).
+    context_length: 0 takes the model's own.
+    num_blocks: KV blocks, the null block included; 0 sizes the pool from memory.
+    prefill_chunk: prompts are cut at multiples of this many tokens.
+    max_prefill_tokens: prompt tokens a launch may carry, at least `prefill_chunk`.
+    run_ahead_tokens: no launch is queued behind uncommitted ones once they hold this many tokens.
+    threads: torch threads of the CPU device; 0 leaves one core to the host.
+    jitter_seed: a test mode of the host device: seeded delays, and poison in everything that is given back.
+    """
+
+    model: str
+    served_name: str = ""
+    device: str = "cpu"
+    dtype: str = "auto"
+    load_format: str = "auto"
+    run_ahead: int = 2
+    max_rows: int = 64
+    max_queue: int = 1024
+    context_length: int = 0
+    block_size: int = 16
+    num_blocks: int = 0
+    prefill_chunk: int = 128
+    max_prefill_tokens: int = 256
+    run_ahead_tokens: int = 512
+    threads: int = 0
+    exact: bool = False
+    jitter_seed: int | None = None
+
+
+def check_config(config: EngineConfig) -> None:
+    """Raises ConfigError for the first setting, or pair of settings, that can't be."""
+    bounds = {
+        "run_ahead": (0, 4),
+        "max_rows": (1, 512),
+        "max_queue": (1, 1 << 20),
+        "block_size": (8, 256),
+        "num_blocks": (0, 1 << 24),
+        "prefill_chunk": (8, 1 << 14),
+        "max_prefill_tokens": (8, 1 << 15),
+        "run_ahead_tokens": (1, 1 << 20),
+        "context_length": (0, 1 << 22),
+        "threads": (0, 1024),
+    }
+    for name, (low, high) in bounds.items():
+        value = getattr(config, name)
+        if not low <= value <= high:
+            raise ConfigError(f"{name} must be between {low} and {high}, and is {value}")
+    if config.device not in ("cpu", "cuda"):
+        raise ConfigError(f"device must be cpu or cuda, and is {config.device!r}")
+    if config.dtype not in ("auto", "float32", "bfloat16", "float16"):
+        raise ConfigError(f"dtype must be auto, float32, bfloat16 or float16, and is {config.dtype!r}")
+    if config.load_format not in ("auto", "dummy"):
+        raise ConfigError(f"load_format must be auto or dummy, and is {config.load_format!r}")
+    if config.block_size & (config.block_size - 1):
+        raise ConfigError(f"block_size must be a power of two, and is {config.block_size}")
+    if config.prefill_chunk % config.block_size:
+        raise ConfigError(
+            f"prefill_chunk ({config.prefill_chunk}) must be a multiple of block_size ({config.block_size})"
+        )
+    if config.max_prefill_tokens < config.prefill_chunk:
+        raise ConfigError(
+            f"max_prefill_tokens ({config.max_prefill_tokens}) must be at least prefill_chunk "
+            f"({config.prefill_chunk}), or no prompt could ever be prefilled"
+        )
+    if config.jitter_seed is not None and config.device != "cpu":
+        raise ConfigError("jitter_seed is a test mode of the CPU device and can't be combined with device cuda")

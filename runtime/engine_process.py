@@ -1,0 +1,137 @@
+"""The engine's process: `python -m runtime.engine_process`, started by a front end.
+
+The first line of standard input is JSON: {"socket": path, "config": EngineConfig}. One line on standard output,
+`ready`, says that the engine listens there. It ends when standard input does (its parent has died), or on SIGTERM.
+Exit codes: 0 after a shutdown, 1 if the chain broke, 2 if it could not start.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import msgspec
+import structlog
+
+from cuda_graphs.device import DeviceError
+from runtime import messages as m
+from runtime.assembly import Assembled, assemble
+from runtime.config import ConfigError, EngineConfig
+from runtime.engine import Engine
+from runtime.links import SocketLinks
+from runtime.models.config import CheckpointError
+
+EXIT_BROKEN: Final = 1
+EXIT_CANNOT_START: Final = 2
+_DEVICE_SENTENCE: Final = "the device failed and the engine has stopped"
+_INTERNAL_SENTENCE: Final = "the engine met an internal error and has stopped"
+_SHUTDOWN_SENTENCE: Final = "the server is shutting down"
+
+
+class Orders(msgspec.Struct, frozen=True):
+    """The first line of standard input."""
+
+    socket: str
+    config: EngineConfig
+
+
+def main() -> int:
+    """Run the engine until its parent is gone or it is told to stop. Returns the exit code."""
+    _log_to_stderr()
+    log = structlog.get_logger("engine")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front end decides
+    stop = _Stop()
+    signal.signal(signal.SIGTERM, stop.on_signal)
+    try:
+        orders = msgspec.json.decode(_first_line(), type=Orders)
+        parts = assemble(orders.config, _progress(log))
+        links = SocketLinks(Path(orders.socket), _welcome(parts), parent_fd=sys.stdin.fileno())
+    except (ConfigError, CheckpointError, msgspec.MsgspecError, OSError) as error:
+        print(error, file=sys.stderr, flush=True)
+        return EXIT_CANNOT_START
+    engine = Engine(parts.device, parts.scheduler, links, max_queue=orders.config.max_queue, poison=parts.poison)
+    log.info("engine_ready", **msgspec.to_builtins(parts.info))
+    print("ready", flush=True)
+    return _run(engine, links, stop, log)
+
+
+def _run(engine: Engine, links: SocketLinks, stop: _Stop, log: structlog.stdlib.BoundLogger) -> int:
+    code = 0
+    try:
+        engine.run(lambda: stop.asked or links.parent_gone)
+        links.broadcast(m.Failed("SHUTDOWN", _SHUTDOWN_SENTENCE))
+        log.info("engine_stopped", launches=engine.ledger.launched)
+    except DeviceError:
+        log.exception("device_failed", launches=engine.ledger.launched)
+        links.broadcast(m.Failed("DEVICE", _DEVICE_SENTENCE))
+        code = EXIT_BROKEN
+    except Exception:
+        log.exception("engine_failed", launches=engine.ledger.launched)
+        links.broadcast(m.Failed("INTERNAL", _INTERNAL_SENTENCE))
+        code = EXIT_BROKEN
+    links.close()
+    if code == 0:
+        engine.device.close()
+    return code
+
+
+class _Stop:
+    """Set by SIGTERM."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+
+
+def _first_line() -> bytes:
+    """Unbuffered: what follows the line stays in the pipe, where its end is watched for."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = os.read(sys.stdin.fileno(), 1)
+        if not byte:
+            raise ConfigError("standard input ended before the engine's orders")
+        line += byte
+    return bytes(line)
+
+
+def _welcome(parts: Assembled) -> Callable[[], m.Welcome]:
+    welcome = m.Welcome(m.PROTOCOL_VERSION, secrets.token_hex(8), parts.info)
+    return lambda: welcome
+
+
+def _progress(log: structlog.stdlib.BoundLogger) -> Callable[[int, int], None]:
+    """Logs each further tenth of the bytes loaded."""
+    shown = -1
+
+    def progress(done: int, total: int) -> None:
+        nonlocal shown
+        tenth = 10 * done // max(total, 1)
+        if tenth > shown:
+            shown = tenth
+            log.info("loading", percent=10 * tenth, bytes=done, of_bytes=total)
+
+    return progress
+
+
+def _log_to_stderr() -> None:
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Figures of the chain, from launches that have retired: how much overlapped, how long the device waited."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cuda_graphs.rings import RingMemory
+from cuda_graphs.shape import LaunchShape
+from runtime.ledger import Launch
+
+_KEPT = 4096  # latencies over which quantiles are taken
+
+
+def kind_of(shape: LaunchShape) -> str:
+    """decode, mixed or closing."""
+    if shape.is_closing:
+        return "closing"
+    return "decode" if shape.is_decode else "mixed"
+
+
+def quantiles(seconds: Iterable[float]) -> dict[str, float]:
+    """p50, p90 and p99; empty where nothing was measured."""
+    values = np.fromiter(seconds, np.float64)
+    if not values.size:
+        return {}
+    p50, p90, p99 = np.quantile(values, (0.5, 0.9, 0.99)).tolist()
+    return {"p50": p50, "p90": p90, "p99": p99}
+
+
+@dataclass(slots=True)
+class Figures:
+    """Times are seconds on the engine's clock, `_ns` on the device's."""
+
+    launches_by_kind: Counter[str] = field(default_factory=Counter)
+    launches_by_depth: Counter[int] = field(default_factory=Counter)
+    depth_max: int = 0
+    retired: int = 0
+    overlapped: int = 0
+    firsts_after_idle: int = 0
+    busy_ns: int = 0
+    idle_ns: int = 0
+    host_s: float = 0.0
+    barriers: Counter[str] = field(default_factory=Counter)
+    barrier_s: dict[str, float] = field(default_factory=dict)
+    first_token_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    inter_token_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _previous_end_ns: int = 0
+
+    def enqueued(self, launch: Launch, depth: int) -> None:
+        """A launch was enqueued as the `depth`-th uncommitted one."""
+        self.launches_by_kind[kind_of(launch.shape)] += 1
+        self.launches_by_depth[depth] += 1
+        self.depth_max = max(self.depth_max, depth)
+
+    def retire(self, launch: Launch, rings: RingMemory) -> None:
+        """Read a retired launch's stamps before its slot is given back."""
+        slot = rings.slot(launch.number)
+        start, end = int(rings.start_ns[slot]), int(rings.end_ns[slot])
+        self.retired += 1
+        self.overlapped += launch.overlapped
+        self.firsts_after_idle += launch.first
+        self.busy_ns += end - start
+        if not launch.first:
+            self.idle_ns += max(0, start - self._previous_end_ns)
+        self._previous_end_ns = end
+
+    def barrier(self, reason: str, seconds: float) -> None:
+        """The chain was drained for a reason."""
+        self.barriers[reason] += 1
+        self.barrier_s[reason] = self.barrier_s.get(reason, 0.0) + seconds
+
+    @property
+    def overlap_ratio(self) -> float:
+        """Overlapped launches over those that could have been; 0 before the first."""
+        could = self.retired - self.firsts_after_idle
+        return self.overlapped / could if could else 0.0

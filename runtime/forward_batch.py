@@ -1,0 +1,35 @@
+"""What F is given: one ragged batch of query tokens over a paged KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """Tensors on the device. T query tokens in B rows; a decode row has one, a prompt chunk more.
+
+    A masked or padding row has seq_len 0, and its tokens' slot_mapping points into block 0, the null block.
+    """
+
+    token_ids: torch.Tensor  # int64 [T], clamped to the vocabulary
+    positions: torch.Tensor  # int64 [T]
+    slot_mapping: torch.Tensor  # int64 [T] block * block_size + offset: where the token's K and V are written
+    query_start_loc: torch.Tensor  # int32 [B + 1] where each row's query tokens begin
+    seq_lens: torch.Tensor  # int32 [B] tokens each row attends to, the query tokens included; 0: masked
+    block_tables: torch.Tensor  # int32 [B, max_blocks]
+    num_tokens: int  # T, known to the host
+    num_rows: int  # B, known to the host
+    max_seq_len: int  # an upper bound of seq_lens, known to the host
+    is_decode: bool  # every row has one query token
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """Paged keys and values, a pair of tensors a layer. Block 0 is the null block: padding writes it, nobody reads it."""
+
+    keys: tuple[torch.Tensor, ...]  # each [num_blocks, block_size, kv_heads, head_dim]
+    values: tuple[torch.Tensor, ...]  # the same shape
+    block_size: int

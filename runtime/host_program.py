@@ -1,0 +1,100 @@
+"""S, apply and F of a real model on the CPU, with the reference kernels. `CudaProgram` is the same on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cuda_graphs.rings import RingMemory
+from cuda_graphs.shape import Form, LaunchShape
+from runtime.forward_batch import ForwardBatch
+from runtime.host_rows import HostRows, Queries
+from runtime.kernels.reference.sampling import sample_rows
+from runtime.models.decoder import Decoder
+from runtime.row_state import MAX_BIAS, MAX_STOP_IDS, RowState, row_fields
+
+
+class HostProgram:
+    """A `cuda_graphs.device.Program` over a `Decoder` in ordinary memory.
+
+    num_blocks counts the null block. Logits stay by row slot, float32 [max_rows + 1, vocab], from one F to the next S.
+    """
+
+    def __init__(
+        self, model: Decoder, rings: RingMemory, *, max_rows: int, num_blocks: int, block_size: int, context_length: int
+    ) -> None:
+        self._model = model
+        self._rings = rings
+        vocab = model.config.vocab_size
+        max_blocks = -(-context_length // block_size)
+        self.rows = HostRows(rings, max_rows, max_blocks, vocab, block_size, MAX_STOP_IDS, MAX_BIAS)
+        self._state = RowState(**{name: torch.from_numpy(getattr(self.rows, name)) for name in row_fields()})
+        self._block_table = self._state.block_table
+        self._cache = model.make_cache(num_blocks, block_size)
+        self._logits = torch.zeros((max_rows + 1, vocab), dtype=torch.float32)
+
+    @torch.inference_mode()
+    def sample(self, shape: LaunchShape) -> None:
+        number = self.rows.begin()
+        if not shape.sample_rows:
+            return
+        places, slots = self.rows.to_sample()
+        index = torch.from_numpy(slots)
+        max_top = self._rings.layout.max_top
+        sampled = sample_rows(self._logits[index], self._state, index, shape.form, max_top)
+        if shape.form is Form.FULL:
+            slot = self._rings.slot(number)
+            self._rings.logprob[slot, places] = sampled.logprob.numpy()
+            self._rings.top_ids[slot, places] = sampled.top_ids.numpy()
+            self._rings.top_logprobs[slot, places] = sampled.top_logprobs.numpy()
+        self.rows.publish(places, slots, sampled.tokens.numpy().astype(np.int32), sampled.finite.numpy())
+
+    def apply(self, shape: LaunchShape) -> int:
+        return self.rows.apply()
+
+    @torch.inference_mode()
+    def forward(self, shape: LaunchShape) -> None:
+        if self.rows.rows.size == 0:
+            return
+        queries = self.rows.queries()
+        hidden = self._model.forward(self._batch(queries), self._cache)
+        if queries.sample_slots.size:
+            logits = self._model.logits(hidden[torch.from_numpy(queries.last_query)])
+            self._logits[torch.from_numpy(queries.sample_slots)] = logits
+
+    def _batch(self, queries: Queries) -> ForwardBatch:
+        rows, tokens = queries.slots.size, queries.token_ids.size
+        longest = int(queries.seq_lens.max())
+        return ForwardBatch(
+            token_ids=torch.from_numpy(queries.token_ids),
+            positions=torch.from_numpy(queries.positions),
+            slot_mapping=torch.from_numpy(queries.slot_mapping),
+            query_start_loc=torch.from_numpy(queries.query_start_loc),
+            seq_lens=torch.from_numpy(queries.seq_lens),
+            block_tables=self._block_table[torch.from_numpy(queries.slots)],
+            num_tokens=tokens,
+            num_rows=rows,
+            max_seq_len=longest,
+            is_decode=tokens == rows and not self.rows.chunks.size,
+        )
+
+    def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
+        return {name: getattr(self.rows, name).copy() for name in row_fields()}
+
+    # ------------------------------------------------------------ the test mode
+
+    def poison_blocks(self, blocks: tuple[int, ...]) -> None:
+        """NaN into KV blocks that nobody may read any more."""
+        index = torch.tensor(blocks, dtype=torch.int64)
+        for tensor in (*self._cache.keys, *self._cache.values):
+            tensor[index] = float("nan")
+
+    def poison_slot(self, slot: int) -> None:
+        """NaN and nonsense into a row slot that nobody may name any more."""
+        self._logits[slot] = float("nan")
+        self.rows.last_token[slot] = -(1 << 20)
+        self.rows.block_table[slot] = 1 << 20
+        self.rows.alive[slot] = False

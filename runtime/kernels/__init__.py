@@ -1,0 +1,1 @@
+"""Kernel sets: `reference` in plain torch, the oracle, and Triton kernels for CUDA."""

@@ -1,0 +1,181 @@
+"""The ledger: which launches exist, how far each has come, and what waits for them. Pure.
+
+    STAGED -> LAUNCHED -> SAMPLED -> COMMITTED -> RETIRED
+
+A launch's state follows from its number and three marks that only grow, so nothing about what is in flight is stored
+twice. Everything that a launch may still touch is given back through one fence, `defer` and `due`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cuda_graphs.shape import LaunchShape
+
+
+class LedgerError(RuntimeError):
+    """The chain's rules were broken: a mistake of ours. The engine stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch as it was planned.
+
+    sample_slots, sample_epochs, samples: the rows that its S looks at (those of the plan before), what epoch each had
+    then, and which of them are sampled. row_slots, row_epochs, row_samples: the same of its F, for the launch after.
+    overlapped: its predecessor had not ended when it was enqueued. first: it continues no row of its predecessor, there
+    was nothing to overlap with.
+    """
+
+    shape: LaunchShape
+    sample_slots: NDArray[np.int32]
+    sample_epochs: NDArray[np.int32]
+    samples: NDArray[np.bool_]
+    row_slots: NDArray[np.int32]
+    row_epochs: NDArray[np.int32]
+    row_samples: NDArray[np.bool_]
+    overlapped: bool = False
+    first: bool = False
+
+    @property
+    def number(self) -> int:
+        return self.shape.number
+
+    @property
+    def leaves_samples(self) -> bool:
+        """A next launch is owed: logits of this one's F wait to be sampled."""
+        return bool(np.count_nonzero(self.row_samples))
+
+
+_NO_SLOTS = np.zeros(0, np.int32)
+_NO_FLAGS = np.zeros(0, np.bool_)
+
+Resource = TypeVar("Resource")
+
+
+class Ledger(Generic[Resource]):
+    """Launches in order, and resources behind the fence.
+
+    run_ahead: how many launches may be queued whose tokens the host has not committed; 0 is serial: a launch is
+    enqueued only when the one before has retired. run_ahead_tokens: nothing is queued behind uncommitted launches once
+    it would make their query tokens more than this.
+    """
+
+    def __init__(self, run_ahead: int, run_ahead_tokens: int) -> None:
+        self.run_ahead = run_ahead
+        self.run_ahead_tokens = run_ahead_tokens
+        self.launched = 0  # numbers of the newest launch that has reached each mark
+        self.committed = 0
+        self.ended = 0
+        self.deferred_total = 0
+        self._launches: deque[Launch] = deque()  # not retired, oldest first
+        self._last: Launch | None = None
+        self._fence: list[tuple[int, int, Resource]] = []  # heap by the launch that must retire
+
+    # ------------------------------------------------------------ what is in flight
+
+    @property
+    def retired(self) -> int:
+        """A launch has retired when its tokens are committed and its F has ended."""
+        return min(self.committed, self.ended)
+
+    @property
+    def uncommitted(self) -> int:
+        return self.launched - self.committed
+
+    @property
+    def uncommitted_tokens(self) -> int:
+        """Query tokens of the launches whose tokens the host has not committed."""
+        return sum(launch.shape.tokens for launch in self._launches if launch.number > self.committed)
+
+    @property
+    def in_flight(self) -> int:
+        """Launches that have not retired."""
+        return self.launched - self.retired
+
+    @property
+    def owes_a_launch(self) -> bool:
+        """The last launch left logits that nothing has been enqueued to sample."""
+        return self._last is not None and self._last.leaves_samples
+
+    def has_room(self, tokens: int) -> bool:
+        """May a launch of this many query tokens be enqueued now?"""
+        if self.run_ahead == 0:
+            return self.in_flight == 0
+        if self.uncommitted == 0:
+            return True
+        return self.uncommitted < self.run_ahead and self.uncommitted_tokens + tokens <= self.run_ahead_tokens
+
+    def launches(self) -> Iterator[Launch]:
+        """Those that have not retired, oldest first."""
+        return iter(self._launches)
+
+    # ------------------------------------------------------------ the chain
+
+    def last_rows(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
+        """Slots, epochs and sample flags of the last launch's F: the device's row list, sampled by the next S."""
+        if self._last is None:
+            return _NO_SLOTS, _NO_SLOTS, _NO_FLAGS
+        return self._last.row_slots, self._last.row_epochs, self._last.row_samples
+
+    def enqueue(self, launch: Launch) -> None:
+        """The launch was handed to the device. Raises LedgerError if it is not the next one."""
+        if launch.number != self.launched + 1:
+            raise LedgerError(f"launch {launch.number} was enqueued after launch {self.launched}")
+        self.launched = launch.number
+        self._launches.append(launch)
+        self._last = launch
+
+    def next_to_commit(self) -> Launch:
+        """The oldest launch whose tokens are not committed. Raises LedgerError if there is none."""
+        for launch in self._launches:
+            if launch.number == self.committed + 1:
+                return launch
+        raise LedgerError("there is no launch to commit")
+
+    def commit(self, number: int) -> None:
+        """The launch's tokens are in the host's truth. Raises LedgerError out of order."""
+        if number != self.committed + 1 or number > self.launched:
+            raise LedgerError(f"launch {number} was committed after {self.committed} of {self.launched}")
+        self.committed = number
+
+    def end(self, number: int) -> None:
+        """F of this launch and of all before has ended. Raises LedgerError if a mark goes back or runs ahead."""
+        if not self.ended <= number <= self.launched:
+            raise LedgerError(f"the end mark went from {self.ended} to {number} of {self.launched}")
+        self.ended = number
+
+    def retire(self) -> list[Launch]:
+        """Launches that have retired since the last call, in order."""
+        gone: list[Launch] = []
+        while self._launches and self._launches[0].number <= self.retired:
+            gone.append(self._launches.popleft())
+        return gone
+
+    # ------------------------------------------------------------ the fence
+
+    def defer(self, number: int, resource: Resource) -> None:
+        """Give `resource` back when launch `number`, the last that names it, has retired."""
+        if number > self.launched + 1:
+            raise LedgerError(f"a resource waits for launch {number}, {self.launched} were made")
+        self.deferred_total += 1
+        heapq.heappush(self._fence, (number, self.deferred_total, resource))
+
+    @property
+    def fenced(self) -> int:
+        """Resources behind the fence."""
+        return len(self._fence)
+
+    def due(self) -> list[Resource]:
+        """Resources whose launch has retired, each exactly once."""
+        free: list[Resource] = []
+        while self._fence and self._fence[0][0] <= self.retired:
+            free.append(heapq.heappop(self._fence)[2])
+        return free

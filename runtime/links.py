@@ -1,0 +1,171 @@
+"""The engine's ends of the Unix sockets to its front ends. Nothing here ever blocks but `wait`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from runtime import messages as m
+
+MAX_UNSENT_BYTES: Final = 8 << 20  # a front end that leaves more undrained is gone
+_READ_BYTES: Final = 1 << 18
+
+
+class Links(Protocol):
+    """The front ends, as the loop sees them."""
+
+    def receive(self) -> Sequence[tuple[int, m.ToEngine | None]]:
+        """What arrived since the last call, as (front end, message); None: that front end is gone. Never blocks."""
+
+    def send(self, owner: int, message: m.ToFrontEnd) -> None:
+        """Never blocks: a front end that does not keep up is gone."""
+
+    def wake_fds(self) -> Sequence[int]:
+        """Descriptors that become readable when something arrives."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Block until something arrives, while nothing is in flight."""
+
+
+class _Connection:
+    """One front end's socket, what it has sent of a frame, and what it has not taken yet."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.reader = m.FrameReader()
+        self.unsent = bytearray()
+        self.greeted = False
+
+    def flush(self) -> None:
+        """Send what the socket takes. Raises OSError if the other side is gone."""
+        while self.unsent:
+            try:
+                sent = self.sock.send(self.unsent)
+            except BlockingIOError:
+                return
+            del self.unsent[:sent]
+
+
+class SocketLinks:
+    """Front ends connected to a Unix socket at `path`, which is made here.
+
+    welcome: the answer to a front end's Hello. parent_fd: a descriptor that reaches its end when the parent process
+    dies; `parent_gone` then says so.
+    """
+
+    def __init__(self, path: Path, welcome: Callable[[], m.Welcome], parent_fd: int | None = None) -> None:
+        self._welcome = welcome
+        self._parent_fd = parent_fd
+        self.parent_gone = False
+        self._connections: dict[int, _Connection] = {}
+        self._next_owner = 1
+        self._lost: list[int] = []
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._listener.setblocking(False)
+
+    # ------------------------------------------------------------ the loop's side
+
+    def wake_fds(self) -> Sequence[int]:
+        fds = [self._listener.fileno(), *(connection.sock.fileno() for connection in self._connections.values())]
+        if self._parent_fd is not None and not self.parent_gone:
+            fds.append(self._parent_fd)
+        return fds
+
+    def wait(self, timeout_s: float) -> None:
+        unsent = [c.sock.fileno() for c in self._connections.values() if c.unsent]
+        select.select(self.wake_fds(), unsent, [], timeout_s)
+
+    def receive(self) -> Sequence[tuple[int, m.ToEngine | None]]:
+        arrived: list[tuple[int, m.ToEngine | None]] = []
+        readable, _, _ = select.select(self.wake_fds(), [], [], 0)
+        for fd in readable:
+            if fd == self._listener.fileno():
+                self._accept()
+            elif fd == self._parent_fd:
+                self.parent_gone = not os.read(fd, 4096)
+        for owner, connection in list(self._connections.items()):
+            if connection.sock.fileno() in readable:
+                arrived += self._read(owner, connection)
+            elif connection.unsent:
+                self._try_flush(owner, connection)
+        arrived += [(owner, None) for owner in self._lost]
+        self._lost.clear()
+        return arrived
+
+    def send(self, owner: int, message: m.ToFrontEnd) -> None:
+        connection = self._connections.get(owner)
+        if connection is None:
+            return
+        connection.unsent += m.encode_frame(message)
+        self._try_flush(owner, connection)
+        if len(connection.unsent) > MAX_UNSENT_BYTES:
+            self._lose(owner)
+
+    def broadcast(self, message: m.ToFrontEnd) -> None:
+        """To every front end."""
+        for owner in list(self._connections):
+            self.send(owner, message)
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Send what is left, as far as it is taken in time, and close."""
+        for connection in self._connections.values():
+            connection.sock.settimeout(timeout_s)
+            with contextlib.suppress(OSError):  # the front end is gone: there is nobody to tell
+                connection.sock.sendall(connection.unsent)
+            connection.sock.close()
+        self._connections.clear()
+        self._listener.close()
+
+    # ------------------------------------------------------------ sockets
+
+    def _accept(self) -> None:
+        sock, _ = self._listener.accept()
+        sock.setblocking(False)
+        self._connections[self._next_owner] = _Connection(sock)
+        self._next_owner += 1
+
+    def _read(self, owner: int, connection: _Connection) -> list[tuple[int, m.ToEngine | None]]:
+        messages: list[tuple[int, m.ToEngine | None]] = []
+        try:
+            data = connection.sock.recv(_READ_BYTES)
+            for body in connection.reader.feed(data):
+                message = m.decode_to_engine(body)
+                if isinstance(message, m.Hello):
+                    self._greet(owner, message)
+                elif not connection.greeted:
+                    raise m.ProtocolError("a front end spoke before its Hello")
+                else:
+                    messages.append((owner, message))
+        except BlockingIOError:
+            return messages
+        except (OSError, m.ProtocolError):
+            data = b""
+        if not data:
+            self._lose(owner)
+        return messages
+
+    def _greet(self, owner: int, hello: m.Hello) -> None:
+        welcome = self._welcome()
+        self.send(owner, welcome)
+        if hello.protocol != welcome.protocol:
+            raise m.ProtocolError(f"a front end speaks protocol {hello.protocol}, not {welcome.protocol}")
+        self._connections[owner].greeted = True
+
+    def _try_flush(self, owner: int, connection: _Connection) -> None:
+        try:
+            connection.flush()
+        except OSError:
+            self._lose(owner)
+
+    def _lose(self, owner: int) -> None:
+        connection = self._connections.pop(owner, None)
+        if connection is not None:
+            connection.sock.close()
+            self._lost.append(owner)

@@ -1,0 +1,271 @@
+"""What an engine and a front end say to each other over their Unix socket.
+
+A frame is a little-endian uint32 length and that many bytes of MessagePack: one struct of the unions below. No pickle,
+no tensors. Columns travel as the raw little-endian bytes of NumPy arrays; `handle` names a request on one connection
+and is chosen by the front end, counting up from 1.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import msgspec
+
+from runtime.request import SamplingParams, StoppingParams
+
+PROTOCOL_VERSION: Final = 1
+MAX_FRAME_BYTES: Final = 64 << 20
+_LENGTH: Final = struct.Struct("<I")
+
+
+class ProtocolError(RuntimeError):
+    """The other side sent something that is not this protocol."""
+
+
+# ---------------------------------------------------------------- front end to engine
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    protocol: int
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    handle: int
+    request_id: str
+    prompt: bytes  # int32 token ids, never empty
+    sampling: SamplingParams
+    stopping: StoppingParams
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """The stream is gone, or its stop string was found: end the row. Nothing is answered; outputs may still arrive."""
+
+    handle: int
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """End requests by id, from any front end. Empty `request_ids` with `all_requests` means every one.
+
+    Each aborted request's own stream gets a `Finished` with ABORTED.
+    """
+
+    call: int
+    request_ids: tuple[str, ...]
+    all_requests: bool = False
+
+
+class StatsQuery(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    call: int
+
+
+ToEngine = Hello | Submit | Cancel | Abort | StatsQuery
+
+
+# ---------------------------------------------------------------- engine to front end
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What the engine serves, and the limits it was started with."""
+
+    model: str
+    architecture: str
+    vocab_size: int
+    context_length: int
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int  # -1: none
+    max_rows: int
+    max_queue: int
+    num_blocks: int
+    block_size: int
+    run_ahead: int  # 0: serial
+    device: str
+    dtype: str
+    parameters: int
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=101):
+    protocol: int
+    server_id: str
+    info: EngineInfo
+
+
+class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=102):
+    """The request is queued. The first thing said of every handle that is not refused."""
+
+    handle: int
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag=103):
+    """The request is not queued, and nothing else is said of its handle.
+
+    code: ALREADY_EXISTS, RESOURCE_EXHAUSTED or INVALID_ARGUMENT. field: the path of the offending field, or empty.
+    """
+
+    handle: int
+    code: str
+    message: str
+    field: str = ""
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True):
+    """A request's end; nothing follows it.
+
+    reason: a `FinishReason`. stop_token_id: the id that ended it, or -1. Times are seconds on the engine's clock:
+    in the queue, from admission to the last prompt chunk's launch, from submission to the first token, and from the
+    first token to the last.
+    """
+
+    handle: int
+    reason: int
+    stop_token_id: int = -1
+    cached_tokens: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    first_token_s: float = 0.0
+    decode_s: float = 0.0
+
+
+class Logprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of one token of an `Output`: `index` is the token's place in its columns."""
+
+    index: int
+    chosen: float
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True, tag=104):
+    """What one commit brought for this front end. A token and the `Finished` of its request come in one message."""
+
+    launch: int
+    handles: bytes  # int32 [n]
+    tokens: bytes  # int32 [n]
+    logprobs: tuple[Logprobs, ...] = ()
+    finished: tuple[Finished, ...] = ()
+
+
+class AbortResult(msgspec.Struct, frozen=True, array_like=True, tag=105):
+    """outcomes: one of ABORTED, ALREADY_FINISHED, NOT_FOUND for each of `request_ids`, in their order; for
+    `all_requests`, the ids that were aborted."""
+
+    call: int
+    request_ids: tuple[str, ...]
+    outcomes: tuple[str, ...]
+
+
+class EngineStats(msgspec.Struct, frozen=True):
+    """Figures since the start, from retired launches only where they concern launches. Times are seconds."""
+
+    uptime_s: float
+    waiting: int
+    running: int
+    finished: dict[str, int]  # requests, by FinishReason name
+    submitted: int
+    admitted: int
+    prompt_tokens: int
+    generated_tokens: int
+    void_rows: int
+    prefill_chunks: int
+    blocks_total: int
+    blocks_free: int
+    blocks_owned: int
+    blocks_fenced: int
+    blocks_cached: int
+    rows_total: int
+    rows_free: int
+    rows_fenced: int
+    run_ahead: int  # 0: serial
+    ledger_depth: int  # launches now queued and not committed
+    ledger_depth_max: int
+    launches: int
+    launches_retired: int
+    launches_by_kind: dict[str, int]  # decode, mixed, closing
+    launches_by_depth: dict[int, int]  # uncommitted launches at the moment of enqueueing, this one included
+    overlapped: int
+    firsts_after_idle: int
+    overlap_ratio: float  # overlapped / (retired launches - firsts after idle); 0 before the first
+    device_idle_s: float  # between the F of a launch and the S of the next, firsts after idle left out
+    device_busy_s: float
+    host_s: float  # the loop's own time, waits left out
+    waits: int
+    bytes_to_device: int
+    graph_captures: int
+    graph_replays: int
+    fallbacks: dict[str, int]
+    barriers: dict[str, int]
+    barrier_s: dict[str, float]
+    deferred_releases: int
+    front_ends_lost: int
+    first_token_s: dict[str, float]  # p50, p90, p99 over the last requests
+    inter_token_s: dict[str, float]
+
+
+class StatsReply(msgspec.Struct, frozen=True, array_like=True, tag=106):
+    call: int
+    stats: EngineStats
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag=107):
+    """The engine stops: every request of this connection has ended, with this. The socket closes next.
+
+    reason: SHUTDOWN, DEVICE or INTERNAL. message: a fixed sentence, fit for a client.
+    """
+
+    reason: str
+    message: str
+
+
+ToFrontEnd = Welcome | Accepted | Refused | Output | AbortResult | StatsReply | Failed
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_to_engine: Final[msgspec.msgpack.Decoder[ToEngine]] = msgspec.msgpack.Decoder(ToEngine)
+_to_front_end: Final[msgspec.msgpack.Decoder[ToFrontEnd]] = msgspec.msgpack.Decoder(ToFrontEnd)
+
+
+def encode_frame(message: ToEngine | ToFrontEnd) -> bytes:
+    """Length and body, ready to send."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+def decode_to_engine(body: bytes) -> ToEngine:
+    """Raises ProtocolError."""
+    try:
+        return _to_engine.decode(body)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"a front end sent an unreadable message: {error}") from error
+
+
+def decode_to_front_end(body: bytes) -> ToFrontEnd:
+    """Raises ProtocolError."""
+    try:
+        return _to_front_end.decode(body)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"the engine sent an unreadable message: {error}") from error
+
+
+class FrameReader:
+    """Cuts a byte stream into frame bodies."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The bodies completed by `data`. Raises ProtocolError on a frame over MAX_FRAME_BYTES."""
+        self._buffer += data
+        bodies: list[bytes] = []
+        start = 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer, start)
+            if length > MAX_FRAME_BYTES:
+                raise ProtocolError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+            end = start + _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            bodies.append(bytes(self._buffer[start + _LENGTH.size : end]))
+            start = end
+        del self._buffer[:start]
+        return bodies

@@ -1,0 +1,216 @@
+"""The launch plan: what changes on the device with one launch, as a flat int32 buffer of absolute values.
+
+A plan slot holds a 64-byte header and, only where something changed, a body:
+
+    header | row list [rows] | appends [n, 3] | chunks [n, 5] | admission offsets [n]
+
+Prompt tokens and admission records lie in the bulk slot of the same launch; only mixed launches have any. In a steady
+decode nothing follows the header.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Words of the header.
+NUMBER: Final = 0  # the launch that the plan is for
+ROWS: Final = 1  # rows of F
+TOKENS: Final = 2  # query tokens of F
+ROW_LIST: Final = 3  # 1: the row list follows; 0: the rows are those of the plan before, each one token further
+APPENDS: Final = 4
+CHUNKS: Final = 5
+ADMISSIONS: Final = 6
+BULK_WORDS: Final = 7  # words used in the bulk slot
+HEADER_WORDS: Final = 16
+
+# Words of an append: block_table[slot, index] = block.
+APPEND_WORDS: Final = 3
+
+# Words of a chunk: a row with its own query tokens, from the bulk slot.
+CHUNK_ROW: Final = 0  # its place in the row list
+CHUNK_START: Final = 1  # position of its first query token
+CHUNK_TOKENS: Final = 2
+CHUNK_OFFSET: Final = 3  # where its token ids begin in the bulk slot
+CHUNK_SAMPLES: Final = 4  # 1: its last token ends what is known of the row, the next S samples it
+CHUNK_WORDS: Final = 5
+
+# Words of an admission record, in the bulk slot. Lists follow in this order: stop ids, bias ids, bias values (float32
+# bits), words of the allowed-token mask, blocks.
+ADMIT_SLOT: Final = 0
+ADMIT_TEMPERATURE: Final = 1  # float32 bits, as top_p and min_p
+ADMIT_TOP_K: Final = 2
+ADMIT_TOP_P: Final = 3
+ADMIT_MIN_P: Final = 4
+ADMIT_SEED_LOW: Final = 5
+ADMIT_SEED_HIGH: Final = 6
+ADMIT_LOGPROBS: Final = 7
+ADMIT_MIN_POSITION: Final = 8
+ADMIT_MAX_POSITION: Final = 9
+ADMIT_STOP_IDS: Final = 10  # how many of each list
+ADMIT_BIAS: Final = 11
+ADMIT_ALLOWED_WORDS: Final = 12
+ADMIT_BLOCKS: Final = 13
+ADMIT_WORDS: Final = 16
+
+PLAN_WORDS: Final = 2048  # 8 KiB: what does not fit waits for the next launch
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A row's parameters on its way to the device: everything that its slot must hold before its first F."""
+
+    slot: int
+    words: NDArray[np.int32]  # the record and its lists, without blocks
+
+    @property
+    def size(self) -> int:
+        """Words in the bulk slot."""
+        return int(self.words.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive prompt tokens of one row."""
+
+    slot: int
+    start: int
+    tokens: NDArray[np.int32]  # [n]
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """One launch's plan, before it is staged.
+
+    rows: row slots of F, ascending. chunks: those of them with query tokens of their own.
+    """
+
+    number: int
+    rows: NDArray[np.int32]  # [rows]
+    samples: NDArray[np.bool_]  # [rows] the next launch samples this row
+    row_list_changed: bool
+    appends: NDArray[np.int32]  # [n, 3] (slot, index, block)
+    chunks: tuple[Chunk, ...] = ()
+    admissions: tuple[Admission, ...] = ()
+    max_seq_len: int = 0
+    tokens: int = field(default=0)
+
+
+def float_bits(value: float) -> int:
+    """The int32 with the bits of a float32."""
+    return int(np.float32(value).view(np.int32))
+
+
+def stage(plan: LaunchPlan, body: NDArray[np.int32], bulk: NDArray[np.int32]) -> None:
+    """Write a plan into its staging slot: `body` [plan_words] and `bulk` [bulk_words].
+
+    Raises OverflowError where the plan is larger than its slot; the scheduler never makes such a plan.
+    """
+    rows = plan.rows.size if plan.row_list_changed else 0
+    appends, chunks, admissions = len(plan.appends), len(plan.chunks), len(plan.admissions)
+    end = HEADER_WORDS + rows + appends * APPEND_WORDS + chunks * CHUNK_WORDS + admissions
+    bulk_words = sum(c.tokens.size for c in plan.chunks) + sum(a.size for a in plan.admissions)
+    if end > body.size or bulk_words > bulk.size:
+        raise OverflowError(f"plan {plan.number} needs {end} + {bulk_words} words of {body.size} + {bulk.size}")
+    body[:HEADER_WORDS] = (
+        plan.number,
+        plan.rows.size,
+        plan.tokens,
+        int(plan.row_list_changed),
+        appends,
+        chunks,
+        admissions,
+        bulk_words,
+        *(0,) * (HEADER_WORDS - BULK_WORDS - 1),
+    )
+    at = HEADER_WORDS
+    if rows:
+        body[at : at + rows] = plan.rows
+        at += rows
+    if appends:
+        body[at : at + appends * APPEND_WORDS] = plan.appends.ravel()
+        at += appends * APPEND_WORDS
+    used = 0
+    for chunk in plan.chunks:
+        row = int(np.searchsorted(plan.rows, chunk.slot))
+        size = chunk.tokens.size
+        body[at : at + CHUNK_WORDS] = (row, chunk.start, size, used, int(chunk.samples))
+        bulk[used : used + size] = chunk.tokens
+        at += CHUNK_WORDS
+        used += size
+    for admission in plan.admissions:
+        body[at] = used
+        bulk[used : used + admission.size] = admission.words
+        at += 1
+        used += admission.size
+
+
+@dataclass(frozen=True, slots=True)
+class PlanView:
+    """A staged plan, read back. Arrays are views of the staging slot."""
+
+    number: int
+    num_rows: int
+    tokens: int
+    bulk_words: int
+    rows: NDArray[np.int32] | None  # [rows], None: unchanged
+    appends: NDArray[np.int32]  # [n, 3]
+    chunks: NDArray[np.int32]  # [n, CHUNK_WORDS]
+    admissions: NDArray[np.int32]  # [n] offsets into the bulk slot
+    words: int  # of the plan slot, header included
+
+    @property
+    def bytes_read(self) -> int:
+        """What a device copies to take this plan in."""
+        return 4 * (self.words + self.bulk_words)
+
+
+def read_plan(body: NDArray[np.int32]) -> PlanView:
+    """The plan in a staging slot."""
+    number, num_rows, tokens, has_rows, appends, chunks, admissions, bulk_words = body[:8].tolist()
+    at = HEADER_WORDS
+    rows = body[at : at + num_rows] if has_rows else None
+    at += num_rows if has_rows else 0
+    append_end = at + appends * APPEND_WORDS
+    chunk_end = append_end + chunks * CHUNK_WORDS
+    end = chunk_end + admissions
+    return PlanView(
+        number=number,
+        num_rows=num_rows,
+        tokens=tokens,
+        bulk_words=bulk_words,
+        rows=rows,
+        appends=body[at:append_end].reshape(appends, APPEND_WORDS),
+        chunks=body[append_end:chunk_end].reshape(chunks, CHUNK_WORDS),
+        admissions=body[chunk_end:end],
+        words=end,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionView:
+    """An admission record, read back. Arrays are views of the bulk slot."""
+
+    head: NDArray[np.int32]  # [ADMIT_WORDS]
+    stop_ids: NDArray[np.int32]
+    bias_ids: NDArray[np.int32]
+    bias_values: NDArray[np.float32]
+    allowed: NDArray[np.int32]
+    blocks: NDArray[np.int32]
+
+
+def read_admission(bulk: NDArray[np.int32], offset: int) -> AdmissionView:
+    """The admission record at `offset` of a bulk slot."""
+    head = bulk[offset : offset + ADMIT_WORDS]
+    at = offset + ADMIT_WORDS
+    lists: list[NDArray[np.int32]] = []
+    for count in (ADMIT_STOP_IDS, ADMIT_BIAS, ADMIT_BIAS, ADMIT_ALLOWED_WORDS, ADMIT_BLOCKS):
+        size = int(head[count])
+        lists.append(bulk[at : at + size])
+        at += size
+    stop_ids, bias_ids, bias_values, allowed, blocks = lists
+    return AdmissionView(head, stop_ids, bias_ids, bias_values.view(np.float32), allowed, blocks)

@@ -1,0 +1,102 @@
+"""Collects what the next launch holds, and says what still fits into its plan and bulk slots. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, Admission, Chunk, LaunchPlan
+
+_NO_APPENDS = np.zeros((0, APPEND_WORDS), np.int32)
+_NO_ROWS = np.zeros(0, np.int32)
+
+
+class PlanBuilder:
+    """One launch's plan in the making.
+
+    plan_words, bulk_words: int32 words of the two slots. max_prefill_tokens: prompt tokens a launch may carry.
+    """
+
+    def __init__(self, number: int, plan_words: int, bulk_words: int, max_prefill_tokens: int) -> None:
+        self.number = number
+        self._plan_words = plan_words
+        self._bulk_words = bulk_words
+        self._prefill_left = max_prefill_tokens
+        self._decode = _NO_ROWS
+        self._appends: list[tuple[int, int, int]] = []
+        self._chunks: list[Chunk] = []
+        self._admissions: list[Admission] = []
+        self._max_seq_len = 0
+
+    @property
+    def has_rows(self) -> bool:
+        return bool(self._decode.size or self._chunks)
+
+    def appends_left(self, rows: int) -> int:
+        """Block-table entries that still fit beside a list of `rows` rows."""
+        return max(0, self._words_left(rows) // APPEND_WORDS)
+
+    def fits(self, tokens: int, blocks: int, record_words: int) -> bool:
+        """Room for a chunk of `tokens`, its `blocks` and, where there is one, the admission record of its row?"""
+        words = 1 + CHUNK_WORDS + APPEND_WORDS * blocks + (1 if record_words else 0)
+        return (
+            tokens <= self._prefill_left
+            and tokens + record_words <= self._bulk_words
+            and words <= self._words_left(self._decode.size + len(self._chunks))
+        )
+
+    def _words_left(self, rows: int) -> int:
+        used = HEADER_WORDS + rows + APPEND_WORDS * len(self._appends)
+        return self._plan_words - used - CHUNK_WORDS * len(self._chunks) - len(self._admissions)
+
+    def decode(self, slots: NDArray[np.int32], max_seq_len: int) -> None:
+        """Rows that go one token further. `max_seq_len`: the longest of them with that token."""
+        self._decode = slots
+        self._max_seq_len = max(self._max_seq_len, max_seq_len)
+
+    def append_blocks(self, slot: int, first_index: int, blocks: Sequence[int]) -> None:
+        """block_table[slot, first_index + i] = blocks[i]."""
+        self._appends += [(slot, first_index + i, block) for i, block in enumerate(blocks)]
+
+    def chunk(self, chunk: Chunk) -> None:
+        """Prompt tokens of one row."""
+        self._chunks.append(chunk)
+        self._prefill_left -= chunk.tokens.size
+        self._bulk_words -= chunk.tokens.size
+        self._max_seq_len = max(self._max_seq_len, chunk.start + chunk.tokens.size)
+
+    def admit(self, admission: Admission) -> None:
+        """A row's parameters, for a slot that begins with this launch."""
+        self._admissions.append(admission)
+        self._bulk_words -= admission.size
+
+    def build(self, last_slots: NDArray[np.int32], last_samples: NDArray[np.bool_]) -> LaunchPlan:
+        """The plan. `last_slots`, `last_samples`: the row list that the device holds from the plan before."""
+        rows = self._decode
+        samples = np.ones(rows.size, np.bool_)
+        if self._chunks:
+            slots = np.array([chunk.slot for chunk in self._chunks], np.int32)
+            rows = np.concatenate([rows, slots])
+            samples = np.concatenate([samples, np.array([chunk.samples for chunk in self._chunks])])
+            order = np.argsort(rows)
+            rows, samples = rows[order], samples[order]
+        return LaunchPlan(
+            number=self.number,
+            rows=rows,
+            samples=samples,
+            row_list_changed=not self._continues(rows, last_slots, last_samples),
+            appends=np.array(self._appends, np.int32) if self._appends else _NO_APPENDS,
+            chunks=tuple(self._chunks),
+            admissions=tuple(self._admissions),
+            max_seq_len=self._max_seq_len,
+            tokens=self._decode.size + sum(chunk.tokens.size for chunk in self._chunks),
+        )
+
+    @staticmethod
+    def _continues(rows: NDArray[np.int32], last_slots: NDArray[np.int32], last_samples: NDArray[np.bool_]) -> bool:
+        """The device's row list is right as it is."""
+        if rows.size != last_slots.size or np.count_nonzero(last_samples) < last_samples.size:
+            return False
+        return not np.count_nonzero(rows != last_slots)

@@ -1,0 +1,92 @@
+"""Commits on their way to the front ends: columns, one message a launch and front end."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cuda_graphs.rings import RingMemory
+from runtime import messages as m
+from runtime.figures import Figures
+from runtime.links import Links
+from runtime.registry import Registry
+from runtime.rows import Rows
+from runtime.scheduler import Commit, Ending
+
+
+class Publisher:
+    """Sends what was committed. Never blocks, never keeps a token back."""
+
+    def __init__(self, links: Links, rows: Rows, rings: RingMemory, registry: Registry, figures: Figures) -> None:
+        self._links = links
+        self._rows = rows
+        self._rings = rings
+        self._registry = registry
+        self._figures = figures
+        self._last_s = 0.0
+
+    def publish(self, commit: Commit, now: float) -> None:
+        """Send a launch's tokens. `now`: seconds on the engine's clock."""
+        for i in commit.firsts.nonzero()[0].tolist():
+            tracked = self._registry.by_handle(int(commit.owners[i]), int(commit.handles[i]))
+            assert tracked is not None
+            tracked.first_token_at = now
+            self._figures.first_token_s.append(now - tracked.submitted_at)
+        if self._last_s and np.count_nonzero(commit.firsts) < commit.firsts.size:
+            self._figures.inter_token_s.append(now - self._last_s)
+        self._last_s = now
+        endings = [(ending.request.owner, self._finished(ending, now)) for ending in commit.endings]
+        owners = set(commit.owners.tolist()) | {owner for owner, _ in endings}
+        for owner in sorted(owners):
+            mine = (commit.owners == owner).nonzero()[0]
+            finished = tuple(end for of, end in endings if of == owner)
+            self._links.send(owner, self._output(commit, mine, finished))
+
+    def end(self, ending: Ending, now: float) -> None:
+        """A request was ended from outside; its stream is told."""
+        finished = self._finished(ending, now)
+        self._links.send(ending.request.owner, m.Output(0, b"", b"", (), (finished,)))
+
+    def _output(self, commit: Commit, mine: NDArray[np.intp], finished: tuple[m.Finished, ...]) -> m.Output:
+        return m.Output(
+            commit.launch,
+            commit.handles[mine].tobytes(),
+            commit.tokens[mine].tobytes(),
+            self._logprobs(commit, mine),
+            finished,
+        )
+
+    def _logprobs(self, commit: Commit, mine: NDArray[np.intp]) -> tuple[m.Logprobs, ...]:
+        asked = self._rows.logprobs[commit.slots[mine]]
+        wanting = (asked >= 0).nonzero()[0].tolist()
+        if not wanting:
+            return ()
+        slot = self._rings.slot(commit.launch)
+        found: list[m.Logprobs] = []
+        for index in wanting:
+            cell, count = int(commit.cells[mine[index]]), int(asked[index])
+            found.append(
+                m.Logprobs(
+                    index,
+                    float(self._rings.logprob[slot, cell]),
+                    tuple(self._rings.top_ids[slot, cell, :count].tolist()),
+                    tuple(self._rings.top_logprobs[slot, cell, :count].tolist()),
+                )
+            )
+        return tuple(found)
+
+    def _finished(self, ending: Ending, now: float) -> m.Finished:
+        request = ending.request
+        tracked = self._registry.remove(request)
+        admitted = tracked.admitted_at or now
+        prefilled = tracked.prefilled_at or now
+        first = tracked.first_token_at or now
+        return m.Finished(
+            handle=request.handle,
+            reason=int(ending.reason),
+            stop_token_id=ending.stop_token_id,
+            queue_s=admitted - tracked.submitted_at,
+            prefill_s=max(0.0, prefilled - admitted),
+            first_token_s=first - tracked.submitted_at,
+            decode_s=now - first,
+        )

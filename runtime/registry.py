@@ -1,0 +1,76 @@
+"""Which requests the service knows, by id and by the front end's handle: what is service-wide lives here."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from runtime.scheduler import Request
+
+# How many ids of finished requests, and of requests aborted before they arrived, are remembered, and how long.
+MAX_REMEMBERED = 8192
+EARLY_ABORT_S = 60.0
+
+
+@dataclass(slots=True, eq=False)
+class Tracked:
+    """A live request and when things happened to it, in seconds on the engine's clock. 0: not yet."""
+
+    request: Request
+    submitted_at: float
+    admitted_at: float = 0.0
+    prefilled_at: float = 0.0
+    first_token_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Registry:
+    """Live requests, ids that have finished, and ids aborted before they arrived."""
+
+    _by_handle: dict[tuple[int, int], Tracked] = field(default_factory=dict)
+    _by_id: dict[str, Tracked] = field(default_factory=dict)
+    _finished: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    _aborted_early: OrderedDict[str, float] = field(default_factory=OrderedDict)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def add(self, tracked: Tracked) -> None:
+        request = tracked.request
+        self._by_handle[request.owner, request.handle] = tracked
+        self._by_id[request.request_id] = tracked
+
+    def remove(self, request: Request) -> Tracked:
+        """The request has ended; its id is remembered as finished."""
+        del self._by_id[request.request_id]
+        self._finished[request.request_id] = None
+        while len(self._finished) > MAX_REMEMBERED:
+            self._finished.popitem(last=False)
+        return self._by_handle.pop((request.owner, request.handle))
+
+    def by_handle(self, owner: int, handle: int) -> Tracked | None:
+        return self._by_handle.get((owner, handle))
+
+    def by_id(self, request_id: str) -> Tracked | None:
+        return self._by_id.get(request_id)
+
+    def all(self) -> list[Tracked]:
+        return list(self._by_id.values())
+
+    def of_owner(self, owner: int) -> Iterable[Tracked]:
+        return [tracked for tracked in self._by_id.values() if tracked.request.owner == owner]
+
+    def has_finished(self, request_id: str) -> bool:
+        return request_id in self._finished
+
+    def abort_early(self, request_id: str, now: float) -> None:
+        """Remember that this id is aborted, should it still arrive."""
+        self._aborted_early[request_id] = now + EARLY_ABORT_S
+        self._aborted_early.move_to_end(request_id)
+        while len(self._aborted_early) > MAX_REMEMBERED:
+            self._aborted_early.popitem(last=False)
+
+    def was_aborted_early(self, request_id: str, now: float) -> bool:
+        """Was it aborted, not too long ago, before it arrived? The answer is given once."""
+        return self._aborted_early.pop(request_id, 0.0) > now

@@ -1,0 +1,52 @@
+"""A request as the engine sees it: token ids and numbers, every default already filled in."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class FinishReason(enum.IntEnum):
+    """Why a row ended. The codes travel in `messages.Output.finish`; 0 means that it goes on."""
+
+    NOT_FINISHED = 0
+    END_OF_SEQUENCE = 1
+    STOP = 2  # a stop token id; stop strings are found by the front end
+    LENGTH = 3
+    CONTEXT_LENGTH = 4
+    ABORTED = 5
+    NON_FINITE = 6  # NaN or infinite logits: the request fails, the others go on
+
+
+class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
+    """How tokens are drawn. Validated and defaulted before it reaches the engine.
+
+    temperature: 0 is greedy. top_k: 0 is off. top_p: 1 is off. min_p: 0 is off.
+    seed: 64 bits, always set: the front end draws one where the client left it unset.
+    bias_ids, bias_values: added to the logits, at most 1,024.
+    allowed_token_ids: empty means all.
+    logprobs: -1 none; n >= 0 the chosen token's and those of the n most likely.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    bias_ids: tuple[int, ...] = ()
+    bias_values: tuple[float, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    logprobs: int = -1
+
+
+class StoppingParams(msgspec.Struct, frozen=True, array_like=True):
+    """When a row ends. Stop strings are the front end's.
+
+    max_tokens: at least 1. min_tokens: below it end-of-sequence and stop ids cannot be sampled.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False

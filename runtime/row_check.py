@@ -1,0 +1,40 @@
+"""Compares the device's row state with the host's truth, while nothing is in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.ledger import LedgerError
+from runtime.rows import RowPhase
+from runtime.scheduler import Scheduler
+
+
+def check_rows(device: Mapping[str, NDArray[np.generic]], scheduler: Scheduler) -> None:
+    """Raises LedgerError naming the first row and field that differ. `device` is empty if it keeps no row state."""
+    if not device:
+        return
+    rows = scheduler.rows
+    for slot, request in enumerate(scheduler.by_slot):
+        if request is None:
+            continue
+        prefill = rows.phase[slot] == RowPhase.PREFILL
+        count = len(request.blocks)
+        expected: dict[str, object] = {
+            "alive": True,
+            "seq_len": int(rows.planned_len[slot] if prefill else rows.committed_len[slot]),
+            "block_table": request.blocks,
+        }
+        found: dict[str, object] = {
+            "alive": bool(device["alive"][slot]),
+            "seq_len": int(device["seq_len"][slot]),
+            "block_table": device["block_table"][slot][:count].tolist(),
+        }
+        if rows.committed_len[slot] > rows.prompt_len[slot]:
+            expected["last_token"] = int(rows.last_token[slot])
+            found["last_token"] = int(device["last_token"][slot])
+        for name, value in expected.items():
+            if found[name] != value:
+                raise LedgerError(f"row {slot}: {name} is {found[name]} on the device and {value} on the host")
