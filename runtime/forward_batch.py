@@ -28,7 +28,7 @@ class ForwardBatch:
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """Paged keys and values, a pair of tensors a layer. Block 0 is the null block: padding writes it, nobody reads it."""
+    """Paged keys and values, a pair of tensors a layer. Block 0 is the null block: padding writes it, none reads it."""
 
     keys: tuple[torch.Tensor, ...]  # each [num_blocks, block_size, kv_heads, head_dim]
     values: tuple[torch.Tensor, ...]  # the same shape

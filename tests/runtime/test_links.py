@@ -1,0 +1,112 @@
+"""The engine's sockets: greeted, bounded, never blocking."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime import links as links_module
+from runtime import messages as m
+from runtime.links import SocketLinks
+
+INFO = m.EngineInfo("m", "a", 10, 20, (1,), -1, 2, 3, 4, 16, 2, "cpu", "float32", 5)
+WELCOME = m.Welcome(m.PROTOCOL_VERSION, "server", INFO)
+
+
+@pytest.fixture
+def links(tmp_path: Path) -> Iterator[SocketLinks]:
+    made = SocketLinks(tmp_path / "engine", lambda: WELCOME)
+    yield made
+    made.close()
+
+
+def connect(tmp_path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(10)
+    sock.connect(str(tmp_path / "engine"))
+    return sock
+
+
+def until(links: SocketLinks, count: int) -> list[tuple[int, m.ToEngine | None]]:
+    """Take what arrives until there are `count` messages."""
+    arrived: list[tuple[int, m.ToEngine | None]] = []
+    for _ in range(100):
+        links.wait(0.1)
+        arrived += links.receive()
+        if len(arrived) >= count:
+            return arrived
+    raise AssertionError(f"{len(arrived)} of {count} messages arrived")
+
+
+def read(sock: socket.socket) -> m.ToFrontEnd:
+    reader, bodies = m.FrameReader(), []
+    while not bodies:
+        bodies = reader.feed(sock.recv(1))
+    return m.decode_to_front_end(bodies[0])
+
+
+def test_a_front_end_is_greeted_and_heard(links: SocketLinks, tmp_path: Path) -> None:
+    with connect(tmp_path) as sock:
+        sock.sendall(m.encode_frame(m.Hello(m.PROTOCOL_VERSION)) + m.encode_frame(m.Cancel(7)))
+        assert until(links, 1) == [(1, m.Cancel(7))]
+        assert read(sock) == WELCOME
+
+
+def test_a_frame_in_pieces_is_one_message(links: SocketLinks, tmp_path: Path) -> None:
+    data = m.encode_frame(m.Hello(m.PROTOCOL_VERSION)) + m.encode_frame(m.StatsQuery(5))
+    with connect(tmp_path) as sock:
+        for i in range(len(data) - 1):
+            sock.sendall(data[i : i + 1])
+            links.wait(0.1)
+            assert links.receive() == []
+        sock.sendall(data[-1:])
+        assert until(links, 1) == [(1, m.StatsQuery(5))]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        m.encode_frame(m.Cancel(7)),
+        m.encode_frame(m.Hello(m.PROTOCOL_VERSION + 1)),
+        b"\xff\xff\xff\xff",
+        b"\x03\x00\x00\x00abc",
+    ],
+    ids=["no hello", "another version", "a frame over the limit", "not a message"],
+)
+def test_a_front_end_that_speaks_nonsense_is_gone(links: SocketLinks, tmp_path: Path, data: bytes) -> None:
+    with connect(tmp_path) as sock:
+        sock.sendall(data)
+        assert until(links, 1) == [(1, None)]
+
+
+def test_a_front_end_that_closes_is_gone(links: SocketLinks, tmp_path: Path) -> None:
+    connect(tmp_path).close()
+    assert until(links, 1) == [(1, None)]
+
+
+def test_a_front_end_that_drains_nothing_is_gone_and_the_engine_never_waits(
+    links: SocketLinks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links_module, "MAX_UNSENT_BYTES", 1 << 20)
+    with connect(tmp_path) as sock:
+        sock.sendall(m.encode_frame(m.Hello(m.PROTOCOL_VERSION)) + m.encode_frame(m.StatsQuery(1)))
+        until(links, 1)
+        for _ in range(64):
+            links.send(1, m.Output(1, bytes(1 << 16), bytes(1 << 16)))
+        assert until(links, 1) == [(1, None)]
+
+
+def test_the_parents_end_is_seen(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    links = SocketLinks(tmp_path / "engine", lambda: WELCOME, parent_fd=read_end)
+    assert not links.parent_gone
+    os.close(write_end)
+    links.wait(10)
+    links.receive()
+    assert links.parent_gone
+    links.close()
+    os.close(read_end)

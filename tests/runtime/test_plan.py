@@ -1,0 +1,100 @@
+"""A plan read back from its staging slot is the plan that was staged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from runtime.admission import admission_record, record_words
+from runtime.plan import HEADER_WORDS, Admission, Chunk, LaunchPlan, read_admission, read_plan, stage
+from runtime.plan_builder import PlanBuilder
+from runtime.request import SamplingParams, StoppingParams
+
+SAMPLING = SamplingParams(
+    temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=(1 << 64) - 3, bias_ids=(4, 9), bias_values=(1.5, -2.0),
+    allowed_token_ids=(0, 31, 32, 69), logprobs=3,
+)  # fmt: skip
+STOPPING = StoppingParams(max_tokens=10, min_tokens=2, stop_token_ids=(8, 3))
+
+
+def empty() -> np.ndarray:
+    return np.zeros((0, 3), np.int32)
+
+
+def test_a_steady_plan_is_its_header_of_64_bytes() -> None:
+    rows = np.arange(256, dtype=np.int32)
+    plan = LaunchPlan(5, rows, np.ones(256, np.bool_), False, empty(), tokens=256)
+    body = np.full(2048, -1, np.int32)
+    stage(plan, body, np.zeros(8, np.int32))
+    view = read_plan(body)
+    assert view.rows is None
+    assert (view.number, view.num_rows, view.tokens) == (5, 256, 256)
+    assert view.bytes_read == 4 * HEADER_WORDS == 64
+
+
+def test_everything_in_a_mixed_plan_comes_back() -> None:
+    record = admission_record(4, SAMPLING, STOPPING, 20, 30, (1,), 70)
+    plan = LaunchPlan(
+        9,
+        np.array([2, 4, 6], np.int32),
+        np.array([True, False, True]),
+        True,
+        np.array([[4, 0, 17], [2, 3, 18]], np.int32),
+        (Chunk(4, 0, np.arange(16, dtype=np.int32), False), Chunk(6, 16, np.arange(50, 54, dtype=np.int32), True)),
+        (Admission(4, record),),
+        tokens=21,
+    )
+    body, bulk = np.full(2048, -1, np.int32), np.full(512, -1, np.int32)
+    stage(plan, body, bulk)
+    view = read_plan(body)
+    assert view.rows is not None
+    assert view.rows.tolist() == [2, 4, 6]
+    assert view.appends.tolist() == [[4, 0, 17], [2, 3, 18]]
+    assert view.chunks.tolist() == [[1, 0, 16, 0, 0], [2, 16, 4, 16, 1]]
+    assert bulk[16:20].tolist() == [50, 51, 52, 53]
+    found = read_admission(bulk, int(view.admissions[0]))
+    assert found.stop_ids.tolist() == [1, 8, 3]
+    assert found.bias_ids.tolist() == [4, 9]
+    assert found.bias_values.tolist() == [1.5, -2.0]
+    allowed = np.unpackbits(found.allowed.view(np.uint8), bitorder="little").nonzero()[0]
+    assert allowed.tolist() == [0, 31, 32, 69]
+    assert found.head[5:7].copy().view(np.uint64)[0] == (1 << 64) - 3
+    assert view.bulk_words == 20 + record.size
+
+
+def test_record_words_is_the_size_of_the_record() -> None:
+    for sampling in (SAMPLING, SamplingParams()):
+        record = admission_record(0, sampling, STOPPING, 20, 30, (1, 2), 70)
+        assert record.size == record_words(sampling, STOPPING, (1, 2), 70)
+
+
+def test_a_plan_larger_than_its_slot_is_refused() -> None:
+    plan = LaunchPlan(1, np.arange(50, dtype=np.int32), np.ones(50, np.bool_), True, empty())
+    with pytest.raises(OverflowError, match="plan 1"):
+        stage(plan, np.zeros(64, np.int32), np.zeros(8, np.int32))
+
+
+def test_whatever_the_builder_says_fits_can_be_staged() -> None:
+    dice = np.random.default_rng(3)
+    full = 0
+    for _ in range(200):
+        words, bulk_words = int(dice.integers(100, 400)), int(dice.integers(64, 256))
+        builder = PlanBuilder(1, words, bulk_words, 64)
+        decode = np.arange(int(dice.integers(0, 40)), dtype=np.int32)
+        for slot in decode[: builder.appends_left(decode.size)].tolist():
+            builder.append_blocks(slot, 0, [slot])
+        builder.decode(decode, 10)
+        slot = 100
+        while True:
+            count, blocks = int(dice.integers(1, 20)), int(dice.integers(1, 4))
+            record = admission_record(slot, SamplingParams(), STOPPING, count, 30, (1,), 70)
+            if not builder.fits(count, blocks, record.size):
+                full += 1
+                break
+            builder.admit(Admission(slot, record))
+            builder.append_blocks(slot, 0, list(range(blocks)))
+            builder.chunk(Chunk(slot, 0, np.zeros(count, np.int32), True))
+            slot += 1
+        plan = builder.build(np.zeros(0, np.int32), np.zeros(0, np.bool_))
+        stage(plan, np.zeros(words, np.int32), np.zeros(bulk_words, np.int32))
+    assert full == 200
