@@ -62,7 +62,9 @@ def assemble(config: EngineConfig, progress: Progress) -> Assembled:
     if dtype is not torch.float32:
         raise ConfigError(f"device cpu computes in float32; dtype {config.dtype} can't be combined with it")
     device = torch.device("cpu")
-    model = load_model(Path(config.model), device, dtype, config.load_format, ReferenceKernels(), progress)
+    model = load_model(
+        Path(config.model), device, dtype, config.load_format, ReferenceKernels(), progress, config.context_length
+    )
     context = context_length(config, model.config)
     blocks = config.num_blocks or blocks_in(_CPU_CACHE_BYTES, config, model.config, context, dtype)
     check_blocks(blocks, config, context)

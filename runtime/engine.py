@@ -110,8 +110,8 @@ class Engine:
         self.device.launch(launch.shape)
         self.ledger.enqueue(launch)
         self.figures.enqueued(launch, self.ledger.uncommitted)
-        if plan.chunks:
-            self._stamp_prefill(launch, {admission.slot for admission in plan.admissions})
+        for admission in plan.admissions:
+            self.registry.admitted(self.scheduler.by_slot[admission.slot], self._clock())
         return True
 
     def _wait(self) -> float:
@@ -160,18 +160,6 @@ class Engine:
         fault = int(self.device.rings.status[self.device.rings.slot(number), STATUS_FAULT])
         if fault != FAULT_NONE:
             raise DeviceError(f"launch {number} ended with fault {fault}: the device was handed another launch's plan")
-
-    def _stamp_prefill(self, launch: Launch, admitted: set[int]) -> None:
-        now = self._clock()
-        for slot in launch.row_slots.tolist():
-            request = self.scheduler.by_slot[slot]
-            tracked = self.registry.by_id(request.request_id) if request is not None else None
-            if tracked is None:
-                continue
-            if slot in admitted:
-                tracked.admitted_at = now
-            if tracked.prefilled_at == 0.0 and self.scheduler.is_prefilled(slot):
-                tracked.prefilled_at = now
 
     def stats(self) -> m.EngineStats:
         """Everything `Stats` shows, at this moment."""

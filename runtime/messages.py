@@ -114,8 +114,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     """A request's end; nothing follows it.
 
     reason: a `FinishReason`. stop_token_id: the id that ended it, or -1. Times are seconds on the engine's clock:
-    in the queue, from admission to the last prompt chunk's launch, from submission to the first token, and from the
-    first token to the last.
+    in the queue, from the first launch to the first token, from submission to the first token, and from the first token
+    to the last.
     """
 
     handle: int

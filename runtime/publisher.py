@@ -79,14 +79,13 @@ class Publisher:
         request = ending.request
         tracked = self._registry.remove(request)
         admitted = tracked.admitted_at or now
-        prefilled = tracked.prefilled_at or now
         first = tracked.first_token_at or now
         return m.Finished(
             handle=request.handle,
             reason=int(ending.reason),
             stop_token_id=ending.stop_token_id,
             queue_s=admitted - tracked.submitted_at,
-            prefill_s=max(0.0, prefilled - admitted),
+            prefill_s=first - admitted,
             first_token_s=first - tracked.submitted_at,
             decode_s=now - first,
         )

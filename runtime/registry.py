@@ -20,7 +20,6 @@ class Tracked:
     request: Request
     submitted_at: float
     admitted_at: float = 0.0
-    prefilled_at: float = 0.0
     first_token_at: float = 0.0
 
 
@@ -40,6 +39,11 @@ class Registry:
         request = tracked.request
         self._by_handle[request.owner, request.handle] = tracked
         self._by_id[request.request_id] = tracked
+
+    def admitted(self, request: Request | None, now: float) -> None:
+        """The request's first launch was enqueued."""
+        assert request is not None
+        self._by_id[request.request_id].admitted_at = now
 
     def remove(self, request: Request) -> Tracked:
         """The request has ended; its id is remembered as finished."""

@@ -138,10 +138,6 @@ class Scheduler:
         self.finished[reason.name] += 1
         return Ending(request, reason)
 
-    def is_prefilled(self, slot: int) -> bool:
-        """Every prompt token of the row is planned."""
-        return bool(self.rows.phase[slot] != _PREFILL)
-
     @property
     def running(self) -> int:
         return sum(request is not None for request in self.by_slot)
