@@ -1,0 +1,84 @@
+# Needs Python 3.11 or 3.12 and make. Everything else goes into .venv, once; a later run finds it there.
+
+PYTHON ?= python3
+SEEDS ?= 200
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+BUILD_INPUTS := pyproject.toml setup.py constraints.txt $(wildcard protos/runahead/v1/*.proto)
+
+# PIP_CONSTRAINT holds for the isolated build too in pip before 25.3, PIP_BUILD_CONSTRAINT from there on.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYTHONUNBUFFERED := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test check format lint types imports protos serve bench eval parity clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMPS)/dev ## everything that the other targets need, into .venv
+
+demo: $(STAMPS)/run ## start the service on the bundled model, stream several prompts, print Stats
+	@$(BIN)/python -m benchmarks.demo $(ARGS)
+
+test: $(STAMPS)/test ## all tests, the slowest named at the end
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: format lint types imports protos ## format, lint, types, direction of imports, proto lint
+
+format: $(STAMPS)/dev
+	$(BIN)/ruff format --check .
+
+lint: $(STAMPS)/dev
+	$(BIN)/ruff check .
+
+types: $(STAMPS)/dev
+	$(BIN)/mypy
+
+imports: $(STAMPS)/dev
+	$(BIN)/lint-imports
+
+protos: $(STAMPS)/dev
+	$(BIN)/buf lint
+
+serve: $(STAMPS)/run ## run the service; flags in ARGS, as in make serve ARGS="--port 50052"
+	@exec $(BIN)/runahead serve $(ARGS)
+
+bench: $(STAMPS)/test ## speed, overlap, time to first token, host time a launch
+	@$(BIN)/python -m benchmarks.bench $(ARGS)
+
+eval: $(STAMPS)/test ## what the bundled model can do, on its held-out files
+	@$(BIN)/python -m benchmarks.bundled_model.evaluate $(ARGS)
+
+parity: $(STAMPS)/test ## the same tokens at every depth, over SEEDS random workloads (200)
+	@$(BIN)/python -m pytest tests/parity -q -s --seeds $(SEEDS) --timeout 0 $(ARGS)
+
+clean: ## remove .venv, caches, build output and generated stubs
+	rm -rf $(VENV) build dist runahead.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -f protos/runahead/v1/*_pb2.py protos/runahead/v1/*_pb2.pyi protos/runahead/v1/*_pb2_grpc.py
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "$(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS)
+	@touch $@
+
+# Each installs the package in place, stubs generated from protos/, with the extras that its targets need. A larger one
+# stands for the smaller ones too.
+$(STAMPS)/test: EXTRAS := [test]
+$(STAMPS)/test: COVERS := $(STAMPS)/run
+$(STAMPS)/dev: EXTRAS := [test,dev]
+$(STAMPS)/dev: COVERS := $(STAMPS)/run $(STAMPS)/test
+$(STAMPS)/run $(STAMPS)/test $(STAMPS)/dev: $(BUILD_INPUTS) | $(STAMPS)/venv
+	@echo "installing runahead$(EXTRAS) into $(VENV) (minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --editable '.$(EXTRAS)'
+	@touch $(COVERS) $@

@@ -1,0 +1,1 @@
+"""What a user runs to see it work, and how fast."""

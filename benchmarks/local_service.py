@@ -1,0 +1,109 @@
+"""A service of its own for a demo or a benchmark: started as a subprocess, awaited through health, stopped for good."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+START_S: Final = 120.0
+STOP_S: Final = 30.0
+LOG_LINES: Final = 30
+
+
+class ServiceFailed(RuntimeError):
+    """The service did not start, did not stop, or left something running. Ends with the last lines of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalService:
+    """Where it listens, its process, and the file that its output goes to."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+@contextlib.contextmanager
+def local_service(flags: Sequence[str] = ()) -> Iterator[LocalService]:
+    """Runs `runahead serve` with `flags` on a free loopback port, ready when the body begins, gone when it has ended.
+
+    Raises ServiceFailed.
+    """
+    with tempfile.TemporaryDirectory(prefix="runahead-") as folder:
+        log = Path(folder) / "service.log"
+        url = f"127.0.0.1:{_free_port()}"
+        command = [sys.executable, "-m", "service", "serve", "--host", "127.0.0.1", "--port", url.split(":")[1], *flags]
+        with log.open("wb") as output:
+            # A session of its own: the service and whatever it starts can be looked for, and ended, by their group.
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+        service = LocalService(url, process, log)
+        try:
+            _wait_until_serving(service)
+            yield service
+            _stop(service)
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_S)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _wait_until_serving(service: LocalService) -> None:
+    deadline = time.monotonic() + START_S
+    with grpc.insecure_channel(service.url) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        while time.monotonic() < deadline:
+            if (code := service.process.poll()) is not None:
+                raise _failed(service, f"the service exited with status {code} before it was ready")
+            with contextlib.suppress(grpc.RpcError):
+                answer = health.Check(health_pb2.HealthCheckRequest(), timeout=1.0, wait_for_ready=True)
+                if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+            time.sleep(0.05)
+    raise _failed(service, f"the service was not ready within {START_S:.0f} s")
+
+
+def _stop(service: LocalService) -> None:
+    service.process.terminate()
+    try:
+        code = service.process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        raise _failed(service, f"the service ran on for {STOP_S:.0f} s after SIGTERM") from None
+    if code != 0:
+        raise _failed(service, f"the service exited with status {code} after SIGTERM")
+    deadline = time.monotonic() + STOP_S
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(service.process.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    raise _failed(service, "the service left a process running")
+
+
+def _failed(service: LocalService, reason: str) -> ServiceFailed:
+    lines = service.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
+    return ServiceFailed("\n".join([reason + (", and its log ends:" if lines else ", and logged nothing"), *lines]))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,54 @@
+"""`Stats` in a form that a person reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from runahead.v1 import stats_pb2
+
+
+def stats_lines(stats: stats_pb2.ServerStats) -> list[str]:
+    """One line for each group of figures, its name first."""
+    requests, tokens, chain, rows, blocks = stats.requests, stats.tokens, stats.chain, stats.rows, stats.blocks
+    ratio = f"{chain.overlap_ratio:.1%} of launches enqueued while the one before ran" if chain.overlapped else "none"
+    groups = {
+        "requests": f"{requests.submitted} submitted, {requests.admitted} admitted, {requests.running} running, "
+        f"{requests.waiting} waiting; ended: {_counts(requests.finished)}",
+        "tokens": f"{tokens.generated} generated, {tokens.prompt} of prompts in {tokens.prefill_chunks} chunks, "
+        f"{tokens.void_rows} rows void past an end",
+        "launches": f"{chain.launches} enqueued ({_counts(chain.launches_by_kind)}), {chain.launches_retired} retired",
+        "overlap": ratio,
+        "ledger": f"run_ahead {chain.run_ahead or 'serial'}, depth now {chain.ledger_depth}, "
+        f"at most {chain.ledger_depth_max}; launches by depth: {_counts(chain.launches_by_depth)}",
+        "device": f"busy {chain.device_busy_s:.3f} s, idle between launches {chain.device_idle_s:.3f} s, "
+        f"{_each(chain.bytes_to_device, chain.launches)} bytes a launch copied to it",
+        "host": f"{_each(chain.host_s * 1e6, chain.launches)} µs a launch, {chain.waits} waits",
+        "graphs": f"{stats.graphs.captures} captured, {stats.graphs.replays} replayed; "
+        f"launches without one: {_counts(stats.graphs.fallbacks)}",
+        "barriers": ", ".join(
+            f"{reason} {barrier.count} ({barrier.seconds:.3f} s)" for reason, barrier in sorted(stats.barriers.items())
+        )
+        or "none",
+        "blocks": f"{blocks.free} of {blocks.total} free, {blocks.owned} owned, {blocks.fenced} fenced, "
+        f"{blocks.cached} cached; {rows.free} of {rows.total} row slots free, {rows.fenced} fenced",
+        "lifecycle": f"{stats.lifecycle.deferred_releases} releases deferred behind a launch in flight, "
+        f"{stats.front_end.stop_strings} stop strings found, {stats.front_end.cancelled} cancelled, "
+        f"{stats.front_end.refused} refused, {stats.front_end.slow_readers} slow readers, "
+        f"{stats.lifecycle.front_ends_lost} front ends lost",
+        "latency": f"first token {_quantiles(stats.first_token_s)}; token to token {_quantiles(stats.inter_token_s)}",
+    }
+    return [f"{name:<10}{text}" for name, text in groups.items()]
+
+
+def _counts(counts: Mapping[str, int] | Mapping[int, int]) -> str:
+    return ", ".join(f"{name}: {count}" for name, count in sorted(counts.items())) or "none"
+
+
+def _each(total: float, number: int) -> str:
+    return f"{total / number:.0f}" if number else "0"
+
+
+def _quantiles(quantiles: stats_pb2.Quantiles) -> str:
+    if not quantiles.HasField("p50"):
+        return "unknown"
+    return f"p50 {quantiles.p50 * 1e3:.1f} ms, p99 {quantiles.p99 * 1e3:.1f} ms"
