@@ -1,6 +1,6 @@
 """Tokens a second through gRPC, beside `transformers` `generate` on the same weights, in one run on the CPU.
 
-Both decode greedily, the same prompts, the same number of tokens, end-of-sequence ignored. The rounds alternate, so that
+Both decode greedily, the same prompts, the same number of tokens, end-of-sequence ignored. Rounds alternate, so that
 a noisy minute hits both sides; medians are shown.
 """
 

@@ -25,7 +25,7 @@ from runtime.models.decoder import Decoder
 from runtime.models.load import load_model
 from runtime.plan import ADMIT_WORDS, PLAN_WORDS
 from runtime.poison import RingPoison
-from runtime.row_state import MAX_BIAS, MAX_STOP_IDS, MAX_TOP_LOGPROBS
+from runtime.request import MAX_BIAS, MAX_STOP_IDS, MAX_TOP_LOGPROBS
 from runtime.rows import Rows
 from runtime.scheduler import Release, Scheduler, SchedulerLimits
 

@@ -9,12 +9,13 @@ import torch
 from numpy.typing import NDArray
 
 from cuda_graphs.rings import RingMemory
-from cuda_graphs.shape import Form, LaunchShape
+from cuda_graphs.shape import LaunchShape
 from runtime.forward_batch import ForwardBatch
 from runtime.host_rows import HostRows, Queries
 from runtime.kernels.reference.sampling import sample_rows
 from runtime.models.decoder import Decoder
-from runtime.row_state import MAX_BIAS, MAX_STOP_IDS, RowState, row_fields
+from runtime.request import MAX_BIAS, MAX_STOP_IDS
+from runtime.row_state import RowState, row_fields
 
 
 class HostProgram:
@@ -45,7 +46,7 @@ class HostProgram:
         index = torch.from_numpy(slots)
         max_top = self._rings.layout.max_top
         sampled = sample_rows(self._logits[index], self._state, index, shape.form, max_top)
-        if shape.form is Form.FULL:
+        if sampled.logprob is not None and sampled.top_ids is not None and sampled.top_logprobs is not None:
             slot = self._rings.slot(number)
             self._rings.logprob[slot, places] = sampled.logprob.numpy()
             self._rings.top_ids[slot, places] = sampled.top_ids.numpy()

@@ -6,6 +6,10 @@ import enum
 
 import msgspec
 
+MAX_STOP_IDS = 32  # end-of-sequence ids and stop ids of one row together
+MAX_BIAS = 1024
+MAX_TOP_LOGPROBS = 20
+
 
 class FinishReason(enum.IntEnum):
     """Why a row ended. The codes travel in `messages.Output.finish`; 0 means that it goes on."""

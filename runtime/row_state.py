@@ -6,9 +6,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-MAX_STOP_IDS = 32  # end-of-sequence ids and stop ids of one row together
-MAX_BIAS = 1024
-MAX_TOP_LOGPROBS = 20
+from runtime.request import MAX_BIAS, MAX_STOP_IDS
 
 
 @dataclass(frozen=True, slots=True)

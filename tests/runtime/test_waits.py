@@ -23,8 +23,7 @@ from runtime.hash_program import HashProgram
 from runtime.ledger import Ledger
 from runtime.links import SocketLinks
 from runtime.plan import PLAN_WORDS
-from runtime.request import SamplingParams, StoppingParams
-from runtime.row_state import MAX_STOP_IDS
+from runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
 from runtime.rows import Rows
 from runtime.scheduler import Release, Scheduler, SchedulerLimits
 

@@ -1,0 +1,164 @@
+"""The corpus of the bundled model: the top-level definitions of the running Python's standard library.
+
+    python -m benchmarks.bundled_model.corpus --out corpus.json --held-out-list held_out.json --tokenizer tokenizer.json
+
+Files are train, dev or held out by a hash of their path alone, so the split is the same in every Python release.
+Only held-out files are ever scored; dev files pick the checkpoint; neither trains anything, the tokenizer included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import json
+import platform
+import sysconfig
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.bundled_model.licences import library_files, reason_to_leave_out
+
+HELD_OUT_OF = 20  # one path in 20 is held out,
+DEV_OF = 40  # and one in 40 picks the checkpoint
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file that may be used. `definitions` are its top-level ones in order, each ending in one newline."""
+
+    path: str
+    split: str  # "train", "dev" or "held_out"
+    sha256: str
+    text: str
+    definitions: tuple[str, ...]
+    methods: tuple[str, ...]  # functions inside classes, moved to the left margin
+
+
+def split_of(path: str) -> str:
+    """The split of a file, from the SHA-256 of its path relative to the library, with slashes."""
+    number = int.from_bytes(hashlib.sha256(path.encode()).digest(), "big")
+    if number % HELD_OUT_OF == 0:
+        return "held_out"
+    return "dev" if number % DEV_OF == 1 else "train"
+
+
+def source_of(node: Definition, lines: list[str]) -> str:
+    """The lines of a definition with its decorators, moved to the left margin."""
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    margin = " " * node.col_offset
+    body = [line.removeprefix(margin) for line in lines[first - 1 : node.end_lineno]]
+    return "\n".join(line.rstrip() for line in body) + "\n"
+
+
+def is_python(text: str) -> bool:
+    """Whether `ast` parses the text."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def read_file(path: str, text: str, raw: bytes) -> SourceFile | None:
+    """The definitions and methods of a file; None where `ast` refuses it (a file kept for another release)."""
+    if not is_python(text):
+        return None
+    lines = text.split("\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = ast.parse(text)
+    definitions: list[str] = []
+    methods: list[str] = []
+    for node in tree.body:
+        if isinstance(node, Definition):
+            definitions.append(source_of(node, lines))
+        if isinstance(node, ast.ClassDef):
+            functions = (part for part in ast.walk(node) if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef))
+            methods.extend(part for part in (source_of(function, lines) for function in functions) if is_python(part))
+    digest = hashlib.sha256(raw).hexdigest()
+    return SourceFile(path, split_of(path), digest, text, tuple(definitions), tuple(methods))
+
+
+def collect(library: Path) -> tuple[list[SourceFile], dict[str, str]]:
+    """The files that may be used, sorted by path, and why each of the others is left out."""
+    files: list[SourceFile] = []
+    left_out: dict[str, str] = {}
+    for path, text, raw in library_files(library):
+        reason = reason_to_leave_out(path, text)
+        if reason is None:
+            file = read_file(path, text, raw)
+            if file is None:
+                left_out[path] = "not Python of this release"
+            elif file.definitions:
+                files.append(file)
+            else:
+                left_out[path] = "no top-level definition"
+        else:
+            left_out[path] = reason
+    return files, left_out
+
+
+def standard_library() -> Path:
+    """Where the running Python keeps its standard library."""
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def describe(files: list[SourceFile], left_out: dict[str, str]) -> str:
+    """What was taken and what was not, for a person."""
+    lines = [f"standard library of Python {platform.python_version()}"]
+    for split in ("train", "dev", "held_out"):
+        chosen = [file for file in files if file.split == split]
+        definitions = sum(len(file.definitions) for file in chosen)
+        methods = sum(len(file.methods) for file in chosen)
+        size = sum(len(text.encode()) for file in chosen for text in file.definitions)
+        lines.append(
+            f"  {split:9} {len(chosen):4} files  {definitions:5} top-level definitions"
+            f"  {methods:5} methods  {size:9,} bytes"
+        )
+    lines.append("left out:")
+    quiet = ("tests", "not the standard library", "generated table", "no top-level definition")
+    for reason, count in sorted(Counter(left_out.values()).items()):
+        names = sorted(path for path, why in left_out.items() if why == reason)
+        shown = "" if reason in quiet else ": " + ", ".join(names)
+        lines.append(f"  {count:4} {reason}{shown}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Write the corpus that `train` reads and, if asked, the list of held-out files and a new tokenizer."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="where to write the corpus, JSON")
+    parser.add_argument("--held-out-list", type=Path, help="where to write names and SHA-256 of the held-out files")
+    parser.add_argument("--tokenizer", type=Path, help="where to write a tokenizer trained on the train files")
+    arguments = parser.parse_args()
+    files, left_out = collect(standard_library())
+    print(describe(files, left_out))
+    corpus = {
+        split: [
+            {"path": file.path, "definitions": file.definitions, "methods": file.methods}
+            for file in files
+            if file.split == split
+        ]
+        for split in ("train", "dev")
+    }
+    arguments.out.write_text(json.dumps(corpus))
+    if arguments.held_out_list:
+        held_out = {file.path: file.sha256 for file in files if file.split == "held_out"}
+        listing = {"python": platform.python_version(), "files": held_out}
+        arguments.held_out_list.write_text(json.dumps(listing, indent=2) + "\n")
+    if arguments.tokenizer:
+        from benchmarks.bundled_model.tokenizer import train_tokenizer
+
+        texts = [text for file in files if file.split == "train" for text in file.definitions]
+        train_tokenizer(texts).save(str(arguments.tokenizer))
+
+
+if __name__ == "__main__":
+    main()
