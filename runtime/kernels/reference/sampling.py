@@ -1,0 +1,220 @@
+"""The sampler in plain arithmetic: what the CPU runs, and the oracle of the CUDA one.
+
+For each row, in this order:
+
+1. A NaN or an infinity in the raw logits: `finite` is False, the token 0, nothing else happens to the row.
+2. Log-probabilities, where asked for, are the log-softmax of the raw logits: before bias, masks and temperature.
+3. The bias is added, tokens that are not allowed and, below `min_position`, the stop ids are masked. If that leaves
+   nothing, the token is the lowest allowed id: the allowed set is kept, `min_position` gives way.
+4. Temperature 0 takes the highest logit. Any other divides the distance to the highest logit by the temperature, and
+   the rest applies to that score: top-k, top-p of what top-k left, min-p of what top-p left (`kept_tokens`).
+5. The token is the one with the highest score + Gumbel noise (`philox.gumbel`), a function of seed, position and id.
+
+Ties go to the lowest id everywhere. A row's result depends on its own logits and state alone, to the bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cuda_graphs.shape import Form
+from runtime.kernels.reference import philox
+from runtime.kernels.reference.sampling_filters import (
+    add_bias,
+    highest,
+    kept_tokens,
+    log_normalizer,
+    lowest_allowed,
+    mask_disallowed,
+    mask_ids,
+)
+from runtime.row_state import RowState
+
+F32 = NDArray[np.float32]
+I64 = NDArray[np.int64]
+
+_NARROW: Final = 512  # a row with more tokens left than this draws noise for its whole vocabulary, four for one block
+_WIDE_BLOCKS: Final = 16384  # Philox blocks at a time: their words stay in the cache
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What S found for n rows. The last three are None in the form `plain`, and zero where a row did not ask."""
+
+    tokens: torch.Tensor  # int64 [n]
+    finite: torch.Tensor  # bool [n] False: the raw logits held a NaN or an infinity, and the token is 0
+    logprob: torch.Tensor | None = None  # float32 [n] of the token
+    top_ids: torch.Tensor | None = None  # int32 [n, max_top] most likely first, as many as the row asked for
+    top_logprobs: torch.Tensor | None = None  # float32 [n, max_top]
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """Tokens that may still be drawn, of several rows, as flat arrays."""
+
+    row: I64
+    token: I64
+    score: F32
+
+
+def sample_rows(logits: torch.Tensor, state: RowState, slots: torch.Tensor, form: Form, max_top: int) -> Sampled:
+    """Sample the token at position `seq_len` for each row of `logits`. Nothing is written but the result.
+
+    logits: float32 [n, vocab] on the CPU, row i belonging to slots[i], int64 [n]. A slot may be named more than once.
+    form: in `plain`, every parameter but temperature and seed is ignored.
+    max_top: columns of the top log-probabilities.
+    A row that is not alive gets token 0, is called finite whatever it holds, and costs next to nothing.
+    Bias values are finite, bias ids of a row distinct, temperatures not negative: the request was validated.
+    """
+    with np.errstate(over="ignore"):  # a score below the range of float32 is -inf: it is never drawn
+        return _sample_rows(logits, state, slots, form, max_top)
+
+
+def _sample_rows(logits: torch.Tensor, state: RowState, slots: torch.Tensor, form: Form, max_top: int) -> Sampled:
+    raw: F32 = logits.numpy()
+    rows, vocab_size = raw.shape
+    where: I64 = slots.numpy()
+    high: F32 = logits.amax(dim=1).numpy().copy()
+    alive = state.alive.numpy()[where]
+    finite = ~alive | (np.isfinite(high) & np.isfinite(logits.amin(dim=1).numpy()))
+    live = finite & alive
+    temperature: F32 = state.temperature.numpy()[where]
+    draws = live & (temperature > 0.0)
+
+    tokens = np.zeros(rows, np.int64)
+    edited: dict[int, F32] = {}
+    if form is Form.FULL:
+        for row in np.flatnonzero(live & _needs_edit(state, where)).tolist():
+            logits_of_row = _edit(raw[row].copy(), state, int(where[row]))
+            edited[row] = logits_of_row
+            high[row] = logits_of_row.max()
+            if high[row] == -np.inf:
+                draws[row] = False
+                tokens[row] = _when_nothing_is_left(state, int(where[row]), vocab_size)
+            elif not draws[row]:
+                tokens[row] = logits_of_row.argmax()
+    for row in np.flatnonzero(live & ~draws).tolist():
+        if row not in edited:
+            tokens[row] = raw[row].argmax()
+
+    if draws.any():
+        drawn = np.flatnonzero(draws)
+        scores = raw[drawn]
+        for index, row in enumerate(drawn.tolist()):
+            if row in edited:
+                scores[index] = edited[row]
+        scores -= high[drawn, None]
+        scores /= temperature[drawn, None]
+        tokens[drawn] = _draw(scores, state, where[drawn], form)
+    result = Sampled(torch.from_numpy(tokens), torch.from_numpy(finite))
+    return result if form is Form.PLAIN else _with_logprobs(result, raw, live, state, where, max_top)
+
+
+def _needs_edit(state: RowState, slots: I64) -> NDArray[np.bool_]:
+    """Rows, [n], whose logits are changed before anything is chosen."""
+    below_minimum = state.seq_len.numpy()[slots] < state.min_position.numpy()[slots]
+    changed: NDArray[np.bool_] = (
+        (state.bias_count.numpy()[slots] > 0) | state.has_allowed.numpy()[slots] | below_minimum
+    )
+    return changed
+
+
+def _edit(logits: F32, state: RowState, slot: int) -> F32:
+    """Bias and masks of one row, in place on [vocab]."""
+    count = int(state.bias_count[slot])
+    if count > 0:
+        add_bias(logits, state.bias_ids[slot, :count].numpy(), state.bias_values[slot, :count].numpy())
+    if bool(state.has_allowed[slot]):
+        mask_disallowed(logits, state.allowed[slot].numpy())
+    if int(state.seq_len[slot]) < int(state.min_position[slot]):
+        mask_ids(logits, state.stop_ids[slot].numpy())
+    return logits
+
+
+def _when_nothing_is_left(state: RowState, slot: int, vocab_size: int) -> int:
+    return lowest_allowed(state.allowed[slot].numpy(), vocab_size) if bool(state.has_allowed[slot]) else 0
+
+
+def _draw(scores: F32, state: RowState, slots: I64, form: Form) -> I64:
+    """Tokens, [r], of rows with a temperature. scores: [r, vocab], the highest of each row 0; overwritten."""
+    seed: I64 = state.seed.numpy()[slots]
+    position = state.seq_len.numpy()[slots].astype(np.int64)
+    wide = np.ones(slots.shape[0], np.bool_)
+    parts: list[_Candidates] = []
+    if form is Form.FULL:
+        vocab_size = scores.shape[1]
+        top_k, top_p, min_p = state.top_k.numpy()[slots], state.top_p.numpy()[slots], state.min_p.numpy()[slots]
+        filtered = ((top_k > 0) & (top_k < vocab_size)) | (top_p < 1.0) | (min_p > 0.0)
+        for row in np.flatnonzero(filtered).tolist():
+            kept = kept_tokens(scores[row], int(top_k[row]), top_p[row], min_p[row])
+            if kept.shape[0] <= _NARROW:
+                wide[row] = False
+                parts.append(_Candidates(np.full(kept.shape, row, np.int64), kept, scores[row, kept]))
+            else:
+                rest = np.ones(vocab_size, np.bool_)
+                rest[kept] = False
+                scores[row, rest] = -np.inf
+    drawn = np.flatnonzero(wide)
+    step = max(1, _WIDE_BLOCKS * 4 // scores.shape[1])
+    for start in range(0, drawn.shape[0], step):
+        some = drawn[start : start + step]
+        parts.append(_wide_candidates(scores, seed, position, some))
+    return _best(parts, seed, position)
+
+
+def _wide_candidates(scores: F32, seed: I64, position: I64, rows: I64) -> _Candidates:
+    """Every token that the exact noise could still choose: those within twice the error of the best estimate.
+
+    The estimate's own sums are rounded, by less than 2**-18, for scores that could win are no lower than -20.
+    """
+    vocab_size = scores.shape[1]
+    estimate = philox.approximate_gumbel(philox.row_words(seed[rows], position[rows], vocab_size))[:, :vocab_size]
+    estimate += scores if rows.shape[0] == scores.shape[0] else scores[rows]
+    border = estimate.max(axis=1, keepdims=True) - np.float32(4 * philox.APPROXIMATION_ERROR)
+    index, token = np.divmod(np.flatnonzero(estimate >= border), vocab_size)
+    row = rows[index]
+    return _Candidates(row, token, scores[row, token])
+
+
+def _best(parts: list[_Candidates], seed: I64, position: I64) -> I64:
+    """The token with the highest score and noise of each row, the lowest id among equals."""
+    row = np.concatenate([part.row for part in parts])
+    token = np.concatenate([part.token for part in parts])
+    score = np.concatenate([part.score for part in parts])
+    noisy = score + philox.gumbel(philox.token_words(seed[row], position[row], token))
+    order = np.lexsort((token, -noisy, row))
+    _, first = np.unique(row[order], return_index=True)
+    best: I64 = token[order][first]
+    return best
+
+
+def _with_logprobs(
+    sampled: Sampled, raw: F32, live: NDArray[np.bool_], state: RowState, slots: I64, max_top: int
+) -> Sampled:
+    """`sampled` with the log-probabilities of the rows that asked for them."""
+    rows = raw.shape[0]
+    logprob = np.zeros(rows, np.float32)
+    top_ids = np.zeros((rows, max_top), np.int32)
+    top_logprobs = np.zeros((rows, max_top), np.float32)
+    tokens = sampled.tokens.numpy()
+    asked = state.logprobs.numpy()[slots]
+    for row in np.flatnonzero(live & (asked >= 0)).tolist():
+        shifted = raw[row] - raw[row].max()
+        normalizer = log_normalizer(shifted)
+        logprob[row] = float(shifted[tokens[row]]) - normalizer
+        count = min(int(asked[row]), max_top, raw.shape[1])
+        if count > 0:
+            top_ids[row, :count] = ids = highest(raw[row], count)
+            top_logprobs[row, :count] = shifted[ids].astype(np.float64) - normalizer
+    return Sampled(
+        sampled.tokens,
+        sampled.finite,
+        torch.from_numpy(logprob),
+        torch.from_numpy(top_ids),
+        torch.from_numpy(top_logprobs),
+    )

@@ -1,0 +1,115 @@
+"""What may still be drawn of one row: masks and bias on its logits, then top-k, top-p and min-p.
+
+One row at a time, so that nothing here can depend on the neighbours. Ties go to the lowest token id everywhere, and
+probability mass is summed as integers, so that no order of summation and no number of threads changes a bit.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.kernels.reference.philox import exp32
+
+F32 = NDArray[np.float32]
+I64 = NDArray[np.int64]
+I32 = NDArray[np.int32]
+
+# A weight of 1, which the most likely token has, in the fixed point that masses are summed in. With 2**18 tokens the
+# sum stays below 2**58.
+MASS_ONE: Final = 2.0**40
+_FIRST_LOOK: Final = 512  # tokens that top-p tries before it sorts the whole row
+
+
+def mask_disallowed(logits: F32, allowed: I32) -> None:
+    """Set the logits, [vocab], whose bit in `allowed`, [ceil(vocab / 32)], is 0 to -inf."""
+    logits[~_bits(allowed, logits.shape[0])] = -np.inf
+
+
+def lowest_allowed(allowed: I32, vocab_size: int) -> int:
+    """The lowest id with its bit set; 0 if there is none."""
+    return int(_bits(allowed, vocab_size).argmax())
+
+
+def mask_ids(logits: F32, ids: I32) -> None:
+    """Set the logits, [vocab], of `ids` to -inf. Ids outside the vocabulary, padding, are ignored."""
+    logits[ids[(ids >= 0) & (ids < logits.shape[0])]] = -np.inf
+
+
+def add_bias(logits: F32, ids: I32, values: F32) -> None:
+    """Add `values` to the logits, [vocab], of `ids`, which are distinct."""
+    inside = (ids >= 0) & (ids < logits.shape[0])
+    logits[ids[inside]] += values[inside]
+
+
+def highest(scores: F32, count: int) -> I64:
+    """Ids of the `count` highest of `scores`, [vocab], in descending order, equal scores by ascending id. No NaN."""
+    size = scores.shape[0]
+    bits = (scores + np.float32(0.0)).view(np.int32).astype(np.int64)  # + 0 makes one zero of two
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the floats
+    packed = (ordered << 32) | (0xFFFFFFFF - np.arange(size, dtype=np.int64))  # distinct: any sort will do
+    if count < size:
+        packed = np.partition(packed, size - count)[size - count :]
+    packed.sort()
+    return 0xFFFFFFFF - (packed[::-1] & 0xFFFFFFFF)
+
+
+def masses(weights: F32) -> I64:
+    """Weights between 0 and 1 in fixed point."""
+    return (weights * np.float32(MASS_ONE)).astype(np.int64)
+
+
+def kept_tokens(scores: F32, top_k: int, top_p: np.float32, min_p: np.float32) -> I64:
+    """Ids, in no particular order, of the tokens that the filters leave. Never empty.
+
+    scores: [vocab] logits over temperature, less their maximum: the highest is 0.
+    top_k keeps the k highest, the lowest ids among equals at the border; 0 is off.
+    top_p keeps, of those, the smallest set in descending order whose mass reaches that share of their mass; 1 is off.
+    min_p drops what has less than that share of the most likely token's probability; 0 is off.
+    """
+    size = scores.shape[0]
+    if 0 < top_k < size:
+        ids = highest(scores, top_k)
+        weights = exp32(scores[ids])
+        if top_p < 1.0:
+            mass = masses(weights)
+            kept = _prefix(mass, _target(int(mass.sum()), top_p))
+            ids, weights = ids[:kept], weights[:kept]
+    elif top_p < 1.0:
+        weights = exp32(scores)
+        mass = masses(weights)
+        target = _target(int(mass.sum()), top_p)
+        for look in (min(_FIRST_LOOK, size), size):
+            ids = highest(scores, look)
+            kept = _prefix(mass[ids], target)
+            if kept < look:
+                break
+        ids = ids[:kept]
+        weights = weights[ids]
+    else:
+        ids, weights = np.arange(size, dtype=np.int64), exp32(scores)
+    return ids[weights >= min_p] if min_p > 0.0 else ids
+
+
+def log_normalizer(shifted: F32) -> float:
+    """The logarithm of the sum of e**x over `shifted`, [vocab], whose maximum is 0."""
+    return math.log(int(masses(exp32(shifted)).sum()) / MASS_ONE)
+
+
+def _target(total: int, top_p: np.float32) -> int:
+    """The mass to reach, in fixed point, at least 1."""
+    return math.ceil(float(top_p) * float(total))
+
+
+def _prefix(mass: I64, target: int) -> int:
+    """How many of `mass`, in descending order, are needed to reach `target`: those before which it is not reached."""
+    before = np.cumsum(mass) - mass
+    return int(np.count_nonzero(before < target))
+
+
+def _bits(words: I32, size: int) -> NDArray[np.bool_]:
+    spread = (words[:, None] >> np.arange(32, dtype=np.int32)) & 1
+    return spread.reshape(-1)[:size].astype(np.bool_)

@@ -1,0 +1,1 @@
+"""Triton kernels: the CUDA counterpart of the reference kernels, tested against them."""

@@ -1,0 +1,67 @@
+"""Randomness as a function, on the device: the counterpart of `reference.philox`, with the same bits.
+
+The same operations in the same order, each rounded on its own: kernels that call these functions are launched with
+`enable_fp_fusion=False`, or a multiplication and an addition would become one fused operation with other bits.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from runtime.kernels.reference import philox
+
+_LN2_HIGH = tl.constexpr(philox.LN2_HIGH)
+_LN2_LOW = tl.constexpr(philox.LN2_LOW)
+_LOG2_E = tl.constexpr(philox.LOG2_E)
+_SQRT_HALF_BITS = tl.constexpr(philox.SQRT_HALF_BITS)
+_EXP_LOWEST = tl.constexpr(philox.EXP_LOWEST)
+
+
+@triton.jit
+def block_words(seed, position, block):
+    """The four words of counter (position, block, 0, 0). seed: int64. position: int32. block: int32 [b]."""
+    return tl.philox(seed, position + tl.zeros_like(block), block, tl.zeros_like(block), tl.zeros_like(block))
+
+
+@triton.jit
+def gumbel(word):
+    """Standard Gumbel noise of random words, uint32."""
+    u = ((word >> 9).to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07  # 2**-23
+    return -log32(-log32(u))
+
+
+@triton.jit
+def log32(x):
+    """Natural logarithm of positive normal float32 numbers."""
+    bits = x.to(tl.int32, bitcast=True)
+    exponent = (bits - _SQRT_HALF_BITS) >> 23
+    f = (bits - (exponent << 23)).to(tl.float32, bitcast=True) - 1.0
+    e = exponent.to(tl.float32)
+    s = tl.div_rn(f, f + 2.0)
+    s2 = s * s
+    series = s2 * (2 / 9) + (2 / 7)
+    series = s2 * series + (2 / 5)
+    series = s2 * series + (2 / 3)
+    log_m = (s + s) + (s * s2) * series
+    return e * _LN2_HIGH + (e * _LN2_LOW + log_m)
+
+
+@triton.jit
+def exp32(x):
+    """e**x of float32 numbers that are zero, negative or -inf; 0 below `philox.EXP_LOWEST`."""
+    clamped = tl.maximum(x, _EXP_LOWEST)
+    n = tl.floor(clamped * _LOG2_E + 0.5)
+    r = (clamped - n * _LN2_HIGH) - n * _LN2_LOW
+    series = r * (1 / 5040) + (1 / 720)
+    series = series * r + (1 / 120)
+    series = series * r + (1 / 24)
+    series = series * r + (1 / 6)
+    series = series * r + 0.5
+    series = series * r + 1.0
+    series = series * r + 1.0
+    scale = ((n.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
+    return tl.where(x < _EXP_LOWEST, 0.0, series * scale)

@@ -1,0 +1,121 @@
+"""Log-probabilities on the device, of the token and the most likely ones, for the rows that asked for them."""
+
+# mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from runtime.kernels.triton.philox import exp32
+from runtime.kernels.triton.sampling_draw import row_peak
+from runtime.kernels.triton.sampling_filters import mass_one
+
+_NOTHING = tl.constexpr(-0x7FFFFFFFFFFFFFFF)  # below every packed logit
+
+
+@triton.jit
+def _pack(x, i):
+    """A float32 and its id as one int64 whose order is that of the float, and among equals the reverse of the id."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+    return (ordered << 32) | (0xFFFFFFFF - i.to(tl.int64))
+
+
+@triton.jit
+def _unpack(packed):
+    """The float32 and the id of `_pack`."""
+    ordered = (packed >> 32).to(tl.int32)
+    x = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    return x, (0xFFFFFFFF - (packed & 0xFFFFFFFF)).to(tl.int32)
+
+
+@triton.jit
+def top_tile_kernel(
+    logits,
+    logits_stride,
+    logit_rows,
+    slots,
+    alive,
+    asked,
+    partial_max,
+    tile_mass,
+    tile_top,
+    MAX_TOP: tl.constexpr,
+    TOP_PAD: tl.constexpr,
+    VOCAB: tl.constexpr,
+    TILES: tl.constexpr,
+    TILES_PAD: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The mass of a tile, and its most likely tokens in order."""
+    tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    slot = tl.load(slots + row).to(tl.int64)
+    count = tl.minimum(tl.load(asked + slot), MAX_TOP)
+    if (tl.load(alive + slot) != 0) & (count >= 0):
+        peak = row_peak(partial_max, row, TILES, TILES_PAD)
+        if peak < float("inf"):
+            i = tile * TILE + tl.arange(0, TILE)
+            inside = i < VOCAB
+            base = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
+            x = tl.load(base + i, mask=inside, other=float("-inf"))
+            mass = (exp32(x - peak) * mass_one).to(tl.int64)
+            tl.store(tile_mass + row * TILES + tile, tl.sum(mass, 0))
+            packed = tl.where(inside, _pack(x, i), _NOTHING)
+            for place in range(0, count):
+                best = tl.max(packed, 0)
+                tl.store(tile_top + (row * TILES + tile) * TOP_PAD + place, best)
+                packed = tl.where(packed == best, _NOTHING, packed)
+
+
+@triton.jit
+def top_finish_kernel(
+    logits,
+    logits_stride,
+    logit_rows,
+    slots,
+    alive,
+    asked,
+    partial_max,
+    tile_mass,
+    tile_top,
+    tokens,
+    logprob,
+    top_ids,
+    top_logprobs,
+    MAX_TOP: tl.constexpr,
+    TOP_PAD: tl.constexpr,
+    VOCAB: tl.constexpr,
+    TILES: tl.constexpr,
+    TILES_PAD: tl.constexpr,
+):
+    """A row's log-probabilities from its tiles; zeros for a row that did not ask, and past what it asked for."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row).to(tl.int64)
+    p = tl.arange(0, TOP_PAD)
+    values = tl.zeros([TOP_PAD], tl.float32)
+    ids = tl.zeros([TOP_PAD], tl.int32)
+    of_token = tl.full([], 0.0, tl.float32)
+    count = tl.minimum(tl.minimum(tl.load(asked + slot), MAX_TOP), VOCAB)
+    if (tl.load(alive + slot) != 0) & (count >= 0):
+        peak = row_peak(partial_max, row, TILES, TILES_PAD)
+        if peak < float("inf"):
+            t = tl.arange(0, TILES_PAD)
+            total = tl.sum(tl.load(tile_mass + row * TILES + t, mask=t < TILES, other=0), 0)
+            normalizer = tl.log(total.to(tl.float64) / mass_one)
+            base = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
+            x = tl.load(base + tl.load(tokens + row))
+            of_token = ((x - peak).to(tl.float64) - normalizer).to(tl.float32)
+            e = tl.arange(0, TILES_PAD * TOP_PAD)
+            listed = (e // TOP_PAD < TILES) & (e % TOP_PAD < count)
+            packed = tl.load(tile_top + row * TILES * TOP_PAD + e, mask=listed, other=_NOTHING)
+            for place in range(0, count):
+                best = tl.max(packed, 0)
+                packed = tl.where(packed == best, _NOTHING, packed)
+                value, token = _unpack(best)
+                values = tl.where(p == place, ((value - peak).to(tl.float64) - normalizer).to(tl.float32), values)
+                ids = tl.where(p == place, token, ids)
+    tl.store(top_ids + row * TOP_PAD + p, ids)
+    tl.store(top_logprobs + row * TOP_PAD + p, values)
+    tl.store(logprob + row, of_token)
