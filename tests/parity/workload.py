@@ -60,7 +60,7 @@ def _sampling(dice: random.Random, request: GenerateRequest) -> None:
 
 def _stopping(dice: random.Random, request: GenerateRequest) -> None:
     stopping = request.stopping
-    stopping.max_tokens = dice.choice((1, 2, 8, 16, 24, 40, 400))
+    stopping.max_tokens = dice.choice((1, 12, 24, 32, 32, 40, 40, 48, 400))
     if dice.random() < 0.3:
         stopping.ignore_eos = True
     if dice.random() < 0.2:
@@ -77,15 +77,15 @@ def _prompt(dice: random.Random, request: GenerateRequest) -> None:
     if kind < 0.5:
         request.text = "".join(dice.choices(SNIPPETS, k=dice.randint(1, 3)))
     else:
-        length = dice.randint(1, 20) if kind < 0.75 else dice.randint(40, CONTEXT - 20)
+        length = dice.randint(1, 20) if kind < 0.7 else dice.randint(80, CONTEXT - 4)
         request.token_ids.ids.extend(dice.randrange(2, VOCAB) for _ in range(length))
 
 
 def workload(seed: int) -> list[Asked]:
-    """16 to 24 requests that arrive within a fraction of a second of each other."""
+    """20 to 28 requests that arrive within a fraction of a second of each other."""
     dice = random.Random(seed)
     asked: list[Asked] = []
-    for i in range(dice.randint(16, 24)):
+    for i in range(dice.randint(20, 28)):
         request = GenerateRequest(request_id=f"s{seed}-{i}", priority=dice.choice((0, 0, 0, 1)))
         _prompt(dice, request)
         _sampling(dice, request)
@@ -95,7 +95,7 @@ def workload(seed: int) -> list[Asked]:
         fate = dice.random()
         abort_after = dice.choice((-1, 1, 4)) if fate < 0.1 else 0
         cancel_after = dice.choice((1, 4)) if 0.1 <= fate < 0.16 else 0
-        asked.append(Asked(request, dice.uniform(0, 0.15), abort_after, cancel_after))
+        asked.append(Asked(request, dice.uniform(0, 0.08), abort_after, cancel_after))
     return asked
 
 

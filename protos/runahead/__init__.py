@@ -1,0 +1,1 @@
+"""The contract of runahead as Python modules, one package for each version."""

@@ -1,0 +1,238 @@
+"""The front end's side of the connection to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from runtime.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    AbortResult,
+    Accepted,
+    Cancel,
+    EngineInfo,
+    EngineStats,
+    Failed,
+    FrameReader,
+    Hello,
+    Output,
+    ProtocolError,
+    Refused,
+    StatsQuery,
+    StatsReply,
+    Submit,
+    ToEngine,
+    ToFrontEnd,
+    Welcome,
+    decode_to_front_end,
+    encode_frame,
+)
+from service.limits import LIMITS
+from service.request_stream import EngineLostError, RequestRefusedError, RequestStream
+from service.validation import CheckedRequest
+
+log = structlog.get_logger(__name__)
+
+_LOST_SENTENCE: Final = "the engine has stopped; the request may be sent again to another server"
+
+
+class EngineClient(Protocol):
+    """What the servicers need of an engine, wherever it runs."""
+
+    info: EngineInfo
+    server_id: str
+
+    def submit(self, request: CheckedRequest, prompt: NDArray[np.int32]) -> RequestStream:
+        """Sends a request. prompt: int32 [n]. Never blocks. Raises EngineLostError."""
+
+    def release(self, stream: RequestStream) -> None:
+        """The reader is done with a stream; a request that has not ended is cancelled in the engine. Idempotent."""
+
+    async def abort(self, request_ids: tuple[str, ...], all_requests: bool) -> AbortResult:
+        """Raises EngineLostError."""
+
+    async def stats(self) -> EngineStats:
+        """Raises EngineLostError."""
+
+    async def wait_lost(self) -> EngineLostError:
+        """Returns when the engine is gone."""
+
+    def close(self, reason: str, sentence: str) -> None:
+        """Ends every stream with EngineLostError, and the connection."""
+
+
+class SocketEngineClient(asyncio.Protocol):
+    """An EngineClient over the engine's Unix socket."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._frames = FrameReader()
+        self._transport: asyncio.Transport | None = None
+        self._welcome: asyncio.Future[Welcome] = loop.create_future()
+        self._lost: asyncio.Future[EngineLostError] = loop.create_future()
+        self._streams: dict[int, RequestStream] = {}
+        self._abort_calls: dict[int, asyncio.Future[AbortResult]] = {}
+        self._stats_calls: dict[int, asyncio.Future[EngineStats]] = {}
+        self._last_handle = 0
+        self._last_call = 0
+        self.info: EngineInfo
+        self.server_id = ""
+
+    @classmethod
+    async def connect(cls, path: Path, timeout_s: float = 30.0) -> SocketEngineClient:
+        """Connects and greets. Raises EngineLostError if there is no engine, or one of another protocol."""
+        client = cls()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.get_running_loop().create_unix_connection(lambda: client, os.fspath(path))
+                client._send(Hello(PROTOCOL_VERSION))
+                welcome = await client._welcome
+        except (OSError, TimeoutError) as error:
+            message = f"the engine could not be reached: {str(error) or 'it did not answer'}"
+            client.close("CONNECT", message)
+            raise EngineLostError("CONNECT", message) from error
+        if welcome.protocol != PROTOCOL_VERSION:
+            message = f"the engine speaks protocol {welcome.protocol}, and this front end {PROTOCOL_VERSION}"
+            client.close("PROTOCOL", message)
+            raise EngineLostError("PROTOCOL", message)
+        client.info, client.server_id = welcome.info, welcome.server_id
+        return client
+
+    # ------------------------------------------------------------ calls
+
+    def submit(self, request: CheckedRequest, prompt: NDArray[np.int32]) -> RequestStream:
+        self._raise_if_lost()
+        self._last_handle += 1
+        stream = RequestStream(self._last_handle, LIMITS.unread_bytes)
+        self._streams[stream.handle] = stream
+        self._send(
+            Submit(
+                handle=stream.handle,
+                request_id=request.request_id,
+                prompt=np.ascontiguousarray(prompt, np.dtype("<i4")).tobytes(),
+                sampling=request.sampling,
+                stopping=request.stopping,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+            )
+        )
+        return stream
+
+    def release(self, stream: RequestStream) -> None:
+        if self._streams.pop(stream.handle, None) is not None:
+            self._send(Cancel(stream.handle))
+
+    async def abort(self, request_ids: tuple[str, ...], all_requests: bool) -> AbortResult:
+        self._raise_if_lost()
+        self._last_call += 1
+        answer: asyncio.Future[AbortResult] = asyncio.get_running_loop().create_future()
+        self._abort_calls[self._last_call] = answer
+        self._send(Abort(self._last_call, request_ids, all_requests))
+        return await answer
+
+    async def stats(self) -> EngineStats:
+        self._raise_if_lost()
+        self._last_call += 1
+        answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self._stats_calls[self._last_call] = answer
+        self._send(StatsQuery(self._last_call))
+        return await answer
+
+    async def wait_lost(self) -> EngineLostError:
+        return await asyncio.shield(self._lost)
+
+    def close(self, reason: str, sentence: str) -> None:
+        self._lose(EngineLostError(reason, sentence))
+
+    # ------------------------------------------------------------ the connection, called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._frames.feed(data):
+                self._dispatch(decode_to_front_end(body))
+        except ProtocolError as error:
+            log.error("engine_protocol_error", error=str(error))
+            self._lose(EngineLostError("PROTOCOL", _LOST_SENTENCE))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lose(EngineLostError("ENGINE_LOST", _LOST_SENTENCE))
+
+    # ------------------------------------------------------------ what the engine says
+
+    def _dispatch(self, message: ToFrontEnd) -> None:
+        match message:
+            case Output():
+                self._dispatch_output(message)
+            case Accepted(handle=handle):
+                if stream := self._streams.get(handle):
+                    stream.accept()
+            case Refused(handle=handle):
+                if stream := self._streams.pop(handle, None):
+                    stream.fail(RequestRefusedError(message.code, message.message, message.field))
+            case AbortResult(call=call):
+                if (aborted := self._abort_calls.pop(call, None)) and not aborted.done():
+                    aborted.set_result(message)
+            case StatsReply(call=call, stats=stats):
+                if (answer := self._stats_calls.pop(call, None)) and not answer.done():
+                    answer.set_result(stats)
+            case Failed(reason=reason, message=sentence):
+                self._lose(EngineLostError(reason, sentence))
+            case Welcome():
+                if not self._welcome.done():
+                    self._welcome.set_result(message)
+
+    def _dispatch_output(self, output: Output) -> None:
+        """Columns to streams. A handle that nobody reads any more is skipped."""
+        logprobs = {entry.index: entry for entry in output.logprobs}
+        handles = np.frombuffer(output.handles, np.dtype("<i4")).tolist()
+        tokens = np.frombuffer(output.tokens, np.dtype("<i4")).tolist()
+        if len(handles) != len(tokens):
+            raise ProtocolError(f"an output has {len(handles)} handles and {len(tokens)} tokens")
+        streams = self._streams
+        for index, (handle, token_id) in enumerate(zip(handles, tokens, strict=True)):
+            stream = streams.get(handle)
+            if stream is not None and not stream.push(token_id, logprobs.get(index)):
+                self.release(stream)
+        for finished in output.finished:
+            if stream := streams.pop(finished.handle, None):
+                stream.finish(finished)
+
+    # ------------------------------------------------------------ the rest
+
+    def _send(self, message: ToEngine) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode_frame(message))
+
+    def _raise_if_lost(self) -> None:
+        if self._lost.done():
+            raise self._lost.result().again()
+
+    def _lose(self, error: EngineLostError) -> None:
+        """Everything that waits ends with `error`, once; a second loss changes nothing."""
+        if self._lost.done():
+            return
+        self._lost.set_result(error)
+        if self._transport is not None:
+            self._transport.close()
+        if not self._welcome.done() and self._transport is not None:
+            self._welcome.set_exception(error.again())
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(error.again())
+        waiting: list[asyncio.Future[Any]] = [*self._abort_calls.values(), *self._stats_calls.values()]
+        for call in waiting:
+            if not call.done():
+                call.set_exception(error.again())
+        self._abort_calls.clear()
+        self._stats_calls.clear()

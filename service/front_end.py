@@ -1,0 +1,75 @@
+"""The gRPC server: its services on one port, from the first health probe to the last stream's end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from runahead.v1 import add_GenerationServiceServicer_to_server, generation_service_pb2
+from runtime.config import ConfigError
+from service.engine_client import EngineClient
+from service.health import HealthServicer
+from service.limits import LIMITS
+from service.reflection import add_reflection
+from service.servicer import GenerationServicer
+from service.tokenizer import TextTokenizer
+
+_GENERATION: Final = "runahead.v1.GenerationService"
+_HEALTH: Final = "grpc.health.v1.Health"
+_END_S: Final = 2.0  # for statuses to reach clients when streams are ended
+
+_OPTIONS: Final = (
+    ("grpc.so_reuseport", 0),  # a second server on the port must fail, not share it
+    ("grpc.max_receive_message_length", LIMITS.message_bytes),
+    ("grpc.max_send_message_length", -1),
+    # A client that vanished without a word is noticed within a minute, and its requests are cancelled.
+    ("grpc.keepalive_time_ms", 40_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+)
+
+
+class FrontEnd:
+    """Serves one engine on one port."""
+
+    def __init__(self, engine: EngineClient, tokenizer: TextTokenizer, max_streams: int) -> None:
+        self._engine = engine
+        self._server = grpc.aio.server(options=_OPTIONS)
+        self._health = HealthServicer((_GENERATION,))
+        self.servicer = GenerationServicer(engine, tokenizer, max_streams)
+        add_GenerationServiceServicer_to_server(self.servicer, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        add_reflection(self._server, (generation_service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR), (_GENERATION, _HEALTH))
+
+    async def start(self, address: str) -> int:
+        """Listens, and is healthy. address: host:port, port 0 for any. Returns the port. Raises ConfigError."""
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise ConfigError(f"{address} can't be listened on: it is in use, or no address of this machine")
+        await self._server.start()
+        self._health.set_serving(True)
+        return port
+
+    def engine_lost(self) -> None:
+        """No longer healthy. New calls end with UNAVAILABLE, as the open ones did."""
+        self._health.set_serving(False)
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no more completions, gives the open ones `grace_s` seconds, and ends the rest with UNAVAILABLE.
+
+        Until then the port stays open, so that new calls are told the reason, SHUTDOWN, too.
+        """
+        self.servicer.close()
+        self._health.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self.servicer.wait_drained()
+        self._engine.close("SHUTDOWN", "the server is shutting down")
+        await self._server.stop(_END_S)

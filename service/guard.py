@@ -1,0 +1,75 @@
+"""How a call ends when something goes wrong: one status, a fixed sentence, nothing of the server's inside."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import structlog
+
+from service.errors import (
+    ServiceError,
+    Violation,
+    already_exists,
+    exhausted,
+    internal,
+    invalid_argument,
+    slow_reader,
+    to_status,
+    unavailable,
+)
+from service.limits import LIMITS
+from service.request_stream import EngineLostError, RequestRefusedError, SlowReaderError
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Call:
+    """The call that is served. `request_id`: set as soon as it is known."""
+
+    request_id: str = ""
+
+
+@asynccontextmanager
+async def guarded(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Call]:
+    """Serves the body; what it raises becomes the call's status. A cancelled call is left to the transport."""
+    call = Call()
+    try:
+        yield call
+    except Exception as error:
+        if context.cancelled():
+            return  # the client is gone: whatever failed, failed for that
+        await context.abort_with_status(to_status(_as_service_error(error, call), call.request_id))
+
+
+def _as_service_error(error: Exception, call: Call) -> ServiceError:
+    match error:
+        case ServiceError():
+            return error
+        case RequestRefusedError():
+            return _refusal(error, call)
+        case EngineLostError():
+            return unavailable(error.reason, error.message)
+        case SlowReaderError():
+            return slow_reader()
+    # The message of the exception may hold text of the request: only its type and the lines it came by are logged.
+    frames = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
+    log.error("call_failed", request_id=call.request_id, error=type(error).__name__, frames=frames)
+    return internal()
+
+
+def _refusal(refused: RequestRefusedError, call: Call) -> ServiceError:
+    match refused.code:
+        case "ALREADY_EXISTS":
+            return already_exists(call.request_id)
+        case "RESOURCE_EXHAUSTED":
+            return exhausted(refused.message, LIMITS.retry_s)
+        case "INVALID_ARGUMENT":
+            return invalid_argument([Violation(refused.field, refused.message)])
+    log.error("unknown_refusal", request_id=call.request_id, code=refused.code)
+    return internal()

@@ -1,0 +1,68 @@
+"""`grpc.health.v1`: serving only while the engine lives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+_Status = health_pb2.HealthCheckResponse
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it has no type information
+    """One status for the server ("") and for each of its services. NOT_SERVING until told otherwise."""
+
+    def __init__(self, services: Iterable[str]) -> None:
+        self._services = frozenset({"", *services})
+        self._serving = False
+        self._closed = False
+        self._changed = asyncio.Event()  # replaced at every change
+
+    def set_serving(self, serving: bool) -> None:
+        """Tells every watcher. Changes nothing once closed."""
+        if not self._closed:
+            self._serving = serving
+            self._tell()
+
+    def close(self) -> None:
+        """NOT_SERVING for good; watchers are told, and their calls end: an open one would hold a graceful stop."""
+        self._serving = False
+        self._closed = True
+        self._tell()
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> health_pb2.HealthCheckResponse:
+        if request.service not in self._services:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "this server has no such service")
+        return _Status(status=self._status(request.service))
+
+    async def List(
+        self, request: health_pb2.HealthListRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> health_pb2.HealthListResponse:
+        return health_pb2.HealthListResponse(
+            statuses={service: _Status(status=self._status(service)) for service in self._services}
+        )
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        told: int | None = None
+        while True:
+            changed, closed, status = self._changed, self._closed, self._status(request.service)
+            if status != told:
+                await context.write(_Status(status=status))
+                told = status
+            if closed:
+                return  # with OK: an error may overtake the last status on its way
+            await changed.wait()
+
+    def _status(self, service: str) -> int:
+        if service not in self._services:
+            return int(_Status.SERVICE_UNKNOWN)
+        return int(_Status.SERVING if self._serving else _Status.NOT_SERVING)
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

@@ -1,0 +1,50 @@
+"""What `GetModelInfo` answers."""
+
+from __future__ import annotations
+
+from runahead.v1 import EngineConfiguration, GetModelInfoResponse, Limits, SpecialToken
+from runtime.messages import EngineInfo
+from service.limits import LIMITS
+from service.tokenizer import TextTokenizer
+
+
+def model_info(info: EngineInfo, server_id: str, tokenizer: TextTokenizer, max_streams: int) -> GetModelInfoResponse:
+    """The served model, its tokenizer's special tokens and template, and the limits."""
+    return GetModelInfoResponse(
+        model=info.model,
+        architecture=info.architecture,
+        parameters=info.parameters,
+        vocab_size=info.vocab_size,
+        context_length=info.context_length,
+        eos_token_ids=info.eos_token_ids,
+        bos_token_id=info.bos_token_id if info.bos_token_id >= 0 else None,
+        special_tokens=[
+            SpecialToken(id=special.token_id, content=special.content) for special in tokenizer.special_tokens
+        ],
+        chat_template=tokenizer.chat_template,
+        limits=Limits(
+            prompt_tokens=info.context_length - 1,
+            prompt_text_bytes=LIMITS.prompt_text_bytes,
+            max_tokens=LIMITS.max_tokens,
+            top_logprobs=LIMITS.top_logprobs,
+            stop_strings=LIMITS.stop_strings,
+            stop_string_bytes=LIMITS.stop_string_bytes,
+            stop_token_ids=LIMITS.stop_token_ids,
+            logit_bias_entries=LIMITS.logit_bias_entries,
+            request_id_length=LIMITS.request_id_length,
+            abort_ids=LIMITS.abort_ids,
+            message_bytes=LIMITS.message_bytes,
+            streams=max_streams,
+            unread_bytes=LIMITS.unread_bytes,
+            queue=info.max_queue,
+        ),
+        engine=EngineConfiguration(
+            device=info.device,
+            dtype=info.dtype,
+            run_ahead=info.run_ahead,
+            max_rows=info.max_rows,
+            num_blocks=info.num_blocks,
+            block_size=info.block_size,
+        ),
+        server_id=server_id,
+    )

@@ -1,0 +1,63 @@
+"""Server reflection, v1 and v1alpha: grpcurl and buf curl need no .proto files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool
+from google.protobuf.descriptor import FileDescriptor
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+_V1ALPHA: Final = "grpc.reflection.v1alpha"
+_V1: Final = "grpc.reflection.v1"
+_METHOD: Final = "ServerReflectionInfo"
+
+REFLECTION_SERVICES: Final = (f"{_V1}.ServerReflection", f"{_V1ALPHA}.ServerReflection")
+
+
+def add_reflection(server: grpc.aio.Server, files: Iterable[FileDescriptor], services: Iterable[str]) -> None:
+    """Serves `services` and their `files`, with all that these import, under both versions of the protocol.
+
+    The two versions have the same messages on the wire; the library brings v1alpha only, so v1 is the same servicer
+    under the other name, and its file is v1alpha's, renamed.
+    """
+    pool = descriptor_pool.DescriptorPool()
+    known: set[str] = set()
+    for file in (*files, reflection_pb2.DESCRIPTOR):
+        _add_file(pool, file, known)
+    pool.AddSerializedFile(_renamed(reflection_pb2.DESCRIPTOR).SerializeToString())
+    servicer = reflection.aio.ReflectionServicer((*services, *REFLECTION_SERVICES), pool=pool)
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    for service in REFLECTION_SERVICES:
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, {_METHOD: handler})])
+
+
+def _add_file(pool: descriptor_pool.DescriptorPool, file: FileDescriptor, known: set[str]) -> None:
+    if file.name in known:
+        return
+    known.add(file.name)
+    for dependency in file.dependencies:
+        _add_file(pool, dependency, known)
+    pool.AddSerializedFile(file.serialized_pb)
+
+
+def _renamed(file: FileDescriptor) -> descriptor_pb2.FileDescriptorProto:
+    proto = descriptor_pb2.FileDescriptorProto()
+    file.CopyToProto(proto)
+    proto.name = proto.name.replace("v1alpha", "v1")
+    proto.package = _V1
+    for message in proto.message_type:
+        for field in message.field:
+            if field.type_name:  # of a message; set at all, it says that the field is none of a scalar type
+                field.type_name = field.type_name.replace(f".{_V1ALPHA}.", f".{_V1}.")
+    for service in proto.service:
+        for method in service.method:
+            method.input_type = method.input_type.replace(f".{_V1ALPHA}.", f".{_V1}.")
+            method.output_type = method.output_type.replace(f".{_V1ALPHA}.", f".{_V1}.")
+    return proto

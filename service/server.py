@@ -1,0 +1,169 @@
+"""The service as a whole: the engine's process, the front end, and their lives."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from runtime.config import ConfigError, EngineConfig, check_config
+from service.engine_client import SocketEngineClient
+from service.engine_process import EngineProcess, EngineStartError
+from service.front_end import FrontEnd
+from service.logs import configure_logs
+from service.request_stream import EngineLostError
+from service.tokenizer import TextTokenizer, load_tokenizer
+
+T = TypeVar("T")
+
+EXIT_OK: Final = 0
+EXIT_ENGINE_LOST: Final = 1
+EXIT_CANNOT_START: Final = 2
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """What a server is started with.
+
+    engine: the engine's own settings; its checkpoint folder is where the tokenizer is, too.
+    host, port: where to listen; port 0 takes any free one.
+    insecure: allows a host that other machines can reach, though nobody is asked who they are.
+    max_streams: completions that may be open at once.
+    log_level: debug, info, warning or error.
+    grace_s: how long a shutdown waits for the calls in flight.
+    linger_s: how long NOT_SERVING is shown after the engine was lost, before the server stops.
+    """
+
+    engine: EngineConfig
+    host: str = "127.0.0.1"
+    port: int = 50051
+    insecure: bool = False
+    max_streams: int = 1024
+    log_level: str = "info"
+    grace_s: float = 10.0
+    linger_s: float = 1.0
+
+
+def check_server_config(config: ServerConfig) -> None:
+    """Raises ConfigError for what can't be."""
+    check_config(config.engine)
+    if not 0 <= config.port < 1 << 16:
+        raise ConfigError(f"port must be between 0 and 65535, and is {config.port}")
+    if config.max_streams < 1:
+        raise ConfigError(f"max_streams must be at least 1, and is {config.max_streams}")
+    if not config.insecure and not _is_loopback(config.host):
+        raise ConfigError(
+            f"host {config.host!r} can be reached from other machines, and this server asks nobody who they are; "
+            "listen on 127.0.0.1, or add --insecure if the network is trusted"
+        )
+
+
+def run(config: ServerConfig) -> int:
+    """Serves until SIGTERM, SIGINT or the engine's end. Returns the exit code: 0 after a shutdown, 1 if the engine was
+    lost, 2 if the service could not start (a sentence on standard error says why)."""
+    configure_logs(config.log_level)
+    try:
+        return asyncio.run(serve(config))
+    except (ConfigError, EngineLostError) as error:
+        print(error, file=sys.stderr, flush=True)
+    except EngineStartError as error:
+        log.error("engine_did_not_start", exit_code=error.exit_code)
+    return EXIT_CANNOT_START
+
+
+async def serve(config: ServerConfig, on_ready: Callable[[int], None] | None = None) -> int:
+    """`run` on a running event loop. on_ready: called with the port once the service answers.
+
+    Raises ConfigError, EngineStartError or EngineLostError if it can't start.
+    """
+    check_server_config(config)
+    _require_free(config.host, config.port)
+    tokenizer = load_tokenizer(Path(config.engine.model))
+    stop = _stop_on_signals()
+    engine = await _unless_stopped(EngineProcess.start(config.engine), stop)
+    if engine is None:
+        return EXIT_OK
+    try:
+        client = await SocketEngineClient.connect(engine.socket)
+        return await _serve_engine(config, client, tokenizer, stop, on_ready)
+    finally:
+        tokenizer.close()
+        exit_code = await engine.stop(config.grace_s)
+        log.info("engine_ended", exit_code=exit_code)
+
+
+async def _serve_engine(
+    config: ServerConfig,
+    client: SocketEngineClient,
+    tokenizer: TextTokenizer,
+    stop: asyncio.Event,
+    on_ready: Callable[[int], None] | None,
+) -> int:
+    front_end = FrontEnd(client, tokenizer, config.max_streams)
+    host = f"[{config.host}]" if ":" in config.host.strip("[]") else config.host
+    port = await front_end.start(f"{host}:{config.port}")
+    log.info("serving", host=config.host, port=port, model=client.info.model, run_ahead=client.info.run_ahead)
+    if on_ready is not None:
+        on_ready(port)
+    lost = await _unless_stopped(client.wait_lost(), stop)
+    if lost is None:
+        log.info("shutting_down", open_streams=front_end.servicer.counters.open_streams)
+        await front_end.stop(config.grace_s)
+        return EXIT_OK
+    log.error("engine_lost", reason=lost.reason)
+    front_end.engine_lost()
+    await _unless_stopped(asyncio.sleep(config.linger_s), stop)
+    await front_end.stop(0.0)
+    # A signal to the whole process group ends the engine first: that is a shutdown, too.
+    return EXIT_OK if stop.is_set() else EXIT_ENGINE_LOST
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:
+    """The result of `work`, or None if `stop` came first: `work` is cancelled then."""
+    task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return None
+    finally:
+        stopped.cancel()
+
+
+def _require_free(host: str, port: int) -> None:
+    """A port in use is told before the model is loaded, not after. Raises ConfigError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server: old connections don't count
+            probe.bind(address)
+    except OSError as error:
+        raise ConfigError(f"{host} port {port} can't be listened on: {error.strerror}") from error
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

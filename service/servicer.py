@@ -1,0 +1,234 @@
+"""`GenerationService`: what each call does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from runahead.v1 import (
+    AbortRequest,
+    AbortResponse,
+    AbortResult,
+    Accepted,
+    Delta,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    Finished,
+    GenerateOnceRequest,
+    GenerateOnceResponse,
+    GenerateRequest,
+    GenerateResponse,
+    GenerationServiceServicer,
+    GetModelInfoRequest,
+    GetModelInfoResponse,
+    StatsRequest,
+    StatsResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    WatchStatsRequest,
+)
+from service.completion import Completion
+from service.engine_client import EngineClient
+from service.errors import ServiceError, exhausted, unavailable
+from service.guard import Call, guarded
+from service.limits import LIMITS
+from service.model_info import model_info
+from service.request_stream import RequestStream, SlowReaderError
+from service.stats import FrontEndCounters, server_stats
+from service.tokenizer import TextTokenizer
+from service.validation import (
+    CheckedRequest,
+    check_abort,
+    check_once,
+    check_prompt_tokens,
+    check_request,
+    check_text,
+    check_token_ids,
+)
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class OpenCompletion:
+    """A request that the engine has queued, and the completion that comes of it."""
+
+    def __init__(self, stream: RequestStream, completion: Completion, accepted: Accepted) -> None:
+        self._stream = stream
+        self._completion = completion
+        self.accepted = accepted
+
+    @property
+    def finished(self) -> Finished | None:
+        """How it ended, once all deltas are taken."""
+        return self._completion.finished
+
+    def interrupt_writes(self) -> None:
+        """A write that is stuck, since nobody reads, is cancelled from now on if the stream fails.
+
+        Not before the first write is done: it carries the call's headers, and no status can be sent while these are on
+        their way.
+        """
+        self._stream.interrupt_with(_task().cancel)
+
+    async def next_deltas(self) -> Iterator[Delta]:
+        """The deltas of all tokens that are there, at least one token or the end. To be taken to the last one.
+
+        Raises what `RequestStream.take` and `Completion.deltas` raise.
+        """
+        return self._completion.deltas(await self._stream.take())
+
+
+class GenerationServicer(GenerationServiceServicer):
+    """Serves one engine. max_streams: completions that may be open at once; more are refused."""
+
+    def __init__(self, engine: EngineClient, tokenizer: TextTokenizer, max_streams: int) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._max_streams = max_streams
+        self._closed = False
+        self._drained = asyncio.Event()
+        self.counters = FrontEndCounters()
+
+    def close(self) -> None:
+        """Takes no more completions: they end with UNAVAILABLE, reason SHUTDOWN. The open ones go on."""
+        self._closed = True
+        self._note_drained()
+
+    async def wait_drained(self) -> None:
+        """Returns when it is closed and no completion is open."""
+        await self._drained.wait()
+
+    async def Generate(self, request: GenerateRequest, context: _Context) -> None:
+        async with guarded(context) as call, self._open(request, call) as opened:
+            await context.write(GenerateResponse(accepted=opened.accepted))
+            opened.interrupt_writes()
+            while opened.finished is None:
+                for delta in await opened.next_deltas():
+                    await context.write(GenerateResponse(delta=delta))
+            await context.write(GenerateResponse(finished=opened.finished))
+
+    async def GenerateOnce(self, request: GenerateOnceRequest, context: _Context) -> GenerateOnceResponse:
+        response = GenerateOnceResponse()
+        async with guarded(context) as call:
+            # The two requests have the same fields under the same numbers.
+            streamed = GenerateRequest.FromString(request.SerializeToString())
+            check_once(streamed)
+            async with self._open(streamed, call) as opened:
+                text: list[str] = []
+                while opened.finished is None:
+                    for delta in await opened.next_deltas():
+                        text.append(delta.text)
+                        response.tokens.extend(delta.tokens)
+                response.text = "".join(text)
+                response.accepted.CopyFrom(opened.accepted)
+                response.finished.CopyFrom(opened.finished)
+        return response
+
+    async def Abort(self, request: AbortRequest, context: _Context) -> AbortResponse:
+        response = AbortResponse()
+        async with guarded(context):
+            check_abort(request)
+            result = await self._engine.abort(tuple(request.request_ids), request.all)
+            response.results.extend(
+                AbortResult(request_id=request_id, outcome=f"ABORT_OUTCOME_{outcome}")
+                for request_id, outcome in zip(result.request_ids, result.outcomes, strict=True)
+            )
+        return response
+
+    async def Stats(self, request: StatsRequest, context: _Context) -> StatsResponse:
+        response = StatsResponse()
+        async with guarded(context):
+            response.stats.CopyFrom(server_stats(await self._engine.stats(), self.counters))
+        return response
+
+    async def WatchStats(self, request: WatchStatsRequest, context: _Context) -> None:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server does not serve WatchStats; call Stats")
+
+    async def GetModelInfo(self, request: GetModelInfoRequest, context: _Context) -> GetModelInfoResponse:
+        return model_info(self._engine.info, self._engine.server_id, self._tokenizer, self._max_streams)
+
+    async def Tokenize(self, request: TokenizeRequest, context: _Context) -> TokenizeResponse:
+        response = TokenizeResponse()
+        async with guarded(context):
+            check_text(request.text, "text")
+            special = request.add_special_tokens if request.HasField("add_special_tokens") else True
+            response.token_ids.extend((await self._tokenizer.encode(request.text, special)).tolist())
+        return response
+
+    async def Detokenize(self, request: DetokenizeRequest, context: _Context) -> DetokenizeResponse:
+        response = DetokenizeResponse()
+        async with guarded(context):
+            check_token_ids(request.token_ids, LIMITS.detokenize_ids, self._engine.info.vocab_size, "token_ids")
+            response.text = await self._tokenizer.decode(request.token_ids, request.include_special_tokens)
+        return response
+
+    # ------------------------------------------------------------ a completion, from the door to its end
+
+    @asynccontextmanager
+    async def _open(self, request: GenerateRequest, call: Call) -> AsyncIterator[OpenCompletion]:
+        """Submits a request, and lets the engine go of it however the body ends."""
+        with self._place():
+            checked, prompt = await self._check(request, call)
+            stream = self._engine.submit(checked, prompt)
+            completion = Completion(checked, len(prompt), self._tokenizer.token_bytes)
+            try:
+                await stream.accepted()
+                accepted = Accepted(
+                    request_id=checked.request_id, server_id=self._engine.server_id, prompt_tokens=len(prompt)
+                )
+                yield OpenCompletion(stream, completion, accepted)
+            except asyncio.CancelledError:
+                if stream.failure is None:
+                    self.counters.cancelled += 1
+                    raise
+                _task().uncancel()
+                raise stream.failure from None
+            finally:
+                self._engine.release(stream)
+                self.counters.stop_strings += completion.stopped_by_string
+                self.counters.slow_readers += isinstance(stream.failure, SlowReaderError)
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        """One of the completions that may be open. Raises ServiceError (RESOURCE_EXHAUSTED or UNAVAILABLE)."""
+        if self._closed:
+            raise unavailable("SHUTDOWN", "the server is shutting down")
+        if self.counters.open_streams >= self._max_streams:
+            self.counters.refused += 1
+            raise exhausted(f"{self._max_streams} completions are open, which is this server's limit", LIMITS.retry_s)
+        self.counters.open_streams += 1
+        try:
+            yield
+        finally:
+            self.counters.open_streams -= 1
+            self._note_drained()
+
+    def _note_drained(self) -> None:
+        if self._closed and self.counters.open_streams == 0:
+            self._drained.set()
+
+    async def _check(self, request: GenerateRequest, call: Call) -> tuple[CheckedRequest, NDArray[np.int32]]:
+        """The checked request and its prompt's tokens, int32 [n]. Raises ServiceError (INVALID_ARGUMENT)."""
+        try:
+            checked = check_request(request, self._engine.info)
+            call.request_id = checked.request_id
+            if not isinstance(checked.prompt, str):
+                return checked, checked.prompt
+            prompt = await self._tokenizer.encode(checked.prompt)
+            check_prompt_tokens(prompt, "text", self._engine.info)
+            return checked, prompt
+        except ServiceError:
+            self.counters.refused += 1
+            raise
+
+
+def _task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task

@@ -1,0 +1,99 @@
+"""The engine's figures, and this front end's, as a `ServerStats` message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runahead.v1 import (
+    BarrierStats,
+    BlockStats,
+    ChainStats,
+    FrontEndStats,
+    GraphStats,
+    LifecycleStats,
+    Quantiles,
+    RequestStats,
+    RowStats,
+    ServerStats,
+    TokenStats,
+)
+from runtime.messages import EngineStats
+
+
+@dataclass(slots=True)
+class FrontEndCounters:
+    """What this front end saw. One event loop writes it."""
+
+    open_streams: int = 0
+    stop_strings: int = 0
+    cancelled: int = 0
+    slow_readers: int = 0
+    refused: int = 0
+
+
+def server_stats(engine: EngineStats, counters: FrontEndCounters) -> ServerStats:
+    """All figures of `Stats`."""
+    return ServerStats(
+        uptime_s=engine.uptime_s,
+        requests=RequestStats(
+            waiting=engine.waiting,
+            running=engine.running,
+            submitted=engine.submitted,
+            admitted=engine.admitted,
+            finished=engine.finished,
+        ),
+        tokens=TokenStats(
+            prompt=engine.prompt_tokens,
+            generated=engine.generated_tokens,
+            void_rows=engine.void_rows,
+            prefill_chunks=engine.prefill_chunks,
+        ),
+        blocks=BlockStats(
+            total=engine.blocks_total,
+            free=engine.blocks_free,
+            owned=engine.blocks_owned,
+            fenced=engine.blocks_fenced,
+            cached=engine.blocks_cached,
+        ),
+        rows=RowStats(total=engine.rows_total, free=engine.rows_free, fenced=engine.rows_fenced),
+        chain=_chain(engine),
+        graphs=GraphStats(captures=engine.graph_captures, replays=engine.graph_replays, fallbacks=engine.fallbacks),
+        barriers={
+            reason: BarrierStats(count=count, seconds=engine.barrier_s.get(reason, 0.0))
+            for reason, count in engine.barriers.items()
+        },
+        lifecycle=LifecycleStats(deferred_releases=engine.deferred_releases, front_ends_lost=engine.front_ends_lost),
+        first_token_s=_quantiles(engine.first_token_s),
+        inter_token_s=_quantiles(engine.inter_token_s),
+        front_end=FrontEndStats(
+            open_streams=counters.open_streams,
+            stop_strings=counters.stop_strings,
+            cancelled=counters.cancelled,
+            slow_readers=counters.slow_readers,
+            refused=counters.refused,
+        ),
+    )
+
+
+def _chain(engine: EngineStats) -> ChainStats:
+    return ChainStats(
+        run_ahead=engine.run_ahead,
+        ledger_depth=engine.ledger_depth,
+        ledger_depth_max=engine.ledger_depth_max,
+        launches=engine.launches,
+        launches_retired=engine.launches_retired,
+        launches_by_kind=engine.launches_by_kind,
+        launches_by_depth=engine.launches_by_depth,
+        overlapped=engine.overlapped,
+        firsts_after_idle=engine.firsts_after_idle,
+        overlap_ratio=engine.overlap_ratio,
+        device_idle_s=engine.device_idle_s,
+        device_busy_s=engine.device_busy_s,
+        host_s=engine.host_s,
+        waits=engine.waits,
+        bytes_to_device=engine.bytes_to_device,
+    )
+
+
+def _quantiles(quantiles: dict[str, float]) -> Quantiles:
+    return Quantiles(**{name: value for name, value in quantiles.items() if name in ("p50", "p90", "p99")})

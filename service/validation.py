@@ -1,0 +1,312 @@
+"""From a GenerateRequest to a checked, frozen value with every default filled in.
+
+Nothing here touches the engine. All violations of a request are collected, up to `Limits.violations`.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+from numpy.typing import NDArray
+
+from runahead.v1 import AbortRequest, GenerateRequest, OutputOptions, SamplingOptions, StoppingOptions
+from runtime.messages import EngineInfo
+from runtime.request import SamplingParams, StoppingParams
+from service.errors import Violation, invalid_argument
+from service.limits import LIMITS
+
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]+")
+_UNSUPPORTED: Final = "is not supported by this server"
+
+
+@dataclass(frozen=True, slots=True)
+class TextParams:
+    """What the front end does with a completion's tokens. The engine never sees it.
+
+    max_tokens_per_message: 0 is no bound.
+    """
+
+    stop: tuple[str, ...]
+    include_stop: bool
+    max_tokens_per_message: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRequest:
+    """A request that is fit for the engine, but for the length of a text prompt, which tokens will tell.
+
+    prompt: text, or int32 [n] token ids. logprobs: as in SamplingParams.
+    """
+
+    request_id: str
+    prompt: str | NDArray[np.int32]
+    sampling: SamplingParams
+    stopping: StoppingParams
+    text: TextParams
+    priority: int
+    cache_salt: str
+
+
+class Violations:
+    """Collects what is wrong with a request."""
+
+    def __init__(self) -> None:
+        self._found: list[Violation] = []
+
+    def require(self, good: bool, field: str, sentence: str) -> bool:
+        """Notes `field sentence` unless `good`. Returns `good`."""
+        if not good and len(self._found) < LIMITS.violations:
+            self._found.append(Violation(field, f"{field} {sentence}"))
+        return good
+
+    def require_ids(self, ids: Iterable[int], vocab_size: int, field: str) -> bool:
+        """Notes the first id that is not below `vocab_size`, by its index."""
+        for index, token_id in enumerate(ids):
+            if token_id >= vocab_size:
+                return self.require(False, f"{field}[{index}]", _id_sentence(token_id, vocab_size))
+        return True
+
+    def raise_if_any(self) -> None:
+        """Raises ServiceError (INVALID_ARGUMENT) with what was noted."""
+        if self._found:
+            raise invalid_argument(self._found)
+
+
+def check_request(request: GenerateRequest, info: EngineInfo) -> CheckedRequest:
+    """Raises ServiceError (INVALID_ARGUMENT) naming every field that can't be."""
+    found = Violations()
+    _check_unknown_fields(request, "", found)
+    request_id = request.request_id if request.HasField("request_id") else uuid.uuid4().hex
+    _check_request_id(request_id, "request_id", found)
+    prompt = _check_prompt_field(request, info, found)
+    stopping = _check_stopping(request.stopping, info, found)
+    sampling = _check_sampling(request.sampling, request.output, info, found)
+    _check_something_to_draw(sampling, stopping, info, found)
+    text = _check_text(request.stopping, request.output, found)
+    found.require(
+        len(request.cache_salt.encode()) <= LIMITS.cache_salt_bytes,
+        "cache_salt",
+        f"must be at most {LIMITS.cache_salt_bytes} bytes",
+    )
+    found.require(
+        abs(request.priority) <= LIMITS.priority, "priority", f"must be within -{LIMITS.priority} and {LIMITS.priority}"
+    )
+    found.raise_if_any()
+    return CheckedRequest(request_id, prompt, sampling, stopping, text, request.priority, request.cache_salt)
+
+
+def check_prompt_tokens(ids: NDArray[np.int32], field: str, info: EngineInfo) -> None:
+    """The length of a prompt, and the range of its ids. Raises ServiceError (INVALID_ARGUMENT)."""
+    found = Violations()
+    _check_ids_of_prompt(ids, field, info, found)
+    found.raise_if_any()
+
+
+def check_text(text: str, field: str) -> None:
+    """Raises ServiceError (INVALID_ARGUMENT) for a text over `Limits.prompt_text_bytes`."""
+    found = Violations()
+    _check_text_bytes(text, field, found)
+    found.raise_if_any()
+
+
+def check_token_ids(ids: Sequence[int], limit: int, vocab_size: int, field: str) -> None:
+    """Raises ServiceError (INVALID_ARGUMENT) for too many ids, or one out of range."""
+    found = Violations()
+    if found.require(len(ids) <= limit, field, f"must have at most {limit} entries, and has {len(ids)}"):
+        found.require_ids(ids, vocab_size, field)
+    found.raise_if_any()
+
+
+def check_once(request: GenerateRequest) -> None:
+    """What GenerateOnce does not take beside the fields' own rules. Raises ServiceError (INVALID_ARGUMENT)."""
+    if request.output.HasField("max_tokens_per_message"):
+        field = "output.max_tokens_per_message"
+        raise invalid_argument([Violation(field, f"{field} has no meaning for GenerateOnce, and must be unset")])
+
+
+def check_abort(request: AbortRequest) -> None:
+    """Raises ServiceError (INVALID_ARGUMENT): ids or all, not both, and ids that a request can have."""
+    found = Violations()
+    count, limit = len(request.request_ids), LIMITS.abort_ids
+    found.require(count > 0 or request.all, "request_ids", "must name at least one request, unless all is set")
+    found.require(count == 0 or not request.all, "all", "must not be set together with request_ids")
+    if found.require(count <= limit, "request_ids", f"must have at most {limit} entries, and has {count}"):
+        for index, request_id in enumerate(request.request_ids):
+            _check_request_id(request_id, f"request_ids[{index}]", found)
+    found.raise_if_any()
+
+
+def _check_request_id(request_id: str, field: str, found: Violations) -> None:
+    found.require(
+        len(request_id) <= LIMITS.request_id_length and _REQUEST_ID.fullmatch(request_id) is not None,
+        field,
+        f"must be 1 to {LIMITS.request_id_length} of the characters A-Z a-z 0-9 . _ : -",
+    )
+
+
+def _check_prompt_field(request: GenerateRequest, info: EngineInfo, found: Violations) -> str | NDArray[np.int32]:
+    which = request.WhichOneof("prompt")
+    if which == "text":
+        if found.require(bool(request.text), "text", "must not be empty"):
+            _check_text_bytes(request.text, "text", found)
+        return request.text
+    found.require(which is not None, "prompt", "is missing: set text or token_ids")
+    ids = request.token_ids.ids
+    # Ids are uint32 on the wire; int64 holds them all until they are known to be in range.
+    wide = np.fromiter(ids, np.int64, len(ids))
+    if which is not None:
+        _check_ids_of_prompt(wide, "token_ids.ids", info, found)
+    return np.minimum(wide, info.vocab_size).astype(np.int32)
+
+
+def _check_ids_of_prompt(
+    ids: NDArray[np.int32] | NDArray[np.int64], field: str, info: EngineInfo, found: Violations
+) -> None:
+    longest = info.context_length - 1  # room for one token
+    found.require(len(ids) > 0, field, "must give at least one token")
+    found.require(
+        len(ids) <= longest,
+        field,
+        f"has {len(ids)} tokens, and the context of {info.context_length} leaves room for a prompt of {longest}",
+    )
+    wrong = np.flatnonzero(ids >= info.vocab_size)
+    if len(wrong):
+        index = int(wrong[0])
+        found.require(False, f"{field}[{index}]", _id_sentence(int(ids[index]), info.vocab_size))
+
+
+def _check_text_bytes(text: str, field: str, found: Violations) -> None:
+    limit = LIMITS.prompt_text_bytes
+    found.require(len(text.encode()) <= limit, field, f"must be at most {limit} bytes of UTF-8")
+
+
+def _check_sampling(
+    options: SamplingOptions, output: OutputOptions, info: EngineInfo, found: Violations
+) -> SamplingParams:
+    temperature = options.temperature if options.HasField("temperature") else 1.0
+    found.require(
+        temperature == 0.0 or LIMITS.temperature_min <= temperature <= LIMITS.temperature_max,
+        "sampling.temperature",
+        f"must be 0, or {LIMITS.temperature_min:g} to {LIMITS.temperature_max:g}, and is {temperature:g}",
+    )
+    top_k = options.top_k
+    found.require(top_k >= 0, "sampling.top_k", f"must be 0 (off) or more, and is {top_k}")
+    top_p = options.top_p if options.HasField("top_p") else 1.0
+    found.require(0.0 < top_p <= 1.0, "sampling.top_p", f"must be above 0 and at most 1, and is {top_p:g}")
+    min_p = options.min_p
+    found.require(0.0 <= min_p <= 1.0, "sampling.min_p", f"must be 0 to 1, and is {min_p:g}")
+    for name, neutral in (("repetition_penalty", 1.0), ("presence_penalty", 0.0), ("frequency_penalty", 0.0)):
+        value = getattr(options, name) if options.HasField(name) else neutral
+        found.require(value == neutral, f"sampling.{name}", _UNSUPPORTED)
+    bias = _check_bias(options, info, found)
+    found.require_ids(options.allowed_token_ids, info.vocab_size, "sampling.allowed_token_ids")
+    return SamplingParams(
+        temperature=temperature,
+        top_k=min(top_k, info.vocab_size),
+        top_p=top_p,
+        min_p=min_p,
+        seed=options.seed if options.HasField("seed") else secrets.randbits(64),
+        bias_ids=tuple(bias),
+        bias_values=tuple(bias.values()),
+        allowed_token_ids=tuple(sorted(set(options.allowed_token_ids))),
+        logprobs=_check_logprobs(output, found),
+    )
+
+
+def _check_bias(options: SamplingOptions, info: EngineInfo, found: Violations) -> dict[int, float]:
+    entries = len(options.logit_bias)
+    limit = LIMITS.logit_bias_entries
+    if not found.require(
+        entries <= limit, "sampling.logit_bias", f"must have at most {limit} entries, and has {entries}"
+    ):
+        return {}
+    bias = dict(sorted(options.logit_bias.items()))
+    most = LIMITS.logit_bias_value
+    for token_id, value in bias.items():
+        field = f"sampling.logit_bias[{token_id}]"
+        found.require(token_id < info.vocab_size, field, _id_sentence(token_id, info.vocab_size))
+        found.require(-most <= value <= most, field, f"must be -{most:g} to {most:g}, and is {value:g}")
+    return bias
+
+
+def _check_logprobs(output: OutputOptions, found: Violations) -> int:
+    found.require(not output.HasField("prompt_logprobs"), "output.prompt_logprobs", _UNSUPPORTED)
+    found.require(not output.echo, "output.echo", _UNSUPPORTED)
+    if not output.HasField("logprobs"):
+        return -1
+    most = LIMITS.top_logprobs
+    found.require(0 <= output.logprobs <= most, "output.logprobs", f"must be 0 to {most}, and is {output.logprobs}")
+    return output.logprobs
+
+
+def _check_stopping(options: StoppingOptions, info: EngineInfo, found: Violations) -> StoppingParams:
+    max_tokens = options.max_tokens if options.HasField("max_tokens") else LIMITS.default_max_tokens
+    found.require(
+        1 <= max_tokens <= LIMITS.max_tokens,
+        "stopping.max_tokens",
+        f"must be 1 to {LIMITS.max_tokens}, and is {max_tokens}",
+    )
+    found.require(
+        0 <= options.min_tokens <= max_tokens,
+        "stopping.min_tokens",
+        f"must be 0 to max_tokens, which is {max_tokens}, and is {options.min_tokens}",
+    )
+    field, count, limit = "stopping.stop_token_ids", len(options.stop_token_ids), LIMITS.stop_token_ids
+    if found.require(count <= limit, field, f"must have at most {limit} entries, and has {count}"):
+        found.require_ids(options.stop_token_ids, info.vocab_size, field)
+    return StoppingParams(
+        max_tokens=max_tokens,
+        min_tokens=options.min_tokens,
+        stop_token_ids=tuple(sorted(set(options.stop_token_ids))),
+        ignore_eos=options.ignore_eos,
+    )
+
+
+def _check_something_to_draw(
+    sampling: SamplingParams, stopping: StoppingParams, info: EngineInfo, found: Violations
+) -> None:
+    """Below min_tokens the ids that end a row are masked: were nothing else allowed, nothing could be drawn."""
+    if not sampling.allowed_token_ids or not stopping.min_tokens:
+        return
+    ends = {*stopping.stop_token_ids, *(() if stopping.ignore_eos else info.eos_token_ids)}
+    found.require(
+        not ends.issuperset(sampling.allowed_token_ids),
+        "sampling.allowed_token_ids",
+        "allows only tokens that end the completion, and min_tokens forbids these at first",
+    )
+
+
+def _check_text(options: StoppingOptions, output: OutputOptions, found: Violations) -> TextParams:
+    count, limit, longest = len(options.stop), LIMITS.stop_strings, LIMITS.stop_string_bytes
+    if found.require(count <= limit, "stopping.stop", f"must have at most {limit} entries, and has {count}"):
+        for index, stop in enumerate(options.stop):
+            field = f"stopping.stop[{index}]"
+            found.require(stop != "", field, "must not be empty")
+            found.require(len(stop.encode()) <= longest, field, f"must be at most {longest} bytes of UTF-8")
+    per_message, most = output.max_tokens_per_message, LIMITS.max_tokens_per_message
+    if output.HasField("max_tokens_per_message"):
+        sentence = f"must be 1 to {most}, and is {per_message}"
+        found.require(1 <= per_message <= most, "output.max_tokens_per_message", sentence)
+    return TextParams(tuple(dict.fromkeys(options.stop)), options.include_stop, per_message)
+
+
+def _check_unknown_fields(message: Message, path: str, found: Violations) -> None:
+    """What a newer client sends and this server does not know is refused, never ignored."""
+    unknown = UnknownFieldSet(message)
+    for index in range(len(unknown)):
+        found.require(False, f"{path}{unknown[index].field_number}", _UNSUPPORTED)
+    for descriptor, value in message.ListFields():
+        if isinstance(value, Message):
+            _check_unknown_fields(value, f"{path}{descriptor.name}.", found)
+
+
+def _id_sentence(token_id: int, vocab_size: int) -> str:
+    return f"is token id {token_id}, and the vocabulary has {vocab_size}"

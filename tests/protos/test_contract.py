@@ -1,0 +1,87 @@
+"""The contract's own rules."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+import runahead.v1
+from runahead.v1 import control_pb2, generate_pb2, model_pb2, stats_pb2
+from runtime.request import FinishReason
+
+ROOT = Path(__file__).resolve().parents[2]
+BUF = Path(sys.executable).with_name("buf")
+FILES = (control_pb2, generate_pb2, model_pb2, stats_pb2)
+MESSAGES = {name: message for file in FILES for name, message in file.DESCRIPTOR.message_types_by_name.items()}
+ENUMS = {name: enum for file in FILES for name, enum in file.DESCRIPTOR.enum_types_by_name.items()}
+
+
+def reachable(message: Descriptor) -> set[str]:
+    """Messages of the contract inside a message, itself included."""
+    found = {message.name}
+    for field in message.fields:
+        if field.message_type is not None and field.message_type.name in MESSAGES:
+            found |= reachable(field.message_type)
+    return found
+
+
+ASKED = sorted(set().union(*(reachable(message) for name, message in MESSAGES.items() if name.endswith("Request"))))
+
+
+def repeated(field: FieldDescriptor) -> bool:
+    return field.is_repeated
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_every_scalar_that_a_client_sends_knows_unset_from_zero(name: str) -> None:
+    for field in MESSAGES[name].fields:
+        assert repeated(field) or field.has_presence, f"{name}.{field.name} must be optional"
+
+
+def test_every_message_and_enum_is_exported() -> None:
+    assert {*MESSAGES, *ENUMS} <= set(runahead.v1.__all__)
+    assert all(hasattr(runahead.v1, name) for name in runahead.v1.__all__)
+
+
+def test_generate_once_takes_exactly_what_generate_takes() -> None:
+    def shape(name: str) -> list[tuple[object, ...]]:
+        return [
+            (field.name, field.number, field.type, repeated(field), field.message_type and field.message_type.name)
+            for field in MESSAGES[name].fields
+        ]
+
+    assert shape("GenerateOnceRequest") == shape("GenerateRequest")
+
+
+def test_finish_reasons_are_the_engines_but_for_failures() -> None:
+    served = {
+        name.removeprefix("FINISH_REASON_"): value.number
+        for name, value in ENUMS["FinishReason"].values_by_name.items()
+    }
+    engine = {reason.name: int(reason) for reason in FinishReason}
+    assert served.pop("UNSPECIFIED") == engine.pop("NOT_FINISHED") == 0
+    assert engine.pop("NON_FINITE")
+    assert served == engine
+
+
+def test_every_field_message_and_method_has_a_comment() -> None:
+    declaration = re.compile(
+        r"^\s*(message|enum|service|rpc|oneof|optional|repeated|map<|\w[\w.]* \w+ = \d|[A-Z_]+ = )"
+    )
+    for path in sorted((ROOT / "protos").rglob("*.proto")):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for before, line in itertools.pairwise(lines):
+            if declaration.match(line):
+                assert before.strip().startswith("//"), f"{path.name}: {line.strip()!r} has no comment"
+
+
+@pytest.mark.skipif(not BUF.exists(), reason="buf is not installed")
+def test_the_contract_is_clean_under_buf_lint() -> None:
+    done = subprocess.run([BUF, "lint"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")

@@ -1,0 +1,191 @@
+"""An engine that speaks the real protocol over a real Unix socket, and does what a test tells it to."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from runtime import messages as m
+from runtime.request import FinishReason
+
+TIMEOUT_S = 10.0
+
+INFO = m.EngineInfo(
+    model="fake",
+    architecture="FakeForCausalLM",
+    vocab_size=300,
+    context_length=64,
+    eos_token_ids=(256,),
+    bos_token_id=-1,
+    max_rows=8,
+    max_queue=4,
+    num_blocks=64,
+    block_size=16,
+    run_ahead=2,
+    device="cpu",
+    dtype="float32",
+    parameters=1000,
+)
+
+STATS = m.EngineStats(
+    uptime_s=1.5,
+    waiting=1,
+    running=2,
+    finished={"LENGTH": 3},
+    submitted=6,
+    admitted=5,
+    prompt_tokens=70,
+    generated_tokens=80,
+    void_rows=9,
+    prefill_chunks=10,
+    blocks_total=63,
+    blocks_free=40,
+    blocks_owned=20,
+    blocks_fenced=3,
+    blocks_cached=0,
+    rows_total=8,
+    rows_free=5,
+    rows_fenced=1,
+    run_ahead=2,
+    ledger_depth=1,
+    ledger_depth_max=2,
+    launches=100,
+    launches_retired=99,
+    launches_by_kind={"decode": 90, "mixed": 10},
+    launches_by_depth={1: 10, 2: 90},
+    overlapped=95,
+    firsts_after_idle=2,
+    overlap_ratio=0.98,
+    device_idle_s=0.25,
+    device_busy_s=4.5,
+    host_s=0.5,
+    waits=77,
+    bytes_to_device=6400,
+    graph_captures=0,
+    graph_replays=0,
+    fallbacks={"host_device": 100},
+    barriers={"shutdown": 1},
+    barrier_s={"shutdown": 0.125},
+    deferred_releases=12,
+    front_ends_lost=0,
+    first_token_s={"p50": 0.01, "p90": 0.02, "p99": 0.03},
+    inter_token_s={},
+)
+
+
+class FakeEngine:
+    """One front end at a time. Reads on a thread of its own; a test speaks through `accept`, `output` and the rest.
+
+    `submitted` and `cancelled` are queues, so that a test waits for what the front end says. With `auto_accept`,
+    requests are accepted, and duplicates and aborts answered, as the engine does it.
+    """
+
+    def __init__(self, path: Path, welcome: m.Welcome | None = None) -> None:
+        self.submitted: queue.Queue[m.Submit] = queue.Queue()
+        self.cancelled: queue.Queue[int] = queue.Queue()
+        self.gone = threading.Event()  # the front end closed its end
+        self.auto_accept = True
+        self.live: dict[str, int] = {}
+        self._welcome = welcome or m.Welcome(m.PROTOCOL_VERSION, "server-1", INFO)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._socket: socket.socket | None = None
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------ what a test says
+
+    def next_submit(self) -> m.Submit:
+        return self.submitted.get(timeout=TIMEOUT_S)
+
+    def next_cancel(self) -> int:
+        return self.cancelled.get(timeout=TIMEOUT_S)
+
+    def send(self, message: m.ToFrontEnd) -> None:
+        assert self._socket is not None
+        with self._lock:
+            self._socket.sendall(m.encode_frame(message))
+
+    def output(
+        self,
+        handle: int,
+        tokens: Iterable[int],
+        finish: FinishReason = FinishReason.NOT_FINISHED,
+        stop_token_id: int = -1,
+        logprobs: Sequence[m.Logprobs] = (),
+    ) -> None:
+        """Tokens of one request in one message, and its end with the last one."""
+        ids = np.array(list(tokens), "<i4")
+        end = (m.Finished(handle, int(finish), stop_token_id, 0, 0.25, 0.5, 0.75, 1.25),) if finish else ()
+        if finish:
+            self.live = {request_id: live for request_id, live in self.live.items() if live != handle}
+        handles = np.full(len(ids), handle, "<i4")
+        self.send(m.Output(1, handles.tobytes(), ids.tobytes(), tuple(logprobs), end))
+
+    def die(self) -> None:
+        """Gone without a word."""
+        assert self._socket is not None
+        self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.close()
+        if self._socket is not None:
+            self._socket.close()
+        self._thread.join(TIMEOUT_S)
+
+    # ------------------------------------------------------------ what the front end says
+
+    def _read(self) -> None:
+        try:
+            self._socket, _ = self._listener.accept()
+            reader = m.FrameReader()
+            while data := self._socket.recv(1 << 16):
+                for body in reader.feed(data):
+                    self._dispatch(m.decode_to_engine(body))
+        except OSError:
+            pass  # closed by the test
+        finally:
+            self.gone.set()
+
+    def _dispatch(self, message: m.ToEngine) -> None:
+        match message:
+            case m.Hello():
+                self.send(self._welcome)
+            case m.Submit():
+                self._submit(message)
+            case m.Cancel(handle=handle):
+                self.live = {request_id: live for request_id, live in self.live.items() if live != handle}
+                self.cancelled.put(handle)
+            case m.Abort():
+                self._abort(message)
+            case m.StatsQuery(call=call):
+                self.send(m.StatsReply(call, STATS))
+
+    def _submit(self, submit: m.Submit) -> None:
+        if self.auto_accept:
+            if submit.request_id in self.live:
+                self.send(m.Refused(submit.handle, "ALREADY_EXISTS", "in use", "request_id"))
+                return
+            if len(self.live) >= INFO.max_queue:
+                self.send(m.Refused(submit.handle, "RESOURCE_EXHAUSTED", f"{INFO.max_queue} requests are waiting"))
+                return
+            self.live[submit.request_id] = submit.handle
+            self.send(m.Accepted(submit.handle))
+        self.submitted.put(submit)
+
+    def _abort(self, abort: m.Abort) -> None:
+        ids = tuple(self.live) if abort.all_requests else abort.request_ids
+        outcomes = []
+        for request_id in ids:
+            handle = self.live.get(request_id)
+            outcomes.append("NOT_FOUND" if handle is None else "ABORTED")
+            if handle is not None:
+                self.output(handle, (), FinishReason.ABORTED)
+        self.send(m.AbortResult(abort.call, ids, tuple(outcomes)))

@@ -1,0 +1,66 @@
+"""A front end over a fake engine, reached over a real port."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from runahead.v1 import GenerationServiceStub
+from service.engine_client import SocketEngineClient
+from service.front_end import FrontEnd
+from service.tokenizer import TextTokenizer
+from tests.service.fake_engine import TIMEOUT_S, FakeEngine
+from tests.service.small_tokenizers import byte_level_tokenizer
+
+
+@dataclass
+class Service:
+    """A front end on an event loop of its own thread. Tests talk to it as clients do."""
+
+    engine: FakeEngine
+    socket: Path
+    max_streams: int = 16
+    port: int = 0
+    front_end: FrontEnd = field(init=False, repr=False)
+    _loop: asyncio.AbstractEventLoop = field(init=False, repr=False)
+    _ready: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Service:
+        self._thread = threading.Thread(target=asyncio.run, args=(self._serve(),))
+        self._thread.start()
+        assert self._ready.wait(TIMEOUT_S)
+        self.channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
+        self.stub = GenerationServiceStub(self.channel)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.channel.close()
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(TIMEOUT_S)
+        assert not self._thread.is_alive()
+        self.engine.close()
+
+    def stop(self, grace_s: float) -> None:
+        """Begins a graceful stop, and returns at once."""
+        self._grace_s = grace_s
+        self._loop.call_soon_threadsafe(self._stop.set)
+
+    def call(self, function: object, *arguments: object) -> None:
+        """Runs a function on the front end's loop."""
+        self._loop.call_soon_threadsafe(function, *arguments)  # type: ignore[arg-type]
+
+    async def _serve(self) -> None:
+        self._loop, self._stop, self._grace_s = asyncio.get_running_loop(), asyncio.Event(), 0.0
+        tokenizer = TextTokenizer(byte_level_tokenizer(), "{{ messages }}")
+        client = await SocketEngineClient.connect(self.socket)
+        self.front_end = FrontEnd(client, tokenizer, self.max_streams)
+        self.port = await self.front_end.start("127.0.0.1:0")
+        self._ready.set()
+        await self._stop.wait()
+        await self.front_end.stop(self._grace_s)
+        tokenizer.close()

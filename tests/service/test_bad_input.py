@@ -1,0 +1,214 @@
+"""What can't be is refused with the path of the field; nothing reaches the engine, and nothing else is disturbed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+
+from runahead.v1 import (
+    AbortRequest,
+    DetokenizeRequest,
+    GenerateOnceRequest,
+    GenerateRequest,
+    OutputOptions,
+    SamplingOptions,
+    StoppingOptions,
+    TokenIds,
+    TokenizeRequest,
+)
+from runtime.request import FinishReason
+from service.limits import LIMITS
+from tests.service.fake_engine import INFO, TIMEOUT_S, FakeEngine
+from tests.service.rpc_errors import code, detail, failure, fields
+from tests.service.running_service import Service
+
+NAN, INF = math.nan, math.inf
+V = INFO.vocab_size
+
+
+def with_(**options: object) -> GenerateRequest:
+    return GenerateRequest(text="x", **options)  # type: ignore[arg-type]
+
+
+def sampling(**options: object) -> GenerateRequest:
+    return with_(sampling=SamplingOptions(**options))  # type: ignore[arg-type]
+
+
+def stopping(**options: object) -> GenerateRequest:
+    return with_(stopping=StoppingOptions(**options))  # type: ignore[arg-type]
+
+
+def output(**options: object) -> GenerateRequest:
+    return with_(output=OutputOptions(**options))  # type: ignore[arg-type]
+
+
+UNKNOWN_FIELD = with_()
+UNKNOWN_FIELD.MergeFromString(b"\x98\x06\x01")  # field 99
+UNKNOWN_SAMPLING_FIELD = GenerateRequest.FromString(with_().SerializeToString() + b"\x22\x03\x98\x06\x01")
+
+BAD = {
+    "neither prompt": (GenerateRequest(), "prompt"),
+    "empty text": (GenerateRequest(text=""), "text"),
+    "empty ids": (GenerateRequest(token_ids=TokenIds()), "token_ids.ids"),
+    "text over the context": (GenerateRequest(text="x" * INFO.context_length), "text"),
+    "ids over the context": (GenerateRequest(token_ids=TokenIds(ids=[1] * INFO.context_length)), "token_ids.ids"),
+    "text over its bytes": (GenerateRequest(text="é" * (LIMITS.prompt_text_bytes // 2 + 1)), "text"),
+    "id out of range": (GenerateRequest(token_ids=TokenIds(ids=[1, V])), "token_ids.ids[1]"),
+    "id of 32 bits": (GenerateRequest(token_ids=TokenIds(ids=[2**32 - 1])), "token_ids.ids[0]"),
+    "empty request id": (with_(request_id=""), "request_id"),
+    "long request id": (with_(request_id="r" * 129), "request_id"),
+    "request id with a line break": (with_(request_id="r\n"), "request_id"),
+    "NaN temperature": (sampling(temperature=NAN), "sampling.temperature"),
+    "infinite temperature": (sampling(temperature=INF), "sampling.temperature"),
+    "negative temperature": (sampling(temperature=-0.1), "sampling.temperature"),
+    "temperature that overflows": (sampling(temperature=1e-30), "sampling.temperature"),
+    "negative top_k": (sampling(top_k=-1), "sampling.top_k"),
+    "top_p of 0": (sampling(top_p=0.0), "sampling.top_p"),
+    "top_p over 1": (sampling(top_p=1.5), "sampling.top_p"),
+    "NaN top_p": (sampling(top_p=NAN), "sampling.top_p"),
+    "negative min_p": (sampling(min_p=-0.5), "sampling.min_p"),
+    "min_p over 1": (sampling(min_p=1.5), "sampling.min_p"),
+    "NaN min_p": (sampling(min_p=NAN), "sampling.min_p"),
+    "repetition penalty": (sampling(repetition_penalty=1.2), "sampling.repetition_penalty"),
+    "presence penalty": (sampling(presence_penalty=0.5), "sampling.presence_penalty"),
+    "frequency penalty": (sampling(frequency_penalty=-0.5), "sampling.frequency_penalty"),
+    "bias id out of range": (sampling(logit_bias={V: 1.0}), f"sampling.logit_bias[{V}]"),
+    "NaN bias": (sampling(logit_bias={7: NAN}), "sampling.logit_bias[7]"),
+    "bias out of range": (sampling(logit_bias={7: 101.0}), "sampling.logit_bias[7]"),
+    "too many biases": (sampling(logit_bias=dict.fromkeys(range(1025), 1.0)), "sampling.logit_bias"),
+    "allowed id out of range": (sampling(allowed_token_ids=[1, V]), "sampling.allowed_token_ids[1]"),
+    "nothing left to draw": (
+        with_(
+            sampling=SamplingOptions(allowed_token_ids=[256, 9]),
+            stopping=StoppingOptions(min_tokens=1, stop_token_ids=[9]),
+        ),
+        "sampling.allowed_token_ids",
+    ),
+    "no tokens": (stopping(max_tokens=0), "stopping.max_tokens"),
+    "too many tokens": (stopping(max_tokens=LIMITS.max_tokens + 1), "stopping.max_tokens"),
+    "negative min_tokens": (stopping(min_tokens=-1), "stopping.min_tokens"),
+    "min_tokens over max_tokens": (stopping(max_tokens=2, min_tokens=3), "stopping.min_tokens"),
+    "min_tokens over the default": (stopping(min_tokens=257), "stopping.min_tokens"),
+    "too many stop strings": (stopping(stop=["x"] * 17), "stopping.stop"),
+    "empty stop string": (stopping(stop=["x", ""]), "stopping.stop[1]"),
+    "long stop string": (stopping(stop=["é" * 129]), "stopping.stop[0]"),
+    "too many stop ids": (stopping(stop_token_ids=range(17)), "stopping.stop_token_ids"),
+    "stop id out of range": (stopping(stop_token_ids=[V]), "stopping.stop_token_ids[0]"),
+    "too many top tokens": (output(logprobs=21), "output.logprobs"),
+    "negative top tokens": (output(logprobs=-1), "output.logprobs"),
+    "prompt log-probabilities": (output(prompt_logprobs=0), "output.prompt_logprobs"),
+    "echo": (output(echo=True), "output.echo"),
+    "no tokens a message": (output(max_tokens_per_message=0), "output.max_tokens_per_message"),
+    "too many tokens a message": (output(max_tokens_per_message=1025), "output.max_tokens_per_message"),
+    "long salt": (with_(cache_salt="s" * 129), "cache_salt"),
+    "priority out of range": (with_(priority=1001), "priority"),
+    "unknown field": (UNKNOWN_FIELD, "99"),
+    "unknown sampling field": (UNKNOWN_SAMPLING_FIELD, "sampling.99"),
+}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    path = tmp_path_factory.mktemp("engine") / "engine.sock"
+    with Service(FakeEngine(path), path) as running:
+        yield running
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_field_is_named_by_its_path_and_never_reaches_the_engine(shared: Service, case: str) -> None:
+    request, field = BAD[case]
+    error = failure(lambda: list(shared.stub.Generate(request, timeout=TIMEOUT_S)))
+    assert code(error) == grpc.StatusCode.INVALID_ARGUMENT
+    assert fields(error) == [field]
+    assert error.details().startswith(field)  # type: ignore[attr-defined]
+    assert shared.engine.submitted.empty()
+
+
+def test_generate_once_refuses_the_same_fields(shared: Service) -> None:
+    request = GenerateOnceRequest(text="x", sampling=SamplingOptions(top_p=2.0), request_id="r-7")
+    error = failure(lambda: shared.stub.GenerateOnce(request, timeout=TIMEOUT_S))
+    assert (code(error), fields(error)) == (grpc.StatusCode.INVALID_ARGUMENT, ["sampling.top_p"])
+    bounded = GenerateOnceRequest(text="x", output=OutputOptions(max_tokens_per_message=1))
+    error = failure(lambda: shared.stub.GenerateOnce(bounded, timeout=TIMEOUT_S))
+    assert fields(error) == ["output.max_tokens_per_message"]
+
+
+def test_all_violations_are_reported_at_once(shared: Service) -> None:
+    request = GenerateRequest(
+        text="x", sampling=SamplingOptions(top_k=-1, top_p=0.0), stopping=StoppingOptions(max_tokens=0)
+    )
+    error = failure(lambda: list(shared.stub.Generate(request, timeout=TIMEOUT_S)))
+    assert set(fields(error)) == {"stopping.max_tokens", "sampling.top_k", "sampling.top_p"}
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        sampling(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0),
+        sampling(temperature=0.0, top_k=10**9, top_p=1.0, min_p=1.0),
+        sampling(logit_bias={V - 1: -100.0}, allowed_token_ids=[3, 1, 3]),
+        stopping(max_tokens=5, min_tokens=5, stop=["x"] * 16, stop_token_ids=range(16), ignore_eos=True),
+        output(logprobs=20, echo=False, max_tokens_per_message=1024),
+        with_(cache_salt="tenant", priority=-1000, request_id="A-z.0:9_"),
+        GenerateRequest(token_ids=TokenIds(ids=[V - 1] * (INFO.context_length - 1))),
+    ],
+)
+def test_the_edge_of_what_is_allowed_is_allowed(shared: Service, request_: GenerateRequest) -> None:
+    call = shared.stub.Generate(request_, timeout=TIMEOUT_S)
+    submit = shared.engine.next_submit()
+    assert submit.sampling.top_k <= V
+    shared.engine.output(submit.handle, [1], FinishReason.LENGTH)
+    assert list(call)[-1].HasField("finished")
+
+
+def test_bias_and_allowed_ids_reach_the_engine_in_order_and_once(shared: Service) -> None:
+    request = sampling(logit_bias={9: 1.5, 2: -1.5}, allowed_token_ids=[9, 2, 9])
+    call = shared.stub.Generate(request, timeout=TIMEOUT_S)
+    submit = shared.engine.next_submit()
+    assert (submit.sampling.bias_ids, submit.sampling.bias_values) == ((2, 9), (-1.5, 1.5))
+    assert submit.sampling.allowed_token_ids == (2, 9)
+    call.cancel()
+    shared.engine.next_cancel()
+
+
+def test_a_message_over_the_limit_is_refused_by_the_transport(shared: Service) -> None:
+    request = GenerateRequest(text="x" * (LIMITS.message_bytes + 1))
+    assert code(failure(lambda: list(shared.stub.Generate(request, timeout=TIMEOUT_S)))) == (
+        grpc.StatusCode.RESOURCE_EXHAUSTED
+    )
+
+
+def test_a_request_id_in_use_already_exists(shared: Service) -> None:
+    first = shared.stub.Generate(with_(request_id="twice"), timeout=TIMEOUT_S)
+    submit = shared.engine.next_submit()
+    error = failure(lambda: list(shared.stub.Generate(with_(request_id="twice"), timeout=TIMEOUT_S)))
+    assert code(error) == grpc.StatusCode.ALREADY_EXISTS
+    assert detail(error, error_details_pb2.RequestInfo).request_id == "twice"
+    shared.engine.output(submit.handle, [1], FinishReason.LENGTH)
+    assert list(first)[-1].HasField("finished"), "the first one is not disturbed"
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (AbortRequest(), "request_ids"),
+        (AbortRequest(request_ids=["a"], all=True), "all"),
+        (AbortRequest(request_ids=["a"] * 1025), "request_ids"),
+        (AbortRequest(request_ids=["a", "b c"]), "request_ids[1]"),
+    ],
+)
+def test_a_bad_abort_is_refused(shared: Service, request_: AbortRequest, field: str) -> None:
+    error = failure(lambda: shared.stub.Abort(request_, timeout=TIMEOUT_S))
+    assert (code(error), fields(error)) == (grpc.StatusCode.INVALID_ARGUMENT, [field])
+
+
+def test_bad_ids_and_texts_are_refused_by_the_tokenizer_calls_too(shared: Service) -> None:
+    error = failure(lambda: shared.stub.Detokenize(DetokenizeRequest(token_ids=[0, V]), timeout=TIMEOUT_S))
+    assert (code(error), fields(error)) == (grpc.StatusCode.INVALID_ARGUMENT, ["token_ids[1]"])
+    long = TokenizeRequest(text="x" * (LIMITS.prompt_text_bytes + 1))
+    error = failure(lambda: shared.stub.Tokenize(long, timeout=TIMEOUT_S))
+    assert (code(error), fields(error)) == (grpc.StatusCode.INVALID_ARGUMENT, ["text"])

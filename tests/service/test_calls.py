@@ -1,0 +1,80 @@
+"""Stats, GetModelInfo, Tokenize and Detokenize; WatchStats, which is not served."""
+
+from __future__ import annotations
+
+import grpc
+
+from runahead.v1 import (
+    DetokenizeRequest,
+    GenerateRequest,
+    GetModelInfoRequest,
+    StatsRequest,
+    TokenizeRequest,
+    WatchStatsRequest,
+)
+from service.limits import LIMITS
+from tests.service.fake_engine import INFO, STATS, TIMEOUT_S
+from tests.service.rpc_errors import code, failure
+from tests.service.running_service import Service
+from tests.service.small_tokenizers import END_ID, byte_level_tokenizer
+
+
+def test_stats_has_the_engines_figures_and_the_front_ends(service: Service) -> None:
+    call = service.stub.Generate(GenerateRequest(text="once"), timeout=TIMEOUT_S)
+    next(call)
+    stats = service.stub.Stats(StatsRequest(), timeout=TIMEOUT_S).stats
+    assert stats.uptime_s == STATS.uptime_s
+    assert (stats.requests.waiting, stats.requests.running, dict(stats.requests.finished)) == (1, 2, {"LENGTH": 3})
+    assert (stats.tokens.prompt, stats.tokens.generated, stats.tokens.void_rows) == (70, 80, 9)
+    assert (stats.blocks.free, stats.blocks.owned, stats.blocks.fenced) == (40, 20, 3)
+    assert dict(stats.chain.launches_by_depth) == {1: 10, 2: 90}
+    assert stats.chain.overlap_ratio == STATS.overlap_ratio
+    assert (stats.barriers["shutdown"].count, stats.barriers["shutdown"].seconds) == (1, 0.125)
+    assert dict(stats.graphs.fallbacks) == {"host_device": 100}
+    assert stats.first_token_s.p99 == 0.03
+    assert not stats.inter_token_s.HasField("p50"), "no figure is not zero"
+    assert stats.front_end.open_streams == 1
+
+
+def test_every_figure_of_the_engine_is_served() -> None:
+    """Each of its fields is set to a value of its own; all of them are found in the message."""
+    from service.stats import FrontEndCounters, server_stats
+
+    message = str(server_stats(STATS, FrontEndCounters()))
+    values = [value for name in STATS.__struct_fields__ if isinstance(value := getattr(STATS, name), int | float)]
+    missing = [value for value in values if value and f": {value}" not in message]
+    assert missing == []
+
+
+def test_model_info_says_what_is_served_and_what_the_limits_are(service: Service) -> None:
+    info = service.stub.GetModelInfo(GetModelInfoRequest(), timeout=TIMEOUT_S)
+    assert (info.model, info.vocab_size, info.context_length) == ("fake", INFO.vocab_size, INFO.context_length)
+    assert list(info.eos_token_ids) == [256]
+    assert not info.HasField("bos_token_id")
+    assert [(special.id, special.content) for special in info.special_tokens] == [(END_ID, "<|end|>")]
+    assert info.chat_template == "{{ messages }}"
+    assert info.limits.prompt_tokens == INFO.context_length - 1
+    assert info.limits.top_logprobs == LIMITS.top_logprobs == 20
+    assert info.limits.queue == INFO.max_queue
+    assert (info.engine.device, info.engine.run_ahead) == ("cpu", 2)
+    assert info.server_id == "server-1"
+
+
+def test_tokenize_and_detokenize_are_each_others_reverse(service: Service) -> None:
+    text = "hello 🙂 é<|end|>"
+    ids = list(service.stub.Tokenize(TokenizeRequest(text=text), timeout=TIMEOUT_S).token_ids)
+    assert ids == byte_level_tokenizer().encode(text).ids
+    request = DetokenizeRequest(token_ids=ids, include_special_tokens=True)
+    assert service.stub.Detokenize(request, timeout=TIMEOUT_S).text == text
+    request = DetokenizeRequest(token_ids=ids)
+    assert service.stub.Detokenize(request, timeout=TIMEOUT_S).text == "hello 🙂 é"
+
+
+def test_an_id_without_a_token_has_no_text(service: Service) -> None:
+    assert service.stub.Detokenize(DetokenizeRequest(token_ids=[299]), timeout=TIMEOUT_S).text == ""
+
+
+def test_watch_stats_is_unimplemented_and_says_what_to_call(service: Service) -> None:
+    error = failure(lambda: list(service.stub.WatchStats(WatchStatsRequest(), timeout=TIMEOUT_S)))
+    assert code(error) == grpc.StatusCode.UNIMPLEMENTED
+    assert "Stats" in error.details()  # type: ignore[attr-defined]

@@ -1,0 +1,164 @@
+"""The connection to the engine: greeting, frames in any pieces, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runahead.v1 import GenerateRequest
+from runtime import messages as m
+from runtime.request import FinishReason
+from service.engine_client import SocketEngineClient
+from service.request_stream import EngineLostError, RequestStream, SlowReaderError
+from service.validation import check_request
+from tests.service.fake_engine import INFO, FakeEngine
+
+CHECKED = check_request(GenerateRequest(text="x"), INFO)
+PROMPT = np.array([1, 2], np.int32)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "engine.sock"
+
+
+def test_no_engine_is_a_sentence(path: Path) -> None:
+    with pytest.raises(EngineLostError, match="could not be reached"):
+        asyncio.run(SocketEngineClient.connect(path))
+
+
+def test_an_engine_of_another_protocol_is_refused_with_both_numbers(path: Path) -> None:
+    engine = FakeEngine(path, m.Welcome(m.PROTOCOL_VERSION + 1, "other", INFO))
+    with pytest.raises(EngineLostError, match=f"protocol {m.PROTOCOL_VERSION + 1}.* {m.PROTOCOL_VERSION}"):
+        asyncio.run(SocketEngineClient.connect(path))
+    engine.close()
+
+
+def test_an_engine_that_does_not_answer_is_given_up(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        with pytest.raises(EngineLostError, match="did not answer"):
+            asyncio.run(SocketEngineClient.connect(path, timeout_s=0.05))
+
+
+def test_tokens_of_several_launches_are_taken_at_once_with_the_end(path: Path) -> None:
+    async def body(client: SocketEngineClient, engine: FakeEngine) -> None:
+        stream = client.submit(CHECKED, PROMPT)
+        await stream.accepted()
+        for token in (7, 8):
+            engine.output(stream.handle, [token])
+        engine.output(stream.handle, [9], FinishReason.LENGTH)
+        taken = []
+        while (batch := await stream.take()).finished is None:
+            taken += batch.tokens
+        assert [generated.token_id for generated in taken + batch.tokens] == [7, 8, 9]
+        client.release(stream)
+        await client.stats()  # answered after all that was sent before
+        assert engine.cancelled.empty(), "an ended request is not cancelled"
+
+    run(path, body)
+
+
+def test_a_released_stream_is_cancelled_once(path: Path) -> None:
+    async def body(client: SocketEngineClient, engine: FakeEngine) -> None:
+        stream = client.submit(CHECKED, PROMPT)
+        client.release(stream)
+        client.release(stream)
+        engine.output(stream.handle, [1])  # a late token is nobody's
+        await client.stats()
+        assert engine.next_cancel() == stream.handle
+        assert engine.cancelled.empty()
+
+    run(path, body)
+
+
+def test_frames_arrive_in_any_pieces(path: Path) -> None:
+    async def body(client: SocketEngineClient, engine: FakeEngine) -> None:
+        stream = client.submit(CHECKED, PROMPT)
+        await stream.accepted()
+        handles, tokens = np.array([stream.handle], "<i4").tobytes(), np.array([5], "<i4").tobytes()
+        frame = m.encode_frame(m.Output(1, handles, tokens))
+        for byte in frame[:-1]:
+            client.data_received(bytes([byte]))
+        waiting = asyncio.ensure_future(stream.take())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        client.data_received(frame[-1:])
+        assert [generated.token_id for generated in (await waiting).tokens] == [5]
+        client.release(stream)
+
+    run(path, body)
+
+
+def test_everything_that_waits_ends_when_the_engine_is_lost(path: Path) -> None:
+    async def body(client: SocketEngineClient, engine: FakeEngine) -> None:
+        engine.auto_accept = False
+        waiting = client.submit(CHECKED, PROMPT).accepted()
+        streaming = client.submit(CHECKED, PROMPT).take()
+        lost = client.wait_lost()
+        results = asyncio.gather(waiting, streaming, lost, return_exceptions=True)
+        await asyncio.sleep(0)
+        engine.die()
+        assert [type(result) for result in await results] == [EngineLostError] * 3
+        for call in (client.stats(), client.abort((), True)):
+            with pytest.raises(EngineLostError):
+                await call
+        with pytest.raises(EngineLostError):
+            client.submit(CHECKED, PROMPT)
+
+    run(path, body)
+
+
+def test_columns_of_different_lengths_are_a_broken_protocol(path: Path) -> None:
+    async def body(client: SocketEngineClient, engine: FakeEngine) -> None:
+        engine.send(m.Output(1, b"\1\0\0\0", b""))
+        assert (await client.wait_lost()).reason == "PROTOCOL"
+
+    run(path, body)
+
+
+def test_a_buffer_over_its_bound_fails_its_stream_and_drops_the_tokens() -> None:
+    async def body() -> None:
+        stream, interrupted = RequestStream(1, unread_bytes=100), asyncio.Event()
+        stream.interrupt_with(interrupted.set)
+        assert stream.push(1, None) and stream.push(2, None)
+        assert not stream.push(3, None)
+        assert interrupted.is_set()
+        with pytest.raises(SlowReaderError):
+            await stream.take()
+
+    asyncio.run(body())
+
+
+def test_a_buffer_that_is_read_never_fills() -> None:
+    async def body() -> None:
+        stream = RequestStream(1, unread_bytes=100)
+        for token in range(100):
+            assert stream.push(token, None)
+            assert len((await stream.take()).tokens) == 1
+
+    asyncio.run(body())
+
+
+def run(path: Path, body) -> None:  # type: ignore[no-untyped-def]
+    """Runs `body(client, engine)` with a connected client."""
+
+    async def connected() -> None:
+        client = await SocketEngineClient.connect(path)
+        try:
+            async with asyncio.timeout(10):
+                await body(client, engine)
+        finally:
+            client.close("SHUTDOWN", "the test is over")
+            await asyncio.sleep(0)  # the transport closes on the loop's next turn
+
+    engine = FakeEngine(path)
+    try:
+        asyncio.run(connected())
+    finally:
+        engine.close()

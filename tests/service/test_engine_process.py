@@ -1,0 +1,131 @@
+"""The engine as a child process: its orders, its folder, its end, and the server's exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtime.config import ConfigError, EngineConfig
+from service.engine_process import EngineProcess, EngineStartError
+from service.server import EXIT_CANNOT_START, ServerConfig, check_server_config
+
+CONFIG = EngineConfig(model="/nowhere")
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Callable[[str], list[str]]:
+    """A command that runs a body as the engine; it finds the first line of its input, parsed, in `orders`."""
+
+    def write(body: str) -> list[str]:
+        script = tmp_path / "engine.py"
+        script.write_text(f"import json, sys, time\norders = json.loads(sys.stdin.readline())\n{body}\n")
+        return [sys.executable, str(script)]
+
+    return write
+
+
+def test_the_engine_gets_its_orders_and_a_private_folder(tmp_path: Path, command: Callable[[str], list[str]]) -> None:
+    written = tmp_path / "orders.json"
+    body = f"open({str(written)!r}, 'w').write(json.dumps(orders))\nprint('ready', flush=True)\nsys.stdin.read()"
+
+    async def start_and_stop() -> None:
+        engine = await EngineProcess.start(CONFIG, command(body))
+        orders = json.loads(written.read_text())
+        assert orders["socket"] == str(engine.socket)
+        assert orders["config"]["model"] == "/nowhere" and orders["config"]["run_ahead"] == CONFIG.run_ahead
+        assert stat.S_IMODE(engine.socket.parent.stat().st_mode) == 0o700
+        assert await engine.stop(grace_s=10) == 0, "the end of its input ends it"
+        assert not engine.socket.parent.exists()
+
+    asyncio.run(start_and_stop())
+
+
+def test_an_engine_that_can_not_start_gives_its_exit_code(command: Callable[[str], list[str]]) -> None:
+    with pytest.raises(EngineStartError) as failed:
+        asyncio.run(EngineProcess.start(CONFIG, command("sys.exit(2)")))
+    assert failed.value.exit_code == 2
+
+
+def test_an_engine_that_does_not_end_is_killed(command: Callable[[str], list[str]]) -> None:
+    body = "print('ready', flush=True)\nwhile True: time.sleep(60)"
+
+    async def start_and_stop() -> int:
+        return await (await EngineProcess.start(CONFIG, command(body))).stop(grace_s=0.05)
+
+    assert asyncio.run(start_and_stop()) == -9
+
+
+def test_a_start_that_is_cancelled_leaves_no_process(tmp_path: Path, command: Callable[[str], list[str]]) -> None:
+    written = tmp_path / "pid"
+    os.mkfifo(written)
+    body = f"import os\nopen({str(written)!r}, 'w').write(str(os.getpid()))\nwhile True: time.sleep(60)"
+
+    async def start_and_cancel() -> int:
+        starting = asyncio.ensure_future(EngineProcess.start(CONFIG, command(body)))
+        pid = int(await asyncio.to_thread(written.read_text))
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return pid
+
+    pid = asyncio.run(start_and_cancel())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "[::1]", "localhost"])
+def test_a_loopback_host_needs_no_permission(host: str) -> None:
+    check_server_config(ServerConfig(engine=CONFIG, host=host))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])
+def test_any_other_host_needs_insecure(host: str) -> None:
+    with pytest.raises(ConfigError, match="--insecure"):
+        check_server_config(ServerConfig(engine=CONFIG, host=host))
+    check_server_config(ServerConfig(engine=CONFIG, host=host, insecure=True))
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (ServerConfig(engine=CONFIG, port=70_000), "port"),
+        (ServerConfig(engine=CONFIG, max_streams=0), "max_streams"),
+        (ServerConfig(engine=EngineConfig(model="x", run_ahead=9)), "run_ahead"),
+    ],
+)
+def test_an_impossible_setting_is_named(config: ServerConfig, name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        check_server_config(config)
+
+
+def test_a_model_without_a_tokenizer_exits_2_with_a_sentence(tmp_path: Path) -> None:
+    done = serve(tmp_path, port=0)
+    assert done.returncode == EXIT_CANNOT_START
+    assert done.stderr.endswith("tokenizer.json is missing: a checkpoint needs its tokenizer beside it\n")
+
+
+def test_a_port_in_use_exits_2_before_anything_is_loaded(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = serve(tmp_path, port)
+    assert done.returncode == EXIT_CANNOT_START
+    assert done.stderr == f"127.0.0.1 port {port} can't be listened on: Address already in use\n"
+
+
+def serve(model: Path, port: int) -> subprocess.CompletedProcess[str]:
+    program = (
+        "import sys\nfrom runtime.config import EngineConfig\nfrom service.server import ServerConfig, run\n"
+        "sys.exit(run(ServerConfig(engine=EngineConfig(model=sys.argv[1]), port=int(sys.argv[2]))))"
+    )
+    command = [sys.executable, "-c", program, str(model), str(port)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -1,0 +1,130 @@
+"""Settings: a flag over the environment over the file over the default, and a sentence for what can't be."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from runtime.config import EngineConfig
+from service.settings import (
+    Settings,
+    SettingsError,
+    add_flags,
+    engine_config,
+    load_settings,
+    setting_names,
+)
+
+
+def parse(*arguments: str) -> dict[str, object]:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_flags(parser)
+    return vars(parser.parse_args(arguments))
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    return tmp_path / "runahead.toml"
+
+
+def test_without_any_setting_every_default_holds() -> None:
+    assert load_settings(parse(), {}) == Settings()
+
+
+def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(config_file: Path) -> None:
+    config_file.write_text("port = 1001\nmax_rows = 11\nmax_queue = 12\n")
+    environment = {"RUNAHEAD_PORT": "1002", "RUNAHEAD_MAX_ROWS": "21"}
+    settings = load_settings(parse("--port", "1003"), environment, str(config_file))
+    assert (settings.port, settings.max_rows, settings.max_queue) == (1003, 21, 12)
+    assert settings.block_size == Settings().block_size
+
+
+def test_the_environment_may_name_the_file(config_file: Path) -> None:
+    config_file.write_text('host = "::1"')
+    assert load_settings({}, {"RUNAHEAD_CONFIG": str(config_file)}).host == "::1"
+
+
+def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> None:
+    changed = {
+        "model": "elsewhere", "served_name": "name", "load_format": "dummy", "device": "cuda", "dtype": "bfloat16",
+        "run_ahead": 4, "run_ahead_tokens": 7, "max_rows": 8, "max_queue": 9, "context_length": 10, "block_size": 32,
+        "num_blocks": 11, "prefill_chunk": 64, "max_prefill_tokens": 65, "threads": 3, "exact": True,
+        "host": "localhost", "port": 1, "insecure": True, "max_streams": 2, "log_level": "debug", "jitter_seed": 5,
+    }  # fmt: skip
+    assert set(changed) == set(setting_names()), "this test must name every setting"
+    expected = Settings(**changed)
+
+    flags = []
+    for name, value in changed.items():
+        flags.append("--" + name.replace("_", "-"))
+        if not isinstance(value, bool):
+            flags.append(str(value))
+    assert load_settings(parse(*flags), {}) == expected
+
+    environment = {"RUNAHEAD_" + name.upper(): str(value) for name, value in changed.items()}
+    assert load_settings({}, environment) == expected
+
+    lines = [
+        f"{name} = {str(value).lower() if isinstance(value, bool) else repr(value)}" for name, value in changed.items()
+    ]
+    config_file.write_text("\n".join(lines))
+    assert load_settings({}, {}, str(config_file)) == expected
+
+
+def test_a_switch_can_be_turned_off_again_by_a_flag() -> None:
+    assert load_settings(parse("--no-insecure"), {"RUNAHEAD_INSECURE": "true"}).insecure is False
+
+
+@pytest.mark.parametrize(
+    ("environment", "file_text", "flags", "named"),
+    [
+        ({"RUNAHEAD_PROT": "1"}, "", {}, "RUNAHEAD_PROT is no setting; did you mean RUNAHEAD_PORT?"),
+        ({"RUNAHEAD_PORT": "many"}, "", {}, "RUNAHEAD_PORT must be a whole number from 0 to 65535"),
+        ({}, "prot = 1", {}, "'prot' in .* is no setting; did you mean port?"),
+        ({}, "port = '1'", {}, "port in .* must be a whole number"),
+        ({}, "port = [", {}, "can't be read"),
+        ({}, "", {"port": "70000"}, "--port must be a whole number from 0 to 65535, and is '70000'"),
+        ({}, "", {"run_ahead": "5"}, "--run-ahead must be .*serial"),
+        ({}, "", {"device": "tpu"}, "--device must be cpu or cuda"),
+        ({"RUNAHEAD_INSECURE": "perhaps"}, "", {}, "RUNAHEAD_INSECURE must be true or false"),
+        ({}, "jitter_seed = 1.5", {}, "jitter_seed in .* must be a whole number"),
+    ],
+)
+def test_an_unknown_or_impossible_setting_is_named(
+    environment: dict[str, str], file_text: str, flags: dict[str, object], named: str, config_file: Path
+) -> None:
+    config_file.write_text(file_text)
+    with pytest.raises(SettingsError, match=named):
+        load_settings(flags, environment, str(config_file))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"absent\.toml can't be read"):
+        load_settings({}, {}, str(tmp_path / "absent.toml"))
+
+
+def test_variables_of_other_programs_are_nobodys_business() -> None:
+    assert load_settings({}, {"PATH": "/bin", "RUNAHEADS": "1"}) == Settings()
+
+
+def test_the_engine_gets_what_was_set(tmp_path: Path) -> None:
+    settings = Settings(model=str(tmp_path), run_ahead="serial", max_rows=3, threads=1, jitter_seed=9)
+    assert engine_config(settings) == EngineConfig(
+        model=str(tmp_path), served_name=tmp_path.name, run_ahead=0, max_rows=3, threads=1, jitter_seed=9
+    )
+
+
+def test_the_default_model_is_the_one_in_the_package() -> None:
+    assert Path(engine_config(Settings()).model).parts[-3:] == ("runtime", "models", "bundled")
+
+
+def test_a_hub_id_gets_a_sentence_on_how_to_download_it() -> None:
+    with pytest.raises(SettingsError, match=r"hf download some-org/Some-Model-1\.5B --local-dir Some-Model-1\.5B"):
+        engine_config(Settings(model="some-org/Some-Model-1.5B"))
+
+
+def test_a_folder_that_is_not_there_is_named() -> None:
+    with pytest.raises(SettingsError, match=r"'\./absent' is no folder"):
+        engine_config(Settings(model="./absent"))
