@@ -31,7 +31,6 @@ from runtime.scheduler import Release, Scheduler, SchedulerLimits
 
 MAX_EOS_IDS: Final = MAX_STOP_IDS // 2  # the other half is the request's own stop ids
 _CPU_CACHE_BYTES: Final = 1 << 30  # what the CPU device's KV cache may take where `num_blocks` is 0
-_CUDA_CACHE_SHARE: Final = 0.85  # of the GPU's memory left after the weights
 _RECORDS: Final = 4  # admission records of the largest size that a bulk slot holds
 
 Progress = Callable[[int, int], None]

@@ -40,7 +40,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_prefill_tokens: int = 256
     run_ahead_tokens: int = 512
     threads: int = 0
-    exact: bool = False
     jitter_seed: int | None = None
 
 

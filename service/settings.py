@@ -70,7 +70,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _ENGINE.max_prefill_tokens
     )
     threads: Annotated[int, Meta(description="torch threads on the CPU; 0: one core is left to the host")] = 0
-    exact: Annotated[bool, Meta(description="on CUDA: a row's bits do not depend on the batch size either")] = False
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0: any free one")] = 50051
     insecure: Annotated[bool, Meta(description="allow an address that other machines can reach")] = False
@@ -149,7 +148,6 @@ def engine_config(settings: Settings) -> EngineConfig:
         max_prefill_tokens=settings.max_prefill_tokens,
         run_ahead_tokens=settings.run_ahead_tokens,
         threads=settings.threads,
-        exact=settings.exact,
         jitter_seed=settings.jitter_seed,
     )
 

@@ -1,0 +1,37 @@
+"""The gated activation of a dense MLP."""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK: Final = 512
+
+
+@triton.jit
+def _silu_mul_kernel(gate_up, out, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
+    inside = i < WIDTH
+    gate = tl.load(gate_up + row * 2 * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + i, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * WIDTH + i, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up, in float32, rounded once.
+
+    gate_up: contiguous [T, 2 * F], the gate first. Returns [T, F].
+    """
+    tokens, double = gate_up.shape
+    width = double // 2
+    out = torch.empty((tokens, width), dtype=gate_up.dtype, device=gate_up.device)
+    grid = (tokens, triton.cdiv(width, BLOCK))
+    _silu_mul_kernel[grid](gate_up, out, WIDTH=width, BLOCK_WIDTH=BLOCK, num_warps=4)
+    return out

@@ -1,0 +1,135 @@
+"""Attention of a ragged batch over the paged cache: prompt chunks, and the decode rows that share their launch.
+
+Tiles are fixed and anchored at a row's own first query and at position 0, so a row's bits do not depend on its
+neighbours. Source: FlashAttention-2 (Dao, 2023), forward, over block tables.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from runtime.kernels.triton.decode_attention import LOG2_E
+
+QUERY_TILE: Final = 32
+KEY_TILE: Final = 64
+
+
+@triton.jit
+def _chunk_kernel(
+    q,
+    keys,
+    values,
+    block_tables,
+    seq_lens,
+    query_start_loc,
+    out,
+    scale,
+    table_stride,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    QUERIES: tl.constexpr,
+    TILE_TOKENS: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+):
+    """One program for a row, a tile of its queries and a query head."""
+    row = tl.program_id(0)
+    tile = tl.program_id(1)
+    head = tl.program_id(2)
+    first_query = tl.load(query_start_loc + row)
+    num_queries = tl.load(query_start_loc + row + 1) - first_query
+    if tile * QUERIES >= num_queries:
+        return
+    seq_len = tl.load(seq_lens + row)
+    i = tile * QUERIES + tl.arange(0, QUERIES)
+    d = tl.arange(0, DIM_PAD)
+    t = tl.arange(0, TILE_TOKENS)
+    in_dim = d < HEAD_DIM
+    position = seq_len - num_queries + i
+    q_ok = (i < num_queries)[:, None] & in_dim[None, :]
+    q_at = ((first_query + i).to(tl.int64)[:, None] * Q_HEADS + head) * HEAD_DIM + d[None, :]
+    query = tl.load(q + q_at, mask=q_ok, other=0.0)
+    top = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    acc = tl.zeros([QUERIES, DIM_PAD], tl.float32)
+    end = tl.minimum(seq_len - num_queries + (tile + 1) * QUERIES, seq_len)
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(seq_len - num_queries + tile * QUERIES + 1 - WINDOW, 0) // TILE_TOKENS * TILE_TOKENS
+    for first in range(begin, end, TILE_TOKENS):
+        token = first + t
+        ok = token < end
+        block = tl.load(block_tables + row.to(tl.int64) * table_stride + token // BLOCK_SIZE, mask=ok, other=0)
+        at = (
+            (block.to(tl.int64) * BLOCK_SIZE + token % BLOCK_SIZE) * KV_HEADS + head // (Q_HEADS // KV_HEADS)
+        ) * HEAD_DIM
+        kv_ok = ok[:, None] & in_dim[None, :]
+        key = tl.load(keys + at[:, None] + d[None, :], mask=kv_ok, other=0.0)
+        value = tl.load(values + at[:, None] + d[None, :], mask=kv_ok, other=0.0)
+        score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        seen = token[None, :] <= position[:, None]
+        if WINDOW > 0:
+            seen = seen & (token[None, :] > position[:, None] - WINDOW)
+        score = tl.where(seen, score, float("-inf"))
+        new_top = tl.maximum(top, tl.max(score, 1))
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weight = tl.exp2(score - shift[:, None])
+        old = tl.exp2(top - shift)
+        total = total * old + tl.sum(weight, 1)
+        acc = tl.dot(weight.to(value.dtype), value, acc * old[:, None], input_precision="ieee")
+        top = new_top
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(out + q_at, result.to(out.dtype.element_ty), mask=q_ok)
+
+
+def chunk_attention(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    max_queries: int,
+    scale: float,
+    window: int,
+) -> torch.Tensor:
+    """Causal attention of each row's last queries over all of its tokens, which the cache already holds.
+
+    q: contiguous [T, q_heads, D]. keys, values: one layer's [num_blocks, block_size, kv_heads, D]. block_tables: int32
+    [B, max_blocks]. seq_lens: int32 [B], the queries included; 0 gives zeros. query_start_loc: int32 [B + 1].
+    max_queries: an upper bound of one row's queries. window: tokens a query sees, itself included; 0: all.
+    Returns [T, q_heads, D].
+    """
+    _, q_heads, head_dim = q.shape
+    rows, block_size, kv_heads = seq_lens.shape[0], keys.shape[1], keys.shape[2]
+    out = torch.zeros_like(q)
+    _chunk_kernel[(rows, triton.cdiv(max_queries, QUERY_TILE), q_heads)](
+        q,
+        keys,
+        values,
+        block_tables,
+        seq_lens,
+        query_start_loc,
+        out,
+        scale * LOG2_E,
+        block_tables.stride(0),
+        Q_HEADS=q_heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        WINDOW=window,
+        QUERIES=QUERY_TILE,
+        TILE_TOKENS=KEY_TILE,
+        DIM_PAD=max(triton.next_power_of_2(head_dim), 16),
+        num_warps=4,
+    )
+    return out

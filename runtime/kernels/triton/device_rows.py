@@ -1,0 +1,122 @@
+"""The row state on a GPU, and what S and apply do to it: `runtime.host_rows` as kernels, with no wait for the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cuda_graphs.rings import RingMemory
+from runtime.forward_batch import ForwardBatch
+from runtime.kernels.triton.publish import ResultRing, publish, publish_logprobs
+from runtime.kernels.triton.queries import make_query_buffers, prepare_queries
+from runtime.kernels.triton.take_plan import make_row_list, take_plan
+from runtime.row_state import make_row_state, row_fields
+
+
+class DeviceRows:
+    """Row state, row list and the inputs of F, at fixed addresses on `device`.
+
+    rings: the host's views of mapped memory; kernels read and write it in place. max_tokens: query tokens of a launch,
+    at most. context_length: the bound that every captured attention is made for.
+    """
+
+    def __init__(
+        self,
+        rings: RingMemory,
+        *,
+        max_rows: int,
+        max_tokens: int,
+        block_size: int,
+        context_length: int,
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        max_blocks = -(-context_length // block_size)
+        self._block_size = block_size
+        self._context_length = context_length
+        self._vocab_size = vocab_size
+        self._plan = torch.from_numpy(rings.plan)
+        self._bulk = torch.from_numpy(rings.bulk)
+        self._results = ResultRing(
+            cells=torch.from_numpy(rings.cells),
+            logprob=torch.from_numpy(rings.logprob),
+            top_ids=torch.from_numpy(rings.top_ids),
+            top_logprobs=torch.from_numpy(rings.top_logprobs),
+            status=torch.from_numpy(rings.status),
+        )
+        self.counter = torch.zeros(
+            1, dtype=torch.int64, device=device
+        )  # launches whose plan was taken: S runs before its own
+        self.state = make_row_state(max_rows, max_blocks, vocab_size, device)
+        self.rows = make_row_list(max_rows, device)
+        self.queries = make_query_buffers(max_rows, max_tokens, max_blocks, device)
+        self._places = torch.arange(self.rows.slots.shape[0] + 1, dtype=torch.int32, device=device)
+
+    # ------------------------------------------------------------ S
+
+    def publish_logprobs(
+        self, num_rows: int, logprob: torch.Tensor, top_ids: torch.Tensor, top_logprobs: torch.Tensor
+    ) -> None:
+        """Before `publish`, in the full form. float32 [n], int32 [n, max_top], float32 [n, max_top]."""
+        publish_logprobs(num_rows, self.counter, self.rows, logprob, top_ids, top_logprobs, self.state, self._results)
+
+    def publish(self, num_rows: int, tokens: torch.Tensor, finite: torch.Tensor) -> None:
+        """Advance the sample rows by their tokens [n], end those that stop, and store the result cells."""
+        publish(num_rows, self.counter, self.rows, tokens, finite, self.state, self._results)
+
+    # ------------------------------------------------------------ apply
+
+    def apply(self, num_rows: int, num_tokens: int) -> None:
+        """Take the plan from its staging slot; prepare `num_tokens` query tokens in `num_rows` rows of F."""
+        take_plan(self.counter, self._plan, self._bulk, self._results.status, self.rows, self.state)
+        if num_rows:
+            prepare_queries(
+                num_rows,
+                num_tokens,
+                self.counter,
+                self._bulk,
+                self.rows,
+                self.state,
+                self.queries,
+                self._block_size,
+                self._vocab_size,
+            )
+
+    # ------------------------------------------------------------ F
+
+    def batch(self, num_rows: int, num_tokens: int) -> ForwardBatch:
+        """What F runs on: views of the buffers that apply has filled."""
+        queries = self.queries
+        is_decode = num_tokens == num_rows
+        starts = self._places if is_decode else self.rows.query_start_loc
+        return ForwardBatch(
+            token_ids=queries.token_ids[:num_tokens],
+            positions=queries.positions[:num_tokens],
+            slot_mapping=queries.slot_mapping[:num_tokens],
+            query_start_loc=starts[: num_rows + 1],
+            seq_lens=queries.seq_lens[:num_rows],
+            block_tables=queries.block_tables[:num_rows],
+            num_tokens=num_tokens,
+            num_rows=num_rows,
+            max_seq_len=self._context_length,
+            is_decode=is_decode,
+        )
+
+    # ------------------------------------------------------------ beside the chain
+
+    def reset(self) -> None:
+        """Forget every launch and every row. Only while nothing is in flight."""
+        self.counter.zero_()
+        null_slot = self.state.slots - 1
+        fresh = make_row_state(null_slot, self.state.block_table.shape[1], self._vocab_size, self.counter.device)
+        for name in row_fields():
+            getattr(self.state, name).copy_(getattr(fresh, name))
+        self.rows.slots.fill_(null_slot)
+        self.rows.sample_slots.fill_(null_slot)
+
+    def read(self) -> Mapping[str, NDArray[np.generic]]:
+        """The row state by field name, copied. Only while nothing is in flight."""
+        return {name: getattr(self.state, name).cpu().numpy().copy() for name in row_fields()}

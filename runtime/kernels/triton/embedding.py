@@ -1,0 +1,31 @@
+"""Rows of the embedding table, by token id."""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+_BLOCK: Final = 1024
+
+
+@triton.jit
+def _embed_kernel(token_ids, table, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(table + tl.load(token_ids + token) * WIDTH + i, mask=i < WIDTH)
+    tl.store(out + token * WIDTH + i, row, mask=i < WIDTH)
+
+
+def embed(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """token_ids: int64 [T], inside the vocabulary. table: contiguous [vocab, H]. Returns [T, H]."""
+    tokens, width = token_ids.shape[0], table.shape[1]
+    out = torch.empty((tokens, width), dtype=table.dtype, device=table.device)
+    block = min(triton.next_power_of_2(width), _BLOCK)
+    _embed_kernel[(tokens, triton.cdiv(width, block))](token_ids, table, out, WIDTH=width, BLOCK=block, num_warps=1)
+    return out

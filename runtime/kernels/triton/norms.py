@@ -1,0 +1,66 @@
+"""Root-mean-square normalisation, alone and fused with the residual's addition. One program a token."""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _rms_norm_kernel(x, x_stride, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    inside = i < WIDTH
+    v = tl.load(x + row * x_stride + i, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(v * v, 0) / WIDTH + eps)
+    w = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * WIDTH + i, (v * scale * w).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _add_rms_norm_kernel(x, residual, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    inside = i < WIDTH
+    v = tl.load(x + row * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
+    v += tl.load(residual + row * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
+    rounded = v.to(residual.dtype.element_ty)
+    tl.store(residual + row * WIDTH + i, rounded, mask=inside)
+    v = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(v * v, 0) / WIDTH + eps)
+    w = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * WIDTH + i, (v * scale * w).to(out.dtype.element_ty), mask=inside)
+
+
+def _launch_shape(width: int) -> tuple[int, int]:
+    """Elements of a program's block, and its warps."""
+    block = triton.next_power_of_2(width)
+    return block, min(max(block // 512, 1), 8)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(mean(x²) + eps) * weight over the last dimension, in float32, rounded once.
+
+    x: [T, H]. weight: [H]. Returns [T, H] in x's dtype.
+    """
+    tokens, width = x.shape
+    out = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
+    block, warps = _launch_shape(width)
+    _rms_norm_kernel[(tokens,)](x, x.stride(0), weight, out, eps, WIDTH=width, BLOCK=block, num_warps=warps)
+    return out
+
+
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`residual += x` in place, then `rms_norm` of it.
+
+    x, residual: contiguous [T, H]. weight: [H]. Returns [T, H] in x's dtype.
+    """
+    tokens, width = x.shape
+    out = torch.empty_like(x)
+    block, warps = _launch_shape(width)
+    _add_rms_norm_kernel[(tokens,)](x, residual, weight, out, eps, WIDTH=width, BLOCK=block, num_warps=warps)
+    return out

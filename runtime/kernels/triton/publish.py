@@ -1,0 +1,176 @@
+"""The end of S: rows advance by their tokens, those that stop are ended, and the result cells are written."""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from cuda_graphs import rings
+from runtime.kernels.triton.take_plan import RowList
+from runtime.row_state import RowState
+
+_STOPPED = tl.constexpr(rings.STOPPED)
+_VOID = tl.constexpr(rings.VOID)
+_NON_FINITE = tl.constexpr(rings.NON_FINITE)
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRing:
+    """The mapped result ring as the device sees it."""
+
+    cells: torch.Tensor  # int64 [slots, rows, 1]
+    logprob: torch.Tensor  # float32 [slots, rows]
+    top_ids: torch.Tensor  # int32 [slots, rows, max_top]
+    top_logprobs: torch.Tensor  # float32 [slots, rows, max_top]
+    status: torch.Tensor  # int32 [slots, STATUS_WORDS]
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _publish_kernel(
+    counter,
+    sample_slots,
+    tokens,
+    finite,
+    last_token,
+    seq_len,
+    alive,
+    min_position,
+    max_position,
+    stop_ids,
+    cells,
+    num_rows,
+    SLOTS: tl.constexpr,
+    RING_ROWS: tl.constexpr,
+    NULL_SLOT: tl.constexpr,
+    ROWS: tl.constexpr,
+    MAX_STOP_IDS: tl.constexpr,
+):
+    number = tl.load(counter) + 1
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    slot = tl.load(sample_slots + row, mask=row < num_rows, other=NULL_SLOT).to(tl.int64)
+    ok = slot != NULL_SLOT
+    token = tl.load(tokens + row, mask=ok, other=0).to(tl.int32)
+    is_finite = tl.load(finite + row, mask=ok, other=1) != 0
+    is_alive = tl.load(alive + slot, mask=ok, other=0) != 0
+    position = tl.load(seq_len + slot, mask=ok, other=0)
+    s = tl.arange(0, MAX_STOP_IDS)
+    ids = tl.load(stop_ids + slot[:, None] * MAX_STOP_IDS + s[None, :], mask=ok[:, None], other=-1)
+    is_stop = tl.sum((ids == token[:, None]).to(tl.int32), 1) > 0
+    stops = is_stop & (position >= tl.load(min_position + slot, mask=ok, other=0))
+    stopped = stops | (position >= tl.load(max_position + slot, mask=ok, other=0)) | (is_finite == 0)
+    tl.store(last_token + slot, token, mask=ok & is_alive)
+    tl.store(seq_len + slot, position + 1, mask=ok & is_alive & is_finite)
+    tl.store(alive + slot, tl.zeros([ROWS], tl.int8), mask=ok & is_alive & stopped)
+    low = token | tl.where(stopped, _STOPPED, 0) | tl.where(is_finite, 0, _NON_FINITE)
+    low = tl.where(is_alive, low, _VOID)
+    cell = (number << 32) | low.to(tl.int64)
+    tl.store(cells + (number % SLOTS) * RING_ROWS + row, cell, mask=ok)
+
+
+_PUBLISH_ROWS = 16
+
+
+def publish(
+    num_rows: int,
+    counter: torch.Tensor,
+    rows: RowList,
+    tokens: torch.Tensor,
+    finite: torch.Tensor,
+    state: RowState,
+    results: ResultRing,
+) -> None:
+    """Advance the rows that were sampled, and store each one's cell: (launch number << 32) | flags | token.
+
+    counter: int64 [1], the launches whose plan was taken: this one comes after S. num_rows: places of the row list that
+    are looked at; those that name the null slot are passed over. tokens: int32 or int64 [num_rows]. finite: bool
+    [num_rows]. A row that had ended before stays as it is, and its cell is VOID.
+    """
+    _publish_kernel[(triton.cdiv(num_rows, _PUBLISH_ROWS),)](
+        counter,
+        rows.sample_slots,
+        tokens,
+        finite.view(torch.int8),
+        state.last_token,
+        state.seq_len,
+        state.alive.view(torch.int8),
+        state.min_position,
+        state.max_position,
+        state.stop_ids,
+        results.cells,
+        num_rows,
+        SLOTS=results.cells.shape[0],
+        RING_ROWS=results.cells.shape[1],
+        NULL_SLOT=state.slots - 1,
+        ROWS=_PUBLISH_ROWS,
+        MAX_STOP_IDS=state.stop_ids.shape[1],
+        num_warps=4,
+    )
+
+
+@triton.jit
+def _logprobs_kernel(
+    counter,
+    sample_slots,
+    asked,
+    logprob,
+    top_ids,
+    top_logprobs,
+    ring_logprob,
+    ring_top_ids,
+    ring_top_logprobs,
+    top_stride,
+    SLOTS: tl.constexpr,
+    RING_ROWS: tl.constexpr,
+    MAX_TOP: tl.constexpr,
+    TOP_PAD: tl.constexpr,
+):
+    row = tl.program_id(0)
+    wanted = tl.load(asked + tl.load(sample_slots + row))
+    if wanted >= 0:
+        at = ((tl.load(counter) + 1) % SLOTS) * RING_ROWS + row
+        i = tl.arange(0, TOP_PAD)
+        tl.store(ring_logprob + at, tl.load(logprob + row))
+        ids = tl.load(top_ids + row * top_stride + i, mask=i < wanted, other=0)
+        tl.store(ring_top_ids + at * MAX_TOP + i, ids, mask=i < wanted)
+        values = tl.load(top_logprobs + row * top_stride + i, mask=i < wanted, other=0.0)
+        tl.store(ring_top_logprobs + at * MAX_TOP + i, values, mask=i < wanted)
+
+
+def publish_logprobs(
+    num_rows: int,
+    counter: torch.Tensor,
+    rows: RowList,
+    logprob: torch.Tensor,
+    top_ids: torch.Tensor,
+    top_logprobs: torch.Tensor,
+    state: RowState,
+    results: ResultRing,
+) -> None:
+    """Log-probabilities into the result slot, for rows that asked, before their cells are stored.
+
+    logprob: float32 [num_rows]. top_ids: int32, top_logprobs: float32 [num_rows, max_top], rows equally far apart.
+    """
+    max_top = results.top_ids.shape[2]
+    _logprobs_kernel[(num_rows,)](
+        counter,
+        rows.sample_slots,
+        state.logprobs,
+        logprob,
+        top_ids,
+        top_logprobs,
+        results.logprob,
+        results.top_ids,
+        results.top_logprobs,
+        top_ids.stride(0),
+        SLOTS=results.cells.shape[0],
+        RING_ROWS=results.cells.shape[1],
+        MAX_TOP=max_top,
+        TOP_PAD=triton.next_power_of_2(max_top),
+        num_warps=1,
+    )

@@ -1,0 +1,159 @@
+"""The last part of apply: what F runs on, read from the row state on the device. No round trip."""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from runtime.kernels.triton.take_plan import NO_CHUNK, RowList
+from runtime.row_state import RowState
+
+_TOKEN_TILE: Final = 128
+_TABLE_TILE: Final = 256
+_NO_CHUNK = tl.constexpr(NO_CHUNK)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryBuffers:
+    """Where apply leaves the inputs of F: fixed addresses, so that a captured graph finds them. R rows, T tokens."""
+
+    token_ids: torch.Tensor  # int64 [T]
+    positions: torch.Tensor  # int64 [T]
+    slot_mapping: torch.Tensor  # int64 [T]
+    seq_lens: torch.Tensor  # int32 [R]
+    block_tables: torch.Tensor  # int32 [R, max_blocks] only what a row's length covers is up to date
+    last_query: torch.Tensor  # int64 [R] index of each row's last query token
+
+
+def make_query_buffers(max_rows: int, max_tokens: int, max_blocks: int, device: torch.device) -> QueryBuffers:
+    """Zeroed buffers: every row masked, every token in the null block."""
+    rows = triton.next_power_of_2(max_rows)
+    tokens = max(max_tokens, rows)
+
+    def zeros(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    return QueryBuffers(
+        token_ids=zeros(torch.int64, tokens),
+        positions=zeros(torch.int64, tokens),
+        slot_mapping=zeros(torch.int64, tokens),
+        seq_lens=zeros(torch.int32, rows),
+        block_tables=zeros(torch.int32, rows, max_blocks),
+        last_query=zeros(torch.int64, rows),
+    )
+
+
+@triton.jit
+def _queries_kernel(
+    counter,
+    bulk,
+    row_slots,
+    query_start_loc,
+    chunk_offset,
+    alive,
+    seq_len,
+    last_token,
+    block_table,
+    token_ids,
+    positions,
+    slot_mapping,
+    seq_lens,
+    block_tables,
+    last_query,
+    VOCAB: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    MAX_BLOCKS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BULK_WORDS: tl.constexpr,
+    RAGGED: tl.constexpr,
+    TOKENS: tl.constexpr,
+    TABLE_TILE: tl.constexpr,
+):
+    """One program for a row and a tile of its query tokens."""
+    row = tl.program_id(0)
+    slot = tl.load(row_slots + row).to(tl.int64)
+    is_alive = tl.load(alive + slot) != 0
+    length = tl.where(is_alive, tl.load(seq_len + slot), 0)
+    count = 1
+    start = row
+    if RAGGED:
+        start = tl.load(query_start_loc + row)
+        count = tl.load(query_start_loc + row + 1) - start
+    i = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    inside = i < count
+    position = tl.maximum(length - count + i, 0)
+    token = tl.load(last_token + slot + tl.zeros([TOKENS], tl.int32), mask=inside, other=0)
+    offset = tl.load(chunk_offset + row)
+    is_chunk = offset != _NO_CHUNK
+    prompt = bulk + (tl.load(counter) % SLOTS) * BULK_WORDS + offset
+    token = tl.where(is_chunk, tl.load(prompt + i, mask=inside & is_chunk, other=0, volatile=True), token)
+    token = tl.minimum(tl.maximum(token, 0), VOCAB - 1)
+    block = tl.load(block_table + slot * MAX_BLOCKS + position // BLOCK_SIZE, mask=inside & is_alive, other=0)
+    tl.store(token_ids + start + i, token.to(tl.int64), mask=inside)
+    tl.store(positions + start + i, position.to(tl.int64), mask=inside)
+    mapping = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
+    tl.store(slot_mapping + start + i, mapping, mask=inside)
+    if tl.program_id(1) == 0:
+        tl.store(seq_lens + row, length)
+        tl.store(last_query + row, tl.maximum(start + count - 1, 0).to(tl.int64))
+        for first in range(0, (length + BLOCK_SIZE - 1) // BLOCK_SIZE, TABLE_TILE):
+            j = first + tl.arange(0, TABLE_TILE)
+            blocks = tl.load(block_table + slot * MAX_BLOCKS + j, mask=j < MAX_BLOCKS, other=0)
+            tl.store(block_tables + row.to(tl.int64) * MAX_BLOCKS + j, blocks, mask=j < MAX_BLOCKS)
+
+
+def prepare_queries(
+    num_rows: int,
+    num_tokens: int,
+    counter: torch.Tensor,
+    bulk: torch.Tensor,
+    rows: RowList,
+    state: RowState,
+    out: QueryBuffers,
+    block_size: int,
+    vocab_size: int,
+) -> None:
+    """The query tokens of the first `num_rows` places of the list: a decode row's newest token, a chunk's from the bulk
+    slot [slots, bulk_words] of this launch.
+
+    num_tokens: equal to `num_rows` where every row has one. Rows that have ended, and places past the list, get
+    seq_len 0 and a slot in the null block.
+    """
+    ragged = num_tokens != num_rows
+    if ragged:
+        # If the plan is refused, no row owns these tokens: they must not keep what an earlier launch left.
+        out.token_ids[:num_tokens].zero_()
+        out.slot_mapping[:num_tokens].zero_()
+    _queries_kernel[(num_rows, triton.cdiv(num_tokens - num_rows + 1, _TOKEN_TILE))](
+        counter,
+        bulk,
+        rows.slots,
+        rows.query_start_loc,
+        rows.chunk_offset,
+        state.alive.view(torch.int8),
+        state.seq_len,
+        state.last_token,
+        state.block_table,
+        out.token_ids,
+        out.positions,
+        out.slot_mapping,
+        out.seq_lens,
+        out.block_tables,
+        out.last_query,
+        VOCAB=vocab_size,
+        BLOCK_SIZE=block_size,
+        MAX_BLOCKS=state.block_table.shape[1],
+        SLOTS=bulk.shape[0],
+        BULK_WORDS=bulk.shape[1],
+        RAGGED=ragged,
+        TOKENS=_TOKEN_TILE if ragged else 1,
+        TABLE_TILE=_TABLE_TILE,
+        num_warps=1,
+    )

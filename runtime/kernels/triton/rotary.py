@@ -1,0 +1,129 @@
+"""Between the QKV product and attention: per-head norms, rotary positions, and the write into the paged cache."""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _normed(low, high, norm, i, inside, eps, HEAD_DIM: tl.constexpr):
+    """A head's two halves [heads, D / 2], normalised over both."""
+    square = tl.sum(low * low, 1) + tl.sum(high * high, 1)
+    scale = tl.rsqrt(square / HEAD_DIM + eps)[:, None]
+    low_weight = tl.load(norm + i, mask=inside, other=0.0).to(tl.float32)
+    high_weight = tl.load(norm + HEAD_DIM // 2 + i, mask=inside, other=0.0).to(tl.float32)
+    return low * scale * low_weight[None, :], high * scale * high_weight[None, :]
+
+
+@triton.jit
+def _rotate_and_write_kernel(
+    qkv,
+    q_norm,
+    k_norm,
+    cos,
+    sin,
+    positions,
+    slot_mapping,
+    q_out,
+    keys,
+    values,
+    eps,
+    num_positions,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    GROUP_PAD: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):
+    """One program for a token and a KV head: that head's key and value, and the query heads that share it."""
+    token = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    GROUP: tl.constexpr = Q_HEADS // KV_HEADS
+    HALF: tl.constexpr = HEAD_DIM // 2
+    # A masked token's position may be anything; it must not send a load out of the table.
+    position = tl.minimum(tl.maximum(tl.load(positions + token), 0), num_positions - 1)
+    slot = tl.load(slot_mapping + token)
+    i = tl.arange(0, HALF_PAD)
+    inside = i < HALF
+    c = tl.load(cos + position * HALF + i, mask=inside, other=0.0).to(tl.float32)[None, :]
+    s = tl.load(sin + position * HALF + i, mask=inside, other=0.0).to(tl.float32)[None, :]
+    row = qkv + token * (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
+
+    g = tl.arange(0, GROUP_PAD)
+    head = kv_head * GROUP + g
+    ok = (g < GROUP)[:, None] & inside[None, :]
+    at = head[:, None] * HEAD_DIM + i[None, :]
+    low = tl.load(row + at, mask=ok, other=0.0).to(tl.float32)
+    high = tl.load(row + at + HALF, mask=ok, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        low, high = _normed(low, high, q_norm, i, inside, eps, HEAD_DIM)
+    q_row = q_out + token * Q_HEADS * HEAD_DIM
+    tl.store(q_row + at, (low * c - high * s).to(q_out.dtype.element_ty), mask=ok)
+    tl.store(q_row + at + HALF, (high * c + low * s).to(q_out.dtype.element_ty), mask=ok)
+
+    one = tl.arange(0, 1)[:, None]
+    k_at = (Q_HEADS + kv_head + one) * HEAD_DIM + i[None, :]
+    k_ok = (one == 0) & inside[None, :]
+    low = tl.load(row + k_at, mask=k_ok, other=0.0).to(tl.float32)
+    high = tl.load(row + k_at + HALF, mask=k_ok, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        low, high = _normed(low, high, k_norm, i, inside, eps, HEAD_DIM)
+    v_low = tl.load(row + k_at + KV_HEADS * HEAD_DIM, mask=k_ok, other=0.0)
+    v_high = tl.load(row + k_at + KV_HEADS * HEAD_DIM + HALF, mask=k_ok, other=0.0)
+    out = (slot * KV_HEADS + kv_head + one) * HEAD_DIM + i[None, :]
+    tl.store(keys + out, (low * c - high * s).to(keys.dtype.element_ty), mask=k_ok)
+    tl.store(keys + out + HALF, (high * c + low * s).to(keys.dtype.element_ty), mask=k_ok)
+    tl.store(values + out, v_low.to(values.dtype.element_ty), mask=k_ok)
+    tl.store(values + out + HALF, v_high.to(values.dtype.element_ty), mask=k_ok)
+
+
+def rotate_and_write(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    q_heads: int,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> torch.Tensor:
+    """Rotate queries and keys (half-split convention), after a per-head norm where there is one; write the cache.
+
+    qkv: contiguous [T, (q_heads + 2 * kv_heads) * D], queries, keys, values in order. cos, sin: [positions, D // 2].
+    positions, slot_mapping: int64 [T]; a masked token's slot lies in the null block. keys, values: one layer's
+    [num_blocks, block_size, kv_heads, D]. q_norm, k_norm: [D], both or neither. Returns the queries, [T, q_heads, D].
+    """
+    tokens = qkv.shape[0]
+    kv_heads, head_dim = keys.shape[2], keys.shape[3]
+    q = torch.empty((tokens, q_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+    _rotate_and_write_kernel[(tokens, kv_heads)](
+        qkv,
+        q_norm if q_norm is not None else qkv,
+        k_norm if k_norm is not None else qkv,
+        cos,
+        sin,
+        positions,
+        slot_mapping,
+        q,
+        keys,
+        values,
+        eps,
+        cos.shape[0],
+        Q_HEADS=q_heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        GROUP_PAD=triton.next_power_of_2(q_heads // kv_heads),
+        HALF_PAD=triton.next_power_of_2(head_dim // 2),
+        HAS_NORM=q_norm is not None,
+        num_warps=1,
+    )
+    return q

@@ -1,0 +1,237 @@
+"""`config.json` of a checkpoint in the Hugging Face layout, read into what a dense decoder needs to know."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_T = TypeVar("_T", int, float, bool)
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that can't be served. The sentence names the file, the key or the tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How rotary frequencies are stretched for long contexts.
+
+    kind: default, linear or llama3. factor: linear and llama3. The other three: llama3 alone.
+    """
+
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_positions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A dense decoder's shape.
+
+    windows: by layer, how many tokens a token attends to; 0 is all before it.
+    eos_token_ids: of config.json and generation_config.json together, ascending.
+    dtype: the dtype the checkpoint says it is in.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling
+    windows: tuple[int, ...]
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    dtype: torch.dtype
+
+
+def load_config(folder: Path) -> ModelConfig:
+    """Read `config.json`, and `generation_config.json` where there is one.
+
+    Raises CheckpointError for a file that is missing or no JSON object, and for a value that is not supported.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise CheckpointError(f"{folder} is no checkpoint: it has no config.json")
+    raw = _read_object(path)
+    generation = folder / "generation_config.json"
+    eos = set(_token_ids(raw, "eos_token_id"))
+    if generation.is_file():
+        eos |= set(_token_ids(_read_object(generation), "eos_token_id"))
+    return parse_config(raw, tuple(sorted(eos)))
+
+
+def parse_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> ModelConfig:
+    """`raw` is what config.json holds. Raises CheckpointError naming the key and the value it can't take."""
+    architecture = _architecture(raw)
+    _refuse_what_would_change_the_model(raw)
+    hidden, heads = _number(raw, "hidden_size", int), _number(raw, "num_attention_heads", int)
+    kv_heads = _number(raw, "num_key_value_heads", int, heads)
+    if heads % kv_heads:
+        raise CheckpointError(f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})")
+    head_dim = _number(raw, "head_dim", int, 128 if architecture == "Qwen3ForCausalLM" else hidden // heads)
+    if head_dim % 2:
+        raise CheckpointError(f"head_dim must be even, and is {head_dim}")
+    layers = _number(raw, "num_hidden_layers", int)
+    positions = _number(raw, "max_position_embeddings", int, 2048)
+    theta, scaling = _rope(raw, positions)
+    bias = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM") and _flag(raw, "attention_bias")
+    bos = _token_ids(raw, "bos_token_id")
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=_number(raw, "vocab_size", int),
+        hidden_size=hidden,
+        intermediate_size=_number(raw, "intermediate_size", int),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=_number(raw, "rms_norm_eps", float, 1e-6),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        windows=_windows(raw, architecture, layers),
+        max_position_embeddings=positions,
+        tie_word_embeddings=_flag(raw, "tie_word_embeddings"),
+        qkv_bias=bias or architecture == "Qwen2ForCausalLM",
+        output_bias=bias,
+        mlp_bias=architecture == "LlamaForCausalLM" and _flag(raw, "mlp_bias"),
+        qk_norm=architecture == "Qwen3ForCausalLM",
+        eos_token_ids=eos_token_ids,
+        bos_token_id=bos[0] if bos else None,
+        dtype=_dtype(raw),
+    )
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} can't be read as JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{path} must hold a JSON object")
+    return raw
+
+
+def _architecture(raw: Mapping[str, Any]) -> str:
+    names = raw.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
+        raise CheckpointError(f"architectures is {names!r}; supported are {', '.join(ARCHITECTURES)}")
+    return str(names[0])
+
+
+def _refuse_what_would_change_the_model(raw: Mapping[str, Any]) -> None:
+    if raw.get("hidden_act", "silu") != "silu":
+        raise CheckpointError(f"hidden_act is {raw['hidden_act']!r}; only 'silu' is supported")
+    if raw.get("quantization_config") is not None:
+        method = raw["quantization_config"]
+        method = method.get("quant_method", method) if isinstance(method, dict) else method
+        raise CheckpointError(f"quantization_config is {method!r}; only unquantized checkpoints are supported")
+    for source in (raw, raw.get("rope_parameters") or {}):
+        if isinstance(source, dict) and source.get("partial_rotary_factor", 1.0) not in (1, None):
+            raise CheckpointError(f"partial_rotary_factor is {source['partial_rotary_factor']!r}; only 1 is supported")
+
+
+def _rope(raw: Mapping[str, Any], positions: int) -> tuple[float, RopeScaling]:
+    """Theta and scaling, from `rope_parameters` or from the older `rope_theta` and `rope_scaling`."""
+    key = "rope_parameters" if raw.get("rope_parameters") is not None else "rope_scaling"
+    rope = raw.get(key)
+    rope = {} if rope is None else rope
+    if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
+        raise CheckpointError(f"{key} is {rope!r}; one flat object for all layers is supported")
+    theta_source = rope if rope.get("rope_theta") is not None else raw
+    theta = _number(theta_source, "rope_theta", float, 10000.0)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    match kind:
+        case "default":
+            return theta, RopeScaling()
+        case "linear":
+            return theta, RopeScaling("linear", _number(rope, "factor", float))
+        case "llama3":
+            return theta, RopeScaling(
+                "llama3",
+                _number(rope, "factor", float),
+                _number(rope, "low_freq_factor", float),
+                _number(rope, "high_freq_factor", float),
+                _number(rope, "original_max_position_embeddings", int, positions),
+            )
+    raise CheckpointError(f"{key} has rope_type {kind!r}; supported are default, linear and llama3")
+
+
+def _windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:
+    if architecture == "LlamaForCausalLM":
+        return (0,) * layers
+    window = raw.get("sliding_window")
+    if window is None or (architecture != "MistralForCausalLM" and not _flag(raw, "use_sliding_window")):
+        return (0,) * layers
+    window = _number(raw, "sliding_window", int)
+    if architecture == "MistralForCausalLM":
+        return (window,) * layers
+    kinds = raw.get("layer_types")
+    if kinds is None:
+        first = _number(raw, "max_window_layers", int, 28, low=0)
+        return tuple(window if layer >= first else 0 for layer in range(layers))
+    known = {"full_attention": 0, "sliding_attention": window}
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in known for kind in kinds):
+        raise CheckpointError(
+            f"layer_types is {kinds!r}; it must name {' or '.join(known)} for each of {layers} layers"
+        )
+    return tuple(known[kind] for kind in kinds)
+
+
+def _dtype(raw: Mapping[str, Any]) -> torch.dtype:
+    key = "dtype" if raw.get("dtype") is not None else "torch_dtype"
+    name = raw.get(key)
+    name = "float32" if name is None else name
+    if name not in _DTYPES:
+        raise CheckpointError(f"{key} is {name!r}; supported are {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def _number(raw: Mapping[str, Any], key: str, kind: type[_T], default: _T | None = None, low: int = 1) -> _T:
+    """A finite number of at least `low`, or above 0 for a float; null and absent take the default."""
+    value = raw.get(key)
+    if value is None:
+        if default is None:
+            raise CheckpointError(f"config.json has no {key}")
+        return default
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not fits or (kind is int and (value != int(value) or value < low)) or (kind is float and value <= 0):
+        what = f"an integer of at least {low}" if kind is int else "a number above 0"
+        raise CheckpointError(f"{key} is {value!r}; it must be {what}")
+    return kind(value)
+
+
+def _flag(raw: Mapping[str, Any], key: str) -> bool:
+    value = raw.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise CheckpointError(f"{key} is {value!r}; it must be true or false")
+    return bool(value)
+
+
+def _token_ids(raw: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    value = raw.get(key)
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
+        raise CheckpointError(f"{key} is {value!r}; it must be a token id or a list of them")
+    return tuple(ids)

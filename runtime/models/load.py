@@ -1,0 +1,36 @@
+"""From a checkpoint folder to a decoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from runtime.kernels.kernel_set import KernelSet
+from runtime.models.config import load_config
+from runtime.models.decoder import Decoder
+from runtime.models.weights import Progress, dummy_weights, load_weights
+
+
+def load_model(
+    folder: Path,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    load_format: str,
+    kernels: KernelSet,
+    progress: Progress | None = None,
+    positions: int = 0,
+) -> Decoder:
+    """The checkpoint's decoder, its configuration at `Decoder.config`.
+
+    dtype: None takes the checkpoint's own. load_format: auto reads safetensors, dummy draws random weights of the
+    configured shape and needs config.json only. progress: called with bytes done and bytes in all. positions: the
+    longest context that will be asked for; 0 takes the model's own. Raises CheckpointError.
+    """
+    config = load_config(folder)
+    dtype = config.dtype if dtype is None else dtype
+    if load_format == "dummy":
+        weights = dummy_weights(config, dtype, device, kernels.pack_weight)
+    else:
+        weights = load_weights(folder, config, dtype, device, kernels.pack_weight, progress)
+    return Decoder(config, weights, kernels, positions)

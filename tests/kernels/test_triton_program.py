@@ -1,0 +1,81 @@
+"""A whole launch in Triton, S, apply and F, on the host device, so that no captured graph is needed: the tokens of
+the reference program for the same requests."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.kernels.triton_device import triton_device
+
+DEVICE = triton_device()
+
+from cuda_graphs.host_device import HostDevice  # noqa: E402
+from cuda_graphs.rings import RingMemory, allocate_rings  # noqa: E402
+from runtime.cuda_program import CudaProgram  # noqa: E402
+from runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
+from runtime.models.decoder import Decoder  # noqa: E402
+from tests.gpu import gpu_chain  # noqa: E402
+
+MAX_ROWS = 5
+NUM_BLOCKS = 40
+
+
+def eager_engine(run_ahead: int) -> gpu_chain.EngineUnderTest:
+    """Triton kernels launched one by one from the host device's thread."""
+    config = gpu_chain.small_config(max_position_embeddings=96, qk_norm=True, windows=(0, 24))
+    layout = gpu_chain.layout_for(run_ahead, MAX_ROWS)
+    rings: RingMemory
+    if DEVICE.type == "cuda":
+        from cuda_graphs.cuda_device import allocate_mapped_rings
+
+        rings = allocate_mapped_rings(layout)
+    else:
+        rings = allocate_rings(layout)
+    weights = gpu_chain.moved(gpu_chain.random_weights(config), DEVICE)
+    program = _Synchronous(
+        Decoder(config, weights, TritonKernelSet()),
+        rings,
+        max_rows=MAX_ROWS,
+        max_tokens=MAX_ROWS + gpu_chain.MAX_PREFILL_TOKENS,
+        num_blocks=NUM_BLOCKS,
+        block_size=gpu_chain.BLOCK_SIZE,
+        context_length=config.max_position_embeddings,
+    )
+    program.poison_blocks(tuple(range(1, NUM_BLOCKS)))
+    return gpu_chain.engine_over(config, HostDevice(program, rings), program, run_ahead, MAX_ROWS, NUM_BLOCKS)
+
+
+class _Synchronous(CudaProgram):
+    """Waits for the device after each part, as the host device expects of a program."""
+
+    def sample(self, shape: object) -> None:
+        super().sample(shape)  # type: ignore[arg-type]
+        self._wait()
+
+    def forward(self, shape: object) -> None:
+        super().forward(shape)  # type: ignore[arg-type]
+        self._wait()
+
+    def _wait(self) -> None:
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def test_the_tokens_of_the_reference_for_rows_of_every_kind() -> None:
+    config = gpu_chain.small_config(max_position_embeddings=96, qk_norm=True, windows=(0, 24))
+    found = []
+    for make in (
+        lambda: gpu_chain.cpu_engine(
+            config, gpu_chain.random_weights(config), 2, max_rows=MAX_ROWS, num_blocks=NUM_BLOCKS
+        ),
+        lambda: eager_engine(2),
+    ):
+        under_test = make()
+        with torch.inference_mode():
+            for handle, (prompt, sampling, stopping) in enumerate(gpu_chain.random_requests(config, 9, seed=4)):
+                under_test.submit(handle, prompt[:60], sampling, stopping)
+            under_test.run()
+        under_test.device.close()
+        found.append((under_test.tokens(), under_test.reasons()))
+    assert found[0] == found[1]
+    assert len(found[0][1]) == 9

@@ -1,0 +1,256 @@
+"""The row kernels against `HostRows`: the same plans and tokens, the same state, queries and result cells."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tests.kernels.triton_device import triton_device
+
+DEVICE = triton_device()
+
+from cuda_graphs.rings import (  # noqa: E402
+    FAULT_PLAN_NUMBER,
+    NON_FINITE,
+    STATUS_BYTES,
+    STATUS_FAULT,
+    STOPPED,
+    VOID,
+    RingLayout,
+    RingMemory,
+    allocate_rings,
+)
+from runtime.admission import admission_record  # noqa: E402
+from runtime.host_rows import HostRows  # noqa: E402
+from runtime.kernels.triton.device_rows import DeviceRows  # noqa: E402
+from runtime.plan import HEADER_WORDS, PLAN_WORDS, Admission, Chunk, LaunchPlan, stage  # noqa: E402
+from runtime.request import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams  # noqa: E402
+from runtime.row_state import row_fields  # noqa: E402
+
+MAX_ROWS = 6
+BLOCK_SIZE = 8
+CONTEXT = 64
+VOCAB = 90
+LAYOUT = RingLayout(slots=4, plan_words=PLAN_WORDS, bulk_words=4096, rows=MAX_ROWS, max_top=3)
+
+
+def mapped_rings() -> RingMemory:
+    def allocate(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic]:
+        tensor = torch.from_numpy(np.zeros(shape, dtype))
+        return (tensor.pin_memory() if DEVICE.type == "cuda" else tensor).numpy()
+
+    return allocate_rings(LAYOUT, allocate)
+
+
+class Pair:
+    """One chain of plans through both implementations, each with rings of its own."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.host = HostRows(
+            allocate_rings(LAYOUT), MAX_ROWS, CONTEXT // BLOCK_SIZE, VOCAB, BLOCK_SIZE, MAX_STOP_IDS, MAX_BIAS
+        )
+        self.rings = mapped_rings()
+        self.device = DeviceRows(
+            self.rings,
+            max_rows=MAX_ROWS,
+            max_tokens=MAX_ROWS + 64,
+            block_size=BLOCK_SIZE,
+            context_length=CONTEXT,
+            vocab_size=VOCAB,
+            device=DEVICE,
+        )
+        self.prompt_left: dict[int, int] = {}
+        self.lengths: dict[int, int] = {}
+        self.blocks: dict[int, int] = {}
+        self.last: tuple[list[int], list[bool]] = ([], [])
+        self.seen = {"stopped": 0, "void": 0, "non-finite": 0, "mixed": 0, "steady": 0, "closing": 0, "skipped": 0,
+                     "single-token chunks": 0}  # fmt: skip
+
+    # -------------------------------------------------- S
+
+    def sample(self) -> None:
+        places, slots = self.host.to_sample() if self.host.number else (np.zeros(0, np.intp), np.zeros(0, np.int64))
+        self.host.begin()
+        rows = len(self.last[0])
+        tokens = np.array([self.dice.randrange(VOCAB) for _ in range(rows)], np.int32)
+        finite = np.array([self.dice.random() > 0.03 for _ in range(rows)], np.bool_)
+        tokens[~finite] = 0
+        if rows:
+            self.host.publish(places, slots, tokens[places], finite[places])
+            width = rows + self.dice.randrange(3)  # a bucket that is larger than the list
+            padded, all_finite = np.full(width, 7, np.int64), np.zeros(width, np.bool_)
+            padded[:rows], all_finite[:rows] = tokens, finite
+            self.device.publish(width, torch.from_numpy(padded).to(DEVICE), torch.from_numpy(all_finite).to(DEVICE))
+            self.synchronize()
+            ring = self.host.number % LAYOUT.slots
+            expected = self.host.rings.cells[ring, places, 0]
+            assert self.rings.cells[ring, places, 0].tolist() == expected.tolist()
+            for name, flag in (("stopped", STOPPED), ("void", VOID), ("non-finite", NON_FINITE)):
+                self.seen[name] += int(np.count_nonzero(expected & flag))
+
+    # -------------------------------------------------- a random plan
+
+    def plan(self) -> LaunchPlan:
+        number = self.host.number  # S of the launch has begun
+        appends: list[tuple[int, int, int]] = []
+        chunks, admissions = [], []
+        for slot in range(MAX_ROWS):
+            if slot not in self.lengths and self.dice.random() < 0.1:
+                self.prompt_left[slot] = self.dice.choice([1, 9, 17, self.dice.randrange(2, 30)])
+                self.lengths[slot], self.blocks[slot] = 0, 0
+                admissions.append(self.admission(slot, self.prompt_left[slot]))
+            elif slot in self.lengths and not self.prompt_left[slot] and self.dice.random() < 0.05:
+                del self.lengths[slot]
+        decode = [slot for slot in self.lengths if not self.prompt_left[slot] and self.lengths[slot] < CONTEXT - 1]
+        for slot in decode:
+            self.lengths[slot] += 1
+        for slot in [slot for slot in self.lengths if self.prompt_left[slot]]:
+            count = min(self.prompt_left[slot], self.dice.choice([8, 16, 24]))
+            start = self.lengths[slot]
+            self.prompt_left[slot] -= count
+            self.lengths[slot] += count
+            tokens = np.array([self.dice.randrange(VOCAB) for _ in range(count)], np.int32)
+            chunks.append(Chunk(slot, start, tokens, self.prompt_left[slot] == 0))
+        for slot, length in self.lengths.items():
+            while self.blocks[slot] * BLOCK_SIZE < length:
+                appends.append((slot, self.blocks[slot], self.dice.randrange(1, 1000)))
+                self.blocks[slot] += 1
+        rows = sorted(decode + [chunk.slot for chunk in chunks])
+        skipped = {chunk.slot for chunk in chunks if not chunk.samples}
+        samples = [slot not in skipped for slot in rows]
+        changed = not (rows == self.last[0] and all(self.last[1]))
+        self.last = (rows, samples)
+        self.seen["skipped"] += len(skipped)
+        return LaunchPlan(
+            number=number,
+            rows=np.array(rows, np.int32),
+            samples=np.array(samples, np.bool_),
+            row_list_changed=changed,
+            appends=np.array(appends, np.int32).reshape(-1, 3),
+            chunks=tuple(chunks),
+            admissions=tuple(admissions),
+            tokens=len(decode) + sum(chunk.tokens.size for chunk in chunks),
+        )
+
+    def admission(self, slot: int, prompt_len: int) -> Admission:
+        dice = self.dice
+        sampling = SamplingParams(
+            temperature=dice.random(),
+            top_k=dice.randrange(10),
+            top_p=dice.random(),
+            min_p=dice.random(),
+            seed=dice.getrandbits(64),
+            bias_ids=tuple(range(dice.randrange(5))),
+            bias_values=(0.5, -1.0, 2.0, 3.0)[: dice.randrange(5)],
+            allowed_token_ids=tuple(dice.sample(range(VOCAB), 5)) if dice.random() < 0.5 else (),
+            logprobs=dice.randrange(-1, 3),
+        )
+        bias = min(len(sampling.bias_ids), len(sampling.bias_values))
+        fields = {name: getattr(sampling, name) for name in sampling.__struct_fields__}
+        fields |= {"bias_ids": sampling.bias_ids[:bias], "bias_values": sampling.bias_values[:bias]}
+        stops = tuple(dice.sample(range(VOCAB), dice.randrange(4)))
+        stopping = StoppingParams(max_tokens=30, min_tokens=dice.randrange(3), stop_token_ids=stops)
+        max_len = min(CONTEXT, prompt_len + stopping.max_tokens)
+        return Admission(
+            slot, admission_record(slot, SamplingParams(**fields), stopping, prompt_len, max_len, (3,), VOCAB)
+        )
+
+    # -------------------------------------------------- apply and F's inputs
+
+    def apply(self, plan: LaunchPlan) -> None:
+        ring = plan.number % LAYOUT.slots
+        for rings in (self.host.rings, self.rings):
+            stage(plan, rings.plan[ring], rings.bulk[ring])
+        mixed = bool(plan.chunks)
+        read = self.host.apply()
+        rows, tokens = plan.rows.size, plan.tokens
+        bucket = rows + (self.dice.randrange(2) if rows and not mixed else 0)
+        self.device.apply(bucket, bucket if rows == tokens else tokens)
+        self.synchronize()
+        status = self.rings.status[ring]
+        assert status[STATUS_FAULT] == 0
+        assert status[STATUS_BYTES] == read
+        self.seen["steady"] += rows > 0 and read == 4 * HEADER_WORDS
+        self.seen["mixed"] += mixed
+        self.seen["single-token chunks"] += mixed and rows == tokens
+        self.seen["closing"] += not rows
+        state = self.device.read()
+        for name in row_fields():
+            live = slice(0, MAX_ROWS)
+            expected, found = getattr(self.host, name)[live], state[name][live]
+            assert np.array_equal(found, expected), name
+        if rows:
+            self.compare_queries(rows, tokens)
+
+    def compare_queries(self, rows: int, tokens: int) -> None:
+        expected = self.host.queries()
+        batch = self.device.batch(rows, tokens)
+        assert batch.token_ids.tolist() == expected.token_ids.tolist()
+        assert batch.seq_lens.tolist() == expected.seq_lens.tolist()
+        assert batch.query_start_loc.tolist() == expected.query_start_loc.tolist()
+        alive = np.repeat(expected.seq_lens > 0, np.diff(expected.query_start_loc))
+        assert batch.positions.cpu().numpy()[alive].tolist() == expected.positions[alive].tolist()
+        assert batch.slot_mapping.cpu().numpy()[alive].tolist() == expected.slot_mapping[alive].tolist()
+        assert bool((batch.slot_mapping.cpu().numpy()[~alive] < BLOCK_SIZE).all()), "masked tokens go to the null block"
+        for row, length in enumerate(expected.seq_lens.tolist()):
+            used = -(-length // BLOCK_SIZE)
+            table = self.host.block_table[expected.slots[row], :used]
+            assert batch.block_tables[row, :used].tolist() == table.tolist()
+        last = self.device.queries.last_query[:rows].cpu().numpy()
+        assert last[self.host.samples].tolist() == expected.last_query.tolist()
+
+    def synchronize(self) -> None:
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sixty_random_launches_leave_the_state_of_the_reference(seed: int) -> None:
+    pair = Pair(seed)
+    for _ in range(60):
+        pair.sample()
+        pair.apply(pair.plan())
+    assert pair.seen["mixed"] and pair.seen["steady"] and pair.seen["skipped"], pair.seen
+
+
+def test_the_random_launches_hold_every_kind_of_end() -> None:
+    total: dict[str, int] = {}
+    for seed in (5, 6):
+        pair = Pair(seed)
+        for _ in range(60):
+            pair.sample()
+            pair.apply(pair.plan())
+        for name, count in pair.seen.items():
+            total[name] = total.get(name, 0) + count
+    assert all(total[name] for name in ("stopped", "void", "non-finite", "single-token chunks")), total
+
+
+def test_a_plan_of_another_number_masks_every_row_and_says_so() -> None:
+    pair = Pair(9)
+    while not (pair.host.rows.size and pair.seen["steady"]):
+        pair.sample()
+        pair.apply(pair.plan())
+    rows = pair.host.rows.size
+    pair.sample()  # the next launch finds an old plan, or none, in its slot
+    pair.device.apply(rows, rows)
+    pair.synchronize()
+    assert pair.rings.status[pair.host.number % LAYOUT.slots, STATUS_FAULT] == FAULT_PLAN_NUMBER
+    batch = pair.device.batch(rows, rows)
+    assert not batch.seq_lens.any()
+    assert bool((batch.slot_mapping < BLOCK_SIZE).all())
+
+
+def test_reset_forgets_every_row_and_launch() -> None:
+    pair = Pair(1)
+    for _ in range(20):
+        pair.sample()
+        pair.apply(pair.plan())
+    pair.device.reset()
+    assert int(pair.device.counter) == 0
+    assert not pair.device.state.alive.any()
+    assert bool((pair.device.rows.slots == MAX_ROWS).all())

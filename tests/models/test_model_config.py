@@ -1,0 +1,154 @@
+"""What config.json may say, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.models.config import CheckpointError, ModelConfig, RopeScaling, load_config, parse_config
+
+RAW: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 160,
+    "max_position_embeddings": 256,
+}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+
+
+def parse(**changes: Any) -> ModelConfig:
+    return parse_config({**RAW, **changes}, ())
+
+
+def write(folder: Path, name: str, raw: object) -> None:
+    (folder / name).write_text(json.dumps(raw), encoding="utf-8")
+
+
+def test_what_is_left_out_takes_the_architecture_s_defaults() -> None:
+    config = parse()
+    assert config.head_dim == 16
+    assert config.rms_norm_eps == 1e-6
+    assert config.rope_theta == 10000.0
+    assert config.rope_scaling == RopeScaling()
+    assert config.windows == (0, 0, 0)
+    assert not (config.tie_word_embeddings or config.qkv_bias or config.output_bias or config.mlp_bias)
+    assert config.bos_token_id is None
+    assert config.dtype is torch.float32
+
+
+def test_kv_heads_left_out_are_as_many_as_query_heads() -> None:
+    assert parse(num_key_value_heads=None).num_kv_heads == 4
+
+
+@pytest.mark.parametrize(
+    ("architecture", "expected"),
+    [
+        ("LlamaForCausalLM", (True, True, True, False)),
+        ("Qwen2ForCausalLM", (True, False, False, False)),
+        ("Qwen3ForCausalLM", (True, True, False, True)),
+        ("MistralForCausalLM", (False, False, False, False)),
+    ],
+)
+def test_biases_and_norms_follow_the_architecture(architecture: str, expected: tuple[bool, ...]) -> None:
+    config = parse(architectures=[architecture], attention_bias=True, mlp_bias=True)
+    assert (config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm) == expected
+
+
+def test_qwen2_has_biases_unasked_and_qwen3_has_none() -> None:
+    assert parse(architectures=["Qwen2ForCausalLM"]).qkv_bias
+    assert not parse(architectures=["Qwen3ForCausalLM"]).qkv_bias
+
+
+def test_rope_is_read_in_the_old_and_in_the_new_spelling() -> None:
+    llama3 = RopeScaling("llama3", 8.0, 1.0, 4.0, 32)
+    old = parse(rope_theta=5e5, rope_scaling={"type": "llama3", **LLAMA3})
+    new = parse(rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3})
+    assert (old.rope_theta, old.rope_scaling) == (new.rope_theta, new.rope_scaling) == (5e5, llama3)
+    linear = parse(rope_theta=1e6, rope_scaling={"rope_type": "linear", "factor": 2})
+    assert (linear.rope_theta, linear.rope_scaling) == (1e6, RopeScaling("linear", 2.0))
+    assert parse(rope_parameters={"rope_type": "default", "rope_theta": 7.0}).rope_theta == 7.0
+
+
+def test_windows_follow_the_architecture_s_own_switches() -> None:
+    mistral = {"architectures": ["MistralForCausalLM"]}
+    qwen = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 9, "max_window_layers": 1}
+    assert parse(**mistral, sliding_window=9).windows == (9, 9, 9)
+    assert parse(**mistral, sliding_window=None).windows == (0, 0, 0)
+    assert parse(**qwen).windows == (0, 0, 0)
+    assert parse(**qwen, use_sliding_window=True).windows == (0, 9, 9)
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    assert parse(**qwen, use_sliding_window=True, layer_types=kinds).windows == (9, 0, 9)
+
+
+def test_end_tokens_of_both_files_are_taken_together(tmp_path: Path) -> None:
+    write(tmp_path, "config.json", {**RAW, "eos_token_id": 7, "bos_token_id": 1, "torch_dtype": "bfloat16"})
+    assert load_config(tmp_path).eos_token_ids == (7,)
+    write(tmp_path, "generation_config.json", {"eos_token_id": [9, 7, 3]})
+    config = load_config(tmp_path)
+    assert config.eos_token_ids == (3, 7, 9)
+    assert config.bos_token_id == 1
+    assert config.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, r"architectures is \['GPT2LMHeadModel'\]; supported are Llama"),
+        ({"architectures": None}, "architectures is None"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is 'fp8'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling has rope_type 'yarn'"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters has rope_type 'longrope'"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters is .*one flat object"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "no factor"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": -1}}, "factor is -1"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"hidden_size": None}, "config.json has no hidden_size"),
+        ({"hidden_size": 64.5}, "hidden_size is 64.5"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0; it must be an integer of at least 1"),
+        ({"vocab_size": "160"}, "vocab_size is '160'"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+        ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be a multiple"),
+        ({"head_dim": 15}, "head_dim must be even, and is 15"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
+        ({"dtype": "float8"}, "dtype is 'float8'"),
+        ({"torch_dtype": "int8"}, "torch_dtype is 'int8'"),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 8, "layer_types": []},
+            r"layer_types is \[\]",
+        ),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window is 0"),
+        ({"bos_token_id": -1}, "bos_token_id is -1"),
+    ],
+    ids=str,
+)
+def test_a_value_that_is_not_supported_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        parse(**changes)
+
+
+def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "\xff"])
+def test_a_config_that_is_no_json_object_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        load_config(tmp_path)
+
+
+def test_an_end_token_that_is_no_id_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "config.json", RAW)
+    write(tmp_path, "generation_config.json", {"eos_token_id": [1, "2"]})
+    with pytest.raises(CheckpointError, match=r"eos_token_id is \[1, '2'\]"):
+        load_config(tmp_path)
