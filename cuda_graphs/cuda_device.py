@@ -1,0 +1,226 @@
+"""The CUDA device: one stream, a captured graph for every decode launch, marks polled in mapped memory.
+
+A decode launch is one graph replay and nothing else. What can't be a graph (prompt chunks in the launch, or no row
+left for F) is enqueued in pieces on the same stream and counted by reason.
+"""
+
+from __future__ import annotations
+
+import bisect
+import select
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cuda_graphs import marks
+from cuda_graphs.device import DeviceCounters, DeviceError, Program
+from cuda_graphs.graph_pool import GraphKey, GraphPool, Piece, buckets_for
+from cuda_graphs.rings import STATUS_BYTES, RingLayout, RingMemory, allocate_rings
+from cuda_graphs.shape import Form, LaunchShape
+
+MIXED: Final = "mixed"  # F holds prompt chunks: S is a graph, apply and F run eagerly
+CLOSING: Final = "closing"  # no row is left for F: S is a graph, apply runs eagerly
+
+_SPIN_S: Final = 20e-6  # how long a wait spins before it sleeps
+_SLEEP_S: Final = 50e-6
+_FAULT_CHECK_S: Final = 1e-3
+
+
+class CudaProgram(Program, Protocol):
+    """A program that can be captured: its work depends on a launch's shape and on device memory alone."""
+
+    def reset(self) -> None:
+        """Forget every launch and every row: what runs next is launch 1. Only while nothing is in flight."""
+
+
+def pinned(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic]:
+    """Zeroed host memory that the device reads and writes in place."""
+    array: NDArray[np.generic] = torch.from_numpy(np.zeros(shape, dtype)).pin_memory().numpy()
+    return array
+
+
+def allocate_mapped_rings(layout: RingLayout) -> RingMemory:
+    """Both rings in pinned, mapped memory."""
+    return allocate_rings(layout, pinned)
+
+
+class CudaDevice:
+    """Runs a `CudaProgram` on one stream of the current CUDA device.
+
+    stream: everything runs on it, in order. max_rows: of a launch; graphs are captured for the buckets up to it, at
+    construction. mixed_tokens: query tokens of the mixed launch that warms up the eager path. progress: called with
+    (graphs captured, graphs in all).
+    """
+
+    def __init__(
+        self,
+        program: CudaProgram,
+        rings: RingMemory,
+        *,
+        max_rows: int,
+        mixed_tokens: int,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        self.rings = rings
+        self.counters = DeviceCounters()
+        self.buckets = buckets_for(max_rows)
+        self._program = program
+        self.stream = torch.cuda.Stream()
+        self.graphs = GraphPool(self.stream)
+        self._counter = torch.zeros(1, dtype=torch.int64, device="cuda")
+        self._start_ns = torch.from_numpy(rings.start_ns)
+        self._end_ns = torch.from_numpy(rings.end_ns)
+        self._marks = pinned((marks.MARKS,), np.int64)
+        self._marks_on_device = torch.from_numpy(self._marks)
+        self._counted = 0  # the newest launch whose bytes are in the counters
+        self._fault: Exception | None = None
+        with torch.inference_mode():
+            self._warm_up(mixed_tokens)
+            self._capture_all(progress)
+        self._forget()
+
+    # ------------------------------------------------------------ the protocol
+
+    def launch(self, shape: LaunchShape) -> None:
+        try:
+            with torch.cuda.stream(self.stream):
+                self._enqueue(shape)
+        except Exception as error:
+            self._fail(error)
+
+    def sampled(self) -> int:
+        self._settle()
+        return int(self._marks[marks.SAMPLED])
+
+    def ended(self) -> int:
+        self._settle()
+        return int(self._marks[marks.ENDED])
+
+    def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
+        self.counters.waits += 1
+        begun = time.monotonic()
+        looked = begun
+        seen = self._marks
+        while seen[marks.SAMPLED] <= sampled and seen[marks.ENDED] <= ended:
+            now = time.monotonic()
+            if now - looked >= _FAULT_CHECK_S:
+                looked = now
+                self._look_for_a_fault()
+            if now - begun >= timeout_s:
+                return
+            if now - begun >= _SPIN_S and select.select(wake_fds, [], [], _SLEEP_S)[0]:
+                return
+
+    def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
+        self.stream.synchronize()
+        return self._program.read_rows()
+
+    def close(self) -> None:
+        try:
+            self.stream.synchronize()
+        except Exception as error:
+            self._fault = self._fault or error
+        self.graphs.clear()
+
+    def launch_key(self, rows: int, form: Form) -> GraphKey:
+        """The graph of a decode launch with up to `rows` rows on either side."""
+        return GraphKey(Piece.LAUNCH, self._bucket(rows), form)
+
+    # ------------------------------------------------------------ launches
+
+    def _enqueue(self, shape: LaunchShape) -> None:
+        if shape.is_decode:
+            self.graphs.replay(self.launch_key(max(shape.rows, shape.sample_rows), shape.form))
+            self.counters.graph_replays += 1
+            return
+        self.graphs.replay(GraphKey(Piece.SAMPLE, self._bucket(shape.sample_rows), shape.form))
+        self.counters.graph_replays += 1
+        self.counters.fallbacks[CLOSING if shape.is_closing else MIXED] += 1
+        with torch.inference_mode():
+            self._after_sampling(shape)
+
+    def _bucket(self, rows: int) -> int:
+        return self.buckets[bisect.bisect_left(self.buckets, rows)]
+
+    def _sample(self, shape: LaunchShape) -> None:
+        marks.start(self._counter, self._start_ns)
+        self._program.sample(shape)
+        marks.sampled(self._counter, self._marks_on_device)
+
+    def _after_sampling(self, shape: LaunchShape) -> None:
+        self._program.apply(shape)
+        if not shape.is_closing:
+            self._program.forward(shape)
+        marks.ended(self._counter, self._marks_on_device, self._end_ns)
+
+    def _whole(self, shape: LaunchShape) -> None:
+        self._sample(shape)
+        self._after_sampling(shape)
+
+    # ------------------------------------------------------------ capture
+
+    def _warm_up(self, mixed_tokens: int) -> None:
+        """Run everything once: kernels are compiled and loaded, libraries make their handles.
+
+        No plan is staged, so apply masks every row, and nothing but the null block is written.
+        """
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            for form in Form:
+                for rows in self.buckets:
+                    self._whole(_decode_shape(rows, form))
+            self._whole(LaunchShape(0, 1, Form.PLAIN, rows=1, tokens=mixed_tokens, max_seq_len=0))
+            self._whole(LaunchShape(0, 1, Form.PLAIN, rows=0, tokens=0, max_seq_len=0))
+        self.stream.synchronize()
+
+    def _capture_all(self, progress: Callable[[int, int], None]) -> None:
+        """The largest first: the smaller ones then fit into the memory it took."""
+        work: dict[Piece, Callable[[LaunchShape], None]] = {Piece.LAUNCH: self._whole, Piece.SAMPLE: self._sample}
+        keys = [GraphKey(piece, rows, form) for rows in reversed(self.buckets) for form in Form for piece in Piece]
+        for done, key in enumerate(keys):
+            progress(done, len(keys))
+            shape = _decode_shape(key.rows, key.form)
+            run = work[key.piece]
+            self.graphs.capture(key, lambda run=run, shape=shape: run(shape))  # type: ignore[misc]
+            self.counters.graph_captures += 1
+        progress(len(keys), len(keys))
+
+    def _forget(self) -> None:
+        """What warming up has counted and written, outside and in."""
+        with torch.cuda.stream(self.stream), torch.inference_mode():
+            self._program.reset()
+            self._counter.zero_()
+        self.stream.synchronize()
+        self._marks[:] = 0
+        self.rings.status[:] = 0
+        self.rings.start_ns[:] = 0
+        self.rings.end_ns[:] = 0
+
+    # ------------------------------------------------------------ faults and figures
+
+    def _settle(self) -> None:
+        """Raise what is known to have failed; count the bytes of launches that have ended since the last look."""
+        if self._fault is not None:
+            raise DeviceError(f"a launch failed: {self._fault}") from self._fault
+        ended = int(self._marks[marks.ENDED])
+        for number in range(self._counted + 1, ended + 1):
+            self.counters.bytes_to_device += int(self.rings.status[self.rings.slot(number), STATUS_BYTES])
+        self._counted = ended
+
+    def _look_for_a_fault(self) -> None:
+        try:
+            self.stream.query()
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._fault = self._fault or error
+        raise DeviceError(f"a launch failed: {error}") from error
+
+
+def _decode_shape(rows: int, form: Form) -> LaunchShape:
+    return LaunchShape(number=0, sample_rows=rows, form=form, rows=rows, tokens=rows, max_seq_len=0)

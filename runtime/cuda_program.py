@@ -1,0 +1,97 @@
+"""S, apply and F of a real model on a GPU, with the Triton kernels. `HostProgram` is the same on the CPU.
+
+Everything is enqueued and nothing is read back, so a device may capture it: work depends on a launch's shape and on
+device memory alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cuda_graphs.rings import RingMemory
+from cuda_graphs.shape import LaunchShape
+from runtime.kernels.triton.device_rows import DeviceRows
+from runtime.kernels.triton.sampling import make_sampler_buffers, sample_rows_cuda
+from runtime.models.decoder import Decoder
+
+
+class CudaProgram:
+    """A `cuda_graphs.cuda_device.CudaProgram` over a `Decoder` on a GPU.
+
+    num_blocks counts the null block. max_tokens: query tokens of a launch, at most. Logits stay by place in the row
+    list, float32 [rows, vocab], from one F to the next S: its sample rows are that F's rows, in the same order.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        rings: RingMemory,
+        *,
+        max_rows: int,
+        max_tokens: int,
+        num_blocks: int,
+        block_size: int,
+        context_length: int,
+    ) -> None:
+        vocab = model.config.vocab_size
+        self.rows = DeviceRows(
+            rings,
+            max_rows=max_rows,
+            max_tokens=max_tokens,
+            block_size=block_size,
+            context_length=context_length,
+            vocab_size=vocab,
+            device=model.device,
+        )
+        self._model = model
+        self._cache = model.make_cache(num_blocks, block_size)
+        self._logits = torch.zeros((max_rows, vocab), dtype=torch.float32, device=model.device)
+        self._sampler = make_sampler_buffers(max_rows, vocab, rings.layout.max_top, model.device)
+
+    def sample(self, shape: LaunchShape) -> None:
+        count = shape.sample_rows
+        if not count:
+            return
+        slots = self.rows.rows.sample_slots[:count]
+        sampled = sample_rows_cuda(self._logits, self.rows.state, slots, shape.form, self._sampler)
+        if sampled.logprob is not None and sampled.top_ids is not None and sampled.top_logprobs is not None:
+            self.rows.publish_logprobs(count, sampled.logprob, sampled.top_ids, sampled.top_logprobs)
+        self.rows.publish(count, sampled.tokens, sampled.finite)
+
+    def apply(self, shape: LaunchShape) -> int:
+        self.rows.apply(shape.rows, shape.tokens)
+        return 0  # the device counts what it reads
+
+    def forward(self, shape: LaunchShape) -> None:
+        batch = self.rows.batch(shape.rows, shape.tokens)
+        hidden = self._model.forward(batch, self._cache)
+        if not batch.is_decode:
+            hidden = hidden.index_select(0, self.rows.queries.last_query[: shape.rows])
+        # The decoder's own float32 copy is spared: the copy into the buffer converts.
+        logits = self._model.kernels.linear(hidden, self._model.weights.lm_head)
+        self._logits[: shape.rows].copy_(logits)
+
+    def reset(self) -> None:
+        self.rows.reset()
+
+    def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
+        return self.rows.read()
+
+    # ------------------------------------------------------------ the test mode
+
+    def poison_blocks(self, blocks: tuple[int, ...]) -> None:
+        """NaN into KV blocks that nobody may read any more. Waits for nothing, but copies the list: for tests."""
+        index = torch.tensor(blocks, dtype=torch.int64, device=self._model.device)
+        for tensor in (*self._cache.keys, *self._cache.values):
+            tensor[index] = float("nan")
+
+    def poison_slot(self, slot: int) -> None:
+        """Nonsense into a row slot that nobody may name any more."""
+        state = self.rows.state
+        state.last_token[slot] = -(1 << 20)
+        state.block_table[slot] = 1 << 20
+        state.alive[slot] = False

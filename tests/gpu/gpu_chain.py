@@ -1,0 +1,217 @@
+"""A whole engine over a small random model, on the GPU or on the CPU with the same weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from cuda_graphs.device import Device
+from cuda_graphs.host_device import HostDevice
+from cuda_graphs.rings import RingLayout, allocate_rings
+from runtime import messages as m
+from runtime.block_pool import BlockPool
+from runtime.engine import Engine
+from runtime.host_program import HostProgram
+from runtime.kernels.reference.forward import ReferenceKernels
+from runtime.ledger import Ledger
+from runtime.models.config import ModelConfig, RopeScaling
+from runtime.models.decoder import Decoder
+from runtime.models.weights import ModelWeights, dummy_weights
+from runtime.plan import PLAN_WORDS
+from runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
+from runtime.rows import Rows
+from runtime.scheduler import Release, Scheduler, SchedulerLimits
+from tests.runtime.chain import MemoryLinks
+
+BLOCK_SIZE = 16
+PREFILL_CHUNK = 32
+MAX_PREFILL_TOKENS = 64
+BULK_WORDS = 1 << 14
+MAX_TOP = 4
+
+
+def small_config(**changes: Any) -> ModelConfig:
+    """A llama of two layers."""
+    base: dict[str, Any] = {
+        "architecture": "LlamaForCausalLM",
+        "vocab_size": 160,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "rope_scaling": RopeScaling(),
+        "windows": (0, 0),
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+        "qkv_bias": False,
+        "output_bias": False,
+        "mlp_bias": False,
+        "qk_norm": False,
+        "eos_token_ids": (1,),
+        "bos_token_id": None,
+        "dtype": torch.float32,
+    }
+    return ModelConfig(**(base | changes))
+
+
+def _plain(weight: torch.Tensor) -> torch.Tensor:
+    return weight
+
+
+def random_weights(config: ModelConfig, dtype: torch.dtype = torch.float32, seed: int = 0) -> ModelWeights:
+    """On the CPU, the same for the same seed."""
+    return dummy_weights(config, dtype, torch.device("cpu"), _plain, seed)
+
+
+def moved(weights: Any, device: torch.device) -> Any:
+    """The same weights on another device."""
+    if isinstance(weights, torch.Tensor):
+        return weights.to(device)
+    if isinstance(weights, tuple):
+        return tuple(moved(item, device) for item in weights)
+    if dataclasses.is_dataclass(weights) and not isinstance(weights, type):
+        changes = {field.name: moved(getattr(weights, field.name), device) for field in dataclasses.fields(weights)}
+        return dataclasses.replace(weights, **changes)
+    return weights
+
+
+@dataclasses.dataclass
+class EngineUnderTest:
+    """An engine, its device, and what it was told and said."""
+
+    engine: Engine
+    device: Device
+    program: Any
+    links: MemoryLinks
+
+    def submit(self, handle: int, prompt: Sequence[int], sampling: SamplingParams, stopping: StoppingParams) -> None:
+        raw = np.asarray(prompt, np.int32).tobytes()
+        self.links.inbox.append((1, m.Submit(handle, f"r{handle}", raw, sampling, stopping)))
+
+    def run(self, turns: int = 100_000) -> None:
+        """Turn until everything has ended, then compare the device's rows with the host's."""
+        for _ in range(turns):
+            self.engine.turn()
+            if not self.links.inbox and not len(self.engine.registry) and not self.engine.ledger.in_flight:
+                break
+        else:
+            raise AssertionError(f"no end after {turns} turns")
+        self.engine.scheduler.pool.check()
+        self.engine.scheduler.rows.check()
+
+    def tokens(self) -> dict[int, list[int]]:
+        """Tokens by handle, in the order in which they came."""
+        found: dict[int, list[int]] = {}
+        for _, message in self.links.sent:
+            if isinstance(message, m.Output):
+                handles = np.frombuffer(message.handles, np.int32).tolist()
+                for handle, token in zip(handles, np.frombuffer(message.tokens, np.int32).tolist(), strict=True):
+                    found.setdefault(handle, []).append(token)
+        return found
+
+    def reasons(self) -> dict[int, int]:
+        """Finish reasons by handle; every request has exactly one end."""
+        ends = [end for _, message in self.links.sent if isinstance(message, m.Output) for end in message.finished]
+        assert len({end.handle for end in ends}) == len(ends)
+        return {end.handle: end.reason for end in ends}
+
+
+def engine_over(
+    config: ModelConfig, device: Device, program: Any, run_ahead: int, max_rows: int, num_blocks: int
+) -> EngineUnderTest:
+    limits = SchedulerLimits(
+        config.max_position_embeddings,
+        config.vocab_size,
+        config.eos_token_ids,
+        PREFILL_CHUNK,
+        MAX_PREFILL_TOKENS,
+        PLAN_WORDS,
+        BULK_WORDS,
+    )
+    ledger: Ledger[Release] = Ledger(run_ahead, 512)
+    scheduler = Scheduler(limits, Rows(max_rows, MAX_STOP_IDS), BlockPool(num_blocks, BLOCK_SIZE), ledger)
+    links = MemoryLinks()
+    return EngineUnderTest(Engine(device, scheduler, links, max_queue=1000), device, program, links)
+
+
+def layout_for(run_ahead: int, max_rows: int) -> RingLayout:
+    return RingLayout(run_ahead + 2, PLAN_WORDS, BULK_WORDS, max_rows, MAX_TOP)
+
+
+def cpu_engine(
+    config: ModelConfig, weights: ModelWeights, run_ahead: int, *, max_rows: int = 8, num_blocks: int = 129
+) -> EngineUnderTest:
+    """The reference: host device, reference kernels, float32."""
+    kernels = ReferenceKernels()
+    rings = allocate_rings(layout_for(run_ahead, max_rows))
+    program = HostProgram(
+        Decoder(config, weights, kernels),
+        rings,
+        max_rows=max_rows,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        context_length=config.max_position_embeddings,
+    )
+    return engine_over(config, HostDevice(program, rings), program, run_ahead, max_rows, num_blocks)
+
+
+def cuda_engine(
+    config: ModelConfig, weights: ModelWeights, run_ahead: int, *, max_rows: int = 8, num_blocks: int = 129
+) -> EngineUnderTest:
+    """The same on the GPU: captured graphs, Triton kernels. Free KV blocks are NaN at the start."""
+    from cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
+    from runtime.cuda_program import CudaProgram
+    from runtime.kernels.triton.kernel_set import TritonKernelSet
+
+    rings = allocate_mapped_rings(layout_for(run_ahead, max_rows))
+    model = Decoder(config, moved(weights, torch.device("cuda")), TritonKernelSet())
+    program = CudaProgram(
+        model,
+        rings,
+        max_rows=max_rows,
+        max_tokens=max_rows + MAX_PREFILL_TOKENS,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        context_length=config.max_position_embeddings,
+    )
+    device = CudaDevice(program, rings, max_rows=max_rows, mixed_tokens=MAX_PREFILL_TOKENS)
+    program.poison_blocks(tuple(range(1, num_blocks)))
+    torch.cuda.synchronize()
+    return engine_over(config, device, program, run_ahead, max_rows, num_blocks)
+
+
+def random_requests(
+    config: ModelConfig, count: int, seed: int
+) -> list[tuple[list[int], SamplingParams, StoppingParams]]:
+    """Greedy and sampled requests of many kinds."""
+    dice = random.Random(seed)
+    requests = []
+    for index in range(count):
+        prompt = [dice.randrange(2, config.vocab_size) for _ in range(dice.choice([1, 3, 20, 33, 64, 90]))]
+        sampling = SamplingParams(
+            temperature=dice.choice([0.0, 0.0, 0.8, 1.3]),
+            top_k=dice.choice([0, 0, 10]),
+            top_p=dice.choice([1.0, 1.0, 0.8]),
+            min_p=dice.choice([0.0, 0.0, 0.05]),
+            seed=dice.getrandbits(64),
+            bias_ids=(3, 5) if index % 5 == 4 else (),
+            bias_values=(1.0, -2.0) if index % 5 == 4 else (),
+            allowed_token_ids=tuple(range(40)) if index % 7 == 6 else (),
+            logprobs=dice.choice([-1, -1, 0, 3]),
+        )
+        stopping = StoppingParams(
+            max_tokens=dice.randrange(1, 40),
+            min_tokens=dice.choice([0, 0, 5]),
+            stop_token_ids=tuple(dice.sample(range(config.vocab_size), dice.choice([0, 2]))),
+        )
+        requests.append((prompt, sampling, stopping))
+    return requests

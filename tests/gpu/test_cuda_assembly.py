@@ -1,0 +1,54 @@
+"""An engine for CUDA from its configuration alone, on the bundled model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runtime.assembly import assemble
+from runtime.config import ConfigError, EngineConfig
+from runtime.engine import Barrier, Engine
+from runtime.request import SamplingParams, StoppingParams
+from tests.gpu.gpu_chain import EngineUnderTest
+from tests.runtime.chain import MemoryLinks
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+BUNDLED = Path(__file__).parents[2] / "runtime" / "models" / "bundled"
+
+
+def served(device: str, run_ahead: int, dtype: str) -> tuple[dict[int, list[int]], EngineUnderTest]:
+    """Greedy tokens of twelve prompts, and the engine that made them."""
+    config = EngineConfig(model=str(BUNDLED), device=device, dtype=dtype, run_ahead=run_ahead, max_rows=8)
+    parts = assemble(config, lambda done, total: None)
+    links = MemoryLinks()
+    engine = Engine(parts.device, parts.scheduler, links, max_queue=100, poison=parts.poison)
+    under_test = EngineUnderTest(engine, parts.device, None, links)
+    for handle in range(12):
+        prompt = [(37 * handle + 11 * i) % 4000 + 1 for i in range(5 + 17 * handle)]
+        under_test.submit(handle, prompt, SamplingParams(temperature=0.0), StoppingParams(max_tokens=48))
+    under_test.run()
+    engine.drain(Barrier("test"))
+    parts.device.close()
+    return under_test.tokens(), under_test
+
+
+@pytest.mark.parametrize("run_ahead", [0, 2, 4])
+def test_the_bundled_model_gives_the_tokens_of_the_cpu_in_float32(run_ahead: int) -> None:
+    expected, _ = served("cpu", 2, "float32")
+    found, under_test = served("cuda", run_ahead, "float32")
+    assert found == expected
+    assert sum(len(tokens) for tokens in found.values()) > 100
+    assert under_test.device.counters.graph_replays > 0
+
+
+def test_the_bundled_model_runs_in_its_own_dtype() -> None:
+    found, under_test = served("cuda", 2, "auto")
+    assert sum(len(tokens) for tokens in found.values()) > 100
+    assert under_test.engine.figures.overlap_ratio > 0.5
+
+
+def test_exact_is_refused_on_cuda() -> None:
+    with pytest.raises(ConfigError, match="exact"):
+        assemble(EngineConfig(model=str(BUNDLED), device="cuda", exact=True), lambda done, total: None)
