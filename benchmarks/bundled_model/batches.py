@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from benchmarks.bundled_model.tokenizer import END_OF_TEXT
+from benchmarks.bundled_model.tokenizer import end_token
 
 STREAM_TOKENS = 2048
 PIECE_TOKENS = 512
@@ -31,7 +31,7 @@ class Encoded:
 def encode(corpus: Path, split: str, tokenizer: Tokenizer, merge_dropout: float = 0.0) -> Encoded:
     """Encode a split of the file that `corpus` wrote. `merge_dropout` skips merges at random (BPE dropout)."""
     entries = json.loads(corpus.read_text())[split]
-    end = tokenizer.token_to_id(END_OF_TEXT)
+    end = end_token(tokenizer)
     tokenizer.model.dropout = merge_dropout or None
 
     def ids(texts: list[str]) -> list[list[int]]:

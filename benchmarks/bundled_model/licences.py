@@ -9,6 +9,7 @@ from pathlib import Path
 # A file is left out when one of its folders has this name. The reason is printed.
 FOLDERS = {
     "site-packages": "not the standard library",
+    "dist-packages": "not the standard library",
     "ensurepip": "vendored: carries other projects' wheels",
     "test": "tests",
     "tests": "tests",
@@ -64,7 +65,7 @@ def library_files(library: Path) -> Iterator[tuple[str, str, bytes]]:
     """Every readable Python source of the library: relative path with slashes, text, bytes. Sorted by path."""
     for path in sorted(library.rglob("*.py")):
         relative = path.relative_to(library).as_posix()
-        if relative.startswith(("site-packages/", "config-")):
+        if relative.startswith(("site-packages/", "dist-packages/", "config-")):
             continue
         raw = path.read_bytes()
         try:

@@ -57,7 +57,8 @@ class Attention(nn.Module):
         q, k, v = rotate(heads(self.q_proj(x))), rotate(heads(self.k_proj(x))), heads(self.v_proj(x))
         k, v = k.repeat_interleave(self.groups, dim=1), v.repeat_interleave(self.groups, dim=1)
         y = F.scaled_dot_product_attention(q, k, v.to(q.dtype), is_causal=True)
-        return self.o_proj(y.transpose(1, 2).reshape(batch, tokens, -1))
+        joined: Tensor = self.o_proj(y.transpose(1, 2).reshape(batch, tokens, -1))
+        return joined
 
 
 class FeedForward(nn.Module):
@@ -70,7 +71,8 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(shape.ffn, shape.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        down: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return down
 
 
 class Layer(nn.Module):
@@ -89,8 +91,26 @@ class Layer(nn.Module):
         return x + F.dropout(self.mlp(self.post_attention_layernorm(x)), self.dropout, self.training)
 
 
+class Decoder(nn.Module):
+    """What a checkpoint calls `model`: embedding, layers, final norm. Ids to hidden states [batch, tokens, hidden]."""
+
+    def __init__(self, shape: Shape, dropout: float) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(shape.vocabulary, shape.hidden)
+        self.layers = nn.ModuleList(Layer(shape, dropout) for _ in range(shape.layers))
+        self.norm = nn.RMSNorm(shape.hidden, eps=NORM_EPS)
+        self.dropout = dropout
+
+    def forward(self, ids: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = F.dropout(self.embed_tokens(ids), self.dropout, self.training)
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        hidden: Tensor = self.norm(x)
+        return hidden
+
+
 class Network(nn.Module):
-    """Token ids [batch, tokens] to logits [batch, tokens, vocabulary]. `model` is the decoder, as in a checkpoint."""
+    """Token ids [batch, tokens] to logits [batch, tokens, vocabulary]. The embedding is also the output matrix."""
 
     cos: Tensor  # [CONTEXT, HEAD_DIM]
     sin: Tensor  # [CONTEXT, HEAD_DIM]
@@ -98,14 +118,7 @@ class Network(nn.Module):
     def __init__(self, shape: Shape, dropout: float) -> None:
         super().__init__()
         self.shape = shape
-        self.dropout = dropout
-        self.model = nn.ModuleDict(
-            {
-                "embed_tokens": nn.Embedding(shape.vocabulary, shape.hidden),
-                "layers": nn.ModuleList(Layer(shape, dropout) for _ in range(shape.layers)),
-                "norm": nn.RMSNorm(shape.hidden, eps=NORM_EPS),
-            }
-        )
+        self.model = Decoder(shape, dropout)
         frequencies = ROPE_THETA ** (-torch.arange(0, HEAD_DIM, 2, dtype=torch.float32) / HEAD_DIM)
         angles = torch.outer(torch.arange(CONTEXT, dtype=torch.float32), frequencies).repeat(1, 2)
         self.register_buffer("cos", angles.cos(), persistent=False)
@@ -114,7 +127,7 @@ class Network(nn.Module):
 
     def compile_layers(self) -> None:
         """Compile one layer and use it for all: much sooner ready than the whole network, and about as fast."""
-        for layer in self.model["layers"]:
+        for layer in self.model.layers:
             layer.compile(dynamic=False)
 
     def reset(self, shape: Shape) -> None:
@@ -125,12 +138,8 @@ class Network(nn.Module):
                 nn.init.normal_(parameter, std=0.02 / (2 * shape.layers) ** 0.5 if residual else 0.02)
 
     def forward(self, ids: Tensor) -> Tensor:
-        embedding = self.model["embed_tokens"]
-        x = F.dropout(embedding(ids), self.dropout, self.training)
-        cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
-        for layer in self.model["layers"]:
-            x = layer(x, cos, sin)
-        return F.linear(self.model["norm"](x), embedding.weight)
+        hidden = self.model(ids, self.cos[: ids.shape[1]], self.sin[: ids.shape[1]])
+        return F.linear(hidden, self.model.embed_tokens.weight)
 
 
 def save_checkpoint(network: Network, folder: Path, end_of_text: int) -> None:

@@ -14,6 +14,14 @@ END_OF_TEXT = "<|endoftext|>"
 PIECES = r"\n+|\r+|\t+| {2,}|[^\s\p{L}\p{N}]?\p{L}+| \p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s"
 
 
+def end_token(tokenizer: Tokenizer) -> int:
+    """The id of the end token. Raises ValueError for a tokenizer without it."""
+    token: int | None = tokenizer.token_to_id(END_OF_TEXT)
+    if token is None:
+        raise ValueError(f"the tokenizer has no token {END_OF_TEXT}; it is not one that this corpus was made for")
+    return token
+
+
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     """Exactly `VOCABULARY` entries: the end token (id 0), the 256 bytes, and merges. Lossless on any text."""
     tokenizer = Tokenizer(models.BPE())

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from benchmarks.bundled_model.batches import STREAM_TOKENS, Batches, Encoded, encode
 from benchmarks.bundled_model.network import Network, Shape, save_checkpoint
-from benchmarks.bundled_model.tokenizer import END_OF_TEXT
+from benchmarks.bundled_model.tokenizer import end_token
 
 WARMUP = 0.05
 CHECKS = 12  # how often the dev files are scored
@@ -180,8 +180,7 @@ def prepare(corpus: Path, tokenizer_file: Path, variants: int, merge_dropout: fl
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     plain = encode(corpus, "train", tokenizer)
     others = [encode(corpus, "train", tokenizer, merge_dropout) for _ in range(variants)]
-    end = tokenizer.token_to_id(END_OF_TEXT)
-    return Data([plain, *others], encode(corpus, "dev", tokenizer), end)
+    return Data([plain, *others], encode(corpus, "dev", tokenizer), end_token(tokenizer))
 
 
 def main() -> None:

@@ -50,7 +50,7 @@ def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> No
     changed = {
         "model": "elsewhere", "served_name": "name", "load_format": "dummy", "device": "cuda", "dtype": "bfloat16",
         "run_ahead": 4, "run_ahead_tokens": 7, "max_rows": 8, "max_queue": 9, "context_length": 10, "block_size": 32,
-        "num_blocks": 11, "prefill_chunk": 64, "max_prefill_tokens": 65, "threads": 3, "exact": True,
+        "num_blocks": 11, "prefill_chunk": 64, "max_prefill_tokens": 65, "threads": 3,
         "host": "localhost", "port": 1, "insecure": True, "max_streams": 2, "log_level": "debug", "jitter_seed": 5,
     }  # fmt: skip
     assert set(changed) == set(setting_names()), "this test must name every setting"

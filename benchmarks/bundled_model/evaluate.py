@@ -1,0 +1,104 @@
+"""What `make eval` runs: what the bundled model can do, on standard library files that it was not trained on.
+
+    python -m benchmarks.bundled_model.evaluate [--show 3]
+
+Bits a byte come from the service's own decoder on the CPU in float32, completions from a running service. About two
+minutes on two cores that do nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import runtime.models
+from benchmarks.bundled_model.completions import Completion, choose_heads, complete
+from benchmarks.bundled_model.compression import compress
+from benchmarks.bundled_model.corpus import SourceFile, collect, standard_library
+
+BUNDLED = Path(runtime.models.__path__[0]) / "bundled"
+HELD_OUT = Path(__file__).with_name("held_out.json")
+HEADS = 50
+MAX_TOKENS = 200
+TEMPERATURES = (0.5, 0.0)  # greedy decoding of a small model repeats itself more often
+
+
+def check_files(files: Sequence[SourceFile]) -> str:
+    """Whether these are the files that the model card's figures were measured on."""
+    listing = json.loads(HELD_OUT.read_text())
+    known: dict[str, str] = listing["files"]
+    here = {file.path: file.sha256 for file in files}
+    if here == known:
+        return f"the {len(here)} held-out files are those of the model card (Python {listing['python']})"
+    changed = sum(1 for path in here.keys() & known.keys() if here[path] != known[path])
+    return (
+        f"this is Python {platform.python_version()}; the model card's figures are from {listing['python']}. Of "
+        f"{len(here)} held-out files here, {changed} differ and {len(here.keys() - known.keys())} are new; "
+        f"{len(known.keys() - here.keys())} are missing. None was trained on: the path alone decides."
+    )
+
+
+def print_compression(model: Path, files: Sequence[SourceFile]) -> None:
+    """Bits a byte of the held-out files, beside xz -9."""
+    rows: dict[str, list[tuple[str, ...]]] = {
+        "top-level definitions": [file.definitions for file in files],
+        "whole files": [(file.text,) for file in files],
+    }
+    print(f"{'bits a byte':24}{'bytes':>10}{'model':>10}{'xz -9, each file':>20}{'xz -9, as one':>17}")
+    for name, texts in rows.items():
+        cost = compress(model, texts)
+        print(
+            f"{name:24}{cost.text_bytes:10,}{cost.model:10.3f}{cost.xz_each:20.3f}{cost.xz_together:17.3f}", flush=True
+        )
+
+
+def print_completions(model: Path, files: Sequence[SourceFile], show: int) -> None:
+    """How completions of held-out function heads end, and how many `ast` parses."""
+    heads = choose_heads(files, HEADS)
+    print(
+        f"\n{f'{len(heads)} function heads':24}{f'ended within {MAX_TOKENS} tokens':>27}{'ast parses':>13}{'both':>7}"
+    )
+    done = complete(model, heads, MAX_TOKENS, TEMPERATURES)
+    for temperature, completions in done.items():
+        name = f"temperature {temperature:g}" if temperature else "greedy"
+        ended = sum(c.ended for c in completions)
+        both = sum(c.ended and c.parses for c in completions)
+        share = f"{ended} ({ended / len(completions):.0%})"
+        print(f"{name:24}{share:>27}{sum(c.parses for c in completions):13}{both:7}")
+    for completion in done[TEMPERATURES[0]][:show]:
+        print_one(completion)
+
+
+def print_one(completion: Completion) -> None:
+    """A completion as a person reads it, the model's part behind a bar."""
+    verdict = "ended by itself" if completion.ended else f"cut after {MAX_TOKENS} tokens"
+    print(f"\n--- {verdict}, {'parses' if completion.parses else 'does not parse'}")
+    for line in completion.head.splitlines():
+        print(f"    {line}")
+    for line in completion.text.splitlines():
+        print(f"  | {line}")
+
+
+def main() -> None:
+    """Print the tables. Exits 1 where this Python's standard library has no source to read."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=BUNDLED, help="checkpoint folder (the bundled model)")
+    parser.add_argument("--show", type=int, default=0, help="print this many completions")
+    arguments = parser.parse_args()
+    started = time.monotonic()
+    files = [file for file in collect(standard_library())[0] if file.split == "held_out"]
+    if not files:
+        sys.exit(f"no held-out source files under {standard_library()}: this Python ships its library without source")
+    print(check_files(files) + "\n")
+    print_compression(arguments.model, files)
+    print_completions(arguments.model, files, arguments.show)
+    print(f"\n{time.monotonic() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
