@@ -11,25 +11,31 @@ import platform
 from pathlib import Path
 
 import runtime.models
-from benchmarks import first_token, host_time, throughput
+from benchmarks import depths, first_token, host_time, throughput
 
+PARTS = ("throughput", "depths", "first-token", "host-time")
 BUNDLED = Path(runtime.models.__path__[0]) / "bundled"
 
 
 def main() -> None:
     """Print the tables that were asked for, all of them by default."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=["throughput", "first-token", "host-time", []], default=[])
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[], help="tables to print")
     parser.add_argument("--model", type=Path, default=BUNDLED, help="checkpoint folder (the bundled model)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the table of depths")
     chosen = parser.parse_args()
+    parts = chosen.parts or PARTS
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {chosen.model.name}\n")
-    if not chosen.parts or "throughput" in chosen.parts:
+    if "throughput" in parts:
         print("Tokens a second on the CPU")
         throughput.main(chosen.model)
-    if not chosen.parts or "first-token" in chosen.parts:
+    if "depths" in parts:
+        print(f"\nTokens a second at each depth, device {chosen.device}")
+        depths.main(chosen.model, chosen.device)
+    if "first-token" in parts:
         print(f"\nTime to first token while {first_token.BACKGROUND} other streams run")
         first_token.main(chosen.model)
-    if not chosen.parts or "host-time" in chosen.parts:
+    if "host-time" in parts:
         print("\nThe engine's host time a launch on the null device, plan to publish")
         host_time.main()
 

@@ -1,7 +1,7 @@
-"""The engine's host time a launch on the null device: plan, stage, launch, commit, publish, and nothing else.
+"""The engine's host time a launch on the null device: take, plan, stage, launch, commit, publish, and nothing else.
 
-The device computes nothing and is done at once, so every microsecond between two launches is the host's. Published
-frames are encoded and written to a socket that another process drains.
+The device computes nothing and is done at once, so every microsecond of a turn is the host's. At depth 1 a turn of the
+loop is one launch. The front end is a process of its own on the engine's real socket: it reads everything and drops it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import socket
 import statistics
 import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -22,46 +24,17 @@ from runtime.block_pool import BlockPool
 from runtime.engine import Engine
 from runtime.hash_program import NullProgram
 from runtime.ledger import Ledger
+from runtime.links import SocketLinks
 from runtime.plan import PLAN_WORDS
 from runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
 from runtime.rows import Rows
 from runtime.scheduler import Release, Scheduler, SchedulerLimits
 
 GOALS_US = {1: 100, 8: 120, 64: 150, 256: 250}
-_CONTEXT = 8192
-_BLOCK = 16
-
-
-class DrainedLinks:
-    """One front end behind a socket that another process reads to nowhere."""
-
-    def __init__(self, rows: int, max_tokens: int) -> None:
-        ours, theirs = socket.socketpair()
-        self._drain = subprocess.Popen(["cat"], stdin=theirs, stdout=subprocess.DEVNULL)
-        theirs.close()
-        self._sock = ours
-        stopping = StoppingParams(max_tokens=max_tokens, ignore_eos=True)
-        prompt = np.array([5, 6, 7], np.int32).tobytes()
-        self._inbox: list[tuple[int, m.ToEngine | None]] = [
-            (1, m.Submit(handle, f"r{handle}", prompt, SamplingParams(), stopping)) for handle in range(1, rows + 1)
-        ]
-
-    def receive(self) -> Sequence[tuple[int, m.ToEngine | None]]:
-        arrived, self._inbox = self._inbox, []
-        return arrived
-
-    def send(self, owner: int, message: m.ToFrontEnd) -> None:
-        self._sock.sendall(m.encode_frame(message))
-
-    def wake_fds(self) -> Sequence[int]:
-        return ()
-
-    def wait(self, timeout_s: float) -> None:
-        pass
-
-    def close(self) -> None:
-        self._sock.close()
-        self._drain.wait(timeout=10)
+LAUNCHES = 3000
+CONTEXT = 8192
+BLOCK = 16
+INFO = m.EngineInfo("null", "none", 1000, CONTEXT, (1,), -1, 256, 256, 2, BLOCK, 1, "null", "none", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,29 +47,48 @@ class HostTime:
     goal_us: float
 
 
-def measure(rows: int, launches: int = 3000, run_ahead: int = 2) -> HostTime:
-    """Steady decode of `rows` rows, block boundaries included: one turn of the loop is one launch."""
+def front_end(path: str, rows: int) -> None:
+    """Ask for `rows` completions that outlast the measurement, and read until the engine is gone."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(path)
+        sock.sendall(m.encode_frame(m.Hello(m.PROTOCOL_VERSION)))
+        stopping = StoppingParams(max_tokens=CONTEXT - 8, ignore_eos=True)
+        prompt = np.array([5, 6, 7], np.int32).tobytes()
+        for handle in range(1, rows + 1):
+            sock.sendall(m.encode_frame(m.Submit(handle, f"r{handle}", prompt, SamplingParams(), stopping)))
+        while sock.recv(1 << 18):
+            pass
+
+
+def measure(rows: int) -> HostTime:
+    """Steady decode of `rows` rows, block boundaries included."""
     bulk = 1 << 16
-    rings = allocate_rings(RingLayout(run_ahead + 2, PLAN_WORDS, bulk, rows, 1))
+    rings = allocate_rings(RingLayout(3, PLAN_WORDS, bulk, rows, 1))
     device = SimulatedDevice(NullProgram(rings, max_rows=rows, token=5), rings)
-    blocks = rows * (_CONTEXT // _BLOCK) + 1
-    limits = SchedulerLimits(_CONTEXT, 1000, (1,), 128, 1024, PLAN_WORDS, bulk)
-    ledger: Ledger[Release] = Ledger(run_ahead, 512)
-    scheduler = Scheduler(limits, Rows(rows, MAX_STOP_IDS), BlockPool(blocks, _BLOCK), ledger)
-    links = DrainedLinks(rows, _CONTEXT - 8)
-    engine = Engine(device, scheduler, links, max_queue=rows)
-    while scheduler.counters["generated_tokens"] < 20 * rows:
-        engine.turn()
-    times: list[float] = []
-    first = ledger.launched
-    while ledger.launched < first + launches:
-        before, begun = ledger.launched, time.perf_counter()
-        engine.turn()
-        spent = time.perf_counter() - begun
-        times += [spent / max(1, ledger.launched - before)] * (ledger.launched - before)
-    links.close()
-    p90 = statistics.quantiles(times, n=10)[-1]
-    return HostTime(rows, 1e6 * statistics.median(times), 1e6 * p90, GOALS_US[rows])
+    limits = SchedulerLimits(CONTEXT, 1000, (1,), 128, 1024, PLAN_WORDS, bulk)
+    ledger: Ledger[Release] = Ledger(1, 512)
+    pool = BlockPool(rows * (CONTEXT // BLOCK) + 1, BLOCK)
+    scheduler = Scheduler(limits, Rows(rows, MAX_STOP_IDS), pool, ledger)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "engine"
+        links = SocketLinks(path, lambda: m.Welcome(m.PROTOCOL_VERSION, "bench", INFO))
+        reader = subprocess.Popen([sys.executable, "-m", "benchmarks.host_time", str(path), str(rows)])
+        engine = Engine(device, scheduler, links, max_queue=rows)
+        while scheduler.counters["generated_tokens"] < 20 * rows:
+            engine.turn()
+        times = [_turn_us(engine) for _ in range(LAUNCHES)]
+        links.close()
+        reader.wait(timeout=30)
+    return HostTime(rows, statistics.median(times), statistics.quantiles(times, n=10)[-1], GOALS_US[rows])
+
+
+def _turn_us(engine: Engine) -> float:
+    launched, begun = engine.ledger.launched, time.perf_counter()
+    engine.turn()
+    spent = time.perf_counter() - begun
+    if engine.ledger.launched != launched + 1:
+        raise RuntimeError("a turn at depth 1 must be one launch")
+    return 1e6 * spent
 
 
 def main() -> None:
@@ -108,4 +100,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) == 3:
+        front_end(sys.argv[1], int(sys.argv[2]))
+    else:
+        main()

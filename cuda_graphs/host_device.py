@@ -25,6 +25,8 @@ from cuda_graphs.shape import LaunchShape
 # Jitter of the test mode: how long the worker sleeps before S, before apply and before F.
 _MAX_DELAY_S = 0.002
 
+_NOTHING = 1 << 62  # a mark that no launch reaches
+
 
 def _no_delay() -> None:
     pass
@@ -55,6 +57,7 @@ class HostDevice:
         self._queue: queue.SimpleQueue[LaunchShape | None] = queue.SimpleQueue()
         self._sampled = 0
         self._ended = 0
+        self._awaited = (_NOTHING, _NOTHING)  # marks beyond these wake the host
         self._fault: BaseException | None = None
         self._mark_read, self._mark_write = os.pipe()
         os.set_blocking(self._mark_read, False)
@@ -76,21 +79,23 @@ class HostDevice:
     def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
         self.counters.waits += 1
         deadline = time.monotonic() + timeout_s
+        # Said before the marks are looked at, and looked at by the worker after it has set them: no mark is missed.
+        self._awaited = (sampled, ended)
         while self._fault is None and self._sampled <= sampled and self._ended <= ended:
             ready, _, _ = select.select([self._mark_read, *wake_fds], [], [], max(0.0, deadline - time.monotonic()))
             if self._mark_read not in ready:
-                return
-            self._drain_marks()
+                break
+            os.read(self._mark_read, 4096)
+        self._awaited = (_NOTHING, _NOTHING)
 
     def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
         return self._program.read_rows()
 
     def close(self) -> None:
-        if self._thread.is_alive():
-            self._queue.put(None)
-            self._thread.join()
-            os.close(self._mark_read)
-            os.close(self._mark_write)
+        self._queue.put(None)
+        self._thread.join()
+        os.close(self._mark_read)
+        os.close(self._mark_write)
 
     # ------------------------------------------------------------ the worker
 
@@ -119,13 +124,11 @@ class HostDevice:
         self._mark()
 
     def _mark(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # the pipe is full of marks already
-            os.write(self._mark_write, b"m")
-
-    def _drain_marks(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._mark_read, 4096):
-                pass
+        """Wake the host, if it waits for what has happened. Each wake-up costs the worker the interpreter's lock."""
+        sampled, ended = self._awaited
+        if self._sampled > sampled or self._ended > ended or self._fault is not None:
+            with contextlib.suppress(BlockingIOError):  # the pipe is full of marks already
+                os.write(self._mark_write, b"m")
 
     def _raise_fault(self) -> None:
         if self._fault is not None:

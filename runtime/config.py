@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, PLAN_WORDS
+
 SERIAL = 0
 
 
@@ -20,7 +22,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: KV blocks, the null block included; 0 sizes the pool from memory.
     prefill_chunk: prompts are cut at multiples of this many tokens.
     max_prefill_tokens: prompt tokens a launch may carry, at least `prefill_chunk`.
-    run_ahead_tokens: no launch is queued behind uncommitted ones once they hold this many tokens.
+    run_ahead_tokens: a launch with prompt tokens is not queued behind uncommitted ones if together they carry more.
     threads: torch threads of the CPU device; 0 leaves one core to the host.
     jitter_seed: a test mode of the host device: seeded delays, and poison in everything that is given back.
     """
@@ -72,6 +74,13 @@ def check_config(config: EngineConfig) -> None:
     if config.prefill_chunk % config.block_size:
         raise ConfigError(
             f"prefill_chunk ({config.prefill_chunk}) must be a multiple of block_size ({config.block_size})"
+        )
+    blocks = config.prefill_chunk // config.block_size
+    words = HEADER_WORDS + config.max_rows + 2 + CHUNK_WORDS + APPEND_WORDS * blocks
+    if words > PLAN_WORDS:
+        raise ConfigError(
+            f"a prefill_chunk of {config.prefill_chunk} tokens is {blocks} blocks of {config.block_size} (block_size), "
+            f"more than a launch plan can name beside {config.max_rows} rows (max_rows)"
         )
     if config.max_prefill_tokens < config.prefill_chunk:
         raise ConfigError(

@@ -71,6 +71,7 @@ class Engine:
         self._poison = poison
         self._clock = clock
         self._started_at = clock()
+        self._idle_after = 0  # the newest launch when the loop last had nothing to do
 
     # ------------------------------------------------------------ the loop
 
@@ -84,7 +85,8 @@ class Engine:
         """One turn of the loop."""
         begun = self._clock()
         self.intake.take()
-        while self.ledger.has_room(self.scheduler.tokens_wanted()) and self._launch_next():
+        self._give_back()
+        while self._has_room() and self._launch_next():
             pass
         waited = self._wait()
         self._settle()
@@ -99,17 +101,32 @@ class Engine:
         check_rows(self.device.read_rows(), self.scheduler)
         self.figures.barrier(barrier.reason, self._clock() - begun)
 
+    def _has_room(self) -> bool:
+        """May another launch be enqueued now? Counts those that only the bound in tokens holds back."""
+        ledger = self.ledger
+        if not ledger.has_room:
+            return False
+        if ledger.has_room_for(self.scheduler.prompt_tokens_wanted()):
+            return True
+        self.figures.held_back += 1
+        return False
+
     def _launch_next(self) -> bool:
         """Plan, stage, launch. False if there is nothing to launch."""
         plan = self.scheduler.plan()
         if plan is None:
             return False
-        launch = self.scheduler.launch_of(plan, self.device.ended())
-        slot = self.device.rings.slot(plan.number)
-        stage(plan, self.device.rings.plan[slot], self.device.rings.bulk[slot])
+        rings, ledger = self.device.rings, self.ledger
+        if plan.number - rings.layout.slots > ledger.retired:
+            raise LedgerError(f"plan {plan.number} would overwrite a slot of a launch that has not retired")
+        slot = rings.slot(plan.number)
+        stage(plan, rings.plan[slot], rings.bulk[slot])
+        first = self._idle_after == ledger.launched
+        overlapped = not first and self.device.ended() < ledger.launched
+        launch = self.scheduler.launch_of(plan, first, overlapped)
         self.device.launch(launch.shape)
-        self.ledger.enqueue(launch)
-        self.figures.enqueued(launch, self.ledger.uncommitted)
+        ledger.enqueue(launch)
+        self.figures.enqueued(launch, ledger.uncommitted)
         for admission in plan.admissions:
             self.registry.admitted(self.scheduler.by_slot[admission.slot], self._clock())
         return True
@@ -118,13 +135,14 @@ class Engine:
         """For the oldest mark outstanding, or an arrival. Returns the seconds it took."""
         begun = self._clock()
         ledger = self.ledger
-        if ledger.uncommitted:
+        if ledger.waits_for_tokens:
             self.device.wait(ledger.committed, _NEVER, self._links.wake_fds(), _WAIT_S)
         elif ledger.in_flight:
             self.device.wait(_NEVER, ledger.ended, self._links.wake_fds(), _WAIT_S)
         elif len(self.registry):
             raise LedgerError(f"nothing is in flight and {len(self.registry)} requests wait")
         else:
+            self._idle_after = ledger.launched
             self._links.wait(_WAIT_S)
         return self._clock() - begun
 
@@ -143,6 +161,10 @@ class Engine:
             self.figures.retire(launch, self.device.rings)
             if self._poison is not None:
                 self._poison.ring_slot(launch.number)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Whatever the fence lets go: what ended outside a commit may be due before any mark moves."""
         for resource in self.ledger.due():
             if self._poison is not None:
                 self._poison.release(resource)

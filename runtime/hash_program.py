@@ -69,7 +69,7 @@ class HashProgram:
         return np.uint64(total ^ (total >> np.uint64(32)))
 
     def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
-        names = ("last_token", "seq_len", "alive", "block_table")
+        names = ("last_token", "seq_len", "alive", "block_table", "min_position", "max_position", "stop_ids")
         return {name: getattr(self.rows, name).copy() for name in names}
 
     def poison_blocks(self, blocks: tuple[int, ...]) -> None:

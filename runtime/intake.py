@@ -86,7 +86,7 @@ class Intake:
         """What only the engine can know; the front end has validated everything else."""
         if self._registry.by_id(submit.request_id) is not None:
             return m.Refused(submit.handle, "ALREADY_EXISTS", "a request with this id is being served", "request_id")
-        if len(self._scheduler.waiting) >= self._max_queue:
+        if len(self._scheduler.waiting) >= self._max_queue + self._scheduler.rows.free:
             return m.Refused(submit.handle, "RESOURCE_EXHAUSTED", f"{self._max_queue} requests are waiting already")
         tokens, context = len(submit.prompt) // 4, self._scheduler.limits.context_length
         if not 0 < tokens < context:

@@ -30,8 +30,8 @@ class Launch:
 
     sample_slots, sample_epochs, samples: the rows that its S looks at (those of the plan before), what epoch each had
     then, and which of them are sampled. row_slots, row_epochs, row_samples: the same of its F, for the launch after.
-    overlapped: its predecessor had not ended when it was enqueued. first: it continues no row of its predecessor, there
-    was nothing to overlap with.
+    prompt_tokens: query tokens of its prompt chunks. overlapped: its predecessor had not ended when it was enqueued.
+    first: the loop had nothing to do before it, there was nothing to overlap with.
     """
 
     shape: LaunchShape
@@ -41,6 +41,7 @@ class Launch:
     row_slots: NDArray[np.int32]
     row_epochs: NDArray[np.int32]
     row_samples: NDArray[np.bool_]
+    prompt_tokens: int = 0
     overlapped: bool = False
     first: bool = False
 
@@ -64,8 +65,8 @@ class Ledger(Generic[Resource]):
     """Launches in order, and resources behind the fence.
 
     run_ahead: how many launches may be queued whose tokens the host has not committed; 0 is serial: a launch is
-    enqueued only when the one before has retired. run_ahead_tokens: nothing is queued behind uncommitted launches once
-    it would make their query tokens more than this.
+    enqueued only when the one before has retired. run_ahead_tokens: no launch with prompt tokens is queued behind
+    uncommitted ones if theirs and its own together are more than this.
     """
 
     def __init__(self, run_ahead: int, run_ahead_tokens: int) -> None:
@@ -91,9 +92,9 @@ class Ledger(Generic[Resource]):
         return self.launched - self.committed
 
     @property
-    def uncommitted_tokens(self) -> int:
-        """Query tokens of the launches whose tokens the host has not committed."""
-        return sum(launch.shape.tokens for launch in self._launches if launch.number > self.committed)
+    def uncommitted_prompt_tokens(self) -> int:
+        """Prompt tokens in the launches whose tokens the host has not committed."""
+        return sum(launch.prompt_tokens for launch in self._launches if launch.number > self.committed)
 
     @property
     def in_flight(self) -> int:
@@ -105,13 +106,21 @@ class Ledger(Generic[Resource]):
         """The last launch left logits that nothing has been enqueued to sample."""
         return self._last is not None and self._last.leaves_samples
 
-    def has_room(self, tokens: int) -> bool:
-        """May a launch of this many query tokens be enqueued now?"""
-        if self.run_ahead == 0:
-            return self.in_flight == 0
-        if self.uncommitted == 0:
+    @property
+    def has_room(self) -> bool:
+        """May a launch be enqueued now, as far as the depth goes?"""
+        return self.in_flight == 0 if self.run_ahead == 0 else self.uncommitted < self.run_ahead
+
+    def has_room_for(self, prompt_tokens: int) -> bool:
+        """May a launch with this many prompt tokens be queued behind those that are uncommitted?"""
+        if not self.uncommitted or not prompt_tokens:
             return True
-        return self.uncommitted < self.run_ahead and self.uncommitted_tokens + tokens <= self.run_ahead_tokens
+        return self.uncommitted_prompt_tokens + prompt_tokens <= self.run_ahead_tokens
+
+    @property
+    def waits_for_tokens(self) -> bool:
+        """The oldest mark outstanding is a sampled one. Serial waits for the end of F before it looks at anything."""
+        return self.uncommitted > 0 and self.run_ahead > 0
 
     def launches(self) -> Iterator[Launch]:
         """Those that have not retired, oldest first."""

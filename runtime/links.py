@@ -93,7 +93,7 @@ class SocketLinks:
         for owner, connection in list(self._connections.items()):
             if connection.sock.fileno() in readable:
                 arrived += self._read(owner, connection)
-            elif connection.unsent:
+            if connection.unsent:
                 self._try_flush(owner, connection)
         arrived += [(owner, None) for owner in self._lost]
         self._lost.clear()
@@ -126,7 +126,10 @@ class SocketLinks:
     # ------------------------------------------------------------ sockets
 
     def _accept(self) -> None:
-        sock, _ = self._listener.accept()
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return  # it has gone again, or there is no descriptor for it now: the listener stays readable
         sock.setblocking(False)
         self._connections[self._next_owner] = _Connection(sock)
         self._next_owner += 1
@@ -138,7 +141,7 @@ class SocketLinks:
             for body in connection.reader.feed(data):
                 message = m.decode_to_engine(body)
                 if isinstance(message, m.Hello):
-                    self._greet(owner, message)
+                    self._greet(owner, connection, message)
                 elif not connection.greeted:
                     raise m.ProtocolError("a front end spoke before its Hello")
                 else:
@@ -151,12 +154,12 @@ class SocketLinks:
             self._lose(owner)
         return messages
 
-    def _greet(self, owner: int, hello: m.Hello) -> None:
+    def _greet(self, owner: int, connection: _Connection, hello: m.Hello) -> None:
         welcome = self._welcome()
         self.send(owner, welcome)
         if hello.protocol != welcome.protocol:
             raise m.ProtocolError(f"a front end speaks protocol {hello.protocol}, not {welcome.protocol}")
-        self._connections[owner].greeted = True
+        connection.greeted = True
 
     def _try_flush(self, owner: int, connection: _Connection) -> None:
         try:
@@ -167,5 +170,6 @@ class SocketLinks:
     def _lose(self, owner: int) -> None:
         connection = self._connections.pop(owner, None)
         if connection is not None:
+            connection.unsent.clear()
             connection.sock.close()
             self._lost.append(owner)

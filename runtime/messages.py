@@ -180,6 +180,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     run_ahead: int  # 0: serial
     ledger_depth: int  # launches now queued and not committed
     ledger_depth_max: int
+    held_back: int  # times only the bound in prompt tokens kept a launch from being queued
     launches: int
     launches_retired: int
     launches_by_kind: dict[str, int]  # decode, mixed, closing

@@ -38,7 +38,7 @@ class Publisher:
         endings = [(ending.request.owner, self._finished(ending, now)) for ending in commit.endings]
         owners = set(commit.owners.tolist()) | {owner for owner, _ in endings}
         for owner in sorted(owners):
-            mine = (commit.owners == owner).nonzero()[0]
+            mine = slice(None) if len(owners) == 1 else (commit.owners == owner).nonzero()[0]
             finished = tuple(end for of, end in endings if of == owner)
             self._links.send(owner, self._output(commit, mine, finished))
 
@@ -47,7 +47,7 @@ class Publisher:
         finished = self._finished(ending, now)
         self._links.send(ending.request.owner, m.Output(0, b"", b"", (), (finished,)))
 
-    def _output(self, commit: Commit, mine: NDArray[np.intp], finished: tuple[m.Finished, ...]) -> m.Output:
+    def _output(self, commit: Commit, mine: NDArray[np.intp] | slice, finished: tuple[m.Finished, ...]) -> m.Output:
         return m.Output(
             commit.launch,
             commit.handles[mine].tobytes(),
@@ -56,15 +56,15 @@ class Publisher:
             finished,
         )
 
-    def _logprobs(self, commit: Commit, mine: NDArray[np.intp]) -> tuple[m.Logprobs, ...]:
+    def _logprobs(self, commit: Commit, mine: NDArray[np.intp] | slice) -> tuple[m.Logprobs, ...]:
         asked = self._rows.logprobs[commit.slots[mine]]
         wanting = (asked >= 0).nonzero()[0].tolist()
         if not wanting:
             return ()
-        slot = self._rings.slot(commit.launch)
+        slot, cells = self._rings.slot(commit.launch), commit.cells[mine]
         found: list[m.Logprobs] = []
         for index in wanting:
-            cell, count = int(commit.cells[mine[index]]), int(asked[index])
+            cell, count = int(cells[index]), int(asked[index])
             found.append(
                 m.Logprobs(
                     index,

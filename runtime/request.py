@@ -12,7 +12,7 @@ MAX_TOP_LOGPROBS = 20
 
 
 class FinishReason(enum.IntEnum):
-    """Why a row ended. The codes travel in `messages.Output.finish`; 0 means that it goes on."""
+    """Why a row ended. The codes travel in `messages.Finished.reason`."""
 
     NOT_FINISHED = 0
     END_OF_SEQUENCE = 1

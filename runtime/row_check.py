@@ -21,16 +21,22 @@ def check_rows(device: Mapping[str, NDArray[np.generic]], scheduler: Scheduler) 
         if request is None:
             continue
         prefill = rows.phase[slot] == RowPhase.PREFILL
-        count = len(request.blocks)
+        count, stops = len(request.blocks), rows.stop_ids.shape[1]
         expected: dict[str, object] = {
             "alive": True,
             "seq_len": int(rows.planned_len[slot] if prefill else rows.committed_len[slot]),
             "block_table": request.blocks,
+            "min_position": int(rows.min_position[slot]),
+            "max_position": int(rows.max_len[slot]) - 1,
+            "stop_ids": rows.stop_ids[slot].tolist(),
         }
         found: dict[str, object] = {
             "alive": bool(device["alive"][slot]),
             "seq_len": int(device["seq_len"][slot]),
             "block_table": device["block_table"][slot][:count].tolist(),
+            "min_position": int(device["min_position"][slot]),
+            "max_position": int(device["max_position"][slot]),
+            "stop_ids": device["stop_ids"][slot][:stops].tolist(),
         }
         if rows.committed_len[slot] > rows.prompt_len[slot]:
             expected["last_token"] = int(rows.last_token[slot])

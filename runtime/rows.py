@@ -41,6 +41,7 @@ class Rows:
         self.handle = np.zeros(max_rows, np.int32)  # the front end's name for the request
         self.logprobs = np.full(max_rows, -1, np.int32)
         self.stop_ids = np.full((max_rows, max_stop_ids), -1, np.int32)
+        self.stop_width = 0  # columns of stop_ids that any row has used
         self._free = list(range(max_rows - 1, -1, -1))  # popped from the end: low slots first
 
     @property

@@ -147,11 +147,10 @@ class Scheduler:
 
     # ------------------------------------------------------------ planning
 
-    def tokens_wanted(self) -> int:
-        """Query tokens that the next plan would have, at most."""
-        rows = self.rows
-        prefill = bool(self.waiting) or np.count_nonzero(rows.phase == _PREFILL) > 0
-        return rows.max_rows - rows.free + (self.limits.prefill_chunk if prefill else 0)
+    def prompt_tokens_wanted(self) -> int:
+        """Prompt tokens that the next plan would carry, at most."""
+        chunks = np.count_nonzero(self.rows.phase == _PREFILL) + min(len(self.waiting), self.rows.free)
+        return min(self.limits.max_prefill_tokens, chunks * self.limits.prefill_chunk)
 
     def plan(self) -> LaunchPlan | None:
         """The next launch's plan, or None if no row can go on and nothing is left to sample.
@@ -169,11 +168,8 @@ class Scheduler:
             return None
         return builder.build(last_slots, last_samples)
 
-    def launch_of(self, plan: LaunchPlan, ended: int) -> Launch:
-        """The ledger's record of a plan, and the shape that the device is told.
-
-        ended: the newest launch whose F has ended, at this moment.
-        """
+    def launch_of(self, plan: LaunchPlan, first: bool, overlapped: bool) -> Launch:
+        """The ledger's record of a plan, and the shape that the device is told. first, overlapped: see `Launch`."""
         slots, epochs, samples = self.ledger.last_rows()
         sample_rows = slots.size if self.ledger.owes_a_launch else 0
         full = sample_rows and np.count_nonzero(self.rows.needs_full[slots[samples]])
@@ -187,7 +183,6 @@ class Scheduler:
         )
         self.rows.last_launch[plan.rows] = plan.number
         self.rows.last_naming[plan.rows] = plan.number + plan.samples
-        continues = self.ledger.owes_a_launch or bool(np.count_nonzero(self.rows.still(slots, epochs)))
         return Launch(
             shape=shape,
             sample_slots=slots,
@@ -196,8 +191,9 @@ class Scheduler:
             row_slots=plan.rows,
             row_epochs=self.rows.epoch[plan.rows],
             row_samples=plan.samples,
-            overlapped=continues and ended < plan.number - 1,
-            first=not continues,
+            prompt_tokens=sum(chunk.tokens.size for chunk in plan.chunks),
+            overlapped=overlapped,
+            first=first,
         )
 
     def _decodable(self) -> NDArray[np.bool_]:
@@ -287,6 +283,7 @@ class Scheduler:
         rows.logprobs[slot] = request.sampling.logprobs
         rows.stop_ids[slot] = -1
         rows.stop_ids[slot, : len(stops)] = stops
+        rows.stop_width = max(rows.stop_width, len(stops))
         sampling, stopping, prompt_len = request.sampling, request.stopping, request.prompt.size
         return Admission(
             slot,
@@ -312,12 +309,16 @@ class Scheduler:
         if kept.size < launch.samples.size:
             self.counters["void_rows"] += int(np.count_nonzero(launch.samples)) - kept.size
         slots = launch.sample_slots[kept]
-        low = (cells[kept] & 0xFFFFFFFF).astype(np.int32)
+        found = cells[kept]
+        if np.count_nonzero((found >> 32) != launch.number):
+            raise LedgerError(f"launch {launch.number}: its result slot holds another launch's tokens")
+        low = (found & 0xFFFFFFFF).astype(np.int32)
         tokens = low & TOKEN_MASK
         if np.count_nonzero(low & VOID):
             raise LedgerError(f"launch {launch.number}: the device ended a row that goes on")
         positions = rows.committed_len[slots]
-        stops = np.logical_and((rows.stop_ids[slots] == tokens[:, None]).any(1), positions >= rows.min_position[slots])
+        wanted = rows.stop_ids[slots, : rows.stop_width]
+        stops = np.logical_and((wanted == tokens[:, None]).any(1), positions >= rows.min_position[slots])
         failed = (low & NON_FINITE) != 0
         ended = stops | (positions + 1 >= rows.max_len[slots]) | failed
         if np.count_nonzero(ended != ((low & STOPPED) != 0)):

@@ -37,6 +37,7 @@ def engine_stats(
         run_ahead=ledger.run_ahead,
         ledger_depth=ledger.uncommitted,
         ledger_depth_max=figures.depth_max,
+        held_back=figures.held_back,
         launches=ledger.launched,
         launches_retired=figures.retired,
         launches_by_kind=dict(figures.launches_by_kind),

@@ -56,7 +56,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Literal["serial", 1, 2, 3, 4], Meta(description="launches that may be queued ahead of the committed one")
     ] = 2
     run_ahead_tokens: Annotated[
-        int, Meta(description="no launch is queued behind uncommitted ones once they hold this many tokens")
+        int, Meta(description="prompt tokens that a launch and the uncommitted ones it is queued behind may carry")
     ] = _ENGINE.run_ahead_tokens
     max_rows: Annotated[int, Meta(description="requests that decode together")] = _ENGINE.max_rows
     max_queue: Annotated[int, Meta(description="requests that may wait for a row")] = _ENGINE.max_queue

@@ -80,6 +80,7 @@ def _chain(engine: EngineStats) -> ChainStats:
         run_ahead=engine.run_ahead,
         ledger_depth=engine.ledger_depth,
         ledger_depth_max=engine.ledger_depth_max,
+        held_back=engine.held_back,
         launches=engine.launches,
         launches_retired=engine.launches_retired,
         launches_by_kind=engine.launches_by_kind,

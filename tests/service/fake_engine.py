@@ -54,6 +54,7 @@ STATS = m.EngineStats(
     run_ahead=2,
     ledger_depth=1,
     ledger_depth_max=2,
+    held_back=3,
     launches=100,
     launches_retired=99,
     launches_by_kind={"decode": 90, "mixed": 10},

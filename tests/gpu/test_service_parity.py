@@ -1,0 +1,57 @@
+"""The parity workloads through gRPC on a GPU, in float32: the tokens of serial at every depth.
+
+A row's bits depend on the number of rows its products are computed with, and which rows share a launch is a matter of
+timing: what may differ between two depths is a near tie, in at most one request of a hundred.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.parity.client import Answer, stats_at_rest
+from tests.parity.services import DEPTHS, run_everywhere, services_at_every_depth
+from tests.parity.workload import workload
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+
+SEEDS = 8
+LOGPROB_TOLERANCE = 2e-3
+SHARE_THAT_MAY_DIFFER = 0.01
+
+
+def agree(serial: Answer, other: Answer) -> bool:
+    """The same tokens, as far as both went, and log-probabilities within rounding of each other."""
+    common = min(len(serial.tokens), len(other.tokens))
+    if serial.tokens[:common] != other.tokens[:common]:
+        return False
+    for (ours, _), (theirs, _) in zip(serial.logprobs, other.logprobs, strict=False):
+        assert abs(ours - theirs) <= LOGPROB_TOLERANCE
+    return True
+
+
+def test_every_depth_gives_the_tokens_of_serial() -> None:
+    compared, differing = 0, 0
+    with services_at_every_depth(lambda i: ["--device", "cuda", "--dtype", "float32"]) as services:
+        for seed in range(SEEDS):
+            asked = workload(seed)
+            answers = asyncio.run(run_everywhere(services, asked))
+            for depth in DEPTHS[1:]:
+                for item, serial, other in zip(asked, answers["serial"], answers[depth], strict=True):
+                    assert other.terminals == (0 if other.cancelled else 1)
+                    compared += 1
+                    if not agree(serial, other):
+                        differing += 1
+                    elif not (item.abort_after or item.cancel_after):
+                        assert (other.reason, other.text) == (serial.reason, serial.text)
+        figures = {depth: asyncio.run(stats_at_rest(url)) for depth, url in services.items()}
+    for depth, stats in figures.items():
+        chain = stats.chain  # type: ignore[attr-defined]
+        print(
+            f"depth {depth}: {chain.launches} launches, overlap ratio {chain.overlap_ratio:.2f}, "
+            f"{stats.graphs.replays} replays, fallbacks {dict(stats.graphs.fallbacks)}"  # type: ignore[attr-defined]
+        )
+        assert stats.blocks.free == stats.blocks.total  # type: ignore[attr-defined]
+    print(f"{differing} of {compared} answers differ from serial's")
+    assert differing <= SHARE_THAT_MAY_DIFFER * compared
