@@ -16,7 +16,7 @@ from runahead.v1 import GenerateRequest, GenerationServiceStub
 
 DEPTHS = ("serial", "1", "2", "3", "4")
 BACKGROUND = 7
-PROBES = 40
+PROBES = 100
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,7 @@ class Scheduler:
     def prompt_tokens_wanted(self) -> int:
         """Prompt tokens that the next plan would carry, at most."""
         chunks = np.count_nonzero(self.rows.phase == _PREFILL) + min(len(self.waiting), self.rows.free)
-        return min(self.limits.max_prefill_tokens, chunks * self.limits.prefill_chunk)
+        return min(self.limits.max_prefill_tokens, int(chunks) * self.limits.prefill_chunk)
 
     def plan(self) -> LaunchPlan | None:
         """The next launch's plan, or None if no row can go on and nothing is left to sample.

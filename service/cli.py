@@ -21,6 +21,13 @@ class _Parser(argparse.ArgumentParser):
         self.exit(EXIT_USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
+class _Version(argparse.Action):
+    """Asks the installed package for its version when it is wanted, and not before: a checkout may have none."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.exit(message=f"runahead {version('runahead')}\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status. 2: a flag or a setting is unknown or can't be."""
     parser = _parser()
@@ -34,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="runahead", description="Generates tokens from a language model, over gRPC.", allow_abbrev=False
     )
-    parser.add_argument("--version", action="version", version=f"runahead {version('runahead')}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser(
         "serve",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtime.assembly import assemble
-from runtime.config import ConfigError, EngineConfig
+from runtime.config import EngineConfig
 from runtime.engine import Barrier, Engine
 from runtime.request import SamplingParams, StoppingParams
 from tests.gpu.gpu_chain import EngineUnderTest
@@ -47,8 +47,3 @@ def test_the_bundled_model_runs_in_its_own_dtype() -> None:
     found, under_test = served("cuda", 2, "auto")
     assert sum(len(tokens) for tokens in found.values()) > 100
     assert under_test.engine.figures.overlap_ratio > 0.5
-
-
-def test_exact_is_refused_on_cuda() -> None:
-    with pytest.raises(ConfigError, match="exact"):
-        assemble(EngineConfig(model=str(BUNDLED), device="cuda", exact=True), lambda done, total: None)
