@@ -53,6 +53,8 @@ def assemble(config: EngineConfig, progress: Progress) -> Assembled:
     """
     check_config(config)
     if config.device == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError("device cuda is set and torch finds no CUDA GPU")
         from runtime.cuda_assembly import assemble_cuda
 
         return assemble_cuda(config, progress)

@@ -7,6 +7,7 @@ import msgspec
 from runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, PLAN_WORDS
 
 SERIAL = 0
+LAUNCH_TIMEOUT_S = 120.0
 
 
 class ConfigError(ValueError):
@@ -24,6 +25,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_prefill_tokens: prompt tokens a launch may carry, at least `prefill_chunk`.
     run_ahead_tokens: a launch with prompt tokens is not queued behind uncommitted ones if together they carry more.
     threads: torch threads of the CPU device; 0 leaves one core to the host.
+    launch_timeout_s: the engine stops if launches are in flight and none has moved for so long.
     jitter_seed: a test mode of the host device: seeded delays, and poison in everything that is given back.
     """
 
@@ -42,6 +44,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_prefill_tokens: int = 256
     run_ahead_tokens: int = 512
     threads: int = 0
+    launch_timeout_s: float = LAUNCH_TIMEOUT_S
     jitter_seed: int | None = None
 
 
@@ -63,6 +66,8 @@ def check_config(config: EngineConfig) -> None:
         value = getattr(config, name)
         if not low <= value <= high:
             raise ConfigError(f"{name} must be between {low} and {high}, and is {value}")
+    if not config.launch_timeout_s > 0:
+        raise ConfigError(f"launch_timeout_s must be more than 0, and is {config.launch_timeout_s}")
     if config.device not in ("cpu", "cuda"):
         raise ConfigError(f"device must be cpu or cuda, and is {config.device!r}")
     if config.dtype not in ("auto", "float32", "bfloat16", "float16"):

@@ -20,7 +20,7 @@ from runtime.assembly import (
     make_scheduler,
     ring_layout,
 )
-from runtime.config import ConfigError, EngineConfig
+from runtime.config import EngineConfig
 from runtime.cuda_program import CudaProgram
 from runtime.kernels.triton.kernel_set import TritonKernelSet
 from runtime.models.load import load_model
@@ -33,8 +33,6 @@ def assemble_cuda(config: EngineConfig, progress: Progress) -> Assembled:
 
     Raises ConfigError for settings that can't be, CheckpointError for a checkpoint that can't be served.
     """
-    if not torch.cuda.is_available():
-        raise ConfigError("device cuda is set and torch finds no CUDA GPU")
     device = torch.device("cuda", torch.cuda.current_device())
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
     model = load_model(

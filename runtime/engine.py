@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from cuda_graphs.device import Device, DeviceError
 from cuda_graphs.rings import FAULT_NONE, STATUS_FAULT
 from runtime import messages as m
+from runtime.config import LAUNCH_TIMEOUT_S
 from runtime.figures import Figures
 from runtime.intake import Intake
 from runtime.ledger import Launch, Ledger, LedgerError
@@ -24,6 +25,7 @@ from runtime.registry import Registry
 from runtime.row_check import check_rows
 from runtime.scheduler import Release, Scheduler
 from runtime.stats import engine_stats
+from runtime.watchdog import Watchdog
 
 _NEVER: Final = 1 << 62
 _WAIT_S: Final = 0.25  # a wait that sees no mark ends after this long, and the loop looks again
@@ -47,7 +49,8 @@ class Barrier:
 class Engine:
     """Requests in, tokens out, launches in between.
 
-    max_queue: requests that may wait for a row. clock: seconds, monotonic.
+    max_queue: requests that may wait for a row. launch_timeout_s: how long launches may be in flight without any mark.
+    clock: seconds, monotonic.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Engine:
         *,
         max_queue: int,
         poison: Poison | None = None,
+        launch_timeout_s: float = LAUNCH_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.device = device
@@ -70,6 +74,7 @@ class Engine:
         self._links = links
         self._poison = poison
         self._clock = clock
+        self._watchdog = Watchdog(launch_timeout_s, clock)
         self._started_at = clock()
         self._idle_after = 0  # the newest launch when the loop last had nothing to do
 
@@ -162,6 +167,7 @@ class Engine:
             if self._poison is not None:
                 self._poison.ring_slot(launch.number)
         self._give_back()
+        self._watchdog.look(self.ledger.in_flight, self.ledger.committed, self.ledger.ended)
 
     def _give_back(self) -> None:
         """Whatever the fence lets go: what ended outside a commit may be due before any mark moves."""

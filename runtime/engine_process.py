@@ -7,6 +7,8 @@ Exit codes: 0 after a shutdown, 1 if the chain broke, 2 if it could not start.
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import os
 import secrets
 import signal
@@ -26,6 +28,7 @@ from runtime.config import ConfigError, EngineConfig
 from runtime.engine import Engine
 from runtime.links import SocketLinks
 from runtime.models.config import CheckpointError
+from runtime.watchdog import LaunchHungError
 
 EXIT_BROKEN: Final = 1
 EXIT_CANNOT_START: Final = 2
@@ -55,7 +58,14 @@ def main() -> int:
     except (ConfigError, CheckpointError, msgspec.MsgspecError, OSError) as error:
         print(error, file=sys.stderr, flush=True)
         return EXIT_CANNOT_START
-    engine = Engine(parts.device, parts.scheduler, links, max_queue=orders.config.max_queue, poison=parts.poison)
+    engine = Engine(
+        parts.device,
+        parts.scheduler,
+        links,
+        max_queue=orders.config.max_queue,
+        poison=parts.poison,
+        launch_timeout_s=orders.config.launch_timeout_s,
+    )
     log.info("engine_ready", **msgspec.to_builtins(parts.info))
     print("ready", flush=True)
     return _run(engine, links, stop, log)
@@ -67,6 +77,11 @@ def _run(engine: Engine, links: SocketLinks, stop: _Stop, log: structlog.stdlib.
         engine.run(lambda: stop.asked or links.parent_gone)
         links.broadcast(m.Failed("SHUTDOWN", _SHUTDOWN_SENTENCE))
         log.info("engine_stopped", launches=engine.ledger.launched)
+    except LaunchHungError as error:
+        log.error("launch_hung", what=str(error), launches=engine.ledger.launched)
+        faulthandler.dump_traceback(sys.stderr)
+        links.broadcast(m.Failed("DEVICE", _DEVICE_SENTENCE))
+        code = EXIT_BROKEN
     except DeviceError:
         log.exception("device_failed", launches=engine.ledger.launched)
         links.broadcast(m.Failed("DEVICE", _DEVICE_SENTENCE))
@@ -76,6 +91,9 @@ def _run(engine: Engine, links: SocketLinks, stop: _Stop, log: structlog.stdlib.
         links.broadcast(m.Failed("INTERNAL", _INTERNAL_SENTENCE))
         code = EXIT_BROKEN
     links.close()
+    if links.parent_gone:  # nobody else is left to take away the folder that it made for the socket
+        with contextlib.suppress(OSError):
+            links.path.parent.rmdir()
     if code == 0:
         engine.device.close()
     return code
@@ -134,4 +152,7 @@ def _log_to_stderr() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    if exit_code == EXIT_BROKEN:
+        os._exit(exit_code)  # a device that hangs would keep an orderly exit from ending
+    sys.exit(exit_code)

@@ -47,7 +47,7 @@ class Intake:
                 case m.Submit():
                     self._submit(owner, message)
                 case m.Cancel():
-                    self._drop(self._registry.by_handle(owner, message.handle))
+                    self._drop(self._registry.by_handle(owner, message.handle), message.reason)
                 case m.Abort():
                     self._abort(owner, message)
                 case m.StatsQuery():
@@ -75,7 +75,8 @@ class Intake:
         try:
             self._scheduler.submit(request)
         except NeverFits as error:
-            self._links.send(owner, m.Refused(submit.handle, "INVALID_ARGUMENT", str(error), "prompt"))
+            field = "prompt" if error.prompt_alone else "stopping.max_tokens"
+            self._links.send(owner, m.Refused(submit.handle, "INVALID_ARGUMENT", str(error), field))
             return
         self._registry.add(Tracked(request, now))
         self._links.send(owner, m.Accepted(submit.handle))
@@ -119,13 +120,13 @@ class Intake:
         """Aborted, and its stream is told."""
         self._publisher.end(self._scheduler.stop(request, FinishReason.ABORTED), self._clock())
 
-    def _drop(self, tracked: Tracked | None) -> None:
+    def _drop(self, tracked: Tracked | None, reason: FinishReason) -> None:
         """Ended without a word: nobody listens any more."""
         if tracked is not None:
-            self._scheduler.stop(tracked.request, FinishReason.ABORTED)
+            self._scheduler.stop(tracked.request, reason)
             self._registry.remove(tracked.request)
 
     def _lose(self, owner: int) -> None:
         self.counters["front_ends_lost"] += 1
         for tracked in self._registry.of_owner(owner):
-            self._drop(tracked)
+            self._drop(tracked, FinishReason.CANCELLED)

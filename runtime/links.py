@@ -59,6 +59,7 @@ class SocketLinks:
     """
 
     def __init__(self, path: Path, welcome: Callable[[], m.Welcome], parent_fd: int | None = None) -> None:
+        self.path = path
         self._welcome = welcome
         self._parent_fd = parent_fd
         self.parent_gone = False
@@ -122,6 +123,7 @@ class SocketLinks:
             connection.sock.close()
         self._connections.clear()
         self._listener.close()
+        self.path.unlink(missing_ok=True)
 
     # ------------------------------------------------------------ sockets
 

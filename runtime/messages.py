@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from runtime.request import SamplingParams, StoppingParams
+from runtime.request import FinishReason, SamplingParams, StoppingParams
 
 PROTOCOL_VERSION: Final = 1
 MAX_FRAME_BYTES: Final = 64 << 20
@@ -41,9 +41,13 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """The stream is gone, or its stop string was found: end the row. Nothing is answered; outputs may still arrive."""
+    """End the row without a word: nothing is answered, outputs may still arrive.
+
+    reason: what to count it under: STOP where a stop string was found, CANCELLED where the stream is gone.
+    """
 
     handle: int
+    reason: FinishReason = FinishReason.CANCELLED
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -113,19 +117,19 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=103):
 class Finished(msgspec.Struct, frozen=True, array_like=True):
     """A request's end; nothing follows it.
 
-    reason: a `FinishReason`. stop_token_id: the id that ended it, or -1. Times are seconds on the engine's clock:
-    in the queue, from the first launch to the first token, from submission to the first token, and from the first token
-    to the last.
+    reason: a `FinishReason`. stop_token_id: the id that ended it, or -1. Times are seconds on the engine's clock, -1 for
+    a part that the request did not come to: in the queue, from the first launch to the first token, from submission to
+    the first token, and from the first token to the last.
     """
 
     handle: int
     reason: int
     stop_token_id: int = -1
     cached_tokens: int = 0
-    queue_s: float = 0.0
-    prefill_s: float = 0.0
-    first_token_s: float = 0.0
-    decode_s: float = 0.0
+    queue_s: float = -1.0
+    prefill_s: float = -1.0
+    first_token_s: float = -1.0
+    decode_s: float = -1.0
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):

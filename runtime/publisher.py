@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,6 +14,8 @@ from runtime.links import Links
 from runtime.registry import Registry
 from runtime.rows import Rows
 from runtime.scheduler import Commit, Ending
+
+NOT_SEEN_S: Final = -1.0  # the time of a part that a request did not come to
 
 
 class Publisher:
@@ -78,14 +82,13 @@ class Publisher:
     def _finished(self, ending: Ending, now: float) -> m.Finished:
         request = ending.request
         tracked = self._registry.remove(request)
-        admitted = tracked.admitted_at or now
-        first = tracked.first_token_at or now
+        submitted, admitted, first = tracked.submitted_at, tracked.admitted_at, tracked.first_token_at
         return m.Finished(
             handle=request.handle,
             reason=int(ending.reason),
             stop_token_id=ending.stop_token_id,
-            queue_s=admitted - tracked.submitted_at,
-            prefill_s=first - admitted,
-            first_token_s=first - tracked.submitted_at,
-            decode_s=now - first,
+            queue_s=admitted - submitted if admitted else NOT_SEEN_S,
+            prefill_s=first - admitted if first else NOT_SEEN_S,
+            first_token_s=first - submitted if first else NOT_SEEN_S,
+            decode_s=now - first if first else NOT_SEEN_S,
         )

@@ -21,6 +21,7 @@ class FinishReason(enum.IntEnum):
     CONTEXT_LENGTH = 4
     ABORTED = 5
     NON_FINITE = 6  # NaN or infinite logits: the request fails, the others go on
+    CANCELLED = 7  # the stream is gone; never sent, only counted
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):

@@ -97,7 +97,11 @@ class SchedulerLimits:
 
 
 class NeverFits(ValueError):
-    """The request is larger than the whole pool."""
+    """The request is larger than the whole pool; `prompt_alone`: so is its prompt without a completion."""
+
+    def __init__(self, sentence: str, prompt_alone: bool) -> None:
+        super().__init__(sentence)
+        self.prompt_alone = prompt_alone
 
 
 class Scheduler:
@@ -119,9 +123,11 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """Queue a request. Raises NeverFits if the whole pool could not hold it."""
         if self._blocks_at_most(request) > self.pool.total:
+            holds = self.pool.total * self.pool.block_size
             raise NeverFits(
-                f"the request may grow to {request.max_len} tokens; the KV cache holds "
-                f"{self.pool.total * self.pool.block_size}"
+                f"the request may grow to {request.max_len} tokens, {request.prompt.size} of them its prompt; "
+                f"the KV cache holds {holds}",
+                prompt_alone=request.prompt.size > holds,
             )
         self._arrivals += 1
         request.order = self._arrivals
