@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,15 +14,25 @@ from runtime import messages as m
 from runtime.block_pool import BlockPool
 from runtime.engine import Engine
 from runtime.hash_program import HashProgram
-from runtime.ledger import Ledger
-from runtime.plan import PLAN_WORDS
+from runtime.ledger import Launch, Ledger
+from runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, PLAN_WORDS
 from runtime.poison import RingPoison
 from runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
 from runtime.rows import Rows
-from runtime.scheduler import Release, Scheduler, SchedulerLimits
+from runtime.scheduler import NO_SLOT, Release, Scheduler, SchedulerLimits
+from tests.runtime.hash_model import EOS, VOCAB
 
-VOCAB = 97
-EOS = 1
+BULK_WORDS = 4096
+
+
+def tightest_plan(max_rows: int, prefill_chunk: int, block_size: int) -> int:
+    """Words of the smallest plan slot that settings may ask for: whatever else there is has to wait."""
+    return HEADER_WORDS + max_rows + 2 + CHUNK_WORDS + APPEND_WORDS * (prefill_chunk // block_size)
+
+
+def no_step() -> int:
+    """The device does nothing until it is waited for: the host is always ahead."""
+    return 0
 
 
 @dataclass
@@ -46,40 +56,83 @@ class MemoryLinks:
         pass
 
 
+class WatchedLedger(Ledger[Release]):
+    """A ledger that writes down which blocks each launch names, while its rows still own them."""
+
+    scheduler: Scheduler
+
+    def __init__(self, run_ahead: int, run_ahead_tokens: int) -> None:
+        super().__init__(run_ahead, run_ahead_tokens)
+        self._blocks: dict[int, set[int]] = {}
+
+    def enqueue(self, launch: Launch) -> None:
+        behind = self.uncommitted_prompt_tokens if launch.prompt_tokens and self.uncommitted else 0
+        assert not behind or behind + launch.prompt_tokens <= self.run_ahead_tokens, "too long behind uncommitted ones"
+        owners = [self.scheduler.by_slot[slot] for slot in launch.row_slots.tolist()]
+        self._blocks[launch.number] = {block for request in owners if request for block in request.blocks}
+        super().enqueue(launch)
+
+    def named(self) -> Iterator[tuple[int, set[int], set[int]]]:
+        """Launches that have not retired, with the blocks and the row slots that they name.
+
+        The one that is owed counts: its S will look at the last launch's rows.
+        """
+        for launch in self.launches():
+            if launch.number > self.retired:
+                sampled = launch.sample_slots[launch.samples].tolist()
+                yield launch.number, self._blocks[launch.number], {*launch.row_slots.tolist(), *sampled}
+        if self.owes_a_launch:
+            slots, _, samples = self.last_rows()
+            yield self.launched + 1, set(), set(slots[samples].tolist())
+
+
+class WatchedPoison(RingPoison):
+    """Poisons what is given back, once it is sure that no launch that has not retired names it."""
+
+    ledger: WatchedLedger
+
+    def release(self, resource: Release) -> None:
+        for number, blocks, slots in self.ledger.named():
+            assert not blocks & set(resource.blocks), f"launch {number} has not retired and names a block given back"
+            assert resource.slot not in slots, f"launch {number} has not retired and names slot {resource.slot}"
+        super().release(resource)
+
+
 @dataclass
 class Chain:
-    """An engine and what it was told and said."""
+    """An engine and what it was told and said. Front ends are numbers, 1 where none is named."""
 
     engine: Engine
     device: SimulatedDevice
     links: MemoryLinks
+    program: HashProgram
+    ledger: WatchedLedger
 
     def submit(
         self,
         handle: int,
         prompt: Sequence[int],
         *,
+        owner: int = 1,
         seed: int = 0,
         request_id: str = "",
         priority: int = 0,
         **stopping: object,
     ) -> None:
-        self.links.inbox.append(
-            (
-                1,
-                m.Submit(
-                    handle,
-                    request_id or f"r{handle}",
-                    np.asarray(prompt, np.int32).tobytes(),
-                    SamplingParams(seed=seed),
-                    StoppingParams(**stopping),  # type: ignore[arg-type]
-                    priority,
-                ),
-            )
-        )
+        """Ask for a request; without an id of its own it is r<handle> from front end 1, r<owner>.<handle> from others.
 
-    def tell(self, message: m.ToEngine | None) -> None:
-        self.links.inbox.append((1, message))
+        stopping: fields of StoppingParams.
+        """
+        tokens = np.asarray(prompt, np.int32).tobytes()
+        limits = StoppingParams(**stopping)  # type: ignore[arg-type]
+        name = request_id or (f"r{handle}" if owner == 1 else f"r{owner}.{handle}")
+        self.tell(m.Submit(handle, name, tokens, SamplingParams(seed=seed), limits, priority), owner=owner)
+
+    def tell(self, message: m.ToEngine | None, *, owner: int = 1) -> None:
+        """None: the front end is gone."""
+        self.links.inbox.append((owner, message))
+
+    # ------------------------------------------------------------ the loop
 
     def turn(self) -> None:
         """One turn of the loop, and every invariant after it."""
@@ -87,38 +140,83 @@ class Chain:
         self.check()
 
     def check(self) -> None:
-        scheduler = self.engine.scheduler
+        """Conservation, and the rule of the fence: nothing that an unretired launch names is free."""
+        scheduler, ledger = self.engine.scheduler, self.ledger
         scheduler.pool.check()
         scheduler.rows.check()
         owned = [block for request in scheduler.by_slot if request for block in request.blocks]
         assert len(owned) == len(set(owned)) == scheduler.pool.owned
+        free_blocks, free_slots = set(scheduler.pool._free), set(scheduler.rows._free)
+        for number, blocks, slots in ledger.named():
+            assert not blocks & free_blocks, f"launch {number} has not retired and names blocks that are free"
+            assert not slots & free_slots, f"launch {number} has not retired and names row slots that are free"
+        assert ledger.uncommitted <= max(1, ledger.run_ahead)
+        assert ledger.in_flight <= self.device.rings.layout.slots
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing is left to do."""
+        idle = not self.ledger.in_flight and not self.ledger.owes_a_launch
+        return idle and not self.links.inbox and not len(self.engine.registry)
 
     def run(self, limit: int = 10_000) -> None:
         """Turn until nothing is left to do."""
         for _ in range(limit):
             self.turn()
-            if not self.links.inbox and not len(self.engine.registry) and not self.engine.ledger.in_flight:
-                if not self.engine.ledger.owes_a_launch:
-                    return
+            if self.quiet:
+                return
         raise AssertionError(f"no end after {limit} turns")
 
-    def tokens(self) -> dict[int, list[int]]:
-        """Tokens by handle, in the order in which they came."""
+    def turn_until(self, reached: Callable[[], object], limit: int = 10_000) -> None:
+        """Turn until something is so."""
+        for _ in range(limit):
+            if reached():
+                return
+            self.turn()
+        raise AssertionError(f"not reached after {limit} turns")
+
+    def check_nothing_is_left(self) -> None:
+        """Every block and slot is free, nothing is promised and nothing is behind the fence."""
+        stats, pool = self.engine.stats(), self.engine.scheduler.pool
+        assert (stats.blocks_free, stats.rows_free) == (stats.blocks_total, stats.rows_total)
+        assert (pool.promised, self.ledger.fenced, stats.running, stats.waiting) == (0, 0, 0, 0)
+
+    # ------------------------------------------------------------ what front ends were sent
+
+    def slot_of(self, request_id: str) -> int:
+        """Where a request lies. NO_SLOT while it waits."""
+        tracked = self.engine.registry.by_id(request_id)
+        assert tracked is not None, f"{request_id} is not being served"
+        return tracked.request.slot
+
+    def is_running(self, request_id: str) -> bool:
+        tracked = self.engine.registry.by_id(request_id)
+        return tracked is not None and tracked.request.slot != NO_SLOT
+
+    def outputs(self, owner: int = 1) -> list[m.Output]:
+        return [message for to, message in self.links.sent if to == owner and isinstance(message, m.Output)]
+
+    def refused(self, owner: int = 1) -> list[m.Refused]:
+        return [message for to, message in self.links.sent if to == owner and isinstance(message, m.Refused)]
+
+    def tokens(self, owner: int = 1) -> dict[int, list[int]]:
+        """Tokens by handle, in the order in which they came. None comes after its request's terminal."""
         found: dict[int, list[int]] = defaultdict(list)
-        for _, message in self.links.sent:
-            if isinstance(message, m.Output):
-                handles = np.frombuffer(message.handles, np.int32).tolist()
-                for handle, token in zip(handles, np.frombuffer(message.tokens, np.int32).tolist(), strict=True):
-                    found[handle].append(token)
+        ended: set[int] = set()
+        for output in self.outputs(owner):
+            handles = np.frombuffer(output.handles, np.int32).tolist()
+            for handle, token in zip(handles, np.frombuffer(output.tokens, np.int32).tolist(), strict=True):
+                assert handle not in ended, f"a token for {handle} came after its terminal"
+                found[handle].append(token)
+            ended |= {end.handle for end in output.finished}
         return dict(found)
 
-    def finished(self) -> dict[int, list[m.Finished]]:
+    def finished(self, owner: int = 1) -> dict[int, list[m.Finished]]:
         """Terminals by handle: exactly one each, if all is well."""
         found: dict[int, list[m.Finished]] = defaultdict(list)
-        for _, message in self.links.sent:
-            if isinstance(message, m.Output):
-                for end in message.finished:
-                    found[end.handle].append(end)
+        for output in self.outputs(owner):
+            for end in output.finished:
+                found[end.handle].append(end)
         return dict(found)
 
 
@@ -136,11 +234,13 @@ def make_chain(
     max_queue: int = 100,
     eos: tuple[int, ...] = (EOS,),
     clock: Callable[[], float] | None = None,
+    program_type: type[HashProgram] = HashProgram,
+    ring_slots: int | None = None,
+    plan_words: int = PLAN_WORDS,
 ) -> Chain:
-    """A chain of the given depth; 0 is serial."""
-    layout = RingLayout(run_ahead + 2, PLAN_WORDS, 4096, max_rows, 4)
-    rings = allocate_rings(layout)
-    program = HashProgram(
+    """A chain of the given depth; 0 is serial. ring_slots: run_ahead + 2 unless a test wants too few."""
+    rings = allocate_rings(RingLayout(ring_slots or run_ahead + 2, plan_words, BULK_WORDS, max_rows, 4))
+    program = program_type(
         rings,
         max_rows=max_rows,
         num_blocks=num_blocks,
@@ -149,10 +249,12 @@ def make_chain(
         vocab_size=VOCAB,
     )
     device = SimulatedDevice(program, rings, schedule)
-    limits = SchedulerLimits(context_length, VOCAB, eos, prefill_chunk, max_prefill_tokens, PLAN_WORDS, 4096)
-    ledger: Ledger[Release] = Ledger(run_ahead, run_ahead_tokens)
+    limits = SchedulerLimits(context_length, VOCAB, eos, prefill_chunk, max_prefill_tokens, plan_words, BULK_WORDS)
+    ledger = WatchedLedger(run_ahead, run_ahead_tokens)
     scheduler = Scheduler(limits, Rows(max_rows, MAX_STOP_IDS), BlockPool(num_blocks, block_size), ledger)
+    poison = WatchedPoison(program, rings)
+    ledger.scheduler, poison.ledger = scheduler, ledger
     links = MemoryLinks()
     options = {} if clock is None else {"clock": clock}
-    engine = Engine(device, scheduler, links, max_queue=max_queue, poison=RingPoison(program, rings), **options)
-    return Chain(engine, device, links)
+    engine = Engine(device, scheduler, links, max_queue=max_queue, poison=poison, **options)
+    return Chain(engine, device, links, program, ledger)

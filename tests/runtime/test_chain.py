@@ -10,29 +10,12 @@ import pytest
 from cuda_graphs.device import DeviceError
 from cuda_graphs.simulated_device import seeded_schedule
 from runtime import messages as m
+from runtime.engine import Barrier
 from runtime.request import FinishReason
-from tests.runtime.chain import EOS, VOCAB, Chain, make_chain
+from tests.runtime.chain import Chain, make_chain, no_step
+from tests.runtime.hash_model import EOS, VOCAB, completion
 
 DEPTHS = [0, 1, 2, 3, 4]
-
-
-def hashed(tokens: list[int], seed: int) -> int:
-    """The hash model's next token, written again from its definition with Python integers."""
-    mask, total = (1 << 64) - 1, 0
-    for i, token in enumerate(tokens, start=1):
-        mixed = ((token + 1) * ((i * 0x9E3779B97F4A7C15 & mask) | 1)) & mask
-        total ^= mixed ^ (mixed >> 29)
-    return ((total ^ (total >> 32)) ^ seed) % VOCAB
-
-
-def completion(prompt: list[int], seed: int, max_tokens: int) -> list[int]:
-    """What the hash model answers."""
-    tokens = list(prompt)
-    for _ in range(max_tokens):
-        tokens.append(hashed(tokens, seed))
-        if tokens[-1] == EOS:
-            break
-    return tokens[len(prompt) :]
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
@@ -82,15 +65,13 @@ def test_every_depth_gives_the_models_tokens_under_a_random_workload(depth: int,
             assert got == expected[: len(got)]
             assert len(ends) <= 1
     assert cut > 0, "no request was aborted or cancelled: the workload lost its point"
-    stats = chain.engine.stats()
-    assert stats.blocks_free == stats.blocks_total
-    assert stats.rows_free == stats.rows_total
+    chain.check_nothing_is_left()
 
 
 def test_run_ahead_overlaps_and_serial_does_not() -> None:
     ratios = {}
     for depth in DEPTHS:
-        chain = make_chain(depth, schedule=lambda: 0)
+        chain = make_chain(depth, schedule=no_step)
         chain.submit(1, [5, 6, 7], max_tokens=60, ignore_eos=True)
         chain.run()
         ratios[depth] = chain.engine.stats().overlap_ratio
@@ -100,10 +81,8 @@ def test_run_ahead_overlaps_and_serial_does_not() -> None:
 
 def test_a_deliberate_drain_lowers_the_overlap_ratio() -> None:
     def ratio(drains: bool) -> float:
-        chain = make_chain(2, schedule=lambda: 0)
+        chain = make_chain(2, schedule=no_step)
         chain.submit(1, [5, 6, 7], max_tokens=60, ignore_eos=True)
-        from runtime.engine import Barrier
-
         while not chain.finished():
             chain.turn()
             if drains:
@@ -116,7 +95,7 @@ def test_a_deliberate_drain_lowers_the_overlap_ratio() -> None:
 
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_no_more_launches_are_uncommitted_than_the_depth_allows(depth: int) -> None:
-    chain = make_chain(depth, schedule=lambda: 0)
+    chain = make_chain(depth, schedule=no_step)
     for handle in range(1, 5):
         chain.submit(handle, [handle + 1] * 3, max_tokens=30, ignore_eos=True)
     chain.run()
@@ -154,27 +133,43 @@ def test_a_duplicate_id_is_refused_and_the_first_goes_on() -> None:
     chain.submit(1, [3, 4], request_id="same", max_tokens=5)
     chain.submit(2, [3, 4], request_id="same", max_tokens=5)
     chain.run()
-    refused = [message for _, message in chain.links.sent if isinstance(message, m.Refused)]
-    assert [(r.handle, r.code) for r in refused] == [(2, "ALREADY_EXISTS")]
+    assert [(refused.handle, refused.code) for refused in chain.refused()] == [(2, "ALREADY_EXISTS")]
     assert chain.tokens().keys() == {1}
 
 
-def test_a_request_larger_than_the_pool_is_refused() -> None:
-    chain = make_chain(num_blocks=5)
-    chain.submit(1, [3] * 20, max_tokens=100)
+@pytest.mark.parametrize(
+    ("prompt_tokens", "max_tokens", "field"), [(20, 100, "stopping.max_tokens"), (40, 1, "prompt")]
+)
+def test_a_request_larger_than_the_pool_is_refused_and_told_what_to_change(
+    prompt_tokens: int, max_tokens: int, field: str
+) -> None:
+    chain = make_chain(num_blocks=5)  # 32 tokens
+    chain.submit(1, [3] * prompt_tokens, max_tokens=max_tokens)
     chain.run()
-    (refused,) = [message for _, message in chain.links.sent if isinstance(message, m.Refused)]
-    assert refused.code == "INVALID_ARGUMENT"
+    (refused,) = chain.refused()
+    assert (refused.code, refused.field) == ("INVALID_ARGUMENT", field)
     assert "KV cache" in refused.message
 
 
 def test_a_full_queue_refuses() -> None:
-    chain = make_chain(max_queue=2)
-    for handle in range(1, 5):
+    chain = make_chain(max_queue=2, max_rows=1)
+    chain.submit(1, [3, 4], max_tokens=20, ignore_eos=True)
+    chain.turn_until(lambda: chain.is_running("r1"))
+    for handle in range(2, 7):
         chain.submit(handle, [3, 4], max_tokens=5)
     chain.run()
-    refused = [message.handle for _, message in chain.links.sent if isinstance(message, m.Refused)]
-    assert refused == [3, 4]
+    assert [(refused.handle, refused.code) for refused in chain.refused()] == [
+        (handle, "RESOURCE_EXHAUSTED") for handle in (4, 5, 6)
+    ]
+    assert sorted(chain.finished()) == [1, 2, 3]
+
+
+def test_requests_for_which_rows_are_free_do_not_count_as_waiting() -> None:
+    chain = make_chain(max_queue=1, max_rows=4)
+    for handle in range(1, 7):
+        chain.submit(handle, [3, 4], max_tokens=5)
+    chain.run()
+    assert [refused.handle for refused in chain.refused()] == [6]
 
 
 def test_the_context_ends_a_request_that_may_go_on() -> None:
@@ -193,14 +188,12 @@ def test_a_lost_front_end_leaves_nothing_behind() -> None:
         chain.turn()
     chain.tell(None)
     chain.run()
-    stats = chain.engine.stats()
-    assert stats.front_ends_lost == 1
-    assert stats.blocks_free == stats.blocks_total
-    assert stats.rows_free == stats.rows_total
+    assert chain.engine.stats().front_ends_lost == 1
+    chain.check_nothing_is_left()
 
 
 def test_a_stale_plan_is_caught_by_the_device() -> None:
-    chain = make_chain(2, schedule=lambda: 0)
+    chain = make_chain(2, schedule=no_step)
     chain.submit(1, [3, 4], max_tokens=40, ignore_eos=True)
     for _ in range(4):
         chain.turn()
@@ -237,5 +230,5 @@ def test_columns_are_int32() -> None:
     chain = make_chain()
     chain.submit(1, np.array([3, 4]), max_tokens=1)
     chain.run()
-    (output,) = [message for _, message in chain.links.sent if isinstance(message, m.Output)]
+    (output,) = chain.outputs()
     assert len(output.handles) == len(output.tokens) == 4

@@ -9,10 +9,10 @@ from cuda_graphs.shape import Form, LaunchShape
 from runtime.ledger import Launch, Ledger, LedgerError
 
 
-def launch(number: int, tokens: int = 1, samples: bool = True) -> Launch:
+def launch(number: int, prompt_tokens: int = 0, samples: bool = True) -> Launch:
     slots, flags = np.zeros(1, np.int32), np.array([samples])
-    shape = LaunchShape(number, 1, Form.PLAIN, 1, tokens, 1)
-    return Launch(shape, slots, slots, flags, slots, slots, flags)
+    shape = LaunchShape(number, 1, Form.PLAIN, 1, max(1, prompt_tokens), 1)
+    return Launch(shape, slots, slots, flags, slots, slots, flags, prompt_tokens)
 
 
 def make(run_ahead: int = 2, tokens: int = 512) -> Ledger[str]:
@@ -67,30 +67,58 @@ def test_a_launch_retires_when_it_is_committed_and_has_ended() -> None:
 def test_there_is_room_for_as_many_uncommitted_launches_as_the_depth(run_ahead: int) -> None:
     ledger = make(run_ahead)
     for number in range(1, run_ahead + 1):
-        assert ledger.has_room(1)
+        assert ledger.has_room
         ledger.enqueue(launch(number))
-    assert not ledger.has_room(1)
+    assert not ledger.has_room
     ledger.commit(1)
-    assert ledger.has_room(1)
+    assert ledger.has_room, "a commit makes room, whether or not its F has ended"
 
 
 def test_serial_has_room_only_when_nothing_is_in_flight() -> None:
     ledger = make(0)
-    assert ledger.has_room(1)
+    assert ledger.has_room
     ledger.enqueue(launch(1))
     ledger.commit(1)
-    assert not ledger.has_room(1), "the tokens are committed, but its F has not ended"
+    assert not ledger.has_room, "the tokens are committed, but its F has not ended"
     ledger.end(1)
-    assert ledger.has_room(1)
+    assert ledger.has_room
 
 
-def test_a_long_launch_is_not_queued_behind_an_uncommitted_one() -> None:
+def test_prompt_tokens_are_bounded_together_with_those_of_uncommitted_launches() -> None:
     ledger = make(4, tokens=100)
-    ledger.enqueue(launch(1, tokens=60))
-    assert ledger.has_room(40)
-    assert not ledger.has_room(41)
+    ledger.enqueue(launch(1, prompt_tokens=60))
+    ledger.enqueue(launch(2, prompt_tokens=10))
+    assert ledger.uncommitted_prompt_tokens == 70
+    assert ledger.has_room_for(30)
+    assert not ledger.has_room_for(31)
     ledger.commit(1)
-    assert ledger.has_room(1000), "with nothing uncommitted any launch may go"
+    assert ledger.has_room_for(90)
+    assert not ledger.has_room_for(91)
+
+
+def test_a_launch_of_any_length_may_go_when_nothing_is_uncommitted() -> None:
+    ledger = make(4, tokens=100)
+    assert ledger.has_room_for(1000)
+    ledger.enqueue(launch(1, prompt_tokens=60))
+    ledger.commit(1)
+    assert ledger.has_room_for(1000)
+
+
+def test_a_launch_without_prompt_tokens_is_never_held_back_by_the_bound() -> None:
+    ledger = make(4, tokens=100)
+    ledger.enqueue(launch(1, prompt_tokens=1000))
+    assert ledger.has_room_for(0)
+    assert not ledger.has_room_for(1)
+
+
+def test_run_ahead_waits_for_tokens_and_serial_for_the_end_of_f() -> None:
+    for run_ahead in (0, 1, 4):
+        ledger = make(run_ahead)
+        assert not ledger.waits_for_tokens, "nothing is in flight"
+        ledger.enqueue(launch(1))
+        assert ledger.waits_for_tokens == (run_ahead > 0)
+        ledger.commit(1)
+        assert not ledger.waits_for_tokens, "the tokens are there, only F is outstanding"
 
 
 def test_the_fence_gives_each_resource_back_once_when_its_launch_has_retired() -> None:

@@ -88,6 +88,32 @@ def test_a_front_end_that_closes_is_gone(links: SocketLinks, tmp_path: Path) -> 
     assert until(links, 1) == [(1, None)]
 
 
+def test_a_front_end_that_says_hello_and_closes_at_once_hurts_nobody(links: SocketLinks, tmp_path: Path) -> None:
+    with connect(tmp_path) as other:
+        other.sendall(m.encode_frame(m.Hello(m.PROTOCOL_VERSION)) + m.encode_frame(m.StatsQuery(1)))
+        assert until(links, 1) == [(1, m.StatsQuery(1))]
+        with connect(tmp_path) as sock:
+            sock.sendall(m.encode_frame(m.Hello(m.PROTOCOL_VERSION)))
+        assert until(links, 1) == [(2, None)], "it was gone before it could be greeted"
+        other.sendall(m.encode_frame(m.StatsQuery(2)))
+        assert until(links, 1) == [(1, m.StatsQuery(2))]
+
+
+def test_what_a_front_end_asked_before_it_closed_comes_before_its_end(links: SocketLinks, tmp_path: Path) -> None:
+    with connect(tmp_path) as sock:
+        sock.sendall(m.encode_frame(m.Hello(m.PROTOCOL_VERSION)) + m.encode_frame(m.Cancel(7)))
+    assert until(links, 2) == [(1, m.Cancel(7)), (1, None)]
+
+
+def test_a_message_to_a_front_end_that_is_gone_goes_nowhere(links: SocketLinks, tmp_path: Path) -> None:
+    with connect(tmp_path) as sock:
+        sock.sendall(m.encode_frame(m.Hello(m.PROTOCOL_VERSION)))
+    assert until(links, 1) == [(1, None)]
+    links.send(1, m.Accepted(1))
+    links.broadcast(m.Accepted(1))
+    assert links.receive() == []
+
+
 def test_a_front_end_that_drains_nothing_is_gone_and_the_engine_never_waits(
     links: SocketLinks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,3 +136,9 @@ def test_the_parents_end_is_seen(tmp_path: Path) -> None:
     assert links.parent_gone
     links.close()
     os.close(read_end)
+
+
+def test_closed_links_leave_no_socket_file(tmp_path: Path) -> None:
+    made = SocketLinks(tmp_path / "engine", lambda: WELCOME)
+    made.close()
+    assert list(tmp_path.iterdir()) == []

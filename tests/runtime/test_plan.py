@@ -98,3 +98,17 @@ def test_whatever_the_builder_says_fits_can_be_staged() -> None:
         plan = builder.build(np.zeros(0, np.int32), np.zeros(0, np.bool_))
         stage(plan, np.zeros(words, np.int32), np.zeros(bulk_words, np.int32))
     assert full == 200
+
+
+@pytest.mark.parametrize(
+    ("last_slots", "last_samples", "changed"),
+    [([2, 4], [True, True], False), ([2, 4], [True, False], True), ([2, 5], [True, True], True), ([2], [True], True)],
+    ids=["the same rows", "one was not sampled", "another row", "a row more"],
+)
+def test_the_row_list_is_left_out_only_where_the_device_holds_it_already(
+    last_slots: list[int], last_samples: list[bool], changed: bool
+) -> None:
+    builder = PlanBuilder(1, 256, 256, 64)
+    builder.decode(np.array([2, 4], np.int32), 10)
+    plan = builder.build(np.array(last_slots, np.int32), np.array(last_samples))
+    assert plan.row_list_changed == changed

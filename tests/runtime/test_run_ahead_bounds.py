@@ -1,0 +1,89 @@
+"""How far ahead: decode reaches the full depth whatever the rows, prompts only as far as their tokens allow."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.runtime.chain import Chain, make_chain, no_step
+
+
+def steady_depths(chain: Chain, rows: int, turns: int = 12) -> Counter[int]:
+    """Depths at which launches were enqueued once `rows` rows decode."""
+    decoding = chain.engine.scheduler.counters
+    while chain.engine.stats().running < rows or decoding["generated_tokens"] < 6 * rows:
+        chain.engine.turn()
+    before = chain.engine.figures.launches_by_depth.copy()
+    for _ in range(turns):
+        chain.engine.turn()
+    return chain.engine.figures.launches_by_depth - before
+
+
+@pytest.mark.parametrize("waiting", [0, 4])
+def test_300_rows_in_decode_reach_the_full_depth_whatever_the_bound_in_tokens(waiting: int) -> None:
+    chain = make_chain(4, schedule=no_step, max_rows=300, num_blocks=300 * 8 + 1, context_length=64,
+                       max_prefill_tokens=256, run_ahead_tokens=256)  # fmt: skip
+    for handle in range(1, 301 + waiting):
+        chain.submit(handle, [3, 4], max_tokens=60, ignore_eos=True)
+    depths = steady_depths(chain, 300)
+    assert depths[4] >= 12
+    assert set(depths) == {4}
+    assert len(chain.engine.scheduler.waiting) == waiting
+
+
+def long_prompts_beside_a_decode(run_ahead_tokens: int) -> Chain:
+    chain = make_chain(4, schedule=no_step, max_prefill_tokens=16, run_ahead_tokens=run_ahead_tokens)
+    chain.submit(1, [3] * 4, max_tokens=100, ignore_eos=True)
+    chain.turn_until(lambda: chain.tokens())
+    for handle in range(2, 6):
+        chain.submit(handle, [handle] * 100, max_tokens=4, ignore_eos=True)
+    return chain
+
+
+def test_a_long_launch_is_held_back_and_counted() -> None:
+    chain = long_prompts_beside_a_decode(run_ahead_tokens=32)
+    most = 0
+    while len(chain.finished()) < 4:
+        chain.turn()  # the watched ledger refuses what is over the bound
+        most = max(most, chain.ledger.uncommitted_prompt_tokens)
+    assert most == 32, "two chunks are as much as the bound allows"
+    assert chain.engine.stats().held_back > 0
+    chain.run()
+
+
+def test_nothing_is_held_back_where_the_bound_is_wide() -> None:
+    chain = long_prompts_beside_a_decode(run_ahead_tokens=512)
+    most = 0
+    while len(chain.finished()) < 4:
+        chain.turn()
+        most = max(most, chain.ledger.uncommitted_prompt_tokens)
+    assert most > 32
+    assert chain.engine.stats().held_back == 0
+
+
+def test_a_held_back_launch_goes_as_soon_as_the_tokens_before_it_are_there() -> None:
+    chain = make_chain(4, schedule=no_step, max_prefill_tokens=16, run_ahead_tokens=1)
+    chain.submit(1, [3] * 100, max_tokens=4, ignore_eos=True)
+    chain.turn_until(lambda: chain.finished())
+    assert chain.engine.figures.launches_by_depth[1] >= 7, "each of the 7 chunks was alone"
+
+
+def test_a_plan_never_carries_more_prompt_tokens_than_were_asked_for_beforehand() -> None:
+    chain = make_chain(4, schedule=no_step, max_rows=4, max_prefill_tokens=40)
+    scheduler, wanted, carried = chain.engine.scheduler, [0], [0]
+    plan = scheduler.plan
+
+    def watched_plan() -> object:
+        wanted.append(scheduler.prompt_tokens_wanted())
+        made = plan()
+        carried.append(sum(chunk.tokens.size for chunk in made.chunks) if made else 0)
+        return made
+
+    scheduler.plan = watched_plan  # type: ignore[method-assign, assignment]
+    for handle in range(1, 20):
+        chain.submit(handle, [handle] * (7 * handle % 90 + 1), max_tokens=5)
+        chain.turn()
+    chain.run()
+    assert 32 < max(carried) <= 40
+    assert all(most >= tokens for most, tokens in zip(wanted, carried, strict=True))
