@@ -42,6 +42,17 @@ def local_service(flags: Sequence[str] = ()) -> Iterator[LocalService]:
 
     Raises ServiceFailed.
     """
+    with started_service(flags) as service:
+        yield service
+        _stop(service)
+
+
+@contextlib.contextmanager
+def started_service(flags: Sequence[str] = ()) -> Iterator[LocalService]:
+    """The same for a body that ends the service itself: whatever is left is ended by force, and nothing is said of it.
+
+    Raises ServiceFailed if it does not start.
+    """
     with tempfile.TemporaryDirectory(prefix="runahead-") as folder:
         log = Path(folder) / "service.log"
         url = f"127.0.0.1:{_free_port()}"
@@ -55,7 +66,6 @@ def local_service(flags: Sequence[str] = ()) -> Iterator[LocalService]:
         try:
             _wait_until_serving(service)
             yield service
-            _stop(service)
         finally:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):

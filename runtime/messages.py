@@ -118,8 +118,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     """A request's end; nothing follows it.
 
     reason: a `FinishReason`. stop_token_id: the id that ended it, or -1. Times are seconds on the engine's clock, -1
-    for a part that the request did not come to: in the queue, from the first launch to the first token, from submission
-    to the first token, and from the first token to the last.
+    for a part that the request did not come to: in the queue, from admission to the first token, from submission to the
+    first token, and from the first token to the last.
     """
 
     handle: int

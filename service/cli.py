@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Final, NoReturn
 
-from runtime.config import ConfigError
 from service import generate, settings
 
 EXIT_USAGE: Final = 2
@@ -25,7 +24,8 @@ class _Version(argparse.Action):
     """Asks the installed package for its version when it is wanted, and not before: a checkout may have none."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        parser.exit(message=f"runahead {version('runahead')}\n")
+        print(f"runahead {version('runahead')}")
+        parser.exit()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(parsed: argparse.Namespace) -> int:
-    from service.server import ServerConfig, check_server_config, run  # a client has no use for what it loads
+    from service.server import ServerConfig, run  # a client has no use for what it loads
 
     try:
         chosen = settings.load_settings(vars(parsed), config_file=parsed.config)
@@ -73,9 +73,9 @@ def _serve(parsed: argparse.Namespace) -> int:
             insecure=chosen.insecure,
             max_streams=chosen.max_streams,
             log_level=chosen.log_level,
+            shutdown_grace_s=chosen.shutdown_grace_s,
         )
-        check_server_config(config)
-    except (settings.SettingsError, ConfigError) as error:
+    except settings.SettingsError as error:
         print(f"runahead serve: {error}", file=sys.stderr)
         return EXIT_USAGE
     return run(config)

@@ -146,7 +146,10 @@ class Completion:
                 self._first_token = self._last_token
 
 
-def _duration(seconds: float) -> Duration:
+def _duration(seconds: float) -> Duration | None:
+    """None, which leaves a field unset, for a negative time: the engine did not see that part."""
+    if seconds < 0.0:
+        return None
     duration = Duration()
     duration.FromNanoseconds(round(seconds * 1e9))
     return duration

@@ -34,6 +34,7 @@ from runtime.messages import (
     decode_to_front_end,
     encode_frame,
 )
+from runtime.request import FinishReason
 from service.limits import LIMITS
 from service.request_stream import EngineLostError, RequestRefusedError, RequestStream
 from service.validation import CheckedRequest
@@ -52,8 +53,11 @@ class EngineClient(Protocol):
     def submit(self, request: CheckedRequest, prompt: NDArray[np.int32]) -> RequestStream:
         """Sends a request. prompt: int32 [n]. Never blocks. Raises EngineLostError."""
 
-    def release(self, stream: RequestStream) -> None:
-        """The reader is done with a stream; a request that has not ended is cancelled in the engine. Idempotent."""
+    def release(self, stream: RequestStream, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        """The reader is done with a stream: nothing happens to it any more. Idempotent.
+
+        A request that has not ended is cancelled in the engine, and counted there under `reason`.
+        """
 
     async def abort(self, request_ids: tuple[str, ...], all_requests: bool) -> AbortResult:
         """Raises EngineLostError."""
@@ -125,9 +129,9 @@ class SocketEngineClient(asyncio.Protocol):
         )
         return stream
 
-    def release(self, stream: RequestStream) -> None:
+    def release(self, stream: RequestStream, reason: FinishReason = FinishReason.CANCELLED) -> None:
         if self._streams.pop(stream.handle, None) is not None:
-            self._send(Cancel(stream.handle))
+            self._send(Cancel(stream.handle, reason))
 
     async def abort(self, request_ids: tuple[str, ...], all_requests: bool) -> AbortResult:
         self._raise_if_lost()

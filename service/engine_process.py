@@ -37,10 +37,6 @@ class EngineProcess:
         self._folder = folder
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
     def socket(self) -> Path:
         """Where the engine listens, in a folder that only this user can enter."""
         return self._folder / "engine.sock"

@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from runahead.v1 import add_GenerationServiceServicer_to_server, generation_service_pb2
 from runtime.config import ConfigError
+from service.decoding import DecodingInterceptor
 from service.engine_client import EngineClient
 from service.health import HealthServicer
 from service.limits import LIMITS
@@ -38,7 +39,7 @@ class FrontEnd:
 
     def __init__(self, engine: EngineClient, tokenizer: TextTokenizer, max_streams: int) -> None:
         self._engine = engine
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server = grpc.aio.server(interceptors=[DecodingInterceptor()], options=_OPTIONS)
         self._health = HealthServicer((_GENERATION,))
         self.servicer = GenerationServicer(engine, tokenizer, max_streams)
         add_GenerationServiceServicer_to_server(self.servicer, self._server)

@@ -6,6 +6,7 @@ The flags are the fields of `GenerateRequest`, read from the contract itself; a 
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -90,7 +91,10 @@ def build_request(arguments: argparse.Namespace) -> generate_pb2.GenerateRequest
             raise UsageError(f"--token-ids can't be {arguments.token_ids!r}: {error}") from error
         request.token_ids.SetInParent()
     else:
-        request.text = _read_prompt(arguments.prompt)
+        try:
+            request.text = _read_prompt(arguments.prompt)
+        except UnicodeError as error:  # bytes that decode to nothing, or to what no text may hold
+            raise UsageError("the prompt is not UTF-8") from error
     return request
 
 
@@ -104,6 +108,8 @@ def run(arguments: argparse.Namespace) -> int:
     except UsageError as error:
         print(f"runahead generate: {error}", file=sys.stderr)
         return EXIT_USAGE
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that can't show a character gets the rest of the text
     with grpc.insecure_channel(arguments.url) as channel:
         call = generation_service_pb2_grpc.GenerationServiceStub(channel).Generate(request, timeout=arguments.timeout)
         try:
@@ -124,7 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def describe_failure(error: grpc.RpcError, url: str) -> str:
-    """One line: status, message, and the fields that the server objects to."""
+    """Status and message; a line for each field that the server objects to, beside the one that the message names."""
     call: Any = error  # what a stub raises is both an error and its call
     if call.code() == grpc.StatusCode.UNAVAILABLE and "connect" in (call.details() or ""):
         return f"no server answers at {url}; start one with `runahead serve`"
@@ -133,7 +139,8 @@ def describe_failure(error: grpc.RpcError, url: str) -> str:
     for detail in status.details if status else ():
         violations = error_details_pb2.BadRequest()
         if detail.Unpack(violations):
-            line += "".join(f"\n  {item.field}: {item.description}" for item in violations.field_violations)
+            others = (item.description for item in violations.field_violations if item.description != call.details())
+            line += "".join(f"\n  {sentence}" for sentence in others)
     return line
 
 

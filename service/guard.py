@@ -70,6 +70,7 @@ def _refusal(refused: RequestRefusedError, call: Call) -> ServiceError:
         case "RESOURCE_EXHAUSTED":
             return exhausted(refused.message, LIMITS.retry_s)
         case "INVALID_ARGUMENT":
-            return invalid_argument([Violation(refused.field, refused.message)])
+            # The engine refuses for its size alone what was checked here.
+            return invalid_argument([Violation(refused.field, f"{refused.field} is too large: {refused.message}")])
     log.error("unknown_refusal", request_id=call.request_id, code=refused.code)
     return internal()

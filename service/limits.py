@@ -36,6 +36,7 @@ class Limits:
     detokenize_ids: int = 1 << 20
     message_bytes: int = 4 << 20
     unread_bytes: int = 256 << 10
+    unknown_bytes: int = 4096  # fields that the server does not know, up to which each is named
     violations: int = 16  # field violations that one error reports
     retry_s: float = 1.0  # when to try again, in RetryInfo
 

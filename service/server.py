@@ -40,7 +40,7 @@ class ServerConfig:
     insecure: allows a host that other machines can reach, though nobody is asked who they are.
     max_streams: completions that may be open at once.
     log_level: debug, info, warning or error.
-    grace_s: how long a shutdown waits for the calls in flight.
+    shutdown_grace_s: how long a shutdown waits for the open completions.
     linger_s: how long NOT_SERVING is shown after the engine was lost, before the server stops.
     """
 
@@ -50,17 +50,13 @@ class ServerConfig:
     insecure: bool = False
     max_streams: int = 1024
     log_level: str = "info"
-    grace_s: float = 10.0
+    shutdown_grace_s: float = 10.0
     linger_s: float = 1.0
 
 
 def check_server_config(config: ServerConfig) -> None:
-    """Raises ConfigError for what can't be."""
+    """Raises ConfigError for what can't be started. Bounds of single settings are in `service.settings`."""
     check_config(config.engine)
-    if not 0 <= config.port < 1 << 16:
-        raise ConfigError(f"port must be between 0 and 65535, and is {config.port}")
-    if config.max_streams < 1:
-        raise ConfigError(f"max_streams must be at least 1, and is {config.max_streams}")
     if not config.insecure and not _is_loopback(config.host):
         raise ConfigError(
             f"host {config.host!r} can be reached from other machines, and this server asks nobody who they are; "
@@ -71,22 +67,20 @@ def check_server_config(config: ServerConfig) -> None:
 def run(config: ServerConfig) -> int:
     """Serves until SIGTERM, SIGINT or the engine's end. Returns the exit code: 0 after a shutdown, 1 if the engine was
     lost, 2 if the service could not start (a sentence on standard error says why)."""
-    configure_logs(config.log_level)
     try:
+        check_server_config(config)
+        configure_logs(config.log_level)
         return asyncio.run(serve(config))
-    except (ConfigError, EngineLostError) as error:
-        print(error, file=sys.stderr, flush=True)
-    except EngineStartError as error:
-        log.error("engine_did_not_start", exit_code=error.exit_code)
+    except (ConfigError, EngineLostError, EngineStartError) as error:
+        print(f"runahead serve: {error}", file=sys.stderr, flush=True)
     return EXIT_CANNOT_START
 
 
 async def serve(config: ServerConfig, on_ready: Callable[[int], None] | None = None) -> int:
-    """`run` on a running event loop. on_ready: called with the port once the service answers.
+    """`run` on a running event loop, of a checked config. on_ready: called with the port once the service answers.
 
     Raises ConfigError, EngineStartError or EngineLostError if it can't start.
     """
-    check_server_config(config)
     _require_free(config.host, config.port)
     tokenizer = load_tokenizer(Path(config.engine.model))
     stop = _stop_on_signals()
@@ -98,7 +92,7 @@ async def serve(config: ServerConfig, on_ready: Callable[[int], None] | None = N
         return await _serve_engine(config, client, tokenizer, stop, on_ready)
     finally:
         tokenizer.close()
-        exit_code = await engine.stop(config.grace_s)
+        exit_code = await engine.stop(config.shutdown_grace_s)
         log.info("engine_ended", exit_code=exit_code)
 
 
@@ -118,7 +112,7 @@ async def _serve_engine(
     lost = await _unless_stopped(client.wait_lost(), stop)
     if lost is None:
         log.info("shutting_down", open_streams=front_end.servicer.counters.open_streams)
-        await front_end.stop(config.grace_s)
+        await front_end.stop(config.shutdown_grace_s)
         return EXIT_OK
     log.error("engine_lost", reason=lost.reason)
     front_end.engine_lost()
@@ -158,6 +152,8 @@ def _require_free(host: str, port: int) -> None:
             probe.bind(address)
     except OSError as error:
         raise ConfigError(f"{host} port {port} can't be listened on: {error.strerror}") from error
+    except UnicodeError as error:
+        raise ConfigError(f"host {host!r} is no host name or address") from error
 
 
 def _is_loopback(host: str) -> bool:

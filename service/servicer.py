@@ -33,23 +33,25 @@ from runahead.v1 import (
     TokenizeResponse,
     WatchStatsRequest,
 )
+from runtime.request import FinishReason as EngineReason
 from service.completion import Completion
 from service.engine_client import EngineClient
 from service.errors import ServiceError, exhausted, unavailable
 from service.guard import Call, guarded
 from service.limits import LIMITS
 from service.model_info import model_info
-from service.request_stream import RequestStream, SlowReaderError
+from service.request_stream import RequestRefusedError, RequestStream, SlowReaderError
 from service.stats import FrontEndCounters, server_stats
 from service.tokenizer import TextTokenizer
 from service.validation import (
     CheckedRequest,
     check_abort,
+    check_detokenize,
+    check_known,
     check_once,
     check_prompt_tokens,
     check_request,
-    check_text,
-    check_token_ids,
+    check_tokenize,
 )
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -58,14 +60,15 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class OpenCompletion:
     """A request that the engine has queued, and the completion that comes of it."""
 
-    def __init__(self, stream: RequestStream, completion: Completion, accepted: Accepted) -> None:
+    def __init__(self, engine: EngineClient, stream: RequestStream, completion: Completion, accepted: Accepted) -> None:
+        self._engine = engine
         self._stream = stream
         self._completion = completion
         self.accepted = accepted
 
     @property
     def finished(self) -> Finished | None:
-        """How it ended, once all deltas are taken."""
+        """How it ended, once the last deltas are taken. Nothing that happens to the engine changes it any more."""
         return self._completion.finished
 
     def interrupt_writes(self) -> None:
@@ -76,12 +79,16 @@ class OpenCompletion:
         """
         self._stream.interrupt_with(_task().cancel)
 
-    async def next_deltas(self) -> Iterator[Delta]:
-        """The deltas of all tokens that are there, at least one token or the end. To be taken to the last one.
+    async def next_deltas(self) -> list[Delta]:
+        """The deltas of all tokens that are there, at least one token or the end.
 
         Raises what `RequestStream.take` and `Completion.deltas` raise.
         """
-        return self._completion.deltas(await self._stream.take())
+        deltas = list(self._completion.deltas(await self._stream.take()))
+        if self.finished is not None:
+            # Before the end is written: were the stream still open, it could fail meanwhile, and an error follow it.
+            self._engine.release(self._stream, EngineReason.STOP)
+        return deltas
 
 
 class GenerationServicer(GenerationServiceServicer):
@@ -118,8 +125,7 @@ class GenerationServicer(GenerationServiceServicer):
         async with guarded(context) as call:
             # The two requests have the same fields under the same numbers.
             streamed = GenerateRequest.FromString(request.SerializeToString())
-            check_once(streamed)
-            async with self._open(streamed, call) as opened:
+            async with self._open(streamed, call, once=True) as opened:
                 text: list[str] = []
                 while opened.finished is None:
                     for delta in await opened.next_deltas():
@@ -144,6 +150,7 @@ class GenerationServicer(GenerationServiceServicer):
     async def Stats(self, request: StatsRequest, context: _Context) -> StatsResponse:
         response = StatsResponse()
         async with guarded(context):
+            check_known(request)
             response.stats.CopyFrom(server_stats(await self._engine.stats(), self.counters))
         return response
 
@@ -151,12 +158,14 @@ class GenerationServicer(GenerationServiceServicer):
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server does not serve WatchStats; call Stats")
 
     async def GetModelInfo(self, request: GetModelInfoRequest, context: _Context) -> GetModelInfoResponse:
+        async with guarded(context):
+            check_known(request)
         return model_info(self._engine.info, self._engine.server_id, self._tokenizer, self._max_streams)
 
     async def Tokenize(self, request: TokenizeRequest, context: _Context) -> TokenizeResponse:
         response = TokenizeResponse()
         async with guarded(context):
-            check_text(request.text, "text")
+            check_tokenize(request)
             special = request.add_special_tokens if request.HasField("add_special_tokens") else True
             response.token_ids.extend((await self._tokenizer.encode(request.text, special)).tolist())
         return response
@@ -164,17 +173,17 @@ class GenerationServicer(GenerationServiceServicer):
     async def Detokenize(self, request: DetokenizeRequest, context: _Context) -> DetokenizeResponse:
         response = DetokenizeResponse()
         async with guarded(context):
-            check_token_ids(request.token_ids, LIMITS.detokenize_ids, self._engine.info.vocab_size, "token_ids")
+            check_detokenize(request, self._engine.info.vocab_size)
             response.text = await self._tokenizer.decode(request.token_ids, request.include_special_tokens)
         return response
 
     # ------------------------------------------------------------ a completion, from the door to its end
 
     @asynccontextmanager
-    async def _open(self, request: GenerateRequest, call: Call) -> AsyncIterator[OpenCompletion]:
-        """Submits a request, and lets the engine go of it however the body ends."""
+    async def _open(self, request: GenerateRequest, call: Call, once: bool = False) -> AsyncIterator[OpenCompletion]:
+        """Submits a request, and lets the engine go of it however the body ends. once: for GenerateOnce."""
         with self._place():
-            checked, prompt = await self._check(request, call)
+            checked, prompt = await self._check(request, call, once)
             stream = self._engine.submit(checked, prompt)
             completion = Completion(checked, len(prompt), self._tokenizer.token_bytes)
             try:
@@ -182,7 +191,10 @@ class GenerationServicer(GenerationServiceServicer):
                 accepted = Accepted(
                     request_id=checked.request_id, server_id=self._engine.server_id, prompt_tokens=len(prompt)
                 )
-                yield OpenCompletion(stream, completion, accepted)
+                yield OpenCompletion(self._engine, stream, completion, accepted)
+            except RequestRefusedError:
+                self.counters.refused += 1
+                raise
             except asyncio.CancelledError:
                 if stream.failure is None:
                     self.counters.cancelled += 1
@@ -213,9 +225,13 @@ class GenerationServicer(GenerationServiceServicer):
         if self._closed and self.counters.open_streams == 0:
             self._drained.set()
 
-    async def _check(self, request: GenerateRequest, call: Call) -> tuple[CheckedRequest, NDArray[np.int32]]:
+    async def _check(
+        self, request: GenerateRequest, call: Call, once: bool
+    ) -> tuple[CheckedRequest, NDArray[np.int32]]:
         """The checked request and its prompt's tokens, int32 [n]. Raises ServiceError (INVALID_ARGUMENT)."""
         try:
+            if once:
+                check_once(request)
             checked = check_request(request, self._engine.info)
             call.request_id = checked.request_id
             if not isinstance(checked.prompt, str):

@@ -73,10 +73,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0: any free one")] = 50051
     insecure: Annotated[bool, Meta(description="allow an address that other machines can reach")] = False
-    max_streams: Annotated[int, Meta(ge=1, le=100_000, description="calls served at once; more are refused")] = 1024
+    max_streams: Annotated[int, Meta(ge=1, le=100_000, description="completions open at once; more are refused")] = 1024
+    shutdown_grace_s: Annotated[
+        float, Meta(ge=0, le=3600, description="seconds that a shutdown waits for open completions")
+    ] = 10.0
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least severe event that is logged")
     ] = "info"
+    launch_timeout_s: Annotated[
+        float, Meta(description="the engine stops if launches are in flight and none has moved for so long")
+    ] = _ENGINE.launch_timeout_s
     jitter_seed: Annotated[int | None, Meta(description="test mode of the CPU device", extra=_HIDDEN)] = None
 
 
@@ -148,6 +154,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         max_prefill_tokens=settings.max_prefill_tokens,
         run_ahead_tokens=settings.run_ahead_tokens,
         threads=settings.threads,
+        launch_timeout_s=settings.launch_timeout_s,
         jitter_seed=settings.jitter_seed,
     )
 
@@ -217,7 +224,8 @@ def _expected(name: str) -> str:
     if _base_type(name) is bool:
         return "true or false"
     meta = _meta(name)
-    return "a whole number" + (f" from {meta.ge} to {meta.le}" if meta.ge is not None else "")
+    kind = "a number" if _base_type(name) is float else "a whole number"
+    return kind + (f" from {meta.ge} to {meta.le}" if meta.ge is not None else "")
 
 
 def _shown(default: object) -> str:

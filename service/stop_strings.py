@@ -38,9 +38,6 @@ class StopMatcher:
 
     def feed(self, text: str) -> StopMatch | None:
         """The first match that `text` completes. Nothing may be fed after one."""
-        if not self._stops:
-            self._seen += len(text)
-            return None
         for character in text:
             self._seen += 1
             for which, stop in enumerate(self._stops):

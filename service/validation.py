@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import secrets
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +17,15 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
 
-from runahead.v1 import AbortRequest, GenerateRequest, OutputOptions, SamplingOptions, StoppingOptions
+from runahead.v1 import (
+    AbortRequest,
+    DetokenizeRequest,
+    GenerateRequest,
+    OutputOptions,
+    SamplingOptions,
+    StoppingOptions,
+    TokenizeRequest,
+)
 from runtime.messages import EngineInfo
 from runtime.request import SamplingParams, StoppingParams
 from service.errors import Violation, invalid_argument
@@ -67,12 +75,19 @@ class Violations:
             self._found.append(Violation(field, f"{field} {sentence}"))
         return good
 
-    def require_ids(self, ids: Iterable[int], vocab_size: int, field: str) -> bool:
-        """Notes the first id that is not below `vocab_size`, by its index."""
+    def require_at_most(self, limit: int, count: int, field: str) -> bool:
+        """Notes a list of more than `limit` entries. Returns whether it has no more."""
+        return self.require(count <= limit, field, f"must have at most {limit} entries, and has {count}")
+
+    def require_ids(self, ids: Sequence[int], limit: int, vocab_size: int, field: str) -> Sequence[int]:
+        """Notes too many ids, or else the first that is not below `vocab_size`, by its index. Returns good ids."""
+        if not self.require_at_most(limit, len(ids), field):
+            return ()
         for index, token_id in enumerate(ids):
             if token_id >= vocab_size:
-                return self.require(False, f"{field}[{index}]", _id_sentence(token_id, vocab_size))
-        return True
+                self.require(False, f"{field}[{index}]", _id_sentence(token_id, vocab_size))
+                return ()
+        return ids
 
     def raise_if_any(self) -> None:
         """Raises ServiceError (INVALID_ARGUMENT) with what was noted."""
@@ -83,7 +98,7 @@ class Violations:
 def check_request(request: GenerateRequest, info: EngineInfo) -> CheckedRequest:
     """Raises ServiceError (INVALID_ARGUMENT) naming every field that can't be."""
     found = Violations()
-    _check_unknown_fields(request, "", found)
+    _check_unknown_fields(request, found)
     request_id = request.request_id if request.HasField("request_id") else uuid.uuid4().hex
     _check_request_id(request_id, "request_id", found)
     prompt = _check_prompt_field(request, info, found)
@@ -106,22 +121,31 @@ def check_request(request: GenerateRequest, info: EngineInfo) -> CheckedRequest:
 def check_prompt_tokens(ids: NDArray[np.int32], field: str, info: EngineInfo) -> None:
     """The length of a prompt, and the range of its ids. Raises ServiceError (INVALID_ARGUMENT)."""
     found = Violations()
-    _check_ids_of_prompt(ids, field, info, found)
+    _check_length(len(ids), field, info, found)
+    _check_range(ids, field, info, found)
     found.raise_if_any()
 
 
-def check_text(text: str, field: str) -> None:
-    """Raises ServiceError (INVALID_ARGUMENT) for a text over `Limits.prompt_text_bytes`."""
+def check_known(request: Message) -> None:
+    """Raises ServiceError (INVALID_ARGUMENT) for fields that this server does not know."""
     found = Violations()
-    _check_text_bytes(text, field, found)
+    _check_unknown_fields(request, found)
     found.raise_if_any()
 
 
-def check_token_ids(ids: Sequence[int], limit: int, vocab_size: int, field: str) -> None:
-    """Raises ServiceError (INVALID_ARGUMENT) for too many ids, or one out of range."""
+def check_tokenize(request: TokenizeRequest) -> None:
+    """Raises ServiceError (INVALID_ARGUMENT), for a text over `Limits.prompt_text_bytes` too."""
     found = Violations()
-    if found.require(len(ids) <= limit, field, f"must have at most {limit} entries, and has {len(ids)}"):
-        found.require_ids(ids, vocab_size, field)
+    _check_unknown_fields(request, found)
+    _check_text_bytes(request.text, "text", found)
+    found.raise_if_any()
+
+
+def check_detokenize(request: DetokenizeRequest, vocab_size: int) -> None:
+    """Raises ServiceError (INVALID_ARGUMENT), for too many ids or one out of range too."""
+    found = Violations()
+    _check_unknown_fields(request, found)
+    found.require_ids(request.token_ids, LIMITS.detokenize_ids, vocab_size, "token_ids")
     found.raise_if_any()
 
 
@@ -135,10 +159,11 @@ def check_once(request: GenerateRequest) -> None:
 def check_abort(request: AbortRequest) -> None:
     """Raises ServiceError (INVALID_ARGUMENT): ids or all, not both, and ids that a request can have."""
     found = Violations()
-    count, limit = len(request.request_ids), LIMITS.abort_ids
+    _check_unknown_fields(request, found)
+    count = len(request.request_ids)
     found.require(count > 0 or request.all, "request_ids", "must name at least one request, unless all is set")
     found.require(count == 0 or not request.all, "all", "must not be set together with request_ids")
-    if found.require(count <= limit, "request_ids", f"must have at most {limit} entries, and has {count}"):
+    if found.require_at_most(LIMITS.abort_ids, count, "request_ids"):
         for index, request_id in enumerate(request.request_ids):
             _check_request_id(request_id, f"request_ids[{index}]", found)
     found.raise_if_any()
@@ -159,24 +184,25 @@ def _check_prompt_field(request: GenerateRequest, info: EngineInfo, found: Viola
             _check_text_bytes(request.text, "text", found)
         return request.text
     found.require(which is not None, "prompt", "is missing: set text or token_ids")
-    ids = request.token_ids.ids
+    ids, field = request.token_ids.ids, "token_ids.ids"
+    if which is None or not _check_length(len(ids), field, info, found):
+        return np.empty(0, np.int32)
     # Ids are uint32 on the wire; int64 holds them all until they are known to be in range.
     wide = np.fromiter(ids, np.int64, len(ids))
-    if which is not None:
-        _check_ids_of_prompt(wide, "token_ids.ids", info, found)
+    _check_range(wide, field, info, found)
     return np.minimum(wide, info.vocab_size).astype(np.int32)
 
 
-def _check_ids_of_prompt(
-    ids: NDArray[np.int32] | NDArray[np.int64], field: str, info: EngineInfo, found: Violations
-) -> None:
+def _check_length(count: int, field: str, info: EngineInfo, found: Violations) -> bool:
     longest = info.context_length - 1  # room for one token
-    found.require(len(ids) > 0, field, "must give at least one token")
-    found.require(
-        len(ids) <= longest,
+    return found.require(count > 0, field, "must give at least one token") and found.require(
+        count <= longest,
         field,
-        f"has {len(ids)} tokens, and the context of {info.context_length} leaves room for a prompt of {longest}",
+        f"has {count} tokens, and the context of {info.context_length} leaves room for a prompt of {longest}",
     )
+
+
+def _check_range(ids: NDArray[np.int32] | NDArray[np.int64], field: str, info: EngineInfo, found: Violations) -> None:
     wrong = np.flatnonzero(ids >= info.vocab_size)
     if len(wrong):
         index = int(wrong[0])
@@ -207,7 +233,9 @@ def _check_sampling(
         value = getattr(options, name) if options.HasField(name) else neutral
         found.require(value == neutral, f"sampling.{name}", _UNSUPPORTED)
     bias = _check_bias(options, info, found)
-    found.require_ids(options.allowed_token_ids, info.vocab_size, "sampling.allowed_token_ids")
+    allowed = found.require_ids(
+        options.allowed_token_ids, info.vocab_size, info.vocab_size, "sampling.allowed_token_ids"
+    )
     return SamplingParams(
         temperature=temperature,
         top_k=min(top_k, info.vocab_size),
@@ -216,17 +244,13 @@ def _check_sampling(
         seed=options.seed if options.HasField("seed") else secrets.randbits(64),
         bias_ids=tuple(bias),
         bias_values=tuple(bias.values()),
-        allowed_token_ids=tuple(sorted(set(options.allowed_token_ids))),
+        allowed_token_ids=tuple(sorted(set(allowed))),
         logprobs=_check_logprobs(output, found),
     )
 
 
 def _check_bias(options: SamplingOptions, info: EngineInfo, found: Violations) -> dict[int, float]:
-    entries = len(options.logit_bias)
-    limit = LIMITS.logit_bias_entries
-    if not found.require(
-        entries <= limit, "sampling.logit_bias", f"must have at most {limit} entries, and has {entries}"
-    ):
+    if not found.require_at_most(LIMITS.logit_bias_entries, len(options.logit_bias), "sampling.logit_bias"):
         return {}
     bias = dict(sorted(options.logit_bias.items()))
     most = LIMITS.logit_bias_value
@@ -259,13 +283,13 @@ def _check_stopping(options: StoppingOptions, info: EngineInfo, found: Violation
         "stopping.min_tokens",
         f"must be 0 to max_tokens, which is {max_tokens}, and is {options.min_tokens}",
     )
-    field, count, limit = "stopping.stop_token_ids", len(options.stop_token_ids), LIMITS.stop_token_ids
-    if found.require(count <= limit, field, f"must have at most {limit} entries, and has {count}"):
-        found.require_ids(options.stop_token_ids, info.vocab_size, field)
+    stop_ids = found.require_ids(
+        options.stop_token_ids, LIMITS.stop_token_ids, info.vocab_size, "stopping.stop_token_ids"
+    )
     return StoppingParams(
         max_tokens=max_tokens,
         min_tokens=options.min_tokens,
-        stop_token_ids=tuple(sorted(set(options.stop_token_ids))),
+        stop_token_ids=tuple(sorted(set(stop_ids))),
         ignore_eos=options.ignore_eos,
     )
 
@@ -285,9 +309,11 @@ def _check_something_to_draw(
 
 
 def _check_text(options: StoppingOptions, output: OutputOptions, found: Violations) -> TextParams:
-    count, limit, longest = len(options.stop), LIMITS.stop_strings, LIMITS.stop_string_bytes
-    if found.require(count <= limit, "stopping.stop", f"must have at most {limit} entries, and has {count}"):
-        for index, stop in enumerate(options.stop):
+    longest = LIMITS.stop_string_bytes
+    stops: Sequence[str] = ()
+    if found.require_at_most(LIMITS.stop_strings, len(options.stop), "stopping.stop"):
+        stops = options.stop
+        for index, stop in enumerate(stops):
             field = f"stopping.stop[{index}]"
             found.require(stop != "", field, "must not be empty")
             found.require(len(stop.encode()) <= longest, field, f"must be at most {longest} bytes of UTF-8")
@@ -295,17 +321,28 @@ def _check_text(options: StoppingOptions, output: OutputOptions, found: Violatio
     if output.HasField("max_tokens_per_message"):
         sentence = f"must be 1 to {most}, and is {per_message}"
         found.require(1 <= per_message <= most, "output.max_tokens_per_message", sentence)
-    return TextParams(tuple(dict.fromkeys(options.stop)), options.include_stop, per_message)
+    return TextParams(tuple(dict.fromkeys(stops)), options.include_stop, per_message)
 
 
-def _check_unknown_fields(message: Message, path: str, found: Violations) -> None:
+def _check_unknown_fields(request: Message, found: Violations) -> None:
     """What a newer client sends and this server does not know is refused, never ignored."""
+    known = type(request)()
+    known.CopyFrom(request)
+    known.DiscardUnknownFields()
+    size = request.ByteSize() - known.ByteSize()
+    if size > LIMITS.unknown_bytes:  # to name each of a million fields would take a second
+        found.require(False, "request", f"has {size} bytes of fields that are not supported by this server")
+    elif size:
+        _name_unknown_fields(request, "", found)
+
+
+def _name_unknown_fields(message: Message, path: str, found: Violations) -> None:
     unknown = UnknownFieldSet(message)
     for index in range(len(unknown)):
         found.require(False, f"{path}{unknown[index].field_number}", _UNSUPPORTED)
     for descriptor, value in message.ListFields():
         if isinstance(value, Message):
-            _check_unknown_fields(value, f"{path}{descriptor.name}.", found)
+            _name_unknown_fields(value, f"{path}{descriptor.name}.", found)
 
 
 def _id_sentence(token_id: int, vocab_size: int) -> str:

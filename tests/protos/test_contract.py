@@ -59,14 +59,14 @@ def test_generate_once_takes_exactly_what_generate_takes() -> None:
     assert shape("GenerateOnceRequest") == shape("GenerateRequest")
 
 
-def test_finish_reasons_are_the_engines_but_for_failures() -> None:
+def test_finish_reasons_are_the_engines_but_for_those_that_are_never_sent() -> None:
     served = {
         name.removeprefix("FINISH_REASON_"): value.number
         for name, value in ENUMS["FinishReason"].values_by_name.items()
     }
     engine = {reason.name: int(reason) for reason in FinishReason}
     assert served.pop("UNSPECIFIED") == engine.pop("NOT_FINISHED") == 0
-    assert engine.pop("NON_FINITE")
+    assert engine.pop("NON_FINITE") and engine.pop("CANCELLED")
     assert served == engine
 
 

@@ -89,6 +89,7 @@ class FakeEngine:
     def __init__(self, path: Path, welcome: m.Welcome | None = None) -> None:
         self.submitted: queue.Queue[m.Submit] = queue.Queue()
         self.cancelled: queue.Queue[int] = queue.Queue()
+        self.cancel_reasons: dict[int, FinishReason] = {}  # by handle
         self.gone = threading.Event()  # the front end closed its end
         self.auto_accept = True
         self.live: dict[str, int] = {}
@@ -121,10 +122,11 @@ class FakeEngine:
         finish: FinishReason = FinishReason.NOT_FINISHED,
         stop_token_id: int = -1,
         logprobs: Sequence[m.Logprobs] = (),
+        times_s: tuple[float, float, float, float] = (0.25, 0.5, 0.75, 1.25),
     ) -> None:
         """Tokens of one request in one message, and its end with the last one."""
         ids = np.array(list(tokens), "<i4")
-        end = (m.Finished(handle, int(finish), stop_token_id, 0, 0.25, 0.5, 0.75, 1.25),) if finish else ()
+        end = (m.Finished(handle, int(finish), stop_token_id, 0, *times_s),) if finish else ()
         if finish:
             self.live = {request_id: live for request_id, live in self.live.items() if live != handle}
         handles = np.full(len(ids), handle, "<i4")
@@ -161,7 +163,8 @@ class FakeEngine:
                 self.send(self._welcome)
             case m.Submit():
                 self._submit(message)
-            case m.Cancel(handle=handle):
+            case m.Cancel(handle=handle, reason=reason):
+                self.cancel_reasons[handle] = reason
                 self.live = {request_id: live for request_id, live in self.live.items() if live != handle}
                 self.cancelled.put(handle)
             case m.Abort():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 
 import grpc
+import numpy as np
 import pytest
 from google.rpc import error_details_pb2
 
@@ -21,7 +23,11 @@ from runahead.v1 import (
     TokenizeRequest,
 )
 from runtime.request import FinishReason
+from service import validation
+from service.decoding import MALFORMED_SENTENCE
+from service.errors import ServiceError
 from service.limits import LIMITS
+from service.validation import check_request
 from tests.service.fake_engine import INFO, TIMEOUT_S, FakeEngine
 from tests.service.rpc_errors import code, detail, failure, fields
 from tests.service.running_service import Service
@@ -81,6 +87,7 @@ BAD = {
     "bias out of range": (sampling(logit_bias={7: 101.0}), "sampling.logit_bias[7]"),
     "too many biases": (sampling(logit_bias=dict.fromkeys(range(1025), 1.0)), "sampling.logit_bias"),
     "allowed id out of range": (sampling(allowed_token_ids=[1, V]), "sampling.allowed_token_ids[1]"),
+    "more allowed ids than there are": (sampling(allowed_token_ids=[1] * (V + 1)), "sampling.allowed_token_ids"),
     "nothing left to draw": (
         with_(
             sampling=SamplingOptions(allowed_token_ids=[256, 9]),
@@ -180,6 +187,58 @@ def test_a_message_over_the_limit_is_refused_by_the_transport(shared: Service) -
     assert code(failure(lambda: list(shared.stub.Generate(request, timeout=TIMEOUT_S)))) == (
         grpc.StatusCode.RESOURCE_EXHAUSTED
     )
+
+
+def test_a_prompt_that_is_too_long_by_its_count_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(np, "fromiter", None)
+    with pytest.raises(ServiceError, match="leaves room for a prompt of"):
+        check_request(GenerateRequest(token_ids=TokenIds(ids=[1] * INFO.context_length)), INFO)
+
+
+def test_a_request_full_of_unknown_fields_is_refused_without_a_look_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "UnknownFieldSet", None)
+    request = GenerateRequest.FromString(with_().SerializeToString() + b"\x98\x06\x01" * 2000)
+    with pytest.raises(ServiceError, match="request has 6000 bytes of fields that are not supported"):
+        check_request(request, INFO)
+
+
+def test_of_several_unknown_fields_some_are_named() -> None:
+    request = GenerateRequest.FromString(with_().SerializeToString() + b"\x98\x06\x01" * 1000)
+    with pytest.raises(ServiceError, match="99 is not supported") as refused:
+        check_request(request, INFO)
+    assert len(refused.value.details[0].field_violations) == LIMITS.violations  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("method", ["GenerateOnce", "Abort", "Stats", "GetModelInfo", "Tokenize", "Detokenize"])
+def test_a_field_of_a_newer_contract_is_refused_by_every_method(shared: Service, method: str) -> None:
+    call = shared.channel.unary_unary(f"/runahead.v1.GenerationService/{method}")
+    error = failure(lambda: call(b"\x98\x06\x01", timeout=TIMEOUT_S))  # field 99
+    assert code(error) == grpc.StatusCode.INVALID_ARGUMENT
+    assert fields(error)[0] == "99"
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("runahead.v1.GenerationService/Generate", "unary_stream"),
+        ("runahead.v1.GenerationService/GenerateOnce", "unary_unary"),
+        ("runahead.v1.GenerationService/Stats", "unary_unary"),
+        ("grpc.health.v1.Health/Check", "unary_unary"),
+        ("grpc.health.v1.Health/Watch", "unary_stream"),
+        ("grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "stream_stream"),
+    ],
+)
+def test_bytes_that_are_no_message_are_an_invalid_argument_and_no_error_of_the_server(
+    shared: Service, method: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    call = getattr(shared.channel, kind)("/" + method)
+    garbage = b"\xff\xff\xff"
+    if kind == "unary_unary":
+        error = failure(lambda: call(garbage, timeout=TIMEOUT_S))
+    else:
+        error = failure(lambda: list(call(iter([garbage]) if kind == "stream_stream" else garbage, timeout=TIMEOUT_S)))
+    assert (code(error), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, MALFORMED_SENTENCE)  # type: ignore[attr-defined]
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def test_a_request_id_in_use_already_exists(shared: Service) -> None:

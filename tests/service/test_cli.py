@@ -34,20 +34,22 @@ class ScriptedService(generation_service_pb2_grpc.GenerationServiceServicer):
 
     def Generate(self, request: Any, context: Any) -> Iterator[generate_pb2.GenerateResponse]:
         self.requests.append(request)
+        if request.text == "endless":  # asked before anything is sent: the client may cancel at its first sight
+            context.add_callback(self.cancelled.set)
         if request.text == "refuse":
             violation = error_details_pb2.BadRequest.FieldViolation(
-                field="sampling.top_p", description="must be above 0"
+                field="sampling.top_p", description="sampling.top_p must be above 0"
             )
-            status = status_pb2.Status(code=code_pb2.INVALID_ARGUMENT, message="top_p must be above 0")
-            status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+            other = error_details_pb2.BadRequest.FieldViolation(field="top_k", description="top_k must be 0 or more")
+            status = status_pb2.Status(code=code_pb2.INVALID_ARGUMENT, message="sampling.top_p must be above 0")
+            status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation, other]))
             context.abort_with_status(rpc_status.to_status(status))
         yield generate_pb2.GenerateResponse(accepted=generate_pb2.Accepted(request_id="r", prompt_tokens=3))
         yield generate_pb2.GenerateResponse(delta=generate_pb2.Delta(text="    return "))
+        if request.text == "accents":
+            yield generate_pb2.GenerateResponse(delta=generate_pb2.Delta(text="café"))
         if request.text == "endless":
-            ended = threading.Event()
-            context.add_callback(ended.set)
-            ended.wait()
-            self.cancelled.set()
+            self.cancelled.wait()
             return
         token = generate_pb2.Token(id=7, bytes=b"42", logprob=-0.5)
         yield generate_pb2.GenerateResponse(delta=generate_pb2.Delta(text="42", tokens=[token]))
@@ -141,9 +143,10 @@ def test_log_probabilities_go_to_standard_error(url: str, capsys: pytest.Capture
     assert "[7 b'42' -0.5000]" in capsys.readouterr().err
 
 
-def test_a_refusal_names_the_field(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refusal_names_each_field_once(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["generate", "refuse", "--url", url]) == 1
-    assert "INVALID_ARGUMENT: top_p must be above 0\n  sampling.top_p: must be above 0" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert printed.endswith("INVALID_ARGUMENT: sampling.top_p must be above 0\n  top_k must be 0 or more\n")
 
 
 def test_without_a_server_the_answer_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,6 +188,22 @@ def test_a_reader_that_goes_away_ends_the_client_without_a_traceback(url: str) -
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
+
+
+def test_a_prompt_that_is_not_utf8_is_a_usage_error(url: str, service: ScriptedService) -> None:
+    command = [sys.executable, "-m", "service", "generate", "--url", url]
+    for encoding in ("utf-8", "utf-8:surrogateescape"):
+        environment = {"PYTHONIOENCODING": encoding}
+        done = subprocess.run(command, input=b"\xff", capture_output=True, env=environment, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (2, b"runahead generate: the prompt is not UTF-8\n")
+    assert not service.requests
+
+
+def test_a_terminal_that_cannot_show_a_character_gets_the_rest(url: str) -> None:
+    command = [sys.executable, "-m", "service", "generate", "accents", "--url", url]
+    environment = {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, env=environment, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, b"    return caf?42\n")
 
 
 def test_every_field_of_the_request_has_a_flag_with_a_help_text() -> None:
@@ -246,8 +265,11 @@ def test_every_setting_reaches_the_server(monkeypatch: pytest.MonkeyPatch, tmp_p
 
     monkeypatch.setattr("service.server.run", run)
     flags = [f"--model={tmp_path}", "--host=::", "--insecure", "--port=1", "--max-streams=2", "--log-level=error"]
+    flags.append("--shutdown-grace-s=0.5")
     assert cli.main(["serve", *flags, "--run-ahead=serial", "--max-rows=3"]) == 0
     engine = EngineConfig(model=str(tmp_path), served_name=tmp_path.name, run_ahead=0, max_rows=3)
     assert started == [
-        ServerConfig(engine=engine, host="::", port=1, insecure=True, max_streams=2, log_level="error"),
+        ServerConfig(
+            engine=engine, host="::", port=1, insecure=True, max_streams=2, log_level="error", shutdown_grace_s=0.5
+        ),
     ]

@@ -8,13 +8,21 @@ from google.rpc import error_details_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from runahead.v1 import GenerateOnceRequest, GenerateRequest, OutputOptions, StatsRequest
+from runahead.v1 import (
+    GenerateOnceRequest,
+    GenerateRequest,
+    GenerationServiceStub,
+    OutputOptions,
+    StatsRequest,
+    StoppingOptions,
+)
 from runtime import messages as m
 from runtime.request import FinishReason
 from service.errors import INTERNAL_SENTENCE
 from tests.service.fake_engine import INFO, TIMEOUT_S, FakeEngine
-from tests.service.rpc_errors import code, detail, failure
+from tests.service.rpc_errors import code, detail, failure, fields
 from tests.service.running_service import Service
+from tests.service.small_tokenizers import byte_level_tokenizer
 
 
 def request(**options: object) -> GenerateRequest:
@@ -85,6 +93,48 @@ def test_a_slow_reader_is_ended_and_cancelled_while_its_neighbour_goes_on(servic
     assert detail(error, error_details_pb2.RetryInfo) is None
     stats = service.stub.Stats(StatsRequest(), timeout=TIMEOUT_S).stats.front_end
     assert (stats.slow_readers, stats.open_streams) == (1, 0)
+
+
+@pytest.mark.parametrize("what", ["the engine is lost", "the buffer overflows"])
+def test_nothing_follows_the_end_of_a_completion_that_a_stop_string_ended(service: Service, what: str) -> None:
+    """The reader is slow, so that the end waits to be written while more happens."""
+    stopped = request(stopping=StoppingOptions(stop=["b"]), output=OutputOptions(logprobs=20, max_tokens_per_message=4))
+    a, b = (byte_level_tokenizer().token_to_id(letter) for letter in "ab")
+    top = (tuple(range(20)), tuple(-float(i) for i in range(20)))
+    logprobs = [m.Logprobs(i, -1.0, *top) for i in range(371)]
+    no_probe = [("grpc.http2.bdp_probe", 0)]  # it would let the server send more than is read
+    with grpc.insecure_channel(f"127.0.0.1:{service.port}", no_probe) as channel:
+        call = GenerationServiceStub(channel).Generate(stopped, timeout=30)
+        handle = service.engine.next_submit().handle
+        service.engine.output(handle, [*[a] * 370, b], logprobs=logprobs)
+        assert service.engine.next_cancel() == handle, "the engine is told before anything is read"
+        if what == "the engine is lost":
+            service.engine.die()
+        else:
+            for _ in range(3):
+                service.engine.output(handle, [a] * 371, logprobs=logprobs)
+        events = [event.WhichOneof("event") for event in call]
+    assert events == ["accepted", *["delta"] * 93, "finished"]
+
+
+def test_refusals_of_the_engine_are_counted_too(service: Service) -> None:
+    service.engine.auto_accept = False
+    for refusal in ("RESOURCE_EXHAUSTED", "ALREADY_EXISTS", "INVALID_ARGUMENT"):
+        call = service.stub.Generate(request(), timeout=TIMEOUT_S)
+        service.engine.send(m.Refused(service.engine.next_submit().handle, refusal, "no", "request_id"))
+        assert code(failure(lambda call=call: list(call))).name == refusal  # type: ignore[misc]
+    stats = service.stub.Stats(StatsRequest(), timeout=TIMEOUT_S).stats.front_end
+    assert stats.refused == 3
+
+
+def test_a_request_that_never_fits_names_the_field_that_the_engine_names(service: Service) -> None:
+    service.engine.auto_accept = False
+    call = service.stub.Generate(request(), timeout=TIMEOUT_S)
+    handle = service.engine.next_submit().handle
+    service.engine.send(m.Refused(handle, "INVALID_ARGUMENT", "the cache holds 64 tokens", "stopping.max_tokens"))
+    error = failure(lambda: list(call))
+    assert fields(error) == ["stopping.max_tokens"]
+    assert error.details() == "stopping.max_tokens is too large: the cache holds 64 tokens"  # type: ignore[attr-defined]
 
 
 def test_a_full_queue_is_exhausted_with_the_time_to_try_again(service: Service) -> None:

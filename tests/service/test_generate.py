@@ -64,6 +64,14 @@ def test_a_stream_is_accepted_first_then_deltas_then_finished_once(service: Serv
     assert service.engine.cancelled.empty()
 
 
+def test_times_that_the_engine_did_not_see_are_unset(service: Service) -> None:
+    call = service.stub.Generate(request(), timeout=TIMEOUT_S)
+    submit = service.engine.next_submit()
+    service.engine.output(submit.handle, [], EngineReason.ABORTED, times_s=(0.0, -1.0, -1.0, -1.0))
+    timing = list(call)[-1].finished.timing
+    assert [field.name for field, _ in timing.ListFields()] == ["queue"]
+
+
 def test_what_is_unset_takes_the_documented_defaults(service: Service) -> None:
     call = service.stub.Generate(request(), timeout=TIMEOUT_S)
     submit = service.engine.next_submit()
@@ -116,9 +124,10 @@ def test_a_stop_string_across_token_borders_ends_and_trims_the_stream_and_voids_
     events = list(call)
     assert text_of(events) == "say "
     finished = events[-1].finished
+    assert service.engine.next_cancel() == submit.handle
+    assert service.engine.cancel_reasons[submit.handle] == EngineReason.STOP
     assert (finished.reason, finished.stop.text) == (FinishReason.FINISH_REASON_STOP, "hello")
     assert finished.usage.completion_tokens == len(ids("say ")) == len(tokens_of(events))
-    assert service.engine.next_cancel() == submit.handle
 
 
 def test_a_possible_stop_is_held_back_and_delivered_when_it_was_none(service: Service) -> None:
@@ -239,6 +248,7 @@ def test_a_cancelled_stream_is_cancelled_in_the_engine(service: Service, phase: 
         assert [next(call).WhichOneof("event") for _ in range(2)] == ["accepted", "delta"]
     call.cancel()
     assert service.engine.next_cancel() == submit.handle
+    assert service.engine.cancel_reasons[submit.handle] == EngineReason.CANCELLED
 
 
 def test_a_cancelled_unary_call_is_cancelled_in_the_engine(service: Service) -> None:

@@ -50,8 +50,9 @@ def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> No
     changed = {
         "model": "elsewhere", "served_name": "name", "load_format": "dummy", "device": "cuda", "dtype": "bfloat16",
         "run_ahead": 4, "run_ahead_tokens": 7, "max_rows": 8, "max_queue": 9, "context_length": 10, "block_size": 32,
-        "num_blocks": 11, "prefill_chunk": 64, "max_prefill_tokens": 65, "threads": 3,
+        "num_blocks": 11, "prefill_chunk": 64, "max_prefill_tokens": 65, "threads": 3, "launch_timeout_s": 60.5,
         "host": "localhost", "port": 1, "insecure": True, "max_streams": 2, "log_level": "debug", "jitter_seed": 5,
+        "shutdown_grace_s": 2.5,
     }  # fmt: skip
     assert set(changed) == set(setting_names()), "this test must name every setting"
     expected = Settings(**changed)
@@ -89,6 +90,9 @@ def test_a_switch_can_be_turned_off_again_by_a_flag() -> None:
         ({}, "", {"run_ahead": "5"}, "--run-ahead must be .*serial"),
         ({}, "", {"device": "tpu"}, "--device must be cpu or cuda"),
         ({"RUNAHEAD_INSECURE": "perhaps"}, "", {}, "RUNAHEAD_INSECURE must be true or false"),
+        ({}, "", {"max_streams": "0"}, "--max-streams must be a whole number from 1 to 100000"),
+        ({}, "", {"shutdown_grace_s": "-1"}, "--shutdown-grace-s must be a number from 0 to 3600"),
+        ({}, "", {"shutdown_grace_s": "nan"}, "--shutdown-grace-s must be a number from 0 to 3600"),
         ({}, "jitter_seed = 1.5", {}, "jitter_seed in .* must be a whole number"),
     ],
 )
