@@ -50,9 +50,13 @@ class BlockPool:
         """Blocks that hold this many tokens."""
         return -(-tokens // self.block_size)
 
+    def may_promise(self, blocks: int) -> bool:
+        """Is there room for a row that may grow to this many blocks?"""
+        return self.promised + blocks <= self.free
+
     def promise(self, blocks: int) -> bool:
         """Set aside room for a row. False if it does not fit now."""
-        if self.promised + blocks > self.free:
+        if not self.may_promise(blocks):
             return False
         self.promised += blocks
         return True

@@ -155,8 +155,10 @@ class Scheduler:
 
     def prompt_tokens_wanted(self) -> int:
         """Prompt tokens that the next plan would carry, at most."""
-        chunks = np.count_nonzero(self.rows.phase == _PREFILL) + min(len(self.waiting), self.rows.free)
-        return min(self.limits.max_prefill_tokens, int(chunks) * self.limits.prefill_chunk)
+        chunks = int(np.count_nonzero(self.rows.phase == _PREFILL))
+        if self.waiting and self.pool.may_promise(self._blocks_at_most(self.waiting[0])):
+            chunks += min(len(self.waiting), self.rows.free)
+        return min(self.limits.max_prefill_tokens, chunks * self.limits.prefill_chunk)
 
     def plan(self) -> LaunchPlan | None:
         """The next launch's plan, or None if no row can go on and nothing is left to sample.

@@ -87,3 +87,15 @@ def test_a_plan_never_carries_more_prompt_tokens_than_were_asked_for_beforehand(
     chain.run()
     assert 32 < max(carried) <= 40
     assert all(most >= tokens for most, tokens in zip(wanted, carried, strict=True))
+
+
+def test_a_request_that_waits_for_blocks_does_not_hold_decode_back() -> None:
+    chain = make_chain(4, schedule=lambda: 0, num_blocks=9, max_rows=4, run_ahead_tokens=8)
+    chain.submit(1, [3, 4], max_tokens=40, ignore_eos=True)
+    chain.submit(2, [3, 4] * 10, max_tokens=40, ignore_eos=True)
+    for _ in range(12):
+        chain.turn()
+    assert len(chain.engine.scheduler.waiting) == 1, "the second must wait for blocks, or this test shows nothing"
+    assert chain.engine.figures.depth_max == 4
+    chain.run()
+    assert len(chain.tokens()[2]) == 40
