@@ -1,1 +1,1 @@
-"""Kernel sets: `reference` in plain torch, the oracle, and Triton kernels for CUDA."""
+"""Kernel sets: `reference` in torch and NumPy for the CPU, the oracle, and Triton kernels for CUDA."""

@@ -1,8 +1,8 @@
-"""The seam between a decoder and the kernels that run it: `reference` in plain torch, and Triton kernels for CUDA.
+"""The seam between a decoder and the kernels that run it: `reference` for the CPU, and Triton kernels for CUDA.
 
-T is the number of query tokens of a forward, a multiple of `row_multiple`. Every tensor is on the kernel set's device
-and of the model's dtype unless said otherwise. No method may wait for the device, and none may read a tensor's values
-on the host, the reference apart, which runs where host and device are one.
+T is the number of query tokens of a forward. Every tensor is on the kernel set's device and of the model's dtype unless
+said otherwise. No method may wait for the device, and none may read a tensor's values on the host, the reference apart,
+which runs where host and device are one.
 """
 
 from __future__ import annotations
@@ -38,21 +38,6 @@ class AttentionShape:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionLayer:
-    """One layer's attention.
-
-    index: which pair of `KVCache` tensors is its own.
-    window: a token attends to itself and the window - 1 tokens before it; 0: to all before it.
-    q_norm, k_norm: [head_dim] RMS norm weights applied to every head before the rotation, or None.
-    """
-
-    index: int
-    window: int
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
 class RopeTable:
     """Rotary angles by position. Element i of a head is rotated with element i + head_dim // 2."""
 
@@ -60,24 +45,55 @@ class RopeTable:
     sin: torch.Tensor  # float32 [positions, head_dim // 2]
 
 
-class ForwardAttention(Protocol):
-    """The attention of one forward: what depends on the batch alone was prepared when it was made."""
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer. Matrices are [out, in], packed; q, k and v are one matrix, and so are gate and up."""
 
-    def attend(self, layer: AttentionLayer, qkv: torch.Tensor) -> torch.Tensor:
-        """Normalise (where the layer does) and rotate Q and K, write K and V to `slot_mapping`, then attend causally.
+    input_norm: torch.Tensor  # [hidden]
+    qkv: torch.Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]
+    qkv_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None  # [head_dim] RMS norm of every query head before the rotation
+    k_norm: torch.Tensor | None  # [head_dim]
+    o: torch.Tensor  # [hidden, heads * head_dim]
+    o_bias: torch.Tensor | None
+    post_norm: torch.Tensor  # [hidden]
+    gate_up: torch.Tensor  # [2 * intermediate, hidden]
+    gate_up_bias: torch.Tensor | None
+    down: torch.Tensor  # [hidden, intermediate]
+    down_bias: torch.Tensor | None
 
-        qkv: [T, (heads + 2 * kv_heads) * head_dim], queries, keys, values; it may be overwritten.
-        Returns [T, heads * head_dim]. A token of a row with seq_len 0 gets zeros, and nothing beyond a row's length
-        reaches a result, whatever the cache holds there.
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """A decoder from the embedding to the final norm. norm_eps: of every norm.
+
+    windows: one a layer; a token attends to itself and the window - 1 tokens before it; 0: to all before it.
+    """
+
+    shape: AttentionShape
+    windows: tuple[int, ...]
+    norm_eps: float
+    embedding: torch.Tensor  # [vocab, hidden]
+    layers: tuple[LayerWeights, ...]
+    final_norm: torch.Tensor  # [hidden]
+    rope: RopeTable
+
+
+class BoundLayers(Protocol):
+    """`Layers` bound to kernels: the forward of one model. May keep buffers: it serves one thread."""
+
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
+        """Write the K and V of the batch's tokens to `slot_mapping`. Returns hidden states after the final norm.
+
+        For every layer: x += attention(norm(x)), causal, Q and K normalised (where the layer does) and rotated; then
+        x += down(silu(gate) * up), with gate and up of norm(x). Norms are x / sqrt(mean(x^2) + eps) * weight, the mean
+        in float32. Returns [num_tokens, hidden]. Attention of a row with seq_len 0 is zero, and nothing beyond a row's
+        length reaches a result, whatever the cache holds there. positions may be anything for masked rows.
         """
 
 
 class KernelSet(Protocol):
-    """Everything a dense decoder computes, apart from the order in which it does."""
-
-    @property
-    def row_multiple(self) -> int:
-        """The decoder pads the tokens of a forward to a multiple of this with tokens of the null block."""
+    """Everything a dense decoder computes."""
 
     def cache_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype of the KV cache for a model of this dtype."""
@@ -85,26 +101,8 @@ class KernelSet(Protocol):
     def pack_weight(self, weight: torch.Tensor) -> torch.Tensor:
         """A matrix [out, in] as `linear` likes it in memory: the same shape and values, any strides. Called at load."""
 
-    def embed(self, token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        """token_ids: int64 [T], inside the vocabulary. table: [vocab, hidden]. Returns [T, hidden]."""
-
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x: [n, in], any n. weight: [out, in], packed. bias: [out]. Returns x @ weight.T + bias, [n, out]."""
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """x: [T, hidden]. Returns x / sqrt(mean(x^2) + eps) * weight, the mean in float32."""
-
-    def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x, residual: [T, hidden]; either may be overwritten. Returns (rms_norm(x + residual), x + residual)."""
-
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """gate_up: [T, 2 * n], gate first; it may be overwritten. Returns silu(gate) * up, [T, n]."""
-
-    def begin(self, batch: ForwardBatch, cache: KVCache, shape: AttentionShape, rope: RopeTable) -> ForwardAttention:
-        """Prepare the attention of one forward.
-
-        The batch's token_ids, positions and slot_mapping are already padded to T, which may be more than
-        `batch.num_tokens`: the query tokens that rows own. positions may be anything for padding and masked rows.
-        """
+    def bind(self, layers: Layers) -> BoundLayers:
+        """Prepare the layers of one model, their matrices packed by this kernel set."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from runtime.kernels.kernel_set import LayerWeights
 from runtime.models.config import CheckpointError, ModelConfig
 from runtime.models.safetensors_folder import StoredTensor, open_folder
 
@@ -17,24 +18,6 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 # Older checkpoints carry what a decoder computes by itself.
 _HARMLESS = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer. Matrices are [out, in]; q, k and v are one matrix, and so are gate and up."""
-
-    input_norm: torch.Tensor  # [hidden]
-    qkv: torch.Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]
-    qkv_bias: torch.Tensor | None
-    q_norm: torch.Tensor | None  # [head_dim]
-    k_norm: torch.Tensor | None  # [head_dim]
-    o: torch.Tensor  # [hidden, heads * head_dim]
-    o_bias: torch.Tensor | None
-    post_norm: torch.Tensor  # [hidden]
-    gate_up: torch.Tensor  # [2 * intermediate, hidden]
-    gate_up_bias: torch.Tensor | None
-    down: torch.Tensor  # [hidden, intermediate]
-    down_bias: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)

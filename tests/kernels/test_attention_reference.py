@@ -9,11 +9,13 @@ import torch
 
 from runtime.forward_batch import ForwardBatch
 from runtime.kernels.kernel_set import AttentionShape
-from runtime.kernels.reference.attention import AttentionPlan, attend, plan_attention
+from runtime.kernels.reference.attention import AttentionPlan, attend, plan_attention, silence_sparse_warning
 
 SHAPE = AttentionShape(heads=6, kv_heads=2, head_dim=24, scale=0.3, norm_eps=1e-6)
 BLOCK_SIZE = 8
 NAN = float("nan")
+
+silence_sparse_warning()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,9 @@ class World:
     keys: torch.Tensor
     values: torch.Tensor
 
-    def plan(self, chosen: list[int], padding_tokens: int = 0, window: int = 0) -> AttentionPlan:
+    def plan(
+        self, chosen: list[int], padding_tokens: int = 0, window: int = 0, previous: AttentionPlan | None = None
+    ) -> AttentionPlan:
         queries = [self.rows[i].queries for i in chosen]
         starts = torch.tensor([0, *torch.tensor(queries).cumsum(0).tolist()], dtype=torch.int32)
         owned = sum(queries)
@@ -47,12 +51,15 @@ class World:
             nothing, nothing, nothing, starts, lens, tables, owned, len(chosen), int(lens.max()), max(queries) == 1
         )
         slots = self.keys.shape[0] * BLOCK_SIZE
-        return plan_attention(batch, owned + padding_tokens, SHAPE.heads, SHAPE, slots, BLOCK_SIZE, window)
+        tokens = owned + padding_tokens
+        return plan_attention(batch, tokens, SHAPE.heads, SHAPE, slots, BLOCK_SIZE, window, previous)
 
-    def attend(self, chosen: list[int], padding_tokens: int = 0, window: int = 0) -> list[torch.Tensor]:
+    def attend(
+        self, chosen: list[int], padding_tokens: int = 0, window: int = 0, plan: AttentionPlan | None = None
+    ) -> list[torch.Tensor]:
         """Outputs by chosen row, and last those of the padding tokens."""
         q = torch.cat([*(self.q[i] for i in chosen), torch.full((padding_tokens, *self.q[0].shape[1:]), NAN)])
-        plan = self.plan(chosen, padding_tokens, window)
+        plan = self.plan(chosen, padding_tokens, window) if plan is None else plan
         keys, values = self.keys.view(-1, SHAPE.head_dim).t(), self.values.view(-1, SHAPE.head_dim)
         out = attend(plan, q.view(-1, SHAPE.head_dim), keys, values)
         return list(out.split([*(self.rows[i].queries for i in chosen), padding_tokens]))
@@ -148,3 +155,19 @@ def test_a_segment_never_holds_more_pairs_than_its_bound(monkeypatch: pytest.Mon
     assert len(segments) > 2
     assert all(segment.scores.numel() <= 4000 for segment in segments)
     assert torch.equal(world.attend([0])[0], whole)
+
+
+@pytest.mark.parametrize("window", [0, 5])
+def test_a_plan_made_from_the_one_before_has_its_buffers_and_its_own_numbers(window: int) -> None:
+    """Rows of lengths that end in the same padded width take turns: other blocks, other masks, the same memory."""
+    world = make_world(Row(20), Row(31), Row(17), Row(0), Row(29), Row(90))
+    turns = ([0, 1], [1, 2], [2, 4], [0, 3], [4, 0], [5, 1], [2, 1])
+    plan: AttentionPlan | None = None
+    reused = 0
+    for chosen in turns:
+        before, plan = plan, world.plan(chosen, 2, window, plan)
+        reused += before is not None and plan.segments[0].scores is before.segments[0].scores
+        fresh = world.attend(chosen, 2, window)
+        again = world.attend(chosen, 2, window, plan)
+        assert all(torch.equal(one, other) for one, other in zip(again, fresh, strict=True))
+    assert reused >= 2

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 import torch
 
-from runtime.kernels.kernel_set import RopeTable
+from runtime.forward_batch import ForwardBatch, KVCache
+from runtime.kernels.kernel_set import BoundLayers, Layers, RopeTable
 from runtime.kernels.reference.forward import ReferenceKernels
-from runtime.kernels.reference.linear import OneDnnProducts, Products, choose_products, rows_keep_their_bits
-from runtime.kernels.reference.norm import add_rms_norm, rms_norm, silu_mul
-from runtime.kernels.reference.rope import rope_at, rope_factors, rotate
+from runtime.kernels.reference.linear import (
+    OneDnnProducts,
+    Product,
+    Products,
+    choose_products,
+    linear,
+    rows_keep_their_bits,
+)
+from runtime.kernels.reference.norm import RmsNorm, silu_mul
+from runtime.kernels.reference.rope import Rotation, rope_factors
 from runtime.models.config import ModelConfig, RopeScaling
 from runtime.models.decoder import Decoder
 from runtime.models.self_test import RowInvarianceError, self_test
@@ -47,18 +56,39 @@ def _draw(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-# (in, out): the bundled model's products, its head, and shapes with ragged edges and sums deeper than one block.
+# (in, out): the bundled model's products, its head, and shapes with ragged edges and sums deeper than one part.
 @pytest.mark.parametrize(
     ("depth", "out"),
-    [(256, 512), (256, 256), (256, 1408), (704, 256), (256, 4096), (100, 36), (1200, 130), (1024, 516)],
+    [(256, 512), (256, 256), (256, 1280), (640, 256), (256, 4096), (100, 36), (512, 36), (1200, 130), (1024, 516)],
 )
 @pytest.mark.parametrize("products", [choose_products(), OneDnnProducts()], ids=["chosen", "onednn"])
 def test_products(products: Products, depth: int, out: int) -> None:
     weight, bias = products.pack(_draw(out, depth)), _draw(out)
-    rows = (1, 2, 3, 5, 7, 8, 9, 33, 72) if out > 2000 else (*range(1, 18), 33, 64, 71, 72, 192, 256)
+    rows = (1, 2, 3, 5, 7, 8, 9, 20, 33, 72) if out > 2000 else (*range(1, 21), 24, 33, 64, 71, 72, 192, 256)
     x = _draw(max(rows) + 8, depth)
-    assert_rows_keep_their_bits(lambda part: products.linear(part, weight), x, rows)
-    assert_rows_keep_their_bits(lambda part: products.linear(part, weight, bias), x, rows[-4:])
+    assert_rows_keep_their_bits(lambda part: linear(products, part, weight), x, rows)
+    assert_rows_keep_their_bits(lambda part: linear(products, part, weight, bias), x, rows[-4:])
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(("depth", "out"), [(256, 256), (640, 256), (100, 36), (1200, 130)])
+@pytest.mark.parametrize("products", [choose_products(), OneDnnProducts()], ids=["chosen", "onednn"])
+def test_products_added_to_what_is_there(products: Products, depth: int, out: int, with_bias: bool) -> None:
+    weight, bias = _draw(out, depth), _draw(out) if with_bias else None
+    product = products.bind(products.pack(weight), bias)
+    multiple = products.row_multiple
+
+    def added(x: torch.Tensor) -> torch.Tensor:
+        """Each row as often as rows are padded to."""
+        rows = x.repeat_interleave(multiple, dim=0)
+        grown = rows[:, -1:].expand(-1, out).clone()
+        product.add(products.cut(rows), grown)
+        return grown[::multiple]
+
+    x = _draw(80, depth)
+    assert_rows_keep_their_bits(added, x, (1, 2, 3, 8, 10, 36, 72))
+    expected = x @ weight.t() + (0 if bias is None else bias) + x[:, -1:]
+    assert (added(x) - expected).abs().max() < 1e-3
 
 
 def test_products_are_chosen_by_trying() -> None:
@@ -68,27 +98,76 @@ def test_products_are_chosen_by_trying() -> None:
 
 @pytest.mark.parametrize("width", [704, 640, 96, 37, 1300])
 def test_the_gated_activation(width: int) -> None:
-    assert_rows_keep_their_bits(lambda part: silu_mul(part.clone()), _draw(520, 2 * width) * 4)
+    def gated(part: torch.Tensor) -> torch.Tensor:
+        out = np.empty((part.shape[0], width), np.float32)
+        silu_mul(part.numpy()[:, :width], part.numpy()[:, width:], out)
+        return torch.from_numpy(out)
+
+    x = _draw(520, 2 * width) * 4
+    assert_rows_keep_their_bits(gated, x)
+    expected = torch.nn.functional.silu(x[:, :width].double()) * x[:, width:].double()
+    assert torch.allclose(gated(x).double(), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_gate_far_below_zero_is_zero_and_nan_stays_in_its_row() -> None:
+    gate = np.array([[-200.0, -np.inf, 3.0], [1.0, np.nan, 2.0], [1.0, 2.0, 3.0]], np.float32)
+    out = np.empty((3, 3), np.float32)
+    with np.errstate(all="ignore"):
+        silu_mul(gate, np.ones((3, 3), np.float32), out)
+    assert out[0, 0] == 0.0
+    assert np.isnan(out).tolist() == [[False, True, False], [False, True, False], [False, False, False]]
 
 
 @pytest.mark.parametrize("width", [256, 64, 50, 4096])
 def test_norms(width: int) -> None:
     weight = _draw(width)
+
+    def normed(part: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(part)
+        RmsNorm.of(part.numpy(), out.numpy(), 1e-6).apply(weight.numpy())
+        return out
+
     x = _draw(520 if width < 4096 else 80, width)
-    assert_rows_keep_their_bits(lambda part: rms_norm(part, weight, 1e-6), x)
-    assert_rows_keep_their_bits(lambda part: add_rms_norm(part.clone(), part, weight, 1e-6)[0], x, (1, 2, 9, 72, 200))
+    assert_rows_keep_their_bits(normed, x)
+    scale = (x.double().square().mean(dim=1, keepdim=True) + 1e-6).rsqrt()
+    assert torch.allclose(normed(x).double(), x.double() * scale * weight.double(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [(6, 64), (3, 40), (5, 18)])
+def test_norms_of_heads_in_place(heads: int, head_dim: int) -> None:
+    weight = _draw(head_dim).numpy()
+
+    def normed(part: torch.Tensor) -> torch.Tensor:
+        """The heads but the last, which is left alone."""
+        whole = part.clone()
+        some = whole.numpy()[:, :-1]
+        RmsNorm.of(some, some, 1e-6).apply(weight)
+        assert torch.equal(whole[:, -1], part[:, -1])
+        return whole
+
+    assert_rows_keep_their_bits(normed, _draw(520, heads, head_dim))
 
 
 @pytest.mark.parametrize(("heads", "head_dim"), [(6, 64), (3, 40), (5, 18)])
 def test_rotation(heads: int, head_dim: int) -> None:
-    factors = rope_factors(RopeTable(_draw(300, head_dim // 2), _draw(300, head_dim // 2)))
+    cos, sin = _draw(300, head_dim // 2), _draw(300, head_dim // 2)
+    table = rope_factors(RopeTable(cos, sin))
     position = 11
 
     def at_one_position(part: torch.Tensor) -> torch.Tensor:
-        cos, sin = rope_at(factors, torch.full((part.shape[0],), position))
-        return rotate(part, cos, sin)
+        whole = part.clone()
+        rotation = Rotation.of(whole.numpy().reshape(-1, heads, 2, head_dim // 2))
+        rotation.turn_to(table, np.full(part.shape[0], position))
+        rotation.apply()
+        return whole
 
-    assert_rows_keep_their_bits(at_one_position, _draw(520, heads, head_dim))
+    x = _draw(520, heads, head_dim)
+    assert_rows_keep_their_bits(at_one_position, x)
+    first, second = x.chunk(2, dim=2)
+    expected = torch.cat(
+        (first * cos[position] - second * sin[position], second * cos[position] + first * sin[position]), dim=2
+    )
+    assert torch.allclose(at_one_position(x), expected, atol=1e-5)
 
 
 def make_decoder(kernels: ReferenceKernels | None = None, **changes: object) -> Decoder:
@@ -150,24 +229,48 @@ def test_a_decoder_of_the_bundled_shape() -> None:
 
 
 class RowsTogether(OneDnnProducts):
-    """Products that depend on the number of rows: the sum is taken from its end where there is more than one."""
+    """Products that depend on the number of rows: the sum is taken from its end where there are more than two."""
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         return weight
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        if x.shape[0] > 1:
-            x, weight = x.flip(1), weight.flip(1)
-        return torch.nn.functional.linear(x, weight, bias)
+    def bind(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:  # type: ignore[override]
+        return ProductTogether(weight, bias)
+
+
+class ProductTogether:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    def write(self, x: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        out.copy_(self.of(x[0]))
+
+    def add(self, x: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        out.add_(self.of(x[0]))
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 2:
+            return torch.nn.functional.linear(x.flip(1), self.weight.flip(1), self.bias)
+        return torch.nn.functional.linear(x, self.weight, self.bias)
 
 
 class CrossingRows(ReferenceKernels):
     """A kernel set that lets one bit of a forward's first row into its last."""
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        out = super().silu_mul(gate_up)
-        out[-1] += out[0] * 1e-7
-        return out
+    def bind(self, layers: Layers) -> BoundLayers:  # type: ignore[override]
+        return CrossingLayers(super().bind(layers))
+
+
+class CrossingLayers:
+    def __init__(self, inner: BoundLayers) -> None:
+        self.inner = inner
+
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
+        hidden = self.inner.forward(batch, cache)
+        if batch.num_tokens > 1:
+            hidden[-1] += hidden[0] * 1e-7
+        return hidden
 
 
 @pytest.mark.parametrize(

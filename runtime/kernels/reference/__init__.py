@@ -1,1 +1,1 @@
-"""Kernels in plain torch, row-invariant by construction: a row's bits never depend on its neighbours."""
+"""Kernels in torch and NumPy for the CPU, row-invariant by construction: a row's bits never depend on others."""

@@ -6,6 +6,8 @@ Neither gathers the cache, and neither knows of other rows, so chunks, neighbour
 The softmax between them runs over rows padded to a common width with keys of weight zero, which adds exact zeros.
 
 A padding key names the token's own newest key, never a slot beyond the row: what lies there may be NaN.
+
+From one decode step to the next little changes but the numbers: a plan's buffers are filled again where they fit.
 """
 
 from __future__ import annotations
@@ -28,15 +30,23 @@ _MAX_PAIRS = 1 << 21
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """Tokens of similar lengths, attended in one go. R = tokens * heads rows of pairs, P = R * width."""
+    """Tokens of similar lengths, attended in one go. R = tokens * heads rows of pairs, P = R * width.
 
+    A forward fills in `keys` and `mask`; the rest is the same for the same `tokens` and width.
+    """
+
+    tokens: NDArray[np.int64]  # their places in the forward
+    place: NDArray[np.int64]  # [width] 0, 1, ...
+    kv_head: NDArray[np.int64]  # [heads, 1] that a query head reads
     pairs: torch.Tensor  # sparse CSR [T * q_stride, slots * kv_heads], which pairs exist; its values are `scores`
     scores: torch.Tensor  # float32 [R, width]
-    mask: torch.Tensor  # float32 [R, width] 0, or -inf for padding keys
     weights: torch.Tensor  # float32 [R, width]
     flat_weights: torch.Tensor  # float32 [P], the same memory
-    keys: torch.Tensor  # int [P] slot * kv_heads + KV head
+    flat_keys: torch.Tensor  # int [P] slot * kv_heads + KV head
     offsets: torch.Tensor  # int [T * heads + 1] where a query head's pairs begin; none for tokens of other segments
+    keys: NDArray[np.int32] | NDArray[np.int64]  # [tokens, heads, width], the memory of `flat_keys`
+    starts: NDArray[np.float32]  # [tokens, heads, width], the memory of `scores`
+    mask: NDArray[np.float32]  # [tokens, 1, width] 0, or -inf for padding keys; what scores start from
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +72,30 @@ class _Tokens:
 
 
 def plan_attention(
-    batch: ForwardBatch, tokens: int, q_stride: int, shape: AttentionShape, slots: int, block_size: int, window: int
+    batch: ForwardBatch,
+    tokens: int,
+    q_stride: int,
+    shape: AttentionShape,
+    slots: int,
+    block_size: int,
+    window: int,
+    previous: AttentionPlan | None = None,
 ) -> AttentionPlan:
-    """tokens: T, at least `batch.num_tokens`. q_stride: as in `attend`. slots: of the cache. window: of the layer."""
-    live = _live_tokens(batch, window)
-    tables = batch.block_tables.numpy()
-    segments = tuple(
-        _segment(group, tables, tokens, q_stride, shape, slots, block_size)
-        for group in _group_by_length(live, shape.heads)
-    )
-    return AttentionPlan(tokens, shape, segments)
+    """tokens: T, at least `batch.num_tokens`. q_stride: as in `attend`. slots: of the cache. window: of the layer.
+
+    previous: a plan that is not needed any more, of the same shape, q_stride and slots. Its buffers are used again.
+    """
+    tables: NDArray[np.int32] = batch.block_tables.numpy()
+    old = previous.segments if previous is not None and previous.tokens == tokens else ()
+    segments: list[_Segment] = []
+    for place, group in enumerate(_group_by_length(_live_tokens(batch, window), shape.heads)):
+        width = _width(int(group.count.max()))
+        segment = old[place] if place < len(old) and _fits_in(group, width, old[place]) else None
+        if segment is None:
+            segment = _make_segment(group.number, width, tokens, q_stride, shape, slots)
+        _fill(segment, group, tables, block_size, shape)
+        segments.append(segment)
+    return AttentionPlan(tokens, shape, tuple(segments))
 
 
 def attend(plan: AttentionPlan, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -82,10 +106,10 @@ def attend(plan: AttentionPlan, q: torch.Tensor, keys: torch.Tensor, values: tor
     """
     out: torch.Tensor | None = None
     for part in plan.segments:
-        part.scores.copy_(part.mask)
+        np.copyto(part.starts, part.mask)
         torch.sparse.sampled_addmm(part.pairs, q, keys, beta=1.0, alpha=plan.shape.scale, out=part.pairs)
         torch.softmax(part.scores, dim=-1, out=part.weights)
-        sums = torch.embedding_bag(values, part.keys, part.offsets, False, 0, False, part.flat_weights, True)[0]
+        sums = torch.embedding_bag(values, part.flat_keys, part.offsets, False, 0, False, part.flat_weights, True)[0]
         out = sums if out is None else out.add_(sums)
     if out is None:
         return q.new_zeros((plan.tokens, plan.shape.q_size))
@@ -140,45 +164,49 @@ def _width(count: int) -> int:
     return -(-count // _LANES) * _LANES
 
 
-def _segment(
-    group: _Tokens,
-    tables: NDArray[np.int32],
-    tokens: int,
-    q_stride: int,
-    shape: AttentionShape,
-    slots: int,
-    block_size: int,
+def _fits_in(group: _Tokens, width: int, segment: _Segment) -> bool:
+    return segment.place.size == width and np.array_equal(segment.tokens, group.number)
+
+
+def _make_segment(
+    number: NDArray[np.int64], width: int, tokens: int, q_stride: int, shape: AttentionShape, slots: int
 ) -> _Segment:
-    heads, kv_heads = shape.heads, shape.kv_heads
-    width = _width(int(group.count.max()))
-    rows = len(group.number) * heads
-    fits_int32 = max(slots * kv_heads, rows * width, tokens * q_stride) < 1 << 31
-    place = np.arange(width)
-    last = group.count[:, None] - 1
-    block, offset = np.divmod(group.first[:, None] + np.minimum(place, last), block_size)
-    slot = tables[group.row[:, None], block].astype(np.int64) * block_size + offset  # [tokens, width]
-    head = np.arange(heads) // (heads // kv_heads)
-    keys = (slot * kv_heads)[:, None, :] + head[:, None]  # [tokens, heads, width]
-    keys_flat = torch.from_numpy(keys.astype(np.int32 if fits_int32 else np.int64)).view(-1)
-    mask = np.empty((len(group.number), heads, width), dtype=np.float32)
-    mask[:] = np.where(place <= last, np.float32(0.0), np.float32(-np.inf))[:, None, :]
+    heads, columns = shape.heads, slots * shape.kv_heads
+    rows = len(number) * heads
+    fits_int32 = max(columns, rows * width, tokens * q_stride) < 1 << 31
+    keys = np.empty((len(number), heads, width), np.int32 if fits_int32 else np.int64)
+    flat_keys = torch.from_numpy(keys).view(-1)
     scores, weights = torch.empty((2, rows, width)).unbind()
     pairs = torch.sparse_csr_tensor(
-        _offsets(group.number, tokens, q_stride, heads, width, keys_flat.dtype),
-        keys_flat,
+        _offsets(number, tokens, q_stride, heads, width, flat_keys.dtype),
+        flat_keys,
         scores.view(-1),
-        (tokens * q_stride, slots * kv_heads),
+        (tokens * q_stride, columns),
         check_invariants=False,
     )
     return _Segment(
+        number,
+        np.arange(width),
+        np.arange(heads)[:, None] // (heads // shape.kv_heads),
         pairs,
         scores,
-        torch.from_numpy(mask).view(rows, width),
         weights,
         weights.view(-1),
-        keys_flat,
-        _offsets(group.number, tokens, heads, heads, width, keys_flat.dtype),
+        flat_keys,
+        _offsets(number, tokens, heads, heads, width, flat_keys.dtype),
+        keys,
+        scores.numpy().reshape(keys.shape),
+        np.empty((len(number), 1, width), np.float32),
     )
+
+
+def _fill(segment: _Segment, group: _Tokens, tables: NDArray[np.int32], block_size: int, shape: AttentionShape) -> None:
+    """Name the keys of every token of `group`, and mask those beyond its own."""
+    last = group.count[:, None] - 1
+    block, offset = np.divmod(np.minimum(segment.place, last) + group.first[:, None], block_size)
+    slot = np.multiply(tables[group.row[:, None], block], block_size, dtype=np.int64) + offset  # [tokens, width]
+    np.add((slot * shape.kv_heads)[:, None, :], segment.kv_head, out=segment.keys, casting="same_kind")
+    segment.mask[:, 0] = np.where(segment.place <= last, np.float32(0.0), np.float32(-np.inf))
 
 
 def _offsets(

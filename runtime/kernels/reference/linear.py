@@ -7,10 +7,21 @@ process uses is decided by trying, and the row-invariance self-test fails where 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
-import torch.nn.functional as F
+
+
+class Product(Protocol):
+    """A product with one packed matrix and its bias. x: float32, a multiple of `row_multiple` rows, as `cut` cut it."""
+
+    def write(self, x: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        """out: [n, out], becomes x @ weight.T + bias."""
+
+    def add(self, x: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        """out: [n, out], grows by x @ weight.T + bias."""
 
 
 class Products(Protocol):
@@ -18,69 +29,123 @@ class Products(Protocol):
 
     @property
     def row_multiple(self) -> int:
-        """Rows are padded to a multiple of this; who pads them beforehand saves a copy."""
+        """Rows of a `Product` are padded to a multiple of this."""
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        """weight: [out, in]. Returns the same matrix in the memory format that `linear` reads."""
+        """weight: [out, in]. Returns the same matrix in the memory format that a product reads."""
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """x: [n, in]. weight: [out, in], packed. bias: [out]. Returns [n, out]."""
+    def cut(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """x: [n, in]. Returns views of its columns, one for each sum that a product is made of."""
+
+    def bind(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+        """weight: [out, in], packed, of any dtype. bias: [out]."""
 
 
 class BlasProducts:
-    """torch's own products: weights stored by columns, rows in multiples of 4, sums cut at a fixed depth.
+    """torch's own products: weights stored by columns, rows in pairs, sums cut in parts of at most 352.
 
     Measured with MKL on AVX-512: one order of sums for every number of rows above 1 and of threads. Stored by rows,
-    8 and 16 rows already differ; deeper sums are split over threads, or blocked by the number of rows. On AVX2 this
-    does not hold at all. It is also the fastest for few rows.
+    8 and 16 rows already differ; deeper sums are split over threads (384 and 512 by 3 or more of them), or blocked by
+    the number of rows. On AVX2 this does not hold at all. It is also the fastest for few rows.
     """
 
-    row_multiple = 4
-    _depth = 512
+    row_multiple = 2
+    _depth = 352
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         return weight.t().contiguous().t()
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        rows, depth = x.shape
-        x = _pad(x, self.row_multiple)
+    def cut(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        depth = x.shape[1]
         if depth <= self._depth:
-            out = F.linear(x, weight, bias)
+            return (x,)
+        parts = -(-depth // self._depth)
+        width = -(-depth // (16 * parts)) * 16  # of equal size, each at the start of a cache line
+        return tuple(x[:, first : first + width] for first in range(0, depth, width))
+
+    def bind(self, weight: torch.Tensor, bias: torch.Tensor | None) -> _BlasProduct:
+        parts = tuple(part.t() for part in self.cut(weight.float()))
+        return _BlasProduct(parts[0], parts[1:], None if bias is None else bias.float())
+
+
+@dataclass(frozen=True, slots=True)
+class _BlasProduct:
+    """Of a matrix cut by its columns. first, rest: float32 [part, out]."""
+
+    first: torch.Tensor
+    rest: tuple[torch.Tensor, ...]
+    bias: torch.Tensor | None
+
+    def write(self, x: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        if self.bias is None:
+            torch.mm(x[0], self.first, out=out)
         else:
-            parts = zip(x.split(self._depth, dim=1), weight.split(self._depth, dim=1), strict=True)
-            out = F.linear(*next(parts), bias)
-            for x_part, weight_part in parts:
-                out.addmm_(x_part, weight_part.t())
-        return out[:rows]
+            torch.addmm(self.bias, x[0], self.first, out=out)
+        self._add_rest(x, out)
+
+    def add(self, x: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        if self.bias is not None:
+            out.add_(self.bias)
+        out.addmm_(x[0], self.first)
+        self._add_rest(x, out)
+
+    def _add_rest(self, x: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        for place, weight in enumerate(self.rest, start=1):
+            out.addmm_(x[place], weight)
 
 
 class OneDnnProducts:
     """oneDNN's products of prepacked weights, rows in pairs: a single row of a deep sum is another kernel.
 
     Measured one order of sums for every number of rows and threads, on AVX-512 and AVX2, slower than `BlasProducts` on
-    the former. float32 alone is packed: other dtypes take torch's product, and may differ.
+    the former.
     """
 
     row_multiple = 2
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        if weight.dtype is not torch.float32:
-            return weight
-        packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
-        return packed
+        return _reorder(weight) if weight.dtype is torch.float32 else weight
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        if not weight.is_mkldnn:
-            return F.linear(x, weight, bias)
-        padded = _pad(x, self.row_multiple)
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(padded, weight, bias, "none", [], "")
-        return out[: x.shape[0]]
+    def cut(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x,)
+
+    def bind(self, weight: torch.Tensor, bias: torch.Tensor | None) -> _OneDnnProduct:
+        packed = weight if weight.is_mkldnn else _reorder(weight.float())
+        return _OneDnnProduct(packed, None if bias is None else bias.float())
 
 
-def _pad(x: torch.Tensor, multiple: int) -> torch.Tensor:
-    """x: [n, in], with rows of zeros appended."""
-    missing = -x.shape[0] % multiple
-    return F.pad(x, (0, 0, 0, missing)) if missing else x
+@dataclass(frozen=True, slots=True)
+class _OneDnnProduct:
+    weight: torch.Tensor  # packed
+    bias: torch.Tensor | None
+
+    def write(self, x: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        out.copy_(self._of(x[0]))
+
+    def add(self, x: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        out.add_(self._of(x[0]))
+
+    def _of(self, x: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return product
+
+
+def _reorder(weight: torch.Tensor) -> torch.Tensor:
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+    return packed
+
+
+def linear(products: Products, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x: float32 [n, in], any n. weight: [out, in], packed. Returns x @ weight.T + bias, float32 [n, out]."""
+    rows, depth = x.shape
+    padded = rows + -rows % products.row_multiple
+    if padded != rows:
+        copy = np.zeros((padded, depth), np.float32)
+        copy[:rows] = x.numpy()
+        x = torch.from_numpy(copy)
+    out = torch.empty((padded, weight.shape[0]))
+    products.bind(weight, bias).write(products.cut(x), out)
+    return out[:rows]
 
 
 def choose_products() -> Products:
@@ -95,9 +160,9 @@ def rows_keep_their_bits(products: Products) -> bool:
     for depth, out in ((256, 512), (64, 64), (704, 256), (100, 36)):
         weight = products.pack(torch.randn((out, depth), generator=generator))
         x = torch.randn((264, depth), generator=generator)
-        few = torch.cat([products.linear(part, weight) for part in x.split(3)])
+        few = torch.cat([linear(products, part, weight) for part in x.split(3)])
         for rows in (1, 2, 5, 8, 9, 16, 32, 72, 200, 264):
             first = (264 - rows) // 2
-            if not torch.equal(products.linear(x[first : first + rows], weight), few[first : first + rows]):
+            if not torch.equal(linear(products, x[first : first + rows], weight), few[first : first + rows]):
                 return False
     return True

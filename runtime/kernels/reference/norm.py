@@ -1,46 +1,63 @@
-"""RMS norm and the gated activation, row by row."""
+"""RMS norm and the gated activation, row by row, in NumPy.
+
+A decode step streams every weight through the processor's caches, so that the small operations between two products
+find their code and data gone. NumPy's are the shortest path through such a cold cache. They also never cut an array
+among threads: an element's arithmetic depends on its column alone.
+"""
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
+from dataclasses import dataclass
 
-# torch gives elementwise work below this many elements to one thread. Above it the elements are cut in ranges whose
-# borders depend on the number of threads and rows, and an element at a border takes the scalar exp instead of the
-# vector one: other bits.
-_SERIAL_ELEMENTS = 32768
+import numpy as np
+from numpy.typing import NDArray
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x: [..., n]. weight: [n]. Returns x / sqrt(mean(x^2) + eps) * weight, computed in float32.
+@dataclass(frozen=True, slots=True)
+class RmsNorm:
+    """The RMS norm of an array, prepared: the arrays may change, where they lie may not. Everything is float32."""
 
-    Only the mean is a sum, over one row; what follows is exactly rounded, element by element.
-    """
-    wide = x.float()
-    scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    scale.mul_(scale).mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
-    return wide.mul(scale).mul_(weight).to(x.dtype)
+    x: NDArray[np.float32]  # [..., n]
+    out: NDArray[np.float32]  # [..., n], may be x
+    rows: NDArray[np.float32]  # [..., 1, n], x
+    columns: NDArray[np.float32]  # [..., n, 1], x
+    squares: NDArray[np.float32]  # [..., 1, 1] sums over a row
+    scale: NDArray[np.float32]  # [..., 1], the same memory
+    share: np.float32  # 1 / n
+    eps: np.float32
+
+    @staticmethod
+    def of(x: NDArray[np.float32], out: NDArray[np.float32], eps: float) -> RmsNorm:
+        squares = np.empty((*x.shape[:-1], 1, 1), np.float32)
+        return RmsNorm(
+            x,
+            out,
+            x[..., None, :],
+            x[..., :, None],
+            squares,
+            squares[..., 0],
+            np.float32(1.0 / x.shape[-1]),
+            np.float32(eps),
+        )
+
+    def apply(self, weight: NDArray[np.float32]) -> None:
+        """out = x / sqrt(mean(x^2) + eps) * weight. weight: [n].
+
+        Only the mean is a sum, one dot product a row; what follows is exactly rounded, element by element.
+        """
+        scale, out = self.scale, self.out
+        np.matmul(self.rows, self.columns, out=self.squares)
+        np.multiply(scale, self.share, out=scale)
+        np.add(scale, self.eps, out=scale)
+        np.sqrt(scale, out=scale)
+        np.divide(self.x, scale, out=out)
+        np.multiply(out, weight, out=out)
 
 
-def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (rms_norm(x + residual), x + residual); x is overwritten by the sum."""
-    total = x.add_(residual)
-    return rms_norm(total, weight, eps), total
-
-
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """gate_up: [rows, 2 * n], gate first. Returns silu(gate) * up, [rows, n].
-
-    Rows are taken in blocks that one thread computes, so that an element's path depends on its column alone.
-    """
-    rows, n = gate_up.shape[0], gate_up.shape[1] // 2
-    block = max(1, (_SERIAL_ELEMENTS - 1) // n)
-    gate, up = gate_up.split(n, dim=1)
-    if rows <= block:
-        return F.silu(gate).mul_(up)
-    out = torch.empty((rows, n), dtype=gate_up.dtype, device=gate_up.device)
-    for start in range(0, rows, block):
-        torch.ops.aten.silu.out(gate[start : start + block], out=out[start : start + block])
-    return out.mul_(up)
+def silu_mul(gate: NDArray[np.float32], up: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    """out = silu(gate) * up. All [rows, n]; out overlaps neither. A gate far below zero overflows to the right zero."""
+    np.negative(gate, out=out)
+    np.exp(out, out=out)
+    np.add(out, np.float32(1.0), out=out)
+    np.divide(gate, out, out=out)
+    np.multiply(out, up, out=out)

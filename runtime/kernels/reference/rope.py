@@ -1,33 +1,51 @@
-"""Rotary position embedding, halves rotated against each other."""
+"""Rotary position embedding, halves rotated against each other, in NumPy (`norm` says why)."""
 
 from __future__ import annotations
 
-import torch
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from runtime.kernels.kernel_set import RopeTable
 
 
-def rope_factors(table: RopeTable) -> torch.Tensor:
-    """What elements of a head are multiplied with, themselves and swapped: float32 [positions, 2, head_dim]."""
-    cos, sin = table.cos, table.sin
-    return torch.stack((torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)), dim=1)
+def rope_factors(table: RopeTable) -> NDArray[np.float32]:
+    """What the halves of a head are multiplied with, themselves and swapped: [positions, 2, 2, head_dim // 2]."""
+    cos, sin = table.cos.numpy(), table.sin.numpy()
+    return np.stack((np.stack((cos, cos), axis=1), np.stack((-sin, sin), axis=1)), axis=1)
 
 
-def rope_at(factors: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Factors for `rotate`, once a forward.
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """The rotation of an array's heads in place, prepared: the arrays may change, where they lie may not."""
 
-    positions: int64 [T], clamped to the table. Returns cos and signed sin, float32 [T, 1, head_dim].
-    """
-    cos, signed_sin = factors.index_select(0, positions.clamp(0, factors.shape[0] - 1)).split(1, dim=1)
-    return cos, signed_sin
+    halves: NDArray[np.float32]  # [T, heads, 2, head_dim // 2]
+    swapped: NDArray[np.float32]  # the same memory, second half first
+    product: NDArray[np.float32]  # of the swapped halves, the same shape
+    factors: NDArray[np.float32]  # [T, 2, 2, head_dim // 2]
+    cos: NDArray[np.float32]  # [T, 1, 2, head_dim // 2], of `factors`
+    signed_sin: NDArray[np.float32]
 
+    @staticmethod
+    def of(halves: NDArray[np.float32]) -> Rotation:
+        """halves: [T, heads, 2, head_dim // 2], what is rotated."""
+        factors = np.empty((halves.shape[0], 2, 2, halves.shape[3]), np.float32)
+        return Rotation(
+            halves,
+            halves[:, :, ::-1],
+            np.empty(halves.shape, np.float32),
+            factors,
+            factors[:, :1],
+            factors[:, 1:],
+        )
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """x: [T, heads, head_dim]. Returns the rotated heads in float32, contiguous.
+    def turn_to(self, table: NDArray[np.float32], positions: NDArray[np.int64]) -> None:
+        """Once a forward. table: of `rope_factors`. positions: [T], clamped to the table."""
+        np.take(table, positions, axis=0, out=self.factors, mode="clip")
 
-    Products and sums are separate calls: each is exactly rounded, while a fused multiply-add is used or not depending
-    on where an element lies.
-    """
-    tokens, heads, head_dim = x.shape
-    swapped = x.unflatten(-1, (2, head_dim // 2)).flip(2).view(tokens, heads, head_dim)
-    return (x * cos).add_(swapped * signed_sin)
+    def apply(self) -> None:
+        """Products and sums are separate calls: each is exactly rounded."""
+        np.multiply(self.swapped, self.signed_sin, out=self.product)
+        np.multiply(self.halves, self.cos, out=self.halves)
+        np.add(self.halves, self.product, out=self.halves)

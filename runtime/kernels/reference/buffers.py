@@ -1,0 +1,99 @@
+"""What a forward of T query tokens computes in: memory that torch's products and NumPy's elementwise work share.
+
+Made once for a T and used by every layer of every forward with it, views and all, so that a step allocates next to
+nothing. T is padded to what the products ask for; padding is token 0 at position 0, written to the null block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from runtime.forward_batch import ForwardBatch
+from runtime.kernels.kernel_set import AttentionShape
+from runtime.kernels.reference.linear import Products
+from runtime.kernels.reference.norm import RmsNorm
+from runtime.kernels.reference.rope import Rotation
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of a model, whatever the number of tokens."""
+
+    shape: AttentionShape
+    hidden: int
+    intermediate: int
+    norm_eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """Floats are float32. A tensor and an array of one name are the same memory; `..._parts` are cut for a product."""
+
+    tokens: int  # T
+    token_ids: NDArray[np.int64]  # [T]
+    positions: NDArray[np.int64]  # [T]
+    slots: NDArray[np.int64]  # [T] of the cache
+    residual: torch.Tensor  # [T, hidden]
+    residual_array: NDArray[np.float32]
+    norm: RmsNorm  # from the residual to what enters a product
+    normed_parts: tuple[torch.Tensor, ...]  # of [T, hidden]
+    qkv: torch.Tensor  # [T, (heads + 2 * kv_heads) * head_dim]
+    heads: torch.Tensor  # [T * (heads + 2 * kv_heads), head_dim], the same memory
+    k: NDArray[np.float32]  # [T, kv_heads, head_dim], of `qkv`
+    v: NDArray[np.float32]
+    q_norm: RmsNorm  # of every query head, in place
+    k_norm: RmsNorm
+    rotation: Rotation  # of q and k, in place
+    gate_up: torch.Tensor  # [T, 2 * intermediate]
+    gate: NDArray[np.float32]  # [T, intermediate]
+    up: NDArray[np.float32]
+    gated: NDArray[np.float32]  # [T, intermediate] silu(gate) * up
+    gated_parts: tuple[torch.Tensor, ...]
+
+    @staticmethod
+    def make(tokens: int, sizes: Sizes, products: Products) -> Buffers:
+        shape = sizes.shape
+        rotated, heads = shape.heads + shape.kv_heads, shape.heads + 2 * shape.kv_heads
+        residual, normed = torch.zeros((2, tokens, sizes.hidden)).unbind()
+        qkv = torch.zeros((tokens, heads * shape.head_dim))
+        gate_up = torch.zeros((tokens, 2 * sizes.intermediate))
+        gated = torch.zeros((tokens, sizes.intermediate))
+        by_head = qkv.numpy().reshape(tokens, heads, shape.head_dim)
+        q, k = by_head[:, : shape.heads], by_head[:, shape.heads : rotated]
+        return Buffers(
+            tokens=tokens,
+            token_ids=np.zeros(tokens, np.int64),
+            positions=np.zeros(tokens, np.int64),
+            slots=np.zeros(tokens, np.int64),
+            residual=residual,
+            residual_array=residual.numpy(),
+            norm=RmsNorm.of(residual.numpy(), normed.numpy(), sizes.norm_eps),
+            normed_parts=products.cut(normed),
+            qkv=qkv,
+            heads=qkv.view(-1, shape.head_dim),
+            k=k,
+            v=by_head[:, rotated:],
+            q_norm=RmsNorm.of(q, q, shape.norm_eps),
+            k_norm=RmsNorm.of(k, k, shape.norm_eps),
+            rotation=Rotation.of(by_head.reshape(tokens, heads, 2, -1)[:, :rotated]),
+            gate_up=gate_up,
+            gate=gate_up.numpy()[:, : sizes.intermediate],
+            up=gate_up.numpy()[:, sizes.intermediate :],
+            gated=gated.numpy(),
+            gated_parts=products.cut(gated),
+        )
+
+    def take(self, batch: ForwardBatch) -> None:
+        """The batch's tokens, padded to T."""
+        count = batch.num_tokens
+        for mine, given in (
+            (self.token_ids, batch.token_ids),
+            (self.positions, batch.positions),
+            (self.slots, batch.slot_mapping),
+        ):
+            mine[:count] = given.numpy()
+            mine[count:] = 0
