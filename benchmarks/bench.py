@@ -11,9 +11,9 @@ import platform
 from pathlib import Path
 
 import runtime.models
-from benchmarks import depths, first_token, host_time, throughput
+from benchmarks import depths, first_token, host_time, prefix_hit, throughput
 
-PARTS = ("throughput", "depths", "first-token", "host-time")
+PARTS = ("throughput", "depths", "first-token", "prefix-hit", "host-time")
 BUNDLED = Path(runtime.models.__path__[0]) / "bundled"
 
 
@@ -35,6 +35,9 @@ def main() -> None:
     if "first-token" in parts:
         print(f"\nTime to first token while {first_token.BACKGROUND} other streams run")
         first_token.main(chosen.model)
+    if "prefix-hit" in parts:
+        print("\nTime to first token of a prompt that is cached already")
+        prefix_hit.main(chosen.model)
     if "host-time" in parts:
         print("\nThe engine's host time a launch on the null device, plan to publish")
         host_time.main()

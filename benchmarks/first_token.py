@@ -68,7 +68,7 @@ async def _probe(url: str) -> list[float]:
 
 def measure(folder: Path, depth: str) -> FirstToken:
     """One service at one depth."""
-    with local_service(["--model", str(folder), "--run-ahead", depth]) as service:
+    with local_service(["--model", str(folder), "--run-ahead", depth, "--no-prefix-cache"]) as service:
         times = asyncio.run(_probe(service.url))
         ratio = asyncio.run(overlap_ratio(service.url))
     p99 = statistics.quantiles(times, n=100, method="inclusive")[-1]

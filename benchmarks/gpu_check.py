@@ -28,6 +28,8 @@ from runtime.cuda_program import CudaProgram
 from runtime.engine import Engine
 from runtime.kernels.triton.kernel_set import TritonKernelSet
 from runtime.ledger import Ledger
+from runtime.lifecycle import Deferred
+from runtime.limits import SchedulerLimits
 from runtime.models.config import ModelConfig, RopeScaling
 from runtime.models.decoder import Decoder
 from runtime.models.load import load_model
@@ -35,7 +37,7 @@ from runtime.models.weights import dummy_weights
 from runtime.plan import PLAN_WORDS
 from runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
 from runtime.rows import Rows
-from runtime.scheduler import Release, Scheduler, SchedulerLimits
+from runtime.scheduler import Scheduler
 
 ROOT = Path(__file__).resolve().parent.parent
 BUNDLED = "bundled"
@@ -132,8 +134,8 @@ def steady_decode(model: Decoder, rows: int, run_ahead: int, temperature: float)
     )
     device = CudaDevice(program, rings, max_rows=rows, mixed_tokens=prefill)
     limits = SchedulerLimits(CONTEXT, config.vocab_size, (), PROMPT, prefill, PLAN_WORDS, bulk_words)
-    ledger: Ledger[Release] = Ledger(run_ahead, 1 << 14)
-    scheduler = Scheduler(limits, Rows(rows, MAX_STOP_IDS), BlockPool(num_blocks, BLOCK_SIZE), ledger)
+    ledger: Ledger[Deferred] = Ledger(run_ahead, 1 << 14)
+    scheduler = Scheduler(limits, Rows(rows, MAX_STOP_IDS, CONTEXT), BlockPool(num_blocks, BLOCK_SIZE), ledger)
     links = MemoryLinks()
     engine = Engine(device, scheduler, links, max_queue=1000)
     dice = np.random.default_rng(0)
@@ -142,18 +144,18 @@ def steady_decode(model: Decoder, rows: int, run_ahead: int, temperature: float)
         sampling = SamplingParams(temperature=temperature, seed=handle)
         stopping = StoppingParams(max_tokens=CONTEXT - PROMPT - 1, ignore_eos=True)
         links.inbox.append((1, m.Submit(handle, f"r{handle}", prompt.tobytes(), sampling, stopping)))
-    while scheduler.counters["generated_tokens"] < WARM_STEPS * rows:
+    while scheduler.tally.counters["generated_tokens"] < WARM_STEPS * rows:
         engine.turn()
     figures = engine.figures
     first, begun = ledger.committed, time.perf_counter()
-    retired, idle, host = figures.retired, figures.idle_ns, figures.host_s
+    retired, idle, host = figures.retired, figures.idle_ns, engine.stats().host_s
     while ledger.committed < first + STEPS:
         engine.turn()
     launches, took = ledger.committed - first, time.perf_counter() - begun
     measured = Measured(
         step_us=took / launches * 1e6,
         idle_us=(figures.idle_ns - idle) / max(1, figures.retired - retired) / 1e3,
-        host_us=(figures.host_s - host) / launches * 1e6,
+        host_us=(engine.stats().host_s - host) / launches * 1e6,
         overlap_ratio=figures.overlap_ratio,
         nodes=device.graphs.nodes(device.launch_key(rows, Form.PLAIN)),
     )

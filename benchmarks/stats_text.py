@@ -10,11 +10,13 @@ from runahead.v1 import stats_pb2
 def stats_lines(stats: stats_pb2.ServerStats) -> list[str]:
     """One line for each group of figures, its name first."""
     requests, tokens, chain, rows, blocks = stats.requests, stats.tokens, stats.chain, stats.rows, stats.blocks
+    slots, lifecycle = stats.penalty_slots, stats.lifecycle
     ratio = f"{chain.overlap_ratio:.1%} of launches enqueued while the one before ran" if chain.overlapped else "none"
     groups = {
-        "requests": f"{requests.submitted} submitted, {requests.admitted} admitted, {requests.running} running, "
-        f"{requests.waiting} waiting; ended: {_counts(requests.finished)}",
+        "requests": f"{requests.submitted} submitted, {requests.admitted} admitted, {requests.running} running "
+        f"({requests.paused} paused), {requests.waiting} waiting; ended: {_counts(requests.finished)}",
         "tokens": f"{tokens.generated} generated, {tokens.prompt} of prompts in {tokens.prefill_chunks} chunks, "
+        f"{tokens.cached} from the prefix cache, {tokens.recomputed} recomputed, "
         f"{tokens.void_rows} rows void past an end",
         "launches": f"{chain.launches} enqueued ({_counts(chain.launches_by_kind)}), {chain.launches_retired} retired",
         "overlap": ratio,
@@ -30,11 +32,16 @@ def stats_lines(stats: stats_pb2.ServerStats) -> list[str]:
         )
         or "none",
         "blocks": f"{blocks.free} of {blocks.total} free, {blocks.owned} owned, {blocks.fenced} fenced, "
-        f"{blocks.cached} cached; {rows.free} of {rows.total} row slots free, {rows.fenced} fenced",
-        "lifecycle": f"{stats.lifecycle.deferred_releases} releases deferred behind a launch in flight, "
+        f"{blocks.cached} cached; at boundaries {blocks.reserved} reserved, {blocks.adopted} adopted, "
+        f"{blocks.returned} returned",
+        "slots": f"{rows.free} of {rows.total} row slots free, {rows.fenced} fenced; "
+        f"{slots.free} of {slots.total} penalty slots free, {slots.fenced} fenced",
+        "events": ", ".join(_event(kind, event) for kind, event in sorted(lifecycle.events.items())) or "none",
+        "aborted": _counts(lifecycle.aborted),
+        "lifecycle": f"{lifecycle.deferred_releases} releases deferred behind a launch in flight, "
         f"{stats.front_end.stop_strings} stop strings found, {stats.front_end.cancelled} cancelled, "
         f"{stats.front_end.refused} refused, {stats.front_end.slow_readers} slow readers, "
-        f"{stats.lifecycle.front_ends_lost} front ends lost",
+        f"{lifecycle.front_ends_lost} front ends lost",
         "latency": f"first token {_quantiles(stats.first_token_s)}; token to token {_quantiles(stats.inter_token_s)}",
     }
     return [f"{name:<10}{text}" for name, text in groups.items()]
@@ -42,6 +49,11 @@ def stats_lines(stats: stats_pb2.ServerStats) -> list[str]:
 
 def _counts(counts: Mapping[str, int] | Mapping[int, int]) -> str:
     return ", ".join(f"{name}: {count}" for name, count in sorted(counts.items())) or "none"
+
+
+def _event(kind: str, event: stats_pb2.EventStats) -> str:
+    """How often it happened, and how often the chain held, of the times when there was one."""
+    return f"{kind} {event.count} (chain held {event.held} of {event.count - event.idle})"
 
 
 def _each(total: float, number: int) -> str:

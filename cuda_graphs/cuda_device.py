@@ -10,6 +10,7 @@ import bisect
 import select
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -24,6 +25,7 @@ from cuda_graphs.shape import Form, LaunchShape
 
 MIXED: Final = "mixed"  # F holds prompt chunks: S is a graph, apply and F run eagerly
 CLOSING: Final = "closing"  # no row is left for F: S is a graph, apply runs eagerly
+PROMPT_LOGPROBS: Final = "prompt_logprobs"  # as mixed, for its log-probabilities alone: every chunk has one token
 
 _SPIN_S: Final = 20e-6  # how long a wait spins before it sleeps
 _SLEEP_S: Final = 50e-6
@@ -133,13 +135,13 @@ class CudaDevice:
     # ------------------------------------------------------------ launches
 
     def _enqueue(self, shape: LaunchShape) -> None:
-        if shape.is_decode:
+        if shape.is_decode and not shape.prompt_logprobs:
             self.graphs.replay(self.launch_key(max(shape.rows, shape.sample_rows), shape.form))
             self.counters.graph_replays += 1
             return
         self.graphs.replay(GraphKey(Piece.SAMPLE, self._bucket(shape.sample_rows), shape.form))
         self.counters.graph_replays += 1
-        self.counters.fallbacks[CLOSING if shape.is_closing else MIXED] += 1
+        self.counters.fallbacks[_why_no_graph(shape)] += 1
         with torch.inference_mode():
             self._after_sampling(shape)
 
@@ -173,7 +175,10 @@ class CudaDevice:
             for form in Form:
                 for rows in self.buckets:
                     self._whole(_decode_shape(rows, form))
-            self._whole(LaunchShape(0, 1, Form.PLAIN, rows=1, tokens=mixed_tokens, max_seq_len=0))
+            mixed = LaunchShape(0, 1, Form.PLAIN, rows=1, tokens=mixed_tokens, max_seq_len=0)
+            self._whole(mixed)
+            if self.rings.layout.prompt_tokens:
+                self._whole(replace(mixed, prompt_logprobs=True))
             self._whole(LaunchShape(0, 1, Form.PLAIN, rows=0, tokens=0, max_seq_len=0))
         self.stream.synchronize()
 
@@ -220,6 +225,12 @@ class CudaDevice:
     def _fail(self, error: Exception) -> None:
         self._fault = self._fault or error
         raise DeviceError(f"a launch failed: {error}") from error
+
+
+def _why_no_graph(shape: LaunchShape) -> str:
+    if shape.is_closing:
+        return CLOSING
+    return PROMPT_LOGPROBS if shape.is_decode else MIXED
 
 
 def _decode_shape(rows: int, form: Form) -> LaunchShape:

@@ -36,6 +36,8 @@ class RingLayout:
     bulk_words: int32 words of a bulk slot (prompt tokens and admission records of mixed launches).
     rows: most rows in a launch.
     max_top: most alternatives whose log-probabilities a row may ask for.
+    drafts: tokens a launch may keep of a row beside the one it samples.
+    prompt_tokens: query tokens of a launch whose prompt log-probabilities can be left.
     """
 
     slots: int
@@ -43,19 +45,31 @@ class RingLayout:
     bulk_words: int
     rows: int
     max_top: int
+    drafts: int = 0
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RingMemory:
-    """Both rings, as the host sees them. NumPy views; on CUDA the memory behind them is pinned and mapped."""
+    """Both rings, as the host sees them. NumPy views; on CUDA the memory behind them is pinned and mapped.
+
+    What S leaves (cells, logprob, top_ids, top_logprobs) is readable once the launch is sampled. What F leaves (finite,
+    prompt_*) is readable once it has ended. Entry j of prompt_* belongs to query token j of F, in the order of
+    `query_start_loc`, where its row asked for prompt log-probabilities and the next token of its prompt is known: it
+    says how likely that one was. The last query token of a row's last chunk has none.
+    """
 
     layout: RingLayout
     plan: NDArray[np.int32]  # [slots, plan_words]
     bulk: NDArray[np.int32]  # [slots, bulk_words]
-    cells: NDArray[np.int64]  # [slots, rows, 1 + K], K = 0
+    cells: NDArray[np.int64]  # [slots, rows, 1 + drafts]
     logprob: NDArray[np.float32]  # [slots, rows] of the chosen token
     top_ids: NDArray[np.int32]  # [slots, rows, max_top]
     top_logprobs: NDArray[np.float32]  # [slots, rows, max_top]
+    finite: NDArray[np.int8]  # [slots, rows] by place in F's row list: 1 where all final hidden states are finite
+    prompt_logprob: NDArray[np.float32]  # [slots, prompt_tokens] of the prompt's next token
+    prompt_top_ids: NDArray[np.int32]  # [slots, prompt_tokens, max_top]
+    prompt_top_logprobs: NDArray[np.float32]  # [slots, prompt_tokens, max_top]
     status: NDArray[np.int32]  # [slots, STATUS_WORDS]
     start_ns: NDArray[np.int64]  # [slots] the device's clock when S began
     end_ns: NDArray[np.int64]  # [slots] the device's clock when F ended
@@ -78,15 +92,19 @@ def zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic
 
 def allocate_rings(layout: RingLayout, allocate: Allocate = zeros) -> RingMemory:
     """Both rings of `layout`, every array made by `allocate`."""
-    slots, rows, top = layout.slots, layout.rows, layout.max_top
+    slots, rows, top, tokens = layout.slots, layout.rows, layout.max_top, layout.prompt_tokens
     return RingMemory(
         layout=layout,
         plan=allocate((slots, layout.plan_words), np.int32),  # type: ignore[arg-type]
         bulk=allocate((slots, layout.bulk_words), np.int32),  # type: ignore[arg-type]
-        cells=allocate((slots, rows, 1), np.int64),  # type: ignore[arg-type]
+        cells=allocate((slots, rows, 1 + layout.drafts), np.int64),  # type: ignore[arg-type]
         logprob=allocate((slots, rows), np.float32),  # type: ignore[arg-type]
         top_ids=allocate((slots, rows, top), np.int32),  # type: ignore[arg-type]
         top_logprobs=allocate((slots, rows, top), np.float32),  # type: ignore[arg-type]
+        finite=allocate((slots, rows), np.int8),  # type: ignore[arg-type]
+        prompt_logprob=allocate((slots, tokens), np.float32),  # type: ignore[arg-type]
+        prompt_top_ids=allocate((slots, tokens, top), np.int32),  # type: ignore[arg-type]
+        prompt_top_logprobs=allocate((slots, tokens, top), np.float32),  # type: ignore[arg-type]
         status=allocate((slots, STATUS_WORDS), np.int32),  # type: ignore[arg-type]
         start_ns=allocate((slots,), np.int64),  # type: ignore[arg-type]
         end_ns=allocate((slots,), np.int64),  # type: ignore[arg-type]

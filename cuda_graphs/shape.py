@@ -10,7 +10,7 @@ class Form(enum.StrEnum):
     """What the sample rows of a launch ask of the sampler."""
 
     PLAIN = "plain"  # greedy and temperature
-    FULL = "full"  # filters, bias, allowed tokens, masked stop ids, log-probabilities
+    FULL = "full"  # filters, penalties, bias, allowed tokens, masked stop ids, log-probabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class LaunchShape:
     rows: rows of F(number); 0 makes the launch a closing one, S and copy-out alone.
     tokens: query tokens of F(number); equal to `rows` in a decode launch.
     max_seq_len: an upper bound on the tokens that a row of F attends to.
+    prompt_logprobs: a chunk of F leaves log-probabilities of its prompt. False spares everything that they cost.
     """
 
     number: int
@@ -31,6 +32,7 @@ class LaunchShape:
     rows: int
     tokens: int
     max_seq_len: int
+    prompt_logprobs: bool = False
 
     @property
     def is_closing(self) -> bool:

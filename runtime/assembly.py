@@ -13,25 +13,28 @@ import torch
 from cuda_graphs.device import Device
 from cuda_graphs.host_device import HostDevice, seeded_delays
 from cuda_graphs.rings import RingLayout, allocate_rings
+from runtime.admission import largest_record_words
 from runtime.block_pool import BlockPool
 from runtime.config import ConfigError, EngineConfig, check_config
 from runtime.engine import Poison
 from runtime.host_program import HostProgram
 from runtime.kernels.reference.forward import ReferenceKernels
 from runtime.ledger import Ledger
+from runtime.lifecycle import Deferred
+from runtime.limits import SchedulerLimits
 from runtime.messages import EngineInfo
 from runtime.models.config import ModelConfig
 from runtime.models.decoder import Decoder
 from runtime.models.load import load_model
-from runtime.plan import ADMIT_WORDS, PLAN_WORDS
+from runtime.plan import PLAN_WORDS
 from runtime.poison import RingPoison
-from runtime.request import MAX_BIAS, MAX_STOP_IDS, MAX_TOP_LOGPROBS
+from runtime.request import MAX_STOP_IDS, MAX_TOP_LOGPROBS
 from runtime.rows import Rows
-from runtime.scheduler import Release, Scheduler, SchedulerLimits
+from runtime.scheduler import Scheduler
 
 MAX_EOS_IDS: Final = MAX_STOP_IDS // 2  # the other half is the request's own stop ids
 _CPU_CACHE_BYTES: Final = 1 << 30  # what the CPU device's KV cache may take where `num_blocks` is 0
-_RECORDS: Final = 4  # admission records of the largest size that a bulk slot holds
+_RECORDS: Final = 3  # admission records with long lists that a bulk slot holds beside the largest
 
 Progress = Callable[[int, int], None]
 
@@ -77,6 +80,7 @@ def assemble(config: EngineConfig, progress: Progress) -> Assembled:
         num_blocks=blocks,
         block_size=config.block_size,
         context_length=context,
+        penalty_slots=config.penalty_slots,
     )
     if config.jitter_seed is None:
         return Assembled(
@@ -123,14 +127,24 @@ def check_blocks(blocks: int, config: EngineConfig, context: int) -> None:
 
 
 def ring_layout(config: EngineConfig, model: ModelConfig) -> RingLayout:
-    """Sizes of the rings: `run_ahead` + 2 slots."""
-    record = ADMIT_WORDS + MAX_STOP_IDS + 2 * MAX_BIAS + (model.vocab_size + 31) // 32
+    """Sizes of the rings: `run_ahead` + 2 slots.
+
+    A bulk slot holds the chunks of any launch, the largest admission record there can be, and a few more without a
+    cached prefix or penalties.
+
+    Raises ConfigError for a context that is longer than the model's.
+    """
+    context = context_length(config, model)
+    largest = largest_record_words(model.vocab_size, context, -(-context // config.block_size))
+    ordinary = largest_record_words(model.vocab_size, 0, 0)
+    tokens = config.max_prefill_tokens + config.max_rows  # query tokens of a launch; a chunk has a word more than those
     return RingLayout(
         slots=config.run_ahead + 2,
         plan_words=PLAN_WORDS,
-        bulk_words=config.max_prefill_tokens + _RECORDS * record,
+        bulk_words=tokens + largest + _RECORDS * ordinary,
         rows=config.max_rows,
         max_top=MAX_TOP_LOGPROBS,
+        prompt_tokens=tokens,
     )
 
 
@@ -146,9 +160,11 @@ def make_scheduler(config: EngineConfig, model: ModelConfig, blocks: int, contex
         max_prefill_tokens=config.max_prefill_tokens,
         plan_words=PLAN_WORDS,
         bulk_words=ring_layout(config, model).bulk_words,
+        penalty_slots=config.penalty_slots,
+        prefix_cache=config.prefix_cache,
     )
-    ledger: Ledger[Release] = Ledger(config.run_ahead, config.run_ahead_tokens)
-    return Scheduler(limits, Rows(config.max_rows, MAX_STOP_IDS), BlockPool(blocks, config.block_size), ledger)
+    ledger: Ledger[Deferred] = Ledger(config.run_ahead, config.run_ahead_tokens)
+    return Scheduler(limits, Rows(config.max_rows, MAX_STOP_IDS, context), BlockPool(blocks, config.block_size), ledger)
 
 
 def engine_info(config: EngineConfig, model: Decoder, blocks: int, context: int, dtype: torch.dtype) -> EngineInfo:
@@ -168,4 +184,6 @@ def engine_info(config: EngineConfig, model: Decoder, blocks: int, context: int,
         device=config.device,
         dtype=str(dtype).removeprefix("torch."),
         parameters=model.num_parameters,
+        penalty_slots=config.penalty_slots,
+        prefix_cache=config.prefix_cache,
     )

@@ -24,8 +24,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefill_chunk: prompts are cut at multiples of this many tokens.
     max_prefill_tokens: prompt tokens a launch may carry, at least `prefill_chunk`.
     run_ahead_tokens: a launch with prompt tokens is not queued behind uncommitted ones if together they carry more.
+    prefix_cache: full blocks are found again by their content.
+    penalty_slots: rows that may have penalties at a time; 0 refuses penalties.
+    log_interval: a snapshot of the engine is logged every so many launches; 0: never.
+    log_mode: events (from marks that have passed, no barrier) or barrier (the chain drains before the logged launch).
     threads: torch threads of the CPU device; 0 leaves one core to the host.
-    launch_timeout_s: the engine stops if launches are in flight and none has moved for so long.
+    launch_timeout_s: the engine stops if launches in flight, the requests or its own loop have not come further for so
+    long.
     jitter_seed: a test mode of the host device: seeded delays, and poison in everything that is given back.
     """
 
@@ -43,6 +48,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefill_chunk: int = 128
     max_prefill_tokens: int = 256
     run_ahead_tokens: int = 512
+    prefix_cache: bool = True
+    penalty_slots: int = 16
+    log_interval: int = 0
+    log_mode: str = "events"
     threads: int = 0
     launch_timeout_s: float = LAUNCH_TIMEOUT_S
     jitter_seed: int | None = None
@@ -61,6 +70,8 @@ def check_config(config: EngineConfig) -> None:
         "run_ahead_tokens": (1, 1 << 20),
         "context_length": (0, 1 << 22),
         "threads": (0, 1024),
+        "penalty_slots": (0, 512),
+        "log_interval": (0, 1 << 30),
     }
     for name, (low, high) in bounds.items():
         value = getattr(config, name)
@@ -68,6 +79,8 @@ def check_config(config: EngineConfig) -> None:
             raise ConfigError(f"{name} must be between {low} and {high}, and is {value}")
     if not config.launch_timeout_s > 0:
         raise ConfigError(f"launch_timeout_s must be more than 0, and is {config.launch_timeout_s}")
+    if config.log_mode not in ("events", "barrier"):
+        raise ConfigError(f"log_mode must be events or barrier, and is {config.log_mode!r}")
     if config.device not in ("cpu", "cuda"):
         raise ConfigError(f"device must be cpu or cuda, and is {config.device!r}")
     if config.dtype not in ("auto", "float32", "bfloat16", "float16"):

@@ -52,6 +52,7 @@ def assemble_cuda(config: EngineConfig, progress: Progress) -> Assembled:
         num_blocks=blocks,
         block_size=config.block_size,
         context_length=context,
+        penalty_slots=config.penalty_slots,
     )
     return Assembled(
         CudaDevice(program, rings, max_rows=config.max_rows, mixed_tokens=config.max_prefill_tokens, progress=progress),

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from cuda_graphs.rings import RingMemory
 from cuda_graphs.shape import LaunchShape
 from runtime.kernels.triton.device_rows import DeviceRows
+from runtime.kernels.triton.prompt_logprobs import make_prompt_buffers
 from runtime.kernels.triton.sampling import make_sampler_buffers, sample_rows_cuda
 from runtime.models.decoder import Decoder
 
@@ -36,6 +37,7 @@ class CudaProgram:
         num_blocks: int,
         block_size: int,
         context_length: int,
+        penalty_slots: int = 0,
     ) -> None:
         vocab = model.config.vocab_size
         self.rows = DeviceRows(
@@ -46,18 +48,20 @@ class CudaProgram:
             context_length=context_length,
             vocab_size=vocab,
             device=model.device,
+            penalty_slots=penalty_slots,
         )
         self._model = model
         self._cache = model.make_cache(num_blocks, block_size)
         self._logits = torch.zeros((max_rows, vocab), dtype=torch.float32, device=model.device)
         self._sampler = make_sampler_buffers(max_rows, vocab, rings.layout.max_top, model.device)
+        self._prompt = make_prompt_buffers(max_tokens, vocab, rings.layout.max_top, model.device)
 
     def sample(self, shape: LaunchShape) -> None:
         count = shape.sample_rows
         if not count:
             return
         slots = self.rows.rows.sample_slots[:count]
-        sampled = sample_rows_cuda(self._logits, self.rows.state, slots, shape.form, self._sampler)
+        sampled = sample_rows_cuda(self._logits, self.rows.state, self.rows.penalties, slots, shape.form, self._sampler)
         if sampled.logprob is not None and sampled.top_ids is not None and sampled.top_logprobs is not None:
             self.rows.publish_logprobs(count, sampled.logprob, sampled.top_ids, sampled.top_logprobs)
         self.rows.publish(count, sampled.tokens, sampled.finite)
@@ -69,11 +73,17 @@ class CudaProgram:
     def forward(self, shape: LaunchShape) -> None:
         batch = self.rows.batch(shape.rows, shape.tokens)
         hidden = self._model.forward(batch, self._cache)
+        last = hidden
         if not batch.is_decode:
-            hidden = hidden.index_select(0, self.rows.queries.last_query[: shape.rows])
-        # The decoder's own float32 copy is spared: the copy into the buffer converts.
-        logits = self._model.kernels.linear(hidden, self._model.weights.lm_head)
-        self._logits[: shape.rows].copy_(logits)
+            last = hidden.index_select(0, self.rows.queries.last_query[: shape.rows])
+        self._logits[: shape.rows].copy_(self._raw_logits(last))
+        if shape.prompt_logprobs:
+            self.rows.publish_prompt_logprobs(hidden, batch, self._raw_logits, self._prompt)
+        self.rows.publish_finite(hidden, batch)
+
+    def _raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """In the model's dtype: the decoder's own float32 copy is spared, the copy into a buffer converts."""
+        return self._model.kernels.linear(hidden, self._model.weights.lm_head)
 
     def reset(self) -> None:
         self.rows.reset()
@@ -95,3 +105,8 @@ class CudaProgram:
         state.last_token[slot] = -(1 << 20)
         state.block_table[slot] = 1 << 20
         state.alive[slot] = False
+
+    def poison_penalty_slot(self, slot: int) -> None:
+        """Every token was said, and often: nonsense for a penalty slot that nobody may name any more."""
+        self.rows.penalties.counts[slot] = 1 << 20
+        self.rows.penalties.in_prompt[slot] = -1

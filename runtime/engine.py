@@ -11,19 +11,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import numpy as np
+
 from cuda_graphs.device import Device, DeviceError
 from cuda_graphs.rings import FAULT_NONE, STATUS_FAULT
 from runtime import messages as m
 from runtime.config import LAUNCH_TIMEOUT_S
 from runtime.figures import Figures
 from runtime.intake import Intake
+from runtime.interval_log import IntervalLog, LogMode, Snapshot, Totals
 from runtime.ledger import Launch, Ledger, LedgerError
+from runtime.lifecycle import Deferred, PromptPart, Release
 from runtime.links import Links
 from runtime.plan import stage
 from runtime.publisher import Publisher
 from runtime.registry import Registry
+from runtime.request import FinishReason
 from runtime.row_check import check_rows
-from runtime.scheduler import Release, Scheduler
+from runtime.scheduler import Scheduler
 from runtime.stats import engine_stats
 from runtime.watchdog import Watchdog
 
@@ -46,11 +51,16 @@ class Barrier:
     reason: str
 
 
+def _no_snapshot(snapshot: Snapshot) -> None:
+    pass
+
+
 class Engine:
     """Requests in, tokens out, launches in between.
 
-    max_queue: requests that may wait for a row. launch_timeout_s: how long launches may be in flight without any mark.
-    clock: seconds, monotonic.
+    max_queue: requests that may wait for a row. launch_timeout_s: how long launches may be in flight without any mark,
+    and requests be served without any progress. log_interval, log_mode: see `runtime.interval_log`; snapshots go to
+    `write_snapshot`. clock: seconds, monotonic.
     """
 
     def __init__(
@@ -62,11 +72,14 @@ class Engine:
         max_queue: int,
         poison: Poison | None = None,
         launch_timeout_s: float = LAUNCH_TIMEOUT_S,
+        log_interval: int = 0,
+        log_mode: LogMode = LogMode.EVENTS,
+        write_snapshot: Callable[[Snapshot], None] = _no_snapshot,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.device = device
         self.scheduler = scheduler
-        self.ledger: Ledger[Release] = scheduler.ledger
+        self.ledger: Ledger[Deferred] = scheduler.ledger
         self.figures = Figures()
         self.registry = Registry()
         self.publisher = Publisher(links, scheduler.rows, device.rings, self.registry, self.figures)
@@ -75,7 +88,12 @@ class Engine:
         self._poison = poison
         self._clock = clock
         self._watchdog = Watchdog(launch_timeout_s, clock)
+        self._interval_log = IntervalLog(log_interval, log_mode, write_snapshot)
         self._started_at = clock()
+        self._waited_s = 0.0  # on marks and arrivals
+        self._nothing_to_do_s = 0.0  # of these, on arrivals alone
+        self._logging_drain_s = 0.0  # for the next logging barrier, so far
+        self.waits = 0  # grows for as long as the loop turns, drains included
         self._idle_after = 0  # the newest launch when the loop last had nothing to do
 
     # ------------------------------------------------------------ the loop
@@ -88,23 +106,25 @@ class Engine:
 
     def turn(self) -> None:
         """One turn of the loop."""
-        begun = self._clock()
         self.intake.take()
         self._give_back()
-        while self._has_room() and self._launch_next():
+        while self._has_room() and (self._launch_next() or self._give_back()):
             pass
-        waited = self._wait()
+        self._wait()
         self._settle()
-        self.figures.host_s += self._clock() - begun - waited
 
     def drain(self, barrier: Barrier) -> None:
         """Wait until everything enqueued has retired, then compare the device's rows with the host's."""
+        self.figures.barrier(barrier.reason, self._drain())
+
+    def _drain(self) -> float:
+        """Returns the seconds it took."""
         begun = self._clock()
         while self.ledger.in_flight:
             self._wait()
             self._settle()
         check_rows(self.device.read_rows(), self.scheduler)
-        self.figures.barrier(barrier.reason, self._clock() - begun)
+        return self._clock() - begun
 
     def _has_room(self) -> bool:
         """May another launch be enqueued now? Counts those that only the bound in tokens holds back."""
@@ -118,10 +138,17 @@ class Engine:
 
     def _launch_next(self) -> bool:
         """Plan, stage, launch. False if there is nothing to launch."""
+        rings, ledger = self.device.rings, self.ledger
+        is_barrier = self._interval_log.drains_before(ledger.launched + 1)
+        if is_barrier and (ledger.in_flight or len(self.registry)):
+            self._logging_drain_s += self._drain()
         plan = self.scheduler.plan()
         if plan is None:
             return False
-        rings, ledger = self.device.rings, self.ledger
+        if is_barrier:
+            self._interval_log.drained(self._totals(ledger.launched))
+            self.figures.barrier("logging", self._logging_drain_s)
+            self._logging_drain_s = 0.0
         if plan.number - rings.layout.slots > ledger.retired:
             raise LedgerError(f"plan {plan.number} would overwrite a slot of a launch that has not retired")
         slot = rings.slot(plan.number)
@@ -132,14 +159,18 @@ class Engine:
         self.device.launch(launch.shape)
         ledger.enqueue(launch)
         self.figures.enqueued(launch, ledger.uncommitted)
+        if self.scheduler.tally.events:
+            self.figures.lifecycle(self.scheduler.tally.events, launch)
+            self.scheduler.tally.events.clear()
         for admission in plan.admissions:
-            self.registry.admitted(self.scheduler.by_slot[admission.slot], self._clock())
+            self.publisher.admitted(self.scheduler.holdings.by_slot[admission.slot], self._clock())
         return True
 
-    def _wait(self) -> float:
-        """For the oldest mark outstanding, or an arrival. Returns the seconds it took."""
+    def _wait(self) -> None:
+        """For the oldest mark outstanding, or an arrival."""
         begun = self._clock()
         ledger = self.ledger
+        self.waits += 1
         if ledger.waits_for_tokens:
             self.device.wait(ledger.committed, _NEVER, self._links.wake_fds(), _WAIT_S)
         elif ledger.in_flight:
@@ -149,7 +180,8 @@ class Engine:
         else:
             self._idle_after = ledger.launched
             self._links.wait(_WAIT_S)
-        return self._clock() - begun
+            self._nothing_to_do_s += self._clock() - begun
+        self._waited_s += self._clock() - begun
 
     def _settle(self) -> None:
         """Commit, retire and give back what the marks allow."""
@@ -160,27 +192,59 @@ class Engine:
         self.ledger.end(ended)
         for number in range(before + 1, ended + 1):
             self._raise_fault(number)
+        self._retire()
         while self.ledger.committed < sampled:
             self._commit(self.ledger.next_to_commit())
+            self._retire()
+        self._give_back()
+        self._look_after_progress()
+
+    def _retire(self) -> None:
+        """What launches have left that is read once they have retired, before the tokens of later ones."""
+        rings = self.device.rings
         for launch in self.ledger.retire():
-            self.figures.retire(launch, self.device.rings)
+            self.figures.retire(launch, rings)
+            slot, rows = rings.slot(launch.number), launch.row_slots
+            finite = rings.finite[slot, : rows.size] == 1
+            if np.count_nonzero(finite) < rows.size:
+                self.scheduler.holdings.not_finite(rows[~finite])
+            for part in launch.prompt_parts:
+                self._publish_prompt(slot, part)
+            if self._interval_log.is_logged(launch.number):
+                launch_s = int(rings.end_ns[slot] - rings.start_ns[slot]) / 1e9
+                self._interval_log.retired(launch, launch_s, self._totals(launch.number), self.scheduler.pool)
             if self._poison is not None:
                 self._poison.ring_slot(launch.number)
-        self._give_back()
-        self._watchdog.look(self.ledger.in_flight, self.ledger.committed, self.ledger.ended)
 
-    def _give_back(self) -> None:
-        """Whatever the fence lets go: what ended outside a commit may be due before any mark moves."""
-        for resource in self.ledger.due():
+    def _publish_prompt(self, slot: int, part: PromptPart) -> None:
+        """Log-probabilities of a prompt, unless its request has ended since; it ends now if its row is not finite."""
+        if self.scheduler.rows.epoch[part.slot] != part.epoch:
+            return
+        if self.scheduler.rows.finite[part.slot]:
+            self.publisher.publish_prompt(slot, part)
+        else:
+            self.publisher.end(self.scheduler.stop(part.request, FinishReason.NON_FINITE), self._clock())
+
+    def _give_back(self) -> bool:
+        """Whatever the fence lets go: what ended outside a commit may be due before any mark moves. False: nothing."""
+        due = self.ledger.due()
+        for resource in due:
+            freed = self.scheduler.release(resource)
             if self._poison is not None:
-                self._poison.release(resource)
-            self.scheduler.release(resource)
+                self._poison.release(freed)
+        return bool(due)
+
+    def _look_after_progress(self) -> None:
+        ledger, counters = self.ledger, self.scheduler.tally.counters
+        marks = (ledger.committed, ledger.ended)
+        work = (counters["generated_tokens"], counters["prefill_chunks"])
+        self._watchdog.look(ledger.in_flight, marks, len(self.registry), work)
 
     def _commit(self, launch: Launch) -> None:
         rings = self.device.rings
-        cells = rings.cells[rings.slot(launch.number), : launch.sample_slots.size, 0]
+        cells = rings.cells[rings.slot(launch.number), : launch.sample_slots.size]
+        commit = self.scheduler.commit(launch, cells)  # a launch that samples nothing may have crossed borders
         if launch.shape.sample_rows:
-            commit = self.scheduler.commit(launch, cells)
             self.publisher.publish(commit, self._clock())
         self.ledger.commit(launch.number)
 
@@ -191,7 +255,23 @@ class Engine:
 
     def stats(self) -> m.EngineStats:
         """Everything `Stats` shows, at this moment."""
-        return engine_stats(self.scheduler, self.device, self.figures, self.intake.counters, self._uptime_s())
+        return engine_stats(
+            self.scheduler, self.device, self.figures, self.intake.counters, self._uptime_s(), self._host_s()
+        )
+
+    def _totals(self, launch: int) -> Totals:
+        figures = self.figures
+        return Totals(
+            launch,
+            self.scheduler.tally.counters["generated_tokens"],
+            self._uptime_s() - self._nothing_to_do_s,
+            self._host_s(),
+            figures.busy_ns / 1e9,
+            figures.idle_ns / 1e9,
+        )
 
     def _uptime_s(self) -> float:
         return self._clock() - self._started_at
+
+    def _host_s(self) -> float:
+        return self._uptime_s() - self._waited_s

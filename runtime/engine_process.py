@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import os
 import secrets
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -26,12 +28,15 @@ from runtime import messages as m
 from runtime.assembly import Assembled, assemble
 from runtime.config import ConfigError, EngineConfig
 from runtime.engine import Engine
+from runtime.interval_log import LogMode
 from runtime.links import SocketLinks
+from runtime.loop_guard import LoopGuard
 from runtime.models.config import CheckpointError
-from runtime.watchdog import LaunchHungError
+from runtime.watchdog import LaunchHungError, NoProgressError
 
 EXIT_BROKEN: Final = 1
 EXIT_CANNOT_START: Final = 2
+_TURN_S: Final = 1.0  # a turn that only waits ends well within this
 _DEVICE_SENTENCE: Final = "the device failed and the engine has stopped"
 _INTERNAL_SENTENCE: Final = "the engine met an internal error and has stopped"
 _SHUTDOWN_SENTENCE: Final = "the server is shutting down"
@@ -58,6 +63,8 @@ def main() -> int:
     except (ConfigError, CheckpointError, msgspec.MsgspecError, OSError) as error:
         print(error, file=sys.stderr, flush=True)
         return EXIT_CANNOT_START
+    gc.collect()
+    gc.freeze()  # what was made so far lives as long as the process: no collection need look at it again
     engine = Engine(
         parts.device,
         parts.scheduler,
@@ -65,14 +72,21 @@ def main() -> int:
         max_queue=orders.config.max_queue,
         poison=parts.poison,
         launch_timeout_s=orders.config.launch_timeout_s,
+        log_interval=orders.config.log_interval,
+        log_mode=LogMode(orders.config.log_mode),
+        write_snapshot=lambda snapshot: log.info("snapshot", **asdict(snapshot)),
     )
     log.info("engine_ready", **msgspec.to_builtins(parts.info))
+    if orders.config.log_interval == 1 and orders.config.log_mode == LogMode.BARRIER:
+        log.warning("serial", why="log_interval is 1 and log_mode is barrier: the chain drains before every launch")
     print("ready", flush=True)
-    return _run(engine, links, stop, log)
+    return _run(engine, links, stop, log, orders.config.launch_timeout_s)
 
 
-def _run(engine: Engine, links: SocketLinks, stop: _Stop, log: structlog.stdlib.BoundLogger) -> int:
+def _run(engine: Engine, links: SocketLinks, stop: _Stop, log: structlog.stdlib.BoundLogger, limit_s: float) -> int:
     code = 0
+    guard = LoopGuard(lambda: engine.waits, limit_s + _TURN_S, lambda: _stop_standing(engine, log))
+    guard.start()
     try:
         engine.run(lambda: stop.asked or links.parent_gone)
         links.broadcast(m.Failed("SHUTDOWN", _SHUTDOWN_SENTENCE))
@@ -82,6 +96,11 @@ def _run(engine: Engine, links: SocketLinks, stop: _Stop, log: structlog.stdlib.
         faulthandler.dump_traceback(sys.stderr)
         links.broadcast(m.Failed("DEVICE", _DEVICE_SENTENCE))
         code = EXIT_BROKEN
+    except NoProgressError as error:
+        log.error("no_progress", what=str(error), launches=engine.ledger.launched)
+        faulthandler.dump_traceback(sys.stderr)
+        links.broadcast(m.Failed("INTERNAL", _INTERNAL_SENTENCE))
+        code = EXIT_BROKEN
     except DeviceError:
         log.exception("device_failed", launches=engine.ledger.launched)
         links.broadcast(m.Failed("DEVICE", _DEVICE_SENTENCE))
@@ -90,6 +109,7 @@ def _run(engine: Engine, links: SocketLinks, stop: _Stop, log: structlog.stdlib.
         log.exception("engine_failed", launches=engine.ledger.launched)
         links.broadcast(m.Failed("INTERNAL", _INTERNAL_SENTENCE))
         code = EXIT_BROKEN
+    guard.end()
     links.close()
     if links.parent_gone:  # nobody else is left to take away the folder that it made for the socket
         with contextlib.suppress(OSError):
@@ -97,6 +117,13 @@ def _run(engine: Engine, links: SocketLinks, stop: _Stop, log: structlog.stdlib.
     if code == 0:
         engine.device.close()
     return code
+
+
+def _stop_standing(engine: Engine, log: structlog.stdlib.BoundLogger) -> None:
+    """The loop's thread is somewhere and does not come back: the sockets close with the process, and say so."""
+    log.error("loop_hung", launches=engine.ledger.launched)
+    faulthandler.dump_traceback(sys.stderr)
+    os._exit(EXIT_BROKEN)
 
 
 class _Stop:

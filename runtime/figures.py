@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,6 +32,15 @@ def quantiles(seconds: Iterable[float]) -> dict[str, float]:
 
 
 @dataclass(slots=True)
+class EventCount:
+    """Lifecycle events of one kind, and what the next launch said of the chain: see `messages.EventStats`."""
+
+    count: int = 0
+    held: int = 0
+    idle: int = 0
+
+
+@dataclass(slots=True)
 class Figures:
     """Times are seconds on the engine's clock, `_ns` on the device's."""
 
@@ -44,7 +53,7 @@ class Figures:
     firsts_after_idle: int = 0
     busy_ns: int = 0
     idle_ns: int = 0
-    host_s: float = 0.0
+    events: dict[str, EventCount] = field(default_factory=dict)
     barriers: Counter[str] = field(default_factory=Counter)
     barrier_s: dict[str, float] = field(default_factory=dict)
     first_token_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
@@ -56,6 +65,14 @@ class Figures:
         self.launches_by_kind[kind_of(launch.shape)] += 1
         self.launches_by_depth[depth] += 1
         self.depth_max = max(self.depth_max, depth)
+
+    def lifecycle(self, events: Mapping[str, int], launch: Launch) -> None:
+        """These happened since the launch before this one was enqueued."""
+        for kind, count in events.items():
+            event = self.events.setdefault(kind, EventCount())
+            event.count += count
+            event.held += count * launch.overlapped
+            event.idle += count * launch.first
 
     def retire(self, launch: Launch, rings: RingMemory) -> None:
         """Read a retired launch's stamps before its slot is given back."""

@@ -1,6 +1,9 @@
 """A model that a mistake cannot hide from: each token is a hash of every token before it, found by walking the row's
 block table as the device's own state holds it when the work runs. A wrong table, a block reused too early or a stale
 plan changes the tokens.
+
+In the form `full`, a row with penalties folds all that its penalty slot holds when S runs into its token, so that a
+slot that is stale, shared or reused too early changes the tokens too.
 """
 
 from __future__ import annotations
@@ -11,10 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cuda_graphs.rings import RingMemory
-from cuda_graphs.shape import LaunchShape
-from runtime.host_rows import HostRows
+from cuda_graphs.shape import Form, LaunchShape
+from runtime.host_rows import HostRows, Queries
+from runtime.kernels.reference.sampling_filters import bits
+from runtime.request import MAX_BIAS, MAX_STOP_IDS
 
 _POISON = -(1 << 20)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_HALF = np.uint64(32)
 
 
 class HashProgram:
@@ -29,8 +36,12 @@ class HashProgram:
         block_size: int,
         context_length: int,
         vocab_size: int,
+        penalty_slots: int = 0,
     ) -> None:
-        self.rows = HostRows(rings, max_rows, -(-context_length // block_size), vocab_size, block_size, 32, 1024)
+        max_blocks = -(-context_length // block_size)
+        self.rows = HostRows(
+            rings, max_rows, max_blocks, vocab_size, block_size, MAX_STOP_IDS, MAX_BIAS, penalty_slots=penalty_slots
+        )
         self.cache = np.full((num_blocks, block_size), _POISON, np.int64)
         self._hashes = np.zeros(max_rows + 1, np.uint64)
 
@@ -40,7 +51,11 @@ class HashProgram:
             return
         places, slots = self.rows.to_sample()
         seeds = self.rows.seed[slots].view(np.uint64)
-        tokens = ((self._hashes[slots] ^ seeds) % np.uint64(self.rows.vocab_size)).astype(np.int32)
+        hashes = self._hashes[slots] ^ seeds
+        if shape.form is Form.FULL:
+            for i in np.flatnonzero(self.rows.penalty_slot[slots] >= 0).tolist():
+                hashes[i] ^= self._penalties(int(slots[i]))
+        tokens = (hashes % np.uint64(self.rows.vocab_size)).astype(np.int32)
         early = self.rows.seq_len[slots] < self.rows.min_position[slots]
         for i in np.flatnonzero(early).tolist():
             while tokens[i] in self.rows.stop_ids[slots[i]]:
@@ -57,19 +72,74 @@ class HashProgram:
         self.cache.reshape(-1)[queries.slot_mapping] = queries.token_ids
         for slot in queries.sample_slots.tolist():
             self._hashes[slot] = self._hash(slot)
+        self.rows.publish_finite(self.finite_tokens(queries), queries)
+        if shape.prompt_logprobs:
+            self._leave_prompt_logprobs(queries)
+
+    def finite_tokens(self, queries: Queries) -> NDArray[np.bool_]:
+        """Which query tokens have finite hidden states, [T]: all of them, unless a test says otherwise."""
+        return np.ones(queries.token_ids.size, np.bool_)
 
     def _hash(self, slot: int) -> np.uint64:
+        """Of all tokens that the row's block table finds in the cache."""
+        total = np.bitwise_xor.reduce(self._mixed(slot))
+        return np.uint64(total ^ (total >> _HALF))
+
+    def _mixed(self, slot: int) -> NDArray[np.uint64]:
+        """A number for each of the row's tokens, [seq_len], after its place and what the cache holds there."""
         length = int(self.rows.seq_len[slot]) if self.rows.alive[slot] else 0
         size = self.rows.block_size
         blocks = self.rows.block_table[slot, : -(-length // size)]
         tokens = self.cache[blocks].reshape(-1)[:length].astype(np.uint64)
-        weights = np.arange(1, length + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        weights = np.arange(1, length + 1, dtype=np.uint64) * _GOLDEN
         mixed = (tokens + np.uint64(1)) * (weights | np.uint64(1))
-        total = np.bitwise_xor.reduce(mixed ^ (mixed >> np.uint64(29))) if length else np.uint64(0)
-        return np.uint64(total ^ (total >> np.uint64(32)))
+        mixed ^= mixed >> np.uint64(29)
+        return mixed
+
+    def _penalties(self, slot: int) -> np.uint64:
+        """A digest of the row's penalty slot and factors."""
+        rows = self.rows
+        penalty_slot = int(rows.penalty_slot[slot])
+        said = rows.counts[penalty_slot].astype(np.uint64) * np.uint64(2)
+        said += bits(rows.in_prompt[penalty_slot], rows.vocab_size)
+        weights = np.arange(1, rows.vocab_size + 1, dtype=np.uint64) * _GOLDEN | np.uint64(1)
+        total = (said * weights).sum(dtype=np.uint64)
+        for place, factor in enumerate((rows.repetition_penalty, rows.presence_penalty, rows.frequency_penalty)):
+            total ^= np.uint64(int(factor[slot].view(np.uint32)) << (8 * place + 1))
+        return np.uint64(total ^ (total >> _HALF))
+
+    def _leave_prompt_logprobs(self, queries: Queries) -> None:
+        """Made up of the hash of the tokens up to and with the query token, as the cache holds them, and the target."""
+        wanted = self.rows.prompt_queries(queries)
+        ranks = np.arange(self.rows.rings.layout.max_top, dtype=np.uint64)
+        place = np.searchsorted(queries.query_start_loc, wanted.index, side="right") - 1
+        for row in np.unique(place).tolist():
+            here = place == row
+            index = wanted.index[here]
+            totals = np.bitwise_xor.accumulate(self._mixed(int(queries.slots[row])))[queries.positions[index]]
+            hashes = totals ^ (totals >> _HALF)
+            targets = wanted.target[here].astype(np.uint64) * _GOLDEN
+            shown = ranks < wanted.asked[here].astype(np.uint64)[:, None]
+            top_ids = (hashes[:, None] + ranks) % np.uint64(self.rows.vocab_size)
+            top = -(hashes[:, None] % np.uint64(16) + ranks).astype(np.float32)
+            self.rows.publish_prompt_logprobs(
+                index,
+                ((hashes ^ targets) % np.uint64(4096)).astype(np.float32) / np.float32(-256),
+                np.where(shown, top_ids, np.uint64(0)).astype(np.int32),
+                np.where(shown, top, np.float32(0)),
+            )
 
     def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
-        names = ("last_token", "seq_len", "alive", "block_table", "min_position", "max_position", "stop_ids")
+        names = (
+            "last_token",
+            "seq_len",
+            "alive",
+            "block_table",
+            "min_position",
+            "max_position",
+            "stop_ids",
+            "penalty_slot",
+        )
         return {name: getattr(self.rows, name).copy() for name in names}
 
     def poison_blocks(self, blocks: tuple[int, ...]) -> None:
@@ -83,6 +153,10 @@ class HashProgram:
         self.rows.alive[slot] = False
         self._hashes[slot] = 0xDEAD
 
+    def poison_penalty_slot(self, slot: int) -> None:
+        """Nonsense into a penalty slot that nobody may name any more."""
+        self.rows.poison_penalty_slot(slot)
+
 
 class NullProgram:
     """Publishes the same token for every row and computes nothing: what is left is the engine's own time."""
@@ -92,6 +166,7 @@ class NullProgram:
         self._token = token
         self._number = 0
         self._cells = np.full(max_rows, token, np.int64)
+        rings.finite[:] = 1
 
     def sample(self, shape: LaunchShape) -> None:
         self._number += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 import torch
@@ -12,10 +13,13 @@ from cuda_graphs.rings import RingMemory
 from cuda_graphs.shape import LaunchShape
 from runtime.forward_batch import ForwardBatch
 from runtime.host_rows import HostRows, Queries
+from runtime.kernels.reference.logprobs import log_probabilities
 from runtime.kernels.reference.sampling import sample_rows
 from runtime.models.decoder import Decoder
 from runtime.request import MAX_BIAS, MAX_STOP_IDS
-from runtime.row_state import RowState, row_fields
+from runtime.row_state import PenaltyState, RowState, row_fields
+
+_TILE: Final = 32  # query tokens whose logits are computed at a time for prompt log-probabilities
 
 
 class HostProgram:
@@ -25,17 +29,27 @@ class HostProgram:
     """
 
     def __init__(
-        self, model: Decoder, rings: RingMemory, *, max_rows: int, num_blocks: int, block_size: int, context_length: int
+        self,
+        model: Decoder,
+        rings: RingMemory,
+        *,
+        max_rows: int,
+        num_blocks: int,
+        block_size: int,
+        context_length: int,
+        penalty_slots: int = 0,
     ) -> None:
         self._model = model
         self._rings = rings
         vocab = model.config.vocab_size
         max_blocks = -(-context_length // block_size)
-        self.rows = HostRows(rings, max_rows, max_blocks, vocab, block_size, MAX_STOP_IDS, MAX_BIAS)
+        self.rows = HostRows(
+            rings, max_rows, max_blocks, vocab, block_size, MAX_STOP_IDS, MAX_BIAS, penalty_slots=penalty_slots
+        )
         self._state = RowState(**{name: torch.from_numpy(getattr(self.rows, name)) for name in row_fields()})
-        self._block_table = self._state.block_table
+        self._penalties = PenaltyState(torch.from_numpy(self.rows.counts), torch.from_numpy(self.rows.in_prompt))
         self._cache = model.make_cache(num_blocks, block_size)
-        self._logits = torch.zeros((max_rows + 1, vocab), dtype=torch.float32)
+        self._logits = np.zeros((max_rows + 1, vocab), np.float32)
 
     @torch.inference_mode()
     def sample(self, shape: LaunchShape) -> None:
@@ -45,7 +59,8 @@ class HostProgram:
         places, slots = self.rows.to_sample()
         index = torch.from_numpy(slots)
         max_top = self._rings.layout.max_top
-        sampled = sample_rows(self._logits[index], self._state, index, shape.form, max_top)
+        logits = torch.from_numpy(self._logits[slots])
+        sampled = sample_rows(logits, self._state, self._penalties, index, shape.form, max_top)
         if sampled.logprob is not None and sampled.top_ids is not None and sampled.top_logprobs is not None:
             slot = self._rings.slot(number)
             self._rings.logprob[slot, places] = sampled.logprob.numpy()
@@ -63,8 +78,22 @@ class HostProgram:
         queries = self.rows.queries()
         hidden = self._model.forward(self._batch(queries), self._cache)
         if queries.sample_slots.size:
-            logits = self._model.logits(hidden[torch.from_numpy(queries.last_query)])
-            self._logits[torch.from_numpy(queries.sample_slots)] = logits
+            logits = self._model.logits(torch.from_numpy(hidden.numpy()[queries.last_query]))
+            self._logits[queries.sample_slots] = logits.numpy()
+        self.rows.publish_finite(np.isfinite(hidden.numpy()).all(axis=1), queries)
+        if shape.prompt_logprobs:
+            self._leave_prompt_logprobs(hidden, queries)
+
+    def _leave_prompt_logprobs(self, hidden: torch.Tensor, queries: Queries) -> None:
+        """In tiles: the logits of a whole chunk would be large. hidden: [T, hidden]"""
+        wanted = self.rows.prompt_queries(queries)
+        for first in range(0, wanted.index.size, _TILE):
+            tile = slice(first, first + _TILE)
+            index = wanted.index[tile]
+            logits = self._model.logits(hidden[torch.from_numpy(index)]).numpy()
+            asked = np.where(np.isfinite(logits).all(axis=1), wanted.asked[tile], np.int32(-1))
+            found = log_probabilities(logits, wanted.target[tile], asked, self._rings.layout.max_top)
+            self.rows.publish_prompt_logprobs(index, found.chosen, found.top_ids, found.top)
 
     def _batch(self, queries: Queries) -> ForwardBatch:
         rows, tokens = queries.slots.size, queries.token_ids.size
@@ -75,7 +104,7 @@ class HostProgram:
             slot_mapping=torch.from_numpy(queries.slot_mapping),
             query_start_loc=torch.from_numpy(queries.query_start_loc),
             seq_lens=torch.from_numpy(queries.seq_lens),
-            block_tables=self._block_table[torch.from_numpy(queries.slots)],
+            block_tables=torch.from_numpy(self.rows.block_table[queries.slots]),
             num_tokens=tokens,
             num_rows=rows,
             max_seq_len=longest,
@@ -95,7 +124,11 @@ class HostProgram:
 
     def poison_slot(self, slot: int) -> None:
         """NaN and nonsense into a row slot that nobody may name any more."""
-        self._logits[slot] = float("nan")
+        self._logits[slot] = np.nan
         self.rows.last_token[slot] = -(1 << 20)
         self.rows.block_table[slot] = 1 << 20
         self.rows.alive[slot] = False
+
+    def poison_penalty_slot(self, slot: int) -> None:
+        """Every token was said, and often: nonsense for a penalty slot that nobody may name any more."""
+        self.rows.poison_penalty_slot(slot)

@@ -19,9 +19,19 @@ from cuda_graphs.rings import (
     RingMemory,
 )
 from runtime import plan as layout
+from runtime.admission import token_mask
 from runtime.plan import PlanView, read_admission, read_plan
 
 _NO_ROWS = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptQueries:
+    """The n query tokens of an F that leave the log-probability of their prompt's next token."""
+
+    index: NDArray[np.int64]  # [n] among the query tokens of F
+    target: NDArray[np.int64]  # [n] the prompt's next token
+    asked: NDArray[np.int32]  # [n] how many of the most likely ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +53,7 @@ class HostRows:
 
     def __init__(
         self, rings: RingMemory, max_rows: int, max_blocks: int, vocab_size: int, block_size: int, max_stop_ids: int,
-        max_bias: int,
+        max_bias: int, *, penalty_slots: int = 0,
     ) -> None:  # fmt: skip
         slots = max_rows + 1
         self.rings = rings
@@ -71,6 +81,14 @@ class HostRows:
         self.bias_values = np.zeros((slots, max_bias), np.float32)
         self.has_allowed = np.zeros(slots, np.bool_)
         self.allowed = np.zeros((slots, (vocab_size + 31) // 32), np.int32)
+        self.prompt_logprobs = np.full(slots, -1, np.int32)
+        self.repetition_penalty = np.ones(slots, np.float32)
+        self.presence_penalty = np.zeros(slots, np.float32)
+        self.frequency_penalty = np.zeros(slots, np.float32)
+        self.penalty_slot = np.full(slots, -1, np.int32)
+        # By penalty slot, as `runtime.row_state.PenaltyState`.
+        self.counts = np.zeros((penalty_slots + 1, vocab_size), np.int32)
+        self.in_prompt = np.zeros((penalty_slots + 1, (vocab_size + 31) // 32), np.int32)
 
     # ------------------------------------------------------------ S
 
@@ -88,7 +106,8 @@ class HostRows:
     def publish(
         self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_]
     ) -> None:
-        """Advance the rows by their tokens [n], end those that stop, and write the result cells.
+        """Advance the rows by their tokens [n], count them where there are penalties, end the rows that stop, and write
+        the result cells.
 
         A row that had ended before stays as it is; its cell is void. Tokens become readable with the cell's store.
         """
@@ -99,6 +118,9 @@ class HostRows:
         self.last_token[slots] = np.where(alive, tokens, self.last_token[slots])
         self.seq_len[slots] = position + (alive & finite)
         self.alive[slots] = alive & ~stopped
+        counting = alive & finite & (self.penalty_slot[slots] >= 0)
+        if np.count_nonzero(counting):
+            self.counts[self.penalty_slot[slots[counting]], tokens[counting]] += 1
         low = tokens.astype(np.int64)
         low |= np.where(stopped, STOPPED, 0)
         low |= np.where(finite, 0, NON_FINITE)
@@ -158,8 +180,28 @@ class HostRows:
         self.allowed[slot, : record.allowed.size] = record.allowed
         self.block_table[slot] = 0
         self.block_table[slot, : record.blocks.size] = record.blocks
+        self.prompt_logprobs[slot] = head[layout.ADMIT_PROMPT_LOGPROBS]
+        self.repetition_penalty[slot] = floats[layout.ADMIT_REPETITION]
+        self.presence_penalty[slot] = floats[layout.ADMIT_PRESENCE]
+        self.frequency_penalty[slot] = floats[layout.ADMIT_FREQUENCY]
+        penalty_slot = int(head[layout.ADMIT_PENALTY_SLOT])
+        self.penalty_slot[slot] = penalty_slot
+        if penalty_slot >= 0:
+            self._begin_penalties(penalty_slot, record.counts)
         self.seq_len[slot] = 0
         self.alive[slot] = True
+
+    def _begin_penalties(self, penalty_slot: int, entries: NDArray[np.int32]) -> None:
+        """What is known of a row whose tokens are counted in this slot, and nothing of whom it was before."""
+        token, seen = entries[:, layout.COUNT_TOKEN], entries[:, layout.COUNT_SEEN]
+        self.counts[penalty_slot] = 0
+        self.counts[penalty_slot, token] = seen & ~layout.PROMPT_BIT
+        self.in_prompt[penalty_slot] = token_mask(token[(seen & layout.PROMPT_BIT) != 0], self.vocab_size)
+
+    def poison_penalty_slot(self, slot: int) -> None:
+        """Every token was said, and often: what a late reader of the slot would see."""
+        self.counts[slot] = 1 << 20
+        self.in_prompt[slot] = -1
 
     # ------------------------------------------------------------ what F runs on
 
@@ -212,6 +254,44 @@ class HostRows:
             last_query=starts[sampled + 1] - 1,
             sample_slots=slots[sampled],
         )
+
+    def prompt_queries(self, queries: Queries) -> PromptQueries:
+        """Those of this launch's query tokens that leave prompt log-probabilities."""
+        bulk = self.rings.bulk[self.rings.slot(self.number)]
+        index, target, asked = [_NO_ROWS], [_NO_ROWS], [np.zeros(0, np.int32)]
+        for place, _, count, offset, samples in self.chunks.tolist():
+            slot = self.rows[place]
+            wanted = self.prompt_logprobs[slot]
+            entries = count - 1 if samples else count
+            if wanted < 0 or not self.alive[slot]:
+                continue
+            first = int(queries.query_start_loc[place])
+            index.append(np.arange(first, first + entries, dtype=np.int64))
+            target.append(self._clamp(bulk[offset + 1 : offset + 1 + entries]))
+            asked.append(np.full(entries, wanted, np.int32))
+        return PromptQueries(np.concatenate(index), np.concatenate(target), np.concatenate(asked))
+
+    # ------------------------------------------------------------ what F leaves
+
+    def publish_finite(self, finite: NDArray[np.bool_], queries: Queries) -> None:
+        """The flag of every row of F. finite: [T], True for a query token whose final hidden state is finite.
+
+        A row that F masked has computed nothing: it is finite.
+        """
+        if queries.query_start_loc[-1] != queries.slots.size:
+            finite = np.logical_and.reduceat(finite, queries.query_start_loc[:-1])
+        flags = self.rings.finite[self.rings.slot(self.number), : queries.slots.size]
+        np.logical_or(finite, queries.seq_lens == 0, out=flags, casting="unsafe")
+
+    def publish_prompt_logprobs(
+        self, places: NDArray[np.int64], chosen: NDArray[np.float32], top_ids: NDArray[np.int32],
+        top: NDArray[np.float32],
+    ) -> None:  # fmt: skip
+        """Log-probabilities of the query tokens `places` [n]. [n], [n, max_top], [n, max_top]"""
+        slot = self.rings.slot(self.number)
+        self.rings.prompt_logprob[slot, places] = chosen
+        self.rings.prompt_top_ids[slot, places] = top_ids
+        self.rings.prompt_top_logprobs[slot, places] = top
 
     def _clamp(self, tokens: NDArray[np.int32]) -> NDArray[np.int64]:
         return np.clip(tokens, 0, self.vocab_size - 1).astype(np.int64)

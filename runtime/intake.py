@@ -8,11 +8,12 @@ from collections.abc import Callable
 import numpy as np
 
 from runtime import messages as m
+from runtime.lifecycle import Request
 from runtime.links import Links
 from runtime.publisher import Publisher
 from runtime.registry import Registry, Tracked
 from runtime.request import FinishReason
-from runtime.scheduler import NeverFits, Request, Scheduler
+from runtime.scheduler import NeverFits, Scheduler
 
 
 class Intake:
@@ -71,6 +72,7 @@ class Intake:
             stopping=submit.stopping,
             max_len=min(prompt.size + submit.stopping.max_tokens, self._scheduler.limits.context_length),
             priority=submit.priority,
+            salt=submit.cache_salt,
         )
         try:
             self._scheduler.submit(request)
@@ -84,11 +86,15 @@ class Intake:
             self._end(request)
 
     def _refusal(self, submit: m.Submit) -> m.Refused | None:
-        """What only the engine can know; the front end has validated everything else."""
+        """Why it is not taken. What a request can get wrong by itself, the front end has mostly refused before."""
         if self._registry.by_id(submit.request_id) is not None:
             return m.Refused(submit.handle, "ALREADY_EXISTS", "a request with this id is being served", "request_id")
         if len(self._scheduler.waiting) >= self._max_queue + self._scheduler.rows.free:
             return m.Refused(submit.handle, "RESOURCE_EXHAUSTED", f"{self._max_queue} requests are waiting already")
+        if submit.sampling.has_penalty and not self._scheduler.holdings.penalty_slots.total:
+            return m.Refused(
+                submit.handle, "INVALID_ARGUMENT", "penalties are off on this server (penalty_slots is 0)", "sampling"
+            )
         tokens, context = len(submit.prompt) // 4, self._scheduler.limits.context_length
         if not 0 < tokens < context:
             return m.Refused(

@@ -11,17 +11,22 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cuda_graphs.shape import LaunchShape
+from runtime.lifecycle import PromptPart
 
 
 class LedgerError(RuntimeError):
     """The chain's rules were broken: a mistake of ours. The engine stops."""
+
+
+_NO_SLOTS = np.zeros(0, np.int32)
+_NO_FLAGS = np.zeros(0, np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +35,10 @@ class Launch:
 
     sample_slots, sample_epochs, samples: the rows that its S looks at (those of the plan before), what epoch each had
     then, and which of them are sampled. row_slots, row_epochs, row_samples: the same of its F, for the launch after.
-    prompt_tokens: query tokens of its prompt chunks. overlapped: its predecessor had not ended when it was enqueued.
-    first: the loop had nothing to do before it, there was nothing to overlap with.
+    crossed_slots, crossed_epochs: rows that were given a block since they cross into it with this launch. prompt_parts:
+    where it leaves log-probabilities of prompts. prompt_tokens: query tokens of its prompt chunks. overlapped: its
+    predecessor had not ended when it was enqueued. first: the loop had nothing to do before it, there was nothing to
+    overlap with.
     """
 
     shape: LaunchShape
@@ -41,6 +48,9 @@ class Launch:
     row_slots: NDArray[np.int32]
     row_epochs: NDArray[np.int32]
     row_samples: NDArray[np.bool_]
+    crossed_slots: NDArray[np.int32] = field(default_factory=lambda: _NO_SLOTS)
+    crossed_epochs: NDArray[np.int32] = field(default_factory=lambda: _NO_SLOTS)
+    prompt_parts: tuple[PromptPart, ...] = ()
     prompt_tokens: int = 0
     overlapped: bool = False
     first: bool = False
@@ -55,8 +65,7 @@ class Launch:
         return bool(np.count_nonzero(self.row_samples))
 
 
-_NO_SLOTS = np.zeros(0, np.int32)
-_NO_FLAGS = np.zeros(0, np.bool_)
+_NO_BOUND: Final = 1 << 62
 
 Resource = TypeVar("Resource")
 
@@ -113,9 +122,12 @@ class Ledger(Generic[Resource]):
 
     def has_room_for(self, prompt_tokens: int) -> bool:
         """May a launch with this many prompt tokens be queued behind those that are uncommitted?"""
-        if not self.uncommitted or not prompt_tokens:
-            return True
-        return self.uncommitted_prompt_tokens + prompt_tokens <= self.run_ahead_tokens
+        return not prompt_tokens or prompt_tokens <= self.prompt_room
+
+    @property
+    def prompt_room(self) -> int:
+        """Prompt tokens that a launch may carry which is queued now."""
+        return self.run_ahead_tokens - self.uncommitted_prompt_tokens if self.uncommitted else _NO_BOUND
 
     @property
     def waits_for_tokens(self) -> bool:
@@ -164,7 +176,8 @@ class Ledger(Generic[Resource]):
     def retire(self) -> list[Launch]:
         """Launches that have retired since the last call, in order."""
         gone: list[Launch] = []
-        while self._launches and self._launches[0].number <= self.retired:
+        retired = self.retired
+        while self._launches and self._launches[0].shape.number <= retired:
             gone.append(self._launches.popleft())
         return gone
 
@@ -185,6 +198,7 @@ class Ledger(Generic[Resource]):
     def due(self) -> list[Resource]:
         """Resources whose launch has retired, each exactly once."""
         free: list[Resource] = []
-        while self._fence and self._fence[0][0] <= self.retired:
+        retired = self.retired
+        while self._fence and self._fence[0][0] <= retired:
             free.append(heapq.heappop(self._fence)[2])
         return free

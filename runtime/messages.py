@@ -14,7 +14,7 @@ import msgspec
 
 from runtime.request import FinishReason, SamplingParams, StoppingParams
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 MAX_FRAME_BYTES: Final = 64 << 20
 _LENGTH: Final = struct.Struct("<I")
 
@@ -88,6 +88,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     device: str
     dtype: str
     parameters: int
+    penalty_slots: int = 0  # rows that may have penalties at a time; 0: none may
+    prefix_cache: bool = False
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=101):
@@ -112,6 +114,18 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=103):
     code: str
     message: str
     field: str = ""
+
+
+class Admitted(msgspec.Struct, frozen=True, array_like=True, tag=109):
+    """The request was given a row for the first time. Said once, before anything of its prompt or its tokens.
+
+    cached_tokens: of its prompt, those taken from the prefix cache; as in its `Finished`. queue_s: seconds since it was
+    submitted, on the engine's clock.
+    """
+
+    handle: int
+    cached_tokens: int
+    queue_s: float
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):
@@ -151,6 +165,21 @@ class Output(msgspec.Struct, frozen=True, array_like=True, tag=104):
     finished: tuple[Finished, ...] = ()
 
 
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag=108):
+    """Log-probabilities of consecutive prompt tokens of one request, in the model's own distribution.
+
+    All of a request's come before its first token, in order, each once; the prompt's first token has none. offset: the
+    place in the prompt of the first token described. chosen: float32 [n]. top_ids: int32 [n, top], top_logprobs:
+    float32 [n, top], most likely first; top is what was asked for.
+    """
+
+    handle: int
+    offset: int
+    chosen: bytes
+    top_ids: bytes = b""
+    top_logprobs: bytes = b""
+
+
 class AbortResult(msgspec.Struct, frozen=True, array_like=True, tag=105):
     """outcomes: one of ABORTED, ALREADY_FINISHED, NOT_FOUND for each of `request_ids`, in their order; for
     `all_requests`, the ids that were aborted."""
@@ -160,12 +189,25 @@ class AbortResult(msgspec.Struct, frozen=True, array_like=True, tag=105):
     outcomes: tuple[str, ...]
 
 
+class EventStats(msgspec.Struct, frozen=True):
+    """How often a kind of lifecycle event happened, and what became of the chain.
+
+    held: the next launch was enqueued while its predecessor still ran. idle: there was no chain to hold, the next
+    launch was the first after the loop had nothing to do.
+    """
+
+    count: int
+    held: int
+    idle: int
+
+
 class EngineStats(msgspec.Struct, frozen=True):
     """Figures since the start, from retired launches only where they concern launches. Times are seconds."""
 
     uptime_s: float
     waiting: int
     running: int
+    paused: int  # of the running ones: left out of the last plan for want of blocks
     finished: dict[str, int]  # requests, by FinishReason name
     submitted: int
     admitted: int
@@ -173,6 +215,13 @@ class EngineStats(msgspec.Struct, frozen=True):
     generated_tokens: int
     void_rows: int
     prefill_chunks: int
+    cached_tokens: int  # of prompts, taken from the prefix cache
+    recomputed_tokens: int  # prefilled again after an eviction
+    aborted: dict[str, int]  # requests ended from outside, by phase: WAITING, PREFILL, DECODE, PAUSED, LEAVING
+    blocks_reserved: int  # taken for a boundary that a launch would cross
+    blocks_adopted: int  # of these, by rows that went on
+    blocks_returned: int  # of these, by rows that had ended
+    events: dict[str, EventStats]  # admitted, chunk, finished, aborted, paused, resumed, evicted, readmitted
     blocks_total: int
     blocks_free: int
     blocks_owned: int
@@ -181,6 +230,9 @@ class EngineStats(msgspec.Struct, frozen=True):
     rows_total: int
     rows_free: int
     rows_fenced: int
+    penalty_slots_total: int
+    penalty_slots_free: int
+    penalty_slots_fenced: int
     run_ahead: int  # 0: serial
     ledger_depth: int  # launches now queued and not committed
     ledger_depth_max: int
@@ -223,7 +275,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=107):
     message: str
 
 
-ToFrontEnd = Welcome | Accepted | Refused | Output | AbortResult | StatsReply | Failed
+ToFrontEnd = Welcome | Accepted | Refused | Admitted | PromptLogprobs | Output | AbortResult | StatsReply | Failed
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _to_engine: Final[msgspec.msgpack.Decoder[ToEngine]] = msgspec.msgpack.Decoder(ToEngine)

@@ -37,9 +37,11 @@ CHUNK_TOKENS: Final = 2
 CHUNK_OFFSET: Final = 3  # where its token ids begin in the bulk slot
 CHUNK_SAMPLES: Final = 4  # 1: its last token ends what is known of the row, the next S samples it
 CHUNK_WORDS: Final = 5
+# Where the row asked for prompt log-probabilities and the chunk is not its last, one more token id follows the chunk's
+# own in the bulk slot: the prompt's next.
 
 # Words of an admission record, in the bulk slot. Lists follow in this order: stop ids, bias ids, bias values (float32
-# bits), words of the allowed-token mask, blocks.
+# bits), words of the allowed-token mask, blocks, penalty list.
 ADMIT_SLOT: Final = 0
 ADMIT_TEMPERATURE: Final = 1  # float32 bits, as top_p and min_p
 ADMIT_TOP_K: Final = 2
@@ -54,7 +56,20 @@ ADMIT_STOP_IDS: Final = 10  # how many of each list
 ADMIT_BIAS: Final = 11
 ADMIT_ALLOWED_WORDS: Final = 12
 ADMIT_BLOCKS: Final = 13
-ADMIT_WORDS: Final = 16
+ADMIT_PROMPT_LOGPROBS: Final = 14
+ADMIT_REPETITION: Final = 15  # float32 bits, as presence and frequency
+ADMIT_PRESENCE: Final = 16
+ADMIT_FREQUENCY: Final = 17
+ADMIT_PENALTY_SLOT: Final = 18  # -1: none
+ADMIT_COUNTS: Final = 19  # entries of the penalty list
+ADMIT_STATE_SLOT: Final = 20  # -1: none
+ADMIT_WORDS: Final = 32
+
+# Words of an entry of the penalty list: a token, and how often it is in the completion. Each token once, ids ascending.
+COUNT_TOKEN: Final = 0
+COUNT_SEEN: Final = 1  # occurrences, and PROMPT_BIT if the token is in the prompt
+COUNT_WORDS: Final = 2
+PROMPT_BIT: Final = 1 << 30
 
 PLAN_WORDS: Final = 2048  # 8 KiB: what does not fit waits for the next launch
 
@@ -64,7 +79,7 @@ class Admission:
     """A row's parameters on its way to the device: everything that its slot must hold before its first F."""
 
     slot: int
-    words: NDArray[np.int32]  # the record and its lists, without blocks
+    words: NDArray[np.int32]  # the record and its lists
 
     @property
     def size(self) -> int:
@@ -74,12 +89,21 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive prompt tokens of one row."""
+    """Consecutive prompt tokens of one row.
+
+    target: the prompt's next token, where the chunk's last query token is to leave its log-probability; -1: it is not.
+    """
 
     slot: int
     start: int
     tokens: NDArray[np.int32]  # [n]
     samples: bool
+    target: int = -1
+
+    @property
+    def words(self) -> int:
+        """Words in the bulk slot."""
+        return int(self.tokens.size) + (self.target >= 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +137,7 @@ def stage(plan: LaunchPlan, body: NDArray[np.int32], bulk: NDArray[np.int32]) ->
     rows = plan.rows.size if plan.row_list_changed else 0
     appends, chunks, admissions = len(plan.appends), len(plan.chunks), len(plan.admissions)
     end = HEADER_WORDS + rows + appends * APPEND_WORDS + chunks * CHUNK_WORDS + admissions
-    bulk_words = sum(c.tokens.size for c in plan.chunks) + sum(a.size for a in plan.admissions)
+    bulk_words = sum(c.words for c in plan.chunks) + sum(a.size for a in plan.admissions)
     if end > body.size or bulk_words > bulk.size:
         raise OverflowError(f"plan {plan.number} needs {end} + {bulk_words} words of {body.size} + {bulk.size}")
     body[:HEADER_WORDS] = (
@@ -140,8 +164,10 @@ def stage(plan: LaunchPlan, body: NDArray[np.int32], bulk: NDArray[np.int32]) ->
         size = chunk.tokens.size
         body[at : at + CHUNK_WORDS] = (row, chunk.start, size, used, int(chunk.samples))
         bulk[used : used + size] = chunk.tokens
+        if chunk.target >= 0:
+            bulk[used + size] = chunk.target
         at += CHUNK_WORDS
-        used += size
+        used += chunk.words
     for admission in plan.admissions:
         body[at] = used
         bulk[used : used + admission.size] = admission.words
@@ -201,6 +227,7 @@ class AdmissionView:
     bias_values: NDArray[np.float32]
     allowed: NDArray[np.int32]
     blocks: NDArray[np.int32]
+    counts: NDArray[np.int32]  # [n, COUNT_WORDS] the penalty list
 
 
 def read_admission(bulk: NDArray[np.int32], offset: int) -> AdmissionView:
@@ -213,4 +240,6 @@ def read_admission(bulk: NDArray[np.int32], offset: int) -> AdmissionView:
         lists.append(bulk[at : at + size])
         at += size
     stop_ids, bias_ids, bias_values, allowed, blocks = lists
-    return AdmissionView(head, stop_ids, bias_ids, bias_values.view(np.float32), allowed, blocks)
+    entries = int(head[ADMIT_COUNTS])
+    counts = bulk[at : at + entries * COUNT_WORDS].reshape(entries, COUNT_WORDS)
+    return AdmissionView(head, stop_ids, bias_ids, bias_values.view(np.float32), allowed, blocks, counts)

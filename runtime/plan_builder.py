@@ -17,10 +17,14 @@ class PlanBuilder:
     """One launch's plan in the making.
 
     plan_words, bulk_words: int32 words of the two slots. max_prefill_tokens: prompt tokens a launch may carry.
+    decode_tokens: query tokens of a row that goes on decoding.
     """
 
-    def __init__(self, number: int, plan_words: int, bulk_words: int, max_prefill_tokens: int) -> None:
+    def __init__(
+        self, number: int, plan_words: int, bulk_words: int, max_prefill_tokens: int, decode_tokens: int = 1
+    ) -> None:
         self.number = number
+        self._decode_tokens = decode_tokens
         self._plan_words = plan_words
         self._bulk_words = bulk_words
         self._prefill_left = max_prefill_tokens
@@ -43,7 +47,7 @@ class PlanBuilder:
         words = 1 + CHUNK_WORDS + APPEND_WORDS * blocks + (1 if record_words else 0)
         return (
             tokens <= self._prefill_left
-            and tokens + record_words <= self._bulk_words
+            and tokens + 1 + record_words <= self._bulk_words  # one for the chunk's target
             and words <= self._words_left(self._decode.size + len(self._chunks))
         )
 
@@ -52,19 +56,24 @@ class PlanBuilder:
         return self._plan_words - used - CHUNK_WORDS * len(self._chunks) - len(self._admissions)
 
     def decode(self, slots: NDArray[np.int32], max_seq_len: int) -> None:
-        """Rows that go one token further. `max_seq_len`: the longest of them with that token."""
+        """Rows that go on decoding. `max_seq_len`: the longest of them with that token."""
         self._decode = slots
         self._max_seq_len = max(self._max_seq_len, max_seq_len)
 
     def append_blocks(self, slot: int, first_index: int, blocks: Sequence[int]) -> None:
         """block_table[slot, first_index + i] = blocks[i]."""
-        self._appends += [(slot, first_index + i, block) for i, block in enumerate(blocks)]
+        for i, block in enumerate(blocks, first_index):
+            self._appends.append((slot, i, block))
+
+    def append_each(self, slots: Sequence[int], places: Sequence[int], blocks: Sequence[int]) -> None:
+        """block_table[slots[i], places[i]] = blocks[i]."""
+        self._appends += zip(slots, places, blocks, strict=True)
 
     def chunk(self, chunk: Chunk) -> None:
         """Prompt tokens of one row."""
         self._chunks.append(chunk)
         self._prefill_left -= chunk.tokens.size
-        self._bulk_words -= chunk.tokens.size
+        self._bulk_words -= chunk.words
         self._max_seq_len = max(self._max_seq_len, chunk.start + chunk.tokens.size)
 
     def admit(self, admission: Admission) -> None:
@@ -91,7 +100,7 @@ class PlanBuilder:
             chunks=tuple(self._chunks),
             admissions=tuple(self._admissions),
             max_seq_len=self._max_seq_len,
-            tokens=self._decode.size + sum(chunk.tokens.size for chunk in self._chunks),
+            tokens=self._decode.size * self._decode_tokens + sum(chunk.tokens.size for chunk in self._chunks),
         )
 
     @staticmethod

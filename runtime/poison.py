@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from cuda_graphs.rings import RingMemory
-from runtime.scheduler import NO_SLOT, Release
+from runtime.lifecycle import Release
+from runtime.slot_pool import NO_SLOT
 
 _NONSENSE = -(1 << 20)
 
@@ -16,6 +17,8 @@ class PoisonedProgram(Protocol):
     def poison_blocks(self, blocks: tuple[int, ...]) -> None: ...
 
     def poison_slot(self, slot: int) -> None: ...
+
+    def poison_penalty_slot(self, slot: int) -> None: ...
 
 
 class RingPoison:
@@ -32,10 +35,16 @@ class RingPoison:
         self._rings.bulk[slot] = _NONSENSE
         self._rings.cells[slot] = _NONSENSE
         self._rings.logprob[slot] = float("nan")
+        self._rings.finite[slot] = -1
+        self._rings.prompt_logprob[slot] = float("nan")
+        self._rings.prompt_top_ids[slot] = _NONSENSE
+        self._rings.prompt_top_logprobs[slot] = float("nan")
 
     def release(self, resource: Release) -> None:
-        """What the fence lets go."""
+        """What the fence has let go and nobody holds any more."""
         if resource.blocks:
             self._program.poison_blocks(resource.blocks)
         if resource.slot != NO_SLOT:
             self._program.poison_slot(resource.slot)
+        if resource.penalty_slot != NO_SLOT:
+            self._program.poison_penalty_slot(resource.penalty_slot)

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from cuda_graphs.rings import RingMemory
 from runtime import messages as m
 from runtime.figures import Figures
+from runtime.lifecycle import Commit, Ending, PromptPart, Request
 from runtime.links import Links
 from runtime.registry import Registry
 from runtime.rows import Rows
-from runtime.scheduler import Commit, Ending
 
 NOT_SEEN_S: Final = -1.0  # the time of a part that a request did not come to
 
@@ -28,6 +28,40 @@ class Publisher:
         self._registry = registry
         self._figures = figures
         self._last_s = 0.0
+
+    def admitted(self, request: Request | None, now: float) -> None:
+        """A launch that holds the request's row was enqueued. Its front end is told of the first time."""
+        assert request is not None
+        tracked = self._registry.by_handle(request.owner, request.handle)
+        assert tracked is not None
+        if not tracked.admitted_at:
+            tracked.admitted_at = now
+            queue_s = now - tracked.submitted_at
+            self._links.send(request.owner, m.Admitted(request.handle, request.cached_tokens, queue_s))
+
+    def publish_prompt(self, slot: int, part: PromptPart) -> None:
+        """Send the log-probabilities that a launch, which has retired, left in this slot of the result ring.
+
+        Only what was not sent yet: a chunk that is computed again after an eviction begins with what was.
+        """
+        request, rings = part.request, self._rings
+        offset = request.next_prompt_logprob
+        end = min(part.start + 1 + part.count, request.prompt.size)
+        if end <= offset:
+            return
+        first = part.first_entry + offset - part.start - 1
+        entries, top = slice(first, first + end - offset), request.sampling.prompt_logprobs
+        self._links.send(
+            request.owner,
+            m.PromptLogprobs(
+                request.handle,
+                offset,
+                rings.prompt_logprob[slot, entries].tobytes(),
+                rings.prompt_top_ids[slot, entries, :top].tobytes(),
+                rings.prompt_top_logprobs[slot, entries, :top].tobytes(),
+            ),
+        )
+        request.next_prompt_logprob = end
 
     def publish(self, commit: Commit, now: float) -> None:
         """Send a launch's tokens. `now`: seconds on the engine's clock."""
@@ -87,6 +121,7 @@ class Publisher:
             handle=request.handle,
             reason=int(ending.reason),
             stop_token_id=ending.stop_token_id,
+            cached_tokens=request.cached_tokens,
             queue_s=admitted - submitted if admitted else NOT_SEEN_S,
             prefill_s=first - admitted if first else NOT_SEEN_S,
             first_token_s=first - submitted if first else NOT_SEEN_S,

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from runtime.scheduler import Request
+from runtime.lifecycle import Request
 
 # How many ids of finished requests, and of requests aborted before they arrived, are remembered, and how long.
 MAX_REMEMBERED = 8192
@@ -39,11 +39,6 @@ class Registry:
         request = tracked.request
         self._by_handle[request.owner, request.handle] = tracked
         self._by_id[request.request_id] = tracked
-
-    def admitted(self, request: Request | None, now: float) -> None:
-        """The request's first launch was enqueued."""
-        assert request is not None
-        self._by_id[request.request_id].admitted_at = now
 
     def remove(self, request: Request) -> Tracked:
         """The request has ended; its id is remembered as finished."""

@@ -32,6 +32,10 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     bias_ids, bias_values: added to the logits, at most 1,024.
     allowed_token_ids: empty means all.
     logprobs: -1 none; n >= 0 the chosen token's and those of the n most likely.
+    repetition_penalty: 1 is off; divides the positive and multiplies the negative logits of tokens in the prompt or the
+    completion. presence_penalty, frequency_penalty: 0 is off; subtracted from the logits of tokens in the completion,
+    once, or for each time that they occur.
+    prompt_logprobs: as logprobs, for every token of the prompt after the first.
     """
 
     temperature: float = 1.0
@@ -43,6 +47,15 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     bias_values: tuple[float, ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     logprobs: int = -1
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    prompt_logprobs: int = -1
+
+    @property
+    def has_penalty(self) -> bool:
+        """The row needs a penalty slot, where its tokens are counted."""
+        return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty)
 
 
 class StoppingParams(msgspec.Struct, frozen=True, array_like=True):

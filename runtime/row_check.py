@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.ledger import LedgerError
-from runtime.rows import RowPhase
 from runtime.scheduler import Scheduler
 
 
@@ -17,14 +16,14 @@ def check_rows(device: Mapping[str, NDArray[np.generic]], scheduler: Scheduler) 
     if not device:
         return
     rows = scheduler.rows
-    for slot, request in enumerate(scheduler.by_slot):
+    for slot, request in enumerate(scheduler.holdings.by_slot):
         if request is None:
             continue
-        prefill = rows.phase[slot] == RowPhase.PREFILL
+        prefill = rows.least_len[slot] < rows.known_len[slot]
         count, stops = len(request.blocks), rows.stop_ids.shape[1]
         expected: dict[str, object] = {
             "alive": True,
-            "seq_len": int(rows.planned_len[slot] if prefill else rows.committed_len[slot]),
+            "seq_len": int(rows.least_len[slot] if prefill else rows.committed_len[slot]),
             "block_table": request.blocks,
             "min_position": int(rows.min_position[slot]),
             "max_position": int(rows.max_len[slot]) - 1,
@@ -38,8 +37,11 @@ def check_rows(device: Mapping[str, NDArray[np.generic]], scheduler: Scheduler) 
             "max_position": int(device["max_position"][slot]),
             "stop_ids": device["stop_ids"][slot][:stops].tolist(),
         }
-        if rows.committed_len[slot] > rows.prompt_len[slot]:
-            expected["last_token"] = int(rows.last_token[slot])
+        if "penalty_slot" in device:
+            expected["penalty_slot"] = request.penalty_slot
+            found["penalty_slot"] = int(device["penalty_slot"][slot])
+        if rows.committed_len[slot] > rows.known_len[slot]:
+            expected["last_token"] = int(rows.history[slot, rows.committed_len[slot] - 1])
             found["last_token"] = int(device["last_token"][slot])
         for name, value in expected.items():
             if found[name] != value:

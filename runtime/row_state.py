@@ -31,10 +31,34 @@ class RowState:
     bias_values: torch.Tensor  # float32 [slots, MAX_BIAS]
     has_allowed: torch.Tensor  # bool [slots] False: every token is allowed
     allowed: torch.Tensor  # int32 [slots, ceil(vocab / 32)] bit v % 32 of word v // 32 allows token v
+    prompt_logprobs: torch.Tensor  # int32 [slots] as logprobs, for the tokens of the prompt
+    repetition_penalty: torch.Tensor  # float32 [slots] 1: off
+    presence_penalty: torch.Tensor  # float32 [slots] 0: off
+    frequency_penalty: torch.Tensor  # float32 [slots] 0: off
+    penalty_slot: torch.Tensor  # int32 [slots] where the row's tokens are counted; -1: it has no penalties
 
     @property
     def slots(self) -> int:
         return int(self.seq_len.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class PenaltyState:
+    """What rows with penalties have said so far, by `penalty_slot`. The last slot is nobody's.
+
+    S counts the token that it keeps; an admission clears its slot and writes what is known of the row.
+    """
+
+    counts: torch.Tensor  # int32 [penalty_slots + 1, vocab] occurrences in the completion
+    in_prompt: torch.Tensor  # int32 [penalty_slots + 1, ceil(vocab / 32)] bits as in `RowState.allowed`
+
+
+def make_penalty_state(penalty_slots: int, vocab_size: int, device: torch.device) -> PenaltyState:
+    """Nothing said in any slot."""
+    return PenaltyState(
+        counts=torch.zeros((penalty_slots + 1, vocab_size), dtype=torch.int32, device=device),
+        in_prompt=torch.zeros((penalty_slots + 1, (vocab_size + 31) // 32), dtype=torch.int32, device=device),
+    )
 
 
 def make_row_state(max_rows: int, max_blocks: int, vocab_size: int, device: torch.device) -> RowState:
@@ -69,6 +93,11 @@ def make_row_state(max_rows: int, max_blocks: int, vocab_size: int, device: torc
         bias_values=f32(MAX_BIAS),
         has_allowed=flag(),
         allowed=i32((vocab_size + 31) // 32),
+        prompt_logprobs=i32() - 1,
+        repetition_penalty=f32() + 1.0,
+        presence_penalty=f32(),
+        frequency_penalty=f32(),
+        penalty_slot=i32() - 1,
     )
 
 

@@ -10,38 +10,43 @@ from numpy.typing import NDArray
 
 class RowPhase(enum.IntEnum):
     FREE = 0  # nobody's
-    PREFILL = 1  # prompt tokens are left to plan
-    DECODE = 2  # every prompt token is planned
-    FENCED = 3  # the row has ended; launches in flight may still name its slot
+    PREFILL = 1  # tokens known at admission are left to plan
+    DECODE = 2  # all of them are planned
+    LEAVING = 3  # evicted: in no further plan, its tokens in flight still count
+    FENCED = 4  # the row has ended; launches in flight may still name its slot
 
 
 class Rows:
     """Columns [max_rows].
 
-    Lengths are a pair: `committed_len` counts tokens that the host knows, `planned_len` those whose K and V will be
-    there once every launch enqueued has run, the upper bound. `epoch` grows each time a slot changes hands or its row
-    ends: a launch's row counts only while the epoch it was planned with is still the slot's.
+    Lengths are a pair. `committed_len` counts tokens that the host knows. `least_len` and `most_len` bound the tokens
+    that the row has in the last F enqueued that holds it, if none of them ended the row: they differ only where a
+    launch may bring more than one token, until its tokens are committed. `epoch` grows each time a slot changes hands
+    or its row ends: a launch's row counts only while the epoch it was planned with is still the slot's.
     """
 
-    def __init__(self, max_rows: int, max_stop_ids: int) -> None:
+    def __init__(self, max_rows: int, max_stop_ids: int, context_length: int) -> None:
         self.max_rows = max_rows
         self.phase = np.zeros(max_rows, np.int8)
         self.epoch = np.zeros(max_rows, np.int32)
         self.prompt_len = np.zeros(max_rows, np.int32)
-        self.planned_len = np.zeros(max_rows, np.int32)
+        self.known_len = np.zeros(max_rows, np.int32)  # tokens known when the row was admitted, to be prefilled
+        self.least_len = np.zeros(max_rows, np.int32)
+        self.most_len = np.zeros(max_rows, np.int32)
         self.committed_len = np.zeros(max_rows, np.int32)
         self.max_len = np.zeros(max_rows, np.int32)  # tokens of prompt and completion at which the row ends
         self.min_position = np.zeros(max_rows, np.int32)  # below it the stop ids are masked
-        self.last_token = np.zeros(max_rows, np.int32)  # the newest committed token
         self.num_blocks = np.zeros(max_rows, np.int32)
         self.last_launch = np.zeros(max_rows, np.int64)  # the last launch whose F holds the row
         self.last_naming = np.zeros(max_rows, np.int64)  # the last launch that names its slot: the S after that F
         self.needs_full = np.zeros(max_rows, np.bool_)
+        self.finite = np.ones(max_rows, np.bool_)  # no launch that has retired left the row a NaN or an infinity
         self.owner = np.zeros(max_rows, np.int32)  # which front end
         self.handle = np.zeros(max_rows, np.int32)  # the front end's name for the request
         self.logprobs = np.full(max_rows, -1, np.int32)
         self.stop_ids = np.full((max_rows, max_stop_ids), -1, np.int32)
         self.stop_width = 0  # columns of stop_ids that any row has used
+        self.history = np.zeros((max_rows, context_length), np.int32)  # committed tokens by position
         self._free = list(range(max_rows - 1, -1, -1))  # popped from the end: low slots first
 
     @property
@@ -50,7 +55,8 @@ class Rows:
 
     @property
     def fenced(self) -> int:
-        return int(np.count_nonzero(self.phase == RowPhase.FENCED))
+        """Given up, or about to be, and still named by a launch in flight."""
+        return int(np.count_nonzero(self.phase >= RowPhase.LEAVING))
 
     def take(self) -> int:
         """A free slot, in a new epoch."""

@@ -1,99 +1,36 @@
-"""Who is in the next launch, and what a launch's tokens mean. Pure: no clock, no device, no thread.
+"""Who is in the next launch. Pure: no clock, no device, no thread.
 
-The scheduler never waits for a token: it plans from lengths alone, which it knows in advance. A row that turns out to
-have ended is void in the launches already enqueued, one wasted row each, and nothing is rolled back.
+The scheduler never waits for a token: it plans from lengths alone, which it can bound in advance. A row that turns out
+to have ended is void in the launches already enqueued, one wasted row each, and nothing is rolled back.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
-
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_graphs.rings import NON_FINITE, STOPPED, TOKEN_MASK, VOID
 from cuda_graphs.shape import Form, LaunchShape
-from runtime.admission import admission_record, eos_and_stop_ids, needs_full, record_words
 from runtime.block_pool import BlockPool
+from runtime.commits import Commits
+from runtime.holdings import Holdings
 from runtime.ledger import Launch, Ledger, LedgerError
-from runtime.plan import Admission, Chunk, LaunchPlan
+from runtime.lifecycle import NOT_A_TOKEN, Commit, Deferred, Ending, Eviction, PromptPart, Release, Request
+from runtime.limits import SchedulerLimits, Tally
+from runtime.new_row import begin_row, words_of
+from runtime.plan import Chunk, LaunchPlan
 from runtime.plan_builder import PlanBuilder
-from runtime.request import FinishReason, SamplingParams, StoppingParams
+from runtime.rationing import Need, choose_victim, ration
+from runtime.request import FinishReason
 from runtime.rows import RowPhase, Rows
-
-NOT_A_TOKEN = -1
-NO_SLOT = -1
+from runtime.slot_pool import NO_SLOT
+from runtime.waiting import WaitingQueue
 
 # Members of an enum are looked up slowly; the steady step reads these thousands of times a second.
 _PREFILL = int(RowPhase.PREFILL)
 _DECODE = int(RowPhase.DECODE)
+_LEAVING = int(RowPhase.LEAVING)
 
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """A request from the queue to its end. `slot` is NO_SLOT while it waits."""
-
-    owner: int
-    handle: int
-    request_id: str
-    prompt: NDArray[np.int32]  # [prompt tokens]
-    sampling: SamplingParams
-    stopping: StoppingParams
-    max_len: int
-    priority: int = 0
-    order: int = 0
-    slot: int = NO_SLOT
-    blocks: list[int] = field(default_factory=list)
-
-    @property
-    def context_limited(self) -> bool:
-        """It ends at the context's length, before its own max_tokens."""
-        return self.max_len < self.prompt.size + self.stopping.max_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """What a row gives back behind the fence: its blocks with its last F, its slot with the S after that."""
-
-    slot: int
-    blocks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """A request has ended. stop_token_id: the id that ended it, or NOT_A_TOKEN."""
-
-    request: Request
-    reason: FinishReason
-    stop_token_id: int = NOT_A_TOKEN
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """What a launch brought: columns over the rows whose token is kept, and the requests that ended with it."""
-
-    launch: int
-    cells: NDArray[np.intp]  # [n] place in the launch's result cells
-    slots: NDArray[np.int32]  # [n]
-    tokens: NDArray[np.int32]  # [n]
-    owners: NDArray[np.int32]  # [n]
-    handles: NDArray[np.int32]  # [n]
-    firsts: NDArray[np.bool_]  # [n] the token is the first of its request
-    endings: tuple[Ending, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """Bounds that every plan keeps. Words are int32 words of the rings' slots."""
-
-    context_length: int
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    prefill_chunk: int
-    max_prefill_tokens: int
-    plan_words: int
-    bulk_words: int
+_NO_SLOTS = np.zeros(0, np.int32)
 
 
 class NeverFits(ValueError):
@@ -107,22 +44,24 @@ class NeverFits(ValueError):
 class Scheduler:
     """Requests and rows in, plans out; results in, commits out."""
 
-    def __init__(self, limits: SchedulerLimits, rows: Rows, pool: BlockPool, ledger: Ledger[Release]) -> None:
+    def __init__(self, limits: SchedulerLimits, rows: Rows, pool: BlockPool, ledger: Ledger[Deferred]) -> None:
         self.limits = limits
         self.rows = rows
         self.pool = pool
         self.ledger = ledger
-        self.counters: Counter[str] = Counter()
-        self.finished: Counter[str] = Counter()
-        self.waiting: list[Request] = []  # by priority, then arrival
-        self.by_slot: list[Request | None] = [None] * rows.max_rows
+        self.tally = Tally()
+        self.holdings = Holdings(limits, rows, pool, ledger)
+        self.waiting = WaitingQueue(self.holdings)
+        self._commits = Commits(limits, self.holdings, self.tally)
         self._arrivals = 0
+        self._crossed: list[int] = []  # slots that the newest plan gave a block for a border
+        self._prompt_parts: list[tuple[Request, Chunk]] = []  # of the newest plan
 
     # ------------------------------------------------------------ requests
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises NeverFits if the whole pool could not hold it."""
-        if self._blocks_at_most(request) > self.pool.total:
+        if self.holdings.blocks_at_most(request) > self.pool.total:
             holds = self.pool.total * self.pool.block_size
             raise NeverFits(
                 f"the request may grow to {request.max_len} tokens, {request.prompt.size} of them its prompt; "
@@ -131,32 +70,57 @@ class Scheduler:
             )
         self._arrivals += 1
         request.order = self._arrivals
-        self.waiting.append(request)
-        self.waiting.sort(key=_queue_order)
-        self.counters["submitted"] += 1
+        self.waiting.add(request)
+        self.tally.counters["submitted"] += 1
 
     def stop(self, request: Request, reason: FinishReason) -> Ending:
-        """End a request from outside, whatever its phase; its tokens in flight are void."""
+        """End a request from outside a commit, whatever its phase; its tokens in flight are void."""
+        if reason in (FinishReason.ABORTED, FinishReason.CANCELLED):
+            self.tally.aborted[self.phase_of(request)] += 1
+            self.tally.event("aborted")
+        else:  # a stop string, which the front end has found, or a prompt that is not finite: ends like others
+            self.tally.event("finished")
+        if reason == FinishReason.NON_FINITE:
+            self.holdings.take_back(request)
         if request.slot == NO_SLOT:
             self.waiting.remove(request)
         else:
-            self._end_row(request)
-        self.finished[reason.name] += 1
+            self.holdings.end_row(request)
+        self.tally.finished[reason.name] += 1
         return Ending(request, reason)
 
-    @property
-    def running(self) -> int:
-        return sum(request is not None for request in self.by_slot)
+    def evict(self, request: Request) -> None:
+        """Take a row's blocks back. Its tokens in flight still count; then the request waits again."""
+        self.holdings.evict(request)
+        self.tally.event("evicted")
 
-    def _blocks_at_most(self, request: Request) -> int:
-        return self.pool.blocks_for(request.max_len - 1)  # the last token is never forwarded
+    def phase_of(self, request: Request) -> str:
+        """WAITING, PAUSED, or the phase of its row."""
+        if request.slot == NO_SLOT:
+            return "WAITING"
+        if request.slot in self.holdings.paused:
+            return "PAUSED"
+        return RowPhase(int(self.rows.phase[request.slot])).name
+
+    def commit(self, launch: Launch, cells: NDArray[np.int64]) -> Commit:
+        """See `Commits.take`."""
+        return self._commits.take(launch, cells)
+
+    def release(self, resource: Deferred) -> Release:
+        """The fence has let it go. Returns what nobody holds any more."""
+        if not isinstance(resource, Eviction):
+            return self.holdings.release(resource)
+        freed = self.holdings.evicted(resource)
+        if freed.slot != NO_SLOT:
+            self.waiting.add(resource.request)
+        return freed
 
     # ------------------------------------------------------------ planning
 
     def prompt_tokens_wanted(self) -> int:
         """Prompt tokens that the next plan would carry, at most."""
         chunks = int(np.count_nonzero(self.rows.phase == _PREFILL))
-        if self.waiting and self.pool.may_promise(self._blocks_at_most(self.waiting[0])):
+        if self.waiting.next_admission() is not None:
             chunks += min(len(self.waiting), self.rows.free)
         return min(self.limits.max_prefill_tokens, chunks * self.limits.prefill_chunk)
 
@@ -165,12 +129,28 @@ class Scheduler:
 
         What it takes (blocks, slots) is taken: the plan must be launched.
         """
+        limits = self.limits
         builder = PlanBuilder(
-            self.ledger.launched + 1, self.limits.plan_words, self.limits.bulk_words, self.limits.max_prefill_tokens
+            self.ledger.launched + 1,
+            limits.plan_words,
+            limits.bulk_words,
+            min(limits.max_prefill_tokens, self.ledger.prompt_room),
+            decode_tokens=1 + limits.drafts,
         )
-        self._plan_decode(builder)
-        self._plan_prefill(builder)
-        self._admit(builder)
+        self._crossed, self._prompt_parts = [], []
+        slots, wanted, crossing = self._decode_needs()
+        chunks = (self.rows.phase == _PREFILL).nonzero()[0]
+        if chunks.size or self.holdings.paused or np.count_nonzero(crossing):
+            self._share_out(slots[crossing], wanted[crossing], chunks)
+            if self.holdings.paused:
+                going = self._goes_on(slots)
+                slots, wanted, crossing = slots[going], wanted[going], crossing[going]
+                chunks = chunks[self._goes_on(chunks)]
+        self._plan_decode(builder, slots, wanted, crossing)
+        if chunks.size:
+            self._plan_prefill(builder, chunks.tolist())
+        if self.waiting:
+            self._admit(builder)
         last_slots, _, last_samples = self.ledger.last_rows()
         if not builder.has_rows and not self.ledger.owes_a_launch:
             return None
@@ -188,9 +168,11 @@ class Scheduler:
             rows=plan.rows.size,
             tokens=plan.tokens,
             max_seq_len=plan.max_seq_len,
+            prompt_logprobs=bool(self._prompt_parts),
         )
         self.rows.last_launch[plan.rows] = plan.number
         self.rows.last_naming[plan.rows] = plan.number + plan.samples
+        crossed = np.array(self._crossed, np.int32) if self._crossed else _NO_SLOTS
         return Launch(
             shape=shape,
             sample_slots=slots,
@@ -199,184 +181,179 @@ class Scheduler:
             row_slots=plan.rows,
             row_epochs=self.rows.epoch[plan.rows],
             row_samples=plan.samples,
+            crossed_slots=crossed,
+            crossed_epochs=self.rows.epoch[crossed] if crossed.size else crossed,
+            prompt_parts=self._parts_of(plan) if self._prompt_parts else (),
             prompt_tokens=sum(chunk.tokens.size for chunk in plan.chunks),
             overlapped=overlapped,
             first=first,
         )
 
-    def _decodable(self) -> NDArray[np.bool_]:
-        rows = self.rows
-        decodable: NDArray[np.bool_] = (rows.phase == _DECODE) & (rows.planned_len < rows.max_len - 1)
-        return decodable
+    def _decode_needs(self) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.bool_]]:
+        """Rows that may go on decoding, the tokens that their blocks must hold then, and whether that crosses a border.
 
-    def _plan_decode(self, builder: PlanBuilder) -> None:
-        """Every row past its prompt goes one token further; a row whose next block does not fit the plan waits."""
-        rows, size = self.rows, self.pool.block_size
-        slots = self._decodable().nonzero()[0]
-        if not slots.size:
-            return
-        crossing = rows.planned_len[slots] >= rows.num_blocks[slots] * size
+        A row is planned while the fewest tokens it can have leave it room for one more.
+        """
+        rows, drafts = self.rows, self.limits.drafts
+        slots = ((rows.phase == _DECODE) & (rows.least_len < rows.max_len - 1)).nonzero()[0]
+        wanted = rows.most_len[slots] + 1
+        if drafts:  # the first token after a prompt comes alone; then drafts are verified, and as many are made again
+            wanted += drafts * self._unverified(slots)
+            wanted = np.minimum(wanted + drafts, rows.max_len[slots] - 1)
+        return slots, wanted, wanted > rows.num_blocks[slots] * self.pool.block_size
+
+    def _unverified(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Rows whose last F held drafts that no committed S has verified: how many are kept is not known. [n]"""
+        rows = self.rows
+        had_drafts = rows.least_len[slots] > rows.known_len[slots]
+        return np.logical_and(had_drafts, rows.last_launch[slots] >= self.ledger.committed)
+
+    def _share_out(self, crossing: NDArray[np.int64], wanted: NDArray[np.int32], chunks: NDArray[np.int64]) -> None:
+        """Decide which rows wait for blocks, and whether one gives up its own."""
+        pool, held = self.pool, self.holdings
+        slots = [*crossing.tolist(), *chunks.tolist()]
+        blocks = (-(-wanted // pool.block_size) - self.rows.num_blocks[crossing]).tolist()
+        blocks += [self._chunk_blocks(slot) for slot in chunks.tolist()]
+        shortage = None
+        if sum(blocks) > pool.available:
+            shortage = ration(
+                [Need(held.request(slot), n) for slot, n in zip(slots, blocks, strict=True)], pool.available
+            )
+        paused = frozenset(request.slot for request in shortage.waiting) if shortage else frozenset[int]()
+        self.tally.event("paused", len(paused - held.paused))
+        self.tally.event("resumed", len(held.paused - paused))
+        held.paused = paused
+        if shortage is not None and shortage.missing > pool.fenced:
+            victim = choose_victim(shortage, [r for r in held.requests() if self.rows.phase[r.slot] != _LEAVING])
+            if victim is not None:
+                self.evict(victim)
+
+    def _plan_decode(
+        self,
+        builder: PlanBuilder,
+        slots: NDArray[np.int64],
+        wanted: NDArray[np.int32],
+        crossing: NDArray[np.bool_],
+    ) -> None:
+        """Every row past its prompt goes on; one whose next block does not fit the plan waits for the next."""
+        rows = self.rows
         if np.count_nonzero(crossing):
             room = builder.appends_left(slots.size)
-            wanting = slots[crossing]
-            for slot in wanting[:room].tolist():
-                self._append_blocks(builder, slot, 1)
-            if wanting.size > room:
-                slots = np.setdiff1d(slots, wanting[room:], assume_unique=True)
-        rows.planned_len[slots] += 1
+            self._cross(builder, slots[crossing][:room], wanted[crossing][:room])
+            late = slots[crossing][room:]
+            if late.size:
+                stays = ~np.isin(slots, late)
+                slots, wanted = slots[stays], wanted[stays]
+        if self.limits.drafts:
+            rows.most_len[slots] += 1 + self.limits.drafts * self._unverified(slots)
+        else:
+            rows.most_len[slots] = wanted
+        rows.least_len[slots] += 1
         if slots.size:
-            builder.decode(slots.astype(np.int32), int(rows.planned_len[slots].max()))
+            builder.decode(slots.astype(np.int32), int(wanted.max()))
 
-    def _plan_prefill(self, builder: PlanBuilder) -> None:
-        """The next chunk of every row whose prompt is not planned, in the order of arrival, while the budget lasts."""
-        slots = (self.rows.phase == _PREFILL).nonzero()[0].tolist()
-        for slot in sorted(slots, key=lambda s: _queue_order(self._request(s))):
+    def _cross(self, builder: PlanBuilder, slots: NDArray[np.int64], wanted: NDArray[np.int32]) -> None:
+        """Reserve the blocks behind a border for rows that cross it with this launch."""
+        rows = self.rows
+        self.holdings.register(slots.tolist(), rows.last_launch[slots].tolist())
+        counts = -(-wanted // self.pool.block_size) - rows.num_blocks[slots]
+        while np.count_nonzero(counts > 0):  # once, unless drafts may reach two borders further
+            crossing = slots[counts > 0]
+            places = rows.num_blocks[crossing].tolist()
+            taken = self.pool.take(crossing.size)
+            self._crossed += crossing.tolist()
+            for slot, block in zip(crossing.tolist(), taken, strict=True):
+                self.holdings.request(slot).blocks.append(block)
+            builder.append_each(crossing.tolist(), places, taken)
+            rows.num_blocks[crossing] += 1
+            counts -= 1
+        self.tally.counters["blocks_reserved"] += len(self._crossed)
+
+    def _goes_on(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these rows neither wait for blocks nor were told to leave. [n]"""
+        going: NDArray[np.bool_] = ~np.isin(slots, list(self.holdings.paused)) & (self.rows.phase[slots] != _LEAVING)
+        return going
+
+    def _plan_prefill(self, builder: PlanBuilder, slots: list[int]) -> None:
+        """The next chunk of each of these rows, by rank, while the budget lasts."""
+        for slot in sorted(slots, key=lambda s: self.holdings.request(s).rank):
             if not self._plan_chunk(builder, slot):
                 return
 
+    def _cut(self, start: int, request: Request) -> int:
+        """Where a chunk from `start` on ends: at a multiple of the chunk size, which depends on the request alone."""
+        size = self.limits.prefill_chunk
+        return min((start // size + 1) * size, request.tokens.size)
+
+    def _chunk_blocks(self, slot: int) -> int:
+        end = self._cut(int(self.rows.least_len[slot]), self.holdings.request(slot))
+        return self.pool.blocks_for(end) - int(self.rows.num_blocks[slot])
+
+    def _plan_chunk(self, builder: PlanBuilder, slot: int) -> bool:
+        rows, request = self.rows, self.holdings.request(slot)
+        start, have = int(rows.least_len[slot]), int(rows.num_blocks[slot])
+        end, blocks = self._cut(start, request), self._chunk_blocks(slot)
+        if blocks > self.pool.available or not builder.fits(end - start, blocks, 0):
+            return False
+        builder.append_blocks(slot, have, self.holdings.take_blocks(request, blocks))
+        last = end == request.tokens.size
+        target = int(request.tokens[end]) if request.wants_prompt_logprobs and not last else NOT_A_TOKEN
+        chunk = Chunk(slot, start, request.tokens[start:end], last, target)
+        builder.chunk(chunk)
+        if request.wants_prompt_logprobs:
+            self._prompt_parts.append((request, chunk))
+        rows.least_len[slot] = rows.most_len[slot] = end
+        if last:
+            rows.phase[slot] = _DECODE
+        self.holdings.register([slot], [builder.number])
+        self.tally.counters["prefill_chunks"] += 1
+        self.tally.event("chunk")
+        return True
+
+    def _parts_of(self, plan: LaunchPlan) -> tuple[PromptPart, ...]:
+        """Where the launch leaves the log-probabilities that its chunks are asked for."""
+        tokens = np.full(plan.rows.size, 1 + self.limits.drafts)
+        for chunk in plan.chunks:
+            tokens[np.searchsorted(plan.rows, chunk.slot)] = chunk.tokens.size
+        begins = np.cumsum(tokens) - tokens
+        return tuple(
+            PromptPart(
+                request,
+                int(self.rows.epoch[chunk.slot]),
+                chunk.slot,
+                chunk.start,
+                int(begins[np.searchsorted(plan.rows, chunk.slot)]),
+                chunk.tokens.size - chunk.samples,
+            )
+            for request, chunk in self._prompt_parts
+        )
+
+    # ------------------------------------------------------------ admission
+
     def _admit(self, builder: PlanBuilder) -> None:
-        """Waiting requests get a slot, their first blocks and their first chunk, first come first served."""
-        while self.waiting and self.rows.free:
-            request, limits = self.waiting[0], self.limits
-            first = min(limits.prefill_chunk, request.prompt.size)
-            words = record_words(request.sampling, request.stopping, limits.eos_token_ids, limits.vocab_size)
-            if not builder.fits(first, self.pool.blocks_for(first), words):
+        """Waiting requests get a row, their first blocks and their first chunk, by rank."""
+        pool = self.pool
+        while (found := self.waiting.next_admission()) is not None:
+            request, prefix = found
+            start = len(prefix) * pool.block_size
+            first = self._cut(start, request)
+            words = words_of(request, len(prefix), self.limits)
+            if not builder.fits(first - start, pool.blocks_for(first) - len(prefix), words):
                 return
-            if not self.pool.promise(self._blocks_at_most(request)):
-                return
-            self.waiting.pop(0)
-            builder.admit(self._take_row(request))
-            self.counters["admitted"] += 1
-            self.counters["prompt_tokens"] += request.prompt.size
+            self.waiting.remove(request)
+            self.holdings.take_row(request, prefix)
+            self._count_admission(request, start)
+            builder.admit(begin_row(self.rows, request, pool.block_size, self.limits))
             if not self._plan_chunk(builder, request.slot):
                 raise LedgerError("an admitted row's first chunk does not fit the plan that was measured for it")
 
-    def _plan_chunk(self, builder: PlanBuilder, slot: int) -> bool:
-        """Cut the next chunk at a multiple of the chunk size, a place that depends on the request alone."""
-        rows, request = self.rows, self._request(slot)
-        start = int(rows.planned_len[slot])
-        end = min(start + self.limits.prefill_chunk, request.prompt.size)
-        blocks = self.pool.blocks_for(end) - int(rows.num_blocks[slot])
-        if not builder.fits(end - start, blocks, 0):
-            return False
-        self._append_blocks(builder, slot, blocks)
-        last = end == request.prompt.size
-        builder.chunk(Chunk(slot, start, request.prompt[start:end], last))
-        rows.planned_len[slot] = end
-        if last:
-            rows.phase[slot] = _DECODE
-        self.counters["prefill_chunks"] += 1
-        return True
-
-    def _append_blocks(self, builder: PlanBuilder, slot: int, count: int) -> None:
-        request, have = self._request(slot), int(self.rows.num_blocks[slot])
-        taken = self.pool.take(count)
-        request.blocks += taken
-        self.rows.num_blocks[slot] = have + count
-        builder.append_blocks(slot, have, taken)
-
-    def _take_row(self, request: Request) -> Admission:
-        rows, limits = self.rows, self.limits
-        slot = rows.take()
-        request.slot = slot
-        self.by_slot[slot] = request
-        stops = eos_and_stop_ids(request.stopping, limits.eos_token_ids)
-        rows.phase[slot] = _PREFILL
-        rows.prompt_len[slot] = rows.committed_len[slot] = request.prompt.size
-        rows.planned_len[slot] = rows.num_blocks[slot] = 0
-        rows.max_len[slot] = request.max_len
-        rows.min_position[slot] = request.prompt.size + request.stopping.min_tokens
-        rows.needs_full[slot] = needs_full(request.sampling, request.stopping)
-        rows.owner[slot], rows.handle[slot] = request.owner, request.handle
-        rows.logprobs[slot] = request.sampling.logprobs
-        rows.stop_ids[slot] = -1
-        rows.stop_ids[slot, : len(stops)] = stops
-        rows.stop_width = max(rows.stop_width, len(stops))
-        sampling, stopping, prompt_len = request.sampling, request.stopping, request.prompt.size
-        return Admission(
-            slot,
-            admission_record(
-                slot, sampling, stopping, prompt_len, request.max_len, limits.eos_token_ids, limits.vocab_size
-            ),
-        )
-
-    def _request(self, slot: int) -> Request:
-        request = self.by_slot[slot]
-        assert request is not None
-        return request
-
-    # ------------------------------------------------------------ commits
-
-    def commit(self, launch: Launch, cells: NDArray[np.int64]) -> Commit:
-        """Take a launch's result cells [sample_rows] into the host's truth.
-
-        Raises LedgerError where the device's verdict on the end of a row is not the host's.
-        """
-        rows = self.rows
-        kept = (launch.samples & rows.still(launch.sample_slots, launch.sample_epochs)).nonzero()[0]
-        if kept.size < launch.samples.size:
-            self.counters["void_rows"] += int(np.count_nonzero(launch.samples)) - kept.size
-        slots = launch.sample_slots[kept]
-        found = cells[kept]
-        if np.count_nonzero((found >> 32) != launch.number):
-            raise LedgerError(f"launch {launch.number}: its result slot holds another launch's tokens")
-        low = (found & 0xFFFFFFFF).astype(np.int32)
-        tokens = low & TOKEN_MASK
-        if np.count_nonzero(low & VOID):
-            raise LedgerError(f"launch {launch.number}: the device ended a row that goes on")
-        positions = rows.committed_len[slots]
-        wanted = rows.stop_ids[slots, : rows.stop_width]
-        stops = np.logical_and((wanted == tokens[:, None]).any(1), positions >= rows.min_position[slots])
-        failed = (low & NON_FINITE) != 0
-        ended = stops | (positions + 1 >= rows.max_len[slots]) | failed
-        if np.count_nonzero(ended != ((low & STOPPED) != 0)):
-            raise LedgerError(f"launch {launch.number}: host and device disagree on which rows ended")
-        rows.committed_len[slots] += ~failed
-        rows.last_token[slots] = tokens
-        owners, handles = rows.owner[slots], rows.handle[slots]
-        endings = tuple(
-            self._ending(int(slots[i]), int(tokens[i]), bool(stops[i]), bool(failed[i]))
-            for i in ended.nonzero()[0].tolist()
-        )
-        if np.count_nonzero(failed):
-            good = ~failed
-            kept, slots, tokens = kept[good], slots[good], tokens[good]
-            owners, handles, positions = owners[good], handles[good], positions[good]
-        self.counters["generated_tokens"] += tokens.size
-        firsts = positions == rows.prompt_len[slots]
-        return Commit(launch.number, kept, slots, tokens, owners, handles, firsts, endings)
-
-    def _ending(self, slot: int, token: int, stopped: bool, failed: bool) -> Ending:
-        request = self._request(slot)
-        reason = FinishReason.CONTEXT_LENGTH if request.context_limited else FinishReason.LENGTH
-        if failed:
-            reason = FinishReason.NON_FINITE
-        elif stopped:
-            is_eos = token in self.limits.eos_token_ids and not request.stopping.ignore_eos
-            reason = FinishReason.END_OF_SEQUENCE if is_eos else FinishReason.STOP
-        self._end_row(request)
-        self.finished[reason.name] += 1
-        return Ending(request, reason, token if stopped and not failed else NOT_A_TOKEN)
-
-    def _end_row(self, request: Request) -> None:
-        """Void what is in flight, and put what the row holds behind the fence."""
-        slot, rows = request.slot, self.rows
-        self.pool.withdraw(self._blocks_at_most(request) - len(request.blocks))
-        self.pool.fence(request.blocks)
-        self.ledger.defer(int(rows.last_launch[slot]), Release(NO_SLOT, tuple(request.blocks)))
-        self.ledger.defer(int(rows.last_naming[slot]), Release(slot, ()))
-        request.blocks.clear()
-        rows.fence(slot)
-        self.by_slot[slot] = None
-        request.slot = NO_SLOT
-
-    def release(self, resource: Release) -> None:
-        """The fence has let it go."""
-        self.pool.release(resource.blocks)
-        if resource.slot != NO_SLOT:
-            self.rows.release(resource.slot)
-
-
-def _queue_order(request: Request) -> tuple[int, int]:
-    """Higher priority first, then first come first served."""
-    return -request.priority, request.order
+    def _count_admission(self, request: Request, cached: int) -> None:
+        if request.evictions:
+            self.tally.counters["recomputed_tokens"] += max(0, request.computed - cached)
+            self.tally.event("readmitted")
+            return
+        request.cached_tokens = cached
+        self.tally.counters["admitted"] += 1
+        self.tally.counters["prompt_tokens"] += request.prompt.size
+        self.tally.counters["cached_tokens"] += cached
+        self.tally.event("admitted")

@@ -6,34 +6,50 @@ from collections.abc import Mapping
 
 from cuda_graphs.device import Device
 from runtime.figures import Figures, quantiles
-from runtime.messages import EngineStats
+from runtime.messages import EngineStats, EventStats
 from runtime.scheduler import Scheduler
 
 
 def engine_stats(
-    scheduler: Scheduler, device: Device, figures: Figures, intake: Mapping[str, int], uptime_s: float
+    scheduler: Scheduler,
+    device: Device,
+    figures: Figures,
+    intake: Mapping[str, int],
+    uptime_s: float,
+    host_s: float,
 ) -> EngineStats:
     """A snapshot. Figures of launches are those of retired ones."""
-    ledger, pool, rows, counters = scheduler.ledger, scheduler.pool, scheduler.rows, scheduler.counters
+    ledger, pool, rows, counters = scheduler.ledger, scheduler.pool, scheduler.rows, scheduler.tally.counters
     return EngineStats(
         uptime_s=uptime_s,
         waiting=len(scheduler.waiting),
-        running=scheduler.running,
-        finished=dict(scheduler.finished),
+        running=len(scheduler.holdings.requests()),
+        paused=len(scheduler.holdings.paused),
+        finished=dict(scheduler.tally.finished),
         submitted=counters["submitted"],
         admitted=counters["admitted"],
         prompt_tokens=counters["prompt_tokens"],
         generated_tokens=counters["generated_tokens"],
         void_rows=counters["void_rows"],
         prefill_chunks=counters["prefill_chunks"],
+        cached_tokens=counters["cached_tokens"],
+        recomputed_tokens=counters["recomputed_tokens"],
+        aborted=dict(scheduler.tally.aborted),
+        blocks_reserved=counters["blocks_reserved"],
+        blocks_adopted=counters["blocks_adopted"],
+        blocks_returned=counters["blocks_returned"],
+        events=_events(scheduler.tally.events, figures),
         blocks_total=pool.total,
         blocks_free=pool.free,
         blocks_owned=pool.owned,
         blocks_fenced=pool.fenced,
-        blocks_cached=0,
+        blocks_cached=pool.cached,
         rows_total=rows.max_rows,
         rows_free=rows.free,
         rows_fenced=rows.fenced,
+        penalty_slots_total=scheduler.holdings.penalty_slots.total,
+        penalty_slots_free=scheduler.holdings.penalty_slots.free,
+        penalty_slots_fenced=scheduler.holdings.penalty_slots.fenced,
         run_ahead=ledger.run_ahead,
         ledger_depth=ledger.uncommitted,
         ledger_depth_max=figures.depth_max,
@@ -47,7 +63,7 @@ def engine_stats(
         overlap_ratio=figures.overlap_ratio,
         device_idle_s=figures.idle_ns / 1e9,
         device_busy_s=figures.busy_ns / 1e9,
-        host_s=figures.host_s,
+        host_s=host_s,
         waits=device.counters.waits,
         bytes_to_device=device.counters.bytes_to_device,
         graph_captures=device.counters.graph_captures,
@@ -60,3 +76,12 @@ def engine_stats(
         first_token_s=quantiles(figures.first_token_s),
         inter_token_s=quantiles(figures.inter_token_s),
     )
+
+
+def _events(since_the_last_launch: Mapping[str, int], figures: Figures) -> dict[str, EventStats]:
+    """All events. Those that no launch has followed yet have neither held the chain nor met it idle."""
+    stats = {kind: EventStats(event.count, event.held, event.idle) for kind, event in figures.events.items()}
+    for kind, count in since_the_last_launch.items():
+        counted = stats.get(kind, EventStats(0, 0, 0))
+        stats[kind] = EventStats(counted.count + count, counted.held, counted.idle)
+    return stats

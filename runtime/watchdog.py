@@ -1,4 +1,4 @@
-"""Notices that the device has stopped, so that nobody waits for ever."""
+"""Notices that the device has stopped, or that the loop turns for nothing, so that nobody waits for ever."""
 
 from __future__ import annotations
 
@@ -11,22 +11,42 @@ class LaunchHungError(DeviceError):
     """No mark of a launch in flight has come for too long."""
 
 
+class NoProgressError(RuntimeError):
+    """Requests are being served, and none has come any further for too long."""
+
+
+class _Stall:
+    """For how long a figure has not changed while it should."""
+
+    def __init__(self, now: float) -> None:
+        self._figure: tuple[int, ...] = ()
+        self._since = now
+
+    def seconds(self, now: float, is_awaited: bool, figure: tuple[int, ...]) -> float:
+        if not is_awaited or figure != self._figure:
+            self._figure, self._since = figure, now
+        return now - self._since
+
+
 class Watchdog:
-    """limit_s: how long launches may be in flight without any mark. clock: seconds, monotonic."""
+    """limit_s: how long launches may be in flight without a mark, and requests be served without a token or a chunk.
+
+    clock: seconds, monotonic.
+    """
 
     def __init__(self, limit_s: float, clock: Callable[[], float]) -> None:
         self._limit_s = limit_s
         self._clock = clock
-        self._marks = (0, 0)
-        self._moved_at = clock()
+        self._marks = _Stall(clock())
+        self._work = _Stall(clock())
 
-    def look(self, in_flight: int, committed: int, ended: int) -> None:
-        """Called after every wait. Raises LaunchHungError."""
+    def look(self, in_flight: int, marks: tuple[int, ...], requests: int, work: tuple[int, ...]) -> None:
+        """Called after every wait. marks: of launches. work: done for requests.
+
+        Raises LaunchHungError or NoProgressError.
+        """
         now = self._clock()
-        if not in_flight or (committed, ended) != self._marks:
-            self._marks = (committed, ended)
-            self._moved_at = now
-        elif now - self._moved_at > self._limit_s:
-            raise LaunchHungError(
-                f"{in_flight} launches are in flight after launch {ended} and none has moved for {self._limit_s:g} s"
-            )
+        if self._marks.seconds(now, in_flight > 0, marks) > self._limit_s:
+            raise LaunchHungError(f"{in_flight} launches are in flight and none has moved for {self._limit_s:g} s")
+        if self._work.seconds(now, requests > 0, work) > self._limit_s:
+            raise NoProgressError(f"{requests} requests are served and none has come further for {self._limit_s:g} s")

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 
 from google.protobuf.duration_pb2 import Duration
 
-from runahead.v1 import Delta, Finished, FinishReason, MatchedStop, Timing, Token, TopToken, Usage
+from runahead.v1 import Delta, Finished, FinishReason, MatchedStop, Timing, Token, Usage
 from runtime import messages
 from runtime.request import FinishReason as EngineReason
 from service.errors import non_finite
 from service.request_stream import GeneratedToken, TokenBatch
 from service.text import CompletionText, TextPiece
 from service.token_bytes import TokenBytes
+from service.token_messages import scored_token, token_message
 from service.validation import CheckedRequest
 
 _REASONS = {
@@ -70,7 +71,7 @@ class Completion:
         if text or tokens:
             yield Delta(text=text, tokens=tokens)
         if self.stopped_by_string or batch.finished is not None:
-            self.finished = self._finish(batch.finished)
+            self.finished = self._finish(batch.finished, batch.admitted)
 
     def _pieces(self, batch: TokenBatch) -> Iterator[TextPiece]:
         """What each token makes certain; at the end, what had waited."""
@@ -98,16 +99,14 @@ class Completion:
     def _token(self, generated: GeneratedToken) -> Token:
         token_id, logprobs = generated.token_id, generated.logprobs
         if logprobs is None:
-            return Token(id=token_id, bytes=self._table.of(token_id))
-        top = [
-            TopToken(id=top_id, bytes=self._table.of(top_id), logprob=value)
-            for top_id, value in zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)
-        ]
-        return Token(id=token_id, bytes=self._table.of(token_id), logprob=logprobs.chosen, top=top)
+            return token_message(self._table, token_id)
+        return scored_token(self._table, token_id, logprobs.chosen, logprobs.top_ids, logprobs.top_logprobs)
 
     # ------------------------------------------------------------ the end
 
-    def _finish(self, end: messages.Finished | None) -> Finished:
+    def _finish(self, end: messages.Finished | None, admitted: messages.Admitted | None) -> Finished:
+        """The engine's figures; where a stop string ended the completion before the engine did, those it had sent."""
+        told = end or admitted
         matched = self._text.matched
         reason, stop = FinishReason.FINISH_REASON_STOP, None
         if matched is not None:
@@ -121,14 +120,14 @@ class Completion:
             seed=self._request.sampling.seed,
             usage=Usage(
                 prompt_tokens=self._prompt_tokens,
-                cached_tokens=end.cached_tokens if end else 0,
+                cached_tokens=told.cached_tokens if told else 0,
                 completion_tokens=self._text.completion_tokens,
             ),
-            timing=self._timing(end),
+            timing=self._timing(end, admitted),
         )
 
-    def _timing(self, end: messages.Finished | None) -> Timing:
-        """The engine's figures; where a stop string ended the completion before the engine, what was seen here."""
+    def _timing(self, end: messages.Finished | None, admitted: messages.Admitted | None) -> Timing:
+        """The engine's clock where it sent its times; otherwise what was seen here."""
         if end is not None:
             return Timing(
                 queue=_duration(end.queue_s),
@@ -137,7 +136,11 @@ class Completion:
                 decode=_duration(end.decode_s),
             )
         first = self._last_token if self._first_token is None else self._first_token
-        return Timing(first_token=_duration(first - self._submitted), decode=_duration(self._last_token - first))
+        return Timing(
+            queue=_duration(admitted.queue_s) if admitted else None,
+            first_token=_duration(first - self._submitted),
+            decode=_duration(self._last_token - first),
+        )
 
     def _clock(self, batch: TokenBatch) -> None:
         if batch.tokens:

@@ -16,6 +16,7 @@ from runtime.messages import (
     Abort,
     AbortResult,
     Accepted,
+    Admitted,
     Cancel,
     EngineInfo,
     EngineStats,
@@ -23,6 +24,7 @@ from runtime.messages import (
     FrameReader,
     Hello,
     Output,
+    PromptLogprobs,
     ProtocolError,
     Refused,
     StatsQuery,
@@ -114,7 +116,8 @@ class SocketEngineClient(asyncio.Protocol):
     def submit(self, request: CheckedRequest, prompt: NDArray[np.int32]) -> RequestStream:
         self._raise_if_lost()
         self._last_handle += 1
-        stream = RequestStream(self._last_handle, LIMITS.unread_bytes)
+        described = len(prompt) - 1 if request.sampling.prompt_logprobs >= 0 else 0
+        stream = RequestStream(self._last_handle, LIMITS.unread_bytes, described, LIMITS.unread_prompt_bytes)
         self._streams[stream.handle] = stream
         self._send(
             Submit(
@@ -181,6 +184,13 @@ class SocketEngineClient(asyncio.Protocol):
             case Accepted(handle=handle):
                 if stream := self._streams.get(handle):
                     stream.accept()
+            case Admitted(handle=handle):
+                if stream := self._streams.get(handle):
+                    stream.admit(message)
+            case PromptLogprobs(handle=handle):
+                stream = self._streams.get(handle)
+                if stream is not None and not stream.push_prompt(message):
+                    self.release(stream)
             case Refused(handle=handle):
                 if stream := self._streams.pop(handle, None):
                     stream.fail(RequestRefusedError(message.code, message.message, message.field))

@@ -6,6 +6,7 @@ The flags are the fields of `GenerateRequest`, read from the contract itself; a 
 from __future__ import annotations
 
 import argparse
+import codecs
 import io
 import os
 import sys
@@ -46,7 +47,7 @@ _HELP: Final = {
     "include_stop": "keep the stop string in the text",
     "logprobs": "ask for log-probabilities, of the n most likely too; printed with the tokens on standard error",
     "prompt_logprobs": "the same for the prompt",
-    "echo": "send the prompt's tokens back",
+    "echo": "have the prompt's tokens sent back; their text is printed before the completion's",
     "max_tokens_per_message": "tokens in one message",
 }
 
@@ -113,8 +114,9 @@ def run(arguments: argparse.Namespace) -> int:
     with grpc.insecure_channel(arguments.url) as channel:
         call = generation_service_pb2_grpc.GenerationServiceStub(channel).Generate(request, timeout=arguments.timeout)
         try:
+            screen = _Screen(request.output)
             for response in call:
-                _show(response)
+                screen.show(response)
         except KeyboardInterrupt:
             call.cancel()
             print("\nrunahead generate: interrupted, the request is cancelled", file=sys.stderr)
@@ -163,25 +165,45 @@ def describe_finish(finished: generate_pb2.Finished) -> str:
     return ", ".join(parts)
 
 
-def _show(response: generate_pb2.GenerateResponse) -> None:
-    event = response.WhichOneof("event")
-    if event == "delta":
-        sys.stdout.write(response.delta.text)
-        sys.stdout.flush()
-        _show_logprobs(response.delta.tokens)
-    elif event == "prompt":
-        _show_logprobs(response.prompt.tokens)
-    elif event == "finished":
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-        print(f"[{describe_finish(response.finished)}]", file=sys.stderr)
+class _Screen:
+    """Text on standard output as it arrives; log-probabilities, and how it ended, on standard error."""
+
+    def __init__(self, output: generate_pb2.OutputOptions) -> None:
+        self._echo = output.echo
+        self._prompt_logprobs = output.HasField("prompt_logprobs")
+        self._prompt_text = codecs.getincrementaldecoder("utf-8")("replace")  # an event may end inside a character
+
+    def show(self, response: generate_pb2.GenerateResponse) -> None:
+        event = response.WhichOneof("event")
+        if event == "delta":
+            _write(response.delta.text)
+            for token in response.delta.tokens:
+                if token.HasField("logprob"):
+                    _print_token(token)
+        elif event == "prompt":
+            self._show_prompt(response.prompt.tokens)
+        elif event == "finished":
+            _write("\n")
+            print(f"[{describe_finish(response.finished)}]", file=sys.stderr)
+
+    def _show_prompt(self, tokens: Any) -> None:
+        if self._echo:
+            _write(self._prompt_text.decode(b"".join(token.bytes for token in tokens)))
+        if self._prompt_logprobs:
+            for token in tokens:
+                _print_token(token)
 
 
-def _show_logprobs(tokens: Any) -> None:
-    for token in tokens:
-        if token.HasField("logprob"):
-            top = "".join(f"  {item.bytes!r} {item.logprob:.4f}" for item in token.top)
-            print(f"[{token.id} {token.bytes!r} {token.logprob:.4f}{top}]", file=sys.stderr)
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _print_token(token: Any) -> None:
+    """Id, bytes, log-probability (the prompt's first token has none), and the most likely tokens at its position."""
+    own = f" {token.logprob:.4f}" if token.HasField("logprob") else ""
+    top = "".join(f"  {item.bytes!r} {item.logprob:.4f}" for item in token.top)
+    print(f"[{token.id} {token.bytes!r}{own}{top}]", file=sys.stderr)
 
 
 def _fields() -> Iterator[tuple[Any, str]]:

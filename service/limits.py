@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from runtime.request import MAX_BIAS, MAX_TOP_LOGPROBS
+
+
+def _float32(value: float) -> float:
+    """As the contract carries it: a client that sends the bound itself must not miss it by a rounding."""
+    return float(np.float32(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,14 +22,22 @@ class Limits:
     prompt_text_bytes: tokenizing takes about a second for each MiB.
     unread_bytes: what a slow reader may leave in the server, as `RequestStream` estimates it; the transport holds
     some more before that.
+    unread_prompt_bytes: the same for log-probabilities of the prompt, as the engine sends them. It is larger, since an
+    engine may compute a prompt faster than the front end can turn it into messages.
+    prompt_event_bytes: where a `prompt` event is cut.
+    once_prompt_bytes: what the prompt's tokens may take of an answer of GenerateOnce. Clients receive 4 MiB unless told
+    otherwise; the rest is for the completion.
     """
 
     request_id_length: int = 128
     prompt_text_bytes: int = 1 << 20
     max_tokens: int = 1 << 20
     default_max_tokens: int = 256
-    temperature_min: float = 1e-6  # below it, and above 0, float32 logits overflow
+    temperature_min: float = _float32(1e-6)  # below it, and above 0, float32 logits overflow
     temperature_max: float = 100.0
+    repetition_penalty_min: float = _float32(0.01)
+    repetition_penalty_max: float = 100.0
+    additive_penalty: float = 2.0  # presence and frequency, either sign
     top_logprobs: int = MAX_TOP_LOGPROBS
     stop_strings: int = 16
     stop_string_bytes: int = 256
@@ -36,6 +51,9 @@ class Limits:
     detokenize_ids: int = 1 << 20
     message_bytes: int = 4 << 20
     unread_bytes: int = 256 << 10
+    unread_prompt_bytes: int = 4 << 20
+    prompt_event_bytes: int = 64 << 10
+    once_prompt_bytes: int = 3 << 20
     unknown_bytes: int = 4096  # fields that the server does not know, up to which each is named
     violations: int = 16  # field violations that one error reports
     retry_s: float = 1.0  # when to try again, in RetryInfo

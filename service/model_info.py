@@ -37,6 +37,8 @@ def model_info(info: EngineInfo, server_id: str, tokenizer: TextTokenizer, max_s
             streams=max_streams,
             unread_bytes=LIMITS.unread_bytes,
             queue=info.max_queue,
+            unread_prompt_bytes=LIMITS.unread_prompt_bytes,
+            once_prompt_bytes=LIMITS.once_prompt_bytes,
         ),
         engine=EngineConfiguration(
             device=info.device,
@@ -45,6 +47,8 @@ def model_info(info: EngineInfo, server_id: str, tokenizer: TextTokenizer, max_s
             max_rows=info.max_rows,
             num_blocks=info.num_blocks,
             block_size=info.block_size,
+            penalty_slots=info.penalty_slots,
+            prefix_cache=info.prefix_cache,
         ),
         server_id=server_id,
     )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from runtime.messages import Finished, Logprobs
+from runtime.messages import Admitted, Finished, Logprobs, PromptLogprobs, ProtocolError
 
 _TOKEN_BYTES: Final = 48  # a buffered token, and a buffered top entry: what they take in memory, about
 _TOP_BYTES: Final = 32
+_ENTRY_BYTES: Final = 4  # of a column of prompt log-probabilities
 
 
 class RequestRefusedError(Exception):
@@ -50,22 +52,37 @@ class GeneratedToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """All that was waiting: tokens in order, and the end if it has come. Nothing follows an end."""
+    """All that was waiting: tokens in order, and the end if it has come. Nothing follows an end.
+
+    admitted: what was said when the request got its row, whether in this batch or before; with any token, it was said.
+    """
 
     tokens: list[GeneratedToken]
     finished: Finished | None
+    admitted: Admitted | None
 
 
 class RequestStream:
     """A bounded buffer with one reader, on one event loop. It ends once: finished, refused or failed.
 
-    However many tokens arrive before the reader comes back, it wakes once and takes them all.
+    However many tokens arrive before the reader comes back, it wakes once and takes them all. Log-probabilities of the
+    prompt come before, and are taken message by message: a message is as much as a launch computes.
+
+    prompt_logprobs: how many tokens of the prompt the engine will describe.
+    unread_bytes: what may be buffered of tokens, estimated.
+    unread_prompt_bytes: what may be buffered of the prompt, in the engine's columns; one message always has room.
     """
 
-    def __init__(self, handle: int, unread_bytes: int) -> None:
+    def __init__(self, handle: int, unread_bytes: int, prompt_logprobs: int = 0, unread_prompt_bytes: int = 0) -> None:
         self.handle = handle
         self._unread_limit = unread_bytes
         self._unread = 0
+        self._unread_prompt_limit = unread_prompt_bytes
+        self._unread_prompt = 0
+        self._prompt_parts: deque[PromptLogprobs] = deque()
+        self._prompt_next = 1  # the place in the prompt that the next part begins at: the first token has none
+        self._prompt_end = 1 + prompt_logprobs
+        self._admitted: Admitted | None = None
         self._interrupt: Callable[[], object] | None = None
         self._accepted = False
         self._tokens: list[GeneratedToken] = []
@@ -96,6 +113,19 @@ class RequestStream:
         """Called at most once, if the stream fails from now on while its reader is busy elsewhere, writing."""
         self._interrupt = interrupt
 
+    async def take_prompt(self) -> PromptLogprobs | None:
+        """The next part of the prompt's log-probabilities; None if there are no more: all were taken, or the request
+        has ended before. Raises EngineLostError or SlowReaderError."""
+        while not self._prompt_parts and self._prompt_next < self._prompt_end and not self.ended:
+            await self._wait()
+        if self._failure is not None:
+            raise self._failure
+        if not self._prompt_parts:
+            return None
+        part = self._prompt_parts.popleft()
+        self._unread_prompt -= _column_bytes(part)
+        return part
+
     async def take(self) -> TokenBatch:
         """At least one token, or the end. Raises EngineLostError or SlowReaderError."""
         while not self._tokens and not self.ended:
@@ -103,7 +133,7 @@ class RequestStream:
         if self._failure is not None:
             raise self._failure
         tokens, self._tokens, self._unread = self._tokens, [], 0
-        return TokenBatch(tokens, self._finished)
+        return TokenBatch(tokens, self._finished, self._admitted)
 
     async def _wait(self) -> None:
         self._reader = asyncio.get_running_loop().create_future()
@@ -119,8 +149,41 @@ class RequestStream:
         self._accepted = True
         self._wake()
 
+    def admit(self, admitted: Admitted) -> None:
+        """The request was given a row."""
+        self._admitted = admitted
+
+    def push_prompt(self, part: PromptLogprobs) -> bool:
+        """Log-probabilities of the prompt. False if the buffer has no room for them: the stream has failed then.
+
+        Raises ProtocolError for a part that is not the next one, or whose columns do not fit each other.
+        """
+        count = len(part.chosen) // _ENTRY_BYTES
+        if part.offset != self._prompt_next or not 0 < count <= self._prompt_end - self._prompt_next:
+            raise ProtocolError(
+                f"log-probabilities of {count} prompt tokens from {part.offset} on, where those of "
+                f"{self._prompt_next} to {self._prompt_end - 1} were missing"
+            )
+        if len(part.chosen) % _ENTRY_BYTES or len(part.top_ids) % len(part.chosen):
+            raise ProtocolError(f"{len(part.top_ids)} bytes of top ids for {len(part.chosen)} of prompt tokens")
+        if len(part.top_ids) != len(part.top_logprobs):
+            raise ProtocolError(f"{len(part.top_ids)} bytes of top ids and {len(part.top_logprobs)} of their values")
+        self._prompt_next += count
+        self._unread_prompt += _column_bytes(part)
+        if self._prompt_parts and self._unread_prompt > self._unread_prompt_limit:
+            self.fail(SlowReaderError())
+            return False
+        self._prompt_parts.append(part)
+        self._wake()
+        return True
+
     def push(self, token_id: int, logprobs: Logprobs | None) -> bool:
-        """A token. False if the buffer has no room for it: the stream has failed then."""
+        """A token. False if the buffer has no room for it: the stream has failed then.
+
+        Raises ProtocolError if the prompt's log-probabilities are not complete.
+        """
+        if self._prompt_next < self._prompt_end:
+            raise ProtocolError(f"a token came before the log-probability of prompt token {self._prompt_next}")
         self._unread += _TOKEN_BYTES + (_TOP_BYTES * len(logprobs.top_ids) if logprobs else 0)
         if self._unread > self._unread_limit:
             self.fail(SlowReaderError())
@@ -141,6 +204,7 @@ class RequestStream:
             return
         self._failure = failure
         self._tokens.clear()
+        self._prompt_parts.clear()
         if self._reader is None and self._interrupt is not None:
             self._interrupt()
         self._wake()
@@ -148,3 +212,7 @@ class RequestStream:
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
+
+
+def _column_bytes(part: PromptLogprobs) -> int:
+    return len(part.chosen) + len(part.top_ids) + len(part.top_logprobs)

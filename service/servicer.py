@@ -27,6 +27,7 @@ from runahead.v1 import (
     GenerationServiceServicer,
     GetModelInfoRequest,
     GetModelInfoResponse,
+    Prompt,
     StatsRequest,
     StatsResponse,
     TokenizeRequest,
@@ -40,6 +41,7 @@ from service.errors import ServiceError, exhausted, unavailable
 from service.guard import Call, guarded
 from service.limits import LIMITS
 from service.model_info import model_info
+from service.prompt_events import PromptEvents, check_once_prompt
 from service.request_stream import RequestRefusedError, RequestStream, SlowReaderError
 from service.stats import FrontEndCounters, server_stats
 from service.tokenizer import TextTokenizer
@@ -60,9 +62,17 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class OpenCompletion:
     """A request that the engine has queued, and the completion that comes of it."""
 
-    def __init__(self, engine: EngineClient, stream: RequestStream, completion: Completion, accepted: Accepted) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        stream: RequestStream,
+        prompt: PromptEvents,
+        completion: Completion,
+        accepted: Accepted,
+    ) -> None:
         self._engine = engine
         self._stream = stream
+        self._prompt = prompt
         self._completion = completion
         self.accepted = accepted
 
@@ -78,6 +88,17 @@ class OpenCompletion:
         their way.
         """
         self._stream.interrupt_with(_task().cancel)
+
+    async def prompt_events(self) -> AsyncIterator[Prompt]:
+        """The prompt's tokens where they were asked for, as the engine describes them, to be taken before any delta.
+
+        Fewer than all if the request ends before. Raises what `RequestStream.take_prompt` raises.
+        """
+        for event in self._prompt.without_logprobs():
+            yield event
+        while (part := await self._stream.take_prompt()) is not None:
+            for event in self._prompt.with_logprobs(part):
+                yield event
 
     async def next_deltas(self) -> list[Delta]:
         """The deltas of all tokens that are there, at least one token or the end.
@@ -115,6 +136,8 @@ class GenerationServicer(GenerationServiceServicer):
         async with guarded(context) as call, self._open(request, call) as opened:
             await context.write(GenerateResponse(accepted=opened.accepted))
             opened.interrupt_writes()
+            async for prompt in opened.prompt_events():
+                await context.write(GenerateResponse(prompt=prompt))
             while opened.finished is None:
                 for delta in await opened.next_deltas():
                     await context.write(GenerateResponse(delta=delta))
@@ -127,6 +150,9 @@ class GenerationServicer(GenerationServiceServicer):
             streamed = GenerateRequest.FromString(request.SerializeToString())
             async with self._open(streamed, call, once=True) as opened:
                 text: list[str] = []
+                async for prompt in opened.prompt_events():
+                    response.prompt.tokens.extend(prompt.tokens)
+                    await asyncio.sleep(0)  # a long prompt takes turns with other calls
                 while opened.finished is None:
                     for delta in await opened.next_deltas():
                         text.append(delta.text)
@@ -185,13 +211,14 @@ class GenerationServicer(GenerationServiceServicer):
         with self._place():
             checked, prompt = await self._check(request, call, once)
             stream = self._engine.submit(checked, prompt)
+            events = PromptEvents(checked, prompt, self._tokenizer.token_bytes)
             completion = Completion(checked, len(prompt), self._tokenizer.token_bytes)
             try:
                 await stream.accepted()
                 accepted = Accepted(
                     request_id=checked.request_id, server_id=self._engine.server_id, prompt_tokens=len(prompt)
                 )
-                yield OpenCompletion(self._engine, stream, completion, accepted)
+                yield OpenCompletion(self._engine, stream, events, completion, accepted)
             except RequestRefusedError:
                 self.counters.refused += 1
                 raise
@@ -234,10 +261,12 @@ class GenerationServicer(GenerationServiceServicer):
                 check_once(request)
             checked = check_request(request, self._engine.info)
             call.request_id = checked.request_id
-            if not isinstance(checked.prompt, str):
-                return checked, checked.prompt
-            prompt = await self._tokenizer.encode(checked.prompt)
-            check_prompt_tokens(prompt, "text", self._engine.info)
+            prompt = checked.prompt
+            if isinstance(prompt, str):
+                prompt = await self._tokenizer.encode(prompt)
+                check_prompt_tokens(prompt, "text", self._engine.info)
+            if once:
+                check_once_prompt(checked, prompt, self._tokenizer.token_bytes)
             return checked, prompt
         except ServiceError:
             self.counters.refused += 1

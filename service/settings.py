@@ -69,6 +69,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_prefill_tokens: Annotated[int, Meta(description="prompt tokens a launch may carry")] = (
         _ENGINE.max_prefill_tokens
     )
+    prefix_cache: Annotated[bool, Meta(description="prompts share the KV blocks of prefixes computed before")] = (
+        _ENGINE.prefix_cache
+    )
+    penalty_slots: Annotated[
+        int, Meta(description="requests with penalties that decode together; 0: penalties are refused")
+    ] = _ENGINE.penalty_slots
+    log_interval: Annotated[int, Meta(description="a snapshot is logged every so many launches; 0: never")] = (
+        _ENGINE.log_interval
+    )
+    log_mode: Annotated[
+        Literal["events", "barrier"],
+        Meta(description="events: from marks that have passed; barrier: the chain drains before a logged launch"),
+    ] = "events"
     threads: Annotated[int, Meta(description="torch threads on the CPU; 0: one core is left to the host")] = 0
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0: any free one")] = 50051
@@ -81,7 +94,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Literal["debug", "info", "warning", "error"], Meta(description="least severe event that is logged")
     ] = "info"
     launch_timeout_s: Annotated[
-        float, Meta(description="the engine stops if launches are in flight and none has moved for so long")
+        float,
+        Meta(description="the engine stops if a launch, a request or its loop has not come further for so long"),
     ] = _ENGINE.launch_timeout_s
     jitter_seed: Annotated[int | None, Meta(description="test mode of the CPU device", extra=_HIDDEN)] = None
 
@@ -153,6 +167,10 @@ def engine_config(settings: Settings) -> EngineConfig:
         prefill_chunk=settings.prefill_chunk,
         max_prefill_tokens=settings.max_prefill_tokens,
         run_ahead_tokens=settings.run_ahead_tokens,
+        prefix_cache=settings.prefix_cache,
+        penalty_slots=settings.penalty_slots,
+        log_interval=settings.log_interval,
+        log_mode=settings.log_mode,
         threads=settings.threads,
         launch_timeout_s=settings.launch_timeout_s,
         jitter_seed=settings.jitter_seed,

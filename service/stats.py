@@ -8,9 +8,11 @@ from runahead.v1 import (
     BarrierStats,
     BlockStats,
     ChainStats,
+    EventStats,
     FrontEndStats,
     GraphStats,
     LifecycleStats,
+    PenaltySlotStats,
     Quantiles,
     RequestStats,
     RowStats,
@@ -38,6 +40,7 @@ def server_stats(engine: EngineStats, counters: FrontEndCounters) -> ServerStats
         requests=RequestStats(
             waiting=engine.waiting,
             running=engine.running,
+            paused=engine.paused,
             submitted=engine.submitted,
             admitted=engine.admitted,
             finished=engine.finished,
@@ -47,6 +50,8 @@ def server_stats(engine: EngineStats, counters: FrontEndCounters) -> ServerStats
             generated=engine.generated_tokens,
             void_rows=engine.void_rows,
             prefill_chunks=engine.prefill_chunks,
+            cached=engine.cached_tokens,
+            recomputed=engine.recomputed_tokens,
         ),
         blocks=BlockStats(
             total=engine.blocks_total,
@@ -54,15 +59,29 @@ def server_stats(engine: EngineStats, counters: FrontEndCounters) -> ServerStats
             owned=engine.blocks_owned,
             fenced=engine.blocks_fenced,
             cached=engine.blocks_cached,
+            reserved=engine.blocks_reserved,
+            adopted=engine.blocks_adopted,
+            returned=engine.blocks_returned,
         ),
         rows=RowStats(total=engine.rows_total, free=engine.rows_free, fenced=engine.rows_fenced),
+        penalty_slots=PenaltySlotStats(
+            total=engine.penalty_slots_total, free=engine.penalty_slots_free, fenced=engine.penalty_slots_fenced
+        ),
         chain=_chain(engine),
         graphs=GraphStats(captures=engine.graph_captures, replays=engine.graph_replays, fallbacks=engine.fallbacks),
         barriers={
             reason: BarrierStats(count=count, seconds=engine.barrier_s.get(reason, 0.0))
             for reason, count in engine.barriers.items()
         },
-        lifecycle=LifecycleStats(deferred_releases=engine.deferred_releases, front_ends_lost=engine.front_ends_lost),
+        lifecycle=LifecycleStats(
+            deferred_releases=engine.deferred_releases,
+            front_ends_lost=engine.front_ends_lost,
+            events={
+                kind: EventStats(count=event.count, held=event.held, idle=event.idle)
+                for kind, event in engine.events.items()
+            },
+            aborted=engine.aborted,
+        ),
         first_token_s=_quantiles(engine.first_token_s),
         inter_token_s=_quantiles(engine.inter_token_s),
         front_end=FrontEndStats(

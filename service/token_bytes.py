@@ -7,6 +7,7 @@ out here: a completion continues a prompt, and its first space belongs to it.
 
 from __future__ import annotations
 
+import heapq
 import json
 import re
 from collections.abc import Callable, Set
@@ -16,6 +17,7 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 
 from runtime.config import ConfigError
+from runtime.request import MAX_TOP_LOGPROBS
 
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _STEP = Callable[[str], str | bytes]
@@ -23,10 +25,14 @@ _STEP = Callable[[str], str | bytes]
 
 @dataclass(frozen=True, slots=True)
 class TokenBytes:
-    """Bytes by token id. An id without a token has none, and so has the text of a special token."""
+    """Bytes by token id. An id without a token has none, and so has the text of a special token.
+
+    longest: how many bytes the longest tokens have, longest first, as many as one position may have log-probabilities.
+    """
 
     spelled: tuple[bytes, ...]
     special: frozenset[int]
+    longest: tuple[int, ...]
 
     def of(self, token_id: int) -> bytes:
         """The bytes of a token, special tokens spelled out."""
@@ -44,7 +50,8 @@ def token_bytes(tokenizer: Tokenizer, special: Set[int]) -> TokenBytes:
     spelled = [b""] * (max(vocabulary.values(), default=-1) + 1)
     for token, token_id in vocabulary.items():
         spelled[token_id] = _spell(token, steps)
-    return TokenBytes(tuple(spelled), frozenset(special))
+    longest = heapq.nlargest(MAX_TOP_LOGPROBS, map(len, spelled))
+    return TokenBytes(tuple(spelled), frozenset(special), tuple(longest))
 
 
 def _spell(token: str, steps: tuple[_STEP, ...]) -> bytes:

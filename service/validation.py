@@ -33,6 +33,14 @@ from service.limits import LIMITS
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]+")
 _UNSUPPORTED: Final = "is not supported by this server"
+_NO_PENALTY_SLOTS: Final = "is not supported by this server, which was started with penalty_slots 0"
+
+# Each with the value that is off, and its bounds.
+_PENALTIES: Final = (
+    ("repetition_penalty", 1.0, LIMITS.repetition_penalty_min, LIMITS.repetition_penalty_max),
+    ("presence_penalty", 0.0, -LIMITS.additive_penalty, LIMITS.additive_penalty),
+    ("frequency_penalty", 0.0, -LIMITS.additive_penalty, LIMITS.additive_penalty),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,7 @@ class TextParams:
 class CheckedRequest:
     """A request that is fit for the engine, but for the length of a text prompt, which tokens will tell.
 
-    prompt: text, or int32 [n] token ids. logprobs: as in SamplingParams.
+    prompt: text, or int32 [n] token ids. echo: the prompt's tokens are sent back.
     """
 
     request_id: str
@@ -59,6 +67,7 @@ class CheckedRequest:
     sampling: SamplingParams
     stopping: StoppingParams
     text: TextParams
+    echo: bool
     priority: int
     cache_salt: str
 
@@ -115,7 +124,16 @@ def check_request(request: GenerateRequest, info: EngineInfo) -> CheckedRequest:
         abs(request.priority) <= LIMITS.priority, "priority", f"must be within -{LIMITS.priority} and {LIMITS.priority}"
     )
     found.raise_if_any()
-    return CheckedRequest(request_id, prompt, sampling, stopping, text, request.priority, request.cache_salt)
+    return CheckedRequest(
+        request_id=request_id,
+        prompt=prompt,
+        sampling=sampling,
+        stopping=stopping,
+        text=text,
+        echo=request.output.echo,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+    )
 
 
 def check_prompt_tokens(ids: NDArray[np.int32], field: str, info: EngineInfo) -> None:
@@ -229,9 +247,7 @@ def _check_sampling(
     found.require(0.0 < top_p <= 1.0, "sampling.top_p", f"must be above 0 and at most 1, and is {top_p:g}")
     min_p = options.min_p
     found.require(0.0 <= min_p <= 1.0, "sampling.min_p", f"must be 0 to 1, and is {min_p:g}")
-    for name, neutral in (("repetition_penalty", 1.0), ("presence_penalty", 0.0), ("frequency_penalty", 0.0)):
-        value = getattr(options, name) if options.HasField(name) else neutral
-        found.require(value == neutral, f"sampling.{name}", _UNSUPPORTED)
+    penalties = _check_penalties(options, info, found)
     bias = _check_bias(options, info, found)
     allowed = found.require_ids(
         options.allowed_token_ids, info.vocab_size, info.vocab_size, "sampling.allowed_token_ids"
@@ -245,8 +261,21 @@ def _check_sampling(
         bias_ids=tuple(bias),
         bias_values=tuple(bias.values()),
         allowed_token_ids=tuple(sorted(set(allowed))),
-        logprobs=_check_logprobs(output, found),
+        logprobs=_check_logprobs(output, "logprobs", found),
+        prompt_logprobs=_check_logprobs(output, "prompt_logprobs", found),
+        **penalties,
     )
+
+
+def _check_penalties(options: SamplingOptions, info: EngineInfo, found: Violations) -> dict[str, float]:
+    """The penalties by name, what is unset being off."""
+    penalties: dict[str, float] = {}
+    for name, off, low, high in _PENALTIES:
+        field, value = f"sampling.{name}", getattr(options, name) if options.HasField(name) else off
+        if found.require(low <= value <= high, field, f"must be {low:g} to {high:g}, and is {value:g}"):
+            found.require(value == off or info.penalty_slots > 0, field, _NO_PENALTY_SLOTS)
+        penalties[name] = value
+    return penalties
 
 
 def _check_bias(options: SamplingOptions, info: EngineInfo, found: Violations) -> dict[int, float]:
@@ -261,14 +290,12 @@ def _check_bias(options: SamplingOptions, info: EngineInfo, found: Violations) -
     return bias
 
 
-def _check_logprobs(output: OutputOptions, found: Violations) -> int:
-    found.require(not output.HasField("prompt_logprobs"), "output.prompt_logprobs", _UNSUPPORTED)
-    found.require(not output.echo, "output.echo", _UNSUPPORTED)
-    if not output.HasField("logprobs"):
+def _check_logprobs(output: OutputOptions, name: str, found: Violations) -> int:
+    if not output.HasField(name):
         return -1
-    most = LIMITS.top_logprobs
-    found.require(0 <= output.logprobs <= most, "output.logprobs", f"must be 0 to {most}, and is {output.logprobs}")
-    return output.logprobs
+    count, most = int(getattr(output, name)), LIMITS.top_logprobs
+    found.require(0 <= count <= most, f"output.{name}", f"must be 0 to {most}, and is {count}")
+    return count
 
 
 def _check_stopping(options: StoppingOptions, info: EngineInfo, found: Violations) -> StoppingParams:

@@ -112,3 +112,24 @@ def test_figures_that_are_missing_are_no_figures() -> None:
     lines = "\n".join(stats_lines(stats_pb2.ServerStats()))
     assert "overlap   none" in lines
     assert "latency   first token unknown" in lines
+    assert "events    none" in lines
+    assert "aborted   none" in lines
+
+
+def test_lifecycle_figures_say_how_often_the_chain_held() -> None:
+    stats = stats_pb2.ServerStats()
+    stats.requests.running, stats.requests.paused = 3, 2
+    stats.tokens.cached, stats.tokens.recomputed = 48, 32
+    stats.blocks.reserved, stats.blocks.adopted, stats.blocks.returned = 15, 12, 3
+    stats.penalty_slots.total, stats.penalty_slots.free, stats.penalty_slots.fenced = 16, 13, 1
+    stats.lifecycle.events["paused"].count, stats.lifecycle.events["paused"].held = 2, 2
+    event = stats.lifecycle.events["admitted"]
+    event.count, event.held, event.idle = 5, 3, 1
+    stats.lifecycle.aborted["DECODE"] = 4
+    lines = "\n".join(stats_lines(stats))
+    assert "3 running (2 paused)" in lines
+    assert "48 from the prefix cache, 32 recomputed" in lines
+    assert "at boundaries 15 reserved, 12 adopted, 3 returned" in lines
+    assert "13 of 16 penalty slots free, 1 fenced" in lines
+    assert "events    admitted 5 (chain held 3 of 4), paused 2 (chain held 2 of 2)" in lines
+    assert "aborted   DECODE: 4" in lines

@@ -19,13 +19,15 @@ from runtime.engine import Engine
 from runtime.host_program import HostProgram
 from runtime.kernels.reference.forward import ReferenceKernels
 from runtime.ledger import Ledger
+from runtime.lifecycle import Deferred
+from runtime.limits import SchedulerLimits
 from runtime.models.config import ModelConfig, RopeScaling
 from runtime.models.decoder import Decoder
 from runtime.models.weights import ModelWeights, dummy_weights
 from runtime.plan import PLAN_WORDS
 from runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
 from runtime.rows import Rows
-from runtime.scheduler import Release, Scheduler, SchedulerLimits
+from runtime.scheduler import Scheduler
 from tests.runtime.chain import MemoryLinks
 
 BLOCK_SIZE = 16
@@ -33,6 +35,7 @@ PREFILL_CHUNK = 32
 MAX_PREFILL_TOKENS = 64
 BULK_WORDS = 1 << 14
 MAX_TOP = 4
+PENALTY_SLOTS = 4
 
 
 def small_config(**changes: Any) -> ModelConfig:
@@ -136,15 +139,19 @@ def engine_over(
         MAX_PREFILL_TOKENS,
         PLAN_WORDS,
         BULK_WORDS,
+        penalty_slots=PENALTY_SLOTS,
     )
-    ledger: Ledger[Release] = Ledger(run_ahead, 512)
-    scheduler = Scheduler(limits, Rows(max_rows, MAX_STOP_IDS), BlockPool(num_blocks, BLOCK_SIZE), ledger)
+    ledger: Ledger[Deferred] = Ledger(run_ahead, 512)
+    scheduler = Scheduler(
+        limits, Rows(max_rows, MAX_STOP_IDS, config.max_position_embeddings), BlockPool(num_blocks, BLOCK_SIZE), ledger
+    )
     links = MemoryLinks()
     return EngineUnderTest(Engine(device, scheduler, links, max_queue=1000), device, program, links)
 
 
 def layout_for(run_ahead: int, max_rows: int) -> RingLayout:
-    return RingLayout(run_ahead + 2, PLAN_WORDS, BULK_WORDS, max_rows, MAX_TOP)
+    tokens = max_rows + MAX_PREFILL_TOKENS
+    return RingLayout(run_ahead + 2, PLAN_WORDS, BULK_WORDS, max_rows, MAX_TOP, prompt_tokens=tokens)
 
 
 def cpu_engine(
@@ -160,6 +167,7 @@ def cpu_engine(
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         context_length=config.max_position_embeddings,
+        penalty_slots=PENALTY_SLOTS,
     )
     return engine_over(config, HostDevice(program, rings), program, run_ahead, max_rows, num_blocks)
 
@@ -182,6 +190,7 @@ def cuda_engine(
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         context_length=config.max_position_embeddings,
+        penalty_slots=PENALTY_SLOTS,
     )
     device = CudaDevice(program, rings, max_rows=max_rows, mixed_tokens=MAX_PREFILL_TOKENS)
     program.poison_blocks(tuple(range(1, num_blocks)))

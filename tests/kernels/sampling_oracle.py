@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from runtime.request import MAX_STOP_IDS
-from runtime.row_state import RowState, make_row_state
+from runtime.row_state import PenaltyState, RowState, make_penalty_state, make_row_state
 
 WORD = 0xFFFFFFFF
 
@@ -40,6 +40,15 @@ class RowSpec:
     bias: tuple[tuple[int, float], ...] = ()
     allowed: tuple[int, ...] | None = None
     alive: bool = True
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    prompt: tuple[int, ...] = ()
+    said: tuple[int, ...] = ()
+
+    @property
+    def has_penalty(self) -> bool:
+        return self.repetition != 1 or self.presence != 0 or self.frequency != 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,21 @@ def noise_of(seed: int, position: int, token: int) -> float:
     return -math.log(-math.log(u))
 
 
+def penalized(raw: list[float], spec: RowSpec) -> list[float]:
+    """The logits after a row's penalties, one token at a time, each step rounded to float32."""
+    changed = []
+    for token, value in enumerate(raw):
+        x = np.float32(value)
+        if spec.repetition != 1 and (token in spec.prompt or token in spec.said):
+            x = x / np.float32(spec.repetition) if x > 0 else x * np.float32(spec.repetition)
+        times = spec.said.count(token)
+        x = x - np.float32(spec.frequency) * np.float32(times)
+        if times:
+            x = x - np.float32(spec.presence)
+        changed.append(float(x))
+    return changed
+
+
 def expect(logits: np.ndarray, spec: RowSpec) -> Expected:
     """What the sampler must find for one row, logits [vocab]."""
     size = len(logits)
@@ -66,7 +90,7 @@ def expect(logits: np.ndarray, spec: RowSpec) -> Expected:
         return Expected(0, False, frozenset(), 0.0, [])
     peak = max(raw)
     normalizer = peak + math.log(math.fsum(math.exp(value - peak) for value in raw))
-    changed = list(raw)
+    changed = penalized(raw, spec)
     for token, value in spec.bias:
         changed[token] = float(np.float32(changed[token]) + np.float32(value))
     if spec.allowed is not None:
@@ -105,7 +129,11 @@ def expect(logits: np.ndarray, spec: RowSpec) -> Expected:
 def state_of(specs: list[RowSpec], vocab_size: int) -> RowState:
     """A row state with `specs` in slots 0, 1, ..."""
     state = make_row_state(len(specs), 1, vocab_size, torch.device("cpu"))
-    for slot, spec in enumerate(specs):
+    for slot, (spec, penalty_slot) in enumerate(zip(specs, penalty_slots(specs), strict=True)):
+        state.penalty_slot[slot] = penalty_slot
+        state.repetition_penalty[slot] = spec.repetition
+        state.presence_penalty[slot] = spec.presence
+        state.frequency_penalty[slot] = spec.frequency
         state.alive[slot] = spec.alive
         state.temperature[slot] = spec.temperature
         state.top_k[slot] = spec.top_k
@@ -128,6 +156,29 @@ def state_of(specs: list[RowSpec], vocab_size: int) -> RowState:
                 words[token // 32] |= np.uint32(1) << np.uint32(token % 32)
             state.allowed[slot] = torch.from_numpy(words.view(np.int32))
     return state
+
+
+def penalties_of(specs: list[RowSpec], vocab_size: int) -> PenaltyState:
+    """What the rows of `state_of` have said, a penalty slot for each that has penalties."""
+    slots = penalty_slots(specs)
+    penalties = make_penalty_state(len(specs), vocab_size, torch.device("cpu"))
+    penalties.counts[-1] = 1 << 20  # nobody's
+    penalties.in_prompt[-1] = -1
+    for spec, slot in zip(specs, slots, strict=True):
+        if slot < 0:
+            continue
+        for token in spec.said:
+            penalties.counts[slot, token] += 1
+        words = [0] * penalties.in_prompt.shape[1]
+        for token in spec.prompt:
+            words[token // 32] |= 1 << (token % 32)
+        penalties.in_prompt[slot] = torch.from_numpy(np.array(words, np.uint32).view(np.int32))
+    return penalties
+
+
+def penalty_slots(specs: list[RowSpec]) -> list[int]:
+    """Given out from the end, so that they are not the row slots. -1: none."""
+    return [len(specs) - 1 - place if spec.has_penalty else -1 for place, spec in enumerate(specs)]
 
 
 def random_spec(random: np.random.Generator, vocab_size: int) -> RowSpec:
@@ -153,4 +204,14 @@ def random_spec(random: np.random.Generator, vocab_size: int) -> RowSpec:
         spec = replace(spec, bias=tuple((token, float(random.normal() * 8)) for token in ids))
     if random.random() < 0.3:
         spec = replace(spec, allowed=some(int(random.integers(1, vocab_size))))
+    if random.random() < 0.4:
+        said = some(int(random.integers(0, 20)))
+        spec = replace(
+            spec,
+            repetition=float(random.choice([1.0, 0.7, 1.3, 2.0])),
+            presence=float(random.choice([0.0, 1.5, -0.4])),
+            frequency=float(random.choice([0.0, 0.6, -0.3])),
+            prompt=some(int(random.integers(1, 20))),
+            said=said + said[:7] + said[:2],
+        )
     return spec

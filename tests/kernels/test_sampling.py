@@ -13,14 +13,14 @@ from runtime.kernels.reference import philox, sampling
 from runtime.kernels.reference.sampling import Sampled, sample_rows
 from runtime.kernels.reference.sampling_filters import highest, kept_tokens
 from runtime.row_state import row_fields
-from tests.kernels.sampling_oracle import RowSpec, expect, random_spec, state_of
+from tests.kernels.sampling_oracle import RowSpec, expect, penalties_of, random_spec, state_of
 
 MAX_TOP = 20
 
 
 def sample(logits: torch.Tensor, specs: list[RowSpec], form: Form = Form.FULL) -> Sampled:
     state = state_of(specs, logits.shape[1])
-    return sample_rows(logits, state, torch.arange(len(specs)), form, MAX_TOP)
+    return sample_rows(logits, state, penalties_of(specs, logits.shape[1]), torch.arange(len(specs)), form, MAX_TOP)
 
 
 def tokens_of(logits: torch.Tensor, specs: list[RowSpec], form: Form = Form.FULL) -> list[int]:
@@ -299,15 +299,15 @@ def test_slots_name_the_rows_in_any_order_and_more_than_once() -> None:
     state = state_of(specs, 120)
     slots = torch.tensor([9, 3, 3, 10, 0, 10])  # slot 10 is the null row of padding
     logits = random_logits(6, 120, seed=15)
-    found = sample_rows(logits, state, slots, Form.FULL, MAX_TOP)
+    found = sample_rows(logits, state, penalties_of(specs, 120), slots, Form.FULL, MAX_TOP)
     for row in (0, 1, 2, 4):
         assert int(found.tokens[row]) == expect(logits[row].numpy(), specs[int(slots[row])]).token
 
 
 def test_no_rows_give_no_tokens() -> None:
-    state = state_of([RowSpec()], 50)
+    state, penalties = state_of([RowSpec()], 50), penalties_of([RowSpec()], 50)
     for form in Form:
-        found = sample_rows(torch.zeros(0, 50), state, torch.zeros(0, dtype=torch.int64), form, 3)
+        found = sample_rows(torch.zeros(0, 50), state, penalties, torch.zeros(0, dtype=torch.int64), form, 3)
         assert found.tokens.shape == (0,)
         assert found.finite.shape == (0,)
 
@@ -317,10 +317,13 @@ def test_neither_the_logits_nor_the_row_state_are_written() -> None:
     state = state_of(specs, 100)
     logits = random_logits(30, 100, seed=16)
     before = {name: getattr(state, name).clone() for name in row_fields()}
-    kept = logits.clone()
-    sample_rows(logits, state, torch.arange(30), Form.FULL, MAX_TOP)
+    penalties = penalties_of(specs, 100)
+    kept, counts, in_prompt = logits.clone(), penalties.counts.clone(), penalties.in_prompt.clone()
+    sample_rows(logits, state, penalties, torch.arange(30), Form.FULL, MAX_TOP)
     assert torch.equal(logits, kept)
     assert all(torch.equal(getattr(state, name), value) for name, value in before.items())
+    assert torch.equal(penalties.counts, counts)
+    assert torch.equal(penalties.in_prompt, in_prompt)
 
 
 # ---------------------------------------------------------------- a row's result is its own
@@ -331,10 +334,10 @@ def test_a_row_gets_the_same_bits_alone_and_at_every_place_among_others(threads:
     count, vocab_size = 40, 1003
     specs = mixed_specs(count, vocab_size, seed=17)
     logits = random_logits(count, vocab_size, seed=17)
-    state = state_of(specs, vocab_size)
+    state, penalties = state_of(specs, vocab_size), penalties_of(specs, vocab_size)
 
     def result(rows: list[int]) -> list[tuple[bytes, ...]]:
-        found = sample_rows(logits[rows], state, torch.tensor(rows), Form.FULL, MAX_TOP)
+        found = sample_rows(logits[rows], state, penalties, torch.tensor(rows), Form.FULL, MAX_TOP)
         columns = (found.tokens, found.finite, found.logprob, found.top_ids, found.top_logprobs)
         return [tuple(c[i].numpy().tobytes() for c in columns if c is not None) for i in range(len(rows))]
 

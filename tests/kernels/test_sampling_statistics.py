@@ -10,7 +10,7 @@ import torch
 
 from cuda_graphs.shape import Form
 from runtime.kernels.reference.sampling import sample_rows
-from tests.kernels.sampling_oracle import RowSpec, expect, state_of
+from tests.kernels.sampling_oracle import RowSpec, expect, penalties_of, state_of
 
 
 def chi_square_is_plausible(counts: np.ndarray, probabilities: np.ndarray) -> bool:
@@ -30,8 +30,8 @@ def draw_many(logits: np.ndarray, spec: RowSpec, draws: int, form: Form) -> np.n
     specs = [replace(spec, seed=42, position=index) for index in range(half)]
     specs += [replace(spec, seed=1000 + index, position=3) for index in range(half)]
     rows = torch.from_numpy(logits).expand(draws, -1).contiguous()
-    state = state_of(specs, logits.shape[0])
-    return sample_rows(rows, state, torch.arange(draws), form, 0).tokens.numpy()
+    state, penalties = state_of(specs, logits.shape[0]), penalties_of(specs, logits.shape[0])
+    return sample_rows(rows, state, penalties, torch.arange(draws), form, 0).tokens.numpy()
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import TypeVar
 
 import numpy as np
 import pytest
 import torch
 
-from tests.kernels.sampling_oracle import RowSpec, random_spec, state_of
+from tests.kernels.sampling_oracle import RowSpec, penalties_of, random_spec, state_of
 from tests.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
@@ -21,12 +22,13 @@ from runtime.kernels.reference import philox  # noqa: E402
 from runtime.kernels.reference.sampling import Sampled, sample_rows  # noqa: E402
 from runtime.kernels.triton.philox import block_words, exp32, gumbel, log32  # noqa: E402
 from runtime.kernels.triton.sampling import make_sampler_buffers, sample_rows_cuda  # noqa: E402
-from runtime.row_state import RowState  # noqa: E402
+from runtime.row_state import PenaltyState, RowState  # noqa: E402
 
 # The interpreter's own way with a loop whose length is read on the device.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 
 MAX_TOP = 20
+State = TypeVar("State", RowState, PenaltyState)
 
 
 @triton.jit
@@ -46,8 +48,8 @@ def _math_kernel(x, exponential, logarithm, BLOCK: tl.constexpr):  # type: ignor
     tl.store(logarithm + i, log32(value))
 
 
-def on_device(state: RowState) -> RowState:
-    return RowState(**{field.name: getattr(state, field.name).to(DEVICE) for field in fields(state)})
+def on_device(state: State) -> State:
+    return type(state)(**{field.name: getattr(state, field.name).to(DEVICE) for field in fields(state)})
 
 
 def random_logits(rows: int, vocab_size: int, seed: int, scale: float = 3.0) -> torch.Tensor:
@@ -63,9 +65,10 @@ def agrees(logits: torch.Tensor, specs: list[RowSpec], form: Form = Form.FULL) -
     """Sample on the device, check every column against the reference, and return the reference's result."""
     state = state_of(specs, logits.shape[1])
     slots = torch.arange(len(specs))
-    expected = sample_rows(logits, state, slots, form, MAX_TOP)
+    penalties = penalties_of(specs, logits.shape[1])
+    expected = sample_rows(logits, state, penalties, slots, form, MAX_TOP)
     buffers = make_sampler_buffers(len(specs), logits.shape[1], MAX_TOP, DEVICE)
-    found = sample_rows_cuda(logits.to(DEVICE), on_device(state), slots.to(DEVICE), form, buffers)
+    found = sample_rows_cuda(logits.to(DEVICE), on_device(state), on_device(penalties), slots.to(DEVICE), form, buffers)
     assert found.tokens.tolist() == expected.tokens.tolist()
     assert found.finite.tolist() == expected.finite.tolist()
     if form is Form.PLAIN:
@@ -180,13 +183,15 @@ def test_masks_that_leave_one_token_or_none_are_those_of_the_reference() -> None
 
 def test_logits_may_be_kept_by_row_slot() -> None:
     specs = mixed_specs(9, 300, seed=6)
-    state = state_of(specs, 300)
+    state, penalties = state_of(specs, 300), penalties_of(specs, 300)
     by_slot = random_logits(10, 300, seed=6)
     slots = torch.tensor([7, 2, 9, 0, 9], dtype=torch.int32)  # 9 is the null row of padding
-    expected = sample_rows(by_slot[slots.long()], state, slots.long(), Form.FULL, 4)
+    expected = sample_rows(by_slot[slots.long()], state, penalties, slots.long(), Form.FULL, 4)
     buffers = make_sampler_buffers(8, 300, 4, DEVICE)
     slots = slots.to(DEVICE)
-    found = sample_rows_cuda(by_slot.to(DEVICE), on_device(state), slots, Form.FULL, buffers, logit_rows=slots)
+    found = sample_rows_cuda(
+        by_slot.to(DEVICE), on_device(state), on_device(penalties), slots, Form.FULL, buffers, logit_rows=slots
+    )
     assert found.tokens.tolist() == expected.tokens.tolist()
     assert found.top_ids is not None
     assert expected.top_ids is not None
@@ -198,14 +203,14 @@ def test_a_row_gets_the_same_bits_alone_and_at_every_place_among_others() -> Non
     count, vocab_size = 12, 2100
     specs = mixed_specs(count, vocab_size, seed=7)
     logits = random_logits(count, vocab_size, seed=7).to(DEVICE)
-    state = on_device(state_of(specs, vocab_size))
+    state, penalties = on_device(state_of(specs, vocab_size)), on_device(penalties_of(specs, vocab_size))
     buffers = make_sampler_buffers(count, vocab_size, MAX_TOP, DEVICE)
     for name in ("scores", "weights", "best_score", "partial_max", "edited_max"):
         getattr(buffers, name).fill_(float("nan"))  # nothing may be read that was not written
 
     def result(rows: list[int]) -> list[tuple[bytes, ...]]:
         index = torch.tensor(rows, device=DEVICE)
-        found = sample_rows_cuda(logits[index], state, index, Form.FULL, buffers)
+        found = sample_rows_cuda(logits[index], state, penalties, index, Form.FULL, buffers)
         columns = (found.tokens, found.finite, found.logprob, found.top_ids, found.top_logprobs)
         return [tuple(c[i].cpu().numpy().tobytes() for c in columns if c is not None) for i in range(len(rows))]
 
@@ -230,18 +235,18 @@ def test_large_vocabularies_agree_with_the_reference_on_a_gpu(vocab_size: int) -
 def test_the_sampler_can_be_captured_and_replays_with_new_logits_and_state(form: Form) -> None:
     count, vocab_size = 16, 4096
     specs = mixed_specs(count, vocab_size, seed=10)
-    cpu_state = state_of(specs, vocab_size)
-    state = on_device(cpu_state)
+    cpu_state, cpu_penalties = state_of(specs, vocab_size), penalties_of(specs, vocab_size)
+    state, penalties = on_device(cpu_state), on_device(cpu_penalties)
     slots = torch.arange(count, device=DEVICE)
     logits = random_logits(count, vocab_size, seed=10).to(DEVICE)
     buffers = make_sampler_buffers(count, vocab_size, MAX_TOP, DEVICE)
-    sample_rows_cuda(logits, state, slots, form, buffers)  # compiles
+    sample_rows_cuda(logits, state, penalties, slots, form, buffers)  # compiles
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = sample_rows_cuda(logits, state, slots, form, buffers)
+            found = sample_rows_cuda(logits, state, penalties, slots, form, buffers)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     for step in range(5):
@@ -250,7 +255,7 @@ def test_the_sampler_can_be_captured_and_replays_with_new_logits_and_state(form:
         cpu_state.seq_len.add_(1)
         state.seq_len.add_(1)
         graph.replay()
-        expected = sample_rows(fresh, cpu_state, torch.arange(count), form, MAX_TOP)
+        expected = sample_rows(fresh, cpu_state, cpu_penalties, torch.arange(count), form, MAX_TOP)
         assert found.tokens.tolist() == expected.tokens.tolist()
         if expected.top_ids is not None:
             assert found.top_ids is not None

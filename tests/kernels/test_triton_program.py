@@ -40,6 +40,7 @@ def eager_engine(run_ahead: int) -> gpu_chain.EngineUnderTest:
         num_blocks=NUM_BLOCKS,
         block_size=gpu_chain.BLOCK_SIZE,
         context_length=config.max_position_embeddings,
+        penalty_slots=gpu_chain.PENALTY_SLOTS,
     )
     program.poison_blocks(tuple(range(1, NUM_BLOCKS)))
     return gpu_chain.engine_over(config, HostDevice(program, rings), program, run_ahead, MAX_ROWS, NUM_BLOCKS)

@@ -27,6 +27,7 @@ from cuda_graphs.rings import (  # noqa: E402
 from runtime.admission import admission_record  # noqa: E402
 from runtime.host_rows import HostRows  # noqa: E402
 from runtime.kernels.triton.device_rows import DeviceRows  # noqa: E402
+from runtime.kernels.triton.prompt_logprobs import find_targets, make_prompt_buffers  # noqa: E402
 from runtime.plan import HEADER_WORDS, PLAN_WORDS, Admission, Chunk, LaunchPlan, stage  # noqa: E402
 from runtime.request import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams  # noqa: E402
 from runtime.row_state import row_fields  # noqa: E402
@@ -35,7 +36,8 @@ MAX_ROWS = 6
 BLOCK_SIZE = 8
 CONTEXT = 64
 VOCAB = 90
-LAYOUT = RingLayout(slots=4, plan_words=PLAN_WORDS, bulk_words=4096, rows=MAX_ROWS, max_top=3)
+PENALTY_SLOTS = 3
+LAYOUT = RingLayout(slots=4, plan_words=PLAN_WORDS, bulk_words=4096, rows=MAX_ROWS, max_top=3, drafts=1)
 
 
 def mapped_rings() -> RingMemory:
@@ -52,7 +54,14 @@ class Pair:
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
         self.host = HostRows(
-            allocate_rings(LAYOUT), MAX_ROWS, CONTEXT // BLOCK_SIZE, VOCAB, BLOCK_SIZE, MAX_STOP_IDS, MAX_BIAS
+            allocate_rings(LAYOUT),
+            MAX_ROWS,
+            CONTEXT // BLOCK_SIZE,
+            VOCAB,
+            BLOCK_SIZE,
+            MAX_STOP_IDS,
+            MAX_BIAS,
+            penalty_slots=PENALTY_SLOTS,
         )
         self.rings = mapped_rings()
         self.device = DeviceRows(
@@ -63,13 +72,20 @@ class Pair:
             context_length=CONTEXT,
             vocab_size=VOCAB,
             device=DEVICE,
+            penalty_slots=PENALTY_SLOTS,
         )
+        for slot in range(PENALTY_SLOTS):  # an admission clears what the row before it left
+            self.host.poison_penalty_slot(slot)
+            self.device.penalties.counts[slot] = 1 << 20
+            self.device.penalties.in_prompt[slot] = -1
+        self.prompt = make_prompt_buffers(MAX_ROWS + 64, VOCAB, LAYOUT.max_top, DEVICE)
+        self.penalty_slots: dict[int, int] = {}
         self.prompt_left: dict[int, int] = {}
         self.lengths: dict[int, int] = {}
         self.blocks: dict[int, int] = {}
         self.last: tuple[list[int], list[bool]] = ([], [])
         self.seen = {"stopped": 0, "void": 0, "non-finite": 0, "mixed": 0, "steady": 0, "closing": 0, "skipped": 0,
-                     "single-token chunks": 0}  # fmt: skip
+                     "single-token chunks": 0, "penalties": 0, "prompt log-probabilities": 0}  # fmt: skip
 
     # -------------------------------------------------- S
 
@@ -106,6 +122,7 @@ class Pair:
                 admissions.append(self.admission(slot, self.prompt_left[slot]))
             elif slot in self.lengths and not self.prompt_left[slot] and self.dice.random() < 0.05:
                 del self.lengths[slot]
+                self.penalty_slots.pop(slot, None)
         decode = [slot for slot in self.lengths if not self.prompt_left[slot] and self.lengths[slot] < CONTEXT - 1]
         for slot in decode:
             self.lengths[slot] += 1
@@ -115,7 +132,8 @@ class Pair:
             self.prompt_left[slot] -= count
             self.lengths[slot] += count
             tokens = np.array([self.dice.randrange(VOCAB) for _ in range(count)], np.int32)
-            chunks.append(Chunk(slot, start, tokens, self.prompt_left[slot] == 0))
+            last = self.prompt_left[slot] == 0
+            chunks.append(Chunk(slot, start, tokens, last, -1 if last else self.dice.randrange(VOCAB)))
         for slot, length in self.lengths.items():
             while self.blocks[slot] * BLOCK_SIZE < length:
                 appends.append((slot, self.blocks[slot], self.dice.randrange(1, 1000)))
@@ -139,6 +157,7 @@ class Pair:
 
     def admission(self, slot: int, prompt_len: int) -> Admission:
         dice = self.dice
+        free = sorted(set(range(PENALTY_SLOTS)) - set(self.penalty_slots.values()))
         sampling = SamplingParams(
             temperature=dice.random(),
             top_k=dice.randrange(10),
@@ -149,16 +168,35 @@ class Pair:
             bias_values=(0.5, -1.0, 2.0, 3.0)[: dice.randrange(5)],
             allowed_token_ids=tuple(dice.sample(range(VOCAB), 5)) if dice.random() < 0.5 else (),
             logprobs=dice.randrange(-1, 3),
+            prompt_logprobs=dice.randrange(-1, 3),
+            repetition_penalty=dice.choice([1.0, 1.5]) if free else 1.0,
+            presence_penalty=dice.choice([0.0, 0.5]) if free else 0.0,
+            frequency_penalty=dice.choice([0.0, -0.25]) if free else 0.0,
         )
+        if sampling.has_penalty:
+            self.penalty_slots[slot] = dice.choice(free)
+            self.seen["penalties"] += 1
+        tokens = np.array([dice.randrange(VOCAB) for _ in range(prompt_len + dice.randrange(9))], np.int32)
+        blocks = [dice.randrange(1, 1000) for _ in range(dice.randrange(3))]
         bias = min(len(sampling.bias_ids), len(sampling.bias_values))
         fields = {name: getattr(sampling, name) for name in sampling.__struct_fields__}
         fields |= {"bias_ids": sampling.bias_ids[:bias], "bias_values": sampling.bias_values[:bias]}
         stops = tuple(dice.sample(range(VOCAB), dice.randrange(4)))
         stopping = StoppingParams(max_tokens=30, min_tokens=dice.randrange(3), stop_token_ids=stops)
         max_len = min(CONTEXT, prompt_len + stopping.max_tokens)
-        return Admission(
-            slot, admission_record(slot, SamplingParams(**fields), stopping, prompt_len, max_len, (3,), VOCAB)
+        record = admission_record(
+            slot,
+            SamplingParams(**fields),
+            stopping,
+            prompt_len,
+            max_len,
+            (3,),
+            VOCAB,
+            blocks=blocks,
+            penalty_slot=self.penalty_slots.get(slot, -1),
+            tokens=tokens,
         )
+        return Admission(slot, record)
 
     # -------------------------------------------------- apply and F's inputs
 
@@ -184,6 +222,8 @@ class Pair:
             live = slice(0, MAX_ROWS)
             expected, found = getattr(self.host, name)[live], state[name][live]
             assert np.array_equal(found, expected), name
+        assert np.array_equal(self.device.penalties.counts.cpu().numpy(), self.host.counts)
+        assert np.array_equal(self.device.penalties.in_prompt.cpu().numpy(), self.host.in_prompt)
         if rows:
             self.compare_queries(rows, tokens)
 
@@ -201,6 +241,15 @@ class Pair:
             used = -(-length // BLOCK_SIZE)
             table = self.host.block_table[expected.slots[row], :used]
             assert batch.block_tables[row, :used].tolist() == table.tolist()
+        wanted = self.host.prompt_queries(expected)
+        self.seen["prompt log-probabilities"] += wanted.index.size
+        device = self.device
+        find_targets(rows, tokens, device.counter, device._bulk, device.rows, device.state, self.prompt)
+        asked = self.prompt.asked[:tokens].cpu().numpy()
+        assert np.flatnonzero(asked >= 0).tolist() == wanted.index.tolist()
+        assert asked[wanted.index].tolist() == wanted.asked.tolist()
+        assert self.prompt.wanted[:tokens].tolist() == (asked >= 0).tolist()
+        assert self.prompt.target.cpu().numpy()[wanted.index].tolist() == wanted.target.tolist()
         last = self.device.queries.last_query[:rows].cpu().numpy()
         assert last[self.host.samples].tolist() == expected.last_query.tolist()
 
@@ -227,7 +276,8 @@ def test_the_random_launches_hold_every_kind_of_end() -> None:
             pair.apply(pair.plan())
         for name, count in pair.seen.items():
             total[name] = total.get(name, 0) + count
-    assert all(total[name] for name in ("stopped", "void", "non-finite", "single-token chunks")), total
+    wanted = ("stopped", "void", "non-finite", "single-token chunks", "penalties", "prompt log-probabilities")
+    assert all(total[name] for name in wanted), total
 
 
 def test_a_plan_of_another_number_masks_every_row_and_says_so() -> None:
@@ -253,4 +303,5 @@ def test_reset_forgets_every_row_and_launch() -> None:
     pair.device.reset()
     assert int(pair.device.counter) == 0
     assert not pair.device.state.alive.any()
+    assert not pair.device.penalties.counts.any()
     assert bool((pair.device.rows.slots == MAX_ROWS).all())

@@ -7,81 +7,146 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from runahead.v1 import AbortRequest, FinishReason, GenerationServiceStub, StatsRequest
+from runahead.v1 import (
+    AbortRequest,
+    Delta,
+    Finished,
+    FinishReason,
+    GenerateResponse,
+    GenerationServiceStub,
+    Prompt,
+    ServerStats,
+    StatsRequest,
+    Token,
+)
 from tests.parity.workload import Asked
+
+# A token's log-probability and those of the most likely ones, as sent; None where none was sent.
+Scored = tuple[float | None, tuple[tuple[int, float], ...]]
 
 
 @dataclass(slots=True)
 class Answer:
-    """What one stream said. `logprobs`: of each token, the chosen one's and the top ones', as sent."""
+    """What one stream said. `logprobs`: of each token that came with one, the chosen one's and the top ones'.
+
+    prompt_tokens, prompt_logprobs: of the prompt's tokens that were sent back, each once and in order.
+    """
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[tuple[float, tuple[tuple[int, float], ...]]] = field(default_factory=list)
+    logprobs: list[Scored] = field(default_factory=list)
+    prompt_tokens: list[int] = field(default_factory=list)
+    prompt_logprobs: list[Scored] = field(default_factory=list)
     reason: str = ""
     stop: str = ""
+    seed: int = 0
+    prompt_length: int = 0
+    cached_tokens: int = 0
     completion_tokens: int = 0
     terminals: int = 0
     after_terminal: int = 0
     aborted: bool = False
     cancelled: bool = False
 
+    @property
+    def is_over(self) -> bool:
+        return self.terminals > 0 or self.cancelled
 
-async def _follow(stub: GenerationServiceStub, asked: Asked) -> Answer:
-    await asyncio.sleep(asked.delay_s)
-    answer = Answer()
-    call = stub.Generate(asked.request)
-    request_id = asked.request.request_id
+    def take(self, response: GenerateResponse) -> None:
+        """One message of the stream. Raises ValueError for a part of the prompt out of its order."""
+        self.after_terminal += self.terminals > 0
+        match response.WhichOneof("event"):
+            case "accepted":
+                self.prompt_length = response.accepted.prompt_tokens
+            case "prompt":
+                self._take_prompt(response.prompt)
+            case "delta":
+                self._take_delta(response.delta)
+            case "finished":
+                self._take_end(response.finished)
 
-    async def maybe_cut() -> bool:
-        """Abort or cancel, once the stream has come that far. True if the stream is to be left."""
-        if asked.cancel_after and len(answer.tokens) >= asked.cancel_after:
-            answer.cancelled = True
-            call.cancel()
-            return True
-        due = asked.abort_after and len(answer.tokens) >= max(asked.abort_after, 0)
-        if due and not answer.aborted and not answer.terminals:
-            answer.aborted = True
-            await stub.Abort(AbortRequest(request_ids=[request_id]))
-        return False
+    def _take_prompt(self, prompt: Prompt) -> None:
+        if prompt.offset != len(self.prompt_tokens) or self.tokens:
+            raise ValueError(f"prompt tokens from {prompt.offset} on came after {len(self.prompt_tokens)} of them")
+        self.prompt_tokens += [token.id for token in prompt.tokens]
+        self.prompt_logprobs += [_scored(token) for token in prompt.tokens]
 
-    try:
-        async for response in call:
-            answer.after_terminal += answer.terminals > 0
-            match response.WhichOneof("event"):
-                case "delta":
-                    _take_delta(answer, response.delta)
-                case "finished":
-                    answer.terminals += 1
-                    answer.reason = FinishReason.Name(response.finished.reason).removeprefix("FINISH_REASON_")
-                    stop = response.finished.stop
-                    answer.stop = str(getattr(stop, stop.WhichOneof("match") or "", ""))
-                    answer.completion_tokens = response.finished.usage.completion_tokens
-            if await maybe_cut():
-                break
-    except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
-        if not answer.cancelled:
+    def _take_delta(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.tokens += [token.id for token in delta.tokens]
+        self.logprobs += [_scored(token) for token in delta.tokens if token.HasField("logprob")]
+
+    def _take_end(self, finished: Finished) -> None:
+        self.terminals += 1
+        self.reason = FinishReason.Name(finished.reason).removeprefix("FINISH_REASON_")
+        self.stop = str(getattr(finished.stop, finished.stop.WhichOneof("match") or "", ""))
+        self.seed = finished.seed
+        self.cached_tokens = finished.usage.cached_tokens
+        self.completion_tokens = finished.usage.completion_tokens
+
+
+def _scored(token: Token) -> Scored:
+    logprob = token.logprob if token.HasField("logprob") else None
+    return logprob, tuple((top.id, top.logprob) for top in token.top)
+
+
+class _Run:
+    """One workload on one service. A request may wait until another one's stream has come so far."""
+
+    def __init__(self, stub: GenerationServiceStub, workload: list[Asked]) -> None:
+        self._stub = stub
+        self._workload = workload
+        self._answers = [Answer() for _ in workload]
+        self._moved = asyncio.Condition()  # a stream has brought something, or is over
+
+    async def answers(self) -> list[Answer]:
+        await asyncio.gather(*map(self._follow, range(len(self._workload))))
+        return self._answers
+
+    async def _follow(self, i: int) -> None:
+        asked, answer = self._workload[i], self._answers[i]
+        if asked.after is not None:
+            await self._wait_for(self._answers[asked.after.request], asked.after.tokens)
+        await asyncio.sleep(asked.delay_s)
+        call = self._stub.Generate(asked.request)
+        try:
+            async for response in call:
+                answer.take(response)
+                if asked.cancel_after and len(answer.tokens) >= asked.cancel_after:
+                    answer.cancelled = True
+                    call.cancel()
+                    break
+                await self._tell()
+                await self._abort_if_due(asked, answer)
+        except grpc.aio.AioRpcError as error:
             answer.terminals += 1
-            answer.reason = f"status {error.code().name}" if isinstance(error, grpc.aio.AioRpcError) else "cancelled"
-    return answer
+            answer.reason = f"status {error.code().name}"
+        finally:
+            await self._tell()
 
+    async def _abort_if_due(self, asked: Asked, answer: Answer) -> None:
+        if not asked.abort_after or answer.aborted or answer.is_over:
+            return
+        if len(answer.tokens) >= max(asked.abort_after, 0):
+            answer.aborted = True
+            await self._stub.Abort(AbortRequest(request_ids=[asked.request.request_id]))
 
-def _take_delta(answer: Answer, delta: object) -> None:
-    answer.text += delta.text  # type: ignore[attr-defined]
-    for token in delta.tokens:  # type: ignore[attr-defined]
-        answer.tokens.append(token.id)
-        if token.HasField("logprob"):
-            answer.logprobs.append((token.logprob, tuple((top.id, top.logprob) for top in token.top)))
+    async def _wait_for(self, other: Answer, tokens: int) -> None:
+        async with self._moved:
+            await self._moved.wait_for(lambda: other.is_over or len(other.tokens) >= tokens)
+
+    async def _tell(self) -> None:
+        async with self._moved:
+            self._moved.notify_all()
 
 
 async def run_workload(url: str, workload: list[Asked]) -> list[Answer]:
     """All requests of a workload at once, each at its time."""
     async with grpc.aio.insecure_channel(url) as channel:
-        stub = GenerationServiceStub(channel)
-        return list(await asyncio.gather(*(_follow(stub, asked) for asked in workload)))
+        return await _Run(GenerationServiceStub(channel), workload).answers()
 
 
-async def stats_at_rest(url: str) -> object:
+async def stats_at_rest(url: str) -> ServerStats:
     """The service's figures once nothing is in flight: a cancelled row ends a little after its stream."""
     async with grpc.aio.insecure_channel(url) as channel:
         stub = GenerationServiceStub(channel)

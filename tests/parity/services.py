@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from benchmarks.local_service import local_service
-from tests.parity.client import Answer, run_workload
+from runahead.v1 import ServerStats
+from tests.parity.client import Answer, run_workload, stats_at_rest
 from tests.parity.workload import CONTEXT, Asked
 
 DEPTHS = ("serial", "1", "2", "4")
@@ -15,6 +17,7 @@ BLOCK = 16
 CHUNK = 32
 ROWS = 12
 WORKLOAD_S = 120.0
+_STARTING = 2  # at once
 
 
 @contextlib.contextmanager
@@ -23,14 +26,34 @@ def services_at_every_depth(more_flags: Callable[[int], Sequence[str]]) -> Itera
     flags = ["--context-length", str(CONTEXT), "--block-size", str(BLOCK), "--prefill-chunk", str(CHUNK)]
     flags += ["--max-prefill-tokens", str(2 * CHUNK), "--max-rows", str(ROWS), "--log-level", "warning"]
     with contextlib.ExitStack() as stack:
-        yield {
-            depth: stack.enter_context(local_service([*flags, "--run-ahead", depth, *more_flags(i)])).url
-            for i, depth in enumerate(DEPTHS)
-        }
+        with ThreadPoolExecutor(_STARTING) as starting:
+            started = {
+                depth: starting.submit(_start, [*flags, "--run-ahead", depth, *more_flags(i)])
+                for i, depth in enumerate(DEPTHS)
+            }
+            for service in started.values():
+                stack.callback(_end, service)
+        yield {depth: service.result()[0] for depth, service in started.items()}
 
 
-async def run_everywhere(services: dict[str, str], asked: list[Asked]) -> dict[str, list[Answer]]:
-    """A workload's answers at every depth; the services run side by side. Raises TimeoutError."""
+def _start(flags: Sequence[str]) -> tuple[str, contextlib.ExitStack]:
+    stack = contextlib.ExitStack()
+    return stack.enter_context(local_service(flags)).url, stack
+
+
+def _end(service: Future[tuple[str, contextlib.ExitStack]]) -> None:
+    if service.exception() is None:
+        service.result()[1].close()
+
+
+async def run_everywhere(services: Mapping[str, str], asked: list[Asked]) -> dict[str, list[Answer]]:
+    """A workload's answers by service; the services run side by side. Raises TimeoutError."""
     together = asyncio.gather(*(run_workload(url, asked) for url in services.values()))
     answers = await asyncio.wait_for(together, WORKLOAD_S)
     return dict(zip(services, answers, strict=True))
+
+
+async def figures_everywhere(services: Mapping[str, str]) -> dict[str, ServerStats]:
+    """The figures of each service once nothing is in flight."""
+    figures = await asyncio.gather(*(stats_at_rest(url) for url in services.values()))
+    return dict(zip(services, figures, strict=True))

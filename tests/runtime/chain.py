@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -15,11 +16,14 @@ from runtime.block_pool import BlockPool
 from runtime.engine import Engine
 from runtime.hash_program import HashProgram
 from runtime.ledger import Launch, Ledger
+from runtime.lifecycle import Deferred, Release
+from runtime.limits import SchedulerLimits
 from runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, PLAN_WORDS
 from runtime.poison import RingPoison
 from runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
 from runtime.rows import Rows
-from runtime.scheduler import NO_SLOT, Release, Scheduler, SchedulerLimits
+from runtime.scheduler import Scheduler
+from runtime.slot_pool import NO_SLOT
 from tests.runtime.hash_model import EOS, VOCAB
 
 BULK_WORDS = 4096
@@ -56,7 +60,7 @@ class MemoryLinks:
         pass
 
 
-class WatchedLedger(Ledger[Release]):
+class WatchedLedger(Ledger[Deferred]):
     """A ledger that writes down which blocks each launch names, while its rows still own them."""
 
     scheduler: Scheduler
@@ -68,7 +72,7 @@ class WatchedLedger(Ledger[Release]):
     def enqueue(self, launch: Launch) -> None:
         behind = self.uncommitted_prompt_tokens if launch.prompt_tokens and self.uncommitted else 0
         assert not behind or behind + launch.prompt_tokens <= self.run_ahead_tokens, "too long behind uncommitted ones"
-        owners = [self.scheduler.by_slot[slot] for slot in launch.row_slots.tolist()]
+        owners = [self.scheduler.holdings.by_slot[slot] for slot in launch.row_slots.tolist()]
         self._blocks[launch.number] = {block for request in owners if request for block in request.blocks}
         super().enqueue(launch)
 
@@ -117,16 +121,19 @@ class Chain:
         seed: int = 0,
         request_id: str = "",
         priority: int = 0,
+        cache_salt: str = "",
+        sampling: SamplingParams | None = None,
         **stopping: object,
     ) -> None:
         """Ask for a request; without an id of its own it is r<handle> from front end 1, r<owner>.<handle> from others.
 
-        stopping: fields of StoppingParams.
+        sampling: instead of `seed`. stopping: fields of StoppingParams.
         """
         tokens = np.asarray(prompt, np.int32).tobytes()
         limits = StoppingParams(**stopping)  # type: ignore[arg-type]
         name = request_id or (f"r{handle}" if owner == 1 else f"r{owner}.{handle}")
-        self.tell(m.Submit(handle, name, tokens, SamplingParams(seed=seed), limits, priority), owner=owner)
+        drawn = sampling or SamplingParams(seed=seed)
+        self.tell(m.Submit(handle, name, tokens, drawn, limits, priority, cache_salt), owner=owner)
 
     def tell(self, message: m.ToEngine | None, *, owner: int = 1) -> None:
         """None: the front end is gone."""
@@ -144,8 +151,12 @@ class Chain:
         scheduler, ledger = self.engine.scheduler, self.ledger
         scheduler.pool.check()
         scheduler.rows.check()
-        owned = [block for request in scheduler.by_slot if request for block in request.blocks]
-        assert len(owned) == len(set(owned)) == scheduler.pool.owned
+        scheduler.holdings.penalty_slots.check()
+        scheduler.holdings.state_slots.check()
+        owned = {block for request in scheduler.holdings.by_slot if request for block in request.blocks}
+        assert len(owned) == scheduler.pool.owned
+        own = [block for request in scheduler.holdings.by_slot if request for block in request.blocks[request.shared :]]
+        assert len(own) == len(set(own)), "a block that was not found in the cache has two owners"
         free_blocks, free_slots = set(scheduler.pool._free), set(scheduler.rows._free)
         for number, blocks, slots in ledger.named():
             assert not blocks & free_blocks, f"launch {number} has not retired and names blocks that are free"
@@ -176,10 +187,12 @@ class Chain:
         raise AssertionError(f"not reached after {limit} turns")
 
     def check_nothing_is_left(self) -> None:
-        """Every block and slot is free, nothing is promised and nothing is behind the fence."""
+        """Every block and slot is free, or cached, and nothing is behind the fence."""
         stats, pool = self.engine.stats(), self.engine.scheduler.pool
-        assert (stats.blocks_free, stats.rows_free) == (stats.blocks_total, stats.rows_total)
-        assert (pool.promised, self.ledger.fenced, stats.running, stats.waiting) == (0, 0, 0, 0)
+        assert (pool.available, stats.rows_free) == (stats.blocks_total, stats.rows_total)
+        assert stats.penalty_slots_free == stats.penalty_slots_total
+        assert (self.ledger.fenced, stats.running, stats.waiting, stats.paused) == (0, 0, 0, 0)
+        assert stats.blocks_reserved == stats.blocks_adopted + stats.blocks_returned
 
     # ------------------------------------------------------------ what front ends were sent
 
@@ -211,6 +224,15 @@ class Chain:
             ended |= {end.handle for end in output.finished}
         return dict(found)
 
+    def admitted(self, owner: int = 1) -> dict[int, m.Admitted]:
+        """What was said of each request when it was first given a row: once, before anything else of it."""
+        found: dict[int, m.Admitted] = {}
+        for to, message in self.links.sent:
+            if to == owner and isinstance(message, m.Admitted):
+                assert message.handle not in found, f"{message.handle} was said to be admitted twice"
+                found[message.handle] = message
+        return found
+
     def finished(self, owner: int = 1) -> dict[int, list[m.Finished]]:
         """Terminals by handle: exactly one each, if all is well."""
         found: dict[int, list[m.Finished]] = defaultdict(list)
@@ -237,9 +259,23 @@ def make_chain(
     program_type: type[HashProgram] = HashProgram,
     ring_slots: int | None = None,
     plan_words: int = PLAN_WORDS,
+    penalty_slots: int = 0,
+    prefix_cache: bool = True,
+    **engine_options: Any,
 ) -> Chain:
-    """A chain of the given depth; 0 is serial. ring_slots: run_ahead + 2 unless a test wants too few."""
-    rings = allocate_rings(RingLayout(ring_slots or run_ahead + 2, plan_words, BULK_WORDS, max_rows, 4))
+    """A chain of the given depth; 0 is serial.
+
+    ring_slots: run_ahead + 2 unless a test wants too few. engine_options: more of those of `Engine`.
+    """
+    layout = RingLayout(
+        ring_slots or run_ahead + 2,
+        plan_words,
+        BULK_WORDS,
+        max_rows,
+        4,
+        prompt_tokens=max_rows + max_prefill_tokens,
+    )
+    rings = allocate_rings(layout)
     program = program_type(
         rings,
         max_rows=max_rows,
@@ -247,14 +283,28 @@ def make_chain(
         block_size=block_size,
         context_length=context_length,
         vocab_size=VOCAB,
+        penalty_slots=penalty_slots,
     )
     device = SimulatedDevice(program, rings, schedule)
-    limits = SchedulerLimits(context_length, VOCAB, eos, prefill_chunk, max_prefill_tokens, plan_words, BULK_WORDS)
+    limits = SchedulerLimits(
+        context_length,
+        VOCAB,
+        eos,
+        prefill_chunk,
+        max_prefill_tokens,
+        plan_words,
+        BULK_WORDS,
+        penalty_slots=penalty_slots,
+        prefix_cache=prefix_cache,
+    )
     ledger = WatchedLedger(run_ahead, run_ahead_tokens)
-    scheduler = Scheduler(limits, Rows(max_rows, MAX_STOP_IDS), BlockPool(num_blocks, block_size), ledger)
+    scheduler = Scheduler(
+        limits, Rows(max_rows, MAX_STOP_IDS, context_length), BlockPool(num_blocks, block_size), ledger
+    )
     poison = WatchedPoison(program, rings)
     ledger.scheduler, poison.ledger = scheduler, ledger
     links = MemoryLinks()
-    options = {} if clock is None else {"clock": clock}
-    engine = Engine(device, scheduler, links, max_queue=max_queue, poison=poison, **options)
+    if clock is not None:
+        engine_options["clock"] = clock
+    engine = Engine(device, scheduler, links, max_queue=max_queue, poison=poison, **engine_options)
     return Chain(engine, device, links, program, ledger)

@@ -13,7 +13,7 @@ from runtime.engine import Barrier
 from runtime.plan import PLAN_WORDS
 from runtime.request import FinishReason
 from runtime.rows import RowPhase
-from runtime.scheduler import NO_SLOT
+from runtime.slot_pool import NO_SLOT
 from tests.runtime.chain import Chain, make_chain, tightest_plan
 from tests.runtime.hash_model import EOS, VOCAB, completion
 
@@ -161,7 +161,7 @@ class Lifecycle:
         self.chain.engine.drain(Barrier("test"))
         self.chain.check()
         assert not self.chain.ledger.in_flight
-        for request in self.chain.engine.scheduler.by_slot:
+        for request in self.chain.engine.scheduler.holdings.by_slot:
             if request is not None:
                 phase = RowPhase(int(self.chain.engine.scheduler.rows.phase[request.slot]))
                 self.events[f"row compared in {phase.name.lower()}"] += 1

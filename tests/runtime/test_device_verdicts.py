@@ -39,7 +39,7 @@ class SickProgram(HashProgram):
 
     def __init__(
         self, rings: RingMemory, *, max_rows: int, num_blocks: int, block_size: int, context_length: int,
-        vocab_size: int,
+        vocab_size: int, penalty_slots: int,
     ) -> None:  # fmt: skip
         super().__init__(
             rings,
@@ -48,6 +48,7 @@ class SickProgram(HashProgram):
             block_size=block_size,
             context_length=context_length,
             vocab_size=vocab_size,
+            penalty_slots=penalty_slots,
         )
         self.rows = SickRows(rings, max_rows, -(-context_length // block_size), vocab_size, block_size, 32, 1024)
 

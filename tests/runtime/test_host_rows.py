@@ -5,64 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cuda_graphs.rings import (
-    FAULT_NONE,
-    FAULT_PLAN_NUMBER,
-    NON_FINITE,
-    STATUS_FAULT,
-    STOPPED,
-    TOKEN_MASK,
-    VOID,
-    RingLayout,
-    allocate_rings,
+from cuda_graphs.rings import FAULT_NONE, FAULT_PLAN_NUMBER, NON_FINITE, STATUS_FAULT, STOPPED, TOKEN_MASK, VOID
+from runtime.plan import stage
+from tests.runtime.host_rows import (
+    BLOCK,
+    MAX_ROWS,
+    PLAIN,
+    RICH,
+    VOCAB,
+    admission,
+    admit,
+    chunk_of,
+    decoding,
+    make_rows,
+    plan_of,
+    publish,
+    run,
+    stopping_rows,
 )
-from runtime.admission import admission_record
-from runtime.host_rows import HostRows
-from runtime.plan import Admission, Chunk, LaunchPlan, stage
-from runtime.request import SamplingParams, StoppingParams
-
-BLOCK, VOCAB, MAX_ROWS = 8, 70, 4
-NO_APPENDS = np.zeros((0, 3), np.int32)
-
-
-def make_rows() -> HostRows:
-    rings = allocate_rings(RingLayout(4, 256, 256, MAX_ROWS, 1))
-    return HostRows(rings, MAX_ROWS, 4, VOCAB, BLOCK, 4, 4)
-
-
-def plan_of(
-    number: int,
-    slots: list[int],
-    *,
-    changed: bool = True,
-    appends: list[tuple[int, int, int]] | None = None,
-    chunks: tuple[Chunk, ...] = (),
-    admissions: tuple[Admission, ...] = (),
-) -> LaunchPlan:
-    table = np.array(appends, np.int32) if appends else NO_APPENDS
-    return LaunchPlan(
-        number, np.array(slots, np.int32), np.ones(len(slots), np.bool_), changed, table, chunks, admissions
-    )
-
-
-def run(rows: HostRows, plan: LaunchPlan) -> int:
-    """S and apply of the launch of this plan. Returns the bytes that apply read."""
-    assert rows.begin() == plan.number
-    slot = rows.rings.slot(plan.number)
-    stage(plan, rows.rings.plan[slot], rows.rings.bulk[slot])
-    return rows.apply()
-
-
-def decoding(rows: HostRows, seq_lens: dict[int, int]) -> None:
-    """Rows in decode: slot s has the blocks 10 s + 1, 10 s + 2, ..., and its last token is 20 + s."""
-    for slot, length in seq_lens.items():
-        rows.alive[slot], rows.seq_len[slot], rows.last_token[slot] = True, length, 20 + slot
-        rows.block_table[slot] = 10 * slot + np.arange(1, 5)
-
-
-def chunk_of(slot: int, start: int, count: int, samples: bool = True) -> Chunk:
-    return Chunk(slot, start, np.arange(30, 30 + count, dtype=np.int32), samples)
-
 
 # ---------------------------------------------------------------- what F runs on
 
@@ -180,23 +140,6 @@ def test_a_fault_is_cleared_when_its_slot_is_used_again() -> None:
     assert rows.rings.status[rows.rings.slot(1), STATUS_FAULT] == FAULT_NONE
 
 
-RICH = SamplingParams(
-    temperature=0.5, top_k=3, top_p=0.5, min_p=0.25, seed=(1 << 64) - 5, bias_ids=(4, 9), bias_values=(1.5, -2.0),
-    allowed_token_ids=(0, 33, 69), logprobs=2,
-)  # fmt: skip
-PLAIN = SamplingParams(temperature=0.0, seed=8)
-
-
-def admission(slot: int, sampling: SamplingParams, stop_token_ids: tuple[int, ...]) -> Admission:
-    stopping = StoppingParams(max_tokens=10, min_tokens=2, stop_token_ids=stop_token_ids)
-    return Admission(slot, admission_record(slot, sampling, stopping, 12, 22, (1,), VOCAB))
-
-
-def admit(rows: HostRows, number: int, entry: Admission) -> None:
-    slot = entry.slot
-    run(rows, plan_of(number, [slot], appends=[(slot, 0, 5)], chunks=(chunk_of(slot, 0, 8),), admissions=(entry,)))
-
-
 def test_an_admission_brings_every_parameter_of_its_row() -> None:
     rows = make_rows()
     admit(rows, 1, admission(2, RICH, (7, 8)))
@@ -238,29 +181,6 @@ def test_an_admission_touches_no_other_slot() -> None:
 
 
 # ---------------------------------------------------------------- S
-
-
-def publish(rows: HostRows, tokens: dict[int, int], finite: tuple[bool, ...] | None = None) -> np.ndarray:
-    """S of the next launch, which finds these tokens, by slot. Returns the low halves of the cells."""
-    number = rows.begin()
-    slots = np.array(list(tokens), np.int64)
-    rows.publish(
-        np.arange(slots.size),
-        slots,
-        np.array(list(tokens.values()), np.int32),
-        np.array(finite if finite is not None else [True] * slots.size),
-    )
-    cells = rows.rings.cells[rows.rings.slot(number), : slots.size, 0]
-    assert (cells >> 32).tolist() == [number] * slots.size
-    return cells & 0xFFFFFFFF
-
-
-def stopping_rows() -> HostRows:
-    rows = make_rows()
-    decoding(rows, {0: 6, 1: 9})
-    rows.stop_ids[:, 0] = 50
-    rows.max_position[:] = 20
-    return rows
 
 
 def test_a_token_goes_to_the_row_and_to_its_cell() -> None:

@@ -20,7 +20,7 @@ def between_two_chunks(chain: Chain) -> bool:
     if not chain.is_running("r1") or chain.ledger.in_flight:
         return False
     rows, slot = chain.engine.scheduler.rows, chain.slot_of("r1")
-    return bool(rows.phase[slot] == RowPhase.PREFILL and rows.planned_len[slot] > 0)
+    return bool(rows.phase[slot] == RowPhase.PREFILL and rows.least_len[slot] > 0)
 
 
 @pytest.mark.parametrize("what", INTERRUPTIONS)

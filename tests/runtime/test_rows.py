@@ -9,7 +9,7 @@ from runtime.rows import RowPhase, Rows
 
 
 def test_a_slot_has_a_new_epoch_when_it_is_taken_and_when_its_row_ends() -> None:
-    rows = Rows(2, 4)
+    rows = Rows(2, 4, 16)
     epochs = [int(rows.epoch[0])]
     for _ in range(2):
         slot = rows.take()
@@ -22,7 +22,7 @@ def test_a_slot_has_a_new_epoch_when_it_is_taken_and_when_its_row_ends() -> None
 
 
 def test_a_launchs_row_counts_until_its_slot_changes_hands() -> None:
-    rows = Rows(3, 4)
+    rows = Rows(3, 4, 16)
     slots = np.array([rows.take(), rows.take()], np.int32)
     epochs = rows.epoch[slots]
     assert rows.still(slots, epochs).all()
@@ -34,7 +34,7 @@ def test_a_launchs_row_counts_until_its_slot_changes_hands() -> None:
 
 
 def test_a_fenced_slot_is_not_free() -> None:
-    rows = Rows(2, 4)
+    rows = Rows(2, 4, 16)
     slot = rows.take()
     rows.phase[slot] = RowPhase.DECODE
     rows.fence(slot)
@@ -46,7 +46,7 @@ def test_a_fenced_slot_is_not_free() -> None:
 
 
 def test_a_slot_is_released_once_and_only_from_behind_the_fence() -> None:
-    rows = Rows(2, 4)
+    rows = Rows(2, 4, 16)
     slot = rows.take()
     with pytest.raises(RuntimeError, match="was not fenced"):
         rows.release(slot)
@@ -57,7 +57,7 @@ def test_a_slot_is_released_once_and_only_from_behind_the_fence() -> None:
 
 
 def test_a_phase_that_is_not_the_free_lists_is_found() -> None:
-    rows = Rows(2, 4)
+    rows = Rows(2, 4, 16)
     rows.phase[1] = RowPhase.DECODE
     with pytest.raises(RuntimeError, match="free row slots"):
         rows.check()

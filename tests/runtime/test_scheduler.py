@@ -15,10 +15,12 @@ from runtime import messages as m
 from runtime.block_pool import BlockPool
 from runtime.hash_program import HashProgram
 from runtime.ledger import Launch, Ledger, LedgerError
+from runtime.lifecycle import Deferred, Request
+from runtime.limits import SchedulerLimits
 from runtime.plan import CHUNK_ROW, CHUNK_START, CHUNK_TOKENS, PLAN_WORDS
 from runtime.request import FinishReason, SamplingParams, StoppingParams
 from runtime.rows import Rows
-from runtime.scheduler import Release, Request, Scheduler, SchedulerLimits
+from runtime.scheduler import Scheduler
 from tests.runtime.chain import make_chain, tightest_plan
 
 CHUNK = 16
@@ -108,8 +110,8 @@ def test_a_launch_has_the_full_form_while_one_of_its_sampled_rows_needs_it_and_n
 def one_row(stopping: StoppingParams, context_length: int = 64) -> tuple[Scheduler, Launch]:
     """A scheduler with one row, prompt [3, 4], and the launch whose S brings its first token."""
     limits = SchedulerLimits(context_length, 97, (1,), 16, 32, PLAN_WORDS, 4096)
-    ledger: Ledger[Release] = Ledger(2, 512)
-    scheduler = Scheduler(limits, Rows(2, 8), BlockPool(9, 8), ledger)
+    ledger: Ledger[Deferred] = Ledger(2, 512)
+    scheduler = Scheduler(limits, Rows(2, 8, context_length), BlockPool(9, 8), ledger)
     prompt = np.array([3, 4], np.int32)
     max_len = min(prompt.size + stopping.max_tokens, context_length)
     scheduler.submit(Request(1, 7, "r7", prompt, SamplingParams(), stopping, max_len))
@@ -119,12 +121,12 @@ def one_row(stopping: StoppingParams, context_length: int = 64) -> tuple[Schedul
         assert plan is not None
         launches.append(scheduler.launch_of(plan, first=False, overlapped=False))
         ledger.enqueue(launches[-1])
-    assert scheduler.commit(launches[0], np.zeros(0, np.int64)).tokens.size == 0
+    assert scheduler.commit(launches[0], np.zeros((0, 1), np.int64)).tokens.size == 0
     return scheduler, launches[1]
 
 
 def cell(launch: Launch, low: int) -> np.ndarray:
-    return np.array([(launch.number << 32) | low], np.int64)
+    return np.array([[(launch.number << 32) | low]], np.int64)
 
 
 def test_a_commit_brings_the_token_to_the_hosts_truth() -> None:
@@ -133,7 +135,7 @@ def test_a_commit_brings_the_token_to_the_hosts_truth() -> None:
     assert (commit.tokens.tolist(), commit.owners.tolist(), commit.handles.tolist()) == ([42], [1], [7])
     assert commit.firsts.tolist() == [True]
     assert commit.endings == ()
-    assert (scheduler.rows.committed_len[0], scheduler.rows.last_token[0]) == (3, 42)
+    assert (scheduler.rows.committed_len[0], scheduler.rows.history[0, 2]) == (3, 42)
 
 
 @pytest.mark.parametrize("token", [1, 50], ids=["end of sequence", "stop id"])
@@ -160,8 +162,8 @@ def test_why_a_row_ends(
     scheduler, launch = one_row(stopping, context_length)
     (ending,) = scheduler.commit(launch, cell(launch, token | STOPPED)).endings
     assert (ending.reason, ending.stop_token_id) == (reason, stop_token_id)
-    assert scheduler.finished == {reason.name: 1}
-    assert scheduler.by_slot == [None, None]
+    assert scheduler.tally.finished == {reason.name: 1}
+    assert scheduler.holdings.by_slot == [None, None]
 
 
 def test_a_row_that_is_not_finite_ends_without_a_token() -> None:
@@ -169,16 +171,16 @@ def test_a_row_that_is_not_finite_ends_without_a_token() -> None:
     commit = scheduler.commit(launch, cell(launch, 42 | STOPPED | NON_FINITE))
     assert [ending.reason for ending in commit.endings] == [FinishReason.NON_FINITE]
     assert commit.tokens.size == commit.handles.size == commit.cells.size == 0
-    assert scheduler.counters["generated_tokens"] == 0
+    assert scheduler.tally.counters["generated_tokens"] == 0
     assert scheduler.rows.committed_len[0] == 2
 
 
 def test_a_token_of_a_row_that_has_ended_is_void_and_counted() -> None:
     scheduler, launch = one_row(StoppingParams(10))
-    request = scheduler.by_slot[0]
+    request = scheduler.holdings.by_slot[0]
     assert request is not None
     scheduler.stop(request, FinishReason.ABORTED)
     commit = scheduler.commit(launch, cell(launch, 42))
     assert commit.tokens.size == 0
-    assert scheduler.counters["void_rows"] == 1
-    assert scheduler.counters["generated_tokens"] == 0
+    assert scheduler.tally.counters["void_rows"] == 1
+    assert scheduler.tally.counters["generated_tokens"] == 0

@@ -21,11 +21,13 @@ from runtime.block_pool import BlockPool
 from runtime.engine import Engine
 from runtime.hash_program import HashProgram
 from runtime.ledger import Ledger
+from runtime.lifecycle import Deferred
+from runtime.limits import SchedulerLimits
 from runtime.links import SocketLinks
 from runtime.plan import PLAN_WORDS
 from runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
 from runtime.rows import Rows
-from runtime.scheduler import Release, Scheduler, SchedulerLimits
+from runtime.scheduler import Scheduler
 
 ROWS = 6
 LAUNCHES = 100
@@ -53,8 +55,8 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     rings = allocate_rings(layout)
     program = HashProgram(rings, max_rows=ROWS, num_blocks=400, block_size=16, context_length=1024, vocab_size=97)
     limits = SchedulerLimits(1024, 97, (1,), 32, 64, PLAN_WORDS, 4096)
-    ledger: Ledger[Release] = Ledger(2, 512)
-    scheduler = Scheduler(limits, Rows(ROWS, MAX_STOP_IDS), BlockPool(400, 16), ledger)
+    ledger: Ledger[Deferred] = Ledger(2, 512)
+    scheduler = Scheduler(limits, Rows(ROWS, MAX_STOP_IDS, 1024), BlockPool(400, 16), ledger)
     links = SocketLinks(tmp_path / "engine", lambda: m.Welcome(m.PROTOCOL_VERSION, "s", INFO))
     device = HostDevice(program, rings, lambda: time.sleep(0.001))  # slower than the host, which so has to wait
     engine = Engine(device, scheduler, links, max_queue=ROWS)
@@ -92,7 +94,7 @@ class Watch:
 def test_a_steady_decode_waits_for_marks_and_for_nothing_else(
     engine: Engine, front_end: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    while engine.scheduler.counters["generated_tokens"] < 5 * ROWS:
+    while engine.scheduler.tally.counters["generated_tokens"] < 5 * ROWS:
         engine.turn()
     selects: Counter[tuple[str, bool]] = Counter()
     real_select: Callable[..., object] = select.select

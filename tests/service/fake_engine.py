@@ -30,12 +30,15 @@ INFO = m.EngineInfo(
     device="cpu",
     dtype="float32",
     parameters=1000,
+    penalty_slots=4,
+    prefix_cache=True,
 )
 
 STATS = m.EngineStats(
     uptime_s=1.5,
     waiting=1,
     running=2,
+    paused=1,
     finished={"LENGTH": 3},
     submitted=6,
     admitted=5,
@@ -43,6 +46,13 @@ STATS = m.EngineStats(
     generated_tokens=80,
     void_rows=9,
     prefill_chunks=10,
+    cached_tokens=48,
+    recomputed_tokens=32,
+    aborted={"WAITING": 1, "DECODE": 2},
+    blocks_reserved=15,
+    blocks_adopted=12,
+    blocks_returned=3,
+    events={"admitted": m.EventStats(5, 4, 1), "paused": m.EventStats(2, 2, 0)},
     blocks_total=63,
     blocks_free=40,
     blocks_owned=20,
@@ -51,6 +61,9 @@ STATS = m.EngineStats(
     rows_total=8,
     rows_free=5,
     rows_fenced=1,
+    penalty_slots_total=16,
+    penalty_slots_free=13,
+    penalty_slots_fenced=1,
     run_ahead=2,
     ledger_depth=1,
     ledger_depth_max=2,
@@ -123,14 +136,27 @@ class FakeEngine:
         stop_token_id: int = -1,
         logprobs: Sequence[m.Logprobs] = (),
         times_s: tuple[float, float, float, float] = (0.25, 0.5, 0.75, 1.25),
+        cached_tokens: int = 0,
     ) -> None:
         """Tokens of one request in one message, and its end with the last one."""
         ids = np.array(list(tokens), "<i4")
-        end = (m.Finished(handle, int(finish), stop_token_id, 0, *times_s),) if finish else ()
+        end = (m.Finished(handle, int(finish), stop_token_id, cached_tokens, *times_s),) if finish else ()
         if finish:
             self.live = {request_id: live for request_id, live in self.live.items() if live != handle}
         handles = np.full(len(ids), handle, "<i4")
         self.send(m.Output(1, handles.tobytes(), ids.tobytes(), tuple(logprobs), end))
+
+    def prompt_logprobs(
+        self,
+        handle: int,
+        offset: int,
+        chosen: Sequence[float],
+        top_ids: Sequence[Sequence[int]] = (),
+        top_logprobs: Sequence[Sequence[float]] = (),
+    ) -> None:
+        """Log-probabilities of consecutive prompt tokens, the first of them at `offset`."""
+        columns = np.array(chosen, "<f4"), np.array(top_ids, "<i4"), np.array(top_logprobs, "<f4")
+        self.send(m.PromptLogprobs(handle, offset, *(column.tobytes() for column in columns)))
 
     def die(self) -> None:
         """Gone without a word."""

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 
 import grpc
+import msgspec
 import numpy as np
 import pytest
 from google.rpc import error_details_pb2
@@ -79,9 +80,18 @@ BAD = {
     "negative min_p": (sampling(min_p=-0.5), "sampling.min_p"),
     "min_p over 1": (sampling(min_p=1.5), "sampling.min_p"),
     "NaN min_p": (sampling(min_p=NAN), "sampling.min_p"),
-    "repetition penalty": (sampling(repetition_penalty=1.2), "sampling.repetition_penalty"),
-    "presence penalty": (sampling(presence_penalty=0.5), "sampling.presence_penalty"),
-    "frequency penalty": (sampling(frequency_penalty=-0.5), "sampling.frequency_penalty"),
+    "repetition penalty of 0": (sampling(repetition_penalty=0.0), "sampling.repetition_penalty"),
+    "negative repetition penalty": (sampling(repetition_penalty=-1.0), "sampling.repetition_penalty"),
+    "repetition penalty below its bound": (sampling(repetition_penalty=0.0099), "sampling.repetition_penalty"),
+    "repetition penalty above its bound": (sampling(repetition_penalty=100.5), "sampling.repetition_penalty"),
+    "NaN repetition penalty": (sampling(repetition_penalty=NAN), "sampling.repetition_penalty"),
+    "infinite repetition penalty": (sampling(repetition_penalty=INF), "sampling.repetition_penalty"),
+    "presence penalty above its bound": (sampling(presence_penalty=2.5), "sampling.presence_penalty"),
+    "NaN presence penalty": (sampling(presence_penalty=NAN), "sampling.presence_penalty"),
+    "infinite presence penalty": (sampling(presence_penalty=-INF), "sampling.presence_penalty"),
+    "frequency penalty below its bound": (sampling(frequency_penalty=-2.5), "sampling.frequency_penalty"),
+    "NaN frequency penalty": (sampling(frequency_penalty=NAN), "sampling.frequency_penalty"),
+    "infinite frequency penalty": (sampling(frequency_penalty=INF), "sampling.frequency_penalty"),
     "bias id out of range": (sampling(logit_bias={V: 1.0}), f"sampling.logit_bias[{V}]"),
     "NaN bias": (sampling(logit_bias={7: NAN}), "sampling.logit_bias[7]"),
     "bias out of range": (sampling(logit_bias={7: 101.0}), "sampling.logit_bias[7]"),
@@ -107,8 +117,8 @@ BAD = {
     "stop id out of range": (stopping(stop_token_ids=[V]), "stopping.stop_token_ids[0]"),
     "too many top tokens": (output(logprobs=21), "output.logprobs"),
     "negative top tokens": (output(logprobs=-1), "output.logprobs"),
-    "prompt log-probabilities": (output(prompt_logprobs=0), "output.prompt_logprobs"),
-    "echo": (output(echo=True), "output.echo"),
+    "too many top tokens of the prompt": (output(prompt_logprobs=21), "output.prompt_logprobs"),
+    "negative top tokens of the prompt": (output(prompt_logprobs=-1), "output.prompt_logprobs"),
     "no tokens a message": (output(max_tokens_per_message=0), "output.max_tokens_per_message"),
     "too many tokens a message": (output(max_tokens_per_message=1025), "output.max_tokens_per_message"),
     "long salt": (with_(cache_salt="s" * 129), "cache_salt"),
@@ -187,6 +197,38 @@ def test_a_message_over_the_limit_is_refused_by_the_transport(shared: Service) -
     assert code(failure(lambda: list(shared.stub.Generate(request, timeout=TIMEOUT_S)))) == (
         grpc.StatusCode.RESOURCE_EXHAUSTED
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "off", "on"),
+    [("repetition_penalty", 1.0, 1.5), ("presence_penalty", 0.0, 0.5), ("frequency_penalty", 0.0, -0.5)],
+)
+def test_without_penalty_slots_a_penalty_is_refused_by_its_field_and_one_that_is_off_is_taken(
+    name: str, off: float, on: float
+) -> None:
+    without = msgspec.structs.replace(INFO, penalty_slots=0)
+    check_request(sampling(**{name: off}), without)
+    with pytest.raises(ServiceError, match=f"sampling.{name} is not supported .* penalty_slots 0") as refused:
+        check_request(sampling(**{name: on}), without)
+    assert refused.value.code == grpc.StatusCode.INVALID_ARGUMENT
+    assert check_request(sampling(**{name: on}), INFO).sampling.has_penalty
+
+
+@pytest.mark.parametrize(
+    ("name", "bound"),
+    [
+        ("temperature", 1e-6),
+        ("temperature", 100.0),
+        ("repetition_penalty", 0.01),
+        ("repetition_penalty", 100.0),
+        ("presence_penalty", -2.0),
+        ("presence_penalty", 2.0),
+        ("frequency_penalty", -2.0),
+        ("frequency_penalty", 2.0),
+    ],
+)
+def test_a_bound_itself_is_taken_though_the_contract_carries_it_as_float32(name: str, bound: float) -> None:
+    assert getattr(check_request(sampling(**{name: bound}), INFO).sampling, name) == np.float32(bound)
 
 
 def test_a_prompt_that_is_too_long_by_its_count_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+
 import grpc
 
 from runahead.v1 import (
@@ -12,7 +15,9 @@ from runahead.v1 import (
     TokenizeRequest,
     WatchStatsRequest,
 )
+from runtime import messages as m
 from service.limits import LIMITS
+from service.stats import FrontEndCounters, server_stats
 from tests.service.fake_engine import INFO, STATS, TIMEOUT_S
 from tests.service.rpc_errors import code, failure
 from tests.service.running_service import Service
@@ -29,6 +34,13 @@ def test_stats_has_the_engines_figures_and_the_front_ends(service: Service) -> N
     assert (stats.blocks.free, stats.blocks.owned, stats.blocks.fenced) == (40, 20, 3)
     assert dict(stats.chain.launches_by_depth) == {1: 10, 2: 90}
     assert stats.chain.overlap_ratio == STATS.overlap_ratio
+    assert (stats.requests.paused, stats.tokens.cached, stats.tokens.recomputed) == (1, 48, 32)
+    assert (stats.blocks.reserved, stats.blocks.adopted, stats.blocks.returned) == (15, 12, 3)
+    assert (stats.penalty_slots.total, stats.penalty_slots.free, stats.penalty_slots.fenced) == (16, 13, 1)
+    admitted = stats.lifecycle.events["admitted"]
+    assert (admitted.count, admitted.held, admitted.idle) == (5, 4, 1)
+    assert set(stats.lifecycle.events) == {"admitted", "paused"}
+    assert dict(stats.lifecycle.aborted) == {"WAITING": 1, "DECODE": 2}
     assert (stats.barriers["shutdown"].count, stats.barriers["shutdown"].seconds) == (1, 0.125)
     assert dict(stats.graphs.fallbacks) == {"host_device": 100}
     assert stats.first_token_s.p99 == 0.03
@@ -37,12 +49,20 @@ def test_stats_has_the_engines_figures_and_the_front_ends(service: Service) -> N
 
 
 def test_every_figure_of_the_engine_is_served() -> None:
-    """Each of its fields is set to a value of its own; all of them are found in the message."""
-    from service.stats import FrontEndCounters, server_stats
+    """Each of its fields, and each figure inside them, is set to a value of its own; all are found in the message."""
+    numbers = itertools.count(1001)
 
-    message = str(server_stats(STATS, FrontEndCounters()))
-    values = [value for name in STATS.__struct_fields__ if isinstance(value := getattr(STATS, name), int | float)]
-    missing = [value for value in values if value and f": {value}" not in message]
+    def renumbered(value: object) -> object:
+        if isinstance(value, int | float):
+            return type(value)(next(numbers))
+        if isinstance(value, m.EventStats):
+            return m.EventStats(*(next(numbers) for _ in value.__struct_fields__))
+        assert isinstance(value, dict)
+        return {key: renumbered(inner) for key, inner in value.items()}
+
+    stats = m.EngineStats(**{name: renumbered(getattr(STATS, name)) for name in STATS.__struct_fields__})  # type: ignore[arg-type]
+    message = str(server_stats(stats, FrontEndCounters()))
+    missing = [number for number in range(1001, next(numbers)) if not re.search(rf": {number}(\.0)?\n", message)]
     assert missing == []
 
 
@@ -56,7 +76,10 @@ def test_model_info_says_what_is_served_and_what_the_limits_are(service: Service
     assert info.limits.prompt_tokens == INFO.context_length - 1
     assert info.limits.top_logprobs == LIMITS.top_logprobs == 20
     assert info.limits.queue == INFO.max_queue
+    assert info.limits.unread_prompt_bytes == LIMITS.unread_prompt_bytes
+    assert info.limits.once_prompt_bytes == LIMITS.once_prompt_bytes
     assert (info.engine.device, info.engine.run_ahead) == ("cpu", 2)
+    assert (info.engine.penalty_slots, info.engine.prefix_cache) == (INFO.penalty_slots, True) == (4, True)
     assert info.server_id == "server-1"
 
 

@@ -45,6 +45,8 @@ class ScriptedService(generation_service_pb2_grpc.GenerationServiceServicer):
             status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation, other]))
             context.abort_with_status(rpc_status.to_status(status))
         yield generate_pb2.GenerateResponse(accepted=generate_pb2.Accepted(request_id="r", prompt_tokens=3))
+        for prompt in self._prompt(request.output):
+            yield generate_pb2.GenerateResponse(prompt=prompt)
         yield generate_pb2.GenerateResponse(delta=generate_pb2.Delta(text="    return "))
         if request.text == "accents":
             yield generate_pb2.GenerateResponse(delta=generate_pb2.Delta(text="café"))
@@ -62,6 +64,17 @@ class ScriptedService(generation_service_pb2_grpc.GenerationServiceServicer):
         finished.timing.first_token.FromMilliseconds(8)
         finished.timing.decode.FromMilliseconds(100)
         yield generate_pb2.GenerateResponse(finished=finished)
+
+    def _prompt(self, output: Any) -> Iterator[generate_pb2.Prompt]:
+        """Two events, cut inside a character."""
+        pieces = [(5, b"caf\xc3", None), (6, b"\xa9:", -1.25)]
+        if output.echo or output.HasField("prompt_logprobs"):
+            for offset, (token_id, spelled, logprob) in enumerate(pieces):
+                token = generate_pb2.Token(id=token_id, bytes=spelled)
+                if output.HasField("prompt_logprobs") and logprob is not None:
+                    token.logprob = logprob
+                    token.top.add(id=9, bytes=b"!", logprob=-0.5)
+                yield generate_pb2.Prompt(offset=offset, tokens=[token])
 
 
 @pytest.fixture
@@ -143,6 +156,22 @@ def test_log_probabilities_go_to_standard_error(url: str, capsys: pytest.Capture
     assert "[7 b'42' -0.5000]" in capsys.readouterr().err
 
 
+def test_an_echoed_prompt_stands_before_the_completion(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["generate", "x", "--url", url, "--echo"])
+    printed = capsys.readouterr()
+    assert printed.out == "café:    return 42\n"
+    assert "[5 " not in printed.err
+
+
+def test_log_probabilities_of_the_prompt_go_to_standard_error_alone(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.main(["generate", "x", "--url", url, "--prompt-logprobs", "1"])
+    printed = capsys.readouterr()
+    assert printed.out == "    return 42\n"
+    assert "[5 b'caf\\xc3']\n[6 b'\\xa9:' -1.2500  b'!' -0.5000]\n" in printed.err
+
+
 def test_a_refusal_names_each_field_once(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["generate", "refuse", "--url", url]) == 1
     printed = capsys.readouterr().err
@@ -222,6 +251,9 @@ def test_every_field_of_the_request_has_a_flag_with_a_help_text() -> None:
         (["serve", "--host", "0.0.0.0"], "--insecure"),
         (["serve", "--model", "some-org/some-model"], "hf download some-org/some-model"),
         (["serve", "--max-rows", "0"], "max_rows must be between"),
+        (["serve", "--penalty-slots", "-1"], "penalty_slots must be between 0 and 512"),
+        (["serve", "--log-interval", "-1"], "log_interval must be between 0"),
+        (["serve", "--log-mode", "drain"], "--log-mode must be events or barrier"),
         (["serve", "--prefill-chunk", "24"], "prefill_chunk (24) must be a multiple of block_size (16)"),
         (["serve", "--config", "absent.toml"], "absent.toml"),
         (["dance"], "dance"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runahead.v1 import GenerateRequest
+from runahead.v1 import GenerateRequest, OutputOptions
 from runtime import messages as m
 from runtime.request import FinishReason
 from service.engine_client import SocketEngineClient
@@ -19,6 +19,13 @@ from tests.service.fake_engine import INFO, FakeEngine
 
 CHECKED = check_request(GenerateRequest(text="x"), INFO)
 PROMPT = np.array([1, 2], np.int32)
+DESCRIBED = check_request(GenerateRequest(text="x", output=OutputOptions(prompt_logprobs=0)), INFO)
+LONG_PROMPT = np.array([1, 2, 3, 4], np.int32)
+
+
+def part(offset: int, count: int) -> m.PromptLogprobs:
+    """Log-probabilities of `count` prompt tokens of the first request."""
+    return m.PromptLogprobs(1, offset, bytes(4 * count))
 
 
 @pytest.fixture
@@ -120,6 +127,136 @@ def test_columns_of_different_lengths_are_a_broken_protocol(path: Path) -> None:
         assert (await client.wait_lost()).reason == "PROTOCOL"
 
     run(path, body)
+
+
+def test_log_probabilities_of_the_prompt_are_taken_message_by_message_before_the_tokens(path: Path) -> None:
+    async def body(client: SocketEngineClient, engine: FakeEngine) -> None:
+        stream = client.submit(DESCRIBED, LONG_PROMPT)
+        engine.prompt_logprobs(stream.handle, 1, [-1.0, -2.0])
+        engine.prompt_logprobs(stream.handle, 3, [-3.0])
+        engine.send(m.Admitted(stream.handle, 0, 0.5))
+        engine.output(stream.handle, [9], FinishReason.LENGTH)
+        parts = []
+        while (part := await stream.take_prompt()) is not None:
+            parts.append(part.offset)
+        assert parts == [1, 3]
+        batch = await stream.take()
+        assert [generated.token_id for generated in batch.tokens] == [9]
+        assert batch.admitted == m.Admitted(stream.handle, 0, 0.5)
+
+    run(path, body)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [part(2, 1)],
+        [part(1, 1), part(1, 1)],
+        [part(1, 1), part(3, 1)],
+        [part(1, 4)],
+        [part(1, 0)],
+        [m.PromptLogprobs(1, 1, bytes(6))],
+        [m.PromptLogprobs(1, 1, bytes(8), bytes(12), bytes(12))],
+        [m.PromptLogprobs(1, 1, bytes(8), bytes(16), bytes(8))],
+        [part(1, 2), m.Output(1, b"\1\0\0\0", b"\7\0\0\0")],
+    ],
+    ids=[
+        "a gap at the start",
+        "twice",
+        "a gap",
+        "too many",
+        "none",
+        "a cut column",
+        "uneven tops",
+        "no values",
+        "early",
+    ],
+)
+def test_prompt_log_probabilities_that_are_not_the_next_ones_are_a_broken_protocol(
+    path: Path, parts: list[m.ToFrontEnd]
+) -> None:
+    async def body(client: SocketEngineClient, engine: FakeEngine) -> None:
+        stream = client.submit(DESCRIBED, LONG_PROMPT)
+        assert stream.handle == 1
+        await stream.accepted()
+        for message in parts:
+            engine.send(message)
+        assert (await client.wait_lost()).reason == "PROTOCOL"
+
+    run(path, body)
+
+
+def test_prompt_log_probabilities_that_nobody_asked_for_are_a_broken_protocol(path: Path) -> None:
+    async def body(client: SocketEngineClient, engine: FakeEngine) -> None:
+        await client.submit(CHECKED, LONG_PROMPT).accepted()
+        engine.send(part(1, 1))
+        assert (await client.wait_lost()).reason == "PROTOCOL"
+
+    run(path, body)
+
+
+def test_what_the_engine_still_says_of_a_released_stream_is_nobodys(path: Path) -> None:
+    async def body(client: SocketEngineClient, engine: FakeEngine) -> None:
+        stream = client.submit(DESCRIBED, LONG_PROMPT)
+        await stream.accepted()
+        client.release(stream)
+        engine.send(m.Admitted(stream.handle, 0, 0.5))
+        engine.send(part(3, 1))
+        await client.stats()
+        assert engine.next_cancel() == stream.handle
+        assert engine.cancelled.empty()
+
+    run(path, body)
+
+
+def test_a_request_that_ends_before_its_prompt_is_described_has_no_more_of_it() -> None:
+    async def body() -> None:
+        stream = RequestStream(1, 1000, prompt_logprobs=3, unread_prompt_bytes=1000)
+        assert stream.push_prompt(part(1, 1))
+        stream.finish(m.Finished(1, FinishReason.ABORTED))
+        first = await stream.take_prompt()
+        assert first is not None and first.offset == 1
+        assert await stream.take_prompt() is None
+        assert (await stream.take()).finished is not None
+
+    asyncio.run(body())
+
+
+def test_a_buffer_of_the_prompt_over_its_bound_fails_its_stream_and_drops_what_it_holds() -> None:
+    async def body() -> None:
+        stream, interrupted = RequestStream(1, 1000, prompt_logprobs=60, unread_prompt_bytes=160), asyncio.Event()
+        stream.interrupt_with(interrupted.set)
+        assert stream.push_prompt(part(1, 20)) and stream.push_prompt(part(21, 20))
+        assert not interrupted.is_set()
+        assert not stream.push_prompt(part(41, 20))
+        assert interrupted.is_set()
+        with pytest.raises(SlowReaderError):
+            await stream.take_prompt()
+
+    asyncio.run(body())
+
+
+def test_a_prompt_that_is_read_never_fills_its_buffer() -> None:
+    async def body() -> None:
+        stream = RequestStream(1, 1000, prompt_logprobs=200, unread_prompt_bytes=160)
+        assert stream.push_prompt(part(1, 20))
+        for place in range(21, 201, 20):  # one message is always unread when the next arrives
+            assert stream.push_prompt(part(place, 20))
+            taken = await stream.take_prompt()
+            assert taken is not None and taken.offset == place - 20
+
+    asyncio.run(body())
+
+
+def test_one_message_of_the_prompt_always_has_room() -> None:
+    async def body() -> None:
+        stream = RequestStream(1, 1000, prompt_logprobs=40, unread_prompt_bytes=1)
+        for place in (1, 21):
+            assert stream.push_prompt(part(place, 20))
+            assert await stream.take_prompt() is not None
+        assert await stream.take_prompt() is None
+
+    asyncio.run(body())
 
 
 def test_a_buffer_over_its_bound_fails_its_stream_and_drops_the_tokens() -> None:

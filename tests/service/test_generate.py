@@ -92,6 +92,41 @@ def test_an_explicit_seed_reaches_the_engine_and_comes_back(service: Service) ->
     assert list(call)[-1].finished.seed == 2**64 - 1
 
 
+def test_penalties_reach_the_engine(service: Service) -> None:
+    options = SamplingOptions(repetition_penalty=1.25, presence_penalty=-0.5, frequency_penalty=2.0)
+    call = service.stub.Generate(request(sampling=options), timeout=TIMEOUT_S)
+    submit = service.engine.next_submit()
+    sampling = submit.sampling
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.25, -0.5, 2.0)
+    service.engine.output(submit.handle, ids("a"), EngineReason.LENGTH)
+    assert list(call)[-1].HasField("finished")
+
+
+def test_cached_tokens_are_those_of_the_engines_end(service: Service) -> None:
+    call = service.stub.Generate(request(), timeout=TIMEOUT_S)
+    submit = service.engine.next_submit()
+    service.engine.output(submit.handle, ids("a"), EngineReason.LENGTH, cached_tokens=3)
+    assert list(call)[-1].finished.usage.cached_tokens == 3
+
+
+def test_a_stop_string_ends_with_the_cached_tokens_and_the_queue_time_that_the_engine_sent_before(
+    service: Service,
+) -> None:
+    call = service.stub.Generate(request(stopping=StoppingOptions(stop=["!"])), timeout=TIMEOUT_S)
+    submit = service.engine.next_submit()
+    service.engine.send(m.Admitted(submit.handle, cached_tokens=2, queue_s=0.125))
+    service.engine.output(submit.handle, ids("a"))
+    events = [next(call), next(call)]
+    service.engine.output(submit.handle, ids("b!"))
+    events += list(call)
+    finished = events[-1].finished
+    assert finished.stop.text == "!"
+    assert finished.usage.cached_tokens == 2
+    assert finished.timing.queue.ToMilliseconds() == 125
+    assert not finished.timing.HasField("prefill"), "it was not seen here"
+    assert service.engine.next_cancel() == submit.handle
+
+
 def test_the_end_of_sequence_token_counts_and_has_no_text(service: Service) -> None:
     call = service.stub.Generate(request(), timeout=TIMEOUT_S)
     submit = service.engine.next_submit()

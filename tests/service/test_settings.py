@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.config import EngineConfig
+from runtime.config import EngineConfig, check_config
 from service.settings import (
     Settings,
     SettingsError,
@@ -50,7 +50,8 @@ def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> No
     changed = {
         "model": "elsewhere", "served_name": "name", "load_format": "dummy", "device": "cuda", "dtype": "bfloat16",
         "run_ahead": 4, "run_ahead_tokens": 7, "max_rows": 8, "max_queue": 9, "context_length": 10, "block_size": 32,
-        "num_blocks": 11, "prefill_chunk": 64, "max_prefill_tokens": 65, "threads": 3, "launch_timeout_s": 60.5,
+        "num_blocks": 11, "prefill_chunk": 64, "max_prefill_tokens": 65, "prefix_cache": False, "penalty_slots": 5,
+        "log_interval": 6, "log_mode": "barrier", "threads": 3, "launch_timeout_s": 60.5,
         "host": "localhost", "port": 1, "insecure": True, "max_streams": 2, "log_level": "debug", "jitter_seed": 5,
         "shutdown_grace_s": 2.5,
     }  # fmt: skip
@@ -59,7 +60,7 @@ def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> No
 
     flags = []
     for name, value in changed.items():
-        flags.append("--" + name.replace("_", "-"))
+        flags.append(("--no-" if value is False else "--") + name.replace("_", "-"))
         if not isinstance(value, bool):
             flags.append(str(value))
     assert load_settings(parse(*flags), {}) == expected
@@ -93,6 +94,10 @@ def test_a_switch_can_be_turned_off_again_by_a_flag() -> None:
         ({}, "", {"max_streams": "0"}, "--max-streams must be a whole number from 1 to 100000"),
         ({}, "", {"shutdown_grace_s": "-1"}, "--shutdown-grace-s must be a number from 0 to 3600"),
         ({}, "", {"shutdown_grace_s": "nan"}, "--shutdown-grace-s must be a number from 0 to 3600"),
+        ({}, "", {"log_mode": "drain"}, "--log-mode must be events or barrier, and is 'drain'"),
+        ({}, "prefix_cache = 1", {}, "prefix_cache in .* must be true or false"),
+        ({"RUNAHEAD_PENALTY_SLOTS": "few"}, "", {}, "RUNAHEAD_PENALTY_SLOTS must be a whole number"),
+        ({}, "", {"log_interval": "1.5"}, "--log-interval must be a whole number"),
         ({}, "jitter_seed = 1.5", {}, "jitter_seed in .* must be a whole number"),
     ],
 )
@@ -118,6 +123,19 @@ def test_the_engine_gets_what_was_set(tmp_path: Path) -> None:
     assert engine_config(settings) == EngineConfig(
         model=str(tmp_path), served_name=tmp_path.name, run_ahead=0, max_rows=3, threads=1, jitter_seed=9
     )
+
+
+def test_the_engine_gets_what_was_set_of_cache_penalties_and_logging() -> None:
+    settings = Settings(prefix_cache=False, penalty_slots=0, log_interval=1, log_mode="barrier")
+    config = engine_config(settings)
+    assert (config.prefix_cache, config.penalty_slots) == (False, 0)
+    assert (config.log_interval, config.log_mode) == (1, "barrier")
+    check_config(config)  # to log every launch behind a barrier is serial, and allowed
+
+
+def test_without_any_setting_the_engine_gets_its_own_defaults() -> None:
+    config = engine_config(Settings())
+    assert config == EngineConfig(model=config.model, served_name="bundled")
 
 
 def test_the_default_model_is_the_one_in_the_package() -> None:

@@ -3,9 +3,10 @@
 For each row, in this order:
 
 1. A NaN or an infinity in the raw logits: `finite` is False, the token 0, nothing else happens to the row.
-2. Log-probabilities, where asked for, are the log-softmax of the raw logits: before bias, masks and temperature.
-3. The bias is added, tokens that are not allowed and, below `min_position`, the stop ids are masked. If that leaves
-   nothing, the token is the lowest allowed id: the allowed set is kept, `min_position` gives way.
+2. Log-probabilities, where asked for, are the log-softmax of the raw logits: before all of the following.
+3. Penalties on what the row has said (`penalties`), then the bias is added, tokens that are not allowed and, below
+   `min_position`, the stop ids are masked. If that leaves nothing, the token is the lowest allowed id: the allowed set
+   is kept, `min_position` gives way.
 4. Temperature 0 takes the highest logit. Any other divides the distance to the highest logit by the temperature, and
    the rest applies to that score: top-k, top-p of what top-k left, min-p of what top-p left (`kept_tokens`).
 5. The token is the one with the highest score + Gumbel noise (`philox.gumbel`), a function of seed, position and id.
@@ -24,16 +25,16 @@ from numpy.typing import NDArray
 
 from cuda_graphs.shape import Form
 from runtime.kernels.reference import philox
+from runtime.kernels.reference.logprobs import log_probabilities
+from runtime.kernels.reference.penalties import penalize
 from runtime.kernels.reference.sampling_filters import (
     add_bias,
-    highest,
     kept_tokens,
-    log_normalizer,
     lowest_allowed,
     mask_disallowed,
     mask_ids,
 )
-from runtime.row_state import RowState
+from runtime.row_state import PenaltyState, RowState
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -62,7 +63,9 @@ class _Candidates:
     score: F32
 
 
-def sample_rows(logits: torch.Tensor, state: RowState, slots: torch.Tensor, form: Form, max_top: int) -> Sampled:
+def sample_rows(
+    logits: torch.Tensor, state: RowState, penalties: PenaltyState, slots: torch.Tensor, form: Form, max_top: int
+) -> Sampled:
     """Sample the token at position `seq_len` for each row of `logits`. Nothing is written but the result.
 
     logits: float32 [n, vocab] on the CPU, row i belonging to slots[i], int64 [n]. A slot may be named more than once.
@@ -72,10 +75,12 @@ def sample_rows(logits: torch.Tensor, state: RowState, slots: torch.Tensor, form
     Bias values are finite, bias ids of a row distinct, temperatures not negative: the request was validated.
     """
     with np.errstate(over="ignore"):  # a score below the range of float32 is -inf: it is never drawn
-        return _sample_rows(logits, state, slots, form, max_top)
+        return _sample_rows(logits, state, penalties, slots, form, max_top)
 
 
-def _sample_rows(logits: torch.Tensor, state: RowState, slots: torch.Tensor, form: Form, max_top: int) -> Sampled:
+def _sample_rows(
+    logits: torch.Tensor, state: RowState, penalties: PenaltyState, slots: torch.Tensor, form: Form, max_top: int
+) -> Sampled:
     raw: F32 = logits.numpy()
     rows, vocab_size = raw.shape
     where: I64 = slots.numpy()
@@ -90,7 +95,7 @@ def _sample_rows(logits: torch.Tensor, state: RowState, slots: torch.Tensor, for
     edited: dict[int, F32] = {}
     if form is Form.FULL:
         for row in np.flatnonzero(live & _needs_edit(state, where)).tolist():
-            logits_of_row = _edit(raw[row].copy(), state, int(where[row]))
+            logits_of_row = _edit(raw[row].copy(), state, penalties, int(where[row]))
             edited[row] = logits_of_row
             high[row] = logits_of_row.max()
             if high[row] == -np.inf:
@@ -119,13 +124,26 @@ def _needs_edit(state: RowState, slots: I64) -> NDArray[np.bool_]:
     """Rows, [n], whose logits are changed before anything is chosen."""
     below_minimum = state.seq_len.numpy()[slots] < state.min_position.numpy()[slots]
     changed: NDArray[np.bool_] = (
-        (state.bias_count.numpy()[slots] > 0) | state.has_allowed.numpy()[slots] | below_minimum
+        (state.bias_count.numpy()[slots] > 0)
+        | state.has_allowed.numpy()[slots]
+        | below_minimum
+        | (state.penalty_slot.numpy()[slots] >= 0)
     )
     return changed
 
 
-def _edit(logits: F32, state: RowState, slot: int) -> F32:
-    """Bias and masks of one row, in place on [vocab]."""
+def _edit(logits: F32, state: RowState, penalties: PenaltyState, slot: int) -> F32:
+    """Penalties, bias and masks of one row, in place on [vocab]."""
+    penalty_slot = int(state.penalty_slot[slot])
+    if penalty_slot >= 0:
+        penalize(
+            logits,
+            penalties.counts[penalty_slot].numpy(),
+            penalties.in_prompt[penalty_slot].numpy(),
+            state.repetition_penalty.numpy()[slot],
+            state.presence_penalty.numpy()[slot],
+            state.frequency_penalty.numpy()[slot],
+        )
     count = int(state.bias_count[slot])
     if count > 0:
         add_bias(logits, state.bias_ids[slot, :count].numpy(), state.bias_values[slot, :count].numpy())
@@ -197,24 +215,12 @@ def _with_logprobs(
     sampled: Sampled, raw: F32, live: NDArray[np.bool_], state: RowState, slots: I64, max_top: int
 ) -> Sampled:
     """`sampled` with the log-probabilities of the rows that asked for them."""
-    rows = raw.shape[0]
-    logprob = np.zeros(rows, np.float32)
-    top_ids = np.zeros((rows, max_top), np.int32)
-    top_logprobs = np.zeros((rows, max_top), np.float32)
-    tokens = sampled.tokens.numpy()
-    asked = state.logprobs.numpy()[slots]
-    for row in np.flatnonzero(live & (asked >= 0)).tolist():
-        shifted = raw[row] - raw[row].max()
-        normalizer = log_normalizer(shifted)
-        logprob[row] = float(shifted[tokens[row]]) - normalizer
-        count = min(int(asked[row]), max_top, raw.shape[1])
-        if count > 0:
-            top_ids[row, :count] = ids = highest(raw[row], count)
-            top_logprobs[row, :count] = shifted[ids].astype(np.float64) - normalizer
+    asked = np.where(live, state.logprobs.numpy()[slots], np.int32(-1))
+    found = log_probabilities(raw, sampled.tokens.numpy(), asked, max_top)
     return Sampled(
         sampled.tokens,
         sampled.finite,
-        torch.from_numpy(logprob),
-        torch.from_numpy(top_ids),
-        torch.from_numpy(top_logprobs),
+        torch.from_numpy(found.chosen),
+        torch.from_numpy(found.top_ids),
+        torch.from_numpy(found.top),
     )

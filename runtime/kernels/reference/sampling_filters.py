@@ -26,12 +26,12 @@ _FIRST_LOOK: Final = 512  # tokens that top-p tries before it sorts the whole ro
 
 def mask_disallowed(logits: F32, allowed: I32) -> None:
     """Set the logits, [vocab], whose bit in `allowed`, [ceil(vocab / 32)], is 0 to -inf."""
-    logits[~_bits(allowed, logits.shape[0])] = -np.inf
+    logits[~bits(allowed, logits.shape[0])] = -np.inf
 
 
 def lowest_allowed(allowed: I32, vocab_size: int) -> int:
     """The lowest id with its bit set; 0 if there is none."""
-    return int(_bits(allowed, vocab_size).argmax())
+    return int(bits(allowed, vocab_size).argmax())
 
 
 def mask_ids(logits: F32, ids: I32) -> None:
@@ -48,8 +48,8 @@ def add_bias(logits: F32, ids: I32, values: F32) -> None:
 def highest(scores: F32, count: int) -> I64:
     """Ids of the `count` highest of `scores`, [vocab], in descending order, equal scores by ascending id. No NaN."""
     size = scores.shape[0]
-    bits = (scores + np.float32(0.0)).view(np.int32).astype(np.int64)  # + 0 makes one zero of two
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the floats
+    raw = (scores + np.float32(0.0)).view(np.int32).astype(np.int64)  # + 0 makes one zero of two
+    ordered = raw ^ ((raw >> 31) & 0x7FFFFFFF)  # integers in the order of the floats
     packed = (ordered << 32) | (0xFFFFFFFF - np.arange(size, dtype=np.int64))  # distinct: any sort will do
     if count < size:
         packed = np.partition(packed, size - count)[size - count :]
@@ -94,11 +94,6 @@ def kept_tokens(scores: F32, top_k: int, top_p: np.float32, min_p: np.float32) -
     return ids[weights >= min_p] if min_p > 0.0 else ids
 
 
-def log_normalizer(shifted: F32) -> float:
-    """The logarithm of the sum of e**x over `shifted`, [vocab], whose maximum is 0."""
-    return math.log(int(masses(exp32(shifted)).sum()) / MASS_ONE)
-
-
 def _target(total: int, top_p: np.float32) -> int:
     """The mass to reach, in fixed point, at least 1."""
     return math.ceil(float(top_p) * float(total))
@@ -110,6 +105,7 @@ def _prefix(mass: I64, target: int) -> int:
     return int(np.count_nonzero(before < target))
 
 
-def _bits(words: I32, size: int) -> NDArray[np.bool_]:
+def bits(words: I32, size: int) -> NDArray[np.bool_]:
+    """The first `size` bits of a mask: bit v % 32 of word v // 32. [size]"""
     spread = (words[:, None] >> np.arange(32, dtype=np.int32)) & 1
     return spread.reshape(-1)[:size].astype(np.bool_)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from runtime import plan as layout
+from runtime.kernels.triton.penalties import begin_penalties
 
 _SLOT = tl.constexpr(layout.ADMIT_SLOT)
 _TEMPERATURE = tl.constexpr(layout.ADMIT_TEMPERATURE)
@@ -24,13 +25,19 @@ _STOP_IDS = tl.constexpr(layout.ADMIT_STOP_IDS)
 _BIAS = tl.constexpr(layout.ADMIT_BIAS)
 _ALLOWED_WORDS = tl.constexpr(layout.ADMIT_ALLOWED_WORDS)
 _BLOCKS = tl.constexpr(layout.ADMIT_BLOCKS)
+_PROMPT_LOGPROBS = tl.constexpr(layout.ADMIT_PROMPT_LOGPROBS)
+_REPETITION = tl.constexpr(layout.ADMIT_REPETITION)
+_PRESENCE = tl.constexpr(layout.ADMIT_PRESENCE)
+_FREQUENCY = tl.constexpr(layout.ADMIT_FREQUENCY)
+_PENALTY_SLOT = tl.constexpr(layout.ADMIT_PENALTY_SLOT)
+_COUNTS = tl.constexpr(layout.ADMIT_COUNTS)
 _ADMIT_WORDS = tl.constexpr(layout.ADMIT_WORDS)
 
 
 @triton.jit
 def word(words, index: tl.constexpr):
-    """One word of a header [16] that is in registers."""
-    return tl.sum(tl.where(tl.arange(0, 16) == index, words, 0), 0)
+    """One word of a header that is in registers."""
+    return tl.sum(tl.where(tl.arange(0, words.shape[0]) == index, words, 0), 0)
 
 
 @triton.jit
@@ -62,14 +69,24 @@ def admit(
     bias_values,
     has_allowed,
     allowed,
+    prompt_logprobs,
+    repetition,
+    presence,
+    frequency,
+    penalty_slot,
+    counts,
+    in_prompt,
+    VOCAB: tl.constexpr,
     MAX_BLOCKS: tl.constexpr,
     MAX_STOP_IDS: tl.constexpr,
     MAX_BIAS: tl.constexpr,
     ALLOWED_WORDS: tl.constexpr,
     TILE: tl.constexpr,
+    CLEAR_TILE: tl.constexpr,
 ):
-    """One record, by one program: every parameter of the row, an empty block table, and the row is alive."""
-    head = tl.load(record + tl.arange(0, 16), volatile=True)
+    """One record, by one program: every parameter of the row, the blocks and what was said that the record names, and
+    the row is alive."""
+    head = tl.load(record + tl.arange(0, _ADMIT_WORDS), volatile=True)
     slot = word(head, _SLOT).to(tl.int64)
     tl.store(temperature + slot, word(head, _TEMPERATURE).to(tl.float32, bitcast=True))
     tl.store(top_k + slot, word(head, _TOP_K))
@@ -94,6 +111,18 @@ def admit(
     lists += biases
     _copy(lists, allowed + slot * ALLOWED_WORDS, mask_words, 0, mask_words, TILE)
     lists += mask_words
-    _copy(lists, block_table + slot * MAX_BLOCKS, word(head, _BLOCKS), 0, MAX_BLOCKS, TILE)
+    blocks = word(head, _BLOCKS)
+    _copy(lists, block_table + slot * MAX_BLOCKS, blocks, 0, MAX_BLOCKS, TILE)
+    lists += blocks
+    tl.store(prompt_logprobs + slot, word(head, _PROMPT_LOGPROBS))
+    tl.store(repetition + slot, word(head, _REPETITION).to(tl.float32, bitcast=True))
+    tl.store(presence + slot, word(head, _PRESENCE).to(tl.float32, bitcast=True))
+    tl.store(frequency + slot, word(head, _FREQUENCY).to(tl.float32, bitcast=True))
+    own = word(head, _PENALTY_SLOT)
+    tl.store(penalty_slot + slot, own)
+    if own >= 0:
+        begin_penalties(
+            lists, word(head, _COUNTS), own.to(tl.int64), counts, in_prompt, VOCAB, ALLOWED_WORDS, CLEAR_TILE, TILE
+        )
     tl.store(seq_len + slot, 0)
     tl.store(alive + slot, tl.full((), 1, tl.int8))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 from cuda_graphs.rings import RingMemory
 from runtime.forward_batch import ForwardBatch
+from runtime.kernels.triton.finite import publish_finite
+from runtime.kernels.triton.prompt_logprobs import PromptBuffers, find_targets, leave_prompt_logprobs
 from runtime.kernels.triton.publish import ResultRing, publish, publish_logprobs
 from runtime.kernels.triton.queries import make_query_buffers, prepare_queries
 from runtime.kernels.triton.take_plan import make_row_list, take_plan
-from runtime.row_state import make_row_state, row_fields
+from runtime.row_state import make_penalty_state, make_row_state, row_fields
 
 
 class DeviceRows:
@@ -33,6 +35,7 @@ class DeviceRows:
         context_length: int,
         vocab_size: int,
         device: torch.device,
+        penalty_slots: int = 0,
     ) -> None:
         max_blocks = -(-context_length // block_size)
         self._block_size = block_size
@@ -45,12 +48,17 @@ class DeviceRows:
             logprob=torch.from_numpy(rings.logprob),
             top_ids=torch.from_numpy(rings.top_ids),
             top_logprobs=torch.from_numpy(rings.top_logprobs),
+            finite=torch.from_numpy(rings.finite),
+            prompt_logprob=torch.from_numpy(rings.prompt_logprob),
+            prompt_top_ids=torch.from_numpy(rings.prompt_top_ids),
+            prompt_top_logprobs=torch.from_numpy(rings.prompt_top_logprobs),
             status=torch.from_numpy(rings.status),
         )
         self.counter = torch.zeros(
             1, dtype=torch.int64, device=device
         )  # launches whose plan was taken: S runs before its own
         self.state = make_row_state(max_rows, max_blocks, vocab_size, device)
+        self.penalties = make_penalty_state(penalty_slots, vocab_size, device)
         self.rows = make_row_list(max_rows, device)
         self.queries = make_query_buffers(max_rows, max_tokens, max_blocks, device)
         self._places = torch.arange(self.rows.slots.shape[0] + 1, dtype=torch.int32, device=device)
@@ -64,14 +72,14 @@ class DeviceRows:
         publish_logprobs(num_rows, self.counter, self.rows, logprob, top_ids, top_logprobs, self.state, self._results)
 
     def publish(self, num_rows: int, tokens: torch.Tensor, finite: torch.Tensor) -> None:
-        """Advance the sample rows by their tokens [n], end those that stop, and store the result cells."""
-        publish(num_rows, self.counter, self.rows, tokens, finite, self.state, self._results)
+        """Advance the sample rows by their tokens [n], count them, end those that stop, and store the result cells."""
+        publish(num_rows, self.counter, self.rows, tokens, finite, self.state, self.penalties, self._results)
 
     # ------------------------------------------------------------ apply
 
     def apply(self, num_rows: int, num_tokens: int) -> None:
         """Take the plan from its staging slot; prepare `num_tokens` query tokens in `num_rows` rows of F."""
-        take_plan(self.counter, self._plan, self._bulk, self._results.status, self.rows, self.state)
+        take_plan(self.counter, self._plan, self._bulk, self._results.status, self.rows, self.state, self.penalties)
         if num_rows:
             prepare_queries(
                 num_rows,
@@ -105,6 +113,21 @@ class DeviceRows:
             is_decode=is_decode,
         )
 
+    def publish_finite(self, hidden: torch.Tensor, batch: ForwardBatch) -> None:
+        """The flag of every row of `batch`: whether its final hidden states, of [T, hidden], are finite."""
+        publish_finite(self.counter, hidden, batch, self._results.finite)
+
+    def publish_prompt_logprobs(
+        self,
+        hidden: torch.Tensor,
+        batch: ForwardBatch,
+        logits_of: Callable[[torch.Tensor], torch.Tensor],
+        buffers: PromptBuffers,
+    ) -> None:
+        """Log-probabilities of the prompts that asked. hidden: [T, hidden]. logits_of: [n, hidden] to [n, vocab]."""
+        find_targets(batch.num_rows, batch.num_tokens, self.counter, self._bulk, self.rows, self.state, buffers)
+        leave_prompt_logprobs(self.counter, hidden, logits_of, buffers, self._results)
+
     # ------------------------------------------------------------ beside the chain
 
     def reset(self) -> None:
@@ -114,6 +137,8 @@ class DeviceRows:
         fresh = make_row_state(null_slot, self.state.block_table.shape[1], self._vocab_size, self.counter.device)
         for name in row_fields():
             getattr(self.state, name).copy_(getattr(fresh, name))
+        self.penalties.counts.zero_()
+        self.penalties.in_prompt.zero_()
         self.rows.slots.fill_(null_slot)
         self.rows.sample_slots.fill_(null_slot)
 

@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 
 from cuda_graphs import rings
+from runtime.kernels.triton.sampling_logprobs import LogprobBuffers
 from runtime.kernels.triton.take_plan import RowList
-from runtime.row_state import RowState
+from runtime.row_state import PenaltyState, RowState
 
 _STOPPED = tl.constexpr(rings.STOPPED)
 _VOID = tl.constexpr(rings.VOID)
@@ -24,10 +25,14 @@ _NON_FINITE = tl.constexpr(rings.NON_FINITE)
 class ResultRing:
     """The mapped result ring as the device sees it."""
 
-    cells: torch.Tensor  # int64 [slots, rows, 1]
+    cells: torch.Tensor  # int64 [slots, rows, 1 + drafts]
     logprob: torch.Tensor  # float32 [slots, rows]
     top_ids: torch.Tensor  # int32 [slots, rows, max_top]
     top_logprobs: torch.Tensor  # float32 [slots, rows, max_top]
+    finite: torch.Tensor  # int8 [slots, rows]
+    prompt_logprob: torch.Tensor  # float32 [slots, prompt_tokens]
+    prompt_top_ids: torch.Tensor  # int32 [slots, prompt_tokens, max_top]
+    prompt_top_logprobs: torch.Tensor  # float32 [slots, prompt_tokens, max_top]
     status: torch.Tensor  # int32 [slots, STATUS_WORDS]
 
 
@@ -43,10 +48,14 @@ def _publish_kernel(
     min_position,
     max_position,
     stop_ids,
+    penalty_slot,
+    counts,
     cells,
     num_rows,
     SLOTS: tl.constexpr,
     RING_ROWS: tl.constexpr,
+    CELLS: tl.constexpr,
+    VOCAB: tl.constexpr,
     NULL_SLOT: tl.constexpr,
     ROWS: tl.constexpr,
     MAX_STOP_IDS: tl.constexpr,
@@ -67,10 +76,14 @@ def _publish_kernel(
     tl.store(last_token + slot, token, mask=ok & is_alive)
     tl.store(seq_len + slot, position + 1, mask=ok & is_alive & is_finite)
     tl.store(alive + slot, tl.zeros([ROWS], tl.int8), mask=ok & is_alive & stopped)
+    own = tl.load(penalty_slot + slot, mask=ok, other=-1).to(tl.int64)
+    counted = ok & is_alive & is_finite & (own >= 0)
+    said = counts + own * VOCAB + token
+    tl.store(said, tl.load(said, mask=counted, other=0) + 1, mask=counted)  # a penalty slot is one row's
     low = token | tl.where(stopped, _STOPPED, 0) | tl.where(is_finite, 0, _NON_FINITE)
     low = tl.where(is_alive, low, _VOID)
     cell = (number << 32) | low.to(tl.int64)
-    tl.store(cells + (number % SLOTS) * RING_ROWS + row, cell, mask=ok)
+    tl.store(cells + ((number % SLOTS) * RING_ROWS + row) * CELLS, cell, mask=ok)
 
 
 _PUBLISH_ROWS = 16
@@ -83,9 +96,11 @@ def publish(
     tokens: torch.Tensor,
     finite: torch.Tensor,
     state: RowState,
+    penalties: PenaltyState,
     results: ResultRing,
 ) -> None:
-    """Advance the rows that were sampled, and store each one's cell: (launch number << 32) | flags | token.
+    """Advance the rows that were sampled, count their tokens where there are penalties, and store each one's cell:
+    (launch number << 32) | flags | token.
 
     counter: int64 [1], the launches whose plan was taken: this one comes after S. num_rows: places of the row list that
     are looked at; those that name the null slot are passed over. tokens: int32 or int64 [num_rows]. finite: bool
@@ -102,15 +117,44 @@ def publish(
         state.min_position,
         state.max_position,
         state.stop_ids,
+        state.penalty_slot,
+        penalties.counts,
         results.cells,
         num_rows,
         SLOTS=results.cells.shape[0],
         RING_ROWS=results.cells.shape[1],
+        CELLS=results.cells.shape[2],
+        VOCAB=penalties.counts.shape[1],
         NULL_SLOT=state.slots - 1,
         ROWS=_PUBLISH_ROWS,
         MAX_STOP_IDS=state.stop_ids.shape[1],
         num_warps=4,
     )
+
+
+@triton.jit
+def _store_logprobs(
+    row,
+    at,
+    wanted,
+    logprob,
+    top_ids,
+    top_logprobs,
+    top_stride,
+    ring_logprob,
+    ring_top_ids,
+    ring_top_logprobs,
+    MAX_TOP: tl.constexpr,
+    TOP_PAD: tl.constexpr,
+):
+    """What was found for a row, the top `wanted` with it, to entry `at` of the ring."""
+    i = tl.arange(0, TOP_PAD)
+    listed = i < tl.minimum(wanted, MAX_TOP)
+    tl.store(ring_logprob + at, tl.load(logprob + row))
+    ids = tl.load(top_ids + row * top_stride + i, mask=listed, other=0)
+    tl.store(ring_top_ids + at * MAX_TOP + i, ids, mask=listed)
+    values = tl.load(top_logprobs + row * top_stride + i, mask=listed, other=0.0)
+    tl.store(ring_top_logprobs + at * MAX_TOP + i, values, mask=listed)
 
 
 @triton.jit
@@ -121,10 +165,10 @@ def _logprobs_kernel(
     logprob,
     top_ids,
     top_logprobs,
+    top_stride,
     ring_logprob,
     ring_top_ids,
     ring_top_logprobs,
-    top_stride,
     SLOTS: tl.constexpr,
     RING_ROWS: tl.constexpr,
     MAX_TOP: tl.constexpr,
@@ -134,12 +178,20 @@ def _logprobs_kernel(
     wanted = tl.load(asked + tl.load(sample_slots + row))
     if wanted >= 0:
         at = ((tl.load(counter) + 1) % SLOTS) * RING_ROWS + row
-        i = tl.arange(0, TOP_PAD)
-        tl.store(ring_logprob + at, tl.load(logprob + row))
-        ids = tl.load(top_ids + row * top_stride + i, mask=i < wanted, other=0)
-        tl.store(ring_top_ids + at * MAX_TOP + i, ids, mask=i < wanted)
-        values = tl.load(top_logprobs + row * top_stride + i, mask=i < wanted, other=0.0)
-        tl.store(ring_top_logprobs + at * MAX_TOP + i, values, mask=i < wanted)
+        _store_logprobs(
+            row,
+            at,
+            wanted,
+            logprob,
+            top_ids,
+            top_logprobs,
+            top_stride,
+            ring_logprob,
+            ring_top_ids,
+            ring_top_logprobs,
+            MAX_TOP,
+            TOP_PAD,
+        )
 
 
 def publish_logprobs(
@@ -164,12 +216,75 @@ def publish_logprobs(
         logprob,
         top_ids,
         top_logprobs,
+        top_ids.stride(0),
         results.logprob,
         results.top_ids,
         results.top_logprobs,
-        top_ids.stride(0),
         SLOTS=results.cells.shape[0],
         RING_ROWS=results.cells.shape[1],
+        MAX_TOP=max_top,
+        TOP_PAD=triton.next_power_of_2(max_top),
+        num_warps=1,
+    )
+
+
+@triton.jit
+def _prompt_logprobs_kernel(
+    counter,
+    places,
+    asked,
+    logprob,
+    top_ids,
+    top_logprobs,
+    top_stride,
+    ring_logprob,
+    ring_top_ids,
+    ring_top_logprobs,
+    SLOTS: tl.constexpr,
+    RING_TOKENS: tl.constexpr,
+    MAX_TOP: tl.constexpr,
+    TOP_PAD: tl.constexpr,
+):
+    row = tl.program_id(0)
+    place = tl.load(places + row)
+    wanted = tl.load(asked + place)
+    if (wanted >= 0) & (place < RING_TOKENS):
+        at = (tl.load(counter) % SLOTS) * RING_TOKENS + place
+        _store_logprobs(
+            row,
+            at,
+            wanted,
+            logprob,
+            top_ids,
+            top_logprobs,
+            top_stride,
+            ring_logprob,
+            ring_top_ids,
+            ring_top_logprobs,
+            MAX_TOP,
+            TOP_PAD,
+        )
+
+
+def publish_prompt_logprobs(
+    counter: torch.Tensor, places: torch.Tensor, asked: torch.Tensor, found: LogprobBuffers, results: ResultRing
+) -> None:
+    """Log-probabilities of the query tokens `places`, int32 [n], into the result slot of the launch whose plan was
+    taken last. asked: int32 [T] by query token; one below 0 leaves nothing."""
+    max_top = results.prompt_top_ids.shape[2]
+    _prompt_logprobs_kernel[(places.shape[0],)](
+        counter,
+        places,
+        asked,
+        found.logprob,
+        found.top_ids,
+        found.top_logprobs,
+        found.top_ids.stride(0),
+        results.prompt_logprob,
+        results.prompt_top_ids,
+        results.prompt_top_logprobs,
+        SLOTS=results.prompt_logprob.shape[0],
+        RING_TOKENS=results.prompt_logprob.shape[1],
         MAX_TOP=max_top,
         TOP_PAD=triton.next_power_of_2(max_top),
         num_warps=1,

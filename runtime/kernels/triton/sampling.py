@@ -16,7 +16,7 @@ import triton
 
 from cuda_graphs.shape import Form
 from runtime.kernels.reference.sampling import Sampled
-from runtime.kernels.triton.sampling_draw import draw_kernel, finish_kernel, scan_kernel
+from runtime.kernels.triton.sampling_draw import TILE, draw_kernel, finish_kernel, scan
 from runtime.kernels.triton.sampling_filters import (
     bias_kernel,
     cut_kernel,
@@ -24,10 +24,9 @@ from runtime.kernels.triton.sampling_filters import (
     mask_kernel,
     score_kernel,
 )
-from runtime.kernels.triton.sampling_logprobs import top_finish_kernel, top_tile_kernel
-from runtime.row_state import RowState
+from runtime.kernels.triton.sampling_logprobs import LogprobBuffers, enqueue_logprobs, make_logprob_buffers
+from runtime.row_state import PenaltyState, RowState
 
-_TILE: Final = 2048  # tokens of one program
 _CUT_BLOCK: Final = 4096  # tokens that the search for a border looks at in one step
 _BIAS_BLOCK: Final = 256
 
@@ -38,9 +37,7 @@ class SamplerBuffers:
 
     tokens: torch.Tensor  # int64 [rows]
     finite: torch.Tensor  # bool [rows]
-    logprob: torch.Tensor  # float32 [rows]
-    top_ids: torch.Tensor  # int32 [rows, top_pad]
-    top_logprobs: torch.Tensor  # float32 [rows, top_pad]
+    logprobs: LogprobBuffers
     identity: torch.Tensor  # int32 [rows] 0, 1, 2, ...
     partial_max: torch.Tensor  # float32 [rows, tiles]
     partial_arg: torch.Tensor  # int32 [rows, tiles]
@@ -49,19 +46,15 @@ class SamplerBuffers:
     lowest_allowed: torch.Tensor  # int32 [rows, tiles]
     best_score: torch.Tensor  # float32 [rows, tiles]
     best_id: torch.Tensor  # int32 [rows, tiles]
-    tile_mass: torch.Tensor  # int64 [rows, tiles]
-    tile_top: torch.Tensor  # int64 [rows, tiles, top_pad]
     cut_key: torch.Tensor  # int32 [rows]
     cut_id: torch.Tensor  # int32 [rows]
     scores: torch.Tensor  # float32 [rows, vocab]
     weights: torch.Tensor  # float32 [rows, vocab]
-    max_top: int
 
 
 def make_sampler_buffers(rows: int, vocab_size: int, max_top: int, device: torch.device) -> SamplerBuffers:
     """Buffers for up to `rows` rows: 8 bytes for each of their vocabulary entries, and a little."""
-    tiles = triton.cdiv(vocab_size, _TILE)
-    top_pad = triton.next_power_of_2(max(max_top, 1))
+    tiles = triton.cdiv(vocab_size, TILE)
 
     def f32(*shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=torch.float32, device=device)
@@ -69,15 +62,10 @@ def make_sampler_buffers(rows: int, vocab_size: int, max_top: int, device: torch
     def i32(*shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=torch.int32, device=device)
 
-    def i64(*shape: int) -> torch.Tensor:
-        return torch.zeros(shape, dtype=torch.int64, device=device)
-
     return SamplerBuffers(
-        tokens=i64(rows),
+        tokens=torch.zeros(rows, dtype=torch.int64, device=device),
         finite=torch.ones(rows, dtype=torch.bool, device=device),
-        logprob=f32(rows),
-        top_ids=i32(rows, top_pad),
-        top_logprobs=f32(rows, top_pad),
+        logprobs=make_logprob_buffers(rows, vocab_size, max_top, device),
         identity=torch.arange(rows, dtype=torch.int32, device=device),
         partial_max=f32(rows, tiles),
         partial_arg=i32(rows, tiles),
@@ -86,19 +74,17 @@ def make_sampler_buffers(rows: int, vocab_size: int, max_top: int, device: torch
         lowest_allowed=i32(rows, tiles),
         best_score=f32(rows, tiles),
         best_id=i32(rows, tiles),
-        tile_mass=i64(rows, tiles),
-        tile_top=i64(rows, tiles, top_pad),
         cut_key=i32(rows),
         cut_id=i32(rows),
         scores=f32(rows, vocab_size),
         weights=f32(rows, vocab_size),
-        max_top=max_top,
     )
 
 
 def sample_rows_cuda(
     logits: torch.Tensor,
     state: RowState,
+    penalties: PenaltyState,
     slots: torch.Tensor,
     form: Form,
     buffers: SamplerBuffers,
@@ -112,7 +98,7 @@ def sample_rows_cuda(
     Returns views of `buffers`, whose columns of top log-probabilities are `max_top`; valid until the next call.
     """
     count = slots.shape[0]
-    run = _Run(logits, buffers.identity if logit_rows is None else logit_rows, state, slots, buffers)
+    run = _Run(logits, buffers.identity if logit_rows is None else logit_rows, state, penalties, slots, buffers)
     if count > 0:
         run.scan()
         if form is Form.FULL:
@@ -124,12 +110,13 @@ def sample_rows_cuda(
     tokens, finite = buffers.tokens[:count], buffers.finite[:count]
     if form is Form.PLAIN:
         return Sampled(tokens, finite)
+    found = buffers.logprobs
     return Sampled(
         tokens,
         finite,
-        buffers.logprob[:count],
-        buffers.top_ids[:count, : buffers.max_top],
-        buffers.top_logprobs[:count, : buffers.max_top],
+        found.logprob[:count],
+        found.top_ids[:count, : found.max_top],
+        found.top_logprobs[:count, : found.max_top],
     )
 
 
@@ -140,6 +127,7 @@ class _Run:
     logits: torch.Tensor
     logit_rows: torch.Tensor
     state: RowState
+    penalties: PenaltyState
     slots: torch.Tensor
     buffers: SamplerBuffers
 
@@ -152,9 +140,10 @@ class _Run:
         return self.state.alive.view(torch.int8)
 
     @property
-    def _edits(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _edits(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         state = self.state
-        return state.seq_len, state.min_position, state.bias_count, state.has_allowed.view(torch.int8)
+        has_allowed = state.has_allowed.view(torch.int8)
+        return state.seq_len, state.min_position, state.bias_count, has_allowed, state.penalty_slot
 
     @property
     def _filters(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -168,25 +157,29 @@ class _Run:
     @property
     def _tiled(self) -> dict[str, int | bool]:
         """Constants and options of a kernel over tiles. No fused multiply-add: bits must be those of the reference."""
-        return {**self._sizes, "TILE": _TILE, "num_warps": 4, "enable_fp_fusion": False}
+        return {**self._sizes, "TILE": TILE, "num_warps": 4, "enable_fp_fusion": False}
 
     @property
     def _grid(self) -> tuple[int, int]:
         return self.buffers.partial_max.shape[1], self.slots.shape[0]
 
     def scan(self) -> None:
-        buffers, constants = self.buffers, self._tiled
-        del constants["TILES_PAD"]
-        scan_kernel[self._grid](*self._source, buffers.partial_max, buffers.partial_arg, **constants)
+        buffers = self.buffers
+        scan(self.logits, self.logit_rows, self.slots, self._alive, buffers.partial_max, buffers.partial_arg)
 
     def edit(self) -> None:
-        """Bias and masks: `scores` holds the changed logits of the rows that have any."""
+        """Penalties, bias and masks: `scores` holds the changed logits of the rows that have any."""
         state, buffers, constants = self.state, self.buffers, self._tiled
         del constants["TILES_PAD"]
         vocab_size = self.logits.shape[1]
         mask_kernel[self._grid](
             *self._source,
             *self._edits,
+            state.repetition_penalty,
+            state.presence_penalty,
+            state.frequency_penalty,
+            self.penalties.counts,
+            self.penalties.in_prompt,
             state.allowed,
             state.allowed.shape[1],
             state.stop_ids,
@@ -283,29 +276,14 @@ class _Run:
         )
 
     def logprobs(self) -> None:
-        buffers, sizes = self.buffers, self._sizes
-        top = {"MAX_TOP": buffers.max_top, "TOP_PAD": buffers.top_ids.shape[1]}
-        top_tile_kernel[self._grid](
-            *self._source,
+        buffers = self.buffers
+        enqueue_logprobs(
+            self.logits,
+            self.logit_rows,
+            self.slots,
+            self._alive,
             self.state.logprobs,
             buffers.partial_max,
-            buffers.tile_mass,
-            buffers.tile_top,
-            **top,
-            **self._tiled,
-        )
-        top_finish_kernel[(self.slots.shape[0],)](
-            *self._source,
-            self.state.logprobs,
-            buffers.partial_max,
-            buffers.tile_mass,
-            buffers.tile_top,
             buffers.tokens,
-            buffers.logprob,
-            buffers.top_ids,
-            buffers.top_logprobs,
-            **top,
-            **sizes,
-            num_warps=4,
-            enable_fp_fusion=False,
+            buffers.logprobs,
         )

@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+import torch
 import triton
 import triton.language as tl
 
 from runtime.kernels.triton.philox import block_words, gumbel
 
+TILE: Final = 2048  # tokens of one program
 NO_TOKEN = tl.constexpr(0x7FFFFFFF)  # an id above all others: it loses every tie
 
 
@@ -21,10 +25,11 @@ def row_peak(partial_max, row, TILES: tl.constexpr, TILES_PAD: tl.constexpr):
 
 
 @triton.jit
-def is_edited(slot, seq_len, min_position, bias_count, has_allowed):
-    """Whether bias or a mask changes the row's logits; the changed ones are then in `scores`."""
+def is_edited(slot, seq_len, min_position, bias_count, has_allowed, penalty_slot):
+    """Whether penalties, bias or a mask change the row's logits; the changed ones are then in `scores`."""
     below = tl.load(seq_len + slot) < tl.load(min_position + slot)
-    return below | (tl.load(bias_count + slot) > 0) | (tl.load(has_allowed + slot) != 0)
+    listed = (tl.load(bias_count + slot) > 0) | (tl.load(has_allowed + slot) != 0)
+    return below | listed | (tl.load(penalty_slot + slot) >= 0)
 
 
 @triton.jit
@@ -35,7 +40,7 @@ def is_filtered(slot, top_k, top_p, min_p, VOCAB: tl.constexpr):
 
 
 @triton.jit
-def scan_kernel(
+def _scan_kernel(
     logits,
     logits_stride,
     logit_rows,
@@ -63,6 +68,34 @@ def scan_kernel(
         tl.store(partial_arg + row * TILES + tile, tl.min(tl.where(x == peak, i, NO_TOKEN), 0))
 
 
+def scan(
+    logits: torch.Tensor,
+    logit_rows: torch.Tensor,
+    slots: torch.Tensor,
+    alive: torch.Tensor,
+    partial_max: torch.Tensor,
+    partial_arg: torch.Tensor,
+) -> None:
+    """Enqueue the search for the peaks of n rows: float32 and int32 [n, tiles], for rows whose slot is alive.
+
+    logits: float32 [rows, vocab]. logit_rows, slots: int [n] each row's place there, and in `alive`, int8.
+    """
+    _scan_kernel[(partial_max.shape[1], slots.shape[0])](
+        logits,
+        logits.stride(0),
+        logit_rows,
+        slots,
+        alive,
+        partial_max,
+        partial_arg,
+        VOCAB=logits.shape[1],
+        TILES=partial_max.shape[1],
+        TILE=TILE,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
+
+
 @triton.jit
 def draw_kernel(
     logits,
@@ -76,6 +109,7 @@ def draw_kernel(
     min_position,
     bias_count,
     has_allowed,
+    penalty_slot,
     top_k,
     top_p,
     min_p,
@@ -105,7 +139,7 @@ def draw_kernel(
         share = 0.0
         key, last = 0, 0
         if FULL:
-            edited = is_edited(slot, seq_len, min_position, bias_count, has_allowed)
+            edited = is_edited(slot, seq_len, min_position, bias_count, has_allowed, penalty_slot)
             filtered = is_filtered(slot, top_k, top_p, min_p, VOCAB)
             if edited:
                 peak = row_peak(edited_max, row, TILES, TILES_PAD)
@@ -161,6 +195,7 @@ def finish_kernel(
     min_position,
     bias_count,
     has_allowed,
+    penalty_slot,
     partial_max,
     partial_arg,
     edited_max,
@@ -186,7 +221,7 @@ def finish_kernel(
         else:
             edited = False
             if FULL:
-                edited = is_edited(slot, seq_len, min_position, bias_count, has_allowed)
+                edited = is_edited(slot, seq_len, min_position, bias_count, has_allowed, penalty_slot)
                 if edited:
                     peak = row_peak(edited_max, row, TILES, TILES_PAD)
             if peak == float("-inf"):

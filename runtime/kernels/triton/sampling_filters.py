@@ -1,4 +1,4 @@
-"""Bias, masks, top-k, top-p and min-p on the device: the counterpart of `reference.sampling_filters`.
+"""Penalties, bias, masks, top-k, top-p and min-p on the device: the counterpart of `reference.sampling_filters`.
 
 Rows that ask for none of it leave every kernel here at once. A row's border is found by bisection over the bits of its
 scores: scores are zero or negative, so that their bits without the sign are integers in descending order of score.
@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from runtime.kernels.reference.sampling_filters import MASS_ONE
+from runtime.kernels.triton.penalties import penalize
 from runtime.kernels.triton.philox import exp32
 from runtime.kernels.triton.sampling_draw import NO_TOKEN, is_edited, is_filtered, row_peak
 
@@ -33,8 +34,14 @@ def mask_kernel(
     min_position,
     bias_count,
     has_allowed,
+    penalty_slot,
+    repetition,
+    presence,
+    frequency,
+    counts,
+    in_prompt,
     allowed,
-    allowed_words,
+    mask_words,
     stop_ids,
     scores,
     lowest_allowed,
@@ -43,16 +50,19 @@ def mask_kernel(
     TILE: tl.constexpr,
     MAX_STOP_IDS: tl.constexpr,
 ):
-    """Copies a tile of the logits of an edited row to `scores`, -inf where a token may not be drawn."""
+    """Copies a tile of the logits of an edited row to `scores`, penalised, -inf where a token may not be drawn."""
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
-    if (tl.load(alive + slot) != 0) & is_edited(slot, seq_len, min_position, bias_count, has_allowed):
+    if (tl.load(alive + slot) != 0) & is_edited(slot, seq_len, min_position, bias_count, has_allowed, penalty_slot):
         i = tile * TILE + tl.arange(0, TILE)
         inside = i < VOCAB
         base = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
         x = tl.load(base + i, mask=inside, other=float("-inf"))
+        x = penalize(
+            x, i, inside, slot, penalty_slot, repetition, presence, frequency, counts, in_prompt, mask_words, VOCAB
+        )
         limited = tl.load(has_allowed + slot) != 0
-        word = tl.load(allowed + slot * allowed_words + i // 32, mask=inside & limited, other=0)
+        word = tl.load(allowed + slot * mask_words + i // 32, mask=inside & limited, other=0)
         permitted = ((word >> (i % 32)) & 1) != 0
         x = tl.where(permitted | (limited == 0), x, float("-inf"))
         tl.store(lowest_allowed + row * TILES + tile, tl.min(tl.where(permitted, i, NO_TOKEN), 0))
@@ -96,6 +106,7 @@ def edited_scan_kernel(
     min_position,
     bias_count,
     has_allowed,
+    penalty_slot,
     scores,
     edited_max,
     edited_arg,
@@ -106,7 +117,7 @@ def edited_scan_kernel(
     """The highest logit of a tile of an edited row, and its id."""
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
-    if (tl.load(alive + slot) != 0) & is_edited(slot, seq_len, min_position, bias_count, has_allowed):
+    if (tl.load(alive + slot) != 0) & is_edited(slot, seq_len, min_position, bias_count, has_allowed, penalty_slot):
         i = tile * TILE + tl.arange(0, TILE)
         x = tl.load(scores + row * VOCAB + i, mask=i < VOCAB, other=float("-inf"))
         x = tl.where(x == x, x, float("-inf"))  # a row with a NaN has failed already
@@ -127,6 +138,7 @@ def score_kernel(
     min_position,
     bias_count,
     has_allowed,
+    penalty_slot,
     top_k,
     top_p,
     min_p,
@@ -145,7 +157,7 @@ def score_kernel(
     heat = tl.load(temperature + slot)
     if (tl.load(alive + slot) != 0) & (heat > 0.0) & is_filtered(slot, top_k, top_p, min_p, VOCAB):
         raw_peak = row_peak(partial_max, row, TILES, TILES_PAD)
-        edited = is_edited(slot, seq_len, min_position, bias_count, has_allowed)
+        edited = is_edited(slot, seq_len, min_position, bias_count, has_allowed, penalty_slot)
         peak = raw_peak
         if edited:
             peak = row_peak(edited_max, row, TILES, TILES_PAD)
@@ -216,6 +228,7 @@ def cut_kernel(
     min_position,
     bias_count,
     has_allowed,
+    penalty_slot,
     partial_max,
     edited_max,
     all_scores,
@@ -233,7 +246,7 @@ def cut_kernel(
     filtered = is_filtered(slot, top_k, top_p, min_p, VOCAB)
     if (tl.load(alive + slot) != 0) & (tl.load(temperature + slot) > 0.0) & filtered:
         raw_peak = row_peak(partial_max, row, TILES, TILES_PAD)
-        edited = is_edited(slot, seq_len, min_position, bias_count, has_allowed)
+        edited = is_edited(slot, seq_len, min_position, bias_count, has_allowed, penalty_slot)
         peak = raw_peak
         if edited:
             peak = row_peak(edited_max, row, TILES, TILES_PAD)

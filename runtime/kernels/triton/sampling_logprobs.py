@@ -1,16 +1,48 @@
-"""Log-probabilities on the device, of the token and the most likely ones, for the rows that asked for them."""
+"""Log-probabilities on the device, of a token and the most likely ones, for the rows that asked for them.
+
+The counterpart of `reference.logprobs`, for sampled tokens and for those of prompts.
+"""
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
 # (a kernel's pointers have no Python type)
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
 import triton
 import triton.language as tl
 
 from runtime.kernels.triton.philox import exp32
-from runtime.kernels.triton.sampling_draw import row_peak
+from runtime.kernels.triton.sampling_draw import TILE, row_peak
 from runtime.kernels.triton.sampling_filters import mass_one
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobBuffers:
+    """Results and scratch for up to `rows` rows at a time, made once."""
+
+    logprob: torch.Tensor  # float32 [rows]
+    top_ids: torch.Tensor  # int32 [rows, top_pad]
+    top_logprobs: torch.Tensor  # float32 [rows, top_pad]
+    tile_mass: torch.Tensor  # int64 [rows, tiles]
+    tile_top: torch.Tensor  # int64 [rows, tiles, top_pad]
+    max_top: int
+
+
+def make_logprob_buffers(rows: int, vocab_size: int, max_top: int, device: torch.device) -> LogprobBuffers:
+    """Zeroed buffers."""
+    tiles, top_pad = triton.cdiv(vocab_size, TILE), triton.next_power_of_2(max(max_top, 1))
+    return LogprobBuffers(
+        logprob=torch.zeros(rows, dtype=torch.float32, device=device),
+        top_ids=torch.zeros((rows, top_pad), dtype=torch.int32, device=device),
+        top_logprobs=torch.zeros((rows, top_pad), dtype=torch.float32, device=device),
+        tile_mass=torch.zeros((rows, tiles), dtype=torch.int64, device=device),
+        tile_top=torch.zeros((rows, tiles, top_pad), dtype=torch.int64, device=device),
+        max_top=max_top,
+    )
+
 
 _NOTHING = tl.constexpr(-0x7FFFFFFFFFFFFFFF)  # below every packed logit
 
@@ -32,7 +64,7 @@ def _unpack(packed):
 
 
 @triton.jit
-def top_tile_kernel(
+def _top_tile_kernel(
     logits,
     logits_stride,
     logit_rows,
@@ -70,7 +102,7 @@ def top_tile_kernel(
 
 
 @triton.jit
-def top_finish_kernel(
+def _top_finish_kernel(
     logits,
     logits_stride,
     logit_rows,
@@ -119,3 +151,33 @@ def top_finish_kernel(
     tl.store(top_ids + row * TOP_PAD + p, ids)
     tl.store(top_logprobs + row * TOP_PAD + p, values)
     tl.store(logprob + row, of_token)
+
+
+def enqueue_logprobs(
+    logits: torch.Tensor,
+    logit_rows: torch.Tensor,
+    slots: torch.Tensor,
+    alive: torch.Tensor,
+    asked: torch.Tensor,
+    partial_max: torch.Tensor,
+    tokens: torch.Tensor,
+    out: LogprobBuffers,
+) -> None:
+    """Log-probabilities of n rows, after `scan` has left their peaks in `partial_max`, float32 [n, tiles].
+
+    logits: float32 [rows, vocab]. logit_rows, slots: int [n] each row's place there, and in `alive`, int8, and `asked`,
+    int32. tokens: int64 [n] the chosen ones.
+    """
+    count, vocab_size, tiles = slots.shape[0], logits.shape[1], partial_max.shape[1]
+    sizes = {
+        "MAX_TOP": out.max_top,
+        "TOP_PAD": out.top_ids.shape[1],
+        "VOCAB": vocab_size,
+        "TILES": tiles,
+        "TILES_PAD": triton.next_power_of_2(tiles),
+    }
+    source = (logits, logits.stride(0), logit_rows, slots, alive, asked, partial_max, out.tile_mass, out.tile_top)
+    _top_tile_kernel[(tiles, count)](*source, **sizes, TILE=TILE, num_warps=4, enable_fp_fusion=False)
+    _top_finish_kernel[(count,)](
+        *source, tokens, out.logprob, out.top_ids, out.top_logprobs, **sizes, num_warps=4, enable_fp_fusion=False
+    )

@@ -18,10 +18,11 @@ import triton.language as tl
 from cuda_graphs import rings
 from runtime import plan as layout
 from runtime.kernels.triton.admit import admit, word
-from runtime.row_state import RowState
+from runtime.row_state import PenaltyState, RowState
 
 _APPEND_TILE: Final = 32
 _RECORD_TILE: Final = 256
+_CLEAR_TILE: Final = 2048
 
 _NUMBER = tl.constexpr(layout.NUMBER)
 _ROWS = tl.constexpr(layout.ROWS)
@@ -93,10 +94,18 @@ def _take_plan_kernel(
     bias_values,
     has_allowed,
     allowed,
+    prompt_logprobs,
+    repetition,
+    presence,
+    frequency,
+    penalty_slot,
+    said,
+    in_prompt,
     SLOTS: tl.constexpr,
     PLAN_WORDS: tl.constexpr,
     BULK_WORDS: tl.constexpr,
     STATUS_WORDS: tl.constexpr,
+    VOCAB: tl.constexpr,
     MAX_BLOCKS: tl.constexpr,
     MAX_STOP_IDS: tl.constexpr,
     MAX_BIAS: tl.constexpr,
@@ -105,6 +114,7 @@ def _take_plan_kernel(
     ROWS: tl.constexpr,
     APPEND_TILE: tl.constexpr,
     RECORD_TILE: tl.constexpr,
+    CLEAR_TILE: tl.constexpr,
 ):
     number = tl.load(counter) + 1
     tl.store(counter, number)
@@ -143,11 +153,20 @@ def _take_plan_kernel(
             bias_values,
             has_allowed,
             allowed,
+            prompt_logprobs,
+            repetition,
+            presence,
+            frequency,
+            penalty_slot,
+            said,
+            in_prompt,
+            VOCAB,
             MAX_BLOCKS,
             MAX_STOP_IDS,
             MAX_BIAS,
             ALLOWED_WORDS,
             RECORD_TILE,
+            CLEAR_TILE,
         )
     # What follows writes where an admission has written, by other threads of the warp.
     tl.debug_barrier()
@@ -187,9 +206,16 @@ def _take_plan_kernel(
 
 
 def take_plan(
-    counter: torch.Tensor, plan: torch.Tensor, bulk: torch.Tensor, status: torch.Tensor, rows: RowList, state: RowState
+    counter: torch.Tensor,
+    plan: torch.Tensor,
+    bulk: torch.Tensor,
+    status: torch.Tensor,
+    rows: RowList,
+    state: RowState,
+    penalties: PenaltyState,
 ) -> None:
-    """Take the running launch's plan into `rows` and `state`; leave the bytes read from the rings in its result slot.
+    """Take the running launch's plan into `rows`, `state` and `penalties`; leave the bytes read from the rings in its
+    result slot.
 
     A plan of another number masks every row and leaves FAULT_PLAN_NUMBER there. counter: int64 [1], the launches whose
     plan was taken; this one's is the next, and advances it. plan: int32 [slots, plan_words], bulk: int32
@@ -221,10 +247,18 @@ def take_plan(
         state.bias_values.view(torch.int32),
         state.has_allowed.view(torch.int8),
         state.allowed,
+        state.prompt_logprobs,
+        state.repetition_penalty,
+        state.presence_penalty,
+        state.frequency_penalty,
+        state.penalty_slot,
+        penalties.counts,
+        penalties.in_prompt,
         SLOTS=plan.shape[0],
         PLAN_WORDS=plan.shape[1],
         BULK_WORDS=bulk.shape[1],
         STATUS_WORDS=status.shape[1],
+        VOCAB=penalties.counts.shape[1],
         MAX_BLOCKS=state.block_table.shape[1],
         MAX_STOP_IDS=state.stop_ids.shape[1],
         MAX_BIAS=state.bias_ids.shape[1],
@@ -233,5 +267,6 @@ def take_plan(
         ROWS=rows.slots.shape[0],
         APPEND_TILE=_APPEND_TILE,
         RECORD_TILE=_RECORD_TILE,
+        CLEAR_TILE=_CLEAR_TILE,
         num_warps=1,
     )

@@ -1,0 +1,191 @@
+"""What rows hold (slots, blocks), how they come by it, and how the fence takes it back. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.block_pool import BlockPool
+from runtime.ledger import Ledger
+from runtime.lifecycle import Deferred, Eviction, Filled, Release, Request
+from runtime.limits import SchedulerLimits
+from runtime.prefix_cache import PrefixKeys, find_prefix
+from runtime.rows import RowPhase, Rows
+from runtime.slot_pool import NO_SLOT, SlotPool
+
+
+class Holdings:
+    """Pools of everything that a row can hold, and whose row each slot is.
+
+    paused: slots of rows left out of the last plan for want of blocks.
+    """
+
+    def __init__(self, limits: SchedulerLimits, rows: Rows, pool: BlockPool, ledger: Ledger[Deferred]) -> None:
+        self.rows = rows
+        self.pool = pool
+        self.penalty_slots = SlotPool(limits.penalty_slots, "penalty slot")
+        self.state_slots = SlotPool(rows.max_rows if limits.has_state else 0, "state slot")
+        self.by_slot: list[Request | None] = [None] * rows.max_rows
+        self.paused: frozenset[int] = frozenset()
+        self._limits = limits
+        self._ledger = ledger
+
+    def request(self, slot: int) -> Request:
+        """Whose row it is."""
+        request = self.by_slot[slot]
+        assert request is not None
+        return request
+
+    def requests(self) -> list[Request]:
+        """All that have a row."""
+        return [request for request in self.by_slot if request is not None]
+
+    def blocks_at_most(self, request: Request) -> int:
+        """Blocks of a request at its longest: its last token is never forwarded."""
+        return self.pool.blocks_for(request.max_len - 1)
+
+    # ------------------------------------------------------------ taken
+
+    def take_row(self, request: Request, prefix: list[int]) -> None:
+        """A row slot, what goes with it, and the cached blocks that its tokens begin with."""
+        request.slot = self.rows.take()
+        self.by_slot[request.slot] = request
+        if request.sampling.has_penalty:
+            request.penalty_slot = self.penalty_slots.take()
+        if self._limits.has_state:
+            request.state_slot = self.state_slots.take()
+        self.pool.share(prefix)
+        request.blocks = list(prefix)
+        request.shared = request.registered = len(prefix)
+
+    def take_blocks(self, request: Request, count: int) -> list[int]:
+        """More blocks for a row."""
+        taken = self.pool.take(count)
+        request.blocks += taken
+        self.rows.num_blocks[request.slot] = len(request.blocks)
+        return taken
+
+    # ------------------------------------------------------------ found again
+
+    def prefix_of(self, request: Request) -> list[int]:
+        """Cached blocks that a request's tokens begin with; none while log-probabilities of all its prompt are owed."""
+        if not self._limits.finds_prefixes or request.wants_prompt_logprobs:
+            return []
+        return find_prefix(self.pool, self._keys(request), request.tokens)
+
+    def register(self, slots: list[int], numbers: list[int]) -> None:
+        """Blocks of rows that a launch, or an earlier one, fills may be found once it has retired. [n], [n]"""
+        if not self._limits.finds_prefixes:
+            return
+        filled: dict[int, Filled] = defaultdict(lambda: Filled([], [], [], []))
+        full = (self.rows.least_len[slots] // self.pool.block_size).tolist()
+        for slot, number, end in zip(slots, numbers, full, strict=True):
+            request = self.request(slot)
+            # A row that must end in a launch already enqueued counts tokens of later ones, for which it took no block.
+            while request.registered < end and request.registered < len(request.blocks):
+                behind = filled[number]
+                behind.requests.append(request)
+                behind.slots.append(slot)
+                behind.places.append(request.registered)
+                behind.blocks.append(request.blocks[request.registered])
+                request.registered += 1
+        for number, behind in filled.items():
+            self._ledger.defer(number, behind)
+
+    def take_back(self, request: Request) -> None:
+        """A row was not finite: nothing that it has written is found from now on, given up or not."""
+        self.rows.finite[request.slot] = False
+        self.pool.forget(self.pool.holding(self._keys(request).from_place(request.shared)))
+
+    def _publish(self, filled: Filled) -> None:
+        """Into the prefix cache, where every token is committed and nothing that wrote one was not finite."""
+        rows, slots, size = self.rows, filled.slots, self.pool.block_size
+        starts = np.array(filled.places) * size
+        full = np.minimum(rows.committed_len[slots], rows.least_len[slots]) >= starts + size
+        good = (full & rows.finite[slots]).tolist()
+        tokens = rows.history[np.array(slots)[:, None], starts[:, None] + np.arange(size)].tobytes()
+        for i, (request, place, block) in enumerate(zip(filled.requests, filled.places, filled.blocks, strict=True)):
+            if good[i]:
+                self.pool.publish(block, self._keys(request).content(place, tokens[4 * size * i : 4 * size * (i + 1)]))
+
+    def _keys(self, request: Request) -> PrefixKeys:
+        if request.keys is None:
+            request.keys = PrefixKeys(request.salt)
+        return request.keys
+
+    # ------------------------------------------------------------ given up
+
+    def end_row(self, request: Request) -> None:
+        """Void what is in flight, and put what the row holds behind the fence."""
+        slot, rows = request.slot, self.rows
+        self._give_up_blocks(request)
+        self._ledger.defer(int(rows.last_naming[slot]), Release(slot=slot, penalty_slot=request.penalty_slot))
+        self._leave(request)
+
+    def evict(self, request: Request) -> None:
+        """The row is in no further plan. Its tokens in flight still count; then its request waits again."""
+        slot, rows = request.slot, self.rows
+        rows.phase[slot] = RowPhase.LEAVING
+        self.paused -= {slot}
+        self._give_up_blocks(request)
+        self._ledger.defer(int(rows.last_naming[slot]), Eviction(request, slot, int(rows.epoch[slot])))
+
+    def _give_up_blocks(self, request: Request) -> None:
+        """Blocks and state slot go behind the fence, until the last F that names them has retired."""
+        last = int(self.rows.last_launch[request.slot])
+        if request.blocks:
+            self.register([request.slot], [last])
+            self.pool.fence(request.blocks)
+        if request.state_slot != NO_SLOT:
+            self.state_slots.fence(request.state_slot)
+        if request.blocks or request.state_slot != NO_SLOT:
+            self._ledger.defer(last, Release(blocks=tuple(request.blocks), state_slot=request.state_slot))
+        request.blocks = []
+        request.state_slot = NO_SLOT
+        request.registered = request.shared = 0
+
+    def _leave(self, request: Request) -> None:
+        """The row and its penalty slot are the fence's, and nobody's row."""
+        self.rows.fence(request.slot)
+        if request.penalty_slot != NO_SLOT:
+            self.penalty_slots.fence(request.penalty_slot)
+        self.paused -= {request.slot}
+        self.by_slot[request.slot] = None
+        request.slot = request.penalty_slot = NO_SLOT
+
+    # ------------------------------------------------------------ given back by the fence
+
+    def release(self, resource: Release | Filled) -> Release:
+        """The fence has let it go. Returns what nobody holds any more."""
+        if isinstance(resource, Filled):
+            self._publish(resource)
+            return Release()
+        if resource.slot != NO_SLOT:
+            self.rows.release(resource.slot)
+        if resource.penalty_slot != NO_SLOT:
+            self.penalty_slots.release(resource.penalty_slot)
+        if resource.state_slot != NO_SLOT:
+            self.state_slots.release(resource.state_slot)
+        freed = self.pool.release(resource.blocks)
+        return Release(resource.slot, tuple(freed), resource.penalty_slot, resource.state_slot)
+
+    def evicted(self, eviction: Eviction) -> Release:
+        """Every token of the leaving row is committed and nothing names its slots: they are free at once.
+
+        Returns them; nothing, if the request has ended since, and gave them up then.
+        """
+        request, slot, rows = eviction.request, eviction.slot, self.rows
+        if rows.epoch[slot] != eviction.epoch:
+            return Release()
+        request.tokens = rows.history[slot, : rows.committed_len[slot]].copy()
+        request.computed = int(rows.least_len[slot])
+        request.evictions += 1
+        gone = Release(slot=slot, penalty_slot=request.penalty_slot)
+        self._leave(request)
+        return self.release(gone)
+
+    def not_finite(self, slots: NDArray[np.int32]) -> None:
+        """A launch that has retired left these rows a NaN or an infinity: nothing they write is found from now on."""
+        self.rows.finite[slots] = False

@@ -1,0 +1,53 @@
+"""Log-probabilities of a chosen token and of the most likely ones, for rows of logits.
+
+One row at a time, and its probability mass is summed as integers: no neighbour, order or number of threads changes a
+bit. The sampled tokens of S and the prompt tokens of F share this.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.kernels.reference.philox import exp32
+from runtime.kernels.reference.sampling_filters import MASS_ONE, highest, masses
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class LogProbabilities:
+    """Of n rows; zeros where a row did not ask, and past what it asked for."""
+
+    chosen: F32  # [n]
+    top_ids: I32  # [n, max_top] most likely first
+    top: F32  # [n, max_top]
+
+
+def log_probabilities(logits: F32, chosen: NDArray[np.int64], asked: I32, max_top: int) -> LogProbabilities:
+    """The log-softmax of raw logits [n, vocab] at `chosen` [n], and at the `asked` [n] most likely tokens.
+
+    asked: -1: nothing for the row, whose logits are not looked at; others must be finite.
+    """
+    rows, vocab_size = logits.shape
+    found = LogProbabilities(
+        np.zeros(rows, np.float32), np.zeros((rows, max_top), np.int32), np.zeros((rows, max_top), np.float32)
+    )
+    for row in np.flatnonzero(asked >= 0).tolist():
+        shifted = logits[row] - logits[row].max()
+        normalizer = log_normalizer(shifted)
+        found.chosen[row] = float(shifted[chosen[row]]) - normalizer
+        count = min(int(asked[row]), max_top, vocab_size)
+        if count > 0:
+            found.top_ids[row, :count] = ids = highest(logits[row], count)
+            found.top[row, :count] = shifted[ids].astype(np.float64) - normalizer
+    return found
+
+
+def log_normalizer(shifted: F32) -> float:
+    """The logarithm of the sum of e**x over `shifted`, [vocab], whose maximum is 0."""
+    return math.log(int(masses(exp32(shifted)).sum()) / MASS_ONE)

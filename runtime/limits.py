@@ -1,0 +1,51 @@
+"""Bounds that every plan keeps, and counts of what happened. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Words are int32 words of the rings' slots.
+
+    penalty_slots: rows that may have penalties at a time. prefix_cache: full blocks are found again by their content.
+    drafts: a decode row's launch brings 1 to 1 + drafts tokens. has_state: a row holds a state slot beside its blocks;
+    no state is cached, so that a prefix is never found.
+    """
+
+    context_length: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    prefill_chunk: int
+    max_prefill_tokens: int
+    plan_words: int
+    bulk_words: int
+    penalty_slots: int = 0
+    prefix_cache: bool = True
+    drafts: int = 0
+    has_state: bool = False
+
+    @property
+    def finds_prefixes(self) -> bool:
+        """Blocks are kept findable."""
+        return self.prefix_cache and not self.has_state
+
+
+@dataclass(slots=True)
+class Tally:
+    """What has happened since the start.
+
+    finished: requests by the name of their reason. aborted: requests ended from outside, by phase. events: lifecycle
+    events since the last launch, by kind; whoever counts them takes them away.
+    """
+
+    counters: Counter[str] = field(default_factory=Counter)
+    finished: Counter[str] = field(default_factory=Counter)
+    aborted: Counter[str] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)
+
+    def event(self, kind: str, times: int = 1) -> None:
+        if times:
+            self.events[kind] += times

@@ -1,0 +1,69 @@
+"""A request gets a row: the host's columns for it, and the record that tells the device. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from runtime.admission import admission_record, eos_and_stop_ids, needs_full, record_words
+from runtime.lifecycle import Request
+from runtime.limits import SchedulerLimits
+from runtime.plan import Admission
+from runtime.request import SamplingParams
+from runtime.rows import RowPhase, Rows
+
+
+def begin_row(rows: Rows, request: Request, block_size: int, limits: SchedulerLimits) -> Admission:
+    """Fill the columns of the slot that the request has just taken; its blocks, so far, are its cached prefix."""
+    slot, stopping = request.slot, request.stopping
+    stops = eos_and_stop_ids(stopping, limits.eos_token_ids)
+    prompt_len, known = request.prompt.size, request.tokens.size
+    rows.phase[slot] = RowPhase.PREFILL
+    rows.prompt_len[slot] = prompt_len
+    rows.known_len[slot] = rows.committed_len[slot] = known
+    rows.history[slot, :known] = request.tokens
+    rows.num_blocks[slot] = len(request.blocks)
+    rows.least_len[slot] = rows.most_len[slot] = len(request.blocks) * block_size
+    rows.max_len[slot] = request.max_len
+    rows.min_position[slot] = prompt_len + stopping.min_tokens
+    rows.needs_full[slot] = needs_full(request.sampling, stopping)
+    rows.finite[slot] = True
+    rows.owner[slot], rows.handle[slot] = request.owner, request.handle
+    rows.logprobs[slot] = request.sampling.logprobs
+    rows.stop_ids[slot] = -1
+    rows.stop_ids[slot, : len(stops)] = stops
+    rows.stop_width = max(rows.stop_width, len(stops))
+    return Admission(
+        slot,
+        admission_record(
+            slot,
+            _sampling_of(request),
+            stopping,
+            prompt_len,
+            request.max_len,
+            limits.eos_token_ids,
+            limits.vocab_size,
+            blocks=request.blocks,
+            penalty_slot=request.penalty_slot,
+            state_slot=request.state_slot,
+            tokens=request.tokens,
+        ),
+    )
+
+
+def words_of(request: Request, prefix: int, limits: SchedulerLimits) -> int:
+    """Words of the record, at most, of a request that begins with so many cached blocks."""
+    return record_words(
+        request.sampling,
+        request.stopping,
+        limits.eos_token_ids,
+        limits.vocab_size,
+        blocks=prefix,
+        tokens=request.tokens,
+    )
+
+
+def _sampling_of(request: Request) -> SamplingParams:
+    """What the device is told: log-probabilities of the prompt that were sent are not wanted again."""
+    if request.sampling.prompt_logprobs < 0 or request.wants_prompt_logprobs:
+        return request.sampling
+    return msgspec.structs.replace(request.sampling, prompt_logprobs=-1)

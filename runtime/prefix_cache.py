@@ -1,0 +1,50 @@
+"""Keys of KV blocks by content: what a prefix is found again by. Pure.
+
+A block's key is the SHA-256 of the key before it and its own token ids. Before the first stands the salt, hashed twice:
+no salt can be chosen so that it stands for a key and a block. Equal keys mean the same tokens at the same positions
+under the same salt.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.block_pool import BlockPool, Content
+
+
+class PrefixKeys:
+    """The keys of one request's full blocks, made in order as its tokens become known.
+
+    salt: only requests of the same salt share blocks.
+    """
+
+    def __init__(self, salt: str) -> None:
+        self._keys = [sha256(sha256(salt.encode()).digest()).digest()]  # of the empty prefix, then of each block
+
+    def from_place(self, place: int) -> list[bytes]:
+        """Keys that were made for blocks from this place on."""
+        return self._keys[place + 1 :]
+
+    def content(self, place: int, tokens: bytes) -> Content:
+        """What the block at `place` holds. tokens: its own ids, int32. Places come in order, and may come again."""
+        if place == len(self._keys) - 1:
+            self._keys.append(sha256(self._keys[place] + tokens).digest())
+        return Content(self._keys[place + 1], tokens)
+
+
+def find_prefix(pool: BlockPool, keys: PrefixKeys, tokens: NDArray[np.int32]) -> list[int]:
+    """The findable blocks that `tokens` begins with, never the one that holds its last token.
+
+    That token's logits are wanted, so that it is computed again whatever is cached.
+    """
+    found: list[int] = []
+    size = pool.block_size
+    for place in range((tokens.size - 1) // size):
+        block = pool.find(keys.content(place, tokens[place * size : (place + 1) * size].tobytes()))
+        if block is None:
+            break
+        found.append(block)
+    return found

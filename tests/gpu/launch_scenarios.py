@@ -1,0 +1,143 @@
+"""Scenes of launches by hand, played on the reference program and on whatever is compared with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from cuda_graphs.rings import RingLayout, RingMemory, allocate_rings
+from runtime.host_program import HostProgram
+from runtime.kernels.reference.forward import ReferenceKernels
+from runtime.models.config import ModelConfig
+from runtime.models.decoder import Decoder
+from runtime.plan import PLAN_WORDS
+from runtime.request import SamplingParams
+from tests.gpu import gpu_chain
+from tests.runtime.launches import Launches, Outcome, PromptEntry, over_program
+
+ROWS, BLOCK_SIZE, EACH, PENALTY_SLOTS, MAX_TOKENS = 5, 16, 6, 3, 128
+NUM_BLOCKS = ROWS * EACH + 1
+CONTEXT = EACH * BLOCK_SIZE
+LAYOUT = RingLayout(4, PLAN_WORDS, 8192, ROWS, 4, prompt_tokens=MAX_TOKENS)
+CONFIG: ModelConfig = gpu_chain.small_config(max_position_embeddings=CONTEXT, qk_norm=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Launches on a program, and what a test does to its memory between two of them."""
+
+    launches: Launches
+    poison_blocks: Callable[[tuple[int, ...]], None]
+    poison_penalty_slot: Callable[[int], None]
+
+    def poison_first_block(self, slot: int) -> None:
+        self.poison_blocks((1 + slot * EACH,))
+
+    def spoil(self) -> Stage:
+        """Nothing is in the cache or a penalty slot that a row may read before it has written it."""
+        self.poison_blocks(tuple(range(1, NUM_BLOCKS)))
+        for slot in range(PENALTY_SLOTS + 1):
+            self.poison_penalty_slot(slot)
+        return self
+
+
+MakeStage = Callable[[], Stage]
+
+
+def make_launches(run: Callable[..., None], rings: RingMemory) -> Launches:
+    return Launches(run, rings, CONFIG.vocab_size, EACH)
+
+
+def reference_stage() -> Stage:
+    """The reference program on the CPU."""
+    rings = allocate_rings(LAYOUT)
+    program = HostProgram(
+        Decoder(CONFIG, gpu_chain.random_weights(CONFIG), ReferenceKernels()),
+        rings,
+        max_rows=ROWS,
+        num_blocks=NUM_BLOCKS,
+        block_size=BLOCK_SIZE,
+        context_length=CONTEXT,
+        penalty_slots=PENALTY_SLOTS,
+    )
+    launches = make_launches(over_program(program), rings)
+    return Stage(launches, program.poison_blocks, program.poison_penalty_slot).spoil()
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(2, CONFIG.vocab_size, length).tolist()
+
+
+def penalised(stage: Stage) -> dict[str, list[int]]:
+    """Tokens of rows with penalties among rows without, one of which is evicted and comes back elsewhere."""
+    launches = stage.launches
+    greedy = SamplingParams(temperature=0.0, repetition_penalty=1.4, presence_penalty=0.3, frequency_penalty=0.2)
+    drawn = SamplingParams(temperature=0.9, top_k=40, seed=7, frequency_penalty=0.8, bias_ids=(5,), bias_values=(1.0,))
+    launches.begin(0, prompt_of(21, 1), greedy, penalty_slot=2)
+    launches.begin(1, prompt_of(21, 1), SamplingParams(temperature=0.0))
+    launches.begin(3, prompt_of(33, 2), drawn, penalty_slot=0)
+    launches.launch({0: 100, 1: 100, 3: 16})
+    opening = [launches.launch({0: 1, 1: 1, 3: 100}).tokens[0]]
+    first = launches.decode([0, 1, 3], 8)
+    said = [*opening, *first[0], launches.launch({}).tokens[0]]
+    stage.poison_penalty_slot(2)
+    launches.begin(4, prompt_of(21, 1), greedy, said=said, penalty_slot=2)
+    launches.begin(2, prompt_of(9, 3), greedy, penalty_slot=1)
+    launches.launch({2: 100, 4: 100})
+    later = launches.decode([2, 4], 8)
+    return {"penalised": said, "free": first[1], "drawn": first[3], "evicted": later[4], "beside it": later[2]}
+
+
+def flags(stage: Stage) -> list[Outcome]:
+    """A NaN comes into the cache of a decode row, then of a chunk, and their rows end."""
+    launches = stage.launches
+    for slot in (0, 1, 2, 4):
+        launches.begin(slot, prompt_of(30, slot), SamplingParams(temperature=0.0))
+    outcomes = [launches.launch({0: 100, 1: 100, 2: 16, 4: 16})]
+    stage.poison_first_block(1)
+    outcomes.append(launches.launch({0: 1, 1: 1}))
+    stage.poison_first_block(2)
+    outcomes.append(launches.launch({0: 1, 1: 1, 2: 10, 4: 10}))
+    outcomes.append(launches.launch({0: 1, 1: 1, 2: 100, 4: 100}))
+    outcomes.append(launches.launch({0: 1, 1: 1, 2: 1, 4: 1}))
+    return outcomes
+
+
+def flags_are_right(outcomes: list[Outcome]) -> None:
+    """What `flags` must have found."""
+    assert [outcome.finite for outcome in outcomes] == [
+        {0: True, 1: True, 2: True, 4: True},
+        {0: True, 1: False},
+        {0: True, 1: True, 2: False, 4: True},  # S has ended row 1: it is masked
+        {0: True, 1: True, 2: False, 4: True},
+        {0: True, 1: True, 2: True, 4: True},
+    ]
+    assert all(not outcome.flags.get(0) and not outcome.flags.get(4) for outcome in outcomes)
+
+
+PROMPT = prompt_of(75, 11)
+
+
+def prompt_entries(stage: Stage, cuts: list[int], neighbours: tuple[int, ...]) -> list[PromptEntry]:
+    """Of a prompt in slot 3, cut at these places, beside rows that begin and decode, some of which ask too."""
+    launches = stage.launches
+    for slot in neighbours:
+        asked = SamplingParams(temperature=0.0, prompt_logprobs=slot % 3 - 1)
+        launches.begin(slot, prompt_of(11 + 5 * slot, slot), asked)
+    launches.begin(3, PROMPT, SamplingParams(temperature=0.0, prompt_logprobs=3))
+    found = []
+    for start, end in zip([0, *cuts], [*cuts, len(PROMPT)], strict=True):
+        found += launches.launch({3: end - start, **dict.fromkeys(neighbours, 7)}).prompt[3]
+    return found
+
+
+def entries_agree(found: list[PromptEntry], expected: list[PromptEntry], tolerance: float) -> None:
+    """The same most likely tokens, log-probabilities within `tolerance`."""
+    assert len(found) == len(expected) == len(PROMPT) - 1
+    for place, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        assert abs(ours.logprob - theirs.logprob) <= tolerance, (place, ours, theirs)
+        assert np.abs(np.subtract(ours.top, theirs.top)).max() <= tolerance, (place, ours, theirs)
+        close = np.diff(theirs.top).max(initial=-1.0) > -2 * tolerance  # two tokens that rounding may exchange
+        assert ours.top_ids == theirs.top_ids or close, (place, ours, theirs)

@@ -1,0 +1,191 @@
+"""Launches made by hand, one after the other, without engine or scheduler: rows in slots of the test's choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cuda_graphs.device import Device, Program
+from cuda_graphs.rings import TOKEN_MASK, RingMemory
+from cuda_graphs.shape import Form, LaunchShape
+from runtime.admission import admission_record
+from runtime.plan import Admission, Chunk, LaunchPlan, stage
+from runtime.request import SamplingParams, StoppingParams
+from runtime.slot_pool import NO_SLOT
+
+ENDLESS = StoppingParams(max_tokens=10_000, ignore_eos=True)
+_NO_APPENDS = np.zeros((0, 3), np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEntry:
+    """What F left for one query token of a prompt."""
+
+    logprob: float
+    top_ids: tuple[int, ...]
+    top: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one launch left, by row slot."""
+
+    tokens: dict[int, int]  # of S: the token of each row that the launch before asked for
+    flags: dict[int, int]  # the other bits of those rows' cells
+    finite: dict[int, bool]  # of F
+    prompt: dict[int, list[PromptEntry]]  # of F
+
+
+@dataclass(slots=True)
+class _Row:
+    known: list[int]
+    prompt_len: int
+    sampling: SamplingParams
+    penalty_slot: int
+    blocks: tuple[int, ...]
+    computed: int = 0
+    admitted: bool = False
+
+
+@dataclass(slots=True)
+class Launches:
+    """run: does a launch whose plan is staged, S, apply and F, and returns when F has ended.
+
+    Row slot s owns the blocks from 1 + s * blocks_each on.
+    """
+
+    run: Callable[[LaunchShape], None]
+    rings: RingMemory
+    vocab_size: int
+    blocks_each: int
+    number: int = 0
+    _rows: dict[int, _Row] = field(default_factory=dict)
+    _last: list[tuple[int, bool]] = field(default_factory=list)
+
+    def begin(
+        self,
+        slot: int,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        said: Sequence[int] = (),
+        penalty_slot: int = NO_SLOT,
+    ) -> None:
+        """A row is admitted with its next chunk. said: its completion before an eviction."""
+        first = 1 + slot * self.blocks_each
+        blocks = tuple(range(first, first + self.blocks_each))
+        self._rows[slot] = _Row([*prompt, *said], len(prompt), sampling, penalty_slot, blocks)
+
+    def launch(self, work: Mapping[int, int], form: Form = Form.FULL) -> Outcome:
+        """work: by row slot, how many of the tokens that are known of it F takes; more than are left takes them all.
+        A row whose tokens are all taken decodes. Empty: a closing launch."""
+        self.number += 1
+        slots = sorted(work)
+        chunks = [self._chunk(slot, work[slot]) for slot in slots]
+        samples = [chunk is None or chunk.samples for chunk in chunks]
+        admissions = tuple(self._admission(slot) for slot in slots if not self._rows[slot].admitted)
+        counts = [1 if chunk is None else chunk.tokens.size for chunk in chunks]
+        plan = LaunchPlan(
+            self.number,
+            np.array(slots, np.int32),
+            np.array(samples, np.bool_),
+            True,
+            _NO_APPENDS,
+            tuple(chunk for chunk in chunks if chunk is not None),
+            admissions,
+            tokens=sum(counts),
+        )
+        ring = self.rings.slot(self.number)
+        stage(plan, self.rings.plan[ring], self.rings.bulk[ring])
+        wanting = any(c is not None and self._rows[c.slot].sampling.prompt_logprobs >= 0 for c in chunks)
+        self.run(LaunchShape(self.number, len(self._last), form, len(slots), sum(counts), 0, wanting))
+        cells = self.rings.cells[ring, :, 0]
+        tokens, flags = {}, {}
+        for place, (slot, asked) in enumerate(self._last):
+            if asked:
+                assert cells[place] >> 32 == self.number
+                tokens[slot] = int(cells[place]) & TOKEN_MASK
+                flags[slot] = int(cells[place]) & 0xFFFFFFFF & ~TOKEN_MASK
+        self._last = list(zip(slots, samples, strict=True))
+        starts = np.cumsum([0, *counts])
+        return Outcome(
+            tokens,
+            flags,
+            {slot: bool(self.rings.finite[ring, place]) for place, slot in enumerate(slots)},
+            {c.slot: self._entries(c, int(starts[place])) for place, c in enumerate(chunks) if c is not None},
+        )
+
+    def decode(self, slots: Sequence[int], count: int, form: Form = Form.FULL) -> dict[int, list[int]]:
+        """Tokens of `count` launches in which these rows decode."""
+        found: dict[int, list[int]] = {slot: [] for slot in slots}
+        for _ in range(count):
+            for slot, token in self.launch(dict.fromkeys(slots, 1), form).tokens.items():
+                if slot in found:
+                    found[slot].append(token)
+        return found
+
+    def _chunk(self, slot: int, count: int) -> Chunk | None:
+        row = self._rows[slot]
+        start, end = row.computed, min(row.computed + count, len(row.known))
+        if start == end:
+            return None
+        row.computed = end
+        last = end == len(row.known)
+        target = -1 if last or row.sampling.prompt_logprobs < 0 else row.known[end]
+        return Chunk(slot, start, np.array(row.known[start:end], np.int32), last, target)
+
+    def _admission(self, slot: int) -> Admission:
+        row = self._rows[slot]
+        row.admitted = True
+        record = admission_record(
+            slot,
+            row.sampling,
+            ENDLESS,
+            row.prompt_len,
+            1 << 20,
+            (),
+            self.vocab_size,
+            blocks=row.blocks,
+            penalty_slot=row.penalty_slot,
+            tokens=np.array(row.known, np.int32),
+        )
+        return Admission(slot, record)
+
+    def _entries(self, chunk: Chunk, first: int) -> list[PromptEntry]:
+        asked = self._rows[chunk.slot].sampling.prompt_logprobs
+        if asked < 0:
+            return []
+        ring = self.rings.slot(self.number)
+        return [
+            PromptEntry(
+                float(self.rings.prompt_logprob[ring, j]),
+                tuple(self.rings.prompt_top_ids[ring, j, :asked].tolist()),
+                tuple(self.rings.prompt_top_logprobs[ring, j, :asked].tolist()),
+            )
+            for j in range(first, first + chunk.tokens.size - chunk.samples)
+        ]
+
+
+def over_program(program: Program) -> Callable[[LaunchShape], None]:
+    """Runs launches on a program in ordinary memory."""
+
+    def run(shape: LaunchShape) -> None:
+        program.sample(shape)
+        program.apply(shape)
+        if not shape.is_closing:
+            program.forward(shape)
+
+    return run
+
+
+def over_device(device: Device) -> Callable[[LaunchShape], None]:
+    """Runs launches on a device, and waits for each."""
+
+    def run(shape: LaunchShape) -> None:
+        device.launch(shape)
+        while device.ended() < shape.number:
+            device.wait(1 << 62, shape.number - 1, (), 1.0)
+
+    return run

@@ -1,0 +1,35 @@
+"""Of several prompts that are being prefilled, the best ranked goes first where the budget is for one."""
+
+from __future__ import annotations
+
+from runtime.plan import LaunchPlan
+from tests.runtime.chain import make_chain, no_step
+from tests.runtime.pressure import whole
+
+FOUND = [(7 * i) % 90 + 2 for i in range(60)]
+
+
+def test_a_prompt_of_a_higher_priority_overtakes_one_in_a_lower_slot() -> None:
+    """Chunks are 16 tokens and a launch carries 24: a whole chunk, and the 8 behind a cached block."""
+    chain = make_chain(1, schedule=no_step, max_prefill_tokens=24)
+    scheduler = chain.engine.scheduler
+    plan, plans = scheduler.plan, list[LaunchPlan]()
+
+    def watched() -> LaunchPlan | None:
+        made = plan()
+        if made:
+            plans.append(made)
+        return made
+
+    scheduler.plan = watched  # type: ignore[method-assign]
+    chain.submit(1, FOUND[:9], max_tokens=1, ignore_eos=True)
+    chain.run()
+    plans.clear()
+    chain.submit(2, [3] * 100, max_tokens=3, ignore_eos=True)
+    chain.turn_until(lambda: plans)
+    chain.submit(3, FOUND, max_tokens=3, ignore_eos=True, priority=1)
+    chain.run()
+    assert chain.admitted()[3].cached_tokens == 8
+    carried = [[(chunk.slot, chunk.tokens.size) for chunk in made.chunks] for made in plans]
+    assert carried[:6] == [[(0, 16)], [(0, 16), (1, 8)], [(1, 16)], [(1, 16)], [(1, 12)], [(0, 16)]]
+    assert {handle: chain.tokens()[handle] for handle in (2, 3)} == {2: whole([3] * 100, 3), 3: whole(FOUND, 3)}
