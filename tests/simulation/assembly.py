@@ -1,0 +1,152 @@
+"""An engine as a script asks for it, on the simulated device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cuda_graphs.rings import RingLayout, allocate_rings
+from cuda_graphs.simulated_device import SimulatedDevice, at_once, seeded_schedule
+from runtime.block_pool import BlockPool
+from runtime.engine import Engine
+from runtime.interval_log import Snapshot
+from runtime.ledger import Launch
+from runtime.lifecycle import Release
+from runtime.limits import SchedulerLimits
+from runtime.request import MAX_STOP_IDS
+from runtime.rows import Rows
+from runtime.slot_pool import NO_SLOT
+from tests.runtime.chain import BULK_WORDS, Chain, MemoryLinks, WatchedLedger, WatchedPoison
+from tests.runtime.hash_model import EOS, VOCAB
+from tests.simulation.drafts import DraftProgram
+from tests.simulation.policy import HeldToItsWord
+from tests.simulation.programs import Sickness, SimulatedProgram, StateProgram
+from tests.simulation.script import DRAFTS, Mode, Script
+
+MAX_TOP: Final = 4
+_PROGRAMS: Final[dict[Mode, type[SimulatedProgram]]] = {
+    Mode.PLAIN: SimulatedProgram,
+    Mode.DRAFTS: DraftProgram,
+    Mode.STATE: StateProgram,
+}
+
+
+class NamingLedger(WatchedLedger):
+    """Writes down which penalty slots and state slots each launch names, too."""
+
+    def __init__(self, run_ahead: int, run_ahead_tokens: int) -> None:
+        super().__init__(run_ahead, run_ahead_tokens)
+        self._penalty_slots: dict[int, dict[int, int]] = {0: {}}  # of a launch's rows, by row slot
+        self._state_slots: dict[int, set[int]] = {}
+
+    def enqueue(self, launch: Launch) -> None:
+        rows = [(slot, self.scheduler.holdings.by_slot[slot]) for slot in launch.row_slots.tolist()]
+        self._penalty_slots[launch.number] = {slot: row.penalty_slot for slot, row in rows if row}
+        self._state_slots[launch.number] = {row.state_slot for _, row in rows if row}
+        super().enqueue(launch)
+
+    def slots_named(self) -> Iterator[tuple[int, set[int], set[int]]]:
+        """Launches that have not retired, the owed one too, with the penalty slots and the state slots they name.
+
+        S reads the penalty slots of the rows that it samples; F those of its own, for drafts, and its state slots.
+        """
+        for launch in self.launches():
+            if launch.number > self.retired:
+                sampled = self._sampled(launch.number, launch.sample_slots[launch.samples].tolist())
+                mine = {*self._penalty_slots[launch.number].values()}
+                yield launch.number, (sampled | mine) - {NO_SLOT}, self._state_slots[launch.number] - {NO_SLOT}
+        if self.owes_a_launch:
+            slots, _, samples = self.last_rows()
+            yield self.launched + 1, self._sampled(self.launched + 1, slots[samples].tolist()) - {NO_SLOT}, set()
+
+    def _sampled(self, number: int, slots: Sequence[int]) -> set[int]:
+        before = self._penalty_slots[number - 1]
+        return {before[slot] for slot in slots}
+
+
+class SlotPoison(WatchedPoison):
+    """Poisons penalty slots and state slots once it is sure that no launch that has not retired names them."""
+
+    def release(self, resource: Release) -> None:
+        assert isinstance(self.ledger, NamingLedger)
+        for number, penalty_slots, state_slots in self.ledger.slots_named():
+            assert resource.penalty_slot not in penalty_slots, (
+                f"launch {number} has not retired and names penalty slot {resource.penalty_slot}, given back"
+            )
+            assert resource.state_slot not in state_slots, (
+                f"launch {number} has not retired and names state slot {resource.state_slot}, given back"
+            )
+        super().release(resource)
+        if resource.state_slot != NO_SLOT:
+            assert isinstance(self._program, StateProgram)
+            self._program.poison_state_slot(resource.state_slot)
+
+
+class CountingPool(BlockPool):
+    """reused: cached blocks given out for want of free ones. revived: blocks found while a launch in flight still named
+    them for somebody who had given them up. shared: blocks found while somebody else held them."""
+
+    reused = 0
+    revived = 0
+    shared = 0
+
+    def share(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self.shared += block in self._holders
+            self.revived += block not in self._holders and block in self._fences
+        super().share(blocks)
+
+    def take(self, count: int) -> list[int]:
+        self.reused += max(0, min(count, self.available) - self.free)
+        return super().take(count)
+
+
+@dataclass
+class SimulatedChain(Chain):
+    """snapshots: those that were logged."""
+
+    ledger: NamingLedger
+    pool: CountingPool
+    snapshots: list[Snapshot]
+
+
+def make_chain(script: Script, depth: int) -> SimulatedChain:
+    """The engine of `script`, `depth` launches ahead; 0 is serial."""
+    world = script.world
+    drafts = DRAFTS if world.mode is Mode.DRAFTS else 0
+    tokens = world.max_prefill_tokens + world.max_rows * (1 + drafts)
+    rings = allocate_rings(
+        RingLayout(
+            slots=depth + 2 + world.extra_slots, plan_words=world.plan_words, bulk_words=BULK_WORDS,
+            rows=world.max_rows, max_top=MAX_TOP, drafts=drafts, prompt_tokens=tokens,
+        )
+    )  # fmt: skip
+    sizes: dict[str, Any] = {
+        "max_rows": world.max_rows,
+        "num_blocks": world.num_blocks,
+        "block_size": world.block_size,
+        "context_length": world.context_length,
+        "vocab_size": VOCAB,
+        "penalty_slots": world.penalty_slots,
+    }
+    sickness = {ask.seed: Sickness(ask.sick_logits, ask.sick_hidden) for ask in script.asks if ask.is_sick}
+    program = _PROGRAMS[world.mode](rings, sickness=sickness, **sizes)
+    device = SimulatedDevice(program, rings, at_once if world.device_seed < 0 else seeded_schedule(world.device_seed))
+    limits = SchedulerLimits(
+        world.context_length, VOCAB, (EOS,), world.prefill_chunk, world.max_prefill_tokens, world.plan_words,
+        BULK_WORDS, penalty_slots=world.penalty_slots, prefix_cache=world.prefix_cache, drafts=drafts,
+        has_state=world.mode is Mode.STATE,
+    )  # fmt: skip
+    ledger = NamingLedger(depth, world.run_ahead_tokens)
+    pool = CountingPool(world.num_blocks, world.block_size)
+    scheduler = HeldToItsWord(limits, Rows(world.max_rows, MAX_STOP_IDS, world.context_length), pool, ledger)
+    poison = SlotPoison(program, rings)
+    ledger.scheduler, poison.ledger = scheduler, ledger
+    links = MemoryLinks()
+    snapshots: list[Snapshot] = []
+    engine = Engine(
+        device, scheduler, links, max_queue=world.max_queue, poison=poison, log_interval=world.log_interval,
+        log_mode=world.log_mode, write_snapshot=snapshots.append,
+    )  # fmt: skip
+    return SimulatedChain(engine, device, links, program, ledger, pool, snapshots)

@@ -1,0 +1,214 @@
+"""A script from a seed: often one row, or blocks for hardly more than one request; whatever can happen does."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Final
+
+from runtime.interval_log import LogMode
+from runtime.plan import PLAN_WORDS
+from tests.runtime.chain import tightest_plan
+from tests.runtime.hash_model import VOCAB
+from tests.simulation.script import DRAFTS, Ask, Event, Kind, Mode, Script, World
+
+DEPTHS: Final = (1, 2, 4)
+_MODES: Final = (Mode.PLAIN, Mode.DRAFTS, Mode.PLAIN, Mode.STATE, Mode.PLAIN)
+_SIEGES: Final = 25
+_PHASES: Final = ("WAITING", "PREFILL", "DECODE", "PAUSED", "LEAVING")
+_ON_ONE: Final = (Kind.CANCEL, Kind.STOP_STRING, Kind.ABORT, Kind.ABORT)
+
+
+def mode_of(seed: int) -> Mode:
+    """Some of all seeds run with drafts, some with state slots."""
+    return _MODES[seed % len(_MODES)]
+
+
+def make_script(seed: int, mode: Mode | None = None) -> Script:
+    """The script of a seed. mode: the one that the seed says unless given."""
+    script = _Author(seed, mode or mode_of(seed)).write()
+    return _besieged(script) if seed % _SIEGES == _SIEGES - 1 else script
+
+
+def _slow(world: World) -> World:
+    """Prompts take many launches, in which the other rows cross many borders: some are evicted between two chunks."""
+    return replace(
+        world, max_rows=8, num_blocks=max(world.num_blocks, 1 + world.context_length // 4), block_size=4,
+        prefill_chunk=4, max_prefill_tokens=4, plan_words=PLAN_WORDS,
+    )  # fmt: skip
+
+
+def _besieged(script: Script) -> Script:
+    """One long request, and others of a higher priority that come again and again and take its blocks."""
+    dice = random.Random(script.seed)
+    longest = 96
+    world = replace(
+        script.world, max_rows=dice.choice((2, 3)), num_blocks=1 + longest // 4, block_size=4, context_length=longest,
+        max_queue=100, plan_words=PLAN_WORDS,
+    )  # fmt: skip
+    gap, tokens, asks = dice.choice((6, 12, 20, 30)), dice.choice((30, 50, 70)), []
+    for handle in range(24):
+        prompt = tuple(dice.randrange(2, VOCAB) for _ in range(4))
+        ask = Ask(10 + gap * handle, 1, f"r{handle}", prompt, handle, tokens, ignore_eos=True, priority=1)
+        asks.append(ask if handle else replace(ask, turn=0, max_tokens=longest, priority=0))
+    return Script(script.seed, world, tuple(asks), ())
+
+
+class _Author:
+    def __init__(self, seed: int, mode: Mode) -> None:
+        self.seed = seed
+        self.dice = random.Random(f"{seed} {mode}")
+        self.is_crowded = self.dice.random() < 0.6  # short prompts that grow long, several at a time, in few blocks
+        self.world = self._world(mode)
+        self.is_slow = self.is_crowded and self.dice.random() < 0.3
+        if self.is_slow:
+            self.world = _slow(self.world)
+        # Prompts that begin alike find each other's blocks.
+        self.stems = [self._tokens(self.world.context_length) for _ in range(self.dice.choice((1, 1, 2)))]
+
+    def write(self) -> Script:
+        dice = self.dice
+        asks = self._asks(dice.choice((2, 5, 8, 12, 16, 20)))
+        events = [event for handle in range(len(asks)) for event in self._on_one(handle, asks[handle])]
+        events += self._on_all(asks)
+        if any(event.kind is Kind.LOSE for event in events):
+            lost = min(event.turn for event in events if event.kind is Kind.LOSE)
+            asks = [replace(ask, owner=3) if ask.owner == 2 and ask.turn >= lost else ask for ask in asks]
+        return Script(self.seed, self.world, tuple(asks), tuple(events))
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self.dice.randrange(2, VOCAB) for _ in range(count)]
+
+    def _world(self, mode: Mode) -> World:
+        dice = self.dice
+        block_size = dice.choice((4, 4, 8, 8, 16))
+        prefill_chunk = block_size * dice.choice((1, 1, 2, 4))
+        context_length = dice.choice((32, 64, 64, 96))
+        blocks = context_length // block_size
+        max_rows = dice.choice((2, 3, 5, 8) if self.is_crowded else (1, 1, 2, 3, 5, 8))
+        few, many = (blocks, blocks, blocks + 1, blocks + 3), (max(2, blocks // 2), blocks, 2 * blocks, 40)
+        tight = tightest_plan(max_rows, prefill_chunk, block_size) + (3 * DRAFTS if mode is Mode.DRAFTS else 0)
+        return World(
+            mode=mode,
+            depths=DEPTHS,
+            device_seed=dice.getrandbits(30) if dice.random() < 0.85 else -1,
+            max_rows=max_rows,
+            num_blocks=1 + dice.choice(few if self.is_crowded else many),
+            block_size=block_size,
+            context_length=context_length,
+            prefill_chunk=prefill_chunk,
+            max_prefill_tokens=prefill_chunk * dice.choice((1, 2)) + dice.choice((0, 3)),
+            run_ahead_tokens=dice.choice((1, 20, 512, 512)),
+            max_queue=dice.choice((2, 100, 100, 100)),
+            plan_words=dice.choice((PLAN_WORDS, PLAN_WORDS, tight)),
+            extra_slots=dice.choice((0, 0, 0, 1, 3)),
+            penalty_slots=dice.choice((0, 1, 2, max_rows)),
+            prefix_cache=dice.random() < 0.85,
+            log_interval=dice.choice((0, 0, 1, 3, 7)),
+            log_mode=dice.choice((LogMode.EVENTS, LogMode.BARRIER)),
+        )
+
+    # ------------------------------------------------------------ requests
+
+    def _asks(self, count: int) -> list[Ask]:
+        asks: list[Ask] = []
+        turn, gap = 0, self.dice.choice((0, 2, 6))
+        for handle in range(count):
+            asks.append(self._ask(handle, turn))
+            turn += self.dice.randint(0, gap)
+        if count > 3 and self.dice.random() < 0.25:  # an id that may still be in use
+            twin = self.dice.randrange(1, count)
+            asks[twin] = replace(asks[twin], request_id=asks[twin - 1].request_id)
+        return asks
+
+    def _ask(self, handle: int, turn: int) -> Ask:
+        dice, world = self.dice, self.world
+        prompt = self._prompt()
+        lengths = (1, 2, dice.randint(1, 20), dice.randint(1, 40), world.context_length)
+        max_tokens = dice.choice(lengths[3:] if self.is_crowded and dice.random() < 0.7 else lengths)
+        ask = Ask(
+            turn=turn,
+            owner=dice.choice((1, 1, 2)),
+            request_id=f"r{handle}",
+            prompt=tuple(prompt),
+            seed=(dice.getrandbits(48) << 8) + handle,
+            max_tokens=max_tokens,
+            min_tokens=dice.choice((0, 0, 0, min(max_tokens, 4))),
+            stop_token_ids=tuple(dice.sample(range(VOCAB), dice.choice((0, 0, 0, 3)))),
+            ignore_eos=dice.random() < 0.4,
+            priority=dice.choice((0, 0, 0, 1, -1)),
+            salt=dice.choice(("", "", "", "", "pepper")),
+            prompt_logprobs=dice.choice((-1, -1, -1, -1, 0, 3)),
+        )
+        if dice.random() < 0.25:
+            ask = replace(
+                ask,
+                repetition=dice.choice((1.0, 1.25)),
+                presence=dice.choice((0.0, 0.5)),
+                frequency=dice.choice((0.0, 0.25)),
+            )
+        if self.is_slow and len(prompt) > 16:
+            ask = replace(ask, prompt_logprobs=dice.choice((-1, 0, 2)), priority=dice.choice((0, -1)))
+        return self._sicken(ask) if dice.random() < 0.08 else ask
+
+    def _prompt(self) -> list[int]:
+        """Often the beginning of a stem, and then its own."""
+        dice, longest = self.dice, self.world.context_length - 1
+        if dice.random() < 0.02:
+            return self._tokens(longest + 1)  # too long
+        chunk = self.world.prefill_chunk
+        count = min(longest, dice.choice((1, chunk, 2 * chunk, dice.randint(1, longest), dice.randint(1, longest))))
+        if self.is_crowded and dice.random() < 0.6:
+            count = 1 + count % (1 + longest // 3)
+        shared = dice.choice((0, count, count, count - 1, dice.randint(0, count)))
+        return dice.choice(self.stems)[:shared] + self._tokens(count - shared)
+
+    def _sicken(self, ask: Ask) -> Ask:
+        """Logits of one of its tokens, or the hidden state of one of its query tokens, are not finite.
+
+        Which query token must be one that the request itself computes, whatever it finds in the cache.
+        """
+        dice, world, count = self.dice, self.world, len(ask.prompt)
+        later = count + dice.randint(0, min(ask.max_tokens, 8))
+        if dice.random() < 0.4:
+            return replace(ask, sick_logits=later)
+        if dice.random() < 0.4:
+            return replace(ask, sick_hidden=later)
+        finds_nothing = not world.prefix_cache or world.mode is Mode.STATE or ask.prompt_logprobs >= 0
+        first = 0 if finds_nothing else (count - 1) // world.block_size * world.block_size
+        return replace(ask, sick_hidden=dice.randint(first, count - 1))
+
+    # ------------------------------------------------------------ events
+
+    def _on_one(self, handle: int, ask: Ask) -> list[Event]:
+        dice = self.dice
+        if dice.random() > 0.3:
+            return []
+        kind = dice.choice((Kind.DEADLINE, *_ON_ONE))
+        owner = dice.choice((1, 2))
+        if kind is Kind.DEADLINE:
+            return [Event(kind, handle, owner, turn=ask.turn + dice.randint(0, 30))]
+        match dice.choice(("turn", "tokens", "phase", "phase")):
+            case "turn":
+                early = -2 if kind is Kind.ABORT else 0  # an id may be aborted before it comes
+                return [Event(kind, handle, owner, turn=max(0, ask.turn + dice.randint(early, 12)))]
+            case "tokens":
+                tokens = dice.choice((1, dice.randint(0, ask.max_tokens), ask.max_tokens - 1))
+                return [Event(kind, handle, owner, tokens=tokens)]
+        return [Event(kind, handle, owner, phase=dice.choice(_PHASES))]
+
+    def _on_all(self, asks: list[Ask]) -> list[Event]:
+        dice, last = self.dice, asks[-1].turn + 30
+        events = [Event(Kind.DRAIN, turn=dice.randint(0, last)) for _ in range(dice.randint(0, 4))]
+        for phase in ("PAUSED", "LEAVING", "PREFILL"):
+            if dice.random() < 0.2:
+                events.append(Event(dice.choice(_ON_ONE), owner=1, phase=phase))
+            if dice.random() < 0.15:
+                events.append(Event(Kind.DRAIN, phase=phase))
+        if dice.random() < 0.08:
+            events.append(Event(Kind.LOSE, owner=2, turn=dice.randint(0, last)))
+        if dice.random() < 0.06:
+            events.append(Event(Kind.ABORT_ALL, turn=dice.randint(0, last)))
+        if dice.random() < 0.06:
+            events.append(Event(Kind.FAIL, dice.randrange(len(asks)), tokens=dice.randint(0, 3)))
+        return events

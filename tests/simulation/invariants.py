@@ -1,0 +1,176 @@
+"""What must hold after every step, each by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from runtime.rationing import MAX_EVICTIONS
+from runtime.rows import RowPhase
+from tests.simulation.assembly import SimulatedChain
+
+
+def conservation(chain: SimulatedChain) -> None:
+    """Every block, row slot, penalty slot and state slot is in one place, and every staging slot in one launch."""
+    scheduler, ledger = chain.engine.scheduler, chain.ledger
+    scheduler.pool.check()
+    scheduler.rows.check()
+    scheduler.holdings.penalty_slots.check()
+    scheduler.holdings.state_slots.check()
+    staged = [chain.device.rings.slot(launch.number) for launch in ledger.launches()]
+    assert len(staged) == len(set(staged)) <= chain.device.rings.layout.slots, "two launches hold one staging slot"
+    live = [request for request in scheduler.holdings.by_slot if request]
+    rows = scheduler.rows
+    running = int(np.count_nonzero((rows.phase != RowPhase.FREE) & (rows.phase != RowPhase.FENCED)))
+    assert len(live) == running, "rows and requests do not agree"
+    assert scheduler.holdings.penalty_slots.owned == sum(request.penalty_slot >= 0 for request in live)
+    assert scheduler.holdings.state_slots.owned == sum(request.state_slot >= 0 for request in live)
+
+
+def one_owner(chain: SimulatedChain) -> None:
+    """No block has two owners, but for those that were found in the prefix cache."""
+    live = [request for request in chain.engine.scheduler.holdings.by_slot if request]
+    own = [block for request in live for block in request.blocks[request.shared :]]
+    assert len(own) == len(set(own)), "a block that was not found in the cache has two owners"
+    shared = {block for request in live for block in request.blocks[: request.shared]}
+    assert len(shared | set(own)) == chain.pool.owned, "what is owned is not what rows hold"
+    for request in live:
+        assert len(request.blocks) == len(set(request.blocks)), "a row holds a block twice"
+        held = chain.engine.scheduler.rows.num_blocks[request.slot]
+        assert not request.blocks or len(request.blocks) == held, "a row's blocks are not as many as it counts"
+    for name in ("slot", "penalty_slot", "state_slot"):
+        slots = [getattr(request, name) for request in live if getattr(request, name) >= 0]
+        assert len(slots) == len(set(slots)), f"a {name} has two owners"
+
+
+def fence(chain: SimulatedChain) -> None:
+    """Nothing that a launch names is free before it has retired."""
+    scheduler, ledger = chain.engine.scheduler, chain.ledger
+    for number, blocks, slots in ledger.named():
+        assert not blocks & set(scheduler.pool._free), f"launch {number} names blocks that are free"
+        assert not blocks & set(scheduler.pool._cached), f"launch {number} names cached blocks that nobody holds"
+        assert not slots & set(scheduler.rows._free), f"launch {number} names row slots that are free"
+    for number, penalty_slots, state_slots in ledger.slots_named():
+        assert not penalty_slots & set(scheduler.holdings.penalty_slots._free), (
+            f"launch {number} names free penalty slots"
+        )
+        assert not state_slots & set(scheduler.holdings.state_slots._free), f"launch {number} names free state slots"
+
+
+def bounds(chain: SimulatedChain) -> None:
+    """Queue, ledger, rings and rows stay within their limits."""
+    scheduler, ledger = chain.engine.scheduler, chain.ledger
+    max_queue = chain.engine.intake._max_queue
+    assert len(scheduler.waiting) <= max_queue + scheduler.rows.free, "the queue is longer than it may be"
+    assert ledger.uncommitted <= max(1, ledger.run_ahead), "the ledger is deeper than run_ahead"
+    assert ledger.in_flight <= chain.device.rings.layout.slots, "more launches are in flight than rings have slots"
+    rows, drafts = scheduler.rows, scheduler.limits.drafts
+    for request in scheduler.holdings.by_slot:
+        if request is not None:
+            slot = request.slot
+            known, longest = int(rows.committed_len[slot]), int(rows.max_len[slot])
+            assert known <= longest, "a row has more tokens than it may"
+            spread = int(rows.most_len[slot] - rows.least_len[slot])
+            assert 0 <= spread <= drafts * ledger.uncommitted, "the bounds of a row's length are too far apart"
+            # With drafts a launch is planned while the row may go on, and so past the end of one that came far.
+            assert drafts or rows.least_len[slot] < longest, "a row is planned past its end"
+            most = scheduler.holdings.blocks_at_most(request)
+            assert len(request.blocks) <= most, "a row holds blocks that it can't need"
+
+
+def ranks(chain: SimulatedChain) -> None:
+    """Who waits is sorted by priority and arrival, and no paused row is gone."""
+    scheduler = chain.engine.scheduler
+    waiting = [request.rank for request in scheduler.waiting]
+    assert waiting == sorted(waiting), "the queue is not in order"
+    for slot in scheduler.holdings.paused:
+        assert scheduler.holdings.by_slot[slot] is not None, "a paused row has no request"
+
+
+def findable(chain: SimulatedChain) -> None:
+    """A block in the prefix cache is full of committed tokens: those that its own device cache holds."""
+    cache = chain.program.cache
+    for block, content in chain.pool._contents.items():
+        tokens = np.frombuffer(content.tokens, np.int32)
+        assert np.array_equal(cache[block], tokens), f"block {block} does not hold what it is found by"
+
+
+INVARIANTS: Final[tuple[Callable[[SimulatedChain], None], ...]] = (
+    conservation,
+    one_owner,
+    fence,
+    bounds,
+    ranks,
+    findable,
+)
+
+
+class Staged:
+    """The plan of a launch stays as it was staged until the launch has retired."""
+
+    def __init__(self) -> None:
+        self._plans: dict[int, bytes] = {}
+
+    def look(self, chain: SimulatedChain) -> None:
+        rings = chain.device.rings
+        alive = {launch.number for launch in chain.ledger.launches()}
+        self._plans = {number: plan for number, plan in self._plans.items() if number in alive}
+        for number in alive:
+            plan = rings.plan[rings.slot(number)].tobytes()
+            assert self._plans.setdefault(number, plan) == plan, f"the plan of launch {number} was written over"
+
+
+class Progress:
+    """Where work exists, something is done for a request within a bounded number of turns.
+
+    What counts: a token, a chunk, a request that comes, gets a row or ends. Every turn with work commits a launch, or
+    retires one where all are committed. Say that nothing counts from some turn on. The launches in flight, run_ahead
+    + 1 with the owed one, may all be void. Then what they held is free, and a row goes on, or one is evicted, whose own
+    launches are as many again. Then a row goes on or is admitted: in the next launch, whose token the one after
+    brings.
+    `longest` is what was seen.
+    """
+
+    def __init__(self, run_ahead: int) -> None:
+        self.bound = 2 * (run_ahead + 1) + 3
+        self.longest = 0
+        self._stalled = 0
+        self._done: tuple[int, ...] = ()
+
+    def look(self, chain: SimulatedChain) -> None:
+        scheduler = chain.engine.scheduler
+        counters = scheduler.tally.counters
+        done = (
+            *(counters[kind] for kind in ("generated_tokens", "prefill_chunks", "submitted", "admitted")),
+            sum(scheduler.tally.finished.values()),
+        )
+        self._stalled = self._stalled + 1 if done == self._done and len(chain.engine.registry) else 0
+        self._done = done
+        self.longest = max(self.longest, self._stalled)
+        assert self._stalled <= self.bound, f"nothing was done for anybody in {self._stalled} turns"
+
+
+class Evictions:
+    """No request is evicted more than MAX_EVICTIONS times, unless a row of a higher priority was there."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, int] = {}
+        self._beside: dict[int, int] = {}  # the highest priority among the other rows, at the last look
+
+    def look(self, chain: SimulatedChain) -> None:
+        requests = [tracked.request for tracked in chain.engine.registry.all()]
+        for request in requests:
+            before = self._seen.get(request.handle, 0)
+            if request.evictions > max(before, MAX_EVICTIONS):
+                assert self._beside[request.handle] > request.priority, (
+                    f"request {request.handle} was evicted {request.evictions} times, by nobody of a higher priority"
+                )
+            self._seen[request.handle] = request.evictions
+        scheduler = chain.engine.scheduler
+        rows = [request for request in scheduler.holdings.by_slot if request]
+        for request in rows:
+            if scheduler.rows.phase[request.slot] != RowPhase.LEAVING:  # who was there when it was told to leave
+                others = [other.priority for other in rows if other is not request]
+                self._beside[request.handle] = max(others, default=request.priority)

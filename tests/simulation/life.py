@@ -1,0 +1,208 @@
+"""One run of a script at one depth, every invariant checked after every turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from cuda_graphs.device import DeviceError
+from runtime import messages as m
+from runtime.engine import Barrier
+from runtime.request import FinishReason
+from tests.simulation.assembly import make_chain
+from tests.simulation.invariants import INVARIANTS, Evictions, Progress, Staged
+from tests.simulation.lengths import check_lengths
+from tests.simulation.script import ANYONE, Ask, Event, Kind, Script
+from tests.simulation.transcript import Heard, Transcript
+from tests.simulation.witness import Witness
+
+_TURNS = 5_000  # far more than any script takes
+
+
+class Broken(Exception):
+    """A script that went wrong. what: the name of the invariant, or of the error that the engine raised."""
+
+    def __init__(self, script: Script, depth: int, what: str, why: object) -> None:
+        super().__init__(f"seed {script.seed} ({script.world.mode}), depth {depth}: {what}: {why}")
+        self.script = script
+        self.depth = depth
+        self.what = what
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What came of a run. heard: by handle, what each request that was sent was told. has_failed: the device did."""
+
+    heard: dict[int, Heard]
+    has_failed: bool
+    witness: Witness
+
+
+def _order_of(kind: Kind) -> int:
+    """Of events in one turn: whatever is sent between a front end's last word and the engine's reading it would seem to
+    come too late."""
+    if kind is Kind.DRAIN:
+        return 0
+    return 2 if kind in (Kind.ABORT, Kind.ABORT_ALL, Kind.FAIL) else 1
+
+
+class Life:
+    """witness: counts what happened."""
+
+    def __init__(self, script: Script, depth: int) -> None:
+        self.script = script
+        self.depth = depth
+        self.chain = make_chain(script, depth)
+        self.transcript = Transcript(script)
+        self.witness = Witness(script)
+        self._progress, self._evictions, self._staged = Progress(depth), Evictions(), Staged()
+        self._turn = 0
+        self._asks = list(enumerate(script.asks))  # not sent yet
+        self._events = sorted(script.events, key=lambda event: _order_of(event.kind))  # that have not happened yet
+        self._sent: dict[int, Ask] = {}
+        self._lost: set[int] = set()  # front ends
+        self._is_failing = False
+
+    def live(self) -> Told:
+        """From the first request until nothing is left to do, or the device fails. Raises Broken."""
+        try:
+            self._live()
+        except DeviceError:
+            self._check("order", lambda: self.transcript.read(self.chain.links.sent))
+            self.witness.count("device failed")
+        self._check("one terminal", self._check_terminals)
+        self.witness.close(self.chain, self.transcript, self._progress.longest)
+        heard = {handle: self.transcript.heard[handle] for handle in self._sent}
+        return Told(heard, self._is_failing, self.witness)
+
+    def _live(self) -> None:
+        while self._asks or any(event.turn >= 0 for event in self._events) or not self.chain.quiet:
+            self._events = [event for event in self._events if not self._settles(event)]
+            self._send()
+            self._step(self.chain.engine.turn)
+            self._turn += 1
+            if self._turn > _TURNS:
+                raise Broken(self.script, self.depth, "progress", "it never ends")
+        self._drain("shutdown")
+        self._check("quiescence", self.chain.check_nothing_is_left)
+        self._check("quiescence", self._check_pools)
+        if self._is_failing:
+            raise Broken(self.script, self.depth, "witness", "the device was to fail, and nobody noticed")
+
+    # ------------------------------------------------------------ what is done to the engine
+
+    def _send(self) -> None:
+        while self._asks and self._asks[0][1].turn <= self._turn:
+            handle, ask = self._asks.pop(0)
+            if ask.owner not in self._lost:
+                self._sent[handle] = ask
+                prompt = np.array(ask.prompt, np.int32).tobytes()
+                submit = m.Submit(handle, ask.request_id, prompt, ask.sampling, ask.stopping, ask.priority, ask.salt)
+                self.chain.tell(submit, owner=ask.owner)
+
+    def _settles(self, event: Event) -> bool:
+        """The event happens now, or can't any more."""
+        if event.turn >= 0:
+            due, handle = self._turn >= event.turn, event.handle
+        elif event.handle == ANYONE:
+            handle = next((handle for handle in self._served() if self._phase_of(handle) == event.phase), ANYONE)
+            due = handle != ANYONE
+        elif self._is_over(event.handle):
+            return True
+        else:
+            due, handle = self._has_come_to(event), event.handle
+        if due:
+            self._do(event.kind, handle, event.owner)
+        return due
+
+    def _has_come_to(self, event: Event) -> bool:
+        if event.tokens >= 0:
+            return event.handle in self._sent and len(self.transcript.heard[event.handle].tokens) >= event.tokens
+        return event.handle in self._sent and self._phase_of(event.handle) == event.phase
+
+    def _served(self) -> list[int]:
+        return [tracked.request.handle for tracked in self.chain.engine.registry.all()]
+
+    def _is_over(self, handle: int) -> bool:
+        return self.transcript.heard[handle].is_over
+
+    def _phase_of(self, handle: int) -> str:
+        tracked = self.chain.engine.registry.by_handle(self._sent[handle].owner, handle)
+        return "" if tracked is None else self.chain.engine.scheduler.phase_of(tracked.request)
+
+    def _do(self, kind: Kind, handle: int, owner: int) -> None:
+        chain, asks = self.chain, self.script.asks
+        self.witness.count(f"event: {kind}")
+        match kind:
+            case Kind.CANCEL | Kind.DEADLINE | Kind.STOP_STRING:
+                reason = FinishReason.STOP if kind is Kind.STOP_STRING else FinishReason.CANCELLED
+                if handle in self._sent:
+                    self._nobody_listens_to(handle)
+                    chain.tell(m.Cancel(handle, reason), owner=asks[handle].owner)
+            case Kind.ABORT:
+                chain.tell(m.Abort(1, (asks[handle].request_id,)), owner=owner)
+            case Kind.ABORT_ALL:
+                chain.tell(m.Abort(2, (), True), owner=owner)
+            case Kind.LOSE:
+                self._lost.add(owner)
+                for sent, ask in self._sent.items():
+                    if ask.owner == owner:
+                        self._nobody_listens_to(sent)
+                chain.tell(None, owner=owner)
+            case Kind.DRAIN:
+                self._drain("test")
+            case Kind.FAIL:
+                self._is_failing = True
+                chain.device.fail(RuntimeError("as the script says"))
+
+    def _nobody_listens_to(self, handle: int) -> None:
+        heard = self.transcript.heard[handle]
+        heard.unheard = heard.unheard or not heard.is_over
+
+    # ------------------------------------------------------------ what is checked
+
+    def _check(self, what: str, check: Callable[[], None]) -> None:
+        """Raises Broken, naming `what`, or DeviceError where the script wants one."""
+        try:
+            check()
+        except Exception as error:
+            if self._is_failing and isinstance(error, DeviceError):
+                raise
+            name = what if isinstance(error, AssertionError) and str(error) else f"{what}, {type(error).__name__}"
+            raise Broken(self.script, self.depth, name, f"turn {self._turn}: {error}") from error
+
+    def _step(self, step: Callable[[], None]) -> None:
+        self._check("engine", step)
+        self._check("order", lambda: self.transcript.read(self.chain.links.sent))
+        for invariant in INVARIANTS:
+            self._check(invariant.__name__, lambda invariant=invariant: invariant(self.chain))  # type: ignore[misc]
+        self._check("staged plans", lambda: self._staged.look(self.chain))
+        self._check("progress", lambda: self._progress.look(self.chain))
+        self._check("evictions", lambda: self._evictions.look(self.chain))
+        self.witness.look(self.chain)
+
+    def _drain(self, reason: str) -> None:
+        """The engine compares the device's rows with the host's; then their lengths are."""
+        self._step(lambda: self.chain.engine.drain(Barrier(reason)))
+        self._check("lengths", lambda: check_lengths(self.chain))
+        self.witness.drained(self.chain)
+
+    def _check_terminals(self) -> None:
+        """Exactly one end for whoever still listens; none but the engine's own for those that it was serving when the
+        device failed."""
+        served = set(self._served())
+        on_their_way = {sent.handle for _, sent in self.chain.links.inbox if isinstance(sent, m.Submit)}
+        for handle in self._sent:
+            heard = self.transcript.heard[handle]
+            if handle in served | on_their_way:
+                assert self._is_failing and heard.reason is None, f"{handle} is still served"
+            else:
+                assert heard.is_over, f"{handle} has no terminal"
+
+    def _check_pools(self) -> None:
+        scheduler = self.chain.engine.scheduler
+        assert scheduler.holdings.state_slots.free == scheduler.holdings.state_slots.total, "a state slot is not free"
+        assert not scheduler.waiting and not any(scheduler.holdings.by_slot), "a request is left"
+        assert len(self.chain.engine.registry) == 0, "the registry knows a request"

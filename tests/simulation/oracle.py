@@ -1,0 +1,159 @@
+"""What each request must be answered, from the definition of the models alone, with Python integers."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runtime.request import FinishReason
+from tests.runtime.hash_model import EOS, VOCAB
+from tests.simulation.script import Ask, Mode, World
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+STATE_INIT = 0x243F6A8885A308D3  # of a row that has seen no token
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEntry:
+    """How likely a prompt token was, and the most likely ones."""
+
+    chosen: float
+    top_ids: tuple[int, ...]
+    top: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """refusal: the field at fault if the request can never be served. sick_from: prompt entries from there on mean
+    nothing, and the request ends without them."""
+
+    tokens: tuple[int, ...] = ()
+    reason: FinishReason = FinishReason.NOT_FINISHED
+    prompt_entries: tuple[PromptEntry, ...] = ()
+    sick_from: int = 1 << 30
+    refusal: str = ""
+
+
+class _Running:
+    """Digests of a growing list of tokens."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.count = 0
+        self._total = 0
+        self._state = STATE_INIT
+        for token in tokens:
+            self.add(token)
+
+    def add(self, token: int) -> None:
+        self.count += 1
+        mixed = ((token + 1) * ((self.count * _GOLDEN & _MASK) | 1)) & _MASK
+        self._total ^= mixed ^ (mixed >> 29)
+        self._state = next_state(self._state, token)
+
+    @property
+    def hash(self) -> int:
+        return self._total ^ (self._total >> 32)
+
+    @property
+    def state(self) -> int:
+        return state_digest(self._state)
+
+
+def next_state(state: int, token: int) -> int:
+    """A recurrent state after one more token."""
+    return ((state ^ (token + 1)) * (_GOLDEN | 1) + 1) & _MASK
+
+
+def state_digest(state: int) -> int:
+    return state ^ (state >> 31)
+
+
+def answer(ask: Ask, world: World) -> Answer:
+    """Everything that a request is told if nobody interrupts it."""
+    refusal = _refusal(ask, world)
+    if refusal:
+        return Answer(refusal=refusal)
+    running = _Running(ask.prompt)
+    stops = {*(() if ask.ignore_eos else (EOS,)), *ask.stop_token_ids}
+    max_len = min(len(ask.prompt) + ask.max_tokens, world.context_length)
+    said: Counter[int] = Counter()
+    tokens: list[int] = []
+    reason = FinishReason.NOT_FINISHED
+    while reason is FinishReason.NOT_FINISHED:
+        position = running.count
+        if position == ask.sick_logits or 0 <= ask.sick_hidden < position:
+            reason = FinishReason.NON_FINITE
+            break
+        token = _token(ask, world, running, said)
+        while len(tokens) < ask.min_tokens and token in stops:
+            token = (token + 1) % VOCAB
+        tokens.append(token)
+        said[token] += 1
+        running.add(token)
+        reason = _reason(ask, token, stops, len(tokens), position + 1 >= max_len, world)
+    return Answer(tuple(tokens), reason, _prompt_entries(ask), ask.sick_hidden if ask.sick_hidden >= 0 else 1 << 30)
+
+
+def _refusal(ask: Ask, world: World) -> str:
+    """Without time: what no moment could serve."""
+    if ask.sampling.has_penalty and not world.penalty_slots:
+        return "sampling"
+    count, total = len(ask.prompt), world.num_blocks - 1
+    if not 0 < count < world.context_length:
+        return "prompt"
+    longest = min(count + ask.max_tokens, world.context_length)
+    if -(-(longest - 1) // world.block_size) > total:
+        return "prompt" if count > total * world.block_size else "stopping.max_tokens"
+    return ""
+
+
+def _reason(ask: Ask, token: int, stops: set[int], count: int, is_last: bool, world: World) -> FinishReason:
+    if token in stops and count > ask.min_tokens:
+        is_eos = token == EOS and not ask.ignore_eos
+        return FinishReason.END_OF_SEQUENCE if is_eos else FinishReason.STOP
+    if not is_last:
+        return FinishReason.NOT_FINISHED
+    limited = len(ask.prompt) + ask.max_tokens > world.context_length
+    return FinishReason.CONTEXT_LENGTH if limited else FinishReason.LENGTH
+
+
+def _token(ask: Ask, world: World, running: _Running, said: Counter[int]) -> int:
+    digest = running.hash ^ ask.seed
+    if world.mode is Mode.STATE:
+        digest ^= running.state
+    if ask.sampling.has_penalty:
+        digest ^= _penalties(ask, said)
+    return digest % VOCAB
+
+
+def _penalties(ask: Ask, said: Counter[int]) -> int:
+    """A digest of which tokens were said, how often, and of the three factors."""
+    in_prompt = set(ask.prompt) if ask.repetition != 1 else set()
+    total = 0
+    for token in {*said, *in_prompt}:
+        total += (2 * said[token] + (token in in_prompt)) * (((token + 1) * _GOLDEN & _MASK) | 1)
+    total &= _MASK
+    for place, factor in enumerate((ask.repetition, ask.presence, ask.frequency)):
+        total ^= int.from_bytes(struct.pack("<f", factor), "little") << (8 * place + 1)
+    return total ^ (total >> 32)
+
+
+def _prompt_entries(ask: Ask) -> tuple[PromptEntry, ...]:
+    if ask.prompt_logprobs < 0:
+        return ()
+    entries, running = [], _Running(())
+    for token, target in zip(ask.prompt, ask.prompt[1:], strict=False):
+        running.add(token)
+        digest = running.hash
+        ranks = range(ask.prompt_logprobs)
+        entries.append(
+            PromptEntry(
+                ((digest ^ (target * _GOLDEN & _MASK)) % 4096) / -256,
+                tuple((digest + rank) % (1 << 64) % VOCAB for rank in ranks),
+                tuple(float(-(digest % 16 + rank)) for rank in ranks),
+            )
+        )
+    return tuple(entries)

@@ -1,0 +1,79 @@
+"""A scheduler that is held to what it promises at the moment it decides: who pauses, who is evicted, who comes in."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.block_pool import BlockPool
+from runtime.ledger import Ledger
+from runtime.lifecycle import Deferred, Ending, Request
+from runtime.limits import SchedulerLimits
+from runtime.rationing import MAX_EVICTIONS
+from runtime.rows import RowPhase, Rows
+from runtime.scheduler import Scheduler
+
+
+class HeldToItsWord(Scheduler):
+    """Asserts, as ledger rules 7 and 8 and the promise about logits that are not finite say it."""
+
+    def __init__(self, limits: SchedulerLimits, rows: Rows, pool: BlockPool, ledger: Ledger[Deferred]) -> None:
+        super().__init__(limits, rows, pool, ledger)
+        held, commits = self.holdings, self._commits
+        take_row, ending = held.take_row, commits._ending
+
+        def checked_take_row(request: Request, prefix: list[int]) -> None:
+            assert not held.paused, "a request was admitted while rows wait for blocks"
+            ready = [one for one in self.waiting if held.penalty_slots.free or not one.sampling.has_penalty]
+            better = [other for other in ready if other.rank < request.rank]
+            assert not better, "a request was admitted before a better one"
+            take_row(request, prefix)
+
+        def checked_ending(slot: int, token: int, stopped: bool, failed: bool) -> Ending:
+            request = held.request(slot)
+            own = request.blocks[request.shared :]
+            ended = ending(slot, token, stopped, failed)
+            if failed:
+                assert not any(block in pool._contents for block in own), "blocks of a row that failed can be found"
+            return ended
+
+        held.take_row, commits._ending = checked_take_row, checked_ending
+
+    def _share_out(self, crossing: NDArray[np.int64], wanted: NDArray[np.int32], chunks: NDArray[np.int64]) -> None:
+        rows, pool = self.rows, self.pool
+        going = [row for row in self.holdings.requests() if rows.phase[row.slot] in (RowPhase.PREFILL, RowPhase.DECODE)]
+        needs = {
+            slot: -(-int(tokens) // pool.block_size) for slot, tokens in zip(crossing.tolist(), wanted, strict=True)
+        }
+        requests = {slot: self.holdings.request(slot) for slot in [*crossing.tolist(), *chunks.tolist()]}
+        for slot in chunks.tolist():
+            needs[slot] = -(-self._cut(int(rows.least_len[slot]), requests[slot]) // pool.block_size)
+        needs = {slot: blocks - len(requests[slot].blocks) for slot, blocks in needs.items()}
+        available, coming = pool.available, pool.fenced
+        super()._share_out(crossing, wanted, chunks)
+        evicted = [row for row in going if rows.phase[row.slot] == RowPhase.LEAVING]
+        assert len(evicted) <= 1, "two rows were evicted for one plan"
+        waiting = sorted((row for row in going if row.slot in needs), key=lambda row: (-row.priority, row.order))
+        while waiting and needs[waiting[0].slot] <= available:
+            available -= needs[waiting.pop(0).slot]
+        for row in waiting:
+            assert row.slot in self.holdings.paused or row in evicted or not row.blocks or not needs[row.slot], (
+                "a row goes on although one before it waits for blocks"
+            )
+        for victim in evicted:
+            self._check_victim(victim, waiting, going, available + coming, needs)
+
+    def _check_victim(
+        self, victim: Request, waiting: list[Request], going: list[Request], at_most: int, needs: dict[int, int]
+    ) -> None:
+        """Nobody is evicted while free + coming covers the need, nor before all wait or one of a higher priority does;
+        then it is the youngest of the lowest priority, of those that were not evicted too often if there are any."""
+        first = waiting[0]
+        assert needs[first.slot] > at_most, "a row was evicted while what is free and coming covers the need"
+        assert victim is not first, "the first that waits was evicted"
+        assert len(waiting) == len(going) or victim.priority < first.priority, "a row was evicted while others go on"
+        others = [row for row in going if row is not first]
+        assert victim.priority == min(row.priority for row in others), "a row of a higher priority was evicted"
+        alike = [row for row in others if row.priority == victim.priority and row.evictions < MAX_EVICTIONS]
+        assert all(row.order <= victim.order for row in alike), "an older row was evicted"
+        assert not alike or victim.evictions < MAX_EVICTIONS, "a row was evicted more often than any may be"

@@ -1,0 +1,187 @@
+"""The hash model as the simulator runs it: logits and hidden states of some requests are not finite, and every write of
+a live row must find a block.
+
+What is not finite lies in the KV cache as such, so that whoever attends to it, by right or through a block that should
+never have been found, fails as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cuda_graphs.rings import RingMemory
+from cuda_graphs.shape import LaunchShape
+from runtime import plan as layout
+from runtime.hash_program import HashProgram
+from runtime.host_rows import HostRows, Queries
+from runtime.plan import read_admission
+from runtime.request import MAX_BIAS, MAX_STOP_IDS
+from tests.simulation.oracle import STATE_INIT, next_state, state_digest
+
+_NAN = -(1 << 21)  # in a KV block: what was computed there is not finite
+_POISONED_STATE = 0xDEAD
+
+
+class NoBlockForAWrite(AssertionError):
+    """A live row was to write a token where its block table has no block."""
+
+
+class SampledTwice(AssertionError):
+    """A token of a request that goes on was sampled once more: it was thrown away when its row was evicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sickness:
+    """Positions of a request at which its logits, or the hidden state of its query token, are not finite. -1: none."""
+
+    logits: int
+    hidden: int
+
+
+class SimulatedRows(HostRows):
+    """Row state that knows sick requests by their seed, and the state slots of rows."""
+
+    def __init__(self, rings: RingMemory, max_rows: int, *sizes: int, penalty_slots: int) -> None:
+        super().__init__(rings, max_rows, *sizes, penalty_slots=penalty_slots)
+        self.sickness: Mapping[int, Sickness] = {}
+        self.sick = np.zeros(max_rows + 1, np.bool_)  # the last F left the row logits that are not finite
+        self.state_slot = np.full(max_rows + 1, -1, np.int32)
+        self._newest: dict[int, int] = {}  # position of the newest token that was sampled, by the request's seed
+
+    def _admit(self, bulk: NDArray[np.int32], offset: int) -> None:
+        super()._admit(bulk, offset)
+        head = read_admission(bulk, offset).head
+        slot = int(head[layout.ADMIT_SLOT])
+        self.state_slot[slot] = head[layout.ADMIT_STATE_SLOT]
+        self.sick[slot] = False
+
+    def sickness_of(self, slot: int) -> Sickness | None:
+        return self.sickness.get(int(self.seed[slot])) if self.sickness else None
+
+    def has_finite_logits(self, slot: int, position: int) -> bool:
+        """Of the token at this position, if S samples it now."""
+        sickness = self.sickness_of(slot)
+        return not self.sick[slot] and (sickness is None or sickness.logits != position)
+
+    def publish(
+        self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_]
+    ) -> None:
+        for i, slot in enumerate(slots.tolist()):
+            finite[i] = self.has_finite_logits(slot, int(self.seq_len[slot]))
+            if self.alive[slot]:
+                self.sampled(slot)
+        super().publish(places, slots, tokens, finite)
+
+    def sampled(self, slot: int) -> None:
+        """A live row is about to get its next token. Raises SampledTwice."""
+        seed, position = int(self.seed[slot]), int(self.seq_len[slot])
+        if self._newest.get(seed, -1) >= position:
+            raise SampledTwice(f"launch {self.number}: row {slot} had its token at {position} before")
+        self._newest[seed] = position
+
+    def queries(self) -> Queries:
+        queries = super().queries()
+        self.check_blocks(queries, np.ones(queries.positions.size, np.bool_))
+        return queries
+
+    def check_blocks(self, queries: Queries, written: NDArray[np.bool_]) -> None:
+        """Every query token of a live row that is `written` [T] goes to a block of its own."""
+        counts = np.diff(queries.query_start_loc)
+        live = np.repeat(queries.seq_lens > 0, counts) & written
+        homeless = np.flatnonzero(live & (queries.slot_mapping < self.block_size))
+        if homeless.size:
+            slot = int(np.repeat(queries.slots, counts)[homeless[0]])
+            position = int(queries.positions[homeless[0]])
+            raise NoBlockForAWrite(f"launch {self.number}: row {slot} has no block for its position {position}")
+
+
+class SimulatedProgram(HashProgram):
+    """sickness: of requests, by their seed. sizes: as of `HashProgram`."""
+
+    rows: SimulatedRows
+
+    def __init__(self, rings: RingMemory, *, sickness: Mapping[int, Sickness], **sizes: Any) -> None:
+        super().__init__(rings, **sizes)
+        max_blocks = -(-sizes["context_length"] // sizes["block_size"])
+        self.rows = self.make_rows(
+            rings, sizes["max_rows"], max_blocks, sizes["vocab_size"], sizes["block_size"], MAX_STOP_IDS, MAX_BIAS,
+            penalty_slots=sizes.get("penalty_slots", 0),
+        )  # fmt: skip
+        self.rows.sickness = sickness
+        self._any_sick = bool(sickness)
+
+    make_rows: type[SimulatedRows] = SimulatedRows
+
+    def finite_tokens(self, queries: Queries) -> NDArray[np.bool_]:
+        """Which query tokens [T] are finite: sick ones are not, nor is what attends to one, and none of their KV is."""
+        finite = super().finite_tokens(queries)
+        if not self._any_sick:
+            return finite
+        for row, slot in enumerate(queries.slots.tolist()):
+            begin, end = queries.query_start_loc[row : row + 2].tolist()
+            if queries.seq_lens[row]:
+                positions = queries.positions[begin:end]
+                self._mark_sick(slot, queries.slot_mapping[begin:end], positions)
+                reached = np.maximum.accumulate(self._cached(slot, int(positions[-1]) + 1) == _NAN)
+                finite[begin:end] = ~reached[np.minimum(positions, reached.size - 1)]
+                self._leave_sickness(slot, finite[begin:end])
+        return finite
+
+    def _leave_sickness(self, slot: int, finite: NDArray[np.bool_]) -> None:
+        """finite: of the row's query tokens, whose last one leaves the logits."""
+        self.rows.sick[slot] = not finite[-1]
+
+    def _mark_sick(self, slot: int, mapping: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
+        sickness = self.rows.sickness_of(slot)
+        if sickness is not None:
+            self.cache.reshape(-1)[mapping[positions == sickness.hidden]] = _NAN
+
+    def _cached(self, slot: int, length: int) -> NDArray[np.int64]:
+        """What the cache holds at the row's first positions. [length]"""
+        blocks = self.rows.block_table[slot, : -(-length // self.rows.block_size)]
+        found: NDArray[np.int64] = self.cache[blocks].reshape(-1)[:length]
+        return found
+
+    def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
+        return {
+            **super().read_rows(),
+            "penalty_slot": self.rows.penalty_slot.copy(),
+            "state_slot": self.rows.state_slot.copy(),
+        }
+
+
+class StateProgram(SimulatedProgram):
+    """A recurrent state a row, by state slot, beside the cache: each token is a hash of both. F alone writes it, and of
+    live rows only."""
+
+    def __init__(self, rings: RingMemory, *, sickness: Mapping[int, Sickness], **sizes: Any) -> None:
+        super().__init__(rings, sickness=sickness, **sizes)
+        self.states = [_POISONED_STATE] * sizes["max_rows"]
+
+    def forward(self, shape: LaunchShape) -> None:
+        if self.rows.rows.size:
+            self._advance(self.rows.queries())
+        super().forward(shape)
+
+    def _advance(self, queries: Queries) -> None:
+        for row, slot in enumerate(queries.slots.tolist()):
+            if queries.seq_lens[row]:
+                begin, end = queries.query_start_loc[row : row + 2].tolist()
+                state_slot = int(self.rows.state_slot[slot])
+                state = self.states[state_slot] if queries.positions[begin] else STATE_INIT
+                for token in queries.token_ids[begin:end].tolist():
+                    state = next_state(state, token)
+                self.states[state_slot] = state
+
+    def _hash(self, slot: int) -> np.uint64:
+        state_slot = int(self.rows.state_slot[slot])
+        return np.uint64(int(super()._hash(slot)) ^ state_digest(self.states[state_slot]))
+
+    def poison_state_slot(self, state_slot: int) -> None:
+        """Nonsense into a state slot that nobody may name any more."""
+        self.states[state_slot] = _POISONED_STATE

@@ -1,0 +1,144 @@
+"""What is done to an engine: its sizes, the requests it is asked and the events they meet. The same at every depth."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from runtime.interval_log import LogMode
+from runtime.plan import PLAN_WORDS
+from runtime.request import SamplingParams, StoppingParams
+
+SERIAL: Final = 0
+ANYONE: Final = -1
+
+
+class Mode(enum.StrEnum):
+    """Which model runs, and so what a row holds and what a launch may bring."""
+
+    PLAIN = "plain"  # one token a launch, KV blocks alone
+    DRAFTS = "drafts"  # 1 to 1 + DRAFTS tokens a launch
+    STATE = "state"  # a state slot a row beside its blocks
+
+
+DRAFTS: Final = 3
+
+
+class Kind(enum.StrEnum):
+    """What happens to a request, or to all."""
+
+    CANCEL = "cancel"  # its stream is gone
+    DEADLINE = "deadline"  # as CANCEL, at a time
+    STOP_STRING = "stop string"  # its front end has seen enough
+    ABORT = "abort"
+    ABORT_ALL = "abort all"
+    LOSE = "lose"  # a front end is gone
+    DRAIN = "drain"
+    FAIL = "fail"  # the device fails with the next thing it does
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The engine's sizes. device_seed: of its delays; -1: it is always done at once. extra_slots: of its rings, beside
+    `run_ahead` + 2. depths: each is run and compared with serial."""
+
+    mode: Mode
+    depths: tuple[int, ...]
+    device_seed: int
+    max_rows: int
+    num_blocks: int
+    block_size: int
+    context_length: int
+    prefill_chunk: int
+    max_prefill_tokens: int
+    run_ahead_tokens: int = 512
+    max_queue: int = 100
+    plan_words: int = PLAN_WORDS
+    extra_slots: int = 0
+    penalty_slots: int = 0
+    prefix_cache: bool = True
+    log_interval: int = 0
+    log_mode: LogMode = LogMode.EVENTS
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request. Its handle is its place in the script, and no two have the same seed.
+
+    turn: when it is sent. sick_logits: position of the token whose logits are not finite. sick_hidden: position of the
+    query token whose hidden state is not finite, and with it all that attends to it. -1: none.
+    """
+
+    turn: int
+    owner: int
+    request_id: str
+    prompt: tuple[int, ...]
+    seed: int
+    max_tokens: int
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    priority: int = 0
+    salt: str = ""
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    prompt_logprobs: int = -1
+    sick_logits: int = -1
+    sick_hidden: int = -1
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(
+            seed=self.seed,
+            repetition_penalty=self.repetition,
+            presence_penalty=self.presence,
+            frequency_penalty=self.frequency,
+            prompt_logprobs=self.prompt_logprobs,
+        )
+
+    @property
+    def stopping(self) -> StoppingParams:
+        return StoppingParams(self.max_tokens, self.min_tokens, self.stop_token_ids, self.ignore_eos)
+
+    @property
+    def is_sick(self) -> bool:
+        return self.sick_logits >= 0 or self.sick_hidden >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happens once: at a turn, or when request `handle` has so many tokens, or is in a phase.
+
+    handle: the request it is about, or ANYONE: the first that is in that phase; of LOSE, DRAIN, FAIL and ABORT_ALL only
+    the one it waits for. owner: of ABORT and ABORT_ALL the front end that asks, of LOSE the one that is lost.
+    """
+
+    kind: Kind
+    handle: int = ANYONE
+    owner: int = 1
+    turn: int = -1
+    tokens: int = -1
+    phase: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """asks: in the order in which they are sent; those of one turn are read at once."""
+
+    seed: int
+    world: World
+    asks: tuple[Ask, ...]
+    events: tuple[Event, ...]
+
+    def write(self, path: Path) -> None:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+
+
+def read_script(path: Path) -> Script:
+    """Raises msgspec.ValidationError for a file that is none."""
+    return msgspec.json.decode(path.read_bytes(), type=Script)

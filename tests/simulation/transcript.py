@@ -1,0 +1,110 @@
+"""What front ends were sent, request by request, each message checked against what may follow what."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from runtime import messages as m
+from runtime.request import FinishReason
+from tests.simulation.oracle import PromptEntry
+from tests.simulation.script import Script
+
+
+class OutOfOrder(AssertionError):
+    """A message that may not follow what was said of its request before."""
+
+
+@dataclass(slots=True)
+class Heard:
+    """All that one request was told. unheard: its front end gave it up or is gone, and nothing more may come."""
+
+    is_accepted: bool = False
+    is_admitted: bool = False
+    cached_tokens: int = 0
+    tokens: list[int] = field(default_factory=list)
+    prompt_entries: list[PromptEntry] = field(default_factory=list)
+    refusal: m.Refused | None = None
+    reason: FinishReason | None = None
+    stop_token_id: int = -1
+    unheard: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.unheard or self.refusal is not None or self.reason is not None
+
+
+class Transcript:
+    """heard: by handle. outcomes: of aborts."""
+
+    def __init__(self, script: Script) -> None:
+        self.heard: dict[int, Heard] = defaultdict(Heard)
+        self.outcomes: Counter[str] = Counter()
+        self._script = script
+        self._newest: Counter[int] = Counter()  # launch of the newest output, by front end
+
+    def read(self, sent: list[tuple[int, m.ToFrontEnd]]) -> None:
+        """Everything sent since the last look, which is taken away. Raises OutOfOrder."""
+        for owner, message in sent:
+            match message:
+                case m.Accepted():
+                    heard = self._of(owner, message.handle, message, unheard=True)
+                    self._must(not heard.is_accepted and heard.refusal is None, message)
+                    heard.is_accepted = True
+                case m.Refused():
+                    heard = self._of(owner, message.handle, message, unheard=True)
+                    self._must(not heard.is_accepted and heard.refusal is None, message)
+                    heard.refusal = message
+                case m.Admitted():
+                    heard = self._of(owner, message.handle, message)
+                    self._must(heard.is_accepted and not heard.is_admitted, message)
+                    heard.is_admitted, heard.cached_tokens = True, message.cached_tokens
+                case m.PromptLogprobs():
+                    self._prompt(owner, message)
+                case m.Output():
+                    self._output(owner, message)
+                case m.AbortResult():
+                    self.outcomes.update(message.outcomes)
+        sent.clear()
+
+    def _of(self, owner: int, handle: int, message: object, *, unheard: bool = False) -> Heard:
+        """unheard: the message may come although nobody listens any more."""
+        heard = self.heard[handle]
+        self._must(owner == self._script.asks[handle].owner, message)
+        self._must(unheard or not heard.is_over, message)
+        return heard
+
+    def _prompt(self, owner: int, message: m.PromptLogprobs) -> None:
+        heard = self._of(owner, message.handle, message)
+        wanted = self._script.asks[message.handle].prompt_logprobs
+        chosen = np.frombuffer(message.chosen, np.float32)
+        top_ids = np.frombuffer(message.top_ids, np.int32).reshape(chosen.size, wanted)
+        top = np.frombuffer(message.top_logprobs, np.float32).reshape(chosen.size, wanted)
+        self._must(heard.is_admitted and not heard.tokens, message)
+        self._must(message.offset == 1 + len(heard.prompt_entries), message)
+        for i, value in enumerate(chosen.tolist()):
+            heard.prompt_entries.append(PromptEntry(value, tuple(top_ids[i].tolist()), tuple(top[i].tolist())))
+
+    def _output(self, owner: int, message: m.Output) -> None:
+        if message.launch:  # 0: an end from outside, between launches
+            self._must(message.launch > self._newest[owner], message)
+            self._newest[owner] = message.launch
+        handles = np.frombuffer(message.handles, np.int32).tolist()
+        for handle, token in zip(handles, np.frombuffer(message.tokens, np.int32).tolist(), strict=True):
+            heard = self._of(owner, handle, message)
+            ask = self._script.asks[handle]
+            self._must(heard.is_admitted and len(heard.tokens) < ask.max_tokens, message)
+            if ask.prompt_logprobs >= 0:
+                self._must(len(heard.prompt_entries) == len(ask.prompt) - 1, message)
+            heard.tokens.append(token)
+        for end in message.finished:
+            heard = self._of(owner, end.handle, message)
+            self._must(heard.is_accepted and end.cached_tokens == heard.cached_tokens, message)
+            heard.reason, heard.stop_token_id = FinishReason(end.reason), end.stop_token_id
+
+    @staticmethod
+    def _must(holds: bool, message: object) -> None:
+        if not holds:
+            raise OutOfOrder(f"out of order, or to nobody: {message}")

@@ -1,0 +1,154 @@
+"""How often each kind of thing happened: a simulation in which something never happens proves nothing about it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from runtime.rationing import is_protected
+from runtime.request import FinishReason
+from runtime.slot_pool import NO_SLOT
+from tests.simulation.assembly import SimulatedChain
+from tests.simulation.drafts import DraftProgram
+from tests.simulation.script import DRAFTS, Kind, Mode, Script
+from tests.simulation.transcript import Transcript
+
+_PHASES: Final = ("WAITING", "PREFILL", "DECODE", "PAUSED", "LEAVING")
+_LIFECYCLE: Final = ("admitted", "chunk", "paused", "resumed", "evicted", "readmitted", "aborted", "finished")
+_REASONS: Final = [reason.name for reason in FinishReason if reason is not FinishReason.NOT_FINISHED]
+
+WANTED: Final = frozenset(
+    {
+        *(f"lifecycle: {kind}" for kind in _LIFECYCLE),
+        *(f"chain held by: {kind}" for kind in _LIFECYCLE),
+        *(f"ended from outside: {phase}" for phase in _PHASES),
+        *(f"finished: {reason}" for reason in _REASONS),
+        *(f"event: {kind}" for kind in Kind),
+        *(f"refused: {code}" for code in ("ALREADY_EXISTS", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED")),
+        *(f"abort answered: {outcome}" for outcome in ("ABORTED", "ALREADY_FINISHED", "NOT_FOUND")),
+        *(f"barrier: {reason}" for reason in ("logging", "shutdown", "test")),
+        *(f"launch: {kind}" for kind in ("decode", "mixed", "closing", "overlapped", "first after idle")),
+        *(f"mode: {mode}" for mode in Mode),
+        *(f"blocks: {what}" for what in ("reserved", "adopted", "returned")),
+        *(f"run of {tokens}" for tokens in range(1, 2 + DRAFTS)),
+        *("run trimmed inside", "state slot reused"),
+        *("void rows", "deferred releases", "held back", "recomputed tokens", "readmitted with a cached prefix"),
+        *("cache hit", "cached block reused", "fenced block found", "block shared", "front end lost"),
+        *("non-finite row", "non-finite chunk", "non-finite hidden state in decode", "device failed"),
+        *("prompt log-probabilities", "prompt log-probabilities after an eviction"),
+        *("penalised row evicted", "its penalty slot reused"),
+        *("snapshot logged", "row compared", "paused row compared", "evicted by a higher priority"),
+        "evicted as often as any may be",
+    }
+)
+
+
+class Witness:
+    """counts: of one run."""
+
+    def __init__(self, script: Script) -> None:
+        self.counts: Counter[str] = Counter()
+        self.longest_stall = 0
+        self._script = script
+        self._penalty_slot_of: dict[int, int] = {}  # by handle, at the last look
+        self._evictions: Counter[int] = Counter()
+        self._left_by_evicted: dict[int, int] = {}  # penalty slots, and whose they were
+        self._state_slots: dict[int, int] = {}  # whose each was last
+
+    def count(self, what: str, times: int = 1) -> None:
+        if times:
+            self.counts[what] += times
+
+    def look(self, chain: SimulatedChain) -> None:
+        """After a turn."""
+        running = [request for request in chain.engine.scheduler.holdings.by_slot if request]
+        for tracked in chain.engine.registry.all():
+            request = tracked.request
+            if request.evictions > self._evictions[request.handle]:
+                self._evictions[request.handle] = request.evictions
+                self.count("evicted as often as any may be", is_protected(request))
+                self.count("evicted by a higher priority", any(row.priority > request.priority for row in running))
+                if request.sampling.has_penalty:
+                    self.count("penalised row evicted")
+                    left = self._penalty_slot_of.get(request.handle, NO_SLOT)  # none if it had it for no whole turn
+                    self._left_by_evicted[left] = request.handle
+                self.count("prompt log-probabilities after an eviction", request.wants_prompt_logprobs)
+        for request in running:
+            self.count("readmitted with a cached prefix", request.evictions > 0 and request.shared > 0)
+            self._look_at_slots(request.handle, request.penalty_slot, request.state_slot)
+
+    def _look_at_slots(self, handle: int, penalty_slot: int, state_slot: int) -> None:
+        if penalty_slot != NO_SLOT:
+            self._penalty_slot_of[handle] = penalty_slot
+            if self._left_by_evicted.get(penalty_slot, handle) != handle:
+                self.count("its penalty slot reused")
+                del self._left_by_evicted[penalty_slot]
+        if state_slot != NO_SLOT:
+            self.count("state slot reused", self._state_slots.get(state_slot, handle) != handle)
+            self._state_slots[state_slot] = handle
+
+    def drained(self, chain: SimulatedChain) -> None:
+        """After a drain, which has compared the device's rows with the host's."""
+        scheduler = chain.engine.scheduler
+        self.count("row compared", len(scheduler.holdings.requests()))
+        self.count("paused row compared", len(scheduler.holdings.paused))
+
+    def close(self, chain: SimulatedChain, transcript: Transcript, longest_stall: int) -> None:
+        """At the end of a run."""
+        stats = chain.engine.stats()
+        self.longest_stall = longest_stall
+        self.count(f"mode: {self._script.world.mode}")
+        for kind, event in stats.events.items():
+            self.count(f"lifecycle: {kind}", event.count)
+            self.count(f"chain held by: {kind}", event.held)
+        tables = {
+            "ended from outside": stats.aborted,
+            "finished": stats.finished,
+            "barrier": stats.barriers,
+            "launch": {
+                **stats.launches_by_kind,
+                "overlapped": stats.overlapped,
+                "first after idle": stats.firsts_after_idle,
+            },
+            "blocks": {
+                "reserved": stats.blocks_reserved,
+                "adopted": stats.blocks_adopted,
+                "returned": stats.blocks_returned,
+            },
+            "abort answered": transcript.outcomes,
+        }
+        for name, table in tables.items():
+            for what, times in table.items():
+                self.count(f"{name}: {what}", times)
+        self.count("void rows", stats.void_rows)
+        self.count("deferred releases", stats.deferred_releases)
+        self.count("held back", stats.held_back)
+        self.count("recomputed tokens", stats.recomputed_tokens)
+        self.count("front end lost", stats.front_ends_lost)
+        self.count("cached block reused", chain.pool.reused)
+        self.count("fenced block found", chain.pool.revived)
+        self.count("block shared", chain.pool.shared)
+        self.count("snapshot logged", len(chain.snapshots))
+        self._close_requests(transcript)
+        if isinstance(chain.program, DraftProgram):
+            for tokens, times in chain.program.runs.items():
+                self.count(f"run of {tokens}", times)
+            self.count("run trimmed inside", chain.program.trimmed)
+
+    def _close_requests(self, transcript: Transcript) -> None:
+        for handle, heard in transcript.heard.items():
+            ask = self._script.asks[handle]
+            self.count("cache hit", heard.cached_tokens > 0)
+            self.count("prompt log-probabilities", len(heard.prompt_entries))
+            if heard.refusal is not None:
+                self.count(f"refused: {heard.refusal.code}")
+            if heard.reason is FinishReason.NON_FINITE:
+                in_prompt = 0 <= ask.sick_hidden < len(ask.prompt)
+                self.count("non-finite row", ask.sick_hidden < 0)
+                self.count("non-finite chunk", in_prompt)
+                self.count("non-finite hidden state in decode", ask.sick_hidden >= 0 and not in_prompt)
+
+
+def as_lines(counts: Counter[str]) -> list[str]:
+    """A table, in the order of its names."""
+    return [f"{counts[what]:>10,}  {what}" for what in sorted({*counts, *WANTED})]
