@@ -17,7 +17,8 @@ export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check format lint types imports protos serve bench eval parity clean
+.PHONY: help setup demo test coverage check format lint types imports protos serve bench eval parity sim mutants \
+	mutation clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -29,6 +30,11 @@ demo: $(STAMPS)/run ## start the service on the bundled model, stream several pr
 
 test: $(STAMPS)/test ## all tests, the slowest named at the end
 	@$(BIN)/python -m pytest $(ARGS)
+
+coverage: $(STAMPS)/test ## branches of the scheduler, the ledger and the pools that tests/runtime takes: all of them
+	@mkdir -p .pytest_cache
+	@$(BIN)/python -m coverage run -m pytest tests/runtime -q --durations=0 --durations-min=10 --timeout 300
+	@$(BIN)/python -m coverage report
 
 check: format lint types imports protos ## format, lint, types, direction of imports, proto lint
 
@@ -56,11 +62,23 @@ bench: $(STAMPS)/test ## speed, overlap, time to first token, host time a launch
 eval: $(STAMPS)/test ## what the bundled model can do, on its held-out files
 	@$(BIN)/python -m benchmarks.bundled_model.evaluate $(ARGS)
 
-parity: $(STAMPS)/test ## the same tokens at every depth, over SEEDS random workloads (200)
+parity: $(STAMPS)/test ## the same tokens at every depth: the matrix, and SEEDS random workloads (200)
 	@$(BIN)/python -m pytest tests/parity -q -s --seeds $(SEEDS) --timeout 0 $(ARGS)
 
+sim: SEEDS = 500
+sim: FIRST ?= 0
+sim: $(STAMPS)/test ## SEEDS random scripts (500) from FIRST (0) on the simulated device, at every depth; counts events
+	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(FIRST) $(ARGS)
+
+mutants: $(STAMPS)/test ## every known mistake put back, one at a time: a test fails for each
+	@$(BIN)/python -m tests.mutants $(ARGS)
+
+mutation: $(STAMPS)/mutation ## small changes to scheduler, ledger and block pool that no test finds (half an hour)
+	@$(BIN)/python -m mutmut run $(ARGS)
+	@$(BIN)/python -m mutmut results
+
 clean: ## remove .venv, caches, build output and generated stubs
-	rm -rf $(VENV) build dist runahead.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist mutants runahead.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	rm -f protos/runahead/v1/*_pb2.py protos/runahead/v1/*_pb2.pyi protos/runahead/v1/*_pb2_grpc.py
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -78,7 +96,9 @@ $(STAMPS)/test: EXTRAS := [test]
 $(STAMPS)/test: COVERS := $(STAMPS)/run
 $(STAMPS)/dev: EXTRAS := [test,dev]
 $(STAMPS)/dev: COVERS := $(STAMPS)/run $(STAMPS)/test
-$(STAMPS)/run $(STAMPS)/test $(STAMPS)/dev: $(BUILD_INPUTS) | $(STAMPS)/venv
+$(STAMPS)/mutation: EXTRAS := [test,mutation]
+$(STAMPS)/mutation: COVERS := $(STAMPS)/run $(STAMPS)/test
+$(STAMPS)/run $(STAMPS)/test $(STAMPS)/dev $(STAMPS)/mutation: $(BUILD_INPUTS) | $(STAMPS)/venv
 	@echo "installing runahead$(EXTRAS) into $(VENV) (minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --editable '.$(EXTRAS)'
 	@touch $(COVERS) $@
