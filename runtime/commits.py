@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 from runtime.holdings import Holdings
 from runtime.ledger import Launch, LedgerError
 from runtime.lifecycle import NOT_A_TOKEN, Commit, Ending
-from runtime.limits import SchedulerLimits, Tally
+from runtime.limits import SchedulerLimits
 from runtime.request import FinishReason
 from runtime.result_cells import read_cells
+from runtime.tally import Tally
 
 
 class Commits:

@@ -1,9 +1,8 @@
-"""Bounds that every plan keeps, and counts of what happened. Pure."""
+"""Bounds that every plan keeps. Pure."""
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +30,3 @@ class SchedulerLimits:
     def finds_prefixes(self) -> bool:
         """Blocks are kept findable."""
         return self.prefix_cache and not self.has_state
-
-
-@dataclass(slots=True)
-class Tally:
-    """What has happened since the start.
-
-    finished: requests by the name of their reason. aborted: requests ended from outside, by phase. events: lifecycle
-    events since the last launch, by kind; whoever counts them takes them away.
-    """
-
-    counters: Counter[str] = field(default_factory=Counter)
-    finished: Counter[str] = field(default_factory=Counter)
-    aborted: Counter[str] = field(default_factory=Counter)
-    events: Counter[str] = field(default_factory=Counter)
-
-    def event(self, kind: str, times: int = 1) -> None:
-        if times:
-            self.events[kind] += times

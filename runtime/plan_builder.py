@@ -62,8 +62,8 @@ class PlanBuilder:
 
     def append_blocks(self, slot: int, first_index: int, blocks: Sequence[int]) -> None:
         """block_table[slot, first_index + i] = blocks[i]."""
-        for i, block in enumerate(blocks, first_index):
-            self._appends.append((slot, i, block))
+        count = len(blocks)
+        self.append_each([slot] * count, range(first_index, first_index + count), blocks)
 
     def append_each(self, slots: Sequence[int], places: Sequence[int], blocks: Sequence[int]) -> None:
         """block_table[slots[i], places[i]] = blocks[i]."""

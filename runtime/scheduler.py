@@ -15,7 +15,7 @@ from runtime.commits import Commits
 from runtime.holdings import Holdings
 from runtime.ledger import Launch, Ledger, LedgerError
 from runtime.lifecycle import NOT_A_TOKEN, Commit, Deferred, Ending, Eviction, PromptPart, Release, Request
-from runtime.limits import SchedulerLimits, Tally
+from runtime.limits import SchedulerLimits
 from runtime.new_row import begin_row, words_of
 from runtime.plan import Chunk, LaunchPlan
 from runtime.plan_builder import PlanBuilder
@@ -23,6 +23,7 @@ from runtime.rationing import Need, choose_victim, ration
 from runtime.request import FinishReason
 from runtime.rows import RowPhase, Rows
 from runtime.slot_pool import NO_SLOT
+from runtime.tally import Tally
 from runtime.waiting import WaitingQueue
 
 # Members of an enum are looked up slowly; the steady step reads these thousands of times a second.

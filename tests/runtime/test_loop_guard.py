@@ -14,8 +14,8 @@ from runtime.loop_guard import LoopGuard
 
 BUNDLED = Path(models.__path__[0]) / "bundled"
 STANDING = """
-import time, sys, runtime.engine, runtime.engine_process as process
-def stand(engine): time.sleep(1000)
+import sys, threading, runtime.engine, runtime.engine_process as process
+def stand(engine): threading.Event().wait()
 runtime.engine.Engine.turn = stand
 process._TURN_S = 0.0
 sys.exit(process.main())

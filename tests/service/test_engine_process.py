@@ -27,7 +27,7 @@ def command(tmp_path: Path) -> Callable[[str], list[str]]:
 
     def write(body: str) -> list[str]:
         script = tmp_path / "engine.py"
-        script.write_text(f"import json, sys, time\norders = json.loads(sys.stdin.readline())\n{body}\n")
+        script.write_text(f"import json, sys, threading\norders = json.loads(sys.stdin.readline())\n{body}\n")
         return [sys.executable, str(script)]
 
     return write
@@ -56,7 +56,7 @@ def test_an_engine_that_can_not_start_gives_its_exit_code(command: Callable[[str
 
 
 def test_an_engine_that_does_not_end_is_killed(command: Callable[[str], list[str]]) -> None:
-    body = "print('ready', flush=True)\nwhile True: time.sleep(60)"
+    body = "print('ready', flush=True)\nthreading.Event().wait()"
 
     async def start_and_stop() -> int:
         return await (await EngineProcess.start(CONFIG, command(body))).stop(grace_s=0.05)
@@ -67,7 +67,7 @@ def test_an_engine_that_does_not_end_is_killed(command: Callable[[str], list[str
 def test_a_start_that_is_cancelled_leaves_no_process(tmp_path: Path, command: Callable[[str], list[str]]) -> None:
     written = tmp_path / "pid"
     os.mkfifo(written)
-    body = f"import os\nopen({str(written)!r}, 'w').write(str(os.getpid()))\nwhile True: time.sleep(60)"
+    body = f"import os\nopen({str(written)!r}, 'w').write(str(os.getpid()))\nthreading.Event().wait()"
 
     async def start_and_cancel() -> int:
         starting = asyncio.ensure_future(EngineProcess.start(CONFIG, command(body)))
