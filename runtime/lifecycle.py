@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from runtime.request import FinishReason, SamplingParams, StoppingParams
 from runtime.slot_pool import NO_SLOT
 
 NOT_A_TOKEN = -1
+MAX_EVICTIONS: Final = 3  # a request evicted so often is protected: others of its priority leave before it
 
 
 @dataclass(slots=True, eq=False)
@@ -64,9 +66,17 @@ class Request:
         return self.sampling.prompt_logprobs >= 0 and self.next_prompt_logprob < self.prompt.size
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Higher priority first, then first come first served."""
-        return -self.priority, self.order
+    def is_protected(self) -> bool:
+        """It was evicted as often as any request may be, unless for one of a higher priority."""
+        return self.evictions >= MAX_EVICTIONS
+
+    @property
+    def rank(self) -> tuple[int, bool, int]:
+        """Higher priority first, of equals those that are protected, then first come first served.
+
+        It changes with an eviction alone, while the request is in no queue.
+        """
+        return -self.priority, not self.is_protected, self.order
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,11 @@ import numpy as np
 
 from runtime.holdings import Holdings
 from runtime.lifecycle import Request
-from runtime.rationing import is_protected
 from runtime.rows import RowPhase
 
 
 class WaitingQueue:
-    """Requests without a row: higher priority first, then first come first served."""
+    """Requests without a row, by rank."""
 
     def __init__(self, holdings: Holdings) -> None:
         self._requests: list[Request] = []
@@ -64,7 +63,7 @@ class WaitingQueue:
         running = ((rows.phase == RowPhase.PREFILL) | (rows.phase == RowPhase.DECODE)).nonzero()[0]
         have = rows.num_blocks[running]
         may_need = -(-(rows.max_len[running] - 1) // size) - have
-        if is_protected(request):
+        if request.is_protected:
             return most + int(may_need.sum())
         soon = np.maximum(1, -(-rows.known_len[running] // size) - have)
         own = self._holdings.pool.blocks_for(request.tokens.size) + (1 << request.evictions) - 1

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from cuda_graphs.simulated_device import seeded_schedule
-from runtime.rationing import MAX_EVICTIONS, is_protected
+from runtime.lifecycle import MAX_EVICTIONS
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.pressure import events, request_of, whole
 
@@ -108,7 +108,7 @@ def test_a_request_evicted_as_often_as_may_be_is_spared_whoever_comes_after_it(d
         chain.turn()
         scheduler.evict(request_of(chain, 1))
         chain.turn_until(lambda times=times: request_of(chain, 1).evictions == times)
-    assert is_protected(request_of(chain, 1))
+    assert request_of(chain, 1).is_protected
     chain.turn_until(lambda: chain.is_running("r1"))
     asked = {1: (5, 40)}
     for handle in range(2, 9):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runtime.lifecycle import Request
-from runtime.rationing import MAX_EVICTIONS, Need, Shortage, choose_victim, is_protected, ration
+from runtime.lifecycle import MAX_EVICTIONS, Request
+from runtime.rationing import Need, Shortage, choose_victim, ration
 from runtime.request import SamplingParams, StoppingParams
 
 
@@ -102,7 +102,7 @@ def test_the_row_that_waits_first_is_never_its_own_victim() -> None:
 @pytest.mark.parametrize(("evictions", "protected"), [(MAX_EVICTIONS - 1, False), (MAX_EVICTIONS, True)])
 def test_a_request_evicted_often_enough_is_spared(evictions: int, protected: bool) -> None:
     a, b, often = request(1), request(2), request(3, evictions=evictions)
-    assert is_protected(often) == protected
+    assert often.is_protected == protected
     assert victim([a, b, often], [a, b, often]) == ("r2" if protected else "r3")
 
 
@@ -112,3 +112,15 @@ def test_a_row_of_the_lowest_priority_leaves_before_others_however_often_it_did(
     assert choose_victim(everybody, [low, high, higher]) is low
     only_one = Shortage((high,), 1)
     assert choose_victim(only_one, [low, high, higher]) is low, "it goes on, and one of a higher priority waits"
+
+
+def test_a_request_evicted_often_enough_is_served_before_older_ones_of_its_priority() -> None:
+    """Or the older one would wait first, be spared for that, and the other would be evicted once more."""
+    older, often, low = request(1), request(2, evictions=MAX_EVICTIONS), request(3, priority=-1)
+    shortage = ration([Need(low, 1), Need(older, 1), Need(often, 1)], 0)
+    assert shortage is not None
+    assert ids(shortage.waiting) == ["r2", "r1", "r3"]
+    assert victim([often, older], [older, often]) == "r1"
+    shortage = ration([Need(often, 1), Need(request(4, priority=1), 1)], 0)
+    assert shortage is not None
+    assert ids(shortage.waiting) == ["r4", "r2"], "not before a higher priority"

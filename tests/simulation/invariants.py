@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from runtime.rationing import MAX_EVICTIONS
+from runtime.lifecycle import MAX_EVICTIONS
 from runtime.rows import RowPhase
 from tests.simulation.assembly import SimulatedChain
 

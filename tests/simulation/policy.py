@@ -7,11 +7,15 @@ from numpy.typing import NDArray
 
 from runtime.block_pool import BlockPool
 from runtime.ledger import Ledger
-from runtime.lifecycle import Deferred, Ending, Request
+from runtime.lifecycle import MAX_EVICTIONS, Deferred, Ending, Request
 from runtime.limits import SchedulerLimits
-from runtime.rationing import MAX_EVICTIONS
 from runtime.rows import RowPhase, Rows
 from runtime.scheduler import Scheduler
+
+
+def _order_of_service(row: Request) -> tuple[int, bool, int]:
+    """Higher priority first, of equals those evicted as often as may be, then first come first served."""
+    return -row.priority, row.evictions < MAX_EVICTIONS, row.order
 
 
 class HeldToItsWord(Scheduler):
@@ -53,7 +57,7 @@ class HeldToItsWord(Scheduler):
         super()._share_out(crossing, wanted, chunks)
         evicted = [row for row in going if rows.phase[row.slot] == RowPhase.LEAVING]
         assert len(evicted) <= 1, "two rows were evicted for one plan"
-        waiting = sorted((row for row in going if row.slot in needs), key=lambda row: (-row.priority, row.order))
+        waiting = sorted((row for row in going if row.slot in needs), key=_order_of_service)
         while waiting and needs[waiting[0].slot] <= available:
             available -= needs[waiting.pop(0).slot]
         for row in waiting:

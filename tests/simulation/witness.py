@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from runtime.rationing import is_protected
 from runtime.request import FinishReason
 from runtime.slot_pool import NO_SLOT
 from tests.simulation.assembly import SimulatedChain
@@ -66,7 +65,7 @@ class Witness:
             request = tracked.request
             if request.evictions > self._evictions[request.handle]:
                 self._evictions[request.handle] = request.evictions
-                self.count("evicted as often as any may be", is_protected(request))
+                self.count("evicted as often as any may be", request.is_protected)
                 self.count("evicted by a higher priority", any(row.priority > request.priority for row in running))
                 if request.sampling.has_penalty:
                     self.count("penalised row evicted")
