@@ -1,4 +1,4 @@
-"""What all tests share: thread limits, the switch for the number of random workloads, the skip of GPU tests."""
+"""What all tests share: thread limits, no time limit for an example of a property, random workloads, GPU tests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,18 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:  # a GPU's machine may lack it, and the tests that need it are not run there
+    pass
+else:
+    # An example is wrong by what it does, never by how long it takes: the machine may be slow, or busy with other work.
+    # The parent is the profile in force, which under CI is one without randomness.
+    settings.register_profile(
+        "untimed", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

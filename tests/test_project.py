@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from service.settings import Settings, setting_names
 
@@ -106,6 +107,24 @@ def test_every_dependency_is_pinned_by_the_constraints() -> None:
         *(name for extra in project["optional-dependencies"].values() for name in extra),
     ]
     assert {re.split(r"[<>=\[]", requirement)[0] for requirement in wanted} <= pinned
+
+
+def calls(path: Path) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call))
+
+
+def test_no_property_test_has_a_time_limit() -> None:
+    """A slow machine must not fail one."""
+    assert settings().deadline is None
+    assert HealthCheck.too_slow in settings().suppress_health_check
+    limits = {
+        str(path.relative_to(ROOT)): ast.unparse(keyword.value)
+        for path in sources("tests", "benchmarks")
+        for call in calls(path)
+        for keyword in call.keywords
+        if keyword.arg == "deadline" and ast.unparse(keyword.value) != "None"
+    }
+    assert limits == {}
 
 
 def test_the_readme_lists_every_setting_with_its_default() -> None:

@@ -75,8 +75,7 @@ def test_the_vocabulary_has_4096_entries_and_the_end_token_is_the_models(tokeniz
 
 
 @given(text=st.text())
-def test_any_text_survives_the_tokenizer(text: str) -> None:
-    tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+def test_any_text_survives_the_tokenizer(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
 
 
