@@ -23,7 +23,7 @@ from runtime.ledger import Ledger
 from runtime.lifecycle import Deferred
 from runtime.limits import SchedulerLimits
 from runtime.messages import EngineInfo
-from runtime.models.config import ModelConfig
+from runtime.models.config import ModelConfig, load_config
 from runtime.models.decoder import Decoder
 from runtime.models.load import load_model
 from runtime.plan import PLAN_WORDS
@@ -65,13 +65,14 @@ def assemble(config: EngineConfig, progress: Progress) -> Assembled:
     dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
     if dtype is not torch.float32:
         raise ConfigError(f"device cpu computes in float32; dtype {config.dtype} can't be combined with it")
-    device = torch.device("cpu")
-    model = load_model(
-        Path(config.model), device, dtype, config.load_format, ReferenceKernels(), progress, config.context_length
-    )
-    context = context_length(config, model.config)
-    blocks = config.num_blocks or blocks_in(_CPU_CACHE_BYTES, config, model.config, context, dtype)
+    folder = Path(config.model)
+    described = load_config(folder)
+    context = check_model(config, described)
+    blocks = config.num_blocks or blocks_in(_CPU_CACHE_BYTES, config, described, context, dtype)
     check_blocks(blocks, config, context)
+    model = load_model(
+        folder, torch.device("cpu"), dtype, config.load_format, ReferenceKernels(), progress, context, described
+    )
     rings = allocate_rings(ring_layout(config, model.config))
     program = HostProgram(
         model,
@@ -95,6 +96,20 @@ def assemble(config: EngineConfig, progress: Progress) -> Assembled:
         engine_info(config, model, blocks, context, dtype),
         RingPoison(program, rings),
     )
+
+
+def check_model(config: EngineConfig, model: ModelConfig) -> int:
+    """Refuses what can't be by the model's `config.json` alone, before any weight is read. Returns the context length.
+
+    Raises ConfigError for a context that is longer than the model's, too few `num_blocks`, a model with too many end
+    tokens.
+    """
+    context = context_length(config, model)
+    if config.num_blocks:
+        check_blocks(config.num_blocks, config, context)
+    if len(model.eos_token_ids) > MAX_EOS_IDS:
+        raise ConfigError(f"the model names {len(model.eos_token_ids)} end-of-sequence ids; at most {MAX_EOS_IDS} work")
+    return context
 
 
 def context_length(config: EngineConfig, model: ModelConfig) -> int:
@@ -149,9 +164,7 @@ def ring_layout(config: EngineConfig, model: ModelConfig) -> RingLayout:
 
 
 def make_scheduler(config: EngineConfig, model: ModelConfig, blocks: int, context: int) -> Scheduler:
-    """The scheduler with its rows, pool and ledger. Raises ConfigError for a model with too many end tokens."""
-    if len(model.eos_token_ids) > MAX_EOS_IDS:
-        raise ConfigError(f"the model names {len(model.eos_token_ids)} end-of-sequence ids; at most {MAX_EOS_IDS} work")
+    """The scheduler with its rows, pool and ledger, for a model that `check_model` has passed."""
     limits = SchedulerLimits(
         context_length=context,
         vocab_size=model.vocab_size,

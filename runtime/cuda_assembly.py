@@ -15,7 +15,7 @@ from runtime.assembly import (
     Progress,
     blocks_in,
     check_blocks,
-    context_length,
+    check_model,
     engine_info,
     make_scheduler,
     ring_layout,
@@ -23,6 +23,7 @@ from runtime.assembly import (
 from runtime.config import EngineConfig
 from runtime.cuda_program import CudaProgram
 from runtime.kernels.triton.kernel_set import TritonKernelSet
+from runtime.models.config import load_config
 from runtime.models.load import load_model
 
 _CACHE_SHARE: Final = 0.85  # of the GPU's memory left after the weights, for the KV cache
@@ -35,10 +36,10 @@ def assemble_cuda(config: EngineConfig, progress: Progress) -> Assembled:
     """
     device = torch.device("cuda", torch.cuda.current_device())
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
-    model = load_model(
-        Path(config.model), device, dtype, config.load_format, TritonKernelSet(), progress, config.context_length
-    )
-    context = context_length(config, model.config)
+    folder = Path(config.model)
+    described = load_config(folder)
+    context = check_model(config, described)
+    model = load_model(folder, device, dtype, config.load_format, TritonKernelSet(), progress, context, described)
     free, _ = torch.cuda.mem_get_info(device)
     blocks = config.num_blocks or blocks_in(int(free * _CACHE_SHARE), config, model.config, context, model.dtype)
     check_blocks(blocks, config, context)

@@ -17,9 +17,7 @@ except ImportError:  # a GPU's machine may lack it, and the tests that need it a
 else:
     # An example is wrong by what it does, never by how long it takes: the machine may be slow, or busy with other work.
     # The parent is the profile in force, which under CI is one without randomness.
-    settings.register_profile(
-        "untimed", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
-    )
+    settings.register_profile("untimed", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("untimed")
 
 

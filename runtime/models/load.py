@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from runtime.kernels.kernel_set import KernelSet
-from runtime.models.config import load_config
+from runtime.models.config import ModelConfig, load_config
 from runtime.models.decoder import Decoder
 from runtime.models.weights import Progress, dummy_weights, load_weights
 
@@ -20,14 +20,16 @@ def load_model(
     kernels: KernelSet,
     progress: Progress | None = None,
     positions: int = 0,
+    config: ModelConfig | None = None,
 ) -> Decoder:
     """The checkpoint's decoder, its configuration at `Decoder.config`.
 
     dtype: None takes the checkpoint's own. load_format: auto reads safetensors, dummy draws random weights of the
     configured shape and needs config.json only. progress: called with bytes done and bytes in all. positions: the
-    longest context that will be asked for; 0 takes the model's own. Raises CheckpointError.
+    longest context that will be asked for; 0 takes the model's own. config: the folder's, where the caller has read it
+    before; None reads it. Raises CheckpointError.
     """
-    config = load_config(folder)
+    config = load_config(folder) if config is None else config
     dtype = config.dtype if dtype is None else dtype
     if load_format == "dummy":
         weights = dummy_weights(config, dtype, device, kernels.pack_weight)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from runtime.assembly import assemble
-from runtime.config import EngineConfig
+from runtime.config import ConfigError, EngineConfig
 from runtime.engine import Barrier, Engine
 from runtime.request import SamplingParams, StoppingParams
 from tests.gpu.gpu_chain import EngineUnderTest
@@ -47,3 +48,9 @@ def test_the_bundled_model_runs_in_its_own_dtype() -> None:
     found, under_test = served("cuda", 2, "auto")
     assert sum(len(tokens) for tokens in found.values()) > 100
     assert under_test.engine.figures.overlapped > 0
+
+
+def test_a_context_longer_than_the_model_s_is_refused_before_the_weights_are_read(tmp_path: Path) -> None:
+    shutil.copy(BUNDLED / "config.json", tmp_path)  # there are no weights to read
+    with pytest.raises(ConfigError, match=r"context_length \(2049\) is more than the model's 2048"):
+        assemble(EngineConfig(model=str(tmp_path), device="cuda", context_length=2049), lambda done, total: None)
