@@ -1,4 +1,5 @@
-"""What `make bench` runs: speed beside `transformers`, time to first token at every depth, the engine's host time.
+"""What `make bench` runs: speed beside `transformers`, time to first token at every depth, the engine's host time,
+and what one request costs the others.
 
 Figures are for this machine, at this moment; compare within one run, never across two.
 """
@@ -11,9 +12,9 @@ import platform
 from pathlib import Path
 
 import runtime.models
-from benchmarks import depths, first_token, host_time, prefix_hit, throughput
+from benchmarks import depths, first_token, host_time, prefix_hit, pressure, throughput
 
-PARTS = ("throughput", "depths", "first-token", "prefix-hit", "host-time")
+PARTS = ("throughput", "depths", "first-token", "prefix-hit", "host-time", "pressure")
 BUNDLED = Path(runtime.models.__path__[0]) / "bundled"
 
 
@@ -41,6 +42,9 @@ def main() -> None:
     if "host-time" in parts:
         print("\nThe engine's host time a launch on the null device, plan to publish")
         host_time.main()
+    if "pressure" in parts:
+        print("\nA turn of the engine's loop on the null device, quiet and under pressure")
+        pressure.main([])
 
 
 if __name__ == "__main__":
