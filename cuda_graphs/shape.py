@@ -22,7 +22,6 @@ class LaunchShape:
     form: what those sample rows need.
     rows: rows of F(number); 0 makes the launch a closing one, S and copy-out alone.
     tokens: query tokens of F(number); equal to `rows` in a decode launch.
-    max_seq_len: an upper bound on the tokens that a row of F attends to.
     prompt_logprobs: a chunk of F leaves log-probabilities of its prompt. False spares everything that they cost.
     """
 
@@ -31,7 +30,6 @@ class LaunchShape:
     form: Form
     rows: int
     tokens: int
-    max_seq_len: int
     prompt_logprobs: bool = False
 
     @property

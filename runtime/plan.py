@@ -120,7 +120,6 @@ class LaunchPlan:
     appends: NDArray[np.int32]  # [n, 3] (slot, index, block)
     chunks: tuple[Chunk, ...] = ()
     admissions: tuple[Admission, ...] = ()
-    max_seq_len: int = 0
     tokens: int = field(default=0)
 
 

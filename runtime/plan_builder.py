@@ -32,7 +32,6 @@ class PlanBuilder:
         self._appends: list[tuple[int, int, int]] = []
         self._chunks: list[Chunk] = []
         self._admissions: list[Admission] = []
-        self._max_seq_len = 0
 
     @property
     def has_rows(self) -> bool:
@@ -55,10 +54,9 @@ class PlanBuilder:
         used = HEADER_WORDS + rows + APPEND_WORDS * len(self._appends)
         return self._plan_words - used - CHUNK_WORDS * len(self._chunks) - len(self._admissions)
 
-    def decode(self, slots: NDArray[np.int32], max_seq_len: int) -> None:
-        """Rows that go on decoding. `max_seq_len`: the longest of them with that token."""
+    def decode(self, slots: NDArray[np.int32]) -> None:
+        """Rows that go on decoding."""
         self._decode = slots
-        self._max_seq_len = max(self._max_seq_len, max_seq_len)
 
     def append_blocks(self, slot: int, first_index: int, blocks: Sequence[int]) -> None:
         """block_table[slot, first_index + i] = blocks[i]."""
@@ -74,7 +72,6 @@ class PlanBuilder:
         self._chunks.append(chunk)
         self._prefill_left -= chunk.tokens.size
         self._bulk_words -= chunk.words
-        self._max_seq_len = max(self._max_seq_len, chunk.start + chunk.tokens.size)
 
     def admit(self, admission: Admission) -> None:
         """A row's parameters, for a slot that begins with this launch."""
@@ -99,7 +96,6 @@ class PlanBuilder:
             appends=np.array(self._appends, np.int32) if self._appends else _NO_APPENDS,
             chunks=tuple(self._chunks),
             admissions=tuple(self._admissions),
-            max_seq_len=self._max_seq_len,
             tokens=self._decode.size * self._decode_tokens + sum(chunk.tokens.size for chunk in self._chunks),
         )
 

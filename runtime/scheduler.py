@@ -168,7 +168,6 @@ class Scheduler:
             form=Form.FULL if full else Form.PLAIN,
             rows=plan.rows.size,
             tokens=plan.tokens,
-            max_seq_len=plan.max_seq_len,
             prompt_logprobs=bool(self._prompt_parts),
         )
         self.rows.last_launch[plan.rows] = plan.number
@@ -251,7 +250,7 @@ class Scheduler:
             rows.most_len[slots] = wanted
         rows.least_len[slots] += 1
         if slots.size:
-            builder.decode(slots.astype(np.int32), int(wanted.max()))
+            builder.decode(slots.astype(np.int32))
 
     def _cross(self, builder: PlanBuilder, slots: NDArray[np.int64], wanted: NDArray[np.int32]) -> None:
         """Reserve the blocks behind a border for rows that cross it with this launch."""

@@ -209,7 +209,7 @@ def test_a_launch_without_its_plan_masks_every_row_and_reports_a_fault() -> None
     config = small_config()
     under_test = cuda_engine(config, random_weights(config), 2)
     device = under_test.device
-    device.launch(LaunchShape(1, 0, Form.PLAIN, rows=2, tokens=2, max_seq_len=10))
+    device.launch(LaunchShape(1, 0, Form.PLAIN, rows=2, tokens=2))
     device.wait(1 << 62, 0, (), 5.0)
     assert device.ended() == 1
     assert device.rings.status[1, STATUS_FAULT] == FAULT_PLAN_NUMBER
@@ -222,7 +222,7 @@ def test_a_launch_that_raises_is_a_device_error_now_and_ever_after() -> None:
     device = under_test.device
     device.graphs.clear()  # type: ignore[attr-defined]
     with pytest.raises(DeviceError):
-        device.launch(LaunchShape(1, 0, Form.PLAIN, rows=2, tokens=2, max_seq_len=10))
+        device.launch(LaunchShape(1, 0, Form.PLAIN, rows=2, tokens=2))
     with pytest.raises(DeviceError):
         device.sampled()
     device.close()

@@ -100,7 +100,7 @@ class Launches:
         ring = self.rings.slot(self.number)
         stage(plan, self.rings.plan[ring], self.rings.bulk[ring])
         wanting = any(c is not None and self._rows[c.slot].sampling.prompt_logprobs >= 0 for c in chunks)
-        self.run(LaunchShape(self.number, len(self._last), form, len(slots), sum(counts), 0, wanting))
+        self.run(LaunchShape(self.number, len(self._last), form, len(slots), sum(counts), wanting))
         cells = self.rings.cells[ring, :, 0]
         tokens, flags = {}, {}
         for place, (slot, asked) in enumerate(self._last):

@@ -54,19 +54,14 @@ def test_a_launch_behind_a_chunk_that_leaves_nothing_has_no_sample_rows() -> Non
     assert [launch.shape.sample_rows for launch in played.ledger.launches()] == [0, 0, 0, 1]
 
 
-def test_a_launch_tells_the_device_its_query_tokens_and_how_long_its_rows_may_be() -> None:
+def test_a_launch_tells_the_device_its_rows_and_query_tokens() -> None:
     played = Played()
     played.submit(1, 40, 3)
     played.submit(2, 5, 9)
     for _ in range(4):
         played.launch()
     shapes = [launch.shape for launch in played.ledger.launches()]
-    assert [(shape.rows, shape.tokens, shape.max_seq_len) for shape in shapes] == [
-        (2, 21, 16),
-        (2, 17, 32),
-        (2, 9, 40),
-        (2, 2, 41),
-    ]
+    assert [(shape.rows, shape.tokens) for shape in shapes] == [(2, 21), (2, 17), (2, 9), (2, 2)]
 
 
 def test_a_row_that_decodes_has_a_query_token_for_each_of_its_drafts() -> None:

@@ -59,6 +59,6 @@ def test_the_largest_chunk_that_is_let_through_fits_the_plan_of_a_new_row_beside
         largest = chunk
     assert 0 < largest < 8192, "the bound was not reached"
     builder = PlanBuilder(1, PLAN_WORDS, 1 << 20, 1 << 15)
-    builder.decode(np.arange(max_rows - 1, dtype=np.int32), 1)
+    builder.decode(np.arange(max_rows - 1, dtype=np.int32))
     assert builder.fits(largest, largest // 8, record_words=20)
     assert not builder.fits(largest + 16, largest // 8 + 2, record_words=20), "the bound is far too careful"

@@ -18,7 +18,7 @@ _FLAGS = np.ones(1, np.bool_)
 
 
 def launch(number: int, *, overlapped: bool = False, first: bool = False) -> Launch:
-    shape = LaunchShape(number, 1, Form.PLAIN, 1, 1, 1)
+    shape = LaunchShape(number, 1, Form.PLAIN, 1, 1)
     return Launch(shape, _SLOTS, _SLOTS, _FLAGS, _SLOTS, _SLOTS, _FLAGS, overlapped=overlapped, first=first)
 
 
@@ -55,7 +55,7 @@ def test_the_overlap_ratio_is_over_launches_that_had_one_before_them() -> None:
 
 @pytest.mark.parametrize(("rows", "tokens", "kind"), [(0, 0, "closing"), (3, 3, "decode"), (3, 9, "mixed")])
 def test_kinds_of_launches(rows: int, tokens: int, kind: str) -> None:
-    assert kind_of(LaunchShape(1, 1, Form.PLAIN, rows, tokens, 1)) == kind
+    assert kind_of(LaunchShape(1, 1, Form.PLAIN, rows, tokens)) == kind
 
 
 def test_quantiles_of_nothing_are_not_there() -> None:

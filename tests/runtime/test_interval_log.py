@@ -15,7 +15,7 @@ ROWS = 3
 
 def launch(number: int) -> Launch:
     slots, flags = np.zeros(ROWS, np.int32), np.ones(ROWS, np.bool_)
-    return Launch(LaunchShape(number, ROWS, Form.PLAIN, ROWS, ROWS, 1), slots, slots, flags, slots, slots, flags)
+    return Launch(LaunchShape(number, ROWS, Form.PLAIN, ROWS, ROWS), slots, slots, flags, slots, slots, flags)
 
 
 def totals(launch: int) -> Totals:

@@ -174,7 +174,7 @@ def test_whatever_the_builder_says_fits_can_be_staged() -> None:
         decode = np.arange(int(dice.integers(0, 40)), dtype=np.int32)
         for slot in decode[: builder.appends_left(decode.size)].tolist():
             builder.append_blocks(slot, 0, [slot])
-        builder.decode(decode, 10)
+        builder.decode(decode)
         slot = 100
         while True:
             count, blocks = int(dice.integers(1, 20)), int(dice.integers(1, 4))
@@ -200,6 +200,6 @@ def test_the_row_list_is_left_out_only_where_the_device_holds_it_already(
     last_slots: list[int], last_samples: list[bool], changed: bool
 ) -> None:
     builder = PlanBuilder(1, 256, 256, 64)
-    builder.decode(np.array([2, 4], np.int32), 10)
+    builder.decode(np.array([2, 4], np.int32))
     plan = builder.build(np.array(last_slots, np.int32), np.array(last_samples))
     assert plan.row_list_changed == changed

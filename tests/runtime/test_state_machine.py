@@ -165,7 +165,7 @@ class ChainMachine(RuleBasedStateMachine):
 
     def _enqueue(self, rows: list[Holder]) -> None:
         number = self.ledger.launched + 1
-        shape = LaunchShape(number, 0, Form.PLAIN, 0, 0, 0)
+        shape = LaunchShape(number, 0, Form.PLAIN, 0, 0)
         self.ledger.enqueue(Launch(shape, _SLOTS, _SLOTS, _FLAGS, _SLOTS, _SLOTS, _FLAGS))
         for row in rows:
             row.last_launch = number
