@@ -293,8 +293,8 @@ class Scheduler:
         rows, request = self.rows, self.holdings.request(slot)
         start, have = int(rows.least_len[slot]), int(rows.num_blocks[slot])
         end, blocks = self._cut(start, request), self._chunk_blocks(slot)
-        if blocks > self.pool.available or not builder.fits(end - start, blocks, 0):
-            return False
+        if not builder.fits(end - start, blocks, 0):
+            return False  # its blocks are there: rows that lack some pause, and are not planned
         builder.append_blocks(slot, have, self.holdings.take_blocks(request, blocks))
         last = end == request.tokens.size
         target = int(request.tokens[end]) if request.wants_prompt_logprobs and not last else NOT_A_TOKEN

@@ -99,6 +99,23 @@ def test_no_block_of_a_row_whose_logits_were_not_finite_is_found(depth: int) -> 
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
+def test_a_prefix_that_was_found_stays_findable_when_a_row_that_shares_it_is_not_finite(depth: int) -> None:
+    chain = make_chain(depth, schedule=no_step, program_type=SickLogits)
+    ask(chain, 1, PROMPT[:17])
+    chain.run()
+    findable = chain.engine.scheduler.pool.findable
+    chain.submit(2, PROMPT[:17], seed=666, max_tokens=20, ignore_eos=True)
+    chain.run()
+    assert [end.reason for end in chain.finished()[2]] == [FinishReason.NON_FINITE]
+    assert cached(chain, 2) == 16
+    assert chain.engine.scheduler.pool.findable == findable
+    ask(chain, 3, PROMPT[:17])
+    chain.run()
+    assert cached(chain, 3) == 16
+    chain.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
 def test_no_block_of_a_row_whose_logits_were_not_finite_while_it_left_is_found(depth: int) -> None:
     """It has given its blocks up; some of them may be cached already, and nobody's."""
     chain = make_chain(depth, schedule=no_step, program_type=SickLogits)
