@@ -44,7 +44,7 @@ def test_a_prompt_of_a_higher_priority_overtakes_one_in_a_lower_slot() -> None:
 
 
 def test_a_short_chunk_does_not_overtake_a_better_ranked_one_that_does_not_fit() -> None:
-    """Chunks are 16 tokens; the second launch may carry 24: the first prompt's 16, not the last one's 8 behind the second."""
+    """Chunks are 16 tokens. The second launch may carry 24: 16 of the first prompt, not the last 8 of the third."""
     chain = make_chain(1, schedule=no_step, max_prefill_tokens=64)
     plans = plans_of(chain)
     lengths = {1: 64, 2: 64, 3: 24}
