@@ -35,8 +35,8 @@ _FAULT_CHECK_S: Final = 1e-3
 class CudaProgram(Program, Protocol):
     """A program that can be captured: its work depends on a launch's shape and on device memory alone."""
 
-    def reset(self) -> None:
-        """Forget every launch and every row: what runs next is launch 1. Only while nothing is in flight."""
+    def reset(self, launched: int) -> None:
+        """Forget every launch and every row; the next is launch `launched` + 1. Only while nothing is in flight."""
 
 
 def pinned(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic]:
@@ -55,7 +55,7 @@ class CudaDevice:
 
     stream: everything runs on it, in order. max_rows: of a launch; graphs are captured for the buckets up to it, at
     construction. mixed_tokens: query tokens of the mixed launch that warms up the eager path. progress: called with
-    (graphs captured, graphs in all).
+    (graphs captured, graphs in all). launched: the number that the first launch comes after.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class CudaDevice:
         max_rows: int,
         mixed_tokens: int,
         progress: Callable[[int, int], None] = lambda done, total: None,
+        launched: int = 0,
     ) -> None:
         self.rings = rings
         self.counters = DeviceCounters()
@@ -78,12 +79,12 @@ class CudaDevice:
         self._end_ns = torch.from_numpy(rings.end_ns)
         self._marks = pinned((marks.MARKS,), np.int64)
         self._marks_on_device = torch.from_numpy(self._marks)
-        self._counted = 0  # the newest launch whose bytes are in the counters
+        self._counted = launched  # the newest launch whose bytes are in the counters
         self._fault: Exception | None = None
         with torch.inference_mode():
             self._warm_up(mixed_tokens)
             self._capture_all(progress)
-        self._forget()
+        self._forget(launched)
 
     # ------------------------------------------------------------ the protocol
 
@@ -194,13 +195,13 @@ class CudaDevice:
             self.counters.graph_captures += 1
         progress(len(keys), len(keys))
 
-    def _forget(self) -> None:
+    def _forget(self, launched: int) -> None:
         """What warming up has counted and written, outside and in."""
         with torch.cuda.stream(self.stream), torch.inference_mode():
-            self._program.reset()
-            self._counter.zero_()
+            self._program.reset(launched)
+            self._counter.fill_(launched)
         self.stream.synchronize()
-        self._marks[:] = 0
+        self._marks[:] = launched
         self.rings.status[:] = 0
         self.rings.start_ns[:] = 0
         self.rings.end_ns[:] = 0

@@ -46,17 +46,19 @@ def seeded_delays(seed: int) -> Callable[[], None]:
 class HostDevice:
     """Runs a `Program` on a thread of its own.
 
-    delay: called before each of the three parts of a launch.
+    delay: called before each of the three parts of a launch. launched: the number that the first launch comes after, as
+    the program was told.
     """
 
-    def __init__(self, program: Program, rings: RingMemory, delay: Callable[[], None] = _no_delay) -> None:
+    def __init__(
+        self, program: Program, rings: RingMemory, delay: Callable[[], None] = _no_delay, *, launched: int = 0
+    ) -> None:
         self.rings = rings
         self.counters = DeviceCounters()
         self._program = program
         self._delay = delay
         self._queue: queue.SimpleQueue[LaunchShape | None] = queue.SimpleQueue()
-        self._sampled = 0
-        self._ended = 0
+        self._sampled = self._ended = launched
         self._awaited = (_NOTHING, _NOTHING)  # marks beyond these wake the host
         self._fault: BaseException | None = None
         self._mark_read, self._mark_write = os.pipe()

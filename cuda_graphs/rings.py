@@ -12,7 +12,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-# A result cell is one aligned 64-bit store: the launch number in the high half, what S decided in the low half.
+# A result cell is one aligned 64-bit store: the launch number modulo 2**32 in the high half, what S decided in the low
+# half. The number wraps and is compared as such: a cell that was not written holds that of an earlier launch.
 TOKEN_MASK = (1 << 28) - 1
 STOPPED = 1 << 28  # the device ended the row with this token
 VOID = 1 << 29  # the row had ended before this launch: nothing was sampled
@@ -25,6 +26,16 @@ STATUS_WORDS = 4
 
 FAULT_NONE = 0
 FAULT_PLAN_NUMBER = 1  # apply found a plan that was not the one for its launch: every row was masked
+
+
+def low_word(number: int) -> int:
+    """A launch number modulo 2**32, as the signed 32-bit word that a cell's high half and a plan's header hold."""
+    return (number + (1 << 31)) % (1 << 32) - (1 << 31)
+
+
+def cell_tag(number: int) -> int:
+    """The high half of the cells of a launch, in its place in the 64 bits."""
+    return low_word(number) << 32
 
 
 @dataclass(frozen=True, slots=True)

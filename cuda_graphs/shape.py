@@ -17,7 +17,7 @@ class Form(enum.StrEnum):
 class LaunchShape:
     """The host's description of one launch, S(number) -> apply(number) -> F(number).
 
-    number: the launch's place in the chain, from 1, without gaps.
+    number: the launch's place in the chain, without gaps; 64 bits hold it. The first is 1 but in tests.
     sample_rows: rows that S(number) looks at, all rows of plan number - 1 (0: there is nothing to sample).
     form: what those sample rows need.
     rows: rows of F(number); 0 makes the launch a closing one, S and copy-out alone.

@@ -33,17 +33,19 @@ def seeded_schedule(seed: int) -> Schedule:
 
 
 class SimulatedDevice:
-    """Runs a `Program` step by step. `time_ns` counts steps, not time."""
+    """Runs a `Program` step by step. `time_ns` counts steps, not time.
 
-    def __init__(self, program: Program, rings: RingMemory, schedule: Schedule = at_once) -> None:
+    launched: the number that the first launch comes after, as the program was told.
+    """
+
+    def __init__(self, program: Program, rings: RingMemory, schedule: Schedule = at_once, *, launched: int = 0) -> None:
         self.rings = rings
         self.counters = DeviceCounters()
         self._program = program
         self._schedule = schedule
         self._queue: deque[LaunchShape] = deque()
         self._steps = 0
-        self._sampled = 0
-        self._ended = 0
+        self._sampled = self._ended = launched
         self._fault: Exception | None = None
 
     def launch(self, shape: LaunchShape) -> None:

@@ -82,16 +82,17 @@ def assemble(config: EngineConfig, progress: Progress) -> Assembled:
         block_size=config.block_size,
         context_length=context,
         penalty_slots=config.penalty_slots,
+        launched=config.counters_from,
     )
     if config.jitter_seed is None:
         return Assembled(
-            HostDevice(program, rings),
+            HostDevice(program, rings, launched=config.counters_from),
             make_scheduler(config, model.config, blocks, context),
             engine_info(config, model, blocks, context, dtype),
             None,
         )
     return Assembled(
-        HostDevice(program, rings, seeded_delays(config.jitter_seed)),
+        HostDevice(program, rings, seeded_delays(config.jitter_seed), launched=config.counters_from),
         make_scheduler(config, model.config, blocks, context),
         engine_info(config, model, blocks, context, dtype),
         RingPoison(program, rings),
@@ -176,8 +177,9 @@ def make_scheduler(config: EngineConfig, model: ModelConfig, blocks: int, contex
         penalty_slots=config.penalty_slots,
         prefix_cache=config.prefix_cache,
     )
-    ledger: Ledger[Deferred] = Ledger(config.run_ahead, config.run_ahead_tokens)
-    return Scheduler(limits, Rows(config.max_rows, MAX_STOP_IDS, context), BlockPool(blocks, config.block_size), ledger)
+    ledger: Ledger[Deferred] = Ledger(config.run_ahead, config.run_ahead_tokens, config.counters_from)
+    rows = Rows(config.max_rows, MAX_STOP_IDS, context, epoch=config.counters_from)
+    return Scheduler(limits, rows, BlockPool(blocks, config.block_size), ledger)
 
 
 def engine_info(config: EngineConfig, model: Decoder, blocks: int, context: int, dtype: torch.dtype) -> EngineInfo:

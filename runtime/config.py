@@ -32,6 +32,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     launch_timeout_s: the engine stops if launches in flight, the requests or its own loop have not come further for so
     long.
     jitter_seed: a test mode of the host device: seeded delays, and poison in everything that is given back.
+    counters_from: a test mode: what counts up for as long as the service runs (launches, epochs of rows, front ends,
+    their handles and calls) begins after this number.
     """
 
     model: str
@@ -55,6 +57,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 0
     launch_timeout_s: float = LAUNCH_TIMEOUT_S
     jitter_seed: int | None = None
+    counters_from: int = 0
 
 
 def check_config(config: EngineConfig) -> None:
@@ -72,6 +75,7 @@ def check_config(config: EngineConfig) -> None:
         "threads": (0, 1024),
         "penalty_slots": (0, 512),
         "log_interval": (0, 1 << 30),
+        "counters_from": (0, 1 << 62),
     }
     for name, (low, high) in bounds.items():
         value = getattr(config, name)

@@ -56,7 +56,14 @@ def assemble_cuda(config: EngineConfig, progress: Progress) -> Assembled:
         penalty_slots=config.penalty_slots,
     )
     return Assembled(
-        CudaDevice(program, rings, max_rows=config.max_rows, mixed_tokens=config.max_prefill_tokens, progress=progress),
+        CudaDevice(
+            program,
+            rings,
+            max_rows=config.max_rows,
+            mixed_tokens=config.max_prefill_tokens,
+            progress=progress,
+            launched=config.counters_from,
+        ),
         make_scheduler(config, model.config, blocks, context),
         engine_info(config, model, blocks, context, model.dtype),
         None,

@@ -85,8 +85,8 @@ class CudaProgram:
         """In the model's dtype: the decoder's own float32 copy is spared, the copy into a buffer converts."""
         return self._model.kernels.linear(hidden, self._model.weights.lm_head)
 
-    def reset(self) -> None:
-        self.rows.reset()
+    def reset(self, launched: int) -> None:
+        self.rows.reset(launched)
 
     def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
         return self.rows.read()

@@ -88,13 +88,13 @@ class Engine:
         self._poison = poison
         self._clock = clock
         self._watchdog = Watchdog(launch_timeout_s, clock)
-        self._interval_log = IntervalLog(log_interval, log_mode, write_snapshot)
+        self._interval_log = IntervalLog(log_interval, log_mode, write_snapshot, self.ledger.launched)
         self._started_at = clock()
         self._waited_s = 0.0  # on marks and arrivals
         self._nothing_to_do_s = 0.0  # of these, on arrivals alone
         self._logging_drain_s = 0.0  # for the next logging barrier, so far
         self.waits = 0  # grows for as long as the loop turns, drains included
-        self._idle_after = 0  # the newest launch when the loop last had nothing to do
+        self._idle_after = self.ledger.launched  # the newest launch when the loop last had nothing to do
 
     # ------------------------------------------------------------ the loop
 

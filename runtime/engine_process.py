@@ -59,7 +59,12 @@ def main() -> int:
     try:
         orders = msgspec.json.decode(_first_line(), type=Orders)
         parts = assemble(orders.config, _progress(log))
-        links = SocketLinks(Path(orders.socket), _welcome(parts), parent_fd=sys.stdin.fileno())
+        links = SocketLinks(
+            Path(orders.socket),
+            _welcome(parts),
+            parent_fd=sys.stdin.fileno(),
+            connected=orders.config.counters_from,
+        )
     except (ConfigError, CheckpointError, msgspec.MsgspecError, OSError) as error:
         print(error, file=sys.stderr, flush=True)
         return EXIT_CANNOT_START

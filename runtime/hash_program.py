@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_graphs.rings import RingMemory
+from cuda_graphs.rings import RingMemory, cell_tag
 from cuda_graphs.shape import Form, LaunchShape
 from runtime.host_rows import HostRows, Queries
 from runtime.kernels.reference.sampling_filters import bits
@@ -25,7 +25,10 @@ _HALF = np.uint64(32)
 
 
 class HashProgram:
-    """KV blocks [num_blocks, block_size] hold token ids; the logits of a row are one number."""
+    """KV blocks [num_blocks, block_size] hold token ids; the logits of a row are one number.
+
+    launched: the number that the first launch comes after.
+    """
 
     def __init__(
         self,
@@ -37,11 +40,13 @@ class HashProgram:
         context_length: int,
         vocab_size: int,
         penalty_slots: int = 0,
+        launched: int = 0,
     ) -> None:
         max_blocks = -(-context_length // block_size)
         self.rows = HostRows(
-            rings, max_rows, max_blocks, vocab_size, block_size, MAX_STOP_IDS, MAX_BIAS, penalty_slots=penalty_slots
-        )
+            rings, max_rows, max_blocks, vocab_size, block_size, MAX_STOP_IDS, MAX_BIAS, penalty_slots=penalty_slots,
+            launched=launched,
+        )  # fmt: skip
         self.cache = np.full((num_blocks, block_size), _POISON, np.int64)
         self._hashes = np.zeros(max_rows + 1, np.uint64)
 
@@ -159,19 +164,22 @@ class HashProgram:
 
 
 class NullProgram:
-    """Publishes the same token for every row and computes nothing: what is left is the engine's own time."""
+    """Publishes the same token for every row and computes nothing: what is left is the engine's own time.
 
-    def __init__(self, rings: RingMemory, *, max_rows: int, token: int) -> None:
+    launched: the number that the first launch comes after.
+    """
+
+    def __init__(self, rings: RingMemory, *, max_rows: int, token: int, launched: int = 0) -> None:
         self._rings = rings
         self._token = token
-        self._number = 0
+        self._number = launched
         self._cells = np.full(max_rows, token, np.int64)
         rings.finite[:] = 1
 
     def sample(self, shape: LaunchShape) -> None:
         self._number += 1
         cells = self._rings.cells[self._rings.slot(self._number), : shape.sample_rows, 0]
-        np.bitwise_or(self._cells[: shape.sample_rows], self._number << 32, out=cells)
+        np.bitwise_or(self._cells[: shape.sample_rows], cell_tag(self._number), out=cells)
 
     def apply(self, shape: LaunchShape) -> int:
         return 0

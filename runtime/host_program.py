@@ -26,6 +26,7 @@ class HostProgram:
     """A `cuda_graphs.device.Program` over a `Decoder` in ordinary memory.
 
     num_blocks counts the null block. Logits stay by row slot, float32 [max_rows + 1, vocab], from one F to the next S.
+    launched: the number that the first launch comes after.
     """
 
     def __init__(
@@ -38,14 +39,16 @@ class HostProgram:
         block_size: int,
         context_length: int,
         penalty_slots: int = 0,
+        launched: int = 0,
     ) -> None:
         self._model = model
         self._rings = rings
         vocab = model.config.vocab_size
         max_blocks = -(-context_length // block_size)
         self.rows = HostRows(
-            rings, max_rows, max_blocks, vocab, block_size, MAX_STOP_IDS, MAX_BIAS, penalty_slots=penalty_slots
-        )
+            rings, max_rows, max_blocks, vocab, block_size, MAX_STOP_IDS, MAX_BIAS, penalty_slots=penalty_slots,
+            launched=launched,
+        )  # fmt: skip
         self._state = RowState(**{name: torch.from_numpy(getattr(self.rows, name)) for name in row_fields()})
         self._penalties = PenaltyState(torch.from_numpy(self.rows.counts), torch.from_numpy(self.rows.in_prompt))
         self._cache = model.make_cache(num_blocks, block_size)

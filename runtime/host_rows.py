@@ -17,6 +17,7 @@ from cuda_graphs.rings import (
     STOPPED,
     VOID,
     RingMemory,
+    cell_tag,
 )
 from runtime import plan as layout
 from runtime.admission import token_mask
@@ -49,17 +50,20 @@ class Queries:
 
 
 class HostRows:
-    """The device's row state by row slot, the fields of `runtime.row_state.RowState` as NumPy arrays."""
+    """The device's row state by row slot, the fields of `runtime.row_state.RowState` as NumPy arrays.
+
+    launched: the number that the first launch comes after.
+    """
 
     def __init__(
         self, rings: RingMemory, max_rows: int, max_blocks: int, vocab_size: int, block_size: int, max_stop_ids: int,
-        max_bias: int, *, penalty_slots: int = 0,
+        max_bias: int, *, penalty_slots: int = 0, launched: int = 0,
     ) -> None:  # fmt: skip
         slots = max_rows + 1
         self.rings = rings
         self.block_size = block_size
         self.vocab_size = vocab_size
-        self.number = 0  # the launch now running
+        self.number = launched  # the launch now running
         self.rows = _NO_ROWS  # slots of the last plan's rows, int64 [rows]
         self.samples = np.zeros(0, np.bool_)  # which of them the next S samples
         self.chunks: NDArray[np.int32] = np.zeros((0, layout.CHUNK_WORDS), np.int32)
@@ -125,7 +129,7 @@ class HostRows:
         low |= np.where(stopped, STOPPED, 0)
         low |= np.where(finite, 0, NON_FINITE)
         low = np.where(alive, low, VOID)
-        self.rings.cells[self.rings.slot(self.number), places, 0] = (self.number << 32) | low
+        self.rings.cells[self.rings.slot(self.number), places, 0] = cell_tag(self.number) | low
 
     # ------------------------------------------------------------ apply
 

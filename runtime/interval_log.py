@@ -35,9 +35,6 @@ class Totals:
     device_idle_s: float
 
 
-NOTHING = Totals(0, 0, 0.0, 0.0, 0.0, 0.0)
-
-
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """One logged launch, and the launches since the snapshot before. Times are seconds.
@@ -62,14 +59,14 @@ class Snapshot:
 
 
 class IntervalLog:
-    """interval: launches from one snapshot to the next; 0: none is ever made. write: where snapshots go."""
+    """interval: launches from one snapshot to the next; 0: none is ever made. write: where snapshots go. launched: the
+    number that the first launch comes after."""
 
-    def __init__(self, interval: int, mode: LogMode, write: Callable[[Snapshot], None]) -> None:
+    def __init__(self, interval: int, mode: LogMode, write: Callable[[Snapshot], None], launched: int = 0) -> None:
         self._interval = interval
         self._mode = mode
         self._write = write
-        self._since = NOTHING
-        self._barrier = NOTHING
+        self._since = self._barrier = Totals(launched, 0, 0.0, 0.0, 0.0, 0.0)
 
     def is_logged(self, launch: int) -> bool:
         """A snapshot is made of this launch."""

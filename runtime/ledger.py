@@ -26,6 +26,7 @@ class LedgerError(RuntimeError):
 
 
 _NO_SLOTS = np.zeros(0, np.int32)
+_NO_EPOCHS = np.zeros(0, np.int64)
 _NO_FLAGS = np.zeros(0, np.bool_)
 
 
@@ -43,13 +44,13 @@ class Launch:
 
     shape: LaunchShape
     sample_slots: NDArray[np.int32]
-    sample_epochs: NDArray[np.int32]
+    sample_epochs: NDArray[np.int64]
     samples: NDArray[np.bool_]
     row_slots: NDArray[np.int32]
-    row_epochs: NDArray[np.int32]
+    row_epochs: NDArray[np.int64]
     row_samples: NDArray[np.bool_]
     crossed_slots: NDArray[np.int32] = field(default_factory=lambda: _NO_SLOTS)
-    crossed_epochs: NDArray[np.int32] = field(default_factory=lambda: _NO_SLOTS)
+    crossed_epochs: NDArray[np.int64] = field(default_factory=lambda: _NO_EPOCHS)
     prompt_parts: tuple[PromptPart, ...] = ()
     prompt_tokens: int = 0
     overlapped: bool = False
@@ -75,15 +76,15 @@ class Ledger(Generic[Resource]):
 
     run_ahead: how many launches may be queued whose tokens the host has not committed; 0 is serial: a launch is
     enqueued only when the one before has retired. run_ahead_tokens: no launch with prompt tokens is queued behind
-    uncommitted ones if theirs and its own together are more than this.
+    uncommitted ones if theirs and its own together are more than this. launched: the number that the first launch comes
+    after.
     """
 
-    def __init__(self, run_ahead: int, run_ahead_tokens: int) -> None:
+    def __init__(self, run_ahead: int, run_ahead_tokens: int, launched: int = 0) -> None:
         self.run_ahead = run_ahead
         self.run_ahead_tokens = run_ahead_tokens
-        self.launched = 0  # numbers of the newest launch that has reached each mark
-        self.committed = 0
-        self.ended = 0
+        # Numbers of the newest launch that has reached each mark.
+        self.launched = self.committed = self.ended = launched
         self.deferred_total = 0
         self._launches: deque[Launch] = deque()  # not retired, oldest first
         self._last: Launch | None = None
@@ -140,10 +141,10 @@ class Ledger(Generic[Resource]):
 
     # ------------------------------------------------------------ the chain
 
-    def last_rows(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
+    def last_rows(self) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.bool_]]:
         """Slots, epochs and sample flags of the last launch's F: the device's row list, sampled by the next S."""
         if self._last is None:
-            return _NO_SLOTS, _NO_SLOTS, _NO_FLAGS
+            return _NO_SLOTS, _NO_EPOCHS, _NO_FLAGS
         return self._last.row_slots, self._last.row_epochs, self._last.row_samples
 
     def enqueue(self, launch: Launch) -> None:

@@ -137,8 +137,8 @@ class Commit:
     cells: NDArray[np.intp]  # [n] place of the token's row in the launch's result cells
     slots: NDArray[np.int32]  # [n]
     tokens: NDArray[np.int32]  # [n]
-    owners: NDArray[np.int32]  # [n]
-    handles: NDArray[np.int32]  # [n]
+    owners: NDArray[np.int64]  # [n]
+    handles: NDArray[np.int64]  # [n]
     firsts: NDArray[np.bool_]  # [n] the token is the first of its request
     endings: tuple[Ending, ...]
 

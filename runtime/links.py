@@ -55,16 +55,18 @@ class SocketLinks:
     """Front ends connected to a Unix socket at `path`, which is made here.
 
     welcome: the answer to a front end's Hello. parent_fd: a descriptor that reaches its end when the parent process
-    dies; `parent_gone` then says so.
+    dies; `parent_gone` then says so. connected: the number that the first front end comes after.
     """
 
-    def __init__(self, path: Path, welcome: Callable[[], m.Welcome], parent_fd: int | None = None) -> None:
+    def __init__(
+        self, path: Path, welcome: Callable[[], m.Welcome], parent_fd: int | None = None, *, connected: int = 0
+    ) -> None:
         self.path = path
         self._welcome = welcome
         self._parent_fd = parent_fd
         self.parent_gone = False
         self._connections: dict[int, _Connection] = {}
-        self._next_owner = 1
+        self._next_owner = connected + 1
         self._lost: list[int] = []
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))

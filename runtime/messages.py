@@ -2,7 +2,7 @@
 
 A frame is a little-endian uint32 length and that many bytes of MessagePack: one struct of the unions below. No pickle,
 no tensors. Columns travel as the raw little-endian bytes of NumPy arrays; `handle` names a request on one connection
-and is chosen by the front end, counting up from 1.
+and is chosen by the front end, counting up from 1; it has 64 bits, here and in columns.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from runtime.request import FinishReason, SamplingParams, StoppingParams
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 MAX_FRAME_BYTES: Final = 64 << 20
 _LENGTH: Final = struct.Struct("<I")
 
@@ -159,7 +159,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, tag=104):
     """What one commit brought for this front end. A token and the `Finished` of its request come in one message."""
 
     launch: int
-    handles: bytes  # int32 [n]
+    handles: bytes  # int64 [n]
     tokens: bytes  # int32 [n]
     logprobs: tuple[Logprobs, ...] = ()
     finished: tuple[Finished, ...] = ()

@@ -16,15 +16,18 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from cuda_graphs.rings import low_word
+
 # Words of the header.
-NUMBER: Final = 0  # the launch that the plan is for
-ROWS: Final = 1  # rows of F
-TOKENS: Final = 2  # query tokens of F
-ROW_LIST: Final = 3  # 1: the row list follows; 0: the rows are those of the plan before, each one token further
-APPENDS: Final = 4
-CHUNKS: Final = 5
-ADMISSIONS: Final = 6
-BULK_WORDS: Final = 7  # words used in the bulk slot
+NUMBER: Final = 0  # the launch that the plan is for: the low half of its 64 bits, which begin the plan slot
+NUMBER_HIGH: Final = 1  # the high half
+ROWS: Final = 2  # rows of F
+TOKENS: Final = 3  # query tokens of F
+ROW_LIST: Final = 4  # 1: the row list follows; 0: the rows are those of the plan before, each one token further
+APPENDS: Final = 5
+CHUNKS: Final = 6
+ADMISSIONS: Final = 7
+BULK_WORDS: Final = 8  # words used in the bulk slot
 HEADER_WORDS: Final = 16
 
 # Words of an append: block_table[slot, index] = block.
@@ -140,7 +143,8 @@ def stage(plan: LaunchPlan, body: NDArray[np.int32], bulk: NDArray[np.int32]) ->
     if end > body.size or bulk_words > bulk.size:
         raise OverflowError(f"plan {plan.number} needs {end} + {bulk_words} words of {body.size} + {bulk.size}")
     body[:HEADER_WORDS] = (
-        plan.number,
+        low_word(plan.number),
+        plan.number >> 32,
         plan.rows.size,
         plan.tokens,
         int(plan.row_list_changed),
@@ -196,7 +200,7 @@ class PlanView:
 
 def read_plan(body: NDArray[np.int32]) -> PlanView:
     """The plan in a staging slot."""
-    number, num_rows, tokens, has_rows, appends, chunks, admissions, bulk_words = body[:8].tolist()
+    low, high, num_rows, tokens, has_rows, appends, chunks, admissions, bulk_words = body[: BULK_WORDS + 1].tolist()
     at = HEADER_WORDS
     rows = body[at : at + num_rows] if has_rows else None
     at += num_rows if has_rows else 0
@@ -204,7 +208,7 @@ def read_plan(body: NDArray[np.int32]) -> PlanView:
     chunk_end = append_end + chunks * CHUNK_WORDS
     end = chunk_end + admissions
     return PlanView(
-        number=number,
+        number=(high << 32) | (low & 0xFFFFFFFF),
         num_rows=num_rows,
         tokens=tokens,
         bulk_words=bulk_words,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from cuda_graphs.rings import RingMemory
+from cuda_graphs.rings import RingMemory, cell_tag
 from runtime.lifecycle import Release
 from runtime.slot_pool import NO_SLOT
 
@@ -33,7 +33,7 @@ class RingPoison:
         slot = self._rings.slot(number)
         self._rings.plan[slot] = _NONSENSE
         self._rings.bulk[slot] = _NONSENSE
-        self._rings.cells[slot] = _NONSENSE
+        self._rings.cells[slot] = cell_tag(number - 1)  # what no launch of this slot writes
         self._rings.logprob[slot] = float("nan")
         self._rings.finite[slot] = -1
         self._rings.prompt_logprob[slot] = float("nan")

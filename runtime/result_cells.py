@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_graphs.rings import NON_FINITE, STOPPED, TOKEN_MASK, VOID
+from cuda_graphs.rings import NON_FINITE, STOPPED, TOKEN_MASK, VOID, low_word
 from runtime.ledger import LedgerError
 
 
@@ -30,7 +30,7 @@ def read_cells(cells: NDArray[np.int64], number: int) -> SampledTokens:
     Raises LedgerError where a cell is another launch's, a row has no token, or a token follows a gap or an end.
     """
     words = cells.view(np.int32)  # the low half of a cell comes first
-    if np.count_nonzero(words[:, 1::2] != number):
+    if np.count_nonzero(words[:, 1::2] != low_word(number)):
         raise LedgerError(f"launch {number}: its result slot holds another launch's tokens")
     low = words[:, 0::2]
     if np.count_nonzero(low[:, 0] & VOID):

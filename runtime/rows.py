@@ -22,13 +22,14 @@ class Rows:
     Lengths are a pair. `committed_len` counts tokens that the host knows. `least_len` and `most_len` bound the tokens
     that the row has in the last F enqueued that holds it, if none of them ended the row: they differ only where a
     launch may bring more than one token, until its tokens are committed. `epoch` grows each time a slot changes hands
-    or its row ends: a launch's row counts only while the epoch it was planned with is still the slot's.
+    or its row ends: a launch's row counts only while the epoch it was planned with is still the slot's. It begins at
+    `epoch`, and like everything here that grows for as long as the engine runs it has 64 bits.
     """
 
-    def __init__(self, max_rows: int, max_stop_ids: int, context_length: int) -> None:
+    def __init__(self, max_rows: int, max_stop_ids: int, context_length: int, *, epoch: int = 0) -> None:
         self.max_rows = max_rows
         self.phase = np.zeros(max_rows, np.int8)
-        self.epoch = np.zeros(max_rows, np.int32)
+        self.epoch = np.full(max_rows, epoch, np.int64)
         self.prompt_len = np.zeros(max_rows, np.int32)
         self.known_len = np.zeros(max_rows, np.int32)  # tokens known when the row was admitted, to be prefilled
         self.least_len = np.zeros(max_rows, np.int32)
@@ -41,8 +42,8 @@ class Rows:
         self.last_naming = np.zeros(max_rows, np.int64)  # the last launch that names its slot: the S after that F
         self.needs_full = np.zeros(max_rows, np.bool_)
         self.finite = np.ones(max_rows, np.bool_)  # no launch that has retired left the row a NaN or an infinity
-        self.owner = np.zeros(max_rows, np.int32)  # which front end
-        self.handle = np.zeros(max_rows, np.int32)  # the front end's name for the request
+        self.owner = np.zeros(max_rows, np.int64)  # which front end
+        self.handle = np.zeros(max_rows, np.int64)  # the front end's name for the request
         self.logprobs = np.full(max_rows, -1, np.int32)
         self.stop_ids = np.full((max_rows, max_stop_ids), -1, np.int32)
         self.stop_width = 0  # columns of stop_ids that any row has used
@@ -77,7 +78,7 @@ class Rows:
         self.num_blocks[slot] = 0
         self._free.append(slot)
 
-    def still(self, slots: NDArray[np.int32], epochs: NDArray[np.int32]) -> NDArray[np.bool_]:
+    def still(self, slots: NDArray[np.int32], epochs: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which rows of a launch are still what they were when it was planned. [n]"""
         return np.equal(self.epoch[slots], epochs)
 

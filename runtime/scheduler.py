@@ -32,6 +32,7 @@ _DECODE = int(RowPhase.DECODE)
 _LEAVING = int(RowPhase.LEAVING)
 
 _NO_SLOTS = np.zeros(0, np.int32)
+_NO_EPOCHS = np.zeros(0, np.int64)
 
 
 class NeverFits(ValueError):
@@ -182,7 +183,7 @@ class Scheduler:
             row_epochs=self.rows.epoch[plan.rows],
             row_samples=plan.samples,
             crossed_slots=crossed,
-            crossed_epochs=self.rows.epoch[crossed] if crossed.size else crossed,
+            crossed_epochs=self.rows.epoch[crossed] if crossed.size else _NO_EPOCHS,
             prompt_parts=self._parts_of(plan) if self._prompt_parts else (),
             prompt_tokens=sum(chunk.tokens.size for chunk in plan.chunks),
             overlapped=overlapped,

@@ -75,9 +75,12 @@ class EngineClient(Protocol):
 
 
 class SocketEngineClient(asyncio.Protocol):
-    """An EngineClient over the engine's Unix socket."""
+    """An EngineClient over the engine's Unix socket.
 
-    def __init__(self) -> None:
+    counters_from: the number that the first handle and the first call come after.
+    """
+
+    def __init__(self, counters_from: int = 0) -> None:
         loop = asyncio.get_running_loop()
         self._frames = FrameReader()
         self._transport: asyncio.Transport | None = None
@@ -86,15 +89,14 @@ class SocketEngineClient(asyncio.Protocol):
         self._streams: dict[int, RequestStream] = {}
         self._abort_calls: dict[int, asyncio.Future[AbortResult]] = {}
         self._stats_calls: dict[int, asyncio.Future[EngineStats]] = {}
-        self._last_handle = 0
-        self._last_call = 0
+        self._last_handle = self._last_call = counters_from
         self.info: EngineInfo
         self.server_id = ""
 
     @classmethod
-    async def connect(cls, path: Path, timeout_s: float = 30.0) -> SocketEngineClient:
+    async def connect(cls, path: Path, timeout_s: float = 30.0, counters_from: int = 0) -> SocketEngineClient:
         """Connects and greets. Raises EngineLostError if there is no engine, or one of another protocol."""
-        client = cls()
+        client = cls(counters_from)
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.get_running_loop().create_unix_connection(lambda: client, os.fspath(path))
@@ -209,10 +211,12 @@ class SocketEngineClient(asyncio.Protocol):
     def _dispatch_output(self, output: Output) -> None:
         """Columns to streams. A handle that nobody reads any more is skipped."""
         logprobs = {entry.index: entry for entry in output.logprobs}
-        handles = np.frombuffer(output.handles, np.dtype("<i4")).tolist()
+        if len(output.tokens) % 4 or len(output.handles) != 2 * len(output.tokens):
+            raise ProtocolError(
+                f"an output has {len(output.handles)} bytes of handles and {len(output.tokens)} of tokens"
+            )
+        handles = np.frombuffer(output.handles, np.dtype("<i8")).tolist()
         tokens = np.frombuffer(output.tokens, np.dtype("<i4")).tolist()
-        if len(handles) != len(tokens):
-            raise ProtocolError(f"an output has {len(handles)} handles and {len(tokens)} tokens")
         streams = self._streams
         for index, (handle, token_id) in enumerate(zip(handles, tokens, strict=True)):
             stream = streams.get(handle)

@@ -88,7 +88,7 @@ async def serve(config: ServerConfig, on_ready: Callable[[int], None] | None = N
     if engine is None:
         return EXIT_OK
     try:
-        client = await SocketEngineClient.connect(engine.socket)
+        client = await SocketEngineClient.connect(engine.socket, counters_from=config.engine.counters_from)
         return await _serve_engine(config, client, tokenizer, stop, on_ready)
     finally:
         tokenizer.close()

@@ -98,6 +98,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="the engine stops if a launch, a request or its loop has not come further for so long"),
     ] = _ENGINE.launch_timeout_s
     jitter_seed: Annotated[int | None, Meta(description="test mode of the CPU device", extra=_HIDDEN)] = None
+    counters_from: Annotated[int, Meta(description="test mode: where counters begin", extra=_HIDDEN)] = 0
 
 
 _FIELDS: Final = {field.name: field for field in msgspec.structs.fields(Settings)}
@@ -174,6 +175,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         threads=settings.threads,
         launch_timeout_s=settings.launch_timeout_s,
         jitter_seed=settings.jitter_seed,
+        counters_from=settings.counters_from,
     )
 
 

@@ -116,7 +116,7 @@ class EngineUnderTest:
         found: dict[int, list[int]] = {}
         for _, message in self.links.sent:
             if isinstance(message, m.Output):
-                handles = np.frombuffer(message.handles, np.int32).tolist()
+                handles = np.frombuffer(message.handles, np.int64).tolist()
                 for handle, token in zip(handles, np.frombuffer(message.tokens, np.int32).tolist(), strict=True):
                     found.setdefault(handle, []).append(token)
         return found
@@ -129,8 +129,15 @@ class EngineUnderTest:
 
 
 def engine_over(
-    config: ModelConfig, device: Device, program: Any, run_ahead: int, max_rows: int, num_blocks: int
+    config: ModelConfig,
+    device: Device,
+    program: Any,
+    run_ahead: int,
+    max_rows: int,
+    num_blocks: int,
+    counters_from: int = 0,
 ) -> EngineUnderTest:
+    """counters_from: launches and epochs begin after this number, as the device was told."""
     limits = SchedulerLimits(
         config.max_position_embeddings,
         config.vocab_size,
@@ -141,10 +148,9 @@ def engine_over(
         BULK_WORDS,
         penalty_slots=PENALTY_SLOTS,
     )
-    ledger: Ledger[Deferred] = Ledger(run_ahead, 512)
-    scheduler = Scheduler(
-        limits, Rows(max_rows, MAX_STOP_IDS, config.max_position_embeddings), BlockPool(num_blocks, BLOCK_SIZE), ledger
-    )
+    ledger: Ledger[Deferred] = Ledger(run_ahead, 512, counters_from)
+    rows = Rows(max_rows, MAX_STOP_IDS, config.max_position_embeddings, epoch=counters_from)
+    scheduler = Scheduler(limits, rows, BlockPool(num_blocks, BLOCK_SIZE), ledger)
     links = MemoryLinks()
     return EngineUnderTest(Engine(device, scheduler, links, max_queue=1000), device, program, links)
 
@@ -173,7 +179,13 @@ def cpu_engine(
 
 
 def cuda_engine(
-    config: ModelConfig, weights: ModelWeights, run_ahead: int, *, max_rows: int = 8, num_blocks: int = 129
+    config: ModelConfig,
+    weights: ModelWeights,
+    run_ahead: int,
+    *,
+    max_rows: int = 8,
+    num_blocks: int = 129,
+    counters_from: int = 0,
 ) -> EngineUnderTest:
     """The same on the GPU: captured graphs, Triton kernels. Free KV blocks are NaN at the start."""
     from cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
@@ -192,10 +204,10 @@ def cuda_engine(
         context_length=config.max_position_embeddings,
         penalty_slots=PENALTY_SLOTS,
     )
-    device = CudaDevice(program, rings, max_rows=max_rows, mixed_tokens=MAX_PREFILL_TOKENS)
+    device = CudaDevice(program, rings, max_rows=max_rows, mixed_tokens=MAX_PREFILL_TOKENS, launched=counters_from)
     program.poison_blocks(tuple(range(1, num_blocks)))
     torch.cuda.synchronize()
-    return engine_over(config, device, program, run_ahead, max_rows, num_blocks)
+    return engine_over(config, device, program, run_ahead, max_rows, num_blocks, counters_from)
 
 
 def random_requests(

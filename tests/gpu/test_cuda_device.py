@@ -179,7 +179,7 @@ def target_output(run_ahead: int, place: int, seed: int) -> tuple[list[int], lis
     logprobs = []
     for _, message in under_test.links.sent:
         if isinstance(message, m.Output):
-            handles = np.frombuffer(message.handles, np.int32)
+            handles = np.frombuffer(message.handles, np.int64)
             for entry in message.logprobs:
                 if handles[entry.index] == place:
                     logprobs.append((entry.chosen, *entry.top_logprobs))

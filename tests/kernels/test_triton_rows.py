@@ -51,7 +51,7 @@ def mapped_rings() -> RingMemory:
 class Pair:
     """One chain of plans through both implementations, each with rings of its own."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, launched: int = 0) -> None:
         self.dice = random.Random(seed)
         self.host = HostRows(
             allocate_rings(LAYOUT),
@@ -62,6 +62,7 @@ class Pair:
             MAX_STOP_IDS,
             MAX_BIAS,
             penalty_slots=PENALTY_SLOTS,
+            launched=launched,
         )
         self.rings = mapped_rings()
         self.device = DeviceRows(
@@ -74,6 +75,7 @@ class Pair:
             device=DEVICE,
             penalty_slots=PENALTY_SLOTS,
         )
+        self.device.reset(launched)
         for slot in range(PENALTY_SLOTS):  # an admission clears what the row before it left
             self.host.poison_penalty_slot(slot)
             self.device.penalties.counts[slot] = 1 << 20

@@ -49,7 +49,7 @@ def completions(folder: Path, depth: int, vocab: int) -> dict[int, list[int]]:
     found: dict[int, list[int]] = defaultdict(list)
     for _, output in links.sent:
         if isinstance(output, m.Output):
-            handles, ids = np.frombuffer(output.handles, np.int32), np.frombuffer(output.tokens, np.int32)
+            handles, ids = np.frombuffer(output.handles, np.int64), np.frombuffer(output.tokens, np.int32)
             for handle, token in zip(handles.tolist(), ids.tolist(), strict=True):
                 found[handle].append(token)
     return found

@@ -65,8 +65,8 @@ class WatchedLedger(Ledger[Deferred]):
 
     scheduler: Scheduler
 
-    def __init__(self, run_ahead: int, run_ahead_tokens: int) -> None:
-        super().__init__(run_ahead, run_ahead_tokens)
+    def __init__(self, run_ahead: int, run_ahead_tokens: int, launched: int = 0) -> None:
+        super().__init__(run_ahead, run_ahead_tokens, launched)
         self._blocks: dict[int, set[int]] = {}
 
     def enqueue(self, launch: Launch) -> None:
@@ -217,7 +217,7 @@ class Chain:
         found: dict[int, list[int]] = defaultdict(list)
         ended: set[int] = set()
         for output in self.outputs(owner):
-            handles = np.frombuffer(output.handles, np.int32).tolist()
+            handles = np.frombuffer(output.handles, np.int64).tolist()
             for handle, token in zip(handles, np.frombuffer(output.tokens, np.int32).tolist(), strict=True):
                 assert handle not in ended, f"a token for {handle} came after its terminal"
                 found[handle].append(token)
@@ -261,11 +261,13 @@ def make_chain(
     plan_words: int = PLAN_WORDS,
     penalty_slots: int = 0,
     prefix_cache: bool = True,
+    counters_from: int = 0,
     **engine_options: Any,
 ) -> Chain:
     """A chain of the given depth; 0 is serial.
 
-    ring_slots: run_ahead + 2 unless a test wants too few. engine_options: more of those of `Engine`.
+    ring_slots: run_ahead + 2 unless a test wants too few. counters_from: launches and epochs begin after this number.
+    engine_options: more of those of `Engine`.
     """
     layout = RingLayout(
         ring_slots or run_ahead + 2,
@@ -284,8 +286,9 @@ def make_chain(
         context_length=context_length,
         vocab_size=VOCAB,
         penalty_slots=penalty_slots,
+        launched=counters_from,
     )
-    device = SimulatedDevice(program, rings, schedule)
+    device = SimulatedDevice(program, rings, schedule, launched=counters_from)
     limits = SchedulerLimits(
         context_length,
         VOCAB,
@@ -297,10 +300,9 @@ def make_chain(
         penalty_slots=penalty_slots,
         prefix_cache=prefix_cache,
     )
-    ledger = WatchedLedger(run_ahead, run_ahead_tokens)
-    scheduler = Scheduler(
-        limits, Rows(max_rows, MAX_STOP_IDS, context_length), BlockPool(num_blocks, block_size), ledger
-    )
+    ledger = WatchedLedger(run_ahead, run_ahead_tokens, counters_from)
+    rows = Rows(max_rows, MAX_STOP_IDS, context_length, epoch=counters_from)
+    scheduler = Scheduler(limits, rows, BlockPool(num_blocks, block_size), ledger)
     poison = WatchedPoison(program, rings)
     ledger.scheduler, poison.ledger = scheduler, ledger
     links = MemoryLinks()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_graphs.rings import STOPPED, VOID
+from cuda_graphs.rings import STOPPED, VOID, cell_tag
 from runtime.block_pool import BlockPool
 from runtime.ledger import Launch, Ledger
 from runtime.lifecycle import Deferred, Request
@@ -140,7 +140,7 @@ class Played:
                 row.length += 1
                 row.alive = row.length < row.max_len
                 cells[place, offset] |= 0 if row.alive else STOPPED
-        return cells | (launch.number << 32)
+        return cells | cell_tag(launch.number)
 
     def _applied(self, plan: LaunchPlan) -> None:
         for admission in plan.admissions:

@@ -226,9 +226,9 @@ def test_min_tokens_keeps_stop_ids_away() -> None:
     assert not set(chain.tokens()[1][:20]) & set(stops)
 
 
-def test_columns_are_int32() -> None:
+def test_handles_have_64_bits_and_tokens_32() -> None:
     chain = make_chain()
     chain.submit(1, np.array([3, 4]), max_tokens=1)
     chain.run()
     (output,) = chain.outputs()
-    assert len(output.handles) == len(output.tokens) == 4
+    assert (len(output.handles), len(output.tokens)) == (8, 4)

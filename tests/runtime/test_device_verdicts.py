@@ -37,20 +37,10 @@ class SickProgram(HashProgram):
 
     rows: SickRows
 
-    def __init__(
-        self, rings: RingMemory, *, max_rows: int, num_blocks: int, block_size: int, context_length: int,
-        vocab_size: int, penalty_slots: int,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            rings,
-            max_rows=max_rows,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            context_length=context_length,
-            vocab_size=vocab_size,
-            penalty_slots=penalty_slots,
-        )
-        self.rows = SickRows(rings, max_rows, -(-context_length // block_size), vocab_size, block_size, 32, 1024)
+    def __init__(self, rings: RingMemory, *, max_rows: int, block_size: int, context_length: int, **sizes: int) -> None:
+        super().__init__(rings, max_rows=max_rows, block_size=block_size, context_length=context_length, **sizes)
+        max_blocks = -(-context_length // block_size)
+        self.rows = SickRows(rings, max_rows, max_blocks, sizes["vocab_size"], block_size, 32, 1024)
 
 
 @pytest.mark.parametrize("depth", DEPTHS)

@@ -29,6 +29,8 @@ def test_the_defaults_can_be() -> None:
         ({"prefill_chunk": 24}, ("prefill_chunk", "24", "block_size", "16")),
         ({"max_prefill_tokens": 64}, ("max_prefill_tokens", "64", "prefill_chunk", "128")),
         ({"jitter_seed": 1, "device": "cuda"}, ("jitter_seed", "cuda")),
+        ({"counters_from": -1}, ("counters_from", "0", "-1")),
+        ({"counters_from": 1 << 63}, ("counters_from",)),
     ],
 )
 def test_a_setting_that_cannot_be_is_named(changes: dict[str, object], named: tuple[str, ...]) -> None:

@@ -30,7 +30,7 @@ def parts(chain: Chain, handle: int) -> list[m.PromptLogprobs]:
     over = False
     for _, message in chain.links.sent:
         if isinstance(message, m.Output):
-            over |= handle in np.frombuffer(message.handles, np.int32).tolist()
+            over |= handle in np.frombuffer(message.handles, np.int64).tolist()
             over |= handle in [end.handle for end in message.finished]
         if isinstance(message, m.PromptLogprobs) and message.handle == handle:
             assert not over, "the prompt's come before the first token"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cuda_graphs.rings import NON_FINITE, STOPPED, VOID
+from cuda_graphs.rings import NON_FINITE, STOPPED, VOID, cell_tag
 from runtime.ledger import LedgerError
 from runtime.result_cells import read_cells
 
@@ -14,7 +14,7 @@ NUMBER = 9
 
 
 def cells(*rows: tuple[int, ...], number: int = NUMBER) -> NDArray[np.int64]:
-    return np.array(rows, np.int64) | (number << 32)
+    return np.array(rows, np.int64) | cell_tag(number)
 
 
 def test_one_token_of_each_row() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cuda_graphs.rings import NON_FINITE, STOPPED
+from cuda_graphs.rings import NON_FINITE, STOPPED, cell_tag
 from cuda_graphs.shape import Form, LaunchShape
 from cuda_graphs.simulated_device import seeded_schedule
 from runtime import messages as m
@@ -126,7 +126,7 @@ def one_row(stopping: StoppingParams, context_length: int = 64) -> tuple[Schedul
 
 
 def cell(launch: Launch, low: int) -> np.ndarray:
-    return np.array([[(launch.number << 32) | low]], np.int64)
+    return np.array([[cell_tag(launch.number) | low]], np.int64)
 
 
 def test_a_commit_brings_the_token_to_the_hosts_truth() -> None:

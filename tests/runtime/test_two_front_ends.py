@@ -50,7 +50,7 @@ def test_log_probabilities_are_those_of_the_rows_of_their_front_end() -> None:
     chain.run()
     found: dict[int, set[float]] = {}
     for output in (*chain.outputs(1), *chain.outputs(2)):
-        handles = np.frombuffer(output.handles, np.int32)
+        handles = np.frombuffer(output.handles, np.int64)
         for logprobs in output.logprobs:
             found.setdefault(int(handles[logprobs.index]), set()).add(logprobs.chosen)
     assert found == {handle: {-float(slots[handle])} for handle in range(6) if handle % 3}

@@ -143,7 +143,7 @@ class FakeEngine:
         end = (m.Finished(handle, int(finish), stop_token_id, cached_tokens, *times_s),) if finish else ()
         if finish:
             self.live = {request_id: live for request_id, live in self.live.items() if live != handle}
-        handles = np.full(len(ids), handle, "<i4")
+        handles = np.full(len(ids), handle, "<i8")
         self.send(m.Output(1, handles.tobytes(), ids.tobytes(), tuple(logprobs), end))
 
     def prompt_logprobs(

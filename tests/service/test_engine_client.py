@@ -88,7 +88,7 @@ def test_frames_arrive_in_any_pieces(path: Path) -> None:
     async def body(client: SocketEngineClient, engine: FakeEngine) -> None:
         stream = client.submit(CHECKED, PROMPT)
         await stream.accepted()
-        handles, tokens = np.array([stream.handle], "<i4").tobytes(), np.array([5], "<i4").tobytes()
+        handles, tokens = np.array([stream.handle], "<i8").tobytes(), np.array([5], "<i4").tobytes()
         frame = m.encode_frame(m.Output(1, handles, tokens))
         for byte in frame[:-1]:
             client.data_received(bytes([byte]))
@@ -121,9 +121,12 @@ def test_everything_that_waits_ends_when_the_engine_is_lost(path: Path) -> None:
     run(path, body)
 
 
-def test_columns_of_different_lengths_are_a_broken_protocol(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("handles", "tokens"), [(8, 0), (0, 4), (8, 8), (4, 4), (9, 4), (8, 3), (16, 9)], ids=lambda size: f"{size} bytes"
+)
+def test_columns_of_different_lengths_are_a_broken_protocol(path: Path, handles: int, tokens: int) -> None:
     async def body(client: SocketEngineClient, engine: FakeEngine) -> None:
-        engine.send(m.Output(1, b"\1\0\0\0", b""))
+        engine.send(m.Output(1, bytes(handles), bytes(tokens)))
         assert (await client.wait_lost()).reason == "PROTOCOL"
 
     run(path, body)

@@ -53,7 +53,7 @@ def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> No
         "num_blocks": 11, "prefill_chunk": 64, "max_prefill_tokens": 65, "prefix_cache": False, "penalty_slots": 5,
         "log_interval": 6, "log_mode": "barrier", "threads": 3, "launch_timeout_s": 60.5,
         "host": "localhost", "port": 1, "insecure": True, "max_streams": 2, "log_level": "debug", "jitter_seed": 5,
-        "shutdown_grace_s": 2.5,
+        "shutdown_grace_s": 2.5, "counters_from": 12,
     }  # fmt: skip
     assert set(changed) == set(setting_names()), "this test must name every setting"
     expected = Settings(**changed)
@@ -119,9 +119,15 @@ def test_variables_of_other_programs_are_nobodys_business() -> None:
 
 
 def test_the_engine_gets_what_was_set(tmp_path: Path) -> None:
-    settings = Settings(model=str(tmp_path), run_ahead="serial", max_rows=3, threads=1, jitter_seed=9)
+    settings = Settings(model=str(tmp_path), run_ahead="serial", max_rows=3, threads=1, jitter_seed=9, counters_from=4)
     assert engine_config(settings) == EngineConfig(
-        model=str(tmp_path), served_name=tmp_path.name, run_ahead=0, max_rows=3, threads=1, jitter_seed=9
+        model=str(tmp_path),
+        served_name=tmp_path.name,
+        run_ahead=0,
+        max_rows=3,
+        threads=1,
+        jitter_seed=9,
+        counters_from=4,
     )
 
 

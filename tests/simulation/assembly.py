@@ -35,9 +35,9 @@ _PROGRAMS: Final[dict[Mode, type[SimulatedProgram]]] = {
 class NamingLedger(WatchedLedger):
     """Writes down which penalty slots and state slots each launch names, too."""
 
-    def __init__(self, run_ahead: int, run_ahead_tokens: int) -> None:
-        super().__init__(run_ahead, run_ahead_tokens)
-        self._penalty_slots: dict[int, dict[int, int]] = {0: {}}  # of a launch's rows, by row slot
+    def __init__(self, run_ahead: int, run_ahead_tokens: int, launched: int = 0) -> None:
+        super().__init__(run_ahead, run_ahead_tokens, launched)
+        self._penalty_slots: dict[int, dict[int, int]] = {launched: {}}  # of a launch's rows, by row slot
         self._state_slots: dict[int, set[int]] = {}
 
     def enqueue(self, launch: Launch) -> None:
@@ -111,8 +111,8 @@ class SimulatedChain(Chain):
     snapshots: list[Snapshot]
 
 
-def make_chain(script: Script, depth: int) -> SimulatedChain:
-    """The engine of `script`, `depth` launches ahead; 0 is serial."""
+def make_chain(script: Script, depth: int, counters_from: int = 0) -> SimulatedChain:
+    """The engine of `script`, `depth` launches ahead; 0 is serial. Launches and epochs begin after `counters_from`."""
     world = script.world
     drafts = DRAFTS if world.mode is Mode.DRAFTS else 0
     tokens = world.max_prefill_tokens + world.max_rows * (1 + drafts)
@@ -129,18 +129,21 @@ def make_chain(script: Script, depth: int) -> SimulatedChain:
         "context_length": world.context_length,
         "vocab_size": VOCAB,
         "penalty_slots": world.penalty_slots,
+        "launched": counters_from,
     }
     sickness = {ask.seed: Sickness(ask.sick_logits, ask.sick_hidden) for ask in script.asks if ask.is_sick}
     program = _PROGRAMS[world.mode](rings, sickness=sickness, **sizes)
-    device = SimulatedDevice(program, rings, at_once if world.device_seed < 0 else seeded_schedule(world.device_seed))
+    schedule = at_once if world.device_seed < 0 else seeded_schedule(world.device_seed)
+    device = SimulatedDevice(program, rings, schedule, launched=counters_from)
     limits = SchedulerLimits(
         world.context_length, VOCAB, (EOS,), world.prefill_chunk, world.max_prefill_tokens, world.plan_words,
         BULK_WORDS, penalty_slots=world.penalty_slots, prefix_cache=world.prefix_cache, drafts=drafts,
         has_state=world.mode is Mode.STATE,
     )  # fmt: skip
-    ledger = NamingLedger(depth, world.run_ahead_tokens)
+    ledger = NamingLedger(depth, world.run_ahead_tokens, counters_from)
     pool = CountingPool(world.num_blocks, world.block_size)
-    scheduler = HeldToItsWord(limits, Rows(world.max_rows, MAX_STOP_IDS, world.context_length), pool, ledger)
+    rows = Rows(world.max_rows, MAX_STOP_IDS, world.context_length, epoch=counters_from)
+    scheduler = HeldToItsWord(limits, rows, pool, ledger)
     poison = SlotPoison(program, rings)
     ledger.scheduler, poison.ledger = scheduler, ledger
     links = MemoryLinks()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_graphs.rings import NON_FINITE, STOPPED, VOID, RingMemory
+from cuda_graphs.rings import NON_FINITE, STOPPED, VOID, RingMemory, cell_tag
 from cuda_graphs.shape import LaunchShape
 from runtime import plan as layout
 from runtime.host_rows import Queries
@@ -107,9 +107,9 @@ class DraftProgram(SimulatedProgram):
         places, slots = self.rows.to_sample()
         cells = self.rows.rings.cells[self.rows.rings.slot(number)]
         for place, slot in zip(places.tolist(), slots.tolist(), strict=True):
-            cells[place] = (number << 32) | VOID
+            cells[place] = cell_tag(number) | VOID
             for offset, low in enumerate(self._verify(slot)):
-                cells[place, offset] = (number << 32) | low
+                cells[place, offset] = cell_tag(number) | low
 
     def _verify(self, slot: int) -> list[int]:
         """The run of a row: its tokens until one was not the draft after it, or ends the row."""

@@ -46,8 +46,8 @@ class Sickness:
 class SimulatedRows(HostRows):
     """Row state that knows sick requests by their seed, and the state slots of rows."""
 
-    def __init__(self, rings: RingMemory, max_rows: int, *sizes: int, penalty_slots: int) -> None:
-        super().__init__(rings, max_rows, *sizes, penalty_slots=penalty_slots)
+    def __init__(self, rings: RingMemory, max_rows: int, *sizes: int, penalty_slots: int, launched: int = 0) -> None:
+        super().__init__(rings, max_rows, *sizes, penalty_slots=penalty_slots, launched=launched)
         self.sickness: Mapping[int, Sickness] = {}
         self.sick = np.zeros(max_rows + 1, np.bool_)  # the last F left the row logits that are not finite
         self.state_slot = np.full(max_rows + 1, -1, np.int32)
@@ -110,7 +110,7 @@ class SimulatedProgram(HashProgram):
         max_blocks = -(-sizes["context_length"] // sizes["block_size"])
         self.rows = self.make_rows(
             rings, sizes["max_rows"], max_blocks, sizes["vocab_size"], sizes["block_size"], MAX_STOP_IDS, MAX_BIAS,
-            penalty_slots=sizes.get("penalty_slots", 0),
+            penalty_slots=sizes.get("penalty_slots", 0), launched=sizes.get("launched", 0),
         )  # fmt: skip
         self.rows.sickness = sickness
         self._any_sick = bool(sickness)

@@ -91,7 +91,7 @@ class Transcript:
         if message.launch:  # 0: an end from outside, between launches
             self._must(message.launch > self._newest[owner], message)
             self._newest[owner] = message.launch
-        handles = np.frombuffer(message.handles, np.int32).tolist()
+        handles = np.frombuffer(message.handles, np.int64).tolist()
         for handle, token in zip(handles, np.frombuffer(message.tokens, np.int32).tolist(), strict=True):
             heard = self._of(owner, handle, message)
             ask = self._script.asks[handle]

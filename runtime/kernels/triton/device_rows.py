@@ -130,9 +130,9 @@ class DeviceRows:
 
     # ------------------------------------------------------------ beside the chain
 
-    def reset(self) -> None:
-        """Forget every launch and every row. Only while nothing is in flight."""
-        self.counter.zero_()
+    def reset(self, launched: int = 0) -> None:
+        """Forget every launch and every row; the next is launch `launched` + 1. Only while nothing is in flight."""
+        self.counter.fill_(launched)
         null_slot = self.state.slots - 1
         fresh = make_row_state(null_slot, self.state.block_table.shape[1], self._vocab_size, self.counter.device)
         for name in row_fields():

@@ -82,7 +82,7 @@ def _publish_kernel(
     tl.store(said, tl.load(said, mask=counted, other=0) + 1, mask=counted)  # a penalty slot is one row's
     low = token | tl.where(stopped, _STOPPED, 0) | tl.where(is_finite, 0, _NON_FINITE)
     low = tl.where(is_alive, low, _VOID)
-    cell = (number << 32) | low.to(tl.int64)
+    cell = (number << 32) | low.to(tl.int64)  # the number's upper half is shifted out
     tl.store(cells + ((number % SLOTS) * RING_ROWS + row) * CELLS, cell, mask=ok)
 
 
@@ -100,7 +100,7 @@ def publish(
     results: ResultRing,
 ) -> None:
     """Advance the rows that were sampled, count their tokens where there are penalties, and store each one's cell:
-    (launch number << 32) | flags | token.
+    (launch number modulo 2**32) << 32 | flags | token.
 
     counter: int64 [1], the launches whose plan was taken: this one comes after S. num_rows: places of the row list that
     are looked at; those that name the null slot are passed over. tokens: int32 or int64 [num_rows]. finite: bool

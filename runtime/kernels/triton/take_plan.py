@@ -25,6 +25,7 @@ _RECORD_TILE: Final = 256
 _CLEAR_TILE: Final = 2048
 
 _NUMBER = tl.constexpr(layout.NUMBER)
+_NUMBER_HIGH = tl.constexpr(layout.NUMBER_HIGH)
 _ROWS = tl.constexpr(layout.ROWS)
 _ROW_LIST = tl.constexpr(layout.ROW_LIST)
 _APPENDS = tl.constexpr(layout.APPENDS)
@@ -121,7 +122,8 @@ def _take_plan_kernel(
     ring = number % SLOTS
     body = plan + ring * PLAN_WORDS
     header = tl.load(body + tl.arange(0, 16), volatile=True)
-    valid = word(header, _NUMBER) == number.to(tl.int32)
+    planned = (word(header, _NUMBER_HIGH).to(tl.int64) << 32) | (word(header, _NUMBER).to(tl.int64) & 0xFFFFFFFF)
+    valid = planned == number
     rows = tl.where(valid, word(header, _ROWS), 0)
     listed = tl.where(valid, word(header, _ROW_LIST), 1)
     appends = tl.where(valid, word(header, _APPENDS), 0)
