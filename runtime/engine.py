@@ -82,7 +82,7 @@ class Engine:
         self.ledger: Ledger[Deferred] = scheduler.ledger
         self.figures = Figures()
         self.registry = Registry()
-        self.publisher = Publisher(links, scheduler.rows, device.rings, self.registry, self.figures)
+        self.publisher = Publisher(links, scheduler.rows, device.rings, self.registry)
         self.intake = Intake(scheduler, self.registry, self.publisher, links, self.stats, max_queue, clock)
         self._links = links
         self._poison = poison
@@ -256,7 +256,13 @@ class Engine:
     def stats(self) -> m.EngineStats:
         """Everything `Stats` shows, at this moment."""
         return engine_stats(
-            self.scheduler, self.device, self.figures, self.intake.counters, self._uptime_s(), self._host_s()
+            self.scheduler,
+            self.device,
+            self.figures,
+            self.publisher.latencies,
+            self.intake.counters,
+            self._uptime_s(),
+            self._host_s(),
         )
 
     def _totals(self, launch: int) -> Totals:

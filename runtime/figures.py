@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from cuda_graphs.rings import RingMemory
 from cuda_graphs.shape import LaunchShape
 from runtime.ledger import Launch
-
-_KEPT = 4096  # latencies over which quantiles are taken
 
 
 def kind_of(shape: LaunchShape) -> str:
@@ -20,15 +16,6 @@ def kind_of(shape: LaunchShape) -> str:
     if shape.is_closing:
         return "closing"
     return "decode" if shape.is_decode else "mixed"
-
-
-def quantiles(seconds: Iterable[float]) -> dict[str, float]:
-    """p50, p90 and p99; empty where nothing was measured."""
-    values = np.fromiter(seconds, np.float64)
-    if not values.size:
-        return {}
-    p50, p90, p99 = np.quantile(values, (0.5, 0.9, 0.99)).tolist()
-    return {"p50": p50, "p90": p90, "p99": p99}
 
 
 @dataclass(slots=True)
@@ -56,8 +43,6 @@ class Figures:
     events: dict[str, EventCount] = field(default_factory=dict)
     barriers: Counter[str] = field(default_factory=Counter)
     barrier_s: dict[str, float] = field(default_factory=dict)
-    first_token_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    inter_token_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _previous_end_ns: int = 0
 
     def enqueued(self, launch: Launch, depth: int) -> None:

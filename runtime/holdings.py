@@ -181,6 +181,7 @@ class Holdings:
             return Release()
         request.tokens = rows.history[slot, : rows.committed_len[slot]].copy()
         request.computed = int(rows.least_len[slot])
+        request.last_token_s = rows.token_times.last_s(slot)
         request.evictions += 1
         gone = Release(slot=slot, penalty_slot=request.penalty_slot)
         self._leave(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,6 +28,7 @@ class Request:
     evictions: how often it gave up its row and its blocks.
     computed: of its tokens, those that had been through the model when it did so last.
     next_prompt_logprob: place in the prompt of the next token whose log-probability is to be sent.
+    last_token_s: when its last token before its last eviction was sent, on the engine's clock. NaN: it had none.
     """
 
     owner: int
@@ -51,6 +53,7 @@ class Request:
     evictions: int = 0
     computed: int = 0
     next_prompt_logprob: int = 1
+    last_token_s: float = math.nan
 
     def __post_init__(self) -> None:
         self.tokens = self.prompt

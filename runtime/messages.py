@@ -201,6 +201,13 @@ class EventStats(msgspec.Struct, frozen=True):
     idle: int
 
 
+class HistogramStats(msgspec.Struct, frozen=True):
+    """Times in the buckets of `runtime.histogram.BOUNDS_S`. counts: one more than there are bounds. sum_s: seconds."""
+
+    counts: list[int]
+    sum_s: float
+
+
 class EngineStats(msgspec.Struct, frozen=True):
     """Figures since the start, from retired launches only where they concern launches. Times are seconds."""
 
@@ -256,8 +263,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     barrier_s: dict[str, float]
     deferred_releases: int
     front_ends_lost: int
-    first_token_s: dict[str, float]  # p50, p90, p99 over the last requests
-    inter_token_s: dict[str, float]
+    first_token: HistogramStats  # from submission to the first token
+    inter_token: HistogramStats  # from each token of a request to its next
 
 
 class StatsReply(msgspec.Struct, frozen=True, array_like=True, tag=106):

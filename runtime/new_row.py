@@ -28,6 +28,7 @@ def begin_row(rows: Rows, request: Request, block_size: int, limits: SchedulerLi
     rows.needs_full[slot] = needs_full(request.sampling, stopping)
     rows.finite[slot] = True
     rows.owner[slot], rows.handle[slot] = request.owner, request.handle
+    rows.token_times.begin(slot, request.last_token_s)
     rows.logprobs[slot] = request.sampling.logprobs
     rows.stop_ids[slot] = -1
     rows.stop_ids[slot, : len(stops)] = stops

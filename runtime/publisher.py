@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from cuda_graphs.rings import RingMemory
 from runtime import messages as m
-from runtime.figures import Figures
+from runtime.latencies import Latencies
 from runtime.lifecycle import Commit, Ending, PromptPart, Request
 from runtime.links import Links
 from runtime.registry import Registry
@@ -21,13 +21,12 @@ NOT_SEEN_S: Final = -1.0  # the time of a part that a request did not come to
 class Publisher:
     """Sends what was committed. Never blocks, never keeps a token back."""
 
-    def __init__(self, links: Links, rows: Rows, rings: RingMemory, registry: Registry, figures: Figures) -> None:
+    def __init__(self, links: Links, rows: Rows, rings: RingMemory, registry: Registry) -> None:
         self._links = links
         self._rows = rows
         self._rings = rings
         self._registry = registry
-        self._figures = figures
-        self._last_s = 0.0
+        self.latencies = Latencies(rows, rings.layout.drafts)
 
     def admitted(self, request: Request | None, now: float) -> None:
         """A launch that holds the request's row was enqueued. Its front end is told of the first time."""
@@ -65,14 +64,13 @@ class Publisher:
 
     def publish(self, commit: Commit, now: float) -> None:
         """Send a launch's tokens. `now`: seconds on the engine's clock."""
-        for i in commit.firsts.nonzero()[0].tolist():
+        firsts = commit.firsts.nonzero()[0].tolist()
+        for i in firsts:
             tracked = self._registry.by_handle(int(commit.owners[i]), int(commit.handles[i]))
             assert tracked is not None
             tracked.first_token_at = now
-            self._figures.first_token_s.append(now - tracked.submitted_at)
-        if self._last_s and np.count_nonzero(commit.firsts) < commit.firsts.size:
-            self._figures.inter_token_s.append(now - self._last_s)
-        self._last_s = now
+            self.latencies.first_token.add(now - tracked.submitted_at)
+        self.latencies.tokens(commit, bool(firsts), now)
         endings = [(ending.request.owner, self._finished(ending, now)) for ending in commit.endings]
         owners = set(commit.owners.tolist()) | {owner for owner, _ in endings}
         for owner in sorted(owners):

@@ -7,6 +7,8 @@ import enum
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.token_times import TokenTimes
+
 
 class RowPhase(enum.IntEnum):
     FREE = 0  # nobody's
@@ -47,6 +49,7 @@ class Rows:
         self.logprobs = np.full(max_rows, -1, np.int32)
         self.stop_ids = np.full((max_rows, max_stop_ids), -1, np.int32)
         self.stop_width = 0  # columns of stop_ids that any row has used
+        self.token_times = TokenTimes(max_rows)  # when the request's last token was sent
         self.history = np.zeros((max_rows, context_length), np.int32)  # committed tokens by position
         self._free = list(range(max_rows - 1, -1, -1))  # popped from the end: low slots first
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cuda_graphs.device import Device
-from runtime.figures import Figures, quantiles
-from runtime.messages import EngineStats, EventStats
+from runtime.figures import Figures
+from runtime.histogram import Histogram
+from runtime.latencies import Latencies
+from runtime.messages import EngineStats, EventStats, HistogramStats
 from runtime.scheduler import Scheduler
 
 
@@ -14,6 +16,7 @@ def engine_stats(
     scheduler: Scheduler,
     device: Device,
     figures: Figures,
+    latencies: Latencies,
     intake: Mapping[str, int],
     uptime_s: float,
     host_s: float,
@@ -73,9 +76,13 @@ def engine_stats(
         barrier_s=dict(figures.barrier_s),
         deferred_releases=ledger.deferred_total,
         front_ends_lost=intake.get("front_ends_lost", 0),
-        first_token_s=quantiles(figures.first_token_s),
-        inter_token_s=quantiles(figures.inter_token_s),
+        first_token=_histogram(latencies.first_token),
+        inter_token=_histogram(latencies.inter_token),
     )
+
+
+def _histogram(histogram: Histogram) -> HistogramStats:
+    return HistogramStats(histogram.counts.tolist(), histogram.sum_s)
 
 
 def _events(since_the_last_launch: Mapping[str, int], figures: Figures) -> dict[str, EventStats]:

@@ -11,6 +11,7 @@ from runahead.v1 import (
     EventStats,
     FrontEndStats,
     GraphStats,
+    Histogram,
     LifecycleStats,
     PenaltySlotStats,
     Quantiles,
@@ -19,7 +20,8 @@ from runahead.v1 import (
     ServerStats,
     TokenStats,
 )
-from runtime.messages import EngineStats
+from runtime.histogram import BOUNDS_S, quantile
+from runtime.messages import EngineStats, HistogramStats
 
 
 @dataclass(slots=True)
@@ -82,8 +84,10 @@ def server_stats(engine: EngineStats, counters: FrontEndCounters) -> ServerStats
             },
             aborted=engine.aborted,
         ),
-        first_token_s=_quantiles(engine.first_token_s),
-        inter_token_s=_quantiles(engine.inter_token_s),
+        first_token_s=_quantiles(engine.first_token),
+        inter_token_s=_quantiles(engine.inter_token),
+        first_token_histogram=_histogram(engine.first_token),
+        inter_token_histogram=_histogram(engine.inter_token),
         front_end=FrontEndStats(
             open_streams=counters.open_streams,
             stop_strings=counters.stop_strings,
@@ -115,5 +119,12 @@ def _chain(engine: EngineStats) -> ChainStats:
     )
 
 
-def _quantiles(quantiles: dict[str, float]) -> Quantiles:
-    return Quantiles(**{name: value for name, value in quantiles.items() if name in ("p50", "p90", "p99")})
+def _quantiles(times: HistogramStats) -> Quantiles:
+    """None where nothing was measured."""
+    if not any(times.counts):
+        return Quantiles()
+    return Quantiles(p50=quantile(times.counts, 0.5), p90=quantile(times.counts, 0.9), p99=quantile(times.counts, 0.99))
+
+
+def _histogram(times: HistogramStats) -> Histogram:
+    return Histogram(bounds_s=BOUNDS_S, counts=times.counts, count=sum(times.counts), sum_s=times.sum_s)

@@ -7,7 +7,7 @@ import pytest
 
 from cuda_graphs.rings import RingLayout, allocate_rings
 from cuda_graphs.shape import Form, LaunchShape
-from runtime.figures import Figures, kind_of, quantiles
+from runtime.figures import Figures, kind_of
 from runtime.ledger import Launch
 from tests.runtime.chain import make_chain, no_step
 from tests.runtime.hash_model import EOS, completion
@@ -56,11 +56,6 @@ def test_the_overlap_ratio_is_over_launches_that_had_one_before_them() -> None:
 @pytest.mark.parametrize(("rows", "tokens", "kind"), [(0, 0, "closing"), (3, 3, "decode"), (3, 9, "mixed")])
 def test_kinds_of_launches(rows: int, tokens: int, kind: str) -> None:
     assert kind_of(LaunchShape(1, 1, Form.PLAIN, rows, tokens)) == kind
-
-
-def test_quantiles_of_nothing_are_not_there() -> None:
-    assert quantiles([]) == {}
-    assert quantiles([1.0, 2.0, 3.0])["p50"] == 2.0
 
 
 # ---------------------------------------------------------------- what the chain counts
@@ -126,23 +121,3 @@ def test_an_end_at_max_tokens_wastes_nothing(depth: int) -> None:
     chain.submit(1, [3, 4], max_tokens=20, ignore_eos=True)
     chain.run()
     assert chain.engine.stats().void_rows == 0
-
-
-def test_latencies_are_on_the_engines_clock() -> None:
-    now = 100.0
-
-    def clock() -> float:
-        nonlocal now
-        now += 0.25
-        return now
-
-    chain = make_chain(clock=clock)
-    chain.submit(1, [3, 4], max_tokens=5, ignore_eos=True)
-    chain.submit(2, [5, 6], max_tokens=5, ignore_eos=True)
-    chain.run()
-    assert len(chain.engine.figures.first_token_s) == 2, "one first token each"
-    assert len(chain.engine.figures.inter_token_s) == 4
-    for (end,) in chain.finished().values():
-        assert 0 < end.queue_s < end.first_token_s
-        assert end.first_token_s == pytest.approx(end.queue_s + end.prefill_s)
-        assert end.decode_s > 0

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from runtime import messages as m
+from runtime.histogram import BOUNDS_S
 from runtime.request import FinishReason
 
 TIMEOUT_S = 10.0
@@ -87,8 +88,8 @@ STATS = m.EngineStats(
     barrier_s={"shutdown": 0.125},
     deferred_releases=12,
     front_ends_lost=0,
-    first_token_s={"p50": 0.01, "p90": 0.02, "p99": 0.03},
-    inter_token_s={},
+    first_token=m.HistogramStats([1] + [0] * (len(BOUNDS_S) - 1) + [2], 2500.5),
+    inter_token=m.HistogramStats([0] * (len(BOUNDS_S) + 1), 0.0),
 )
 
 

@@ -16,6 +16,7 @@ from runahead.v1 import (
     WatchStatsRequest,
 )
 from runtime import messages as m
+from runtime.histogram import BOUNDS_S
 from service.limits import LIMITS
 from service.stats import FrontEndCounters, server_stats
 from tests.service.fake_engine import INFO, STATS, TIMEOUT_S
@@ -43,7 +44,11 @@ def test_stats_has_the_engines_figures_and_the_front_ends(service: Service) -> N
     assert dict(stats.lifecycle.aborted) == {"WAITING": 1, "DECODE": 2}
     assert (stats.barriers["shutdown"].count, stats.barriers["shutdown"].seconds) == (1, 0.125)
     assert dict(stats.graphs.fallbacks) == {"host_device": 100}
-    assert stats.first_token_s.p99 == 0.03
+    assert stats.first_token_s.p99 == BOUNDS_S[-1], "above every bound"
+    first, inter = stats.first_token_histogram, stats.inter_token_histogram
+    assert list(first.bounds_s) == list(inter.bounds_s) == list(BOUNDS_S)
+    assert list(first.counts) == STATS.first_token.counts
+    assert (first.count, first.sum_s, inter.count, inter.sum_s) == (3, 2500.5, 0, 0.0)
     assert not stats.inter_token_s.HasField("p50"), "no figure is not zero"
     assert stats.front_end.open_streams == 1
 
@@ -57,6 +62,8 @@ def test_every_figure_of_the_engine_is_served() -> None:
             return type(value)(next(numbers))
         if isinstance(value, m.EventStats):
             return m.EventStats(*(next(numbers) for _ in value.__struct_fields__))
+        if isinstance(value, m.HistogramStats):
+            return m.HistogramStats([next(numbers) for _ in value.counts], float(next(numbers)))
         assert isinstance(value, dict)
         return {key: renumbered(inner) for key, inner in value.items()}
 

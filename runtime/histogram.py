@@ -1,0 +1,50 @@
+"""Times in buckets with fixed bounds, so that the histograms of several engines can be added, count by count."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Ten to a decade, from 10 µs to 1,000 s: each is 1.26 times the one before, rounded to four digits.
+BOUNDS_S: Final = tuple(float(f"{10 ** (step / 10 - 5):.3e}") for step in range(81))
+
+_BOUNDS: Final = np.array(BOUNDS_S)
+_BUCKETS: Final = len(BOUNDS_S) + 1
+
+
+class Histogram:
+    """counts: int64 [len(BOUNDS_S) + 1], by bucket. Bucket i holds times above bound i - 1 and up to bound i; the last
+    one those above every bound. sum_s: of all of them, in seconds.
+    """
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(_BUCKETS, np.int64)
+        self.sum_s = 0.0
+
+    def add(self, seconds: float, times: int = 1) -> None:
+        """The same time, so many times."""
+        self.counts[bisect.bisect_left(BOUNDS_S, seconds)] += times
+        self.sum_s += seconds * times
+
+    def add_each(self, seconds: NDArray[np.float64]) -> None:
+        """Several times, [n]."""
+        self.counts += np.bincount(_BOUNDS.searchsorted(seconds), minlength=_BUCKETS)
+        self.sum_s += float(seconds.sum())
+
+
+def quantile(counts: Sequence[int], share: float) -> float:
+    """The time that `share` of those in a histogram do not exceed, evenly spread within its bucket; seconds.
+
+    counts: as `Histogram.counts`, not all zero. Those above every bound count as the highest bound.
+    """
+    wanted, below = share * sum(counts), 0
+    for bucket, count in enumerate(counts[:-1]):
+        if count and below + count >= wanted:
+            low = BOUNDS_S[bucket - 1] if bucket else 0.0
+            return low + (BOUNDS_S[bucket] - low) * (wanted - below) / count
+        below += count
+    return BOUNDS_S[-1]
