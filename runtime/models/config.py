@@ -11,7 +11,22 @@ from typing import Any, TypeVar
 
 import torch
 
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
+from runtime.models.config_keys import (
+    LLAMA,
+    MISTRAL,
+    MODEL_TYPES,
+    NEUTRAL,
+    QWEN2,
+    QWEN3,
+    ROPE_UNDERSTOOD,
+    ROPE_UNREAD,
+    UNDERSTOOD,
+    UNREAD,
+    UNREAD_BY,
+)
+
+ARCHITECTURES = tuple(MODEL_TYPES)
+_WINDOW = 4096  # of Mistral, Qwen2 and Qwen3, where the key is left out
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _T = TypeVar("_T", int, float, bool)
 
@@ -83,20 +98,25 @@ def load_config(folder: Path) -> ModelConfig:
 
 
 def parse_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> ModelConfig:
-    """`raw` is what config.json holds. Raises CheckpointError naming the key and the value it can't take."""
+    """`raw` is what config.json holds.
+
+    Raises CheckpointError naming the key and the value it can't take, or a key that is neither understood nor known to
+    change no number.
+    """
     architecture = _architecture(raw)
     _refuse_what_would_change_the_model(raw)
+    _refuse_other_keys(raw, architecture)
     hidden, heads = _number(raw, "hidden_size", int), _number(raw, "num_attention_heads", int)
     kv_heads = _number(raw, "num_key_value_heads", int, heads)
     if heads % kv_heads:
         raise CheckpointError(f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})")
-    head_dim = _number(raw, "head_dim", int, 128 if architecture == "Qwen3ForCausalLM" else hidden // heads)
+    head_dim = _number(raw, "head_dim", int, 128 if architecture == QWEN3 else hidden // heads)
     if head_dim % 2:
         raise CheckpointError(f"head_dim must be even, and is {head_dim}")
     layers = _number(raw, "num_hidden_layers", int)
     positions = _number(raw, "max_position_embeddings", int, 2048)
     theta, scaling = _rope(raw, positions)
-    bias = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM") and _flag(raw, "attention_bias")
+    bias = architecture in (LLAMA, QWEN3) and _flag(raw, "attention_bias")
     bos = _token_ids(raw, "bos_token_id")
     return ModelConfig(
         architecture=architecture,
@@ -113,10 +133,10 @@ def parse_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Mode
         windows=_windows(raw, architecture, layers),
         max_position_embeddings=positions,
         tie_word_embeddings=_flag(raw, "tie_word_embeddings"),
-        qkv_bias=bias or architecture == "Qwen2ForCausalLM",
+        qkv_bias=bias or architecture == QWEN2,
         output_bias=bias,
-        mlp_bias=architecture == "LlamaForCausalLM" and _flag(raw, "mlp_bias"),
-        qk_norm=architecture == "Qwen3ForCausalLM",
+        mlp_bias=architecture == LLAMA and _flag(raw, "mlp_bias"),
+        qk_norm=architecture == QWEN3,
         eos_token_ids=eos_token_ids,
         bos_token_id=bos[0] if bos else None,
         dtype=_dtype(raw),
@@ -137,7 +157,10 @@ def _architecture(raw: Mapping[str, Any]) -> str:
     names = raw.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
         raise CheckpointError(f"architectures is {names!r}; supported are {', '.join(ARCHITECTURES)}")
-    return str(names[0])
+    name = str(names[0])
+    if raw.get("model_type", MODEL_TYPES[name]) != MODEL_TYPES[name]:
+        raise CheckpointError(f"model_type is {raw['model_type']!r}; that of {name} is {MODEL_TYPES[name]!r}")
+    return name
 
 
 def _refuse_what_would_change_the_model(raw: Mapping[str, Any]) -> None:
@@ -147,63 +170,104 @@ def _refuse_what_would_change_the_model(raw: Mapping[str, Any]) -> None:
         method = raw["quantization_config"]
         method = method.get("quant_method", method) if isinstance(method, dict) else method
         raise CheckpointError(f"quantization_config is {method!r}; only unquantized checkpoints are supported")
-    for source in (raw, raw.get("rope_parameters") or {}):
+    for source in (raw, raw.get("rope_parameters"), raw.get("rope_scaling")):
         if isinstance(source, dict) and source.get("partial_rotary_factor", 1.0) not in (1, None):
             raise CheckpointError(f"partial_rotary_factor is {source['partial_rotary_factor']!r}; only 1 is supported")
 
 
+def _refuse_other_keys(raw: Mapping[str, Any], architecture: str) -> None:
+    """What `runtime.models.config_keys` does not list for the architecture, by name."""
+    neutral = {key: (values, group.what) for group in NEUTRAL for key, values in group.values.items()}
+    known = UNDERSTOOD[architecture].union(*(group.keys for group in (*UNREAD, *UNREAD_BY[architecture])))
+    for key in raw.keys() & neutral.keys():
+        values, what = neutral[key]
+        if raw[key] not in values:
+            only = " or ".join(json.dumps(value) for value in values)
+            raise CheckpointError(f"{key} is {raw[key]!r}, which {what}; only {only} is supported")
+    if unknown := sorted(raw.keys() - known - neutral.keys()):
+        raise CheckpointError(
+            f"config.json has {', '.join(unknown)}, which is not understood for {architecture} and may change what the "
+            "model computes; a key that is known to change nothing can be taken out of the file"
+        )
+
+
 def _rope(raw: Mapping[str, Any], positions: int) -> tuple[float, RopeScaling]:
-    """Theta and scaling, from `rope_parameters` or from the older `rope_theta` and `rope_scaling`."""
-    key = "rope_parameters" if raw.get("rope_parameters") is not None else "rope_scaling"
+    """Theta and scaling, from the older `rope_theta` and `rope_scaling` or from `rope_parameters`."""
+    key = "rope_parameters" if raw.get("rope_scaling") in (None, {}) else "rope_scaling"
     rope = raw.get(key)
     rope = {} if rope is None else rope
     if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
         raise CheckpointError(f"{key} is {rope!r}; one flat object for all layers is supported")
-    theta_source = rope if rope.get("rope_theta") is not None else raw
-    theta = _number(theta_source, "rope_theta", float, 10000.0)
     kind = rope.get("rope_type", rope.get("type", "default"))
-    match kind:
-        case "default":
-            return theta, RopeScaling()
-        case "linear":
-            return theta, RopeScaling("linear", _number(rope, "factor", float))
-        case "llama3":
-            return theta, RopeScaling(
-                "llama3",
-                _number(rope, "factor", float),
-                _number(rope, "low_freq_factor", float),
-                _number(rope, "high_freq_factor", float),
-                _number(rope, "original_max_position_embeddings", int, positions),
-            )
-    raise CheckpointError(f"{key} has rope_type {kind!r}; supported are default, linear and llama3")
+    if not isinstance(kind, str) or kind not in ROPE_UNDERSTOOD:
+        raise CheckpointError(f"{key} has rope_type {kind!r}; supported are {', '.join(ROPE_UNDERSTOOD)}")
+    if rope.get("type", kind) != kind:
+        raise CheckpointError(f"{key} has rope_type {kind!r} and type {rope['type']!r}; the two must be the same")
+    if unknown := sorted(rope.keys() - ROPE_UNDERSTOOD[kind] - ROPE_UNREAD.keys):
+        raise CheckpointError(f"{key} has {', '.join(unknown)}, which is not understood for rope_type {kind!r}")
+    theta = _number(rope if rope.get("rope_theta") is not None else raw, "rope_theta", float, 10000.0)
+    if kind == "default":
+        return theta, RopeScaling()
+    factor = _number(rope, "factor", float)
+    if kind == "linear":
+        return theta, RopeScaling(kind, factor)
+    # Beside the object it wins, as in transformers.
+    original = raw if raw.get("original_max_position_embeddings") is not None else rope
+    return theta, RopeScaling(
+        kind,
+        factor,
+        _number(rope, "low_freq_factor", float),
+        _number(rope, "high_freq_factor", float),
+        _number(original, "original_max_position_embeddings", int, positions),
+    )
 
 
 def _windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:
-    if architecture == "LlamaForCausalLM":
-        return (0,) * layers
-    window = raw.get("sliding_window")
-    if window is None or (architecture != "MistralForCausalLM" and not _flag(raw, "use_sliding_window")):
-        return (0,) * layers
-    window = _number(raw, "sliding_window", int)
-    if architecture == "MistralForCausalLM":
-        return (window,) * layers
+    """By layer, as `layer_types` says, or else as the architecture's own switches do."""
+    window = _window(raw, architecture)
     kinds = raw.get("layer_types")
-    if kinds is None:
-        first = _number(raw, "max_window_layers", int, 28, low=0)
-        return tuple(window if layer >= first else 0 for layer in range(layers))
-    known = {"full_attention": 0, "sliding_attention": window}
-    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in known for kind in kinds):
+    if kinds is not None:
+        known = {"full_attention": 0, "sliding_attention": window}
+        if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in tuple(known) for kind in kinds):
+            raise CheckpointError(
+                f"layer_types is {kinds!r}; it must name {' or '.join(known)} for each of {layers} layers"
+            )
+        if not window and "sliding_attention" in kinds:
+            raise CheckpointError(
+                f"layer_types has sliding_attention, and {architecture} has no sliding window here: sliding_window is "
+                f"{raw.get('sliding_window')!r}, use_sliding_window {raw.get('use_sliding_window')!r}"
+            )
+        return tuple(known[kind] for kind in kinds)
+    if architecture == MISTRAL or not window:
+        return (window,) * layers
+    first = _number(raw, "max_window_layers", int, 28, low=0)
+    return tuple(window if layer >= first else 0 for layer in range(layers))
+
+
+def _window(raw: Mapping[str, Any], architecture: str) -> int:
+    """How many tokens a layer with a window attends to; 0 if there is no window."""
+    switch = None if raw.get("use_sliding_window") is None else _flag(raw, "use_sliding_window")
+    given = raw.get("sliding_window", None if architecture == LLAMA else _WINDOW)
+    if architecture == LLAMA and (given is not None or switch):
+        name = "use_sliding_window" if given is None else "sliding_window"
+        raise CheckpointError(f"{name} is {raw[name]!r}, and {LLAMA} attends to all tokens; only null is supported")
+    if given is None or (architecture in (QWEN2, QWEN3) and not switch):
+        window = 0
+    else:
+        window = _number({"sliding_window": given}, "sliding_window", int)
+    if architecture == MISTRAL and switch is not None and switch != bool(window):
         raise CheckpointError(
-            f"layer_types is {kinds!r}; it must name {' or '.join(known)} for each of {layers} layers"
+            f"use_sliding_window is {switch} and sliding_window {given!r}, a contradiction: {MISTRAL} has a window if "
+            "sliding_window is a number"
         )
-    return tuple(known[kind] for kind in kinds)
+    return window
 
 
 def _dtype(raw: Mapping[str, Any]) -> torch.dtype:
     key = "dtype" if raw.get("dtype") is not None else "torch_dtype"
     name = raw.get(key)
     name = "float32" if name is None else name
-    if name not in _DTYPES:
+    if name not in tuple(_DTYPES):
         raise CheckpointError(f"{key} is {name!r}; supported are {', '.join(_DTYPES)}")
     return _DTYPES[name]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
+    MinistralConfig,
     MistralConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -39,14 +41,21 @@ LLAMA3_ROPE = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One checkpoint: its configuration, the dtype it is stored in and how it is cut in shards."""
+    """One checkpoint: its configuration, the dtype it is stored in and how it is cut in shards.
+
+    written: keys of config.json that are changed once it is saved.
+    """
 
     name: str
     config: type[PreTrainedConfig]
     changes: dict[str, Any] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     shard_size: str = "1GB"
+    written: dict[str, Any] = field(default_factory=dict)
 
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+AS_MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 
 CASES = (
     Case("llama", LlamaConfig),
@@ -63,6 +72,23 @@ CASES = (
     Case("qwen3_wide_heads", Qwen3Config, {"head_dim": 40, "tie_word_embeddings": True}),
     Case("qwen3_biased_grouped", Qwen3Config, {"head_dim": 16, "attention_bias": True, "num_key_value_heads": 1}),
     Case("mistral_window", MistralConfig, {"sliding_window": 23}, shard_size="60KB"),
+    Case(
+        "qwen2_layer_types",
+        Qwen2Config,
+        {"use_sliding_window": True, "sliding_window": 19, "layer_types": [FULL, SLIDING, FULL]},
+    ),
+    Case(
+        "qwen3_layer_types",
+        Qwen3Config,
+        {"head_dim": 16, "use_sliding_window": True, "sliding_window": 17, "layer_types": [SLIDING, FULL, SLIDING]},
+    ),
+    # transformers serves a Mistral checkpoint that names its layers' types as a Ministral one, and saves it as such.
+    Case(
+        "mistral_layer_types",
+        MinistralConfig,
+        {"head_dim": 16, "sliding_window": 23, "layer_types": [SLIDING, FULL, SLIDING]},
+        written=AS_MISTRAL,
+    ),
     Case("mistral_full", MistralConfig, {"sliding_window": None, "head_dim": 32, "num_key_value_heads": 4}),
 )
 
@@ -78,4 +104,6 @@ def save(case: Case, folder: Path, seed: int = 0) -> PreTrainedModel:
             elif "norm" in name:
                 parameter.normal_(mean=1.0, std=0.2)
     model.to(case.dtype).save_pretrained(folder, max_shard_size=case.shard_size)
+    config = folder / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **case.written}))
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()

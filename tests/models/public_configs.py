@@ -1,0 +1,144 @@
+"""`config.json` of well-known public checkpoints, as they are published. Layers are as many as there, shapes too."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+_LLAMA2: Final[dict[str, Any]] = {
+    "_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"], "bos_token_id": 1,
+    "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+    "intermediate_size": 11008, "max_position_embeddings": 4096, "model_type": "llama", "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 32, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+    "rope_scaling": None, "tie_word_embeddings": False, "torch_dtype": "float16",
+    "transformers_version": "4.31.0.dev0", "use_cache": True, "vocab_size": 32000,
+}  # fmt: skip
+_LLAMA3: Final[dict[str, Any]] = {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 128000,
+    "eos_token_id": 128001, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+    "intermediate_size": 14336, "max_position_embeddings": 8192, "model_type": "llama", "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+    "rope_scaling": None, "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "transformers_version": "4.40.0.dev0", "use_cache": True, "vocab_size": 128256,
+}  # fmt: skip
+_LLAMA31: Final[dict[str, Any]] = {
+    **_LLAMA3, "eos_token_id": [128001, 128008, 128009], "max_position_embeddings": 131072, "mlp_bias": False,
+    "rope_scaling": {
+        "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+}  # fmt: skip
+_LLAMA32: Final[dict[str, Any]] = {
+    **_LLAMA31, "head_dim": 64, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+    "rope_scaling": {**_LLAMA31["rope_scaling"], "factor": 32.0}, "tie_word_embeddings": True,
+}  # fmt: skip
+_QWEN25: Final[dict[str, Any]] = {
+    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151643,
+    "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02, "intermediate_size": 4864,
+    "max_position_embeddings": 32768, "max_window_layers": 24, "model_type": "qwen2", "num_attention_heads": 14,
+    "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+    "sliding_window": 32768, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    "transformers_version": "4.40.1", "use_cache": True, "use_mrope": False, "use_sliding_window": False,
+    "vocab_size": 151936,
+}  # fmt: skip
+_QWEN3: Final[dict[str, Any]] = {
+    "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 151643,
+    "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024, "initializer_range": 0.02,
+    "intermediate_size": 3072, "max_position_embeddings": 40960, "max_window_layers": 28, "model_type": "qwen3",
+    "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
+    "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16", "transformers_version": "4.51.0", "use_cache": True, "use_sliding_window": False,
+    "vocab_size": 151936,
+}  # fmt: skip
+_MISTRAL: Final[dict[str, Any]] = {
+    "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+    "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 32768,
+    "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "transformers_version": "4.34.0.dev0", "use_cache": True, "vocab_size": 32000,
+}  # fmt: skip
+_MISTRAL_V3: Final[dict[str, Any]] = {
+    **_MISTRAL, "attention_dropout": 0.0, "rope_theta": 1000000.0, "sliding_window": None, "vocab_size": 32768,
+    "transformers_version": "4.42.0.dev0",
+}  # fmt: skip
+_SMOL: Final[dict[str, Any]] = {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1,
+    "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 576, "initializer_range": 0.041666666666666664,
+    "intermediate_size": 1536, "is_llama_config": True, "max_position_embeddings": 8192, "mlp_bias": False,
+    "model_type": "llama", "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3,
+    "pad_token_id": 2, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_interleaved": False, "rope_scaling": None,
+    "rope_theta": 100000, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16", "fp16": "float16"}},
+    "transformers_version": "4.42.3", "use_cache": True, "vocab_size": 49152,
+}  # fmt: skip
+_TINY: Final[dict[str, Any]] = {
+    **_LLAMA2, "attention_bias": False, "hidden_size": 2048, "intermediate_size": 5632,
+    "max_position_embeddings": 2048, "num_hidden_layers": 22, "num_key_value_heads": 4, "rope_theta": 10000.0,
+    "torch_dtype": "bfloat16", "transformers_version": "4.35.0",
+}  # fmt: skip
+_LLAMA1: Final[dict[str, Any]] = {
+    **{key: value for key, value in _LLAMA2.items() if key not in ("num_key_value_heads", "pretraining_tp")},
+    "max_position_embeddings": 2048, "max_sequence_length": 2048, "pad_token_id": 0,
+}  # fmt: skip
+# By transformers 5: one object for rope, the type of every layer, no torch_dtype.
+_QWEN25_SAVED_AGAIN: Final[dict[str, Any]] = {
+    **{key: value for key, value in _QWEN25.items() if key not in ("rope_theta", "torch_dtype")},
+    "dtype": "bfloat16", "layer_types": ["full_attention"] * 24, "pad_token_id": None,
+    "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"}, "sliding_window": None,
+    "transformers_version": "5.17.0",
+}  # fmt: skip
+
+PUBLIC: Final[dict[str, dict[str, Any]]] = {
+    "Llama 1 7B": _LLAMA1,
+    "Llama 2 7B": _LLAMA2,
+    "Llama 3 8B": _LLAMA3,
+    "Llama 3.1 8B Instruct": _LLAMA31,
+    "Llama 3.2 1B": _LLAMA32,
+    "Llama 3.2 1B by unsloth": {
+        **_LLAMA32, "_attn_implementation_autoset": True, "pad_token_id": 128004, "unsloth_fixed": True,
+        "unsloth_version": "2025.3.3",
+    },
+    "DeepSeek R1 Distill Llama 8B": {**_LLAMA31, "eos_token_id": 128001, "transformers_version": "4.43.0.dev0"},
+    "DeepSeek Coder 1.3B": {
+        **_LLAMA2, "hidden_size": 2048, "intermediate_size": 5504, "max_position_embeddings": 16384,
+        "num_attention_heads": 16, "num_hidden_layers": 24, "num_key_value_heads": 16, "rms_norm_eps": 1e-06,
+        "rope_scaling": {"factor": 4.0, "type": "linear"}, "rope_theta": 100000, "vocab_size": 32256,
+    },
+    "Falcon3 1B": {
+        **_LLAMA3, "activation": "swiglu", "head_dim": 256, "hidden_size": 2048, "intermediate_size": 8192,
+        "mlp_bias": False, "num_attention_heads": 8, "num_hidden_layers": 18, "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-06, "rope_theta": 1000042, "vocab_size": 131072,
+    },
+    "TinyLlama 1.1B": _TINY,
+    "SmolLM2 135M": _SMOL,
+    "Qwen2.5 0.5B": _QWEN25,
+    "Qwen2.5 0.5B saved again": _QWEN25_SAVED_AGAIN,
+    "Qwen2 0.5B": {key: value for key, value in _QWEN25.items() if key != "use_mrope"},
+    "DeepSeek R1 Distill Qwen 1.5B": {
+        **_QWEN25, "hidden_size": 1536, "intermediate_size": 8960, "max_position_embeddings": 131072,
+        "max_window_layers": 21, "num_attention_heads": 12, "num_hidden_layers": 28, "rope_theta": 10000,
+        "sliding_window": 4096, "tie_word_embeddings": False,
+    },
+    "Qwen3 0.6B": _QWEN3,
+    "Mistral 7B v0.1": _MISTRAL,
+    "Mistral 7B Instruct v0.2": {**_MISTRAL, "attention_dropout": 0.0, "rope_theta": 1000000.0, "sliding_window": None},
+    "Mistral 7B v0.3": _MISTRAL_V3,
+    "Mistral Nemo": {**_MISTRAL_V3, "head_dim": 128, "hidden_size": 5120, "num_hidden_layers": 40},
+}  # fmt: skip
+
+# What `to_dict` of transformers 4 adds to the keys of a class, each with its default.
+OF_EVERY_CLASS: Final[dict[str, Any]] = {
+    "_name_or_path": "", "_attn_implementation_autoset": False, "add_cross_attention": False, "architectures": None,
+    "bad_words_ids": None, "begin_suppress_tokens": None, "bos_token_id": None, "chunk_size_feed_forward": 0,
+    "cross_attention_hidden_size": None, "decoder_start_token_id": None, "diversity_penalty": 0.0,
+    "do_sample": False, "early_stopping": False, "encoder_no_repeat_ngram_size": 0, "eos_token_id": None,
+    "exponential_decay_length_penalty": None, "finetuning_task": None, "forced_bos_token_id": None,
+    "forced_eos_token_id": None, "id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "is_decoder": False,
+    "is_encoder_decoder": False, "label2id": {"LABEL_0": 0, "LABEL_1": 1}, "length_penalty": 1.0, "max_length": 20,
+    "min_length": 0, "no_repeat_ngram_size": 0, "num_beam_groups": 1, "num_beams": 1, "num_return_sequences": 1,
+    "output_attentions": False, "output_hidden_states": False, "output_scores": False, "pad_token_id": None,
+    "prefix": None, "problem_type": None, "pruned_heads": {}, "remove_invalid_values": False,
+    "repetition_penalty": 1.0, "return_dict": True, "return_dict_in_generate": False, "sep_token_id": None,
+    "suppress_tokens": None, "task_specific_params": None, "temperature": 1.0, "tf_legacy_loss": False,
+    "tie_encoder_decoder": False, "tokenizer_class": None, "top_k": 50, "top_p": 1.0, "torchscript": False,
+    "transformers_version": "4.48.0", "typical_p": 1.0, "use_bfloat16": False,
+}  # fmt: skip
