@@ -15,7 +15,7 @@ from cuda_graphs.host_device import HostDevice, seeded_delays
 from cuda_graphs.rings import RingLayout, allocate_rings
 from runtime.admission import largest_record_words
 from runtime.block_pool import BlockPool
-from runtime.config import ConfigError, EngineConfig, check_config
+from runtime.config import MAX_CONTEXT, ConfigError, EngineConfig, check_config
 from runtime.engine import Poison
 from runtime.host_program import HostProgram
 from runtime.kernels.reference.forward import ReferenceKernels
@@ -114,12 +114,15 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def context_length(config: EngineConfig, model: ModelConfig) -> int:
-    """The configured context, or the model's. Raises ConfigError if it is longer than the model's."""
+    """The configured context, or the model's. Raises ConfigError if that is longer than it may be."""
     if config.context_length > model.max_position_embeddings:
         raise ConfigError(
             f"context_length ({config.context_length}) is more than the model's {model.max_position_embeddings}"
         )
-    return config.context_length or model.max_position_embeddings
+    context = config.context_length or model.max_position_embeddings
+    if context > MAX_CONTEXT:
+        raise ConfigError(f"the model's context is {context} tokens; set context_length to {MAX_CONTEXT} or less")
+    return context
 
 
 def block_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:

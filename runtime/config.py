@@ -8,6 +8,9 @@ from runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, PLAN_WORDS
 
 SERIAL = 0
 LAUNCH_TIMEOUT_S = 120.0
+# Tokens of the longest request. Positions are 32-bit words in columns, on the device and in the counter of the random
+# numbers; what bounds them is this alone.
+MAX_CONTEXT = 1 << 22
 
 
 class ConfigError(ValueError):
@@ -71,7 +74,7 @@ def check_config(config: EngineConfig) -> None:
         "prefill_chunk": (8, 1 << 14),
         "max_prefill_tokens": (8, 1 << 15),
         "run_ahead_tokens": (1, 1 << 20),
-        "context_length": (0, 1 << 22),
+        "context_length": (0, MAX_CONTEXT),
         "threads": (0, 1024),
         "penalty_slots": (0, 512),
         "log_interval": (0, 1 << 30),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.kernels.triton_device import triton_device
 DEVICE = triton_device()
 
 from cuda_graphs.rings import (  # noqa: E402
+    FAULT_NONE,
     FAULT_PLAN_NUMBER,
     NON_FINITE,
     STATUS_BYTES,
@@ -92,7 +94,7 @@ class Pair:
     # -------------------------------------------------- S
 
     def sample(self) -> None:
-        places, slots = self.host.to_sample() if self.host.number else (np.zeros(0, np.intp), np.zeros(0, np.int64))
+        places, slots = self.host.to_sample()
         self.host.begin()
         rows = len(self.last[0])
         tokens = np.array([self.dice.randrange(VOCAB) for _ in range(rows)], np.int32)
@@ -269,6 +271,29 @@ def test_sixty_random_launches_leave_the_state_of_the_reference(seed: int) -> No
     assert pair.seen["mixed"] and pair.seen["steady"] and pair.seen["skipped"], pair.seen
 
 
+@pytest.mark.parametrize("border", [1 << 31, 1 << 32])
+def test_launches_across_a_border_of_their_number_leave_the_state_of_the_reference(border: int) -> None:
+    pair = Pair(4, launched=border - 15)
+    for _ in range(30):
+        pair.sample()
+        pair.apply(pair.plan())
+    assert int(pair.device.counter) == pair.host.number == border + 15
+    assert pair.seen["mixed"] and pair.seen["steady"], pair.seen
+
+
+@pytest.mark.parametrize("number", [1, (1 << 31) + 1, (1 << 32) + 1])
+def test_a_plan_whose_number_differs_in_its_upper_half_alone_masks_every_row(number: int) -> None:
+    pair = Pair(9, launched=number - 1)
+    pair.sample()
+    ring = number % LAYOUT.slots
+    for planned, fault in ((number + (1 << 32), FAULT_PLAN_NUMBER), (number, FAULT_NONE)):
+        pair.device.reset(number - 1)
+        stage(dataclasses.replace(pair.plan(), number=planned), pair.rings.plan[ring], pair.rings.bulk[ring])
+        pair.device.apply(0, 0)
+        pair.synchronize()
+        assert pair.rings.status[ring, STATUS_FAULT] == fault
+
+
 def test_the_random_launches_hold_every_kind_of_end() -> None:
     total: dict[str, int] = {}
     for seed in (5, 6):
@@ -302,8 +327,8 @@ def test_reset_forgets_every_row_and_launch() -> None:
     for _ in range(20):
         pair.sample()
         pair.apply(pair.plan())
-    pair.device.reset()
-    assert int(pair.device.counter) == 0
+    pair.device.reset(launched=(1 << 32) + 5)
+    assert int(pair.device.counter) == (1 << 32) + 5
     assert not pair.device.state.alive.any()
     assert not pair.device.penalties.counts.any()
     assert bool((pair.device.rows.slots == MAX_ROWS).all())

@@ -44,6 +44,15 @@ def test_every_scalar_that_a_client_sends_knows_unset_from_zero(name: str) -> No
         assert repeated(field) or field.has_presence, f"{name}.{field.name} must be optional"
 
 
+@pytest.mark.parametrize("name", sorted(reachable(MESSAGES["ServerStats"])))
+def test_every_figure_of_stats_has_64_bits(name: str) -> None:
+    wide = (FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_MESSAGE)
+    for field in MESSAGES[name].fields:
+        is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
+        value = field.message_type.fields_by_name["value"] if is_map else field
+        assert value.type in wide, f"{name}.{field.name} may grow for as long as the engine runs"
+
+
 def test_every_message_and_enum_is_exported() -> None:
     assert {*MESSAGES, *ENUMS} <= set(runahead.v1.__all__)
     assert all(hasattr(runahead.v1, name) for name in runahead.v1.__all__)

@@ -56,6 +56,21 @@ def test_a_front_end_is_greeted_and_heard(links: SocketLinks, tmp_path: Path) ->
         assert read(sock) == WELCOME
 
 
+@pytest.mark.parametrize("border", [1 << 31, 1 << 32])
+def test_front_ends_and_their_handles_are_counted_across_a_border(tmp_path: Path, border: int) -> None:
+    links = SocketLinks(tmp_path / "engine", lambda: WELCOME, connected=border - 2)
+    for owner in (border - 1, border, border + 1):
+        with connect(tmp_path) as sock:
+            sock.sendall(m.encode_frame(m.Hello(m.PROTOCOL_VERSION)) + m.encode_frame(m.Cancel(owner + 5)))
+            assert until(links, 1) == [(owner, m.Cancel(owner + 5))]
+            assert read(sock) == WELCOME
+            links.send(owner, m.Accepted(owner + 5))
+            links.receive()
+            assert read(sock) == m.Accepted(owner + 5)
+        assert until(links, 1) == [(owner, None)]
+    links.close()
+
+
 def test_a_frame_in_pieces_is_one_message(links: SocketLinks, tmp_path: Path) -> None:
     data = m.encode_frame(m.Hello(m.PROTOCOL_VERSION)) + m.encode_frame(m.StatsQuery(5))
     with connect(tmp_path) as sock:

@@ -17,11 +17,12 @@ from cuda_graphs.shape import Form, LaunchShape
 from cuda_graphs.simulated_device import seeded_schedule
 from runtime import messages as m
 from runtime.assembly import assemble
-from runtime.config import EngineConfig
+from runtime.config import MAX_CONTEXT, EngineConfig
 from runtime.engine import Engine
 from runtime.hash_program import NullProgram
 from runtime.host_rows import HostRows
 from runtime.interval_log import LogMode, Snapshot
+from runtime.kernels.reference.philox import row_words, token_words
 from runtime.ledger import LedgerError
 from runtime.plan import LaunchPlan, read_plan, stage
 from runtime.request import SamplingParams, StoppingParams
@@ -248,6 +249,17 @@ def test_the_null_program_of_the_benchmarks_counts_on(number: int) -> None:
     program = NullProgram(rings, max_rows=2, token=5, launched=number - 1)
     program.sample(LaunchShape(number, 2, Form.PLAIN, 2, 2, 0))
     assert read_cells(rings.cells[number % 3, :2], number).token.tolist() == [5, 5]
+
+
+def test_no_position_is_so_far_on_that_32_bits_could_wrap() -> None:
+    """Columns, the device's lengths and the random numbers' counter have 32 bits for them: the context is bounded."""
+    last = np.array([MAX_CONTEXT - 1])
+    assert last.astype(np.int32)[0] == last[0], "positions are signed"
+    seed = np.array([7])
+    words = row_words(seed, last, 8)
+    before = [row_words(seed, last - (1 << bit), 8).tolist() for bit in range(22)]
+    assert words.tolist() not in before, "no bit of the position is lost on its way into the counter"
+    assert token_words(seed, last, np.array([5])) == words[0, 5]
 
 
 def test_columns_that_grow_with_time_have_64_bits() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runtime.assembly import MAX_EOS_IDS, assemble
-from runtime.config import ConfigError, EngineConfig
+from runtime.config import MAX_CONTEXT, ConfigError, EngineConfig
 from runtime.models.config import CheckpointError
 
 CONFIG: dict[str, Any] = {
@@ -35,11 +35,16 @@ def start(folder: Path, config: dict[str, Any], **settings: Any) -> None:
     ("changes", "settings", "sentence"),
     [
         ({}, {"context_length": 257}, r"context_length \(257\) is more than the model's 256"),
+        (
+            {"max_position_embeddings": 1 << 33},
+            {},
+            f"the model's context is {1 << 33} tokens; set context_length to {MAX_CONTEXT} or less",
+        ),
         ({}, {"num_blocks": 1}, "num_blocks must be at least 2"),
         ({"max_position_embeddings": 1 << 22}, {}, r"memory holds \d+ KV blocks; one request of 4194304 tokens needs"),
         ({"eos_token_id": list(range(MAX_EOS_IDS + 1))}, {}, f"the model names {MAX_EOS_IDS + 1} end-of-sequence ids"),
     ],
-    ids=["context", "blocks", "memory", "end tokens"],
+    ids=["context", "the model's own context", "blocks", "memory", "end tokens"],
 )
 def test_what_cannot_be_is_refused_before_the_weights_are_read(
     tmp_path: Path, changes: dict[str, Any], settings: dict[str, Any], sentence: str

@@ -6,6 +6,7 @@ import itertools
 import re
 
 import grpc
+import pytest
 
 from runahead.v1 import (
     DetokenizeRequest,
@@ -53,9 +54,10 @@ def test_stats_has_the_engines_figures_and_the_front_ends(service: Service) -> N
     assert stats.front_end.open_streams == 1
 
 
-def test_every_figure_of_the_engine_is_served() -> None:
+@pytest.mark.parametrize("first", [1001, (1 << 31) - 20, (1 << 32) - 20, 1 << 50])
+def test_every_figure_of_the_engine_is_served_whatever_its_size(first: int) -> None:
     """Each of its fields, and each figure inside them, is set to a value of its own; all are found in the message."""
-    numbers = itertools.count(1001)
+    numbers = itertools.count(first)
 
     def renumbered(value: object) -> object:
         if isinstance(value, int | float):
@@ -69,7 +71,7 @@ def test_every_figure_of_the_engine_is_served() -> None:
 
     stats = m.EngineStats(**{name: renumbered(getattr(STATS, name)) for name in STATS.__struct_fields__})  # type: ignore[arg-type]
     message = str(server_stats(stats, FrontEndCounters()))
-    missing = [number for number in range(1001, next(numbers)) if not re.search(rf": {number}(\.0)?\n", message)]
+    missing = [number for number in range(first, next(numbers)) if not re.search(rf": {number}(\.0)?\n", message)]
     assert missing == []
 
 

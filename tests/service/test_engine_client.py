@@ -71,6 +71,26 @@ def test_tokens_of_several_launches_are_taken_at_once_with_the_end(path: Path) -
     run(path, body)
 
 
+@pytest.mark.parametrize("border", [1 << 31, 1 << 32])
+def test_handles_and_calls_are_counted_across_a_border(path: Path, border: int) -> None:
+    async def body(client: SocketEngineClient, engine: FakeEngine) -> None:
+        for handle in (border - 1, border, border + 1):
+            stream = client.submit(CHECKED, PROMPT)
+            assert stream.handle == engine.next_submit().handle == handle
+            await stream.accepted()
+            engine.output(handle, [handle % 1000], FinishReason.LENGTH)
+            batch = await stream.take()
+            assert ([generated.token_id for generated in batch.tokens], batch.finished is None) == (
+                [handle % 1000],
+                False,
+            )
+            assert (await client.abort(("nobody",), False)).call == 2 * handle - border + 1
+            await client.stats()
+            client.release(stream)
+
+    run(path, body, counters_from=border - 2)
+
+
 def test_a_released_stream_is_cancelled_once(path: Path) -> None:
     async def body(client: SocketEngineClient, engine: FakeEngine) -> None:
         stream = client.submit(CHECKED, PROMPT)
@@ -285,11 +305,11 @@ def test_a_buffer_that_is_read_never_fills() -> None:
     asyncio.run(body())
 
 
-def run(path: Path, body) -> None:  # type: ignore[no-untyped-def]
+def run(path: Path, body, counters_from: int = 0) -> None:  # type: ignore[no-untyped-def]
     """Runs `body(client, engine)` with a connected client."""
 
     async def connected() -> None:
-        client = await SocketEngineClient.connect(path)
+        client = await SocketEngineClient.connect(path, counters_from=counters_from)
         try:
             async with asyncio.timeout(10):
                 await body(client, engine)
