@@ -68,6 +68,7 @@ def _serve(parsed: argparse.Namespace) -> int:
         chosen = settings.load_settings(vars(parsed), config_file=parsed.config)
         config = ServerConfig(
             engine=settings.engine_config(chosen),
+            tokenizer=chosen.tokenizer,
             host=chosen.host,
             port=chosen.port,
             insecure=chosen.insecure,

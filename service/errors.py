@@ -57,6 +57,14 @@ def exhausted(sentence: str, retry_s: float) -> ServiceError:
     return ServiceError(grpc.StatusCode.RESOURCE_EXHAUSTED, sentence, [error_details_pb2.RetryInfo(retry_delay=delay)])
 
 
+def no_tokenizer() -> ServiceError:
+    """FAILED_PRECONDITION for a call that is about text, on a server without a tokenizer."""
+    return ServiceError(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "this server was started with tokenizer none: it takes and gives token ids, and no text",
+    )
+
+
 def slow_reader() -> ServiceError:
     """RESOURCE_EXHAUSTED for a stream whose reader left too much unread. Trying again does not help a slow reader."""
     return ServiceError(grpc.StatusCode.RESOURCE_EXHAUSTED, "the stream's reader is too slow: too much is unread")

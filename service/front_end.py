@@ -35,9 +35,9 @@ _OPTIONS: Final = (
 
 
 class FrontEnd:
-    """Serves one engine on one port."""
+    """Serves one engine on one port. tokenizer: None serves token ids alone."""
 
-    def __init__(self, engine: EngineClient, tokenizer: TextTokenizer, max_streams: int) -> None:
+    def __init__(self, engine: EngineClient, tokenizer: TextTokenizer | None, max_streams: int) -> None:
         self._engine = engine
         self._server = grpc.aio.server(interceptors=[DecodingInterceptor()], options=_OPTIONS)
         self._health = HealthServicer((_GENERATION,))

@@ -178,6 +178,8 @@ class _Screen:
         if event == "delta":
             _write(response.delta.text)
             for token in response.delta.tokens:
+                if not token.bytes:  # as from a server without a tokenizer: the id is all that there is to see
+                    _write(f"{token.id} ")
                 if token.HasField("logprob"):
                     _print_token(token)
         elif event == "prompt":

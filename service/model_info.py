@@ -8,8 +8,14 @@ from service.limits import LIMITS
 from service.tokenizer import TextTokenizer
 
 
-def model_info(info: EngineInfo, server_id: str, tokenizer: TextTokenizer, max_streams: int) -> GetModelInfoResponse:
-    """The served model, its tokenizer's special tokens and template, and the limits."""
+def model_info(
+    info: EngineInfo, server_id: str, tokenizer: TextTokenizer | None, max_streams: int
+) -> GetModelInfoResponse:
+    """The served model, its tokenizer's special tokens and template, and the limits; without one, none of text."""
+    specials = () if tokenizer is None else tokenizer.special_tokens
+    stops, text_bytes, stop_bytes = LIMITS.stop_strings, LIMITS.prompt_text_bytes, LIMITS.stop_string_bytes
+    if tokenizer is None:
+        stops = text_bytes = stop_bytes = 0
     return GetModelInfoResponse(
         model=info.model,
         architecture=info.architecture,
@@ -18,17 +24,16 @@ def model_info(info: EngineInfo, server_id: str, tokenizer: TextTokenizer, max_s
         context_length=info.context_length,
         eos_token_ids=info.eos_token_ids,
         bos_token_id=info.bos_token_id if info.bos_token_id >= 0 else None,
-        special_tokens=[
-            SpecialToken(id=special.token_id, content=special.content) for special in tokenizer.special_tokens
-        ],
-        chat_template=tokenizer.chat_template,
+        special_tokens=[SpecialToken(id=special.token_id, content=special.content) for special in specials],
+        chat_template=None if tokenizer is None else tokenizer.chat_template,
+        has_tokenizer=tokenizer is not None,
         limits=Limits(
             prompt_tokens=info.context_length - 1,
-            prompt_text_bytes=LIMITS.prompt_text_bytes,
+            prompt_text_bytes=text_bytes,
             max_tokens=LIMITS.max_tokens,
             top_logprobs=LIMITS.top_logprobs,
-            stop_strings=LIMITS.stop_strings,
-            stop_string_bytes=LIMITS.stop_string_bytes,
+            stop_strings=stops,
+            stop_string_bytes=stop_bytes,
             stop_token_ids=LIMITS.stop_token_ids,
             logit_bias_entries=LIMITS.logit_bias_entries,
             request_id_length=LIMITS.request_id_length,

@@ -36,6 +36,7 @@ class ServerConfig:
     """What a server is started with.
 
     engine: the engine's own settings; its checkpoint folder is where the tokenizer is, too.
+    tokenizer: auto reads it; none serves only those who send token ids, and looks at no file of it.
     host, port: where to listen; port 0 takes any free one.
     insecure: allows a host that other machines can reach, though nobody is asked who they are.
     max_streams: completions that may be open at once.
@@ -45,6 +46,7 @@ class ServerConfig:
     """
 
     engine: EngineConfig
+    tokenizer: str = "auto"
     host: str = "127.0.0.1"
     port: int = 50051
     insecure: bool = False
@@ -57,6 +59,8 @@ class ServerConfig:
 def check_server_config(config: ServerConfig) -> None:
     """Raises ConfigError for what can't be started. Bounds of single settings are in `service.settings`."""
     check_config(config.engine)
+    if config.tokenizer not in ("auto", "none"):
+        raise ConfigError(f"tokenizer must be auto or none, and is {config.tokenizer!r}")
     if not config.insecure and not _is_loopback(config.host):
         raise ConfigError(
             f"host {config.host!r} can be reached from other machines, and this server asks nobody who they are; "
@@ -82,7 +86,7 @@ async def serve(config: ServerConfig, on_ready: Callable[[int], None] | None = N
     Raises ConfigError, EngineStartError or EngineLostError if it can't start.
     """
     _require_free(config.host, config.port)
-    tokenizer = load_tokenizer(Path(config.engine.model))
+    tokenizer = None if config.tokenizer == "none" else load_tokenizer(Path(config.engine.model))
     stop = _stop_on_signals()
     engine = await _unless_stopped(EngineProcess.start(config.engine), stop)
     if engine is None:
@@ -91,7 +95,8 @@ async def serve(config: ServerConfig, on_ready: Callable[[int], None] | None = N
         client = await SocketEngineClient.connect(engine.socket, counters_from=config.engine.counters_from)
         return await _serve_engine(config, client, tokenizer, stop, on_ready)
     finally:
-        tokenizer.close()
+        if tokenizer is not None:
+            tokenizer.close()
         exit_code = await engine.stop(config.shutdown_grace_s)
         log.info("engine_ended", exit_code=exit_code)
 
@@ -99,7 +104,7 @@ async def serve(config: ServerConfig, on_ready: Callable[[int], None] | None = N
 async def _serve_engine(
     config: ServerConfig,
     client: SocketEngineClient,
-    tokenizer: TextTokenizer,
+    tokenizer: TextTokenizer | None,
     stop: asyncio.Event,
     on_ready: Callable[[int], None] | None,
 ) -> int:

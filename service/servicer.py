@@ -37,13 +37,14 @@ from runahead.v1 import (
 from runtime.request import FinishReason as EngineReason
 from service.completion import Completion
 from service.engine_client import EngineClient
-from service.errors import ServiceError, exhausted, unavailable
+from service.errors import ServiceError, exhausted, no_tokenizer, unavailable
 from service.guard import Call, guarded
 from service.limits import LIMITS
 from service.model_info import model_info
 from service.prompt_events import PromptEvents, check_once_prompt
 from service.request_stream import RequestRefusedError, RequestStream, SlowReaderError
 from service.stats import FrontEndCounters, server_stats
+from service.token_bytes import NO_TOKENS
 from service.tokenizer import TextTokenizer
 from service.validation import (
     CheckedRequest,
@@ -113,11 +114,16 @@ class OpenCompletion:
 
 
 class GenerationServicer(GenerationServiceServicer):
-    """Serves one engine. max_streams: completions that may be open at once; more are refused."""
+    """Serves one engine.
 
-    def __init__(self, engine: EngineClient, tokenizer: TextTokenizer, max_streams: int) -> None:
+    tokenizer: None takes and gives token ids alone, and refuses text by name.
+    max_streams: completions that may be open at once; more are refused.
+    """
+
+    def __init__(self, engine: EngineClient, tokenizer: TextTokenizer | None, max_streams: int) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
+        self._token_bytes = NO_TOKENS if tokenizer is None else tokenizer.token_bytes
         self._max_streams = max_streams
         self._closed = False
         self._drained = asyncio.Event()
@@ -193,15 +199,21 @@ class GenerationServicer(GenerationServiceServicer):
         async with guarded(context):
             check_tokenize(request)
             special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-            response.token_ids.extend((await self._tokenizer.encode(request.text, special)).tolist())
+            response.token_ids.extend((await self._text().encode(request.text, special)).tolist())
         return response
 
     async def Detokenize(self, request: DetokenizeRequest, context: _Context) -> DetokenizeResponse:
         response = DetokenizeResponse()
         async with guarded(context):
             check_detokenize(request, self._engine.info.vocab_size)
-            response.text = await self._tokenizer.decode(request.token_ids, request.include_special_tokens)
+            response.text = await self._text().decode(request.token_ids, request.include_special_tokens)
         return response
+
+    def _text(self) -> TextTokenizer:
+        """Raises ServiceError (FAILED_PRECONDITION) on a server without one."""
+        if self._tokenizer is None:
+            raise no_tokenizer()
+        return self._tokenizer
 
     # ------------------------------------------------------------ a completion, from the door to its end
 
@@ -211,8 +223,8 @@ class GenerationServicer(GenerationServiceServicer):
         with self._place():
             checked, prompt = await self._check(request, call, once)
             stream = self._engine.submit(checked, prompt)
-            events = PromptEvents(checked, prompt, self._tokenizer.token_bytes)
-            completion = Completion(checked, len(prompt), self._tokenizer.token_bytes)
+            events = PromptEvents(checked, prompt, self._token_bytes)
+            completion = Completion(checked, len(prompt), self._token_bytes)
             try:
                 await stream.accepted()
                 accepted = Accepted(
@@ -259,14 +271,14 @@ class GenerationServicer(GenerationServiceServicer):
         try:
             if once:
                 check_once(request)
-            checked = check_request(request, self._engine.info)
+            checked = check_request(request, self._engine.info, has_tokenizer=self._tokenizer is not None)
             call.request_id = checked.request_id
             prompt = checked.prompt
             if isinstance(prompt, str):
-                prompt = await self._tokenizer.encode(prompt)
+                prompt = await self._text().encode(prompt)
                 check_prompt_tokens(prompt, "text", self._engine.info)
             if once:
-                check_once_prompt(checked, prompt, self._tokenizer.token_bytes)
+                check_once_prompt(checked, prompt, self._token_bytes)
             return checked, prompt
         except ServiceError:
             self.counters.refused += 1

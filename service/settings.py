@@ -47,6 +47,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     load_format: Annotated[
         Literal["auto", "dummy"], Meta(description="auto: safetensors; dummy: random weights of the configured shape")
     ] = "auto"
+    tokenizer: Annotated[
+        Literal["auto", "none"], Meta(description="auto: the checkpoint's; none: only token ids are taken and given")
+    ] = "auto"
     device: Annotated[Literal["cpu", "cuda"], Meta(description="where launches run")] = "cpu"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],

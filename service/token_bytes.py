@@ -43,6 +43,10 @@ class TokenBytes:
         return b"" if token_id in self.special else self.of(token_id)
 
 
+# Of a server without a tokenizer: no token has bytes, and no text comes of any.
+NO_TOKENS: Final = TokenBytes((), frozenset(), ())
+
+
 def token_bytes(tokenizer: Tokenizer, special: Set[int]) -> TokenBytes:
     """The table of a tokenizer. Raises ConfigError for a kind of decoder that is not supported."""
     steps = _steps(json.loads(tokenizer.to_str())["decoder"])

@@ -72,7 +72,18 @@ class TextTokenizer:
 
 
 def load_tokenizer(folder: Path) -> TextTokenizer:
-    """The tokenizer of a checkpoint. Raises ConfigError naming the file that is missing or unreadable."""
+    """The tokenizer of a checkpoint.
+
+    Raises ConfigError naming the file that is missing, unreadable or of a kind that is not supported, and the setting
+    by which the checkpoint is served nevertheless.
+    """
+    try:
+        return _load(folder)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; with --tokenizer none it is served to those who send token ids") from error
+
+
+def _load(folder: Path) -> TextTokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ConfigError(f"{path} is missing: a checkpoint needs its tokenizer beside it")

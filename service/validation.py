@@ -33,6 +33,7 @@ from service.limits import LIMITS
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]+")
 _UNSUPPORTED: Final = "is not supported by this server"
+_NO_TOKENIZER: Final = "is not supported by this server, which was started with tokenizer none: it takes token ids only"
 _NO_PENALTY_SLOTS: Final = "is not supported by this server, which was started with penalty_slots 0"
 
 # Each with the value that is off, and its bounds.
@@ -104,10 +105,12 @@ class Violations:
             raise invalid_argument(self._found)
 
 
-def check_request(request: GenerateRequest, info: EngineInfo) -> CheckedRequest:
-    """Raises ServiceError (INVALID_ARGUMENT) naming every field that can't be."""
+def check_request(request: GenerateRequest, info: EngineInfo, has_tokenizer: bool = True) -> CheckedRequest:
+    """Raises ServiceError (INVALID_ARGUMENT) naming every field that can't be; without a tokenizer, all text."""
     found = Violations()
     _check_unknown_fields(request, found)
+    if not has_tokenizer:
+        _check_no_text(request, found)
     request_id = request.request_id if request.HasField("request_id") else uuid.uuid4().hex
     _check_request_id(request_id, "request_id", found)
     prompt = _check_prompt_field(request, info, found)
@@ -185,6 +188,13 @@ def check_abort(request: AbortRequest) -> None:
         for index, request_id in enumerate(request.request_ids):
             _check_request_id(request_id, f"request_ids[{index}]", found)
     found.raise_if_any()
+
+
+def _check_no_text(request: GenerateRequest, found: Violations) -> None:
+    found.require(not request.HasField("text"), "text", _NO_TOKENIZER)
+    found.require(not request.stopping.stop, "stopping.stop", _NO_TOKENIZER)
+    found.require(not request.stopping.include_stop, "stopping.include_stop", _NO_TOKENIZER)
+    found.require(not request.output.echo, "output.echo", _NO_TOKENIZER)
 
 
 def _check_request_id(request_id: str, field: str, found: Violations) -> None:

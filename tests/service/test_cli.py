@@ -297,11 +297,18 @@ def test_every_setting_reaches_the_server(monkeypatch: pytest.MonkeyPatch, tmp_p
 
     monkeypatch.setattr("service.server.run", run)
     flags = [f"--model={tmp_path}", "--host=::", "--insecure", "--port=1", "--max-streams=2", "--log-level=error"]
-    flags.append("--shutdown-grace-s=0.5")
+    flags += ["--shutdown-grace-s=0.5", "--tokenizer=none"]
     assert cli.main(["serve", *flags, "--run-ahead=serial", "--max-rows=3"]) == 0
     engine = EngineConfig(model=str(tmp_path), served_name=tmp_path.name, run_ahead=0, max_rows=3)
     assert started == [
         ServerConfig(
-            engine=engine, host="::", port=1, insecure=True, max_streams=2, log_level="error", shutdown_grace_s=0.5
+            engine=engine,
+            tokenizer="none",
+            host="::",
+            port=1,
+            insecure=True,
+            max_streams=2,
+            log_level="error",
+            shutdown_grace_s=0.5,
         ),
     ]

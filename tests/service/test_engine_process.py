@@ -93,6 +93,12 @@ def test_any_other_host_needs_insecure(host: str) -> None:
     check_server_config(ServerConfig(engine=CONFIG, host=host, insecure=True))
 
 
+def test_a_tokenizer_is_the_checkpoints_or_none() -> None:
+    check_server_config(ServerConfig(engine=CONFIG, tokenizer="none"))
+    with pytest.raises(ConfigError, match="tokenizer must be auto or none, and is 'elsewhere'"):
+        check_server_config(ServerConfig(engine=CONFIG, tokenizer="elsewhere"))
+
+
 def test_an_impossible_setting_of_the_engine_is_named() -> None:
     with pytest.raises(ConfigError, match="run_ahead"):
         check_server_config(ServerConfig(engine=EngineConfig(model="x", run_ahead=9)))
@@ -102,7 +108,10 @@ def test_a_model_without_a_tokenizer_exits_2_with_a_sentence(tmp_path: Path) -> 
     done = serve(tmp_path, port=0)
     assert done.returncode == EXIT_CANNOT_START
     assert done.stderr.startswith("runahead serve: ")
-    assert done.stderr.endswith("tokenizer.json is missing: a checkpoint needs its tokenizer beside it\n")
+    assert done.stderr.endswith(
+        "tokenizer.json is missing: a checkpoint needs its tokenizer beside it; "
+        "with --tokenizer none it is served to those who send token ids\n"
+    )
 
 
 def test_a_port_in_use_exits_2_before_anything_is_loaded(tmp_path: Path) -> None:

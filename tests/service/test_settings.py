@@ -48,7 +48,8 @@ def test_the_environment_may_name_the_file(config_file: Path) -> None:
 
 def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> None:
     changed = {
-        "model": "elsewhere", "served_name": "name", "load_format": "dummy", "device": "cuda", "dtype": "bfloat16",
+        "model": "elsewhere", "served_name": "name", "load_format": "dummy", "tokenizer": "none", "device": "cuda",
+        "dtype": "bfloat16",
         "run_ahead": 4, "run_ahead_tokens": 7, "max_rows": 8, "max_queue": 9, "context_length": 10, "block_size": 32,
         "num_blocks": 11, "prefill_chunk": 64, "max_prefill_tokens": 65, "prefix_cache": False, "penalty_slots": 5,
         "log_interval": 6, "log_mode": "barrier", "threads": 3, "launch_timeout_s": 60.5,
@@ -90,6 +91,7 @@ def test_a_switch_can_be_turned_off_again_by_a_flag() -> None:
         ({}, "", {"port": "70000"}, "--port must be a whole number from 0 to 65535, and is '70000'"),
         ({}, "", {"run_ahead": "5"}, "--run-ahead must be .*serial"),
         ({}, "", {"device": "tpu"}, "--device must be cpu or cuda"),
+        ({}, "", {"tokenizer": "mine"}, "--tokenizer must be auto or none, and is 'mine'"),
         ({"RUNAHEAD_INSECURE": "perhaps"}, "", {}, "RUNAHEAD_INSECURE must be true or false"),
         ({}, "", {"max_streams": "0"}, "--max-streams must be a whole number from 1 to 100000"),
         ({}, "", {"shutdown_grace_s": "-1"}, "--shutdown-grace-s must be a number from 0 to 3600"),

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import decoders
 
 from runtime.config import ConfigError
 from service.tokenizer import TextTokenizer, load_tokenizer
@@ -21,6 +22,16 @@ def checkpoint(folder: Path, **config: object) -> Path:
 
 def test_a_folder_without_a_tokenizer_is_refused_by_the_files_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer\.json is missing"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_kind_that_is_not_supported_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    tokenizer = byte_level_tokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(
+        ConfigError, match=r"decoder \(WordPiece\) is not supported.*; with --tokenizer none it is served"
+    ):
         load_tokenizer(tmp_path)
 
 
