@@ -79,7 +79,7 @@ class CudaProgram:
         self._logits[: shape.rows].copy_(self._raw_logits(last))
         if shape.prompt_logprobs:
             self.rows.publish_prompt_logprobs(hidden, batch, self._raw_logits, self._prompt)
-        self.rows.publish_finite(hidden, batch)
+        self.rows.publish_finite(hidden, batch, self._prompt if shape.prompt_logprobs else None)
 
     def _raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """In the model's dtype: the decoder's own float32 copy is spared, the copy into a buffer converts."""

@@ -83,18 +83,24 @@ class HostProgram:
         if queries.sample_slots.size:
             logits = self._model.logits(torch.from_numpy(hidden.numpy()[queries.last_query]))
             self._logits[queries.sample_slots] = logits.numpy()
-        self.rows.publish_finite(np.isfinite(hidden.numpy()).all(axis=1), queries)
+        finite = np.isfinite(hidden.numpy()).all(axis=1)
         if shape.prompt_logprobs:
-            self._leave_prompt_logprobs(hidden, queries)
+            self._leave_prompt_logprobs(hidden, queries, finite)
+        self.rows.publish_finite(finite, queries)
 
-    def _leave_prompt_logprobs(self, hidden: torch.Tensor, queries: Queries) -> None:
-        """In tiles: the logits of a whole chunk would be large. hidden: [T, hidden]"""
+    def _leave_prompt_logprobs(self, hidden: torch.Tensor, queries: Queries, finite: NDArray[np.bool_]) -> None:
+        """In tiles: the logits of a whole chunk would be large. hidden: [T, hidden]
+
+        finite: [T], becomes False for a query token whose logits are not: it leaves zeros, and its row has failed.
+        """
         wanted = self.rows.prompt_queries(queries)
         for first in range(0, wanted.index.size, _TILE):
             tile = slice(first, first + _TILE)
             index = wanted.index[tile]
             logits = self._model.logits(hidden[torch.from_numpy(index)]).numpy()
-            asked = np.where(np.isfinite(logits).all(axis=1), wanted.asked[tile], np.int32(-1))
+            good = np.isfinite(logits).all(axis=1)
+            finite[index[~good]] = False
+            asked = np.where(good, wanted.asked[tile], np.int32(-1))
             found = log_probabilities(logits, wanted.target[tile], asked, self._rings.layout.max_top)
             self.rows.publish_prompt_logprobs(index, found.chosen, found.top_ids, found.top)
 

@@ -278,7 +278,8 @@ class HostRows:
     # ------------------------------------------------------------ what F leaves
 
     def publish_finite(self, finite: NDArray[np.bool_], queries: Queries) -> None:
-        """The flag of every row of F. finite: [T], True for a query token whose final hidden state is finite.
+        """The flag of every row of F. finite: [T], True for a query token all of whose numbers are: its final hidden
+        state, and its logits where log-probabilities of the prompt were made of them.
 
         A row that F masked has computed nothing: it is finite.
         """

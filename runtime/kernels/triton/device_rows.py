@@ -113,9 +113,12 @@ class DeviceRows:
             is_decode=is_decode,
         )
 
-    def publish_finite(self, hidden: torch.Tensor, batch: ForwardBatch) -> None:
-        """The flag of every row of `batch`: whether its final hidden states, of [T, hidden], are finite."""
-        publish_finite(self.counter, hidden, batch, self._results.finite)
+    def publish_finite(self, hidden: torch.Tensor, batch: ForwardBatch, prompt: PromptBuffers | None = None) -> None:
+        """The flag of every row of `batch`: whether its final hidden states, of [T, hidden], are finite.
+
+        prompt: after `publish_prompt_logprobs` with these buffers, the logits made there count too.
+        """
+        publish_finite(self.counter, hidden, batch, self._results.finite, prompt)
 
     def publish_prompt_logprobs(
         self,

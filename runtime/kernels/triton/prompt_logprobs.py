@@ -37,7 +37,7 @@ class PromptBuffers:
     target: torch.Tensor  # int64 [T] the prompt's next token
     places: torch.Tensor  # int32 [T] 0, 1, 2, ...
     logits: torch.Tensor  # float32 [n, vocab]
-    partial_max: torch.Tensor  # float32 [n, tiles of the vocabulary]
+    partial_max: torch.Tensor  # float32 [T, tiles of the vocabulary] +inf: logits there are not finite
     partial_arg: torch.Tensor  # int32 [n, tiles of the vocabulary]
     found: LogprobBuffers
 
@@ -53,7 +53,7 @@ def make_prompt_buffers(max_tokens: int, vocab_size: int, max_top: int, device: 
         target=torch.zeros(tokens, dtype=torch.int64, device=device),
         places=torch.arange(tokens, dtype=torch.int32, device=device),
         logits=torch.zeros((_TILE, vocab_size), dtype=torch.float32, device=device),
-        partial_max=torch.zeros((_TILE, tiles), dtype=torch.float32, device=device),
+        partial_max=torch.zeros((tokens, tiles), dtype=torch.float32, device=device),
         partial_arg=torch.zeros((_TILE, tiles), dtype=torch.int32, device=device),
         found=found,
     )
@@ -140,7 +140,7 @@ def leave_prompt_logprobs(
     """Log-probabilities of the query tokens that `find_targets` found, into the result ring of the running launch.
 
     hidden: [T, hidden] final hidden states. logits_of: [n, hidden] to [n, vocab]. A query token whose logits are not
-    finite leaves zeros.
+    finite leaves zeros, and a peak of +inf in `partial_max`: its row has failed (`finite.publish_finite`).
     """
     tokens = hidden.shape[0]
     for first in range(0, tokens, _TILE):
@@ -150,14 +150,15 @@ def leave_prompt_logprobs(
         buffers.logits.copy_(logits_of(tile))
         places = buffers.places[first : first + _TILE]
         identity = buffers.places[:_TILE]
-        scan(buffers.logits, identity, places, buffers.wanted, buffers.partial_max, buffers.partial_arg)
+        peaks = buffers.partial_max[first : first + _TILE]
+        scan(buffers.logits, identity, places, buffers.wanted, peaks, buffers.partial_arg)
         enqueue_logprobs(
             buffers.logits,
             identity,
             places,
             buffers.wanted,
             buffers.asked,
-            buffers.partial_max,
+            peaks,
             buffers.target[first : first + _TILE],
             buffers.found,
         )
