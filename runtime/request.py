@@ -20,7 +20,7 @@ class FinishReason(enum.IntEnum):
     LENGTH = 3
     CONTEXT_LENGTH = 4
     ABORTED = 5
-    NON_FINITE = 6  # NaN or infinite logits: the request fails, the others go on
+    NON_FINITE = 6  # NaN or infinite logits, raw or penalised: the request fails, the others go on
     CANCELLED = 7  # the stream is gone; never sent, only counted
 
 

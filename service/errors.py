@@ -77,9 +77,11 @@ def unavailable(reason: str, sentence: str) -> ServiceError:
 
 
 def non_finite() -> ServiceError:
-    """INTERNAL for a request whose logits were NaN or infinite."""
+    """INTERNAL for a request whose logits were NaN or infinite, as the model gave them or after its penalties."""
     info = error_details_pb2.ErrorInfo(reason="NON_FINITE", domain=ERROR_DOMAIN)
-    return ServiceError(grpc.StatusCode.INTERNAL, "the model produced logits that are not finite", [info])
+    return ServiceError(
+        grpc.StatusCode.INTERNAL, "the model's logits are not finite, or the penalties made them so", [info]
+    )
 
 
 def internal() -> ServiceError:

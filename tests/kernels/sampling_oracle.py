@@ -67,6 +67,7 @@ def noise_of(seed: int, position: int, token: int) -> float:
     return -math.log(-math.log(u))
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def penalized(raw: list[float], spec: RowSpec) -> list[float]:
     """The logits after a row's penalties, one token at a time, each step rounded to float32."""
     changed = []
@@ -91,13 +92,14 @@ def expect(logits: np.ndarray, spec: RowSpec) -> Expected:
     peak = max(raw)
     normalizer = peak + math.log(math.fsum(math.exp(value - peak) for value in raw))
     changed = penalized(raw, spec)
-    for token, value in spec.bias:
-        changed[token] = float(np.float32(changed[token]) + np.float32(value))
+    masked = set(spec.stop_ids) if spec.position < spec.min_position else set()
     if spec.allowed is not None:
-        changed = [value if token in spec.allowed else -math.inf for token, value in enumerate(changed)]
-    if spec.position < spec.min_position:
-        for token in spec.stop_ids:
-            changed[token] = -math.inf
+        masked |= set(range(size)) - set(spec.allowed)
+    with np.errstate(over="ignore"):
+        biased = {token: float(np.float32(changed[token]) + np.float32(value)) for token, value in spec.bias}
+    if not all(math.isfinite(value) for value in (*changed, *(biased[t] for t in biased.keys() - masked))):
+        return Expected(0, False, frozenset(), 0.0, [])
+    changed = [-math.inf if token in masked else biased.get(token, value) for token, value in enumerate(changed)]
     peak = max(changed)
     order = sorted(range(size), key=lambda token: (-changed[token], token))
     if peak == -math.inf:

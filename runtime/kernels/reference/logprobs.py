@@ -31,8 +31,14 @@ class LogProbabilities:
 def log_probabilities(logits: F32, chosen: NDArray[np.int64], asked: I32, max_top: int) -> LogProbabilities:
     """The log-softmax of raw logits [n, vocab] at `chosen` [n], and at the `asked` [n] most likely tokens.
 
-    asked: -1: nothing for the row, whose logits are not looked at; others must be finite.
+    asked: -1: nothing for the row, whose logits are not looked at; others must be finite. A token further below the
+    most likely one than float32 reaches has a log-probability of -inf.
     """
+    with np.errstate(over="ignore"):
+        return _log_probabilities(logits, chosen, asked, max_top)
+
+
+def _log_probabilities(logits: F32, chosen: NDArray[np.int64], asked: I32, max_top: int) -> LogProbabilities:
     rows, vocab_size = logits.shape
     found = LogProbabilities(
         np.zeros(rows, np.float32), np.zeros((rows, max_top), np.int32), np.zeros((rows, max_top), np.float32)

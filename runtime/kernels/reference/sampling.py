@@ -4,9 +4,10 @@ For each row, in this order:
 
 1. A NaN or an infinity in the raw logits: `finite` is False, the token 0, nothing else happens to the row.
 2. Log-probabilities, where asked for, are the log-softmax of the raw logits: before all of the following.
-3. Penalties on what the row has said (`penalties`), then the bias is added, tokens that are not allowed and, below
-   `min_position`, the stop ids are masked. If that leaves nothing, the token is the lowest allowed id: the allowed set
-   is kept, `min_position` gives way.
+3. Penalties on what the row has said (`penalties`). Tokens that are not allowed and, below `min_position`, the stop ids
+   are masked; then the bias is added to the others. If masks leave nothing, the token is the lowest allowed id: the
+   allowed set is kept, `min_position` gives way. Where penalties take the logit of any token out of float32, or a bias
+   that of one that is not masked, the row fails as in 1: which of two such tokens is the likelier can't be told.
 4. Temperature 0 takes the highest logit. Any other divides the distance to the highest logit by the temperature, and
    the rest applies to that score: top-k, top-p of what top-k left, min-p of what top-p left (`kept_tokens`).
 5. The token is the one with the highest score + Gumbel noise (`philox.gumbel`), a function of seed, position and id.
@@ -48,7 +49,7 @@ class Sampled:
     """What S found for n rows. The last three are None in the form `plain`, and zero where a row did not ask."""
 
     tokens: torch.Tensor  # int64 [n]
-    finite: torch.Tensor  # bool [n] False: the raw logits held a NaN or an infinity, and the token is 0
+    finite: torch.Tensor  # bool [n] False: a logit, raw or changed, was a NaN or an infinity, and the token is 0
     logprob: torch.Tensor | None = None  # float32 [n] of the token
     top_ids: torch.Tensor | None = None  # int32 [n, max_top] most likely first, as many as the row asked for
     top_logprobs: torch.Tensor | None = None  # float32 [n, max_top]
@@ -74,7 +75,9 @@ def sample_rows(
     A row that is not alive gets token 0, is called finite whatever it holds, and costs next to nothing.
     Bias values are finite, bias ids of a row distinct, temperatures not negative: the request was validated.
     """
-    with np.errstate(over="ignore"):  # a score below the range of float32 is -inf: it is never drawn
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # a score below float32 is -inf, never drawn; the rest is looked at
         return _sample_rows(logits, state, penalties, slots, form, max_top)
 
 
@@ -95,7 +98,10 @@ def _sample_rows(
     edited: dict[int, F32] = {}
     if form is Form.FULL:
         for row in np.flatnonzero(live & _needs_edit(state, where)).tolist():
-            logits_of_row = _edit(raw[row].copy(), state, penalties, int(where[row]))
+            logits_of_row = _edit(raw[row], state, penalties, int(where[row]))
+            if logits_of_row is None:
+                finite[row] = live[row] = draws[row] = False
+                continue
             edited[row] = logits_of_row
             high[row] = logits_of_row.max()
             if high[row] == -np.inf:
@@ -132,8 +138,9 @@ def _needs_edit(state: RowState, slots: I64) -> NDArray[np.bool_]:
     return changed
 
 
-def _edit(logits: F32, state: RowState, penalties: PenaltyState, slot: int) -> F32:
-    """Penalties, bias and masks of one row, in place on [vocab]."""
+def _edit(raw: F32, state: RowState, penalties: PenaltyState, slot: int) -> F32 | None:
+    """A copy of one row's logits, [vocab], after penalties, bias and masks; None where one leaves float32."""
+    logits = raw.copy()
     penalty_slot = int(state.penalty_slot[slot])
     if penalty_slot >= 0:
         penalize(
@@ -144,14 +151,15 @@ def _edit(logits: F32, state: RowState, penalties: PenaltyState, slot: int) -> F
             state.presence_penalty.numpy()[slot],
             state.frequency_penalty.numpy()[slot],
         )
-    count = int(state.bias_count[slot])
-    if count > 0:
-        add_bias(logits, state.bias_ids[slot, :count].numpy(), state.bias_values[slot, :count].numpy())
+        if not np.isfinite(logits).all():
+            return None
     if bool(state.has_allowed[slot]):
         mask_disallowed(logits, state.allowed[slot].numpy())
     if int(state.seq_len[slot]) < int(state.min_position[slot]):
         mask_ids(logits, state.stop_ids[slot].numpy())
-    return logits
+    count = int(state.bias_count[slot])
+    ids, values = state.bias_ids[slot, :count].numpy(), state.bias_values[slot, :count].numpy()
+    return logits if add_bias(logits, ids, values) else None
 
 
 def _when_nothing_is_left(state: RowState, slot: int, vocab_size: int) -> int:

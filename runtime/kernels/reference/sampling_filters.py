@@ -39,10 +39,15 @@ def mask_ids(logits: F32, ids: I32) -> None:
     logits[ids[(ids >= 0) & (ids < logits.shape[0])]] = -np.inf
 
 
-def add_bias(logits: F32, ids: I32, values: F32) -> None:
-    """Add `values` to the logits, [vocab], of `ids`, which are distinct."""
+def add_bias(logits: F32, ids: I32, values: F32) -> bool:
+    """Add `values` to the logits, [vocab], of `ids`, which are distinct; what is masked stays so.
+
+    False: a sum is outside float32.
+    """
     inside = (ids >= 0) & (ids < logits.shape[0])
-    logits[ids[inside]] += values[inside]
+    before = logits[ids[inside]]
+    logits[ids[inside]] = after = before + values[inside]
+    return bool((np.isfinite(after) | (before == -np.inf)).all())
 
 
 def highest(scores: F32, count: int) -> I64:

@@ -143,7 +143,7 @@ def draw_kernel(
             filtered = is_filtered(slot, top_k, top_p, min_p, VOCAB)
             if edited:
                 peak = row_peak(edited_max, row, TILES, TILES_PAD)
-            usable = usable & (peak > float("-inf"))
+            usable = usable & (tl.abs(peak) < float("inf"))
             key = tl.load(cut_key + row, mask=filtered & usable, other=0)
             last = tl.load(cut_id + row, mask=filtered & usable, other=0)
             share = tl.load(min_p + slot)
@@ -209,30 +209,30 @@ def finish_kernel(
     TILES: tl.constexpr,
     TILES_PAD: tl.constexpr,
 ):
-    """Each row's token, from its tiles."""
+    """Each row's token, from its tiles. A row fails where a logit, raw or changed, is not finite."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
     token = tl.full([], 0, tl.int32)
     is_finite = tl.full([], 1, tl.int32)
     if tl.load(alive + slot) != 0:
         peak = row_peak(partial_max, row, TILES, TILES_PAD)
+        edited = False
+        if FULL:
+            edited = is_edited(slot, seq_len, min_position, bias_count, has_allowed, penalty_slot)
+            if edited & (peak < float("inf")):
+                peak = row_peak(edited_max, row, TILES, TILES_PAD)
         if peak == float("inf"):
             is_finite = tl.full([], 0, tl.int32)
+            tl.store(partial_max + row * TILES, peak)  # it has no log-probabilities either
+        elif peak == float("-inf"):
+            t = tl.arange(0, TILES_PAD)
+            lowest = tl.min(tl.load(lowest_allowed + row * TILES + t, mask=t < TILES, other=NO_TOKEN), 0)
+            token = tl.where(lowest == NO_TOKEN, 0, lowest)
+        elif tl.load(temperature + slot) > 0.0:
+            token = _first_of_highest(best_score, best_id, row, TILES, TILES_PAD)
+        elif edited:
+            token = _first_of_highest(edited_max, edited_arg, row, TILES, TILES_PAD)
         else:
-            edited = False
-            if FULL:
-                edited = is_edited(slot, seq_len, min_position, bias_count, has_allowed, penalty_slot)
-                if edited:
-                    peak = row_peak(edited_max, row, TILES, TILES_PAD)
-            if peak == float("-inf"):
-                t = tl.arange(0, TILES_PAD)
-                lowest = tl.min(tl.load(lowest_allowed + row * TILES + t, mask=t < TILES, other=NO_TOKEN), 0)
-                token = tl.where(lowest == NO_TOKEN, 0, lowest)
-            elif tl.load(temperature + slot) > 0.0:
-                token = _first_of_highest(best_score, best_id, row, TILES, TILES_PAD)
-            elif edited:
-                token = _first_of_highest(edited_max, edited_arg, row, TILES, TILES_PAD)
-            else:
-                token = _first_of_highest(partial_max, partial_arg, row, TILES, TILES_PAD)
+            token = _first_of_highest(partial_max, partial_arg, row, TILES, TILES_PAD)
     tl.store(tokens + row, token.to(tl.int64))
     tl.store(finite + row, is_finite.to(tl.int8))

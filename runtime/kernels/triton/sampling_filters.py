@@ -50,7 +50,10 @@ def mask_kernel(
     TILE: tl.constexpr,
     MAX_STOP_IDS: tl.constexpr,
 ):
-    """Copies a tile of the logits of an edited row to `scores`, penalised, -inf where a token may not be drawn."""
+    """Copies a tile of the logits of an edited row to `scores`, penalised, -inf where a token may not be drawn.
+
+    +inf where a penalty has left float32, masked or not: the row has failed.
+    """
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
     if (tl.load(alive + slot) != 0) & is_edited(slot, seq_len, min_position, bias_count, has_allowed, penalty_slot):
@@ -61,6 +64,7 @@ def mask_kernel(
         x = penalize(
             x, i, inside, slot, penalty_slot, repetition, presence, frequency, counts, in_prompt, mask_words, VOCAB
         )
+        lost = (tl.abs(x) < float("inf")) == 0
         limited = tl.load(has_allowed + slot) != 0
         word = tl.load(allowed + slot * mask_words + i // 32, mask=inside & limited, other=0)
         permitted = ((word >> (i % 32)) & 1) != 0
@@ -69,7 +73,7 @@ def mask_kernel(
         below = tl.load(seq_len + slot) < tl.load(min_position + slot)
         for index in range(0, tl.where(below, MAX_STOP_IDS, 0)):
             x = tl.where(i == tl.load(stop_ids + slot * MAX_STOP_IDS + index), float("-inf"), x)
-        tl.store(scores + row * VOCAB + i, x, mask=inside)
+        tl.store(scores + row * VOCAB + i, tl.where(lost, float("inf"), x), mask=inside)
 
 
 @triton.jit
@@ -84,7 +88,7 @@ def bias_kernel(
     MAX_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Adds a row's bias to its masked logits in `scores`. A bias is finite, so that -inf stays."""
+    """Adds a row's bias to its masked logits in `scores`: what is masked stays so, +inf where a sum leaves float32."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
     if tl.load(alive + slot) != 0:
@@ -95,7 +99,10 @@ def bias_kernel(
             inside = (token >= 0) & (token < VOCAB)
             value = tl.load(bias_values + slot * MAX_BIAS + b, mask=b < count, other=0.0)
             at = scores + row * VOCAB + token
-            tl.store(at, tl.load(at, mask=inside, other=0.0) + value, mask=inside)
+            before = tl.load(at, mask=inside, other=0.0)
+            after = before + value
+            good = (tl.abs(after) < float("inf")) | (before == float("-inf"))
+            tl.store(at, tl.where(good, after, float("inf")), mask=inside)
 
 
 @triton.jit
@@ -114,13 +121,12 @@ def edited_scan_kernel(
     TILES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The highest logit of a tile of an edited row, and its id."""
+    """The highest logit of a tile of an edited row, and its id. +inf: the row has failed."""
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
     if (tl.load(alive + slot) != 0) & is_edited(slot, seq_len, min_position, bias_count, has_allowed, penalty_slot):
         i = tile * TILE + tl.arange(0, TILE)
         x = tl.load(scores + row * VOCAB + i, mask=i < VOCAB, other=float("-inf"))
-        x = tl.where(x == x, x, float("-inf"))  # a row with a NaN has failed already
         peak = tl.max(x, 0)
         tl.store(edited_max + row * TILES + tile, peak)
         tl.store(edited_arg + row * TILES + tile, tl.min(tl.where(x == peak, i, NO_TOKEN), 0))
@@ -161,7 +167,7 @@ def score_kernel(
         peak = raw_peak
         if edited:
             peak = row_peak(edited_max, row, TILES, TILES_PAD)
-        if (raw_peak < float("inf")) & (peak > float("-inf")):
+        if (raw_peak < float("inf")) & (tl.abs(peak) < float("inf")):
             i = tile * TILE + tl.arange(0, TILE)
             inside = i < VOCAB
             base = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
@@ -250,7 +256,7 @@ def cut_kernel(
         peak = raw_peak
         if edited:
             peak = row_peak(edited_max, row, TILES, TILES_PAD)
-        if (raw_peak < float("inf")) & (peak > float("-inf")):
+        if (raw_peak < float("inf")) & (tl.abs(peak) < float("inf")):
             scores = all_scores + row * VOCAB
             weights = all_weights + row * VOCAB
             key = tl.full([], _WORST_KEY, tl.int32)
