@@ -12,7 +12,7 @@ import platform
 from pathlib import Path
 
 import runtime.models
-from benchmarks import depths, first_token, host_time, prefix_hit, pressure, throughput
+from benchmarks import depths, first_token, host_time, host_time_beside, prefix_hit, pressure, throughput
 
 PARTS = ("throughput", "depths", "first-token", "prefix-hit", "host-time", "pressure")
 BUNDLED = Path(runtime.models.__path__[0]) / "bundled"
@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[], help="tables to print")
     parser.add_argument("--model", type=Path, default=BUNDLED, help="checkpoint folder (the bundled model)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the table of depths")
+    parser.add_argument("--beside", type=Path, help="host-time: another checkout, measured alternately with this one")
     chosen = parser.parse_args()
     parts = chosen.parts or PARTS
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {chosen.model.name}\n")
@@ -41,7 +42,10 @@ def main() -> None:
         prefix_hit.main(chosen.model)
     if "host-time" in parts:
         print("\nThe engine's host time a launch on the null device, plan to publish")
-        host_time.main()
+        if chosen.beside is None:
+            host_time.main()
+        else:
+            host_time_beside.main(chosen.beside, tuple(host_time.GOALS_US))
     if "pressure" in parts:
         print("\nA turn of the engine's loop on the null device, quiet and under pressure")
         pressure.main([])

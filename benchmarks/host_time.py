@@ -34,7 +34,7 @@ from runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
 from runtime.rows import Rows
 from runtime.scheduler import Scheduler
 
-GOALS_US = {1: 100, 8: 120, 64: 150, 256: 250}
+GOALS_US = {1: 100, 8: 120, 64: 150, 256: 200}
 LAUNCHES = 3000
 LOG_INTERVAL = 100
 CONTEXT = 8192
