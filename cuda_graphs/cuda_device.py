@@ -10,7 +10,6 @@ import bisect
 import select
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -179,7 +178,7 @@ class CudaDevice:
             mixed = LaunchShape(0, 1, Form.PLAIN, rows=1, tokens=mixed_tokens)
             self._whole(mixed)
             if self.rings.layout.prompt_tokens:
-                self._whole(replace(mixed, prompt_logprobs=True))
+                self._whole(mixed._replace(prompt_logprobs=True))
             self._whole(LaunchShape(0, 1, Form.PLAIN, rows=0, tokens=0))
         self.stream.synchronize()
 

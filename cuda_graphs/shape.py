@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class Form(enum.StrEnum):
@@ -13,8 +13,7 @@ class Form(enum.StrEnum):
     FULL = "full"  # filters, penalties, bias, allowed tokens, masked stop ids, log-probabilities
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchShape:
+class LaunchShape(NamedTuple):
     """The host's description of one launch, S(number) -> apply(number) -> F(number).
 
     number: the launch's place in the chain, without gaps; 64 bits hold it. The first is 1 but in tests.

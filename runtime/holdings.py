@@ -127,7 +127,7 @@ class Holdings:
     def evict(self, request: Request) -> None:
         """The row is in no further plan. Its tokens in flight still count; then its request waits again."""
         slot, rows = request.slot, self.rows
-        rows.phase[slot] = RowPhase.LEAVING
+        rows.enter(slot, RowPhase.LEAVING)
         self.paused -= {slot}
         self._give_up_blocks(request)
         self._ledger.defer(int(rows.last_naming[slot]), Eviction(request, slot, int(rows.epoch[slot])))

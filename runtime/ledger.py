@@ -11,8 +11,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +29,7 @@ _NO_EPOCHS = np.zeros(0, np.int64)
 _NO_FLAGS = np.zeros(0, np.bool_)
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """One launch as it was planned.
 
     sample_slots, sample_epochs, samples: the rows that its S looks at (those of the plan before), what epoch each had
@@ -49,8 +47,8 @@ class Launch:
     row_slots: NDArray[np.int32]
     row_epochs: NDArray[np.int64]
     row_samples: NDArray[np.bool_]
-    crossed_slots: NDArray[np.int32] = field(default_factory=lambda: _NO_SLOTS)
-    crossed_epochs: NDArray[np.int64] = field(default_factory=lambda: _NO_EPOCHS)
+    crossed_slots: NDArray[np.int32] = _NO_SLOTS
+    crossed_epochs: NDArray[np.int64] = _NO_EPOCHS
     prompt_parts: tuple[PromptPart, ...] = ()
     prompt_tokens: int = 0
     overlapped: bool = False

@@ -17,7 +17,7 @@ def begin_row(rows: Rows, request: Request, block_size: int, limits: SchedulerLi
     slot, stopping = request.slot, request.stopping
     stops = eos_and_stop_ids(stopping, limits.eos_token_ids)
     prompt_len, known = request.prompt.size, request.tokens.size
-    rows.phase[slot] = RowPhase.PREFILL
+    rows.enter(slot, RowPhase.PREFILL)
     rows.prompt_len[slot] = prompt_len
     rows.known_len[slot] = rows.committed_len[slot] = known
     rows.history[slot, :known] = request.tokens

@@ -10,13 +10,12 @@ decode nothing follows the header.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Final
+import struct
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from cuda_graphs.rings import low_word
 
 # Words of the header.
 NUMBER: Final = 0  # the launch that the plan is for: the low half of its 64 bits, which begin the plan slot
@@ -29,6 +28,7 @@ CHUNKS: Final = 6
 ADMISSIONS: Final = 7
 BULK_WORDS: Final = 8  # words used in the bulk slot
 HEADER_WORDS: Final = 16
+_HEADER: Final = struct.Struct(f"<q{BULK_WORDS - NUMBER_HIGH}i{4 * (HEADER_WORDS - BULK_WORDS - 1)}x")  # the rest is 0
 
 # Words of an append: block_table[slot, index] = block.
 APPEND_WORDS: Final = 3
@@ -109,8 +109,7 @@ class Chunk:
         return int(self.tokens.size) + (self.target >= 0)
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchPlan:
+class LaunchPlan(NamedTuple):
     """One launch's plan, before it is staged.
 
     rows: row slots of F, ascending. chunks: those of them with query tokens of their own.
@@ -123,7 +122,7 @@ class LaunchPlan:
     appends: NDArray[np.int32]  # [n, 3] (slot, index, block)
     chunks: tuple[Chunk, ...] = ()
     admissions: tuple[Admission, ...] = ()
-    tokens: int = field(default=0)
+    tokens: int = 0
 
 
 def float_bits(value: float) -> int:
@@ -139,20 +138,20 @@ def stage(plan: LaunchPlan, body: NDArray[np.int32], bulk: NDArray[np.int32]) ->
     rows = plan.rows.size if plan.row_list_changed else 0
     appends, chunks, admissions = len(plan.appends), len(plan.chunks), len(plan.admissions)
     end = HEADER_WORDS + rows + appends * APPEND_WORDS + chunks * CHUNK_WORDS + admissions
-    bulk_words = sum(c.words for c in plan.chunks) + sum(a.size for a in plan.admissions)
+    bulk_words = sum(c.words for c in plan.chunks) + sum(a.size for a in plan.admissions) if chunks or admissions else 0
     if end > body.size or bulk_words > bulk.size:
         raise OverflowError(f"plan {plan.number} needs {end} + {bulk_words} words of {body.size} + {bulk.size}")
-    body[:HEADER_WORDS] = (
-        low_word(plan.number),
-        plan.number >> 32,
+    _HEADER.pack_into(
+        body.data,
+        0,
+        plan.number,
         plan.rows.size,
         plan.tokens,
-        int(plan.row_list_changed),
+        plan.row_list_changed,
         appends,
         chunks,
         admissions,
         bulk_words,
-        *(0,) * (HEADER_WORDS - BULK_WORDS - 1),
     )
     at = HEADER_WORDS
     if rows:

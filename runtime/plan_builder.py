@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, Admission, Chunk, LaunchPlan
 
-_NO_APPENDS = np.zeros((0, APPEND_WORDS), np.int32)
+NO_APPENDS = np.zeros((0, APPEND_WORDS), np.int32)
 _NO_ROWS = np.zeros(0, np.int32)
 
 
@@ -67,6 +67,10 @@ class PlanBuilder:
         """block_table[slots[i], places[i]] = blocks[i]."""
         self._appends += zip(slots, places, blocks, strict=True)
 
+    def appends(self) -> NDArray[np.int32]:
+        """[n, 3] (slot, index, block)"""
+        return np.array(self._appends, np.int32) if self._appends else NO_APPENDS
+
     def chunk(self, chunk: Chunk) -> None:
         """Prompt tokens of one row."""
         self._chunks.append(chunk)
@@ -93,7 +97,7 @@ class PlanBuilder:
             rows=rows,
             samples=samples,
             row_list_changed=not self._continues(rows, last_slots, last_samples),
-            appends=np.array(self._appends, np.int32) if self._appends else _NO_APPENDS,
+            appends=self.appends(),
             chunks=tuple(self._chunks),
             admissions=tuple(self._admissions),
             tokens=self._decode.size * self._decode_tokens + sum(chunk.tokens.size for chunk in self._chunks),

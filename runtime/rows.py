@@ -25,7 +25,8 @@ class Rows:
     that the row has in the last F enqueued that holds it, if none of them ended the row: they differ only where a
     launch may bring more than one token, until its tokens are committed. `epoch` grows each time a slot changes hands
     or its row ends: a launch's row counts only while the epoch it was planned with is still the slot's. It begins at
-    `epoch`, and like everything here that grows for as long as the engine runs it has 64 bits.
+    `epoch`, and like everything here that grows for as long as the engine runs it has 64 bits. `changes` grows each
+    time a row begins, ends or moves on to another phase: while it stays, so do the rows that decode.
     """
 
     def __init__(self, max_rows: int, max_stop_ids: int, context_length: int, *, epoch: int = 0) -> None:
@@ -34,14 +35,14 @@ class Rows:
         self.epoch = np.full(max_rows, epoch, np.int64)
         self.prompt_len = np.zeros(max_rows, np.int32)
         self.known_len = np.zeros(max_rows, np.int32)  # tokens known when the row was admitted, to be prefilled
-        self.least_len = np.zeros(max_rows, np.int32)
-        self.most_len = np.zeros(max_rows, np.int32)
         self.committed_len = np.zeros(max_rows, np.int32)
+        # One array, since a launch of rows that decode adds one to each. last_launch: the last launch whose F holds the
+        # row. last_naming: the last launch that names its slot, the S after that F.
+        self.planned = np.zeros((4, max_rows), np.int64)
+        self.least_len, self.most_len, self.last_launch, self.last_naming = self.planned
         self.max_len = np.zeros(max_rows, np.int32)  # tokens of prompt and completion at which the row ends
         self.min_position = np.zeros(max_rows, np.int32)  # below it the stop ids are masked
         self.num_blocks = np.zeros(max_rows, np.int32)
-        self.last_launch = np.zeros(max_rows, np.int64)  # the last launch whose F holds the row
-        self.last_naming = np.zeros(max_rows, np.int64)  # the last launch that names its slot: the S after that F
         self.needs_full = np.zeros(max_rows, np.bool_)
         self.finite = np.ones(max_rows, np.bool_)  # no launch that has retired left the row a NaN or an infinity
         self.owner = np.zeros(max_rows, np.int64)  # which front end
@@ -51,6 +52,7 @@ class Rows:
         self.stop_width = 0  # columns of stop_ids that any row has used
         self.token_times = TokenTimes(max_rows)  # when the request's last token was sent
         self.history = np.zeros((max_rows, context_length), np.int32)  # committed tokens by position
+        self.changes = 0
         self._free = list(range(max_rows - 1, -1, -1))  # popped from the end: low slots first
 
     @property
@@ -68,10 +70,15 @@ class Rows:
         self.epoch[slot] += 1
         return slot
 
+    def enter(self, slot: int, phase: RowPhase) -> None:
+        """The row begins, or moves on to another phase."""
+        self.phase[slot] = phase
+        self.changes += 1
+
     def fence(self, slot: int) -> None:
         """The row has ended: what launches in flight still say of it is void."""
         self.epoch[slot] += 1
-        self.phase[slot] = RowPhase.FENCED
+        self.enter(slot, RowPhase.FENCED)
 
     def release(self, slot: int) -> None:
         """The last launch that names the slot has retired."""

@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 from cuda_graphs.shape import Form, LaunchShape
 from runtime.block_pool import BlockPool
 from runtime.commits import Commits
+from runtime.course import Course
 from runtime.holdings import Holdings
 from runtime.ledger import Launch, Ledger, LedgerError
-from runtime.lifecycle import NOT_A_TOKEN, Commit, Deferred, Ending, Eviction, PromptPart, Release, Request
+from runtime.lifecycle import NOT_A_TOKEN, Commit, Deferred, Ending, Eviction, Release, Request
 from runtime.limits import SchedulerLimits
 from runtime.new_row import begin_row, words_of
 from runtime.plan import Chunk, LaunchPlan
-from runtime.plan_builder import PlanBuilder
+from runtime.plan_builder import NO_APPENDS, PlanBuilder
+from runtime.prompt_parts import prompt_parts
 from runtime.rationing import Need, choose_victim, ration
 from runtime.request import FinishReason
 from runtime.rows import RowPhase, Rows
@@ -58,6 +60,7 @@ class Scheduler:
         self._arrivals = 0
         self._crossed: list[int] = []  # slots that the newest plan gave a block for a border
         self._prompt_parts: list[tuple[Request, Chunk]] = []  # of the newest plan
+        self._course: Course | None = None  # what the launches after the newest plan have in common with it
 
     # ------------------------------------------------------------ requests
 
@@ -131,15 +134,41 @@ class Scheduler:
 
         What it takes (blocks, slots) is taken: the plan must be launched.
         """
-        limits = self.limits
-        builder = PlanBuilder(
-            self.ledger.launched + 1,
-            limits.plan_words,
-            limits.bulk_words,
-            min(limits.max_prefill_tokens, self.ledger.prompt_room),
-            decode_tokens=1 + limits.drafts,
-        )
         self._crossed, self._prompt_parts = [], []
+        return self._continued() or self._made_anew()
+
+    def _continued(self) -> LaunchPlan | None:
+        """The next plan of a course: its rows, one token further. None if it has ended, or something is to be decided.
+
+        It is the plan that `_made_anew` would make, without asking what can't have changed.
+        """
+        course, number = self._course, self.ledger.launched + 1
+        if course is None or not course.holds(number, self.rows):
+            return None
+        if self.waiting and self.waiting.next_admission() is not None:
+            return None
+        rows, slots = self.rows, course.plan.rows
+        appends = NO_APPENDS
+        crossing = course.crossing(number)
+        if crossing.size:
+            builder = self._builder(number)
+            if crossing.size > min(self.pool.available, builder.appends_left(slots.size)):
+                return None
+            self._cross(builder, crossing, rows.most_len[crossing] + 1)
+            appends = builder.appends()
+        rows.planned += course.step
+        return LaunchPlan(
+            number=number,
+            rows=slots,
+            samples=course.plan.samples,
+            row_list_changed=False,
+            appends=appends,
+            tokens=slots.size,
+        )
+
+    def _made_anew(self) -> LaunchPlan | None:
+        """The next plan, from what every row needs."""
+        builder, self._course = self._builder(self.ledger.launched + 1), None
         slots, wanted, crossing = self._decode_needs()
         chunks = (self.rows.phase == _PREFILL).nonzero()[0]
         if chunks.size or self.holdings.paused or np.count_nonzero(crossing):
@@ -156,13 +185,34 @@ class Scheduler:
         last_slots, _, last_samples = self.ledger.last_rows()
         if not builder.has_rows and not self.ledger.owes_a_launch:
             return None
-        return builder.build(last_slots, last_samples)
+        plan = builder.build(last_slots, last_samples)
+        only_decodes = not (chunks.size or plan.chunks or self.holdings.paused or self.limits.drafts)
+        if only_decodes and slots.size == plan.rows.size and not plan.row_list_changed:
+            self._course = Course(plan, self.rows, self.pool.block_size)
+        return plan
+
+    def _builder(self, number: int) -> PlanBuilder:
+        limits = self.limits
+        return PlanBuilder(
+            number,
+            limits.plan_words,
+            limits.bulk_words,
+            min(limits.max_prefill_tokens, self.ledger.prompt_room),
+            decode_tokens=1 + limits.drafts,
+        )
 
     def launch_of(self, plan: LaunchPlan, first: bool, overlapped: bool) -> Launch:
         """The ledger's record of a plan, and the shape that the device is told. first, overlapped: see `Launch`."""
         slots, epochs, samples = self.ledger.last_rows()
-        sample_rows = slots.size if self.ledger.owes_a_launch else 0
-        full = sample_rows and np.count_nonzero(self.rows.needs_full[slots[samples]])
+        course = self._course
+        if course is not None and plan is not course.plan:  # its rows are those of the launch before, as they were
+            sample_rows, full, row_epochs = slots.size, course.needs_full, epochs
+        else:
+            sample_rows = slots.size if self.ledger.owes_a_launch else 0
+            full = sample_rows > 0 and bool(np.count_nonzero(self.rows.needs_full[slots[samples]]))
+            row_epochs = self.rows.epoch[plan.rows]
+            self.rows.last_launch[plan.rows] = plan.number
+            self.rows.last_naming[plan.rows] = plan.number + plan.samples
         shape = LaunchShape(
             number=plan.number,
             sample_rows=sample_rows,
@@ -171,8 +221,6 @@ class Scheduler:
             tokens=plan.tokens,
             prompt_logprobs=bool(self._prompt_parts),
         )
-        self.rows.last_launch[plan.rows] = plan.number
-        self.rows.last_naming[plan.rows] = plan.number + plan.samples
         crossed = np.array(self._crossed, np.int32) if self._crossed else _NO_SLOTS
         return Launch(
             shape=shape,
@@ -180,17 +228,17 @@ class Scheduler:
             sample_epochs=epochs,
             samples=samples,
             row_slots=plan.rows,
-            row_epochs=self.rows.epoch[plan.rows],
+            row_epochs=row_epochs,
             row_samples=plan.samples,
             crossed_slots=crossed,
             crossed_epochs=self.rows.epoch[crossed] if crossed.size else _NO_EPOCHS,
-            prompt_parts=self._parts_of(plan) if self._prompt_parts else (),
-            prompt_tokens=sum(chunk.tokens.size for chunk in plan.chunks),
+            prompt_parts=prompt_parts(plan, self._prompt_parts, self.rows.epoch, 1 + self.limits.drafts),
+            prompt_tokens=sum(chunk.tokens.size for chunk in plan.chunks) if plan.chunks else 0,
             overlapped=overlapped,
             first=first,
         )
 
-    def _decode_needs(self) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.bool_]]:
+    def _decode_needs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
         """Rows that may go on decoding, the tokens that their blocks must hold then, and whether that crosses a border.
 
         A row is planned while the fewest tokens it can have leave it room for one more.
@@ -209,7 +257,7 @@ class Scheduler:
         had_drafts = rows.least_len[slots] > rows.known_len[slots]
         return np.logical_and(had_drafts, rows.last_launch[slots] >= self.ledger.committed)
 
-    def _share_out(self, crossing: NDArray[np.int64], wanted: NDArray[np.int32], chunks: NDArray[np.int64]) -> None:
+    def _share_out(self, crossing: NDArray[np.int64], wanted: NDArray[np.int64], chunks: NDArray[np.int64]) -> None:
         """Decide which rows wait for blocks, and whether one gives up its own."""
         pool, held = self.pool, self.holdings
         slots = [*crossing.tolist(), *chunks.tolist()]
@@ -233,7 +281,7 @@ class Scheduler:
         self,
         builder: PlanBuilder,
         slots: NDArray[np.int64],
-        wanted: NDArray[np.int32],
+        wanted: NDArray[np.int64],
         crossing: NDArray[np.bool_],
     ) -> None:
         """Every row past its prompt goes on; one whose next block does not fit the plan waits for the next."""
@@ -253,7 +301,7 @@ class Scheduler:
         if slots.size:
             builder.decode(slots.astype(np.int32))
 
-    def _cross(self, builder: PlanBuilder, slots: NDArray[np.int64], wanted: NDArray[np.int32]) -> None:
+    def _cross(self, builder: PlanBuilder, slots: NDArray[np.int64], wanted: NDArray[np.int64]) -> None:
         """Reserve the blocks behind a border for rows that cross it with this launch."""
         rows = self.rows
         self.holdings.register(slots.tolist(), rows.last_launch[slots].tolist())
@@ -305,29 +353,11 @@ class Scheduler:
             self._prompt_parts.append((request, chunk))
         rows.least_len[slot] = rows.most_len[slot] = end
         if last:
-            rows.phase[slot] = _DECODE
+            rows.enter(slot, RowPhase.DECODE)
         self.holdings.register([slot], [builder.number])
         self.tally.counters["prefill_chunks"] += 1
         self.tally.event("chunk")
         return True
-
-    def _parts_of(self, plan: LaunchPlan) -> tuple[PromptPart, ...]:
-        """Where the launch leaves the log-probabilities that its chunks are asked for."""
-        tokens = np.full(plan.rows.size, 1 + self.limits.drafts)
-        for chunk in plan.chunks:
-            tokens[np.searchsorted(plan.rows, chunk.slot)] = chunk.tokens.size
-        begins = np.cumsum(tokens) - tokens
-        return tuple(
-            PromptPart(
-                request,
-                int(self.rows.epoch[chunk.slot]),
-                chunk.slot,
-                chunk.start,
-                int(begins[np.searchsorted(plan.rows, chunk.slot)]),
-                chunk.tokens.size - chunk.samples,
-            )
-            for request, chunk in self._prompt_parts
-        )
 
     # ------------------------------------------------------------ admission
 

@@ -1,0 +1,127 @@
+"""What a launch takes over from the one before is what would have been made anew."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cuda_graphs.shape import LaunchShape
+from runtime import messages as m
+from runtime.ledger import Launch
+from runtime.plan import HEADER_WORDS, ROW_LIST, LaunchPlan, read_plan
+from runtime.scheduler import Scheduler
+from tests.runtime.chain import Chain, make_chain
+from tests.runtime.lifecycles import Lifecycle
+
+SEEDS = range(40)
+
+
+class Recorder:
+    """Everything that an engine says of its launches: the plans as they are staged, and the ledger's records."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.plans: list[list[int]] = []
+        self.records: list[list[Any]] = []
+        launch, enqueue, rings = chain.device.launch, chain.ledger.enqueue, chain.device.rings
+
+        def staged(shape: LaunchShape) -> None:
+            body = rings.plan[rings.slot(shape.number)]
+            self.plans.append(body[: read_plan(body).words].tolist())
+            launch(shape)
+
+        def recorded(record: Launch) -> None:
+            self.records.append([column.tolist() if isinstance(column, np.ndarray) else column for column in record])
+            enqueue(record)
+
+        chain.device.launch, chain.ledger.enqueue = staged, recorded  # type: ignore[method-assign]
+
+
+class Continued:
+    """How often the scheduler made a plan that continues the one before, and how many borders those crossed."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.seen: Counter[str] = Counter()
+        continued = scheduler._continued
+
+        def counted() -> LaunchPlan | None:
+            plan = continued()
+            if plan is not None:
+                self.seen["plans"] += 1
+                self.seen["borders"] += len(plan.appends)
+            return plan
+
+        scheduler._continued = counted  # type: ignore[method-assign]
+
+
+def never_continue(scheduler: Scheduler) -> None:
+    """Every plan is made anew."""
+    scheduler._continued = lambda: None  # type: ignore[method-assign]
+
+
+def life_of(seed: int, anew: bool) -> tuple[Recorder, Counter[str]]:
+    life = Lifecycle(seed)
+    recorder, continued = Recorder(life.chain), Continued(life.chain.engine.scheduler)
+    if anew:
+        never_continue(life.chain.engine.scheduler)
+    life.live()
+    life.check_answers()
+    return recorder, continued.seen
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_plan_that_continues_the_one_before_is_the_plan_that_would_be_made_anew(seed: int) -> None:
+    (quick, _), (anew, never) = life_of(seed, anew=False), life_of(seed, anew=True)
+    assert quick.plans == anew.plans
+    assert quick.records == anew.records
+    assert not never["plans"]
+
+
+def test_these_lives_had_plans_that_continue_and_cross_borders() -> None:
+    seen: Counter[str] = Counter()
+    for seed in SEEDS:
+        seen += life_of(seed, anew=False)[1]
+    assert seen["plans"] > 100
+    assert seen["borders"] > 10
+
+
+def decoding(rows: int = 3, **options: Any) -> tuple[Chain, Counter[str]]:
+    """Rows that have decoded for a while."""
+    chain = make_chain(**options)
+    continued = Continued(chain.engine.scheduler)
+    for handle in range(1, rows + 1):
+        chain.submit(handle, [handle, 2, 3], max_tokens=60, ignore_eos=True)
+    chain.turn_until(lambda: continued.seen["plans"] > 4)
+    return chain, continued.seen
+
+
+def test_a_steady_decode_makes_no_plan_anew_borders_included() -> None:
+    chain, seen = decoding(run_ahead=1)
+    before, launched = Counter(seen), chain.ledger.launched
+    for _ in range(24):
+        chain.turn()
+    assert seen["plans"] - before["plans"] == chain.ledger.launched - launched > 20
+    assert seen["borders"] - before["borders"] >= 3 * 2
+
+
+def test_a_row_that_is_aborted_is_in_no_plan_that_continues() -> None:
+    chain, _ = decoding(run_ahead=2)
+    slot = chain.slot_of("r2")
+    recorder = Recorder(chain)
+    chain.tell(m.Abort(1, ("r2",)))
+    chain.turn()
+    header, rows = recorder.plans[0][:HEADER_WORDS], recorder.plans[0][HEADER_WORDS:]
+    assert header[ROW_LIST] == 1
+    assert len(rows) == 2
+    assert slot not in rows
+
+
+def test_a_waiting_request_that_may_be_admitted_ends_the_course() -> None:
+    chain, seen = decoding(run_ahead=1)
+    continued = seen["plans"]
+    chain.submit(9, [4, 5], max_tokens=3)
+    chain.turn()
+    assert chain.is_running("r9")
+    assert seen["plans"] == continued
