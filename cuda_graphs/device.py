@@ -59,6 +59,7 @@ class Device(Protocol):
 
     rings: RingMemory
     counters: DeviceCounters
+    buckets: tuple[int, ...]  # row counts that graphs are captured for, ascending; none where there are no graphs
 
     def launch(self, shape: LaunchShape) -> None:
         """Enqueue a launch whose plan is staged. Never blocks."""

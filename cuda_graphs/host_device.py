@@ -55,6 +55,7 @@ class HostDevice:
     ) -> None:
         self.rings = rings
         self.counters = DeviceCounters()
+        self.buckets: tuple[int, ...] = ()
         self._program = program
         self._delay = delay
         self._queue: queue.SimpleQueue[LaunchShape | None] = queue.SimpleQueue()

@@ -41,6 +41,7 @@ class SimulatedDevice:
     def __init__(self, program: Program, rings: RingMemory, schedule: Schedule = at_once, *, launched: int = 0) -> None:
         self.rings = rings
         self.counters = DeviceCounters()
+        self.buckets: tuple[int, ...] = ()
         self._program = program
         self._schedule = schedule
         self._queue: deque[LaunchShape] = deque()

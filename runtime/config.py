@@ -107,6 +107,11 @@ def check_config(config: EngineConfig) -> None:
             f"a prefill_chunk of {config.prefill_chunk} tokens is {blocks} blocks of {config.block_size} (block_size), "
             f"more than a launch plan can name beside {config.max_rows} rows (max_rows)"
         )
+    _check_pairs(config)
+
+
+def _check_pairs(config: EngineConfig) -> None:
+    """Settings each of which could be, and which together can't: one of them would have no effect, or nothing would."""
     if config.max_prefill_tokens < config.prefill_chunk:
         raise ConfigError(
             f"max_prefill_tokens ({config.max_prefill_tokens}) must be at least prefill_chunk "
@@ -114,3 +119,29 @@ def check_config(config: EngineConfig) -> None:
         )
     if config.jitter_seed is not None and config.device != "cpu":
         raise ConfigError("jitter_seed is a test mode of the CPU device and can't be combined with device cuda")
+    if config.threads and config.device != "cpu":
+        raise ConfigError(f"threads ({config.threads}) are the CPU device's and have no effect with device cuda")
+    if config.run_ahead != SERIAL and config.run_ahead_tokens < config.prefill_chunk:
+        raise ConfigError(
+            f"run_ahead_tokens ({config.run_ahead_tokens}) must be at least prefill_chunk ({config.prefill_chunk}), or "
+            f"a launch with a whole chunk of a prompt could never be queued behind another, though launches may carry "
+            f"{config.max_prefill_tokens} prompt tokens (max_prefill_tokens)"
+        )
+    if config.log_mode == "barrier" and not config.log_interval:
+        raise ConfigError("log_mode barrier has no effect with log_interval 0: no launch is ever logged")
+    if config.num_blocks > 1:
+        _check_pool(config, config.num_blocks - 1)  # one of them is the null block
+
+
+def _check_pool(config: EngineConfig, blocks: int) -> None:
+    if config.max_rows > blocks:
+        raise ConfigError(
+            f"max_rows ({config.max_rows}) is more than a pool of {config.num_blocks} (num_blocks) can serve: each row "
+            f"holds a KV block of its own, and one block is the null block"
+        )
+    needed = -(-config.context_length // config.block_size)
+    if needed > blocks:
+        raise ConfigError(
+            f"context_length ({config.context_length}) takes {needed} KV blocks of {config.block_size} (block_size), "
+            f"and num_blocks ({config.num_blocks}) leaves {blocks} beside the null block: no request could fill it"
+        )

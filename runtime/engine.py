@@ -16,6 +16,7 @@ import numpy as np
 from cuda_graphs.device import Device, DeviceError
 from cuda_graphs.rings import FAULT_NONE, STATUS_FAULT
 from runtime import messages as m
+from runtime.chain_facts import chain_facts
 from runtime.config import LAUNCH_TIMEOUT_S
 from runtime.figures import Figures
 from runtime.intake import Intake
@@ -60,7 +61,8 @@ class Engine:
 
     max_queue: requests that may wait for a row. launch_timeout_s: how long launches may be in flight without any mark,
     and requests be served without any progress. log_interval, log_mode: see `runtime.interval_log`; snapshots go to
-    `write_snapshot`. clock: seconds, monotonic.
+    `write_snapshot`. run_ahead_asked: the depth that was configured, which `Stats` shows beside the one that was
+    reached; None: the ledger's. clock: seconds, monotonic.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Engine:
         log_interval: int = 0,
         log_mode: LogMode = LogMode.EVENTS,
         write_snapshot: Callable[[Snapshot], None] = _no_snapshot,
+        run_ahead_asked: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.device = device
@@ -89,6 +92,7 @@ class Engine:
         self._clock = clock
         self._watchdog = Watchdog(launch_timeout_s, clock)
         self._interval_log = IntervalLog(log_interval, log_mode, write_snapshot, self.ledger.launched)
+        self._run_ahead_asked = self.ledger.run_ahead if run_ahead_asked is None else run_ahead_asked
         self._started_at = clock()
         self._waited_s = 0.0  # on marks and arrivals
         self._nothing_to_do_s = 0.0  # of these, on arrivals alone
@@ -260,10 +264,15 @@ class Engine:
             self.device,
             self.figures,
             self.publisher.latencies,
+            self._run_ahead_asked,
             self.intake.counters,
             self._uptime_s(),
             self._host_s(),
         )
+
+    def facts(self, info: m.EngineInfo) -> dict[str, object]:
+        """What the chain runs with, by name."""
+        return chain_facts(self.scheduler, self.device, self._interval_log, self._watchdog, info, self._run_ahead_asked)
 
     def _totals(self, launch: int) -> Totals:
         figures = self.figures

@@ -22,6 +22,7 @@ from typing import Final
 
 import msgspec
 import structlog
+import torch
 
 from cuda_graphs.device import DeviceError
 from runtime import messages as m
@@ -80,7 +81,9 @@ def main() -> int:
         log_interval=orders.config.log_interval,
         log_mode=LogMode(orders.config.log_mode),
         write_snapshot=lambda snapshot: log.info("snapshot", **asdict(snapshot)),
+        run_ahead_asked=orders.config.run_ahead,
     )
+    log.info("chain", **engine.facts(parts.info), threads=torch.get_num_threads())
     log.info("engine_ready", **msgspec.to_builtins(parts.info))
     if orders.config.log_interval == 1 and orders.config.log_mode == LogMode.BARRIER:
         log.warning("serial", why="log_interval is 1 and log_mode is barrier: the chain drains before every launch")

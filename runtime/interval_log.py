@@ -63,18 +63,18 @@ class IntervalLog:
     number that the first launch comes after."""
 
     def __init__(self, interval: int, mode: LogMode, write: Callable[[Snapshot], None], launched: int = 0) -> None:
-        self._interval = interval
-        self._mode = mode
+        self.interval = interval
+        self.mode = mode
         self._write = write
         self._since = self._barrier = Totals(launched, 0, 0.0, 0.0, 0.0, 0.0)
 
     def is_logged(self, launch: int) -> bool:
         """A snapshot is made of this launch."""
-        return self._interval > 0 and launch % self._interval == 0
+        return self.interval > 0 and launch % self.interval == 0
 
     def drains_before(self, launch: int) -> bool:
         """The chain drains before this launch is planned."""
-        return self._mode is LogMode.BARRIER and self.is_logged(launch)
+        return self.mode is LogMode.BARRIER and self.is_logged(launch)
 
     def drained(self, totals: Totals) -> None:
         """The chain was drained before a logged launch."""
@@ -85,7 +85,7 @@ class IntervalLog:
         until = self._barrier if self._barrier.launch > self._since.launch else totals
         launches = until.launch - self._since.launch
         step_s = until.work_s - self._since.work_s
-        if self._mode is LogMode.EVENTS:
+        if self.mode is LogMode.EVENTS:
             step_s = until.device_busy_s + until.device_idle_s
             step_s -= self._since.device_busy_s + self._since.device_idle_s
         self._write(

@@ -240,9 +240,9 @@ class EngineStats(msgspec.Struct, frozen=True):
     penalty_slots_total: int
     penalty_slots_free: int
     penalty_slots_fenced: int
-    run_ahead: int  # 0: serial
+    run_ahead: int  # asked for, as the engine was configured; 0: serial
     ledger_depth: int  # launches now queued and not committed
-    ledger_depth_max: int
+    ledger_depth_max: int  # reached: the most that were uncommitted when a launch was enqueued, itself included
     held_back: int  # times only the bound in prompt tokens kept a launch from being queued
     launches: int
     launches_retired: int

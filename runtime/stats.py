@@ -17,11 +17,12 @@ def engine_stats(
     device: Device,
     figures: Figures,
     latencies: Latencies,
+    run_ahead_asked: int,
     intake: Mapping[str, int],
     uptime_s: float,
     host_s: float,
 ) -> EngineStats:
-    """A snapshot. Figures of launches are those of retired ones."""
+    """A snapshot. Figures of launches are those of retired ones. run_ahead_asked: as the engine was configured."""
     ledger, pool, rows, counters = scheduler.ledger, scheduler.pool, scheduler.rows, scheduler.tally.counters
     return EngineStats(
         uptime_s=uptime_s,
@@ -53,7 +54,7 @@ def engine_stats(
         penalty_slots_total=scheduler.holdings.penalty_slots.total,
         penalty_slots_free=scheduler.holdings.penalty_slots.free,
         penalty_slots_fenced=scheduler.holdings.penalty_slots.fenced,
-        run_ahead=ledger.run_ahead,
+        run_ahead=run_ahead_asked,
         ledger_depth=ledger.uncommitted,
         ledger_depth_max=figures.depth_max,
         held_back=figures.held_back,

@@ -35,7 +35,7 @@ class Watchdog:
     """
 
     def __init__(self, limit_s: float, clock: Callable[[], float]) -> None:
-        self._limit_s = limit_s
+        self.limit_s = limit_s
         self._clock = clock
         self._marks = _Stall(clock())
         self._work = _Stall(clock())
@@ -46,7 +46,7 @@ class Watchdog:
         Raises LaunchHungError or NoProgressError.
         """
         now = self._clock()
-        if self._marks.seconds(now, in_flight > 0, marks) > self._limit_s:
-            raise LaunchHungError(f"{in_flight} launches are in flight and none has moved for {self._limit_s:g} s")
-        if self._work.seconds(now, requests > 0, work) > self._limit_s:
-            raise NoProgressError(f"{requests} requests are served and none has come further for {self._limit_s:g} s")
+        if self._marks.seconds(now, in_flight > 0, marks) > self.limit_s:
+            raise LaunchHungError(f"{in_flight} launches are in flight and none has moved for {self.limit_s:g} s")
+        if self._work.seconds(now, requests > 0, work) > self.limit_s:
+            raise NoProgressError(f"{requests} requests are served and none has come further for {self.limit_s:g} s")

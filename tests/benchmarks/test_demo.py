@@ -105,6 +105,9 @@ def test_the_demo_on_the_bundled_model_ends_well_and_leaves_nothing_running() ->
     assert " endless │ ── ABORTED" in demo.stdout
     assert "    line │ ── STOP" in demo.stdout
     assert re.search(r"overlap +[0-9.]+% of launches", demo.stdout)
+    depth = re.search(r"depth +asked 2, reached 2, now 0; launches by depth: 1: (\d+), 2: (\d+)\n", demo.stdout)
+    assert depth, demo.stdout
+    assert int(depth[2]) > int(depth[1]), "most launches are as deep as was asked for"
     assert "left nothing running" in demo.stdout
 
 
@@ -114,6 +117,12 @@ def test_figures_that_are_missing_are_no_figures() -> None:
     assert "latency   first token unknown" in lines
     assert "events    none" in lines
     assert "aborted   none" in lines
+
+
+def test_the_depth_that_was_asked_for_stands_beside_the_one_that_was_reached() -> None:
+    stats = stats_pb2.ServerStats()
+    stats.chain.run_ahead, stats.chain.ledger_depth_max = 4, 1
+    assert "depth     asked 4, reached 1, now 0; launches by depth: none" in "\n".join(stats_lines(stats))
 
 
 def test_lifecycle_figures_say_how_often_the_chain_held() -> None:

@@ -210,6 +210,19 @@ def cuda_engine(
     return engine_over(config, device, program, run_ahead, max_rows, num_blocks, counters_from)
 
 
+def check_depth(under_test: EngineUnderTest, run_ahead: int) -> None:
+    """Launches were as many ahead as was asked for, and no more; which shows in what ends wasted that nobody could
+    foresee: a row in each launch that is queued by then. (One that comes with the last token allowed wastes none.)"""
+    stats = under_test.engine.stats()
+    full = max(1, run_ahead)
+    assert (stats.run_ahead, stats.ledger_depth_max, max(stats.launches_by_depth)) == (run_ahead, full, full)
+    unforeseen = sum(stats.finished.get(reason, 0) for reason in ("END_OF_SEQUENCE", "STOP"))
+    if full == 1:
+        assert 0 < stats.void_rows <= unforeseen
+    else:
+        assert stats.void_rows > unforeseen, "as if no launch had been ahead"
+
+
 def random_requests(
     config: ModelConfig, count: int, seed: int
 ) -> list[tuple[list[int], SamplingParams, StoppingParams]]:

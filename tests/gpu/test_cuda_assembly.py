@@ -24,7 +24,7 @@ def served(device: str, run_ahead: int, dtype: str) -> tuple[dict[int, list[int]
     config = EngineConfig(model=str(BUNDLED), device=device, dtype=dtype, run_ahead=run_ahead, max_rows=8)
     parts = assemble(config, lambda done, total: None)
     links = MemoryLinks()
-    engine = Engine(parts.device, parts.scheduler, links, max_queue=100, poison=parts.poison)
+    engine = Engine(parts.device, parts.scheduler, links, max_queue=100, poison=parts.poison, run_ahead_asked=run_ahead)
     under_test = EngineUnderTest(engine, parts.device, None, links)
     for handle in range(12):
         prompt = [(37 * handle + 11 * i) % 4000 + 1 for i in range(5 + 17 * handle)]
@@ -42,6 +42,10 @@ def test_the_bundled_model_gives_the_tokens_of_the_cpu_in_float32(run_ahead: int
     assert found == expected
     assert sum(len(tokens) for tokens in found.values()) > 100
     assert under_test.device.counters.graph_replays > 0
+    stats = under_test.engine.stats()
+    full = max(1, run_ahead)
+    assert (stats.run_ahead, stats.ledger_depth_max) == (run_ahead, full), "asked and reached"
+    assert stats.launches_by_depth[full] > stats.launches / 2
 
 
 def test_the_bundled_model_runs_in_its_own_dtype() -> None:

@@ -17,7 +17,15 @@ from runtime import messages as m
 from runtime.engine import Barrier
 from runtime.request import FinishReason, SamplingParams, StoppingParams
 from tests.gpu import gpu_chain
-from tests.gpu.gpu_chain import EngineUnderTest, cpu_engine, cuda_engine, random_requests, random_weights, small_config
+from tests.gpu.gpu_chain import (
+    EngineUnderTest,
+    check_depth,
+    cpu_engine,
+    cuda_engine,
+    random_requests,
+    random_weights,
+    small_config,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -54,6 +62,7 @@ def test_the_tokens_of_the_host_device_at_every_depth(run_ahead: int, changes: d
     found = served(under_test, 24, seed=11)
     assert found == expected
     assert len(found[1]) == 24
+    check_depth(under_test, run_ahead)
     counters = under_test.device.counters
     kinds = under_test.engine.figures.launches_by_kind
     assert counters.graph_replays == sum(kinds.values()), "S of every launch is in a graph"

@@ -11,6 +11,7 @@ import asyncio
 import pytest
 
 from tests.parity.client import Answer, stats_at_rest
+from tests.parity.figures import check_depth
 from tests.parity.services import DEPTHS, run_everywhere, services_at_every_depth
 from tests.parity.workload import workload
 
@@ -52,6 +53,9 @@ def test_every_depth_gives_the_tokens_of_serial() -> None:
             f"depth {depth}: {chain.launches} launches, overlap ratio {chain.overlap_ratio:.2f}, "
             f"{stats.graphs.replays} replays, fallbacks {dict(stats.graphs.fallbacks)}"  # type: ignore[attr-defined]
         )
+        check_depth(stats, depth)  # type: ignore[arg-type]
         assert stats.blocks.free + stats.blocks.cached == stats.blocks.total  # type: ignore[attr-defined]
+    void = {depth: stats.tokens.void_rows for depth, stats in figures.items()}  # type: ignore[attr-defined]
+    assert void["4"] > void["1"], f"as if a chain of 4 were no deeper than one of 1: {void}"
     print(f"{differing} of {compared} answers differ from serial's")
     assert differing <= SHARE_THAT_MAY_DIFFER * compared

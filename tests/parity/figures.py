@@ -7,6 +7,11 @@ from collections import Counter
 from runahead.v1 import ServerStats
 
 
+def full_depth(stats: ServerStats) -> int:
+    """How many launches are uncommitted when one more is enqueued as deep as the service was asked for, with it."""
+    return max(1, stats.chain.run_ahead)
+
+
 def counted(stats: ServerStats) -> Counter[str]:
     """Counters of everything that a workload can make happen."""
     events = {kind: event.count for kind, event in stats.lifecycle.events.items()}
@@ -15,6 +20,7 @@ def counted(stats: ServerStats) -> Counter[str]:
     return Counter(
         {
             "launches": stats.chain.launches,
+            "launches at the full depth": stats.chain.launches_by_depth.get(full_depth(stats), 0),
             "overlapped launches": stats.chain.overlapped,
             "generated tokens": stats.tokens.generated,
             "void rows": stats.tokens.void_rows,
@@ -38,6 +44,14 @@ def grown(before: ServerStats, after: ServerStats) -> Counter[str]:
     since = counted(after)
     since.subtract(counted(before))
     return since
+
+
+def check_depth(stats: ServerStats, depth: str) -> None:
+    """The service was asked for this depth and reached it, no less and no more, once it has served something."""
+    chain = stats.chain
+    assert chain.run_ahead == (0 if depth == "serial" else int(depth)), "it was asked for another depth"
+    assert max(chain.launches_by_depth) == chain.ledger_depth_max == full_depth(stats), dict(chain.launches_by_depth)
+    assert sum(chain.launches_by_depth.values()) == chain.launches
 
 
 def check_at_rest(stats: ServerStats, barrier_interval: int) -> None:

@@ -255,6 +255,11 @@ def saw_kind(run: Run) -> dict[str, int]:
     return {}
 
 
+def saw_depth(run: Run) -> dict[str, int]:
+    """The chain was as deep as it was asked to be."""
+    return {"launches at the full depth": run.counted["launches at the full depth"]}
+
+
 def workload_of(kind: str, event: str, attempt: int) -> list[Asked]:
     """The requests of a cell; each attempt has other prompts and shares no prefix with any."""
     name = f"{kind}.{event}.{attempt}"

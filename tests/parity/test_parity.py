@@ -13,8 +13,8 @@ import pytest
 
 from tests.parity.client import Answer
 from tests.parity.comparing import compare
-from tests.parity.figures import check_at_rest, counted, grown
-from tests.parity.matrix import EVENTS, Run, saw_kind, workload_of
+from tests.parity.figures import check_at_rest, check_depth, counted, grown
+from tests.parity.matrix import EVENTS, Run, saw_depth, saw_kind, workload_of
 from tests.parity.request_kinds import KINDS
 from tests.parity.services import BLOCK, DEPTHS, figures_everywhere, run_everywhere, services_at_every_depth
 from tests.parity.workload import Asked, kinds, workload
@@ -68,7 +68,9 @@ def test_a_cell_of_the_matrix_has_the_answers_of_serial_in_a_roomy_pool(
         runs = asyncio.run(run_cell(kind, event, attempt, services))
         compare_runs(event, runs)
         seen = {
-            where: {**EVENTS[event].witness(run), **saw_kind(run)} for where, run in runs.items() if where[0] == pool
+            where: {**EVENTS[event].witness(run), **saw_kind(run), **saw_depth(run)}
+            for where, run in runs.items()
+            if where[0] == pool
         }
         print(f"\n{kind} / {event}: " + table(list(seen.values())))
         if all(count > 0 for happened in seen.values() for count in happened.values()):
@@ -144,6 +146,7 @@ def test_every_depth_gives_the_answers_of_serial_to_random_workloads(tight: dict
     after = asyncio.run(figures_everywhere(tight))
     for depth in DEPTHS:
         check_at_rest(after[depth], 0)
+        check_depth(after[depth], depth)
         since = grown(before[depth], after[depth])
         happened[depth].update({name: since[name] for name in COUNTED})
     print("\nasked for: " + ", ".join(f"{name} {count}" for name, count in asked_for.items()))
@@ -157,11 +160,18 @@ def test_every_depth_gives_the_answers_of_serial_to_random_workloads(tight: dict
         else:
             assert counts["overlapped launches"] > 0.5 * counts["launches"]
             assert counts["void rows"] > 0
+    assert wasted_more(happened["4"], happened["1"]), "as if a chain of 4 were no deeper than one of 1"
+
+
+def wasted_more(deeper: Counter[str], shallower: Counter[str]) -> bool:
+    """The deeper a chain is, the more rows an end wastes that nobody could foresee."""
+    return deeper["void rows"] > shallower["void rows"]
 
 
 CHAINED = ("overlapped launches", "void rows")  # in a chain, and not in serial
 COUNTED = (
-    "launches", "generated tokens", "chunks", "cached tokens", "recomputed tokens", "reserved blocks", "adopted blocks",
+    "launches", "launches at the full depth",
+    "generated tokens", "chunks", "cached tokens", "recomputed tokens", "reserved blocks", "adopted blocks",
     "admitted to a running chain", "paused", "resumed", "evicted", "readmitted", *CHAINED,
 )  # fmt: skip
 

@@ -39,9 +39,52 @@ def test_a_setting_that_cannot_be_is_named(changes: dict[str, object], named: tu
     assert all(name in str(refusal.value) for name in named)
 
 
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"threads": 3, "device": "cuda"}, ("threads", "3", "device cuda")),
+        ({"run_ahead_tokens": 127}, ("run_ahead_tokens", "127", "prefill_chunk", "128")),
+        (
+            {"run_ahead_tokens": 1, "max_prefill_tokens": 4096},
+            ("run_ahead_tokens", "prefill_chunk", "max_prefill_tokens", "4096"),
+        ),
+        ({"log_mode": "barrier"}, ("log_mode barrier", "log_interval 0")),
+        ({"num_blocks": 64}, ("max_rows", "num_blocks", "64")),
+        ({"num_blocks": 65, "context_length": 1025}, ("context_length", "1025", "num_blocks", "65", "block_size")),
+    ],
+)
+def test_settings_that_cannot_go_together_are_both_named(changes: dict[str, object], named: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        check_config(msgspec.structs.replace(GOOD, **changes))
+    assert all(name in str(refusal.value) for name in named)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run_ahead_tokens": 128},
+        {"run_ahead": 0, "run_ahead_tokens": 1},  # nothing is ever queued behind another
+        {"run_ahead_tokens": 512, "max_prefill_tokens": 4096},  # long launches are not queued, chunks are
+        {"log_mode": "barrier", "log_interval": 1},
+        {"num_blocks": 65},
+        {"num_blocks": 65, "context_length": 1024},
+        {"threads": 3},
+        {"device": "cuda"},
+        {"max_rows": 1, "penalty_slots": 16},
+    ],
+)
+def test_settings_at_the_edge_of_what_can_be_are_taken(changes: dict[str, object]) -> None:
+    check_config(msgspec.structs.replace(GOOD, **changes))
+
+
 def with_chunk(prefill_chunk: int, max_rows: int = 64) -> EngineConfig:
     return EngineConfig(
-        model="folder", prefill_chunk=prefill_chunk, max_prefill_tokens=1 << 15, block_size=8, max_rows=max_rows
+        model="folder",
+        prefill_chunk=prefill_chunk,
+        max_prefill_tokens=1 << 15,
+        run_ahead_tokens=1 << 15,
+        block_size=8,
+        max_rows=max_rows,
     )
 
 

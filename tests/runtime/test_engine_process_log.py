@@ -14,15 +14,32 @@ import pytest
 
 from runtime import messages as m
 from runtime import models
+from runtime.config import EngineConfig
 from runtime.request import SamplingParams, StoppingParams
 
 BUNDLED = Path(models.__path__[0]) / "bundled"
 TOKENS, INTERVAL = 12, 4
+ASKED = {  # none of them the default
+    "run_ahead": 4,
+    "run_ahead_tokens": 96,
+    "prefill_chunk": 64,
+    "max_prefill_tokens": 192,
+    "max_rows": 8,
+    "num_blocks": 130,
+    "block_size": 32,
+    "context_length": 1000,
+    "penalty_slots": 5,
+    "prefix_cache": False,
+    "log_interval": INTERVAL,
+    "log_mode": "barrier",
+    "launch_timeout_s": 60.5,
+    "threads": 1,
+}
 
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    config = {"model": str(BUNDLED), "num_blocks": 130, "threads": 1, "log_interval": INTERVAL, "log_mode": "barrier"}
+    config = {"model": str(BUNDLED), **ASKED}
     with subprocess.Popen(
         [sys.executable, "-m", "runtime.engine_process"],
         stdin=subprocess.PIPE,
@@ -66,3 +83,15 @@ def test_a_snapshot_is_logged_every_so_many_launches_behind_a_barrier(
     events = [json.loads(line) for line in log.splitlines()]
     logged = [event["launch"] for event in events if event["event"] == "snapshot"]
     assert logged == list(range(INTERVAL, stats.launches + 1, INTERVAL))
+
+
+def test_the_start_logs_in_one_line_what_the_chain_runs_with(engine: subprocess.Popen[str]) -> None:
+    _, log = engine.communicate(timeout=60)  # the end of standard input ends it
+    (chain,) = [event for event in map(json.loads, log.splitlines()) if event["event"] == "chain"]
+    asked = {name: value for name, value in ASKED.items() if name != "num_blocks"}
+    assert {name: chain[name] for name in asked} == asked
+    assert all(value != getattr(EngineConfig(model=""), name) for name, value in ASKED.items())
+    assert chain["run_ahead_asked"] == ASKED["run_ahead"]
+    assert chain["ring_slots"] == ASKED["run_ahead"] + 2
+    assert chain["blocks"] == ASKED["num_blocks"] - 1, "one is the null block"
+    assert (chain["device"], chain["dtype"], chain["graph_buckets"]) == ("cpu", "float32", [])
