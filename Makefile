@@ -17,7 +17,7 @@ export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test coverage check format lint types imports protos serve bench eval parity sim mutants \
+.PHONY: help setup demo test kernels coverage check format lint types imports protos serve bench eval parity sim mutants \
 	mutation clean
 
 help: ## show this list
@@ -30,6 +30,9 @@ demo: $(STAMPS)/run ## start the service on the bundled model, stream several pr
 
 test: $(STAMPS)/test ## all tests, the slowest named at the end
 	@$(BIN)/python -m pytest $(ARGS)
+
+kernels: $(STAMPS)/test ## the kernels for GPUs, the large forms too; without a GPU in Triton's interpreter (minutes)
+	@$(BIN)/python -m pytest tests/kernels --large --timeout 900 $(ARGS)
 
 coverage: $(STAMPS)/test ## branches of the scheduler, the ledger and the pools that tests/runtime takes: all of them
 	@mkdir -p .pytest_cache

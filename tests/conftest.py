@@ -1,14 +1,31 @@
-"""What all tests share: thread limits, no time limit for an example of a property, random workloads, GPU tests."""
+"""What all tests share: thread limits, where Triton's kernels run, no time limit for an example of a property, the
+switches of the command line, the skip of GPU tests."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+
+import pytest
 
 # Before torch is imported anywhere, and inherited by every process a test starts: many small products on two cores are
 # slower with more threads, and tests of the service run an engine beside the test's own process.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import pytest
+
+def _has_cuda_driver() -> bool:
+    """Asked without torch, which not every test needs."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+# Before triton is imported anywhere, which looks at it then: without a GPU its kernels run in its interpreter, on
+# tensors in ordinary memory. On a machine with one, TRITON_INTERPRET=1 asks for the same.
+if not _has_cuda_driver():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 try:
     from hypothesis import HealthCheck, settings
@@ -25,6 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--seeds", type=int, default=30, metavar="N", help="random workloads that each parity test runs (30)"
     )
+    parser.addoption(
+        "--large", action="store_true", help="run what is too large for Triton's interpreter in every run, too"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -33,14 +53,17 @@ def seeds(request: pytest.FixtureRequest) -> range:
     return range(int(request.config.getoption("--seeds")))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests marked `gpu` where there is none."""
-    needing_gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if not needing_gpu:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skips tests marked `gpu` where there is none, and those marked `large` unless they are asked for or there is."""
+    marked = [item for item in items if item.get_closest_marker("gpu") or item.get_closest_marker("large")]
+    if not marked:
         return
     import torch
 
     if torch.cuda.is_available():
         return
-    for item in needing_gpu:
-        item.add_marker(pytest.mark.skip(reason="this machine has no CUDA GPU"))
+    for item in marked:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="this machine has no CUDA GPU"))
+        elif not config.getoption("--large"):
+            item.add_marker(pytest.mark.skip(reason="large for Triton's interpreter: make kernels runs it"))

@@ -110,7 +110,7 @@ def test_exp_and_log_are_those_of_the_reference_to_the_bit() -> None:
     assert logarithm.cpu().numpy().tobytes() == philox.log32(x.cpu().numpy()).tobytes()
 
 
-@pytest.mark.parametrize("vocab_size", [33, 2048, 5001])
+@pytest.mark.parametrize("vocab_size", [33, 2048, pytest.param(5001, marks=pytest.mark.large)])
 def test_rows_of_every_kind_get_the_tokens_of_the_reference(vocab_size: int) -> None:
     specs = mixed_specs(32, vocab_size, seed=vocab_size)
     agrees(random_logits(32, vocab_size, seed=vocab_size), specs, Form.FULL)

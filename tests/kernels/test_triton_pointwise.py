@@ -89,7 +89,10 @@ def test_queries_are_rotated_and_keys_and_values_land_in_their_slots(
 
 @pytest.mark.parametrize("dtype", dtypes(DEVICE))
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize(("depth", "outputs"), [(64, 96), (100, 37), (640, 256), (1024, 1030), (2500, 8200)])
+@pytest.mark.parametrize(
+    ("depth", "outputs"),
+    [(64, 96), (100, 37), (640, 256), (1024, 1030), pytest.param(2500, 8200, marks=pytest.mark.large)],
+)
 def test_the_product_of_one_row(dtype: torch.dtype, biased: bool, depth: int, outputs: int) -> None:
     torch.manual_seed(5)
     x = torch.randn(1, depth, device=DEVICE).to(dtype)

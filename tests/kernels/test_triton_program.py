@@ -3,11 +3,13 @@ the reference program for the same requests."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from tests.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
+pytestmark = pytest.mark.timeout(600)  # a whole engine in Triton's interpreter takes its time
 
 from cuda_graphs.host_device import HostDevice  # noqa: E402
 from cuda_graphs.rings import RingMemory, allocate_rings  # noqa: E402

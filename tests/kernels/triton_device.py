@@ -1,21 +1,61 @@
-"""Where Triton kernels are tested: on a CUDA GPU, or on the CPU by Triton's interpreter (TRITON_INTERPRET=1)."""
+"""Where Triton kernels are tested: on a CUDA GPU, or where there is none on the CPU, by Triton's interpreter."""
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
 
 
 def triton_device() -> torch.device:
-    """The device, or a skip that says what is missing."""
-    pytest.importorskip("triton", reason="triton is not installed: its kernels need it")
+    """The device on which kernels run in this process. Called before a module of `runtime.kernels.triton` is imported.
+
+    tests/conftest.py asks for the interpreter where the machine has no GPU. Fails, and skips nothing, where triton is
+    missing or nothing can run its kernels.
+    """
+    try:
+        import triton
+    except ImportError as error:
+        pytest.fail(f"the tests of the kernels need triton, which `make setup` installs: {error}", pytrace=False)
     if os.environ.get("TRITON_INTERPRET") == "1":
+        _patch_once()
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU, and TRITON_INTERPRET=1 is not set", allow_module_level=True)
+        pytest.fail(
+            f"this machine has a CUDA driver, but torch {torch.__version__} finds no GPU to run the kernels of triton "
+            f"{triton.__version__} on; TRITON_INTERPRET=1 runs them on the CPU",
+            pytrace=False,
+        )
     return torch.device("cuda")
+
+
+class _StaysPatched:
+    """What the interpreter puts in the place of `triton.language` stays there."""
+
+    def restore(self) -> None:
+        pass
+
+
+def _patch_once() -> None:
+    """The interpreter replaces every function of `triton.language` that a function sees at each call of it, and puts
+    them back: a third of its time. Nothing is compiled in this process, so once is enough for each function."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang
+    if hasattr(patch, "patched"):
+        return
+    patched: set[Any] = set()
+
+    def patch_once(function: Any) -> _StaysPatched:
+        if function not in patched:
+            patch(function)
+            patched.add(function)
+        return _StaysPatched()
+
+    patch_once.patched = patched  # type: ignore[attr-defined]
+    interpreter._patch_lang = patch_once
 
 
 def dtypes(device: torch.device) -> tuple[torch.dtype, ...]:
