@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.kernels.sampling_oracle import RowSpec, penalties_of, random_spec, state_of
-from tests.kernels.triton_device import triton_device
+from tests.kernels.triton_device import synchronising_calls_raise, triton_device
 
 DEVICE = triton_device()
 
@@ -242,13 +242,9 @@ def test_the_sampler_can_be_captured_and_replays_with_new_logits_and_state(form:
     buffers = make_sampler_buffers(count, vocab_size, MAX_TOP, DEVICE)
     sample_rows_cuda(logits, state, penalties, slots, form, buffers)  # compiles
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found = sample_rows_cuda(logits, state, penalties, slots, form, buffers)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with synchronising_calls_raise(), torch.cuda.graph(graph):
+        found = sample_rows_cuda(logits, state, penalties, slots, form, buffers)
     for step in range(5):
         fresh = random_logits(count, vocab_size, seed=100 + step)
         logits.copy_(fresh)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -70,3 +73,15 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 8e-3}
+
+
+@contextlib.contextmanager
+def synchronising_calls_raise() -> Iterator[None]:
+    """Whatever makes the host wait for the GPU is an error meanwhile."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
