@@ -40,7 +40,8 @@ class Program(Protocol):
         """F: forward over the plan's rows; logits by row slot stay on the device."""
 
     def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
-        """The device's row state, copied to the host, by field name. Only while nothing is in flight."""
+        """The device's row state by field name, on the host. Only while nothing is in flight; good until the next
+        launch."""
 
 
 @dataclass(slots=True)

@@ -135,17 +135,7 @@ class HashProgram:
             )
 
     def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
-        names = (
-            "last_token",
-            "seq_len",
-            "alive",
-            "block_table",
-            "min_position",
-            "max_position",
-            "stop_ids",
-            "penalty_slot",
-        )
-        return {name: getattr(self.rows, name).copy() for name in names}
+        return self.rows.read()
 
     def poison_blocks(self, blocks: tuple[int, ...]) -> None:
         """Nonsense into KV blocks that nobody may read any more."""

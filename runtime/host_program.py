@@ -121,7 +121,7 @@ class HostProgram:
         )
 
     def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
-        return {name: getattr(self.rows, name).copy() for name in row_fields()}
+        return self.rows.read()
 
     # ------------------------------------------------------------ the test mode
 

@@ -5,6 +5,7 @@ The host device and the simulated device share it; on CUDA the same steps are ke
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,7 @@ from cuda_graphs.rings import (
 from runtime import plan as layout
 from runtime.admission import token_mask
 from runtime.plan import PlanView, read_admission, read_plan
+from runtime.row_state import penalty_fields, row_fields
 
 _NO_ROWS = np.zeros(0, np.int64)
 
@@ -206,6 +208,10 @@ class HostRows:
         """Every token was said, and often: what a late reader of the slot would see."""
         self.counts[slot] = 1 << 20
         self.in_prompt[slot] = -1
+
+    def read(self) -> Mapping[str, NDArray[np.generic]]:
+        """Row state and penalty state by field name: the arrays themselves, good until the next launch."""
+        return {name: getattr(self, name) for name in (*row_fields(), *penalty_fields())}
 
     # ------------------------------------------------------------ what F runs on
 

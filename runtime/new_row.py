@@ -14,7 +14,7 @@ from runtime.rows import RowPhase, Rows
 
 def begin_row(rows: Rows, request: Request, block_size: int, limits: SchedulerLimits) -> Admission:
     """Fill the columns of the slot that the request has just taken; its blocks, so far, are its cached prefix."""
-    slot, stopping = request.slot, request.stopping
+    slot, stopping, sampling = request.slot, request.stopping, _sampling_of(request)
     stops = eos_and_stop_ids(stopping, limits.eos_token_ids)
     prompt_len, known = request.prompt.size, request.tokens.size
     rows.enter(slot, RowPhase.PREFILL)
@@ -29,7 +29,8 @@ def begin_row(rows: Rows, request: Request, block_size: int, limits: SchedulerLi
     rows.finite[slot] = True
     rows.owner[slot], rows.handle[slot] = request.owner, request.handle
     rows.token_times.begin(slot, request.last_token_s)
-    rows.logprobs[slot] = request.sampling.logprobs
+    rows.logprobs[slot] = sampling.logprobs
+    rows.prompt_logprobs[slot] = sampling.prompt_logprobs
     rows.stop_ids[slot] = -1
     rows.stop_ids[slot, : len(stops)] = stops
     rows.stop_width = max(rows.stop_width, len(stops))
@@ -37,7 +38,7 @@ def begin_row(rows: Rows, request: Request, block_size: int, limits: SchedulerLi
         slot,
         admission_record(
             slot,
-            _sampling_of(request),
+            sampling,
             stopping,
             prompt_len,
             request.max_len,

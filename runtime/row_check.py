@@ -1,48 +1,194 @@
-"""Compares the device's row state with the host's truth, while nothing is in flight."""
+"""Compares the device's row state with the host's truth, field by field, while nothing is in flight."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.admission import token_mask
 from runtime.ledger import LedgerError
+from runtime.lifecycle import Request
+from runtime.rows import Rows
 from runtime.scheduler import Scheduler
+
+_SEED_BITS: Final = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """The n rows that somebody has, as the host knows them."""
+
+    rows: Rows
+    vocab_size: int
+    requests: list[Request]
+    slots: NDArray[np.int64]  # [n]
+
+    def those(self, wanted: Callable[[Request], object]) -> _Live:
+        """Some of them."""
+        chosen = [request for request in self.requests if wanted(request)]
+        return _live(chosen, self.rows, self.vocab_size)
+
+
+def _live(requests: list[Request], rows: Rows, vocab_size: int) -> _Live:
+    return _Live(rows, vocab_size, requests, np.array([request.slot for request in requests], np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """What a field must hold for m rows. Rows that a field says nothing of are left out.
+
+    places: of the rows in the field, by row slot or by penalty slot. counts: how many values each row has in it, the
+    first ones; None: all.
+    """
+
+    row_slots: NDArray[np.int64]  # [m]
+    places: NDArray[np.int64]  # [m]
+    values: NDArray[np.generic]  # [m] or [m, width]
+    counts: NDArray[np.int64] | None = None  # [m]
+
+
+_Field = Callable[[_Live], _Expected]
+
+
+def _column(values: Callable[[_Live], NDArray[np.generic]]) -> _Field:
+    """A field with a value, or a line, for each row."""
+    return lambda live: _Expected(live.slots, live.slots, values(live))
+
+
+def _each(value: Callable[[Request], object], dtype: type[np.generic]) -> _Field:
+    return _column(lambda live: np.array([value(request) for request in live.requests], dtype))
+
+
+def _lists(values: Callable[[Request], Any], dtype: type[np.generic]) -> _Field:
+    """A list for each row, of a length of its own. What lies behind it is nobody's."""
+
+    def expected(live: _Live) -> _Expected:
+        lists = [values(request) for request in live.requests]
+        counts = np.array([len(values) for values in lists], np.int64)
+        table = np.zeros((len(lists), max(counts, default=0)), dtype)
+        table[np.arange(table.shape[1]) < counts[:, None]] = np.fromiter(chain.from_iterable(lists), dtype)
+        return _Expected(live.slots, live.slots, table, counts)
+
+    return expected
+
+
+def _seq_len(live: _Live) -> NDArray[np.generic]:
+    """A row that still reads its prompt has what was planned of it, others what is committed: nothing is in flight."""
+    rows, slots = live.rows, live.slots
+    is_prefilling = rows.least_len[slots] < rows.known_len[slots]
+    return np.where(is_prefilling, rows.least_len[slots], rows.committed_len[slots])
+
+
+def _last_token(live: _Live) -> _Expected:
+    """Rows that have said nothing since they were admitted have none."""
+    rows = live.rows
+    live = live.those(lambda request: rows.committed_len[request.slot] > rows.known_len[request.slot])
+    return _column(lambda live: rows.history[live.slots, rows.committed_len[live.slots] - 1])(live)
+
+
+def _allowed(live: _Live) -> _Expected:
+    """Rows without a list may say anything: nothing looks at their mask."""
+    live = live.those(lambda request: request.sampling.allowed_token_ids)
+    masks = [token_mask(request.sampling.allowed_token_ids, live.vocab_size) for request in live.requests]
+    return _Expected(live.slots, live.slots, _stacked(masks))
+
+
+def _by_penalty_slot(values: Callable[[Rows, Request, int], NDArray[np.generic]]) -> _Field:
+    """A line for each row that has penalties."""
+
+    def expected(live: _Live) -> _Expected:
+        live = live.those(lambda request: request.sampling.has_penalty)
+        places = np.array([request.penalty_slot for request in live.requests], np.int64)
+        lines = [values(live.rows, request, live.vocab_size) for request in live.requests]
+        return _Expected(live.slots, places, _stacked(lines))
+
+    return expected
+
+
+def _counts(rows: Rows, request: Request, vocab_size: int) -> NDArray[np.generic]:
+    """How often the completion holds each token. [vocab]"""
+    said = rows.history[request.slot, request.prompt.size : rows.committed_len[request.slot]]
+    return np.bincount(said, minlength=vocab_size)
+
+
+def _in_prompt(rows: Rows, request: Request, vocab_size: int) -> NDArray[np.generic]:
+    """The mask of the prompt's tokens, which only a repetition penalty looks at."""
+    return token_mask(request.prompt if request.sampling.repetition_penalty != 1 else (), vocab_size)
+
+
+def _stacked(lines: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:
+    return np.stack(lines) if lines else np.zeros((0, 0), np.int32)
+
+
+# Every field of `runtime.row_state.RowState` and `PenaltyState`: what the host says that it holds.
+FIELDS: Final[Mapping[str, _Field]] = {
+    "alive": _column(lambda live: np.ones(live.slots.size, np.bool_)),
+    "seq_len": _column(_seq_len),
+    "last_token": _last_token,
+    "block_table": _lists(lambda request: request.blocks, np.int32),
+    "temperature": _each(lambda request: request.sampling.temperature, np.float32),
+    "top_k": _each(lambda request: request.sampling.top_k, np.int32),
+    "top_p": _each(lambda request: request.sampling.top_p, np.float32),
+    "min_p": _each(lambda request: request.sampling.min_p, np.float32),
+    "seed": _column(
+        lambda live: np.array([r.sampling.seed & _SEED_BITS for r in live.requests], np.uint64).view("<i8")
+    ),
+    "logprobs": _column(lambda live: live.rows.logprobs[live.slots]),
+    "prompt_logprobs": _column(lambda live: live.rows.prompt_logprobs[live.slots]),
+    "min_position": _column(lambda live: live.rows.min_position[live.slots]),
+    "max_position": _column(lambda live: live.rows.max_len[live.slots] - 1),
+    "stop_ids": _column(lambda live: live.rows.stop_ids[live.slots]),
+    "bias_count": _each(lambda request: len(request.sampling.bias_ids), np.int32),
+    "bias_ids": _lists(lambda request: request.sampling.bias_ids, np.int32),
+    "bias_values": _lists(lambda request: request.sampling.bias_values, np.float32),
+    "has_allowed": _each(lambda request: bool(request.sampling.allowed_token_ids), np.bool_),
+    "allowed": _allowed,
+    "repetition_penalty": _each(lambda request: request.sampling.repetition_penalty, np.float32),
+    "presence_penalty": _each(lambda request: request.sampling.presence_penalty, np.float32),
+    "frequency_penalty": _each(lambda request: request.sampling.frequency_penalty, np.float32),
+    "penalty_slot": _each(lambda request: request.penalty_slot, np.int32),
+    "counts": _by_penalty_slot(_counts),
+    "in_prompt": _by_penalty_slot(_in_prompt),
+}
+# A place where these differ would tell a token of somebody's prompt, and prompts are in no log.
+_UNSPOKEN: Final = frozenset({"in_prompt"})
 
 
 def check_rows(device: Mapping[str, NDArray[np.generic]], scheduler: Scheduler) -> None:
-    """Raises LedgerError naming the first row and field that differ. `device` is empty if it keeps no row state."""
+    """device: its row state and penalty state by the names of `FIELDS`; empty if it keeps none. What else it holds is
+    not looked at.
+
+    Raises LedgerError naming a row and a field that differ, or a field that the device does not hand over.
+    """
     if not device:
         return
-    rows = scheduler.rows
-    for slot, request in enumerate(scheduler.holdings.by_slot):
-        if request is None:
-            continue
-        prefill = rows.least_len[slot] < rows.known_len[slot]
-        count, stops = len(request.blocks), rows.stop_ids.shape[1]
-        expected: dict[str, object] = {
-            "alive": True,
-            "seq_len": int(rows.least_len[slot] if prefill else rows.committed_len[slot]),
-            "block_table": request.blocks,
-            "min_position": int(rows.min_position[slot]),
-            "max_position": int(rows.max_len[slot]) - 1,
-            "stop_ids": rows.stop_ids[slot].tolist(),
-        }
-        found: dict[str, object] = {
-            "alive": bool(device["alive"][slot]),
-            "seq_len": int(device["seq_len"][slot]),
-            "block_table": device["block_table"][slot][:count].tolist(),
-            "min_position": int(device["min_position"][slot]),
-            "max_position": int(device["max_position"][slot]),
-            "stop_ids": device["stop_ids"][slot][:stops].tolist(),
-        }
-        if "penalty_slot" in device:
-            expected["penalty_slot"] = request.penalty_slot
-            found["penalty_slot"] = int(device["penalty_slot"][slot])
-        if rows.committed_len[slot] > rows.known_len[slot]:
-            expected["last_token"] = int(rows.history[slot, rows.committed_len[slot] - 1])
-            found["last_token"] = int(device["last_token"][slot])
-        for name, value in expected.items():
-            if found[name] != value:
-                raise LedgerError(f"row {slot}: {name} is {found[name]} on the device and {value} on the host")
+    if missing := sorted(FIELDS.keys() - device.keys()):
+        raise LedgerError(f"the device's row state comes without {', '.join(missing)}")
+    live = _live(
+        [request for request in scheduler.holdings.by_slot if request], scheduler.rows, scheduler.limits.vocab_size
+    )
+    for name, field in FIELDS.items():
+        _compare(name, device[name], field(live))
+
+
+def _compare(name: str, device: NDArray[np.generic], expected: _Expected) -> None:
+    values = expected.values
+    found = device[expected.places]
+    if values.ndim == 2:
+        found = found[:, : values.shape[1]]
+    differs = found != values
+    if expected.counts is not None:
+        differs &= np.arange(values.shape[1]) < expected.counts[:, None]
+    if not np.count_nonzero(differs):
+        return
+    first = tuple(np.argwhere(differs)[0].tolist())
+    row = f"row {expected.row_slots[first[0]]}"
+    if name in _UNSPOKEN:
+        raise LedgerError(f"{row}: {name} differs between the device and the host")
+    place = f"[{first[1]}]" if values.ndim == 2 else ""
+    raise LedgerError(f"{row}: {name}{place} is {found[first]} on the device and {values[first]} on the host")

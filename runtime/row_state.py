@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-
-import torch
+from typing import TYPE_CHECKING
 
 from runtime.request import MAX_BIAS, MAX_STOP_IDS
+
+if TYPE_CHECKING:  # NumPy's programs need the names of the fields alone
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class PenaltyState:
 
 def make_penalty_state(penalty_slots: int, vocab_size: int, device: torch.device) -> PenaltyState:
     """Nothing said in any slot."""
+    import torch
+
     return PenaltyState(
         counts=torch.zeros((penalty_slots + 1, vocab_size), dtype=torch.int32, device=device),
         in_prompt=torch.zeros((penalty_slots + 1, (vocab_size + 31) // 32), dtype=torch.int32, device=device),
@@ -63,6 +67,8 @@ def make_penalty_state(penalty_slots: int, vocab_size: int, device: torch.device
 
 def make_row_state(max_rows: int, max_blocks: int, vocab_size: int, device: torch.device) -> RowState:
     """A zeroed row state; every row dead, `stop_ids` all -1."""
+    import torch
+
     slots = max_rows + 1
 
     def i32(*shape: int) -> torch.Tensor:
@@ -104,3 +110,8 @@ def make_row_state(max_rows: int, max_blocks: int, vocab_size: int, device: torc
 def row_fields() -> tuple[str, ...]:
     """Names of the fields of `RowState`."""
     return tuple(f.name for f in fields(RowState))
+
+
+def penalty_fields() -> tuple[str, ...]:
+    """Names of the fields of `PenaltyState`."""
+    return tuple(f.name for f in fields(PenaltyState))

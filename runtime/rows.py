@@ -48,6 +48,7 @@ class Rows:
         self.owner = np.zeros(max_rows, np.int64)  # which front end
         self.handle = np.zeros(max_rows, np.int64)  # the front end's name for the request
         self.logprobs = np.full(max_rows, -1, np.int32)
+        self.prompt_logprobs = np.full(max_rows, -1, np.int32)  # as the device was told when the row began
         self.stop_ids = np.full((max_rows, max_stop_ids), -1, np.int32)
         self.stop_width = 0  # columns of stop_ids that any row has used
         self.token_times = TokenTimes(max_rows)  # when the request's last token was sent

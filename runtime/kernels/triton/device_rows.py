@@ -15,7 +15,7 @@ from runtime.kernels.triton.prompt_logprobs import PromptBuffers, find_targets, 
 from runtime.kernels.triton.publish import ResultRing, publish, publish_logprobs
 from runtime.kernels.triton.queries import make_query_buffers, prepare_queries
 from runtime.kernels.triton.take_plan import make_row_list, take_plan
-from runtime.row_state import make_penalty_state, make_row_state, row_fields
+from runtime.row_state import make_penalty_state, make_row_state, penalty_fields, row_fields
 
 
 class DeviceRows:
@@ -146,5 +146,7 @@ class DeviceRows:
         self.rows.sample_slots.fill_(null_slot)
 
     def read(self) -> Mapping[str, NDArray[np.generic]]:
-        """The row state by field name, copied. Only while nothing is in flight."""
-        return {name: getattr(self.state, name).cpu().numpy().copy() for name in row_fields()}
+        """Row state and penalty state by field name, on the host. Only while nothing is in flight."""
+        tensors = {name: getattr(self.state, name) for name in row_fields()}
+        tensors |= {name: getattr(self.penalties, name) for name in penalty_fields()}
+        return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
