@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.holdings import Holdings
+from runtime.kept_rows import KeptRows
 from runtime.ledger import Launch, LedgerError
 from runtime.lifecycle import NOT_A_TOKEN, Commit, Ending
 from runtime.limits import SchedulerLimits
@@ -22,12 +23,27 @@ class Commits:
         self._holdings = holdings
         self._rows = holdings.rows
         self._tally = tally
+        self._kept: KeptRows | None = None  # what the commits after the newest one may have in common with it
 
     def take(self, launch: Launch, cells: NDArray[np.int64]) -> Commit:
         """Take a launch's result cells, [sample_rows, 1 + K], into the host's truth.
 
         Raises LedgerError where the device's verdict on the end of a row is not the host's.
         """
+        commit = self._kept.take(launch, cells) if self._kept is not None else None
+        if commit is None:
+            commit = self._look(launch, cells)
+            goes_on = launch.row_slots is launch.sample_slots and commit.slots.size == launch.sample_slots.size
+            if goes_on and not commit.endings and not self._limits.drafts:
+                self._kept = KeptRows(launch, commit, self._rows)
+            else:
+                self._kept = None
+        self._settle_crossed(launch)
+        self._tally.counters["generated_tokens"] += commit.tokens.size
+        return commit
+
+    def _look(self, launch: Launch, cells: NDArray[np.int64]) -> Commit:
+        """Every row's tokens, and who ended with them."""
         rows = self._rows
         kept = (launch.samples & rows.still(launch.sample_slots, launch.sample_epochs)).nonzero()[0]
         if kept.size < launch.samples.size:
@@ -57,8 +73,6 @@ class Commits:
         rows.committed_len[slots] = positions + 1  # of several tokens of a row the last one's length stays
         owners, handles = rows.owner[slots], rows.handle[slots]
         endings = tuple(self._ending(*verdict) for verdict in verdicts)
-        self._settle_crossed(launch)
-        self._tally.counters["generated_tokens"] += tokens.size
         firsts = positions == rows.prompt_len[slots]
         return Commit(launch.number, kept, slots, tokens, owners, handles, firsts, endings)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,8 +132,7 @@ class Ending:
     stop_token_id: int = NOT_A_TOKEN
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """What a launch brought: columns over the tokens that are kept, and the requests that ended with it."""
 
     launch: int

@@ -72,14 +72,16 @@ class SocketLinks:
         self._listener.bind(str(path))
         self._listener.listen()
         self._listener.setblocking(False)
+        self._poll = select.poll()
+        self._fds: list[int] = []  # those that are watched
+        self._watch(self._listener.fileno())
+        if parent_fd is not None:
+            self._watch(parent_fd)
 
     # ------------------------------------------------------------ the loop's side
 
     def wake_fds(self) -> Sequence[int]:
-        fds = [self._listener.fileno(), *(connection.sock.fileno() for connection in self._connections.values())]
-        if self._parent_fd is not None and not self.parent_gone:
-            fds.append(self._parent_fd)
-        return fds
+        return self._fds
 
     def wait(self, timeout_s: float) -> None:
         unsent = [c.sock.fileno() for c in self._connections.values() if c.unsent]
@@ -87,12 +89,15 @@ class SocketLinks:
 
     def receive(self) -> Sequence[tuple[int, m.ToEngine | None]]:
         arrived: list[tuple[int, m.ToEngine | None]] = []
-        readable, _, _ = select.select(self.wake_fds(), [], [], 0)
+        readable = {fd for fd, _ in self._poll.poll(0)}
+        if not readable and not self._lost and not any(c.unsent for c in self._connections.values()):
+            return arrived
         for fd in readable:
             if fd == self._listener.fileno():
                 self._accept()
-            elif fd == self._parent_fd:
-                self.parent_gone = not os.read(fd, 4096)
+            elif fd == self._parent_fd and not os.read(fd, 4096):
+                self.parent_gone = True
+                self._unwatch(fd)
         for owner, connection in list(self._connections.items()):
             if connection.sock.fileno() in readable:
                 arrived += self._read(owner, connection)
@@ -129,12 +134,22 @@ class SocketLinks:
 
     # ------------------------------------------------------------ sockets
 
+    def _watch(self, fd: int) -> None:
+        """The loop wakes when it is readable, or at its end."""
+        self._poll.register(fd, select.POLLIN)
+        self._fds = [*self._fds, fd]
+
+    def _unwatch(self, fd: int) -> None:
+        self._poll.unregister(fd)
+        self._fds = [other for other in self._fds if other != fd]
+
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
         except OSError:
             return  # it has gone again, or there is no descriptor for it now: the listener stays readable
         sock.setblocking(False)
+        self._watch(sock.fileno())
         self._connections[self._next_owner] = _Connection(sock)
         self._next_owner += 1
 
@@ -175,5 +190,6 @@ class SocketLinks:
         connection = self._connections.pop(owner, None)
         if connection is not None:
             connection.unsent.clear()
+            self._unwatch(connection.sock.fileno())
             connection.sock.close()
             self._lost.append(owner)

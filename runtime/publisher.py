@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,18 @@ from runtime.registry import Registry
 from runtime.rows import Rows
 
 NOT_SEEN_S: Final = -1.0  # the time of a part that a request did not come to
+_NO_HANDLES: Final = np.zeros(0, np.int64)
+
+
+class Addressed(NamedTuple):
+    """Which of a commit's tokens go to which front end. Commits with the same column of handles have the same.
+
+    handles: [n] the column. parts: front end, places of its tokens, their handles as bytes. want_logprobs: some do.
+    """
+
+    handles: NDArray[np.int64]
+    parts: tuple[tuple[int, NDArray[np.intp] | slice, bytes], ...]
+    want_logprobs: bool
 
 
 class Publisher:
@@ -27,6 +39,7 @@ class Publisher:
         self._rings = rings
         self._registry = registry
         self.latencies = Latencies(rows, rings.layout.drafts)
+        self._to = Addressed(_NO_HANDLES, (), False)  # of the newest commit
 
     def admitted(self, request: Request | None, now: float) -> None:
         """A launch that holds the request's row was enqueued. Its front end is told of the first time."""
@@ -71,32 +84,31 @@ class Publisher:
             tracked.first_token_at = now
             self.latencies.first_token.add(now - tracked.submitted_at)
         self.latencies.tokens(commit, bool(firsts), now)
-        endings = [(ending.request.owner, self._finished(ending, now)) for ending in commit.endings]
-        owners = set(commit.owners.tolist()) | {owner for owner, _ in endings}
+        if commit.handles is not self._to.handles:
+            self._to = self._addressed(commit)
+        finished = [(ending.request.owner, self._finished(ending, now)) for ending in commit.endings]
+        for owner, mine, handles in self._to.parts:
+            logprobs = self._logprobs(commit, mine) if self._to.want_logprobs else ()
+            ends = tuple(end for of, end in finished if of == owner) if finished else ()
+            self._links.send(owner, m.Output(commit.launch, handles, commit.tokens[mine].tobytes(), logprobs, ends))
+
+    def _addressed(self, commit: Commit) -> Addressed:
+        owners = {*commit.owners.tolist(), *(ending.request.owner for ending in commit.endings)}
+        parts: list[tuple[int, NDArray[np.intp] | slice, bytes]] = []
         for owner in sorted(owners):
             mine = slice(None) if len(owners) == 1 else (commit.owners == owner).nonzero()[0]
-            finished = tuple(end for of, end in endings if of == owner)
-            self._links.send(owner, self._output(commit, mine, finished))
+            parts.append((owner, mine, commit.handles[mine].tobytes()))
+        want_logprobs = bool(np.count_nonzero(self._rows.logprobs[commit.slots] >= 0))
+        return Addressed(commit.handles, tuple(parts), want_logprobs)
 
     def end(self, ending: Ending, now: float) -> None:
         """A request was ended from outside; its stream is told."""
         finished = self._finished(ending, now)
         self._links.send(ending.request.owner, m.Output(0, b"", b"", (), (finished,)))
 
-    def _output(self, commit: Commit, mine: NDArray[np.intp] | slice, finished: tuple[m.Finished, ...]) -> m.Output:
-        return m.Output(
-            commit.launch,
-            commit.handles[mine].tobytes(),
-            commit.tokens[mine].tobytes(),
-            self._logprobs(commit, mine),
-            finished,
-        )
-
     def _logprobs(self, commit: Commit, mine: NDArray[np.intp] | slice) -> tuple[m.Logprobs, ...]:
         asked = self._rows.logprobs[commit.slots[mine]]
         wanting = (asked >= 0).nonzero()[0].tolist()
-        if not wanting:
-            return ()
         slot, cells = self._rings.slot(commit.launch), commit.cells[mine]
         found: list[m.Logprobs] = []
         for index in wanting:

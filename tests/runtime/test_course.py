@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ import pytest
 from cuda_graphs.shape import LaunchShape
 from runtime import messages as m
 from runtime.ledger import Launch
+from runtime.lifecycle import Commit
 from runtime.plan import HEADER_WORDS, ROW_LIST, LaunchPlan, read_plan
 from runtime.scheduler import Scheduler
 from tests.runtime.chain import Chain, make_chain
-from tests.runtime.lifecycles import Lifecycle
+from tests.runtime.lifecycles import OWNERS, Lifecycle
 
 SEEDS = range(40)
 
@@ -56,33 +58,57 @@ class Continued:
         scheduler._continued = counted  # type: ignore[method-assign]
 
 
-def never_continue(scheduler: Scheduler) -> None:
-    """Every plan is made anew."""
-    scheduler._continued = lambda: None  # type: ignore[method-assign]
+def nothing_is_taken_over(chain: Chain) -> None:
+    """Every plan is made anew, and every row of every commit looked at."""
+    chain.engine.scheduler._continued = lambda: None  # type: ignore[method-assign]
+    take = chain.engine.scheduler._commits.take
+
+    def looked_at(launch: Launch, cells: np.ndarray[Any, np.dtype[np.int64]]) -> Commit:
+        chain.engine.scheduler._commits._kept = None
+        return take(launch, cells)
+
+    chain.engine.scheduler._commits.take = looked_at  # type: ignore[method-assign]
 
 
-def life_of(seed: int, anew: bool) -> tuple[Recorder, Counter[str]]:
+@cache
+def life_of(seed: int, anew: bool) -> tuple[Lifecycle, Recorder, Counter[str]]:
     life = Lifecycle(seed)
     recorder, continued = Recorder(life.chain), Continued(life.chain.engine.scheduler)
     if anew:
-        never_continue(life.chain.engine.scheduler)
+        nothing_is_taken_over(life.chain)
     life.live()
     life.check_answers()
-    return recorder, continued.seen
+    return life, recorder, continued.seen
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_plan_that_continues_the_one_before_is_the_plan_that_would_be_made_anew(seed: int) -> None:
-    (quick, _), (anew, never) = life_of(seed, anew=False), life_of(seed, anew=True)
+    (_, quick, _), (_, anew, never) = life_of(seed, anew=False), life_of(seed, anew=True)
     assert quick.plans == anew.plans
     assert quick.records == anew.records
     assert not never["plans"]
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_commits_that_take_over_what_is_the_same_leave_the_hosts_truth_as_it_would_be(seed: int) -> None:
+    (quick, _, _), (anew, _, _) = life_of(seed, anew=False), life_of(seed, anew=True)
+    for owner in OWNERS:
+        outputs = [
+            [(output.launch, output.handles, output.tokens, output.logprobs) for output in life.chain.outputs(owner)]
+            for life in (quick, anew)
+        ]
+        assert outputs[0] == outputs[1]
+    mine, other = (life.chain.engine.scheduler for life in (quick, anew))
+    for column in ("history", "committed_len", "planned", "epoch", "phase", "num_blocks"):
+        assert np.array_equal(getattr(mine.rows, column), getattr(other.rows, column)), column
+    assert mine.tally.counters == other.tally.counters
+    assert mine.pool._contents == other.pool._contents
+
+
 def test_these_lives_had_plans_that_continue_and_cross_borders() -> None:
     seen: Counter[str] = Counter()
     for seed in SEEDS:
-        seen += life_of(seed, anew=False)[1]
+        seen += life_of(seed, anew=False)[2]
     assert seen["plans"] > 100
     assert seen["borders"] > 10
 

@@ -1,0 +1,73 @@
+"""Rows whose tokens launch after launch brings and the host keeps, all of them. Pure.
+
+While the launches' rows stay the same and none of them has begun, ended or changed its phase, most of a commit is the
+same each time: whose tokens they are, where in the history they go, that none is a first one, and with which launch a
+row is as long as it may become. What is left to look at is the cells.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cuda_graphs.rings import TOKEN_MASK, cell_tag
+from runtime.ledger import Launch
+from runtime.lifecycle import Commit
+from runtime.rows import Rows
+
+
+class KeptRows:
+    """What the commits after one have in common.
+
+    launch, commit: the one before them. It kept a token of each of its rows, ended none, and its F has the same rows:
+    its `row_slots` are its `sample_slots`.
+    """
+
+    __slots__ = (
+        "_changes",
+        "_columns",
+        "_firsts",
+        "_history",
+        "_last",
+        "_places",
+        "_rows",
+        "_slots",
+        "_step",
+        "_stops",
+    )
+
+    def __init__(self, launch: Launch, commit: Commit, rows: Rows) -> None:
+        slots = launch.sample_slots
+        lengths = rows.committed_len[slots].astype(np.int64)
+        self._rows = rows
+        self._changes = rows.changes
+        self._slots = slots
+        self._columns = commit
+        self._firsts = np.zeros(slots.size, np.bool_)
+        self._last = launch.number + int((rows.max_len[slots] - lengths).min()) - 1  # after it a row ends by its length
+        self._history = rows.history.reshape(-1)
+        self._places = slots * np.int64(rows.history.shape[1]) + lengths - 1 - launch.number  # in it, less the number
+        self._step = np.zeros(rows.max_rows, np.int32)  # [max_rows] tokens that a launch brings of each row
+        self._step[slots] = 1
+        stops = rows.stop_ids[slots, : rows.stop_width]
+        self._stops = stops if np.count_nonzero(stops >= 0) else None  # [n, stop ids]
+
+    def take(self, launch: Launch, cells: NDArray[np.int64]) -> Commit | None:
+        """Take a launch's cells, [n, 1], into the host's truth.
+
+        None, and nothing is changed, where there is more to see to: other rows, a row that ends or may end, or a cell
+        that holds anything but this launch's number and a token.
+        """
+        rows, number = self._rows, launch.number
+        if launch.sample_slots is not self._slots or self._changes != rows.changes or number > self._last:
+            return None
+        words = cells[:, 0] ^ cell_tag(number)
+        if int(np.bitwise_or.reduce(words)) & ~TOKEN_MASK:
+            return None
+        tokens = words.astype(np.int32)
+        if self._stops is not None and np.count_nonzero(self._stops == tokens[:, None]):
+            return None
+        self._history[self._places + number] = tokens
+        rows.committed_len += self._step
+        same = self._columns
+        return Commit(number, same.cells, same.slots, tokens, same.owners, same.handles, self._firsts, ())
