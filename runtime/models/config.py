@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from runtime.models.config_keys import (
+    LEFT_OUT,
     LLAMA,
     MISTRAL,
     MODEL_TYPES,
@@ -26,7 +27,7 @@ from runtime.models.config_keys import (
 )
 
 ARCHITECTURES = tuple(MODEL_TYPES)
-_WINDOW = 4096  # of Mistral, Qwen2 and Qwen3, where the key is left out
+_KV_HEADS = "num_key_value_heads"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _T = TypeVar("_T", int, float, bool)
 
@@ -107,14 +108,15 @@ def parse_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Mode
     _refuse_what_would_change_the_model(raw)
     _refuse_other_keys(raw, architecture)
     hidden, heads = _number(raw, "hidden_size", int), _number(raw, "num_attention_heads", int)
-    kv_heads = _number(raw, "num_key_value_heads", int, heads)
+    left_out = LEFT_OUT[architecture]
+    kv_heads = _number({_KV_HEADS: raw.get(_KV_HEADS, left_out.kv_heads)}, _KV_HEADS, int, heads)
     if heads % kv_heads:
         raise CheckpointError(f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})")
     head_dim = _number(raw, "head_dim", int, 128 if architecture == QWEN3 else hidden // heads)
     if head_dim % 2:
         raise CheckpointError(f"head_dim must be even, and is {head_dim}")
     layers = _number(raw, "num_hidden_layers", int)
-    positions = _number(raw, "max_position_embeddings", int, 2048)
+    positions = _number(raw, "max_position_embeddings", int, left_out.positions)
     theta, scaling = _rope(raw, positions)
     bias = architecture in (LLAMA, QWEN3) and _flag(raw, "attention_bias")
     bos = _token_ids(raw, "bos_token_id")
@@ -186,8 +188,8 @@ def _refuse_other_keys(raw: Mapping[str, Any], architecture: str) -> None:
             raise CheckpointError(f"{key} is {raw[key]!r}, which {what}; only {only} is supported")
     if unknown := sorted(raw.keys() - known - neutral.keys()):
         raise CheckpointError(
-            f"config.json has {', '.join(unknown)}, which is not understood for {architecture} and may change what the "
-            "model computes; a key that is known to change nothing can be taken out of the file"
+            f"config.json has keys that are not understood for {architecture} and may change what the model computes: "
+            f"{', '.join(unknown)}; a key that is known to change nothing can be taken out of the file"
         )
 
 
@@ -204,7 +206,7 @@ def _rope(raw: Mapping[str, Any], positions: int) -> tuple[float, RopeScaling]:
     if rope.get("type", kind) != kind:
         raise CheckpointError(f"{key} has rope_type {kind!r} and type {rope['type']!r}; the two must be the same")
     if unknown := sorted(rope.keys() - ROPE_UNDERSTOOD[kind] - ROPE_UNREAD.keys):
-        raise CheckpointError(f"{key} has {', '.join(unknown)}, which is not understood for rope_type {kind!r}")
+        raise CheckpointError(f"{key} has keys that are not understood for rope_type {kind!r}: {', '.join(unknown)}")
     theta = _number(rope if rope.get("rope_theta") is not None else raw, "rope_theta", float, 10000.0)
     if kind == "default":
         return theta, RopeScaling()
@@ -247,7 +249,7 @@ def _windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[in
 def _window(raw: Mapping[str, Any], architecture: str) -> int:
     """How many tokens a layer with a window attends to; 0 if there is no window."""
     switch = None if raw.get("use_sliding_window") is None else _flag(raw, "use_sliding_window")
-    given = raw.get("sliding_window", None if architecture == LLAMA else _WINDOW)
+    given = raw.get("sliding_window", LEFT_OUT[architecture].window)
     if architecture == LLAMA and (given is not None or switch):
         name = "use_sliding_window" if given is None else "sliding_window"
         raise CheckpointError(f"{name} is {raw[name]!r}, and {LLAMA} attends to all tokens; only null is supported")

@@ -1,4 +1,4 @@
-"""Which keys `config.json` may have: those that are read, those that change no number, and why they change none.
+"""Which keys `config.json` may have: those that are read, and those that change no number, with the reason.
 
 A key that is in none of these tables is refused by its name, since nobody here knows whether it changes what the model
 computes. The reference is what `transformers` does with the key for the class of the architecture.
@@ -20,6 +20,18 @@ MODEL_TYPES: Final = {LLAMA: "llama", QWEN2: "qwen2", QWEN3: "qwen3", MISTRAL: "
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What a key counts as where the file lacks it.
+
+    kv_heads: None is as many as query heads. positions: `max_position_embeddings`. window: None is no window.
+    """
+
+    kv_heads: int | None
+    positions: int
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Unread:
     """Keys that change no number, whatever their value, and why."""
 
@@ -38,6 +50,14 @@ class Neutral:
 def _of(why: str, keys: str) -> Unread:
     return Unread(why, frozenset(keys.split()))
 
+
+# What the classes of `transformers` take where a key is left out.
+LEFT_OUT: Final = {
+    LLAMA: LeftOut(None, 2048, None),
+    QWEN2: LeftOut(32, 32768, 4096),
+    QWEN3: LeftOut(32, 32768, 4096),
+    MISTRAL: LeftOut(8, 131072, 4096),
+}
 
 # What `runtime.models.config` reads, for each architecture.
 _ALL: Final = frozenset(

@@ -74,6 +74,21 @@ def test_every_default_of_generate_is_known_to_change_no_number() -> None:
     assert GenerationConfig._get_default_generation_params().keys() <= listed
 
 
+@pytest.mark.parametrize("architecture", CLASSES)
+def test_a_key_that_is_left_out_counts_as_transformers_counts_it(architecture: str) -> None:
+    given = {"vocab_size": 160, "hidden_size": 512, "intermediate_size": 96, "num_hidden_layers": 30}
+    given |= {"num_attention_heads": 32, "use_sliding_window": True if architecture in (QWEN2, QWEN3) else None}
+    ours = parse_config({**given, "architectures": [architecture]}, ())
+    theirs = CLASSES[architecture](**given)
+    assert ours.num_kv_heads == theirs.num_key_value_heads
+    assert ours.max_position_embeddings == theirs.max_position_embeddings
+    assert ours.head_dim == getattr(theirs, "head_dim", 512 // 32)
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert ours.windows == windows_of(theirs)
+
+
 UNKNOWN: dict[str, Any] = {
     "attn_logit_softcapping": 50.0,
     "final_logit_softcapping": 30.0,
@@ -103,7 +118,7 @@ def test_a_key_that_may_change_a_number_is_refused_by_name(architecture: str, ke
 
 
 def test_all_unknown_keys_are_named_at_once() -> None:
-    with pytest.raises(CheckpointError, match=r"config\.json has one, two, which is not understood for Llama"):
+    with pytest.raises(CheckpointError, match=r"not understood for LlamaForCausalLM .*: one, two;"):
         parse(two=2, one=1)
 
 
@@ -159,13 +174,13 @@ def test_every_key_that_counts_as_understood_is_read(architecture: str) -> None:
 @pytest.mark.parametrize(
     ("rope", "message"),
     [
-        ({"rope_type": "llama3", **LLAMA3_ROPE, "mscale": 1.0}, "rope_scaling has mscale, which is not understood"),
+        ({"rope_type": "llama3", **LLAMA3_ROPE, "mscale": 1.0}, "not understood for rope_type 'llama3': mscale"),
         (
             {"rope_type": "linear", "factor": 2.0, "low_freq_factor": 1.0},
-            "has low_freq_factor.* for rope_type 'linear'",
+            "for rope_type 'linear': low_freq_factor",
         ),
-        ({"rope_type": "default", "mrope_section": [8, 4, 4]}, "mrope_section.* for rope_type 'default'"),
-        ({"rope_type": "default", "factor": 2.0}, "has factor.* for rope_type 'default'"),
+        ({"rope_type": "default", "mrope_section": [8, 4, 4]}, "for rope_type 'default': mrope_section"),
+        ({"rope_type": "default", "factor": 2.0}, "for rope_type 'default': factor"),
         ({"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"rope_type": "llama3", "type": "linear", "factor": 2.0}, "rope_type 'llama3' and type 'linear'"),
         ({"rope_type": ["linear"]}, "rope_type \\['linear'\\]; supported are default, linear, llama3"),
@@ -258,7 +273,7 @@ def test_each_layer_has_the_window_that_transformers_gives_it(
             {"sliding_window": 9, "use_sliding_window": False},
             "use_sliding_window is False and sliding_window 9",
         ),
-        (MISTRAL, {"max_window_layers": 2}, "max_window_layers, which is not understood for Mistral"),
+        (MISTRAL, {"max_window_layers": 2}, "not understood for Mistral.*: max_window_layers"),
         (QWEN2, {"model_type": "qwen3"}, "model_type is 'qwen3'; that of Qwen2ForCausalLM is 'qwen2'"),
         (LLAMA, {"dtype": {"": "bfloat16"}}, "dtype is {'': 'bfloat16'}"),
     ],
