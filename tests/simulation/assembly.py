@@ -19,6 +19,7 @@ from runtime.rows import Rows
 from runtime.slot_pool import NO_SLOT
 from tests.runtime.chain import BULK_WORDS, Chain, MemoryLinks, WatchedLedger, WatchedPoison
 from tests.runtime.hash_model import EOS, VOCAB
+from tests.simulation.clock import Clock
 from tests.simulation.drafts import DraftProgram
 from tests.simulation.policy import HeldToItsWord
 from tests.simulation.programs import Sickness, SimulatedProgram, StateProgram
@@ -104,11 +105,12 @@ class CountingPool(BlockPool):
 
 @dataclass
 class SimulatedChain(Chain):
-    """snapshots: those that were logged."""
+    """snapshots: those that were logged. clock: the engine's."""
 
     ledger: NamingLedger
     pool: CountingPool
     snapshots: list[Snapshot]
+    clock: Clock
 
 
 def make_chain(script: Script, depth: int, counters_from: int = 0) -> SimulatedChain:
@@ -148,8 +150,9 @@ def make_chain(script: Script, depth: int, counters_from: int = 0) -> SimulatedC
     ledger.scheduler, poison.ledger = scheduler, ledger
     links = MemoryLinks()
     snapshots: list[Snapshot] = []
+    clock = Clock()
     engine = Engine(
         device, scheduler, links, max_queue=world.max_queue, poison=poison, log_interval=world.log_interval,
-        log_mode=world.log_mode, write_snapshot=snapshots.append,
+        log_mode=world.log_mode, write_snapshot=snapshots.append, clock=clock,
     )  # fmt: skip
-    return SimulatedChain(engine, device, links, program, ledger, pool, snapshots)
+    return SimulatedChain(engine, device, links, program, ledger, pool, snapshots, clock)

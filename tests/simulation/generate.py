@@ -10,9 +10,9 @@ from runtime.interval_log import LogMode
 from runtime.plan import PLAN_WORDS
 from tests.runtime.chain import tightest_plan
 from tests.runtime.hash_model import VOCAB
-from tests.simulation.script import DRAFTS, Ask, Event, Kind, Mode, Script, World
+from tests.simulation.script import DEPTHS, DRAFTS, Ask, Event, Kind, Mode, Script, World
+from tests.simulation.sieges import besieged, besieged_in_its_prompt
 
-DEPTHS: Final = (1, 2, 4)
 _MODES: Final = (Mode.PLAIN, Mode.DRAFTS, Mode.PLAIN, Mode.STATE, Mode.PLAIN)
 _SIEGES: Final = 25
 _PHASES: Final = ("WAITING", "PREFILL", "DECODE", "PAUSED", "LEAVING")
@@ -24,10 +24,17 @@ def mode_of(seed: int) -> Mode:
     return _MODES[seed % len(_MODES)]
 
 
+def depths_of(seed: int) -> tuple[int, ...]:
+    """All but one, beside serial: each seed leaves out another."""
+    return tuple(depth for depth in DEPTHS if depth != 1 + seed % len(DEPTHS))
+
+
 def make_script(seed: int, mode: Mode | None = None) -> Script:
     """The script of a seed. mode: the one that the seed says unless given."""
     script = _Author(seed, mode or mode_of(seed)).write()
-    return _besieged(script) if seed % _SIEGES == _SIEGES - 1 else script
+    if seed % _SIEGES == _SIEGES - 1:
+        return besieged(script)
+    return besieged_in_its_prompt(script) if seed % _SIEGES == _SIEGES // 2 else script
 
 
 def _slow(world: World) -> World:
@@ -36,22 +43,6 @@ def _slow(world: World) -> World:
         world, max_rows=8, num_blocks=max(world.num_blocks, 1 + world.context_length // 4), block_size=4,
         prefill_chunk=4, max_prefill_tokens=4, plan_words=PLAN_WORDS,
     )  # fmt: skip
-
-
-def _besieged(script: Script) -> Script:
-    """One long request, and others of a higher priority that come again and again and take its blocks."""
-    dice = random.Random(script.seed)
-    longest = 96
-    world = replace(
-        script.world, max_rows=dice.choice((2, 3)), num_blocks=1 + longest // 4, block_size=4, context_length=longest,
-        max_queue=100, plan_words=PLAN_WORDS,
-    )  # fmt: skip
-    gap, tokens, asks = dice.choice((6, 12, 20, 30)), dice.choice((30, 50, 70)), []
-    for handle in range(24):
-        prompt = tuple(dice.randrange(2, VOCAB) for _ in range(4))
-        ask = Ask(10 + gap * handle, 1, f"r{handle}", prompt, handle, tokens, ignore_eos=True, priority=1)
-        asks.append(ask if handle else replace(ask, turn=0, max_tokens=longest, priority=0))
-    return Script(script.seed, world, tuple(asks), ())
 
 
 class _Author:
@@ -63,17 +54,20 @@ class _Author:
         self.is_slow = self.is_crowded and self.dice.random() < 0.3
         if self.is_slow:
             self.world = _slow(self.world)
+        self.is_shared = self.dice.random() < 0.3  # two front ends take turns, and come again when all seems over
         # Prompts that begin alike find each other's blocks.
         self.stems = [self._tokens(self.world.context_length) for _ in range(self.dice.choice((1, 1, 2)))]
 
     def write(self) -> Script:
         dice = self.dice
         asks = self._asks(dice.choice((2, 5, 8, 12, 16, 20)))
+        if self.is_shared:
+            asks = self._from_two_front_ends(asks)
         events = [event for handle in range(len(asks)) for event in self._on_one(handle, asks[handle])]
         events += self._on_all(asks)
-        if any(event.kind is Kind.LOSE for event in events):
-            lost = min(event.turn for event in events if event.kind is Kind.LOSE)
-            asks = [replace(ask, owner=3) if ask.owner == 2 and ask.turn >= lost else ask for ask in asks]
+        events += self._on_twins(asks)
+        for lost in (event for event in events if event.kind is Kind.LOSE):
+            asks = [replace(one, owner=3) if one.owner == lost.owner and one.turn >= lost.turn else one for one in asks]
         return Script(self.seed, self.world, tuple(asks), tuple(events))
 
     def _tokens(self, count: int) -> list[int]:
@@ -90,7 +84,7 @@ class _Author:
         tight = tightest_plan(max_rows, prefill_chunk, block_size) + (3 * DRAFTS if mode is Mode.DRAFTS else 0)
         return World(
             mode=mode,
-            depths=DEPTHS,
+            depths=depths_of(self.seed),
             device_seed=dice.getrandbits(30) if dice.random() < 0.85 else -1,
             max_rows=max_rows,
             num_blocks=1 + dice.choice(few if self.is_crowded else many),
@@ -99,7 +93,7 @@ class _Author:
             prefill_chunk=prefill_chunk,
             max_prefill_tokens=prefill_chunk * dice.choice((1, 2)) + dice.choice((0, 3)),
             run_ahead_tokens=dice.choice((1, 20, 512, 512)),
-            max_queue=dice.choice((2, 100, 100, 100)),
+            max_queue=dice.choice((1, 2, 100, 100, 100, 100)),
             plan_words=dice.choice((PLAN_WORDS, PLAN_WORDS, tight)),
             extra_slots=dice.choice((0, 0, 0, 1, 3)),
             penalty_slots=dice.choice((0, 1, 2, max_rows)),
@@ -116,10 +110,14 @@ class _Author:
         for handle in range(count):
             asks.append(self._ask(handle, turn))
             turn += self.dice.randint(0, gap)
-        if count > 3 and self.dice.random() < 0.25:  # an id that may still be in use
+        if count > 3 and self.dice.random() < 0.35:  # an id that may still be in use
             twin = self.dice.randrange(1, count)
             asks[twin] = replace(asks[twin], request_id=asks[twin - 1].request_id)
         return asks
+
+    def _from_two_front_ends(self, asks: list[Ask]) -> list[Ask]:
+        late, first = self.dice.choice((30, 60, 100)), len(asks) // 2
+        return [replace(asks[i], owner=1 + i % 2, turn=asks[i].turn + late * (i >= first)) for i in range(len(asks))]
 
     def _ask(self, handle: int, turn: int) -> Ask:
         dice, world = self.dice, self.world
@@ -186,29 +184,37 @@ class _Author:
             return []
         kind = dice.choice((Kind.DEADLINE, *_ON_ONE))
         owner = dice.choice((1, 2))
+        also = tuple(dice.randrange(handle + 1) for _ in range(dice.choice((0, 0, 1, 3)))) if kind is Kind.ABORT else ()
         if kind is Kind.DEADLINE:
             return [Event(kind, handle, owner, turn=ask.turn + dice.randint(0, 30))]
         match dice.choice(("turn", "tokens", "phase", "phase")):
             case "turn":
-                early = -2 if kind is Kind.ABORT else 0  # an id may be aborted before it comes
-                return [Event(kind, handle, owner, turn=max(0, ask.turn + dice.randint(early, 12)))]
+                early = dice.choice((-2, -30)) if kind is Kind.ABORT else 0  # an id may be aborted before it comes
+                return [Event(kind, handle, owner, turn=max(0, ask.turn + dice.randint(early, 12)), also=also)]
             case "tokens":
                 tokens = dice.choice((1, dice.randint(0, ask.max_tokens), ask.max_tokens - 1))
-                return [Event(kind, handle, owner, tokens=tokens)]
-        return [Event(kind, handle, owner, phase=dice.choice(_PHASES))]
+                return [Event(kind, handle, owner, tokens=tokens, also=also)]
+        return [Event(kind, handle, owner, phase=dice.choice(_PHASES), also=also)]
 
     def _on_all(self, asks: list[Ask]) -> list[Event]:
         dice, last = self.dice, asks[-1].turn + 30
         events = [Event(Kind.DRAIN, turn=dice.randint(0, last)) for _ in range(dice.randint(0, 4))]
         for phase in ("PAUSED", "LEAVING", "PREFILL"):
-            if dice.random() < 0.2:
+            if dice.random() < (0.4 if self.is_crowded else 0.2):
                 events.append(Event(dice.choice(_ON_ONE), owner=1, phase=phase))
             if dice.random() < 0.15:
                 events.append(Event(Kind.DRAIN, phase=phase))
-        if dice.random() < 0.08:
-            events.append(Event(Kind.LOSE, owner=2, turn=dice.randint(0, last)))
-        if dice.random() < 0.06:
-            events.append(Event(Kind.ABORT_ALL, turn=dice.randint(0, last)))
+        if dice.random() < (0.4 if self.is_shared else 0.04):
+            owner = dice.choice((1, 2)) if self.is_shared else 2
+            events.append(Event(Kind.LOSE, owner=owner, turn=dice.choice(asks).turn + dice.randint(0, 12)))
+        if dice.random() < 0.12:
+            events.append(Event(Kind.ABORT_ALL, owner=dice.choice((1, 2)), turn=dice.randint(0, last)))
         if dice.random() < 0.06:
             events.append(Event(Kind.FAIL, dice.randrange(len(asks)), tokens=dice.randint(0, 3)))
         return events
+
+    def _on_twins(self, asks: list[Ask]) -> list[Event]:
+        """An id that two requests bear is aborted before the first of them comes: that counts for the first alone."""
+        twins = [handle for handle in range(1, len(asks)) if asks[handle].request_id == asks[handle - 1].request_id]
+        turns = [(handle - 1, asks[handle - 1].turn - 1) for handle in twins if self.dice.random() < 0.5]
+        return [Event(Kind.ABORT, handle, turn=turn) for handle, turn in turns if turn >= 0]

@@ -156,21 +156,22 @@ class Evictions:
     """No request is evicted more than MAX_EVICTIONS times, unless a row of a higher priority was there."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, int] = {}
-        self._beside: dict[int, int] = {}  # the highest priority among the other rows, at the last look
+        self._seen: dict[tuple[int, int], int] = {}
+        self._beside: dict[tuple[int, int], int] = {}  # the highest priority among the other rows, at the last look
 
     def look(self, chain: SimulatedChain) -> None:
         requests = [tracked.request for tracked in chain.engine.registry.all()]
         for request in requests:
-            before = self._seen.get(request.handle, 0)
+            name = (request.owner, request.handle)
+            before = self._seen.get(name, 0)
             if request.evictions > max(before, MAX_EVICTIONS):
-                assert self._beside[request.handle] > request.priority, (
-                    f"request {request.handle} was evicted {request.evictions} times, by nobody of a higher priority"
+                assert self._beside[name] > request.priority, (
+                    f"{request.request_id} was evicted {request.evictions} times, by nobody of a higher priority"
                 )
-            self._seen[request.handle] = request.evictions
+            self._seen[name] = request.evictions
         scheduler = chain.engine.scheduler
         rows = [request for request in scheduler.holdings.by_slot if request]
         for request in rows:
             if scheduler.rows.phase[request.slot] != RowPhase.LEAVING:  # who was there when it was told to leave
                 others = [other.priority for other in rows if other is not request]
-                self._beside[request.handle] = max(others, default=request.priority)
+                self._beside[request.owner, request.handle] = max(others, default=request.priority)

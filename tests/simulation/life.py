@@ -12,13 +12,15 @@ from runtime import messages as m
 from runtime.engine import Barrier
 from runtime.request import FinishReason
 from tests.simulation.assembly import make_chain
+from tests.simulation.book import Book
 from tests.simulation.invariants import INVARIANTS, Evictions, Progress, Staged
 from tests.simulation.lengths import check_lengths
-from tests.simulation.script import ANYONE, Ask, Event, Kind, Script
+from tests.simulation.script import ANYONE, Ask, Event, Kind, Script, Wires
 from tests.simulation.transcript import Heard, Transcript
 from tests.simulation.witness import Witness
 
 _TURNS = 5_000  # far more than any script takes
+_FROM_FRONT_ENDS = (Kind.ABORT, Kind.ABORT_ALL, Kind.LOSE)  # that `owner` does
 
 
 class Broken(Exception):
@@ -55,14 +57,17 @@ class Life:
         self.script = script
         self.depth = depth
         self.chain = make_chain(script, depth)
-        self.transcript = Transcript(script)
-        self.witness = Witness(script)
+        self.wires = Wires(script)
+        self.transcript = Transcript(script, self.wires)
+        self.book = Book(script, self.wires)
+        self.witness = Witness(script, self.wires)
         self._progress, self._evictions, self._staged = Progress(depth), Evictions(), Staged()
         self._turn = 0
         self._asks = list(enumerate(script.asks))  # not sent yet
         self._events = sorted(script.events, key=lambda event: _order_of(event.kind))  # that have not happened yet
         self._sent: dict[int, Ask] = {}
         self._lost: set[int] = set()  # front ends
+        self._aborts = 0  # calls
         self._is_failing = False
 
     def live(self) -> Told:
@@ -70,10 +75,11 @@ class Life:
         try:
             self._live()
         except DeviceError:
-            self._check("order", lambda: self.transcript.read(self.chain.links.sent))
+            self._read()
             self.witness.count("device failed")
         self._check("one terminal", self._check_terminals)
-        self.witness.close(self.chain, self.transcript, self._progress.longest)
+        self._check("counted ends", self._check_ends)
+        self.witness.close(self.chain, self.transcript, self.book, self._progress.longest)
         heard = {handle: self.transcript.heard[handle] for handle in self._sent}
         return Told(heard, self._is_failing, self.witness)
 
@@ -81,6 +87,7 @@ class Life:
         while self._asks or any(event.turn >= 0 for event in self._events) or not self.chain.quiet:
             self._events = [event for event in self._events if not self._settles(event)]
             self._send()
+            self._take_down()
             self._step(self.chain.engine.turn)
             self._turn += 1
             if self._turn > _TURNS:
@@ -97,13 +104,27 @@ class Life:
         while self._asks and self._asks[0][1].turn <= self._turn:
             handle, ask = self._asks.pop(0)
             if ask.owner not in self._lost:
+                self.witness.count("came when nothing was left", bool(self._sent) and self.chain.quiet)
                 self._sent[handle] = ask
                 prompt = np.array(ask.prompt, np.int32).tobytes()
-                submit = m.Submit(handle, ask.request_id, prompt, ask.sampling, ask.stopping, ask.priority, ask.salt)
-                self.chain.tell(submit, owner=ask.owner)
+                self.chain.tell(
+                    m.Submit(
+                        self.wires.numbers[handle], ask.request_id, prompt, ask.sampling, ask.stopping, ask.priority,
+                        ask.salt,
+                    ),
+                    owner=ask.owner,
+                )  # fmt: skip
+
+    def _take_down(self) -> None:
+        """What the coming turn will read, into the book."""
+        engine = self.chain.engine
+        waiting = [handle for handle in self._served() if self._phase_of(handle) == "WAITING"]
+        self.book.read(self.chain.links.inbox, waiting, engine.scheduler.rows.free, self.chain.clock.now)
 
     def _settles(self, event: Event) -> bool:
         """The event happens now, or can't any more."""
+        if event.kind in _FROM_FRONT_ENDS and event.owner in self._lost:
+            return True
         if event.turn >= 0:
             due, handle = self._turn >= event.turn, event.handle
         elif event.handle == ANYONE:
@@ -114,7 +135,7 @@ class Life:
         else:
             due, handle = self._has_come_to(event), event.handle
         if due:
-            self._do(event.kind, handle, event.owner)
+            self._do(event, handle)
         return due
 
     def _has_come_to(self, event: Event) -> bool:
@@ -123,28 +144,30 @@ class Life:
         return event.handle in self._sent and self._phase_of(event.handle) == event.phase
 
     def _served(self) -> list[int]:
-        return [tracked.request.handle for tracked in self.chain.engine.registry.all()]
+        return [self.wires.of(tracked.request) for tracked in self.chain.engine.registry.all()]
 
     def _is_over(self, handle: int) -> bool:
         return self.transcript.heard[handle].is_over
 
     def _phase_of(self, handle: int) -> str:
-        tracked = self.chain.engine.registry.by_handle(self._sent[handle].owner, handle)
+        tracked = self.chain.engine.registry.by_handle(self._sent[handle].owner, self.wires.numbers[handle])
         return "" if tracked is None else self.chain.engine.scheduler.phase_of(tracked.request)
 
-    def _do(self, kind: Kind, handle: int, owner: int) -> None:
-        chain, asks = self.chain, self.script.asks
+    def _do(self, event: Event, handle: int) -> None:
+        """handle: the request that the event waited for, which it is about."""
+        chain, asks, kind, owner = self.chain, self.script.asks, event.kind, event.owner
         self.witness.count(f"event: {kind}")
         match kind:
             case Kind.CANCEL | Kind.DEADLINE | Kind.STOP_STRING:
                 reason = FinishReason.STOP if kind is Kind.STOP_STRING else FinishReason.CANCELLED
-                if handle in self._sent:
+                if handle in self._sent and asks[handle].owner not in self._lost:
                     self._nobody_listens_to(handle)
-                    chain.tell(m.Cancel(handle, reason), owner=asks[handle].owner)
-            case Kind.ABORT:
-                chain.tell(m.Abort(1, (asks[handle].request_id,)), owner=owner)
-            case Kind.ABORT_ALL:
-                chain.tell(m.Abort(2, (), True), owner=owner)
+                    chain.tell(m.Cancel(self.wires.numbers[handle], reason), owner=asks[handle].owner)
+            case Kind.ABORT | Kind.ABORT_ALL:
+                self._aborts += 1
+                named = tuple(asks[one].request_id for one in (handle, *event.also))
+                is_all = kind is Kind.ABORT_ALL
+                chain.tell(m.Abort(self._aborts, () if is_all else named, is_all), owner=owner)
             case Kind.LOSE:
                 self._lost.add(owner)
                 for sent, ask in self._sent.items():
@@ -175,13 +198,18 @@ class Life:
 
     def _step(self, step: Callable[[], None]) -> None:
         self._check("engine", step)
-        self._check("order", lambda: self.transcript.read(self.chain.links.sent))
+        self._read()
         for invariant in INVARIANTS:
             self._check(invariant.__name__, lambda invariant=invariant: invariant(self.chain))  # type: ignore[misc]
         self._check("staged plans", lambda: self._staged.look(self.chain))
         self._check("progress", lambda: self._progress.look(self.chain))
         self._check("evictions", lambda: self._evictions.look(self.chain))
         self.witness.look(self.chain)
+
+    def _read(self) -> None:
+        """What the engine has said since the last look."""
+        self._check("order", lambda: self.transcript.read(self.chain.links.sent))
+        self._check("who is served", lambda: self.book.compare(self.transcript, set(self._served())))
 
     def _drain(self, reason: str) -> None:
         """The engine compares the device's rows with the host's; then their lengths are."""
@@ -193,13 +221,22 @@ class Life:
         """Exactly one end for whoever still listens; none but the engine's own for those that it was serving when the
         device failed."""
         served = set(self._served())
-        on_their_way = {sent.handle for _, sent in self.chain.links.inbox if isinstance(sent, m.Submit)}
+        on_their_way = {
+            self.wires.handle(owner, sent.handle)
+            for owner, sent in self.chain.links.inbox
+            if isinstance(sent, m.Submit)
+        }
         for handle in self._sent:
             heard = self.transcript.heard[handle]
             if handle in served | on_their_way:
                 assert self._is_failing and heard.reason is None, f"{handle} is still served"
             else:
                 assert heard.is_over, f"{handle} has no terminal"
+
+    def _check_ends(self) -> None:
+        """The engine has counted every end that there was, under its reason."""
+        counted = self.chain.engine.stats().finished
+        assert counted == dict(self.book.ends), f"the engine counted ends {counted}; there were {dict(self.book.ends)}"
 
     def _check_pools(self) -> None:
         scheduler = self.chain.engine.scheduler

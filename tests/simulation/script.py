@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -10,10 +11,12 @@ from typing import Final
 import msgspec
 
 from runtime.interval_log import LogMode
+from runtime.lifecycle import Request
 from runtime.plan import PLAN_WORDS
 from runtime.request import SamplingParams, StoppingParams
 
 SERIAL: Final = 0
+DEPTHS: Final = (1, 2, 3, 4)
 ANYONE: Final = -1
 
 
@@ -67,7 +70,8 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request. Its handle is its place in the script, and no two have the same seed.
+    """One request. Its handle is its place in the script (on its front end's connection see `Wires`), and no two have
+    the same seed.
 
     turn: when it is sent. sick_logits: position of the token whose logits are not finite. sick_hidden: position of the
     query token whose hidden state is not finite, and with it all that attends to it. -1: none.
@@ -115,7 +119,8 @@ class Event:
     """Something that happens once: at a turn, or when request `handle` has so many tokens, or is in a phase.
 
     handle: the request it is about, or ANYONE: the first that is in that phase; of LOSE, DRAIN, FAIL and ABORT_ALL only
-    the one it waits for. owner: of ABORT and ABORT_ALL the front end that asks, of LOSE the one that is lost.
+    the one it waits for. owner: of ABORT and ABORT_ALL the front end that asks, of LOSE the one that is lost. also: of
+    ABORT, more requests that are named in the same message, after the first.
     """
 
     kind: Kind
@@ -124,6 +129,7 @@ class Event:
     turn: int = -1
     tokens: int = -1
     phase: str = ""
+    also: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +143,28 @@ class Script:
 
     def write(self, path: Path) -> None:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+
+
+class Wires:
+    """What a request is called on its front end's connection. Each front end counts its own up from 1, so that two of
+    them use the same numbers for different requests."""
+
+    def __init__(self, script: Script) -> None:
+        self.numbers: list[int] = []  # by handle
+        self._handles: dict[tuple[int, int], int] = {}
+        counts = Counter[int]()
+        for handle, ask in enumerate(script.asks):
+            counts[ask.owner] += 1
+            self.numbers.append(counts[ask.owner])
+            self._handles[ask.owner, counts[ask.owner]] = handle
+
+    def handle(self, owner: int, number: int) -> int | None:
+        """The handle of a front end's request. None: it has none of that number."""
+        return self._handles.get((owner, number))
+
+    def of(self, request: Request) -> int:
+        """The handle of a request as the engine knows it."""
+        return self._handles[request.owner, request.handle]
 
 
 def read_script(path: Path) -> Script:

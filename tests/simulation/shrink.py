@@ -67,7 +67,11 @@ def _without_asks(script: Script, gone: range) -> Script:
     """Events of requests that are left follow them to their new handles."""
     kept = [handle for handle in range(len(script.asks)) if handle not in gone]
     names = {ANYONE: ANYONE, **{old: new for new, old in enumerate(kept)}}
-    events = [replace(event, handle=names[event.handle]) for event in script.events if event.handle in names]
+    events = [
+        replace(event, handle=names[event.handle], also=tuple(names[one] for one in event.also if one in names))
+        for event in script.events
+        if event.handle in names
+    ]
     return replace(script, asks=tuple(script.asks[handle] for handle in kept), events=tuple(events))
 
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from runtime import messages as m
+from runtime.intake import Intake
 from runtime.ledger import Ledger
-from runtime.lifecycle import Deferred, Eviction, Release
+from runtime.lifecycle import Deferred, Eviction, Release, Request
+from runtime.registry import Registry, Tracked
+from runtime.request import FinishReason
 from runtime.rows import Rows
 from runtime.slot_pool import NO_SLOT
 from tests.simulation.generate import make_script
@@ -38,8 +43,8 @@ def evicted_after_f(ledger: Ledger[Deferred], number: int, resource: Deferred) -
     return number - 1 if isinstance(resource, Eviction) else number
 
 
-def broken_seeds() -> Iterator[Broken]:
-    for seed in (2, 7, 9, *range(60)):  # the first three see these mistakes soon
+def broken_seeds(count: int = 60) -> Iterator[Broken]:
+    for seed in range(count):
         broken = breaks(make_script(seed))
         if broken is not None:
             yield broken
@@ -67,3 +72,134 @@ def test_a_broken_script_shrinks_is_kept_and_breaks_again(
     assert again is not None and again.what == broken.what
     monkeypatch.undo()
     assert breaks(kept) is None
+
+
+# ---------------------------------------------------------------- who is aborted, cancelled, refused
+
+_end, _abort_one, _drop, _refusal = Intake._end, Intake._abort_one, Intake._drop, Intake._refusal
+
+
+def a_neighbour_too(intake: Intake, request: Request) -> None:
+    _end(intake, request)
+    for other in intake._registry.all()[:1]:
+        _end(intake, other.request)
+
+
+def the_oldest_instead(intake: Intake, request: Request) -> None:
+    _end(intake, intake._registry.all()[0].request)
+
+
+def nobody(intake: Intake, request: Request) -> None:
+    pass
+
+
+def only_with_a_row(intake: Intake, request: Request) -> None:
+    if request.slot != NO_SLOT:
+        _end(intake, request)
+
+
+def only_without_a_row(intake: Intake, request: Request) -> None:
+    if request.slot == NO_SLOT:
+        _end(intake, request)
+
+
+def none_that_is_paused(intake: Intake, request: Request) -> None:
+    if intake._scheduler.phase_of(request) != "PAUSED":
+        _end(intake, request)
+
+
+def without_a_word(intake: Intake, request: Request) -> None:
+    intake._drop(intake._registry.by_id(request.request_id), FinishReason.ABORTED)
+
+
+def finished_is_not_found(intake: Intake, request_id: str) -> str:
+    outcome = _abort_one(intake, request_id)
+    return "NOT_FOUND" if outcome == "ALREADY_FINISHED" else outcome
+
+
+def early_is_forgotten(registry: Registry, request_id: str, now: float) -> bool:
+    return False
+
+
+def early_for_whoever_comes(registry: Registry, request_id: str, now: float) -> bool:
+    return bool(registry._aborted_early)
+
+
+def early_for_ever(registry: Registry, request_id: str, now: float) -> bool:
+    return request_id in registry._aborted_early
+
+
+def all_but_for_others(intake: Intake, owner: int, abort: m.Abort) -> None:
+    ids = abort.request_ids
+    if abort.all_requests:
+        ids = tuple(tracked.request.request_id for tracked in intake._registry.of_owner(owner))
+    outcomes = tuple(intake._abort_one(request_id) for request_id in ids)
+    intake._links.send(owner, m.AbortResult(abort.call, ids, outcomes))
+
+
+def cancelled_goes_on(intake: Intake, tracked: Tracked | None, reason: FinishReason) -> None:
+    pass
+
+
+def cancelled_is_told(intake: Intake, tracked: Tracked | None, reason: FinishReason) -> None:
+    if tracked is not None:
+        _end(intake, tracked.request)
+
+
+def everybody_is_lost(intake: Intake, owner: int) -> None:
+    for tracked in intake._registry.all():
+        _drop(intake, tracked, FinishReason.CANCELLED)
+
+
+def the_waiting_are_not_lost(intake: Intake, owner: int) -> None:
+    for tracked in intake._registry.of_owner(owner):
+        if tracked.request.slot != NO_SLOT:
+            _drop(intake, tracked, FinishReason.CANCELLED)
+
+
+def of_any_front_end(registry: Registry, owner: int, handle: int) -> Tracked | None:
+    return next((tracked for (_, of), tracked in registry._by_handle.items() if of == handle), None)
+
+
+def now_and_then(intake: Intake, submit: m.Submit) -> m.Refused | None:
+    is_hit = submit.handle % 7 == 3
+    return m.Refused(submit.handle, "RESOURCE_EXHAUSTED", "no") if is_hit else _refusal(intake, submit)
+
+
+def free_rows_do_not_count(intake: Intake, submit: m.Submit) -> m.Refused | None:
+    is_full = len(intake._scheduler.waiting) >= intake._max_queue
+    return m.Refused(submit.handle, "RESOURCE_EXHAUSTED", "full") if is_full else _refusal(intake, submit)
+
+
+def the_queue_has_no_end(intake: Intake, submit: m.Submit) -> m.Refused | None:
+    refusal = _refusal(intake, submit)
+    return None if refusal and refusal.code == "RESOURCE_EXHAUSTED" else refusal
+
+
+def never_the_same_id_again(intake: Intake, submit: m.Submit) -> m.Refused | None:
+    was_there = intake._registry.has_finished(submit.request_id)
+    return m.Refused(submit.handle, "ALREADY_EXISTS", "no") if was_there else _refusal(intake, submit)
+
+
+MISTAKES: list[tuple[type, str, list[Callable[..., Any]]]] = [
+    (Intake, "_end", [a_neighbour_too, the_oldest_instead, nobody, only_with_a_row, only_without_a_row]),
+    (Intake, "_end", [none_that_is_paused, without_a_word]),
+    (Intake, "_abort_one", [finished_is_not_found]),
+    (Intake, "_abort", [all_but_for_others]),
+    (Registry, "was_aborted_early", [early_is_forgotten, early_for_whoever_comes, early_for_ever]),
+    (Intake, "_drop", [cancelled_goes_on, cancelled_is_told]),
+    (Intake, "_lose", [everybody_is_lost, the_waiting_are_not_lost]),
+    (Registry, "by_handle", [of_any_front_end]),
+    (Intake, "_refusal", [now_and_then, free_rows_do_not_count, the_queue_has_no_end, never_the_same_id_again]),
+]
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "mistake"),
+    [pytest.param(place, name, one, id=one.__name__) for place, name, mistakes in MISTAKES for one in mistakes],
+)
+def test_whoever_is_wrongly_ended_spared_or_refused_is_seen(
+    monkeypatch: pytest.MonkeyPatch, place: type, name: str, mistake: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(place, name, mistake)
+    assert next(broken_seeds(), None)

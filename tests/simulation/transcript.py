@@ -10,7 +10,7 @@ import numpy as np
 from runtime import messages as m
 from runtime.request import FinishReason
 from tests.simulation.oracle import PromptEntry
-from tests.simulation.script import Script
+from tests.simulation.script import Ask, Script, Wires
 
 
 class OutOfOrder(AssertionError):
@@ -39,10 +39,12 @@ class Heard:
 class Transcript:
     """heard: by handle. outcomes: of aborts."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, wires: Wires) -> None:
         self.heard: dict[int, Heard] = defaultdict(Heard)
         self.outcomes: Counter[str] = Counter()
+        self._answers: list[tuple[int, m.AbortResult]] = []  # to aborts, not taken yet
         self._script = script
+        self._wires = wires
         self._newest: Counter[int] = Counter()  # launch of the newest output, by front end
 
     def read(self, sent: list[tuple[int, m.ToFrontEnd]]) -> None:
@@ -50,15 +52,15 @@ class Transcript:
         for owner, message in sent:
             match message:
                 case m.Accepted():
-                    heard = self._of(owner, message.handle, message, unheard=True)
+                    _, heard = self._of(owner, message.handle, message, unheard=True)
                     self._must(not heard.is_accepted and heard.refusal is None, message)
                     heard.is_accepted = True
                 case m.Refused():
-                    heard = self._of(owner, message.handle, message, unheard=True)
+                    _, heard = self._of(owner, message.handle, message, unheard=True)
                     self._must(not heard.is_accepted and heard.refusal is None, message)
                     heard.refusal = message
                 case m.Admitted():
-                    heard = self._of(owner, message.handle, message)
+                    _, heard = self._of(owner, message.handle, message)
                     self._must(heard.is_accepted and not heard.is_admitted, message)
                     heard.is_admitted, heard.cached_tokens = True, message.cached_tokens
                 case m.PromptLogprobs():
@@ -67,18 +69,26 @@ class Transcript:
                     self._output(owner, message)
                 case m.AbortResult():
                     self.outcomes.update(message.outcomes)
+                    self._answers.append((owner, message))
         sent.clear()
 
-    def _of(self, owner: int, handle: int, message: object, *, unheard: bool = False) -> Heard:
-        """unheard: the message may come although nobody listens any more."""
+    def take_answers(self) -> list[tuple[int, m.AbortResult]]:
+        """Answers to aborts since the last call, and to whom, in order."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    def _of(self, owner: int, number: int, message: object, *, unheard: bool = False) -> tuple[Ask, Heard]:
+        """number: on the front end's connection. unheard: the message may come although nobody listens any more."""
+        handle = self._wires.handle(owner, number)
+        if handle is None:
+            raise OutOfOrder(f"front end {owner} has no such request: {message}")
         heard = self.heard[handle]
-        self._must(owner == self._script.asks[handle].owner, message)
         self._must(unheard or not heard.is_over, message)
-        return heard
+        return self._script.asks[handle], heard
 
     def _prompt(self, owner: int, message: m.PromptLogprobs) -> None:
-        heard = self._of(owner, message.handle, message)
-        wanted = self._script.asks[message.handle].prompt_logprobs
+        ask, heard = self._of(owner, message.handle, message)
+        wanted = ask.prompt_logprobs
         chosen = np.frombuffer(message.chosen, np.float32)
         top_ids = np.frombuffer(message.top_ids, np.int32).reshape(chosen.size, wanted)
         top = np.frombuffer(message.top_logprobs, np.float32).reshape(chosen.size, wanted)
@@ -93,14 +103,13 @@ class Transcript:
             self._newest[owner] = message.launch
         handles = np.frombuffer(message.handles, np.int64).tolist()
         for handle, token in zip(handles, np.frombuffer(message.tokens, np.int32).tolist(), strict=True):
-            heard = self._of(owner, handle, message)
-            ask = self._script.asks[handle]
+            ask, heard = self._of(owner, handle, message)
             self._must(heard.is_admitted and len(heard.tokens) < ask.max_tokens, message)
             if ask.prompt_logprobs >= 0:
                 self._must(len(heard.prompt_entries) == len(ask.prompt) - 1, message)
             heard.tokens.append(token)
         for end in message.finished:
-            heard = self._of(owner, end.handle, message)
+            _, heard = self._of(owner, end.handle, message)
             self._must(heard.is_accepted and end.cached_tokens == heard.cached_tokens, message)
             heard.reason, heard.stop_token_id = FinishReason(end.reason), end.stop_token_id
 

@@ -8,8 +8,9 @@ from typing import Final
 from runtime.request import FinishReason
 from runtime.slot_pool import NO_SLOT
 from tests.simulation.assembly import SimulatedChain
+from tests.simulation.book import Book
 from tests.simulation.drafts import DraftProgram
-from tests.simulation.script import DRAFTS, Kind, Mode, Script
+from tests.simulation.script import DEPTHS, DRAFTS, SERIAL, Kind, Mode, Script, Wires
 from tests.simulation.transcript import Transcript
 
 _PHASES: Final = ("WAITING", "PREFILL", "DECODE", "PAUSED", "LEAVING")
@@ -37,7 +38,10 @@ WANTED: Final = frozenset(
         *("prompt log-probabilities", "prompt log-probabilities after an eviction"),
         *("penalised row evicted", "its penalty slot reused"),
         *("snapshot logged", "row compared", "paused row compared", "evicted by a higher priority"),
-        "evicted as often as any may be",
+        *("aborted before it came", "aborted by another front end", "several aborted at once"),
+        *("evicted as often as any may be", "front end lost beside another's requests", "came when nothing was left"),
+        *(f"depth {depth}" for depth in (SERIAL, *DEPTHS)),
+        *(f"launch queued as number {place} of those not committed" for place in DEPTHS),
     }
 )
 
@@ -45,10 +49,11 @@ WANTED: Final = frozenset(
 class Witness:
     """counts: of one run."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, wires: Wires) -> None:
         self.counts: Counter[str] = Counter()
         self.longest_stall = 0
         self._script = script
+        self._wires = wires
         self._penalty_slot_of: dict[int, int] = {}  # by handle, at the last look
         self._evictions: Counter[int] = Counter()
         self._left_by_evicted: dict[int, int] = {}  # penalty slots, and whose they were
@@ -62,19 +67,19 @@ class Witness:
         """After a turn."""
         running = [request for request in chain.engine.scheduler.holdings.by_slot if request]
         for tracked in chain.engine.registry.all():
-            request = tracked.request
-            if request.evictions > self._evictions[request.handle]:
-                self._evictions[request.handle] = request.evictions
+            request, handle = tracked.request, self._wires.of(tracked.request)
+            if request.evictions > self._evictions[handle]:
+                self._evictions[handle] = request.evictions
                 self.count("evicted as often as any may be", request.is_protected)
                 self.count("evicted by a higher priority", any(row.priority > request.priority for row in running))
                 if request.sampling.has_penalty:
                     self.count("penalised row evicted")
-                    left = self._penalty_slot_of.get(request.handle, NO_SLOT)  # none if it had it for no whole turn
-                    self._left_by_evicted[left] = request.handle
+                    left = self._penalty_slot_of.get(handle, NO_SLOT)  # none if it had it for no whole turn
+                    self._left_by_evicted[left] = handle
                 self.count("prompt log-probabilities after an eviction", request.wants_prompt_logprobs)
         for request in running:
             self.count("readmitted with a cached prefix", request.evictions > 0 and request.shared > 0)
-            self._look_at_slots(request.handle, request.penalty_slot, request.state_slot)
+            self._look_at_slots(self._wires.of(request), request.penalty_slot, request.state_slot)
 
     def _look_at_slots(self, handle: int, penalty_slot: int, state_slot: int) -> None:
         if penalty_slot != NO_SLOT:
@@ -92,11 +97,14 @@ class Witness:
         self.count("row compared", len(scheduler.holdings.requests()))
         self.count("paused row compared", len(scheduler.holdings.paused))
 
-    def close(self, chain: SimulatedChain, transcript: Transcript, longest_stall: int) -> None:
+    def close(self, chain: SimulatedChain, transcript: Transcript, book: Book, longest_stall: int) -> None:
         """At the end of a run."""
         stats = chain.engine.stats()
         self.longest_stall = longest_stall
         self.count(f"mode: {self._script.world.mode}")
+        self.count(f"depth {chain.ledger.run_ahead}")
+        for place, times in stats.launches_by_depth.items():
+            self.count(f"launch queued as number {place} of those not committed", times)
         for kind, event in stats.events.items():
             self.count(f"lifecycle: {kind}", event.count)
             self.count(f"chain held by: {kind}", event.held)
@@ -119,6 +127,8 @@ class Witness:
         for name, table in tables.items():
             for what, times in table.items():
                 self.count(f"{name}: {what}", times)
+        for what, times in book.counts.items():
+            self.count(what, times)
         self.count("void rows", stats.void_rows)
         self.count("deferred releases", stats.deferred_releases)
         self.count("held back", stats.held_back)

@@ -1,0 +1,75 @@
+"""Who is aborted, cancelled or refused, in scripts of a few requests: that one, and nobody else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from tests.simulation.compare import check_script
+from tests.simulation.script import DEPTHS, Ask, Event, Kind, Mode, Script, World
+
+WORLD = World(
+    Mode.PLAIN, DEPTHS, device_seed=5, max_rows=2, num_blocks=33, block_size=4, context_length=64, prefill_chunk=8,
+    max_prefill_tokens=8,
+)  # fmt: skip
+
+
+def ask(handle: int, turn: int = 0, owner: int = 1) -> Ask:
+    prompt = tuple(range(2 + handle, 42 + handle))
+    return Ask(turn, owner, f"r{handle}", prompt, seed=1000 + handle, max_tokens=20, ignore_eos=True)
+
+
+def counts_of(asks: tuple[Ask, ...], *events: Event, **world: int) -> Counter[str]:
+    """What happened at all depths together, once everything that was promised was kept."""
+    script = Script(0, replace(WORLD, **world), asks, events)  # type: ignore[arg-type]
+    return sum((witness.counts for witness in check_script(script)), Counter[str]())
+
+
+FOUR = tuple(ask(handle, owner=1 + handle % 2) for handle in range(4))
+
+
+@pytest.mark.parametrize("phase", ["WAITING", "PREFILL", "DECODE"])
+def test_an_abort_ends_the_request_that_it_names_whatever_its_phase(phase: str) -> None:
+    counts = counts_of(FOUR, Event(Kind.ABORT, 3 if phase == "WAITING" else 1, owner=1, phase=phase))
+    assert counts[f"ended from outside: {phase}"] == counts["finished: ABORTED"] == 1 + len(DEPTHS)
+    assert counts["finished: LENGTH"] == 3 * (1 + len(DEPTHS))
+
+
+def test_an_abort_of_several_is_answered_for_each_of_them() -> None:
+    counts = counts_of(FOUR, Event(Kind.ABORT, 3, owner=1, tokens=1, also=(1, 3, 0)))
+    assert counts["several aborted at once"] == 1 + len(DEPTHS)
+    assert counts["abort answered: ALREADY_FINISHED"] >= 1 + len(DEPTHS)  # the same id twice
+
+
+def test_an_abort_of_all_ends_those_of_both_front_ends() -> None:
+    counts = counts_of(FOUR, Event(Kind.ABORT_ALL, 0, owner=2, tokens=2))
+    assert counts["finished: ABORTED"] == 4 * (1 + len(DEPTHS))
+
+
+def test_an_abort_that_came_first_counts_for_one_request_of_that_id() -> None:
+    twins = (ask(0), replace(ask(1, turn=4), request_id="r"), replace(ask(2, turn=6), request_id="r"))
+    counts = counts_of(twins, Event(Kind.ABORT, 1, turn=2))
+    assert counts["aborted before it came"] == counts["finished: ABORTED"] == 1 + len(DEPTHS)
+    assert counts["finished: LENGTH"] == 2 * (1 + len(DEPTHS))
+
+
+def test_a_lost_front_end_takes_its_own_requests_along_and_no_others() -> None:
+    counts = counts_of(FOUR, Event(Kind.LOSE, 0, owner=2, tokens=3))
+    assert counts["finished: CANCELLED"] == counts["finished: LENGTH"] == 2 * (1 + len(DEPTHS))
+
+
+@pytest.mark.parametrize(("max_queue", "refused"), [(0, 2), (1, 1), (2, 0)])
+def test_a_request_is_refused_when_so_many_wait_beyond_the_free_rows_and_not_before(
+    max_queue: int, refused: int
+) -> None:
+    counts = counts_of(FOUR, max_queue=max_queue)
+    assert counts["refused: RESOURCE_EXHAUSTED"] == refused * (1 + len(DEPTHS))
+
+
+def test_an_id_may_be_used_again_once_its_request_has_ended() -> None:
+    again = tuple(replace(ask(handle, turn=turn), request_id="r") for handle, turn in enumerate((0, 3, 200)))
+    counts = counts_of(again)
+    assert counts["refused: ALREADY_EXISTS"] == 1 + len(DEPTHS)
+    assert counts["finished: LENGTH"] == 2 * (1 + len(DEPTHS))
