@@ -17,8 +17,8 @@ export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test kernels coverage check format lint types imports protos serve bench eval parity sim mutants \
-	mutation clean
+.PHONY: help setup demo test kernels coverage check format lint types imports protos serve bench eval parity sim soak \
+	mutants mutation clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -72,6 +72,11 @@ sim: SEEDS = 500
 sim: FIRST ?= 0
 sim: $(STAMPS)/test ## SEEDS random scripts (500) from FIRST (0) on the simulated device, at every depth; counts events
 	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(FIRST) $(ARGS)
+
+soak: BITS ?= 31
+soak: MINUTES ?= 20
+soak: $(STAMPS)/test ## MINUTES (20) on the simulated device, counters begun 10,000 launches before 2^BITS (31), beside a control
+	@$(BIN)/python -m tests.simulation.long_run --bits $(BITS) --minutes $(MINUTES) $(ARGS)
 
 mutants: $(STAMPS)/test ## every known mistake put back, one at a time: a test fails for each
 	@$(BIN)/python -m tests.mutants $(ARGS)

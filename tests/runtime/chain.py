@@ -76,6 +76,12 @@ class WatchedLedger(Ledger[Deferred]):
         self._blocks[launch.number] = {block for request in owners if request for block in request.blocks}
         super().enqueue(launch)
 
+    def retire(self) -> list[Launch]:
+        gone = super().retire()
+        for launch in gone:
+            self._blocks.pop(launch.number)
+        return gone
+
     def named(self) -> Iterator[tuple[int, set[int], set[int]]]:
         """Launches that have not retired, with the blocks and the row slots that they name.
 

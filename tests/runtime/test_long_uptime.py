@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -30,6 +29,7 @@ from runtime.result_cells import read_cells
 from runtime.rows import Rows
 from tests.models.checkpoints import CASES, save
 from tests.runtime.chain import Chain, MemoryLinks, make_chain
+from tests.runtime.from_zero import Begun
 from tests.runtime.hash_model import VOCAB
 
 DEPTHS = [0, 1, 2, 4]
@@ -43,7 +43,7 @@ class Served:
     """What front ends were told, with handles and owners counted from 0, and what the engine says of itself."""
 
     told: list[tuple[int, m.ToFrontEnd]]
-    stats: dict[str, Any]
+    stats: m.EngineStats
     snapshots: list[Snapshot]
 
 
@@ -51,21 +51,6 @@ def counted_clock() -> Any:
     """Each look at the clock is a millisecond later than the one before."""
     looks = iter(range(1 << 30))
     return lambda: next(looks) / 1000
-
-
-def relative(owner: int, message: m.ToFrontEnd, counters_from: int) -> tuple[int, m.ToFrontEnd]:
-    """As if everything had begun at 0."""
-    changes: dict[str, Any] = {}
-    if isinstance(message, m.Output):
-        handles = np.frombuffer(message.handles, np.int64) - counters_from
-        finished = [msgspec.structs.replace(end, handle=end.handle - counters_from) for end in message.finished]
-        changes = {"handles": handles.tobytes(), "finished": tuple(finished)}
-        changes["launch"] = message.launch and message.launch - counters_from
-    elif hasattr(message, "handle"):
-        changes = {"handle": message.handle - counters_from}
-    elif isinstance(message, m.AbortResult):
-        changes = {"call": message.call - counters_from}
-    return owner - counters_from, msgspec.structs.replace(message, **changes)
 
 
 def chain_under_pressure(depth: int, counters_from: int, snapshots: list[Snapshot], **options: Any) -> Chain:
@@ -114,16 +99,13 @@ def served(depth: int, counters_from: int, **options: Any) -> Served:
     submit_all(chain, counters_from)
     chain.run()
     chain.check_nothing_is_left()
-    stats = msgspec.to_builtins(chain.engine.stats())
-    assert stats["events"]["evicted"]["count"] > 0 and stats["aborted"]
-    assert stats["launches"] > counters_from + 4 * BEFORE, "the launches went far across the border"
+    stats = chain.engine.stats()
+    assert stats.events["evicted"].count > 0 and stats.aborted
+    assert stats.launches > counters_from + 4 * BEFORE, "the launches went far across the border"
     assert chain.engine.scheduler.rows.epoch.max() > counters_from + 2 * BEFORE, "and so did an epoch"
-    stats["launches"] -= counters_from
-    told = [relative(owner, message, counters_from) for owner, message in chain.links.sent]
-    logged = [
-        Snapshot(**{**{f: getattr(s, f) for f in s.__slots__}, "launch": s.launch - counters_from}) for s in snapshots
-    ]
-    return Served(told, stats, logged)
+    begun = Begun(counters_from, counters_from, counters_from, counters_from)
+    told = [begun.from_zero(owner, message) for owner, message in chain.links.sent]
+    return Served(told, begun.stats(stats), [begun.snapshot(snapshot) for snapshot in snapshots])
 
 
 @pytest.mark.parametrize("mode", list(LogMode))
