@@ -18,12 +18,12 @@ from runtime.block_pool import BlockPool
 from runtime.config import MAX_CONTEXT, ConfigError, EngineConfig, check_config
 from runtime.engine import Poison
 from runtime.host_program import HostProgram
-from runtime.kernels.reference.forward import ReferenceKernels
 from runtime.ledger import Ledger
 from runtime.lifecycle import Deferred
 from runtime.limits import SchedulerLimits
 from runtime.messages import EngineInfo
 from runtime.models.config import ModelConfig, load_config
+from runtime.models.cpu_kernels import KernelTrial, choose_kernels
 from runtime.models.decoder import Decoder
 from runtime.models.load import load_model
 from runtime.plan import PLAN_WORDS
@@ -41,18 +41,23 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """Everything an `Engine` is made of, and what it tells its front ends of itself."""
+    """Everything an `Engine` is made of, and what it tells its front ends of itself.
+
+    kernel_trial: what the CPU device found when it tried its kernels; None on CUDA.
+    """
 
     device: Device
     scheduler: Scheduler
     info: EngineInfo
     poison: Poison | None
+    kernel_trial: KernelTrial | None = None
 
 
 def assemble(config: EngineConfig, progress: Progress) -> Assembled:
     """Load the model and make the device. `progress`: bytes loaded, bytes in all.
 
-    Raises ConfigError for settings that can't be, CheckpointError for a checkpoint that can't be served.
+    Raises ConfigError for settings that can't be, CheckpointError for a checkpoint that can't be served,
+    RowInvarianceError for a processor on which no kernels of the CPU device keep rows apart.
     """
     check_config(config)
     if config.device == "cuda":
@@ -70,9 +75,8 @@ def assemble(config: EngineConfig, progress: Progress) -> Assembled:
     context = check_model(config, described)
     blocks = config.num_blocks or blocks_in(_CPU_CACHE_BYTES, config, described, context, dtype)
     check_blocks(blocks, config, context)
-    model = load_model(
-        folder, torch.device("cpu"), dtype, config.load_format, ReferenceKernels(), progress, context, described
-    )
+    kernels, trial = choose_kernels(described)
+    model = load_model(folder, torch.device("cpu"), dtype, config.load_format, kernels, progress, context, described)
     rings = allocate_rings(ring_layout(config, model.config))
     program = HostProgram(
         model,
@@ -90,12 +94,14 @@ def assemble(config: EngineConfig, progress: Progress) -> Assembled:
             make_scheduler(config, model.config, blocks, context),
             engine_info(config, model, blocks, context, dtype),
             None,
+            trial,
         )
     return Assembled(
         HostDevice(program, rings, seeded_delays(config.jitter_seed), launched=config.counters_from),
         make_scheduler(config, model.config, blocks, context),
         engine_info(config, model, blocks, context, dtype),
         RingPoison(program, rings),
+        trial,
     )
 
 

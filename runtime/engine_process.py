@@ -30,6 +30,7 @@ from runtime.assembly import Assembled, assemble
 from runtime.config import ConfigError, EngineConfig
 from runtime.engine import Engine
 from runtime.interval_log import LogMode
+from runtime.kernels.reference.linear import RowInvarianceError
 from runtime.links import SocketLinks
 from runtime.loop_guard import LoopGuard
 from runtime.models.config import CheckpointError
@@ -66,7 +67,7 @@ def main() -> int:
             parent_fd=sys.stdin.fileno(),
             connected=orders.config.counters_from,
         )
-    except (ConfigError, CheckpointError, msgspec.MsgspecError, OSError) as error:
+    except (ConfigError, CheckpointError, RowInvarianceError, msgspec.MsgspecError, OSError) as error:
         print(error, file=sys.stderr, flush=True)
         return EXIT_CANNOT_START
     gc.collect()
@@ -83,6 +84,8 @@ def main() -> int:
         write_snapshot=lambda snapshot: log.info("snapshot", **asdict(snapshot)),
         run_ahead_asked=orders.config.run_ahead,
     )
+    if parts.kernel_trial is not None:
+        log.info("kernels_tried", **asdict(parts.kernel_trial))
     log.info("chain", **engine.facts(parts.info), threads=torch.get_num_threads())
     log.info("engine_ready", **msgspec.to_builtins(parts.info))
     if orders.config.log_interval == 1 and orders.config.log_mode == LogMode.BARRIER:

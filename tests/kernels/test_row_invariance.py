@@ -13,8 +13,8 @@ from runtime.kernels.kernel_set import BoundLayers, Layers, RopeTable
 from runtime.kernels.reference.forward import ReferenceKernels
 from runtime.kernels.reference.linear import (
     OneDnnProducts,
-    Product,
     Products,
+    RowInvarianceError,
     choose_products,
     linear,
     rows_keep_their_bits,
@@ -23,8 +23,9 @@ from runtime.kernels.reference.norm import RmsNorm, silu_mul
 from runtime.kernels.reference.rope import Rotation, rope_factors
 from runtime.models.config import ModelConfig, RopeScaling
 from runtime.models.decoder import Decoder
-from runtime.models.self_test import RowInvarianceError, self_test
+from runtime.models.self_test import self_test
 from runtime.models.weights import dummy_weights
+from tests.kernels.broken_products import RowsTogether
 
 ROWS = (*range(1, 73), 96, 192, 200, 256, 512)
 THREADS = (1, 2, 3)
@@ -226,33 +227,6 @@ def test_a_decoder_of_the_bundled_shape() -> None:
     decoder = make_decoder(hidden_size=256, intermediate_size=704, vocab_size=4096, num_layers=6, windows=(0,) * 6)
     report = self_test(decoder, rows=(1, 3, 16, 40), longest=20)
     assert report.tokens > 1000
-
-
-class RowsTogether(OneDnnProducts):
-    """Products that depend on the number of rows: the sum is taken from its end where there are more than two."""
-
-    def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight
-
-    def bind(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:  # type: ignore[override]
-        return ProductTogether(weight, bias)
-
-
-class ProductTogether:
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.weight = weight
-        self.bias = bias
-
-    def write(self, x: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
-        out.copy_(self.of(x[0]))
-
-    def add(self, x: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
-        out.add_(self.of(x[0]))
-
-    def of(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] > 2:
-            return torch.nn.functional.linear(x.flip(1), self.weight.flip(1), self.bias)
-        return torch.nn.functional.linear(x, self.weight, self.bias)
 
 
 class CrossingRows(ReferenceKernels):

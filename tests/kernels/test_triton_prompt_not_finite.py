@@ -71,9 +71,7 @@ def on_triton(weights: ModelWeights) -> Launches:
     return Launches(run, rings, CONFIG.vocab_size, EACH)
 
 
-@pytest.mark.parametrize(
-    ("place", "sign"), [(2, 1), (18, -1), (20, 1)], ids=["first chunk", "inside", "last that is asked for"]
-)
+@pytest.mark.parametrize(("place", "sign"), [(2, 1), (20, -1)], ids=["first chunk, +inf", "last one asked for, -inf"])
 def test_the_flag_names_the_row_that_asked_and_no_other(place: int, sign: int) -> None:
     prompt = prompt_of(22, seed=1)
     weights = overflowing(CONFIG, gpu_chain.random_weights(CONFIG), prompt[: place + 1], LOUD, sign)

@@ -2,16 +2,23 @@
 
 A library's product picks its kernel, and with it the order of its sums, from the number of rows, the depth of the sum
 and the number of threads. Two ways were found to hold it to one order. Neither is promised by a library: which one a
-process uses is decided by trying, and the row-invariance self-test fails where neither holds.
+process uses is decided by trying (`runtime.models.cpu_kernels`), and where neither holds none is taken.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import torch
+
+_SEEN_TO_DIFFER: Final = ((256, 512), (64, 64), (704, 256), (100, 36))  # (in, out) of matrices
+
+
+class RowInvarianceError(RuntimeError):
+    """A row's numbers depended on its neighbours, its chunk or the number of threads. The sentence says when."""
 
 
 class Product(Protocol):
@@ -148,21 +155,34 @@ def linear(products: Products, x: torch.Tensor, weight: torch.Tensor, bias: torc
     return out[:rows]
 
 
+def product_ways() -> tuple[Products, ...]:
+    """All ways of computing products that there are, the fastest first."""
+    return BlasProducts(), OneDnnProducts()
+
+
 def choose_products() -> Products:
-    """The fastest products that keep their rows' bits here, with as many threads as torch has now."""
-    blas = BlasProducts()
-    return blas if rows_keep_their_bits(blas) else OneDnnProducts()
+    """The fastest products that keep their rows' bits here, with as many threads as torch has now.
+
+    Raises RowInvarianceError where none does.
+    """
+    for products in product_ways():
+        if rows_keep_their_bits(products):
+            return products
+    raise RowInvarianceError("on this machine a row of a product depends on how many rows there are")
 
 
-def rows_keep_their_bits(products: Products) -> bool:
-    """Tries shapes that were seen to differ, a few milliseconds of work."""
+def rows_keep_their_bits(products: Products, shapes: Sequence[tuple[int, int]] = _SEEN_TO_DIFFER, few: int = 3) -> bool:
+    """Tries products of many numbers of rows against those of `few` rows at a time.
+
+    shapes: (in, out) of the matrices; the default ones are a few milliseconds of work.
+    """
     generator = torch.Generator().manual_seed(0)
-    for depth, out in ((256, 512), (64, 64), (704, 256), (100, 36)):
+    for depth, out in shapes:
         weight = products.pack(torch.randn((out, depth), generator=generator))
         x = torch.randn((264, depth), generator=generator)
-        few = torch.cat([linear(products, part, weight) for part in x.split(3)])
+        expected = torch.cat([linear(products, part, weight) for part in x.split(few)])
         for rows in (1, 2, 5, 8, 9, 16, 32, 72, 200, 264):
             first = (264 - rows) // 2
-            if not torch.equal(linear(products, x[first : first + rows], weight), few[first : first + rows]):
+            if not torch.equal(linear(products, x[first : first + rows], weight), expected[first : first + rows]):
                 return False
     return True

@@ -1,0 +1,96 @@
+"""Which kernels keep rows apart on this processor: tried when the CPU device starts, before weights are read.
+
+Equality of all depths stands on a row's bits being its own, and that on the order in which libraries add numbers, which
+they do not promise. So every start tries it, on matrices of the shapes that will be served.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+
+from runtime.kernels.reference.forward import ReferenceKernels
+from runtime.kernels.reference.linear import Products, RowInvarianceError, product_ways, rows_keep_their_bits
+from runtime.models.config import ModelConfig
+from runtime.models.decoder import Decoder
+from runtime.models.self_test import SelfTestReport, self_test
+from runtime.models.weights import dummy_weights
+
+_ROWS: Final = (1, 3, 16)  # sequences that run together in the self-test
+_LONGEST: Final = 12  # tokens of most of them; some are four times as long
+_FEW: Final = 24  # query tokens of a forward for which the self-test has compared products with those of one row
+_WIDEST_HEAD: Final = 4096  # outputs of the head that are tried: a vocabulary may have a hundred thousand
+_WINDOW: Final = 20  # a window that some of the sequences outgrow
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTrial:
+    """What was found at the start.
+
+    products: the way of computing products that is taken. failed: those tried before it, and what each got wrong.
+    tokens, forwards, widest_forward: what the self-test compared, as `SelfTestReport`. threads: of torch.
+    """
+
+    products: str
+    failed: dict[str, str]
+    tokens: int
+    forwards: int
+    widest_forward: int
+    threads: int
+    seconds: float
+
+
+def choose_kernels(config: ModelConfig, ways: Sequence[Products] | None = None) -> tuple[ReferenceKernels, KernelTrial]:
+    """The first kernels that keep rows apart for a model of this shape, with as many threads as torch has now.
+
+    ways: of computing products, in the order in which they are tried; None takes all that there are, the fastest first.
+    Raises RowInvarianceError, with what each way got wrong, where none holds.
+    """
+    begun = time.perf_counter()
+    failed: dict[str, str] = {}
+    for products in product_ways() if ways is None else ways:
+        kernels = ReferenceKernels(products)
+        try:
+            report = _try(config, products, kernels)
+        except (RuntimeError, AttributeError) as error:  # rows that know of each other; what a library does not have
+            failed[type(products).__name__] = str(error)
+            continue
+        seconds = round(time.perf_counter() - begun, 3)
+        threads = torch.get_num_threads()
+        found = KernelTrial(
+            type(products).__name__, failed, report.tokens, report.forwards, report.widest_forward, threads, seconds
+        )
+        return kernels, found
+    tried = "; ".join(f"{name}: {sentence}" for name, sentence in failed.items())
+    raise RowInvarianceError(
+        "device cpu can't be served on this machine: a token's numbers depend on what runs beside it, so a request "
+        "could get other tokens at another depth. Another build of torch may add numbers in another order. "
+        f"Tried {tried}"
+    )
+
+
+def _try(config: ModelConfig, products: Products, kernels: ReferenceKernels) -> SelfTestReport:
+    """Raises RowInvarianceError where a row's bits depend on other rows; and what a library raises that lacks a way."""
+    small = _small(config)
+    if not (rows_keep_their_bits(products) and rows_keep_their_bits(products, _shapes(small), few=_FEW)):
+        raise RowInvarianceError("a row of a product depends on how many rows there are")
+    weights = dummy_weights(small, torch.float32, torch.device("cpu"), kernels.pack_weight)
+    decoder = Decoder(small, weights, kernels, min(4 * _LONGEST, small.max_position_embeddings))
+    return self_test(decoder, _ROWS, (torch.get_num_threads(),), _LONGEST)
+
+
+def _small(config: ModelConfig) -> ModelConfig:
+    """One layer for each kind of window, all of them as wide as the model's."""
+    windows = tuple(sorted({min(window, _WINDOW) for window in config.windows}))
+    return replace(config, num_layers=len(windows), windows=windows, vocab_size=min(config.vocab_size, _WIDEST_HEAD))
+
+
+def _shapes(config: ModelConfig) -> list[tuple[int, int]]:
+    """(in, out) of every product of a model."""
+    hidden, ffn, queries = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+    qkv = queries + 2 * config.num_kv_heads * config.head_dim
+    return [(hidden, qkv), (queries, hidden), (hidden, 2 * ffn), (ffn, hidden), (hidden, config.vocab_size)]
