@@ -55,4 +55,4 @@ def test_what_cannot_be_is_refused_before_the_weights_are_read(
 
 def test_what_can_be_gets_as_far_as_the_weights(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has neither model\.safetensors nor"):
-        start(tmp_path, CONFIG, context_length=256, max_rows=4, num_blocks=5)
+        start(tmp_path, CONFIG, context_length=256, max_rows=16, num_blocks=17)
