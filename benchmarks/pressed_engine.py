@@ -28,6 +28,7 @@ from runtime.lifecycle import Deferred, Request
 from runtime.limits import SchedulerLimits
 from runtime.links import SocketLinks
 from runtime.plan import PLAN_WORDS
+from runtime.preparation import prepared_submit
 from runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
 from runtime.rows import Rows
 from runtime.scheduler import Scheduler
@@ -80,13 +81,14 @@ class FrontEnd:
         """Ask for a completion that only its length ends. Returns the handle."""
         self.submitted += 1
         self.tell(
-            m.Submit(
+            prepared_submit(
                 self.submitted,
                 self.id_of(self.submitted),
-                prompt.tobytes(),
+                prompt,
                 sampling or SamplingParams(),
                 StoppingParams(max_tokens, ignore_eos=True),
-                priority,
+                block_size=BLOCK,
+                priority=priority,
             )
         )
         return self.submitted

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from benchmarks.pressed_engine import CHUNK, EOS, VOCAB, PressedEngine
 from runtime import messages as m
+from runtime.admission import token_mask
 from runtime.request import SamplingParams
 
 ROWS: Final = (8, 64)
@@ -222,7 +223,7 @@ def lost(world: PressedEngine) -> Iterator[None]:
         world.waits_for(0)
 
 
-_WHOLE = SamplingParams(temperature=1.0, allowed_token_ids=tuple(range(VOCAB)))
+_WHOLE = SamplingParams(temperature=1.0, allowed_mask=token_mask(range(VOCAB), VOCAB).tobytes())
 
 CASES: Final = (
     Case("nothing", nothing),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from runtime import plan as layout
 from runtime.request import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams
 from runtime.slot_pool import NO_SLOT
 
-_NO_TOKENS: Final = np.zeros(0, np.int32)
+NO_COUNTS: Final = np.zeros((0, layout.COUNT_WORDS), np.int32)
 
 
 def eos_and_stop_ids(stopping: StoppingParams, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -26,31 +26,24 @@ def needs_full(sampling: SamplingParams, stopping: StoppingParams) -> bool:
     if sampling.has_penalty:
         return True
     filters = sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
-    masks = bool(sampling.bias_ids or sampling.allowed_token_ids or stopping.min_tokens)
+    masks = bool(sampling.bias_ids or sampling.allowed_mask or stopping.min_tokens)
     return filters or masks or sampling.logprobs >= 0
-
-
-def _allowed_words(sampling: SamplingParams, vocab_size: int) -> int:
-    return (vocab_size + 31) // 32 if sampling.allowed_token_ids else 0
 
 
 def record_words(
     sampling: SamplingParams,
     stopping: StoppingParams,
     eos_token_ids: tuple[int, ...],
-    vocab_size: int,
     *,
     blocks: int = 0,
-    tokens: NDArray[np.int32] | None = None,
+    counts: int = 0,
 ) -> int:
     """Words of the record that `admission_record` makes, without making it.
 
-    blocks: how many it names. tokens: as in `admission_record`; with penalties the result is an upper bound, as if
-    every token were another one.
+    blocks: how many it names. counts: entries of its penalty list.
     """
     stops = len(eos_and_stop_ids(stopping, eos_token_ids))
-    lists = stops + 2 * len(sampling.bias_ids) + _allowed_words(sampling, vocab_size) + blocks
-    counts = min(_known(sampling, tokens).size, vocab_size)
+    lists = stops + 2 * len(sampling.bias_ids) + len(sampling.allowed_mask) // 4 + blocks
     return layout.ADMIT_WORDS + lists + layout.COUNT_WORDS * counts
 
 
@@ -60,12 +53,11 @@ def largest_record_words(vocab_size: int, context_length: int, max_blocks: int) 
     return layout.ADMIT_WORDS + lists + layout.COUNT_WORDS * min(context_length, vocab_size)
 
 
-def token_mask(token_ids: Sequence[int] | NDArray[np.int32], vocab_size: int) -> NDArray[np.int32]:
+def token_mask(token_ids: Sequence[int] | NDArray[np.integer[Any]], vocab_size: int) -> NDArray[np.int32]:
     """A bit for each token of the vocabulary: bit v % 32 of word v // 32. [ceil(vocab / 32)]"""
-    mask = np.zeros((vocab_size + 31) // 32, np.uint32)
-    ids = np.asarray(token_ids, np.int64)
-    np.bitwise_or.at(mask, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
-    return mask.view(np.int32)
+    said = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
+    said[np.asarray(token_ids, np.int64)] = True
+    return np.packbits(said, bitorder="little").view("<i4")
 
 
 def admission_record(
@@ -75,19 +67,18 @@ def admission_record(
     prompt_len: int,
     max_len: int,
     eos_token_ids: tuple[int, ...],
-    vocab_size: int,
     *,
     blocks: Sequence[int] = (),
     penalty_slot: int = NO_SLOT,
     state_slot: int = NO_SLOT,
-    tokens: NDArray[np.int32] | None = None,
+    counts: NDArray[np.int32] = NO_COUNTS,
 ) -> NDArray[np.int32]:
-    """The record of one admission, laid out as `runtime.plan` says. [record_words at most]
+    """The record of one admission, laid out as `runtime.plan` says. [record_words]
 
     prompt_len: tokens of the original prompt, whatever else is known of the request by now.
     blocks: what the row's block table begins with: its cached prefix.
-    tokens: int32 [known], with penalties only: the prompt, and what the request has said before it was evicted.
-    Raises ValueError for penalties without a penalty slot or without tokens.
+    counts: int32 [n, COUNT_WORDS], with penalties only: see `penalty_list`.
+    Raises ValueError for penalties without a penalty slot.
     """
     if sampling.has_penalty and penalty_slot < 0:
         raise ValueError("a request with penalties was admitted without a penalty slot")
@@ -105,7 +96,7 @@ def admission_record(
     head[layout.ADMIT_MAX_POSITION] = max_len - 1
     head[layout.ADMIT_STOP_IDS] = len(stops)
     head[layout.ADMIT_BIAS] = len(sampling.bias_ids)
-    head[layout.ADMIT_ALLOWED_WORDS] = _allowed_words(sampling, vocab_size)
+    head[layout.ADMIT_ALLOWED_WORDS] = len(sampling.allowed_mask) // 4
     head[layout.ADMIT_BLOCKS] = len(blocks)
     head[layout.ADMIT_PROMPT_LOGPROBS] = sampling.prompt_logprobs
     head[layout.ADMIT_REPETITION] = layout.float_bits(sampling.repetition_penalty)
@@ -113,38 +104,37 @@ def admission_record(
     head[layout.ADMIT_FREQUENCY] = layout.float_bits(sampling.frequency_penalty)
     head[layout.ADMIT_PENALTY_SLOT] = penalty_slot if sampling.has_penalty else NO_SLOT
     head[layout.ADMIT_STATE_SLOT] = state_slot
-    counts = penalty_list(_known(sampling, tokens), prompt_len, sampling.repetition_penalty != 1)
     head[layout.ADMIT_COUNTS] = len(counts)
     parts = [
         head,
         np.asarray(stops, np.int32),
         np.asarray(sampling.bias_ids, np.int32),
         np.asarray(sampling.bias_values, np.float32).view(np.int32),
+        np.frombuffer(sampling.allowed_mask, np.int32),
+        np.asarray(blocks, np.int32),
+        counts.ravel(),
     ]
-    if sampling.allowed_token_ids:
-        parts.append(token_mask(sampling.allowed_token_ids, vocab_size))
-    parts += [np.asarray(blocks, np.int32), counts.ravel()]
     return np.concatenate(parts)
 
 
-def penalty_list(tokens: NDArray[np.int32], prompt_len: int, prompt_matters: bool) -> NDArray[np.int32]:
+def penalty_list(prompt_ids: NDArray[np.int32], completion: NDArray[np.int32]) -> NDArray[np.int32]:
     """Which tokens a row has said, and how often: int32 [n, COUNT_WORDS], each token once, ids ascending.
 
-    tokens: [known], the first `prompt_len` of them the prompt's, which only a repetition penalty looks at.
+    prompt_ids: the prompt's distinct ids, ascending, where a repetition penalty looks at them; else none.
+    completion: [m] what the request had said before it was evicted, in any order.
+
+    The work beside copying `prompt_ids` is in proportion to the completion, however long the prompt is.
     """
-    said, times = np.unique(tokens[prompt_len:], return_counts=True)
-    ids = np.union1d(said, tokens[:prompt_len]) if prompt_matters else said
-    seen = np.zeros(ids.size, np.int32)
-    seen[np.searchsorted(ids, said)] = times
-    if prompt_matters:
-        seen[np.isin(ids, tokens[:prompt_len])] |= layout.PROMPT_BIT
-    return np.stack([ids.astype(np.int32), seen], axis=1)
-
-
-def _known(sampling: SamplingParams, tokens: NDArray[np.int32] | None) -> NDArray[np.int32]:
-    """The tokens that penalties are counted from: none without penalties."""
-    if not sampling.has_penalty:
-        return _NO_TOKENS
-    if tokens is None:
-        raise ValueError("a request with penalties was admitted without its tokens")
-    return tokens
+    said, times = np.unique(completion, return_counts=True)
+    places = np.searchsorted(prompt_ids, said)
+    found = np.zeros(said.size, np.bool_)
+    if prompt_ids.size:
+        found = prompt_ids[np.minimum(places, prompt_ids.size - 1)] == said
+    ids, seen = prompt_ids, np.full(prompt_ids.size, layout.PROMPT_BIT, np.int32)
+    seen[places[found]] |= times[found].astype(np.int32)
+    if not found.all():
+        new = ~found
+        ids, seen = np.insert(ids, places[new], said[new]), np.insert(seen, places[new], times[new])
+    entries = np.empty((ids.size, layout.COUNT_WORDS), np.int32)
+    entries[:, layout.COUNT_TOKEN], entries[:, layout.COUNT_SEEN] = ids, seen
+    return entries

@@ -112,7 +112,7 @@ class Holdings:
 
     def _keys(self, request: Request) -> PrefixKeys:
         if request.keys is None:
-            request.keys = PrefixKeys(request.salt)
+            request.keys = PrefixKeys(request.salt, request.block_keys)
         return request.keys
 
     # ------------------------------------------------------------ given up

@@ -73,6 +73,8 @@ class Intake:
             max_len=min(prompt.size + submit.stopping.max_tokens, self._scheduler.limits.context_length),
             priority=submit.priority,
             salt=submit.cache_salt,
+            prompt_ids=np.frombuffer(submit.prompt_ids, np.int32),
+            block_keys=submit.block_keys,
         )
         try:
             self._scheduler.submit(request)

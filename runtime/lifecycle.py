@@ -21,6 +21,8 @@ MAX_EVICTIONS: Final = 3  # a request evicted so often is protected: others of i
 class Request:
     """A request from the queue to its end. Slots are NO_SLOT while it waits.
 
+    prompt_ids: the prompt's distinct ids, ascending, where a repetition penalty looks at them; else none.
+    block_keys: keys of the prompt's full blocks, 32 bytes each, made by the front end; none: they are made when needed.
     tokens: all that is known when it is admitted: its prompt, and after an eviction its completion so far.
     cached_tokens: of its prompt, taken from the prefix cache when it was first admitted.
     shared: of its blocks, the first ones, which it found in the prefix cache.
@@ -40,6 +42,8 @@ class Request:
     max_len: int
     priority: int = 0
     salt: str = ""
+    prompt_ids: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    block_keys: bytes = b""
     order: int = 0
     slot: int = NO_SLOT
     penalty_slot: int = NO_SLOT

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from runtime import messages as m
+from runtime.submit_check import check_message
 
 MAX_UNSENT_BYTES: Final = 8 << 20  # a front end that leaves more undrained is gone
 _READ_BYTES: Final = 1 << 18
@@ -40,6 +41,7 @@ class _Connection:
         self.reader = m.FrameReader()
         self.unsent = bytearray()
         self.greeted = False
+        self.last_handle = 0  # of its requests: they count up
 
     def flush(self) -> None:
         """Send what the socket takes. Raises OSError if the other side is gone."""
@@ -51,18 +53,30 @@ class _Connection:
             del self.unsent[:sent]
 
 
+def _say_nothing(owner: int, reason: str) -> None:
+    pass
+
+
 class SocketLinks:
     """Front ends connected to a Unix socket at `path`, which is made here.
 
     welcome: the answer to a front end's Hello. parent_fd: a descriptor that reaches its end when the parent process
     dies; `parent_gone` then says so. connected: the number that the first front end comes after.
+    refuse: told of a front end that is lost for what it said, and why.
     """
 
     def __init__(
-        self, path: Path, welcome: Callable[[], m.Welcome], parent_fd: int | None = None, *, connected: int = 0
+        self,
+        path: Path,
+        welcome: Callable[[], m.Welcome],
+        parent_fd: int | None = None,
+        *,
+        connected: int = 0,
+        refuse: Callable[[int, str], None] = _say_nothing,
     ) -> None:
         self.path = path
         self._welcome = welcome
+        self._refuse = refuse
         self._parent_fd = parent_fd
         self.parent_gone = False
         self._connections: dict[int, _Connection] = {}
@@ -161,20 +175,32 @@ class SocketLinks:
                 message = m.decode_to_engine(body)
                 if isinstance(message, m.Hello):
                     self._greet(owner, connection, message)
-                elif not connection.greeted:
-                    raise m.ProtocolError("a front end spoke before its Hello")
-                else:
-                    messages.append((owner, message))
+                    continue
+                self._check(connection, message)
+                messages.append((owner, message))
         except BlockingIOError:
             return messages
-        except (OSError, m.ProtocolError):
+        except m.ProtocolError as error:
+            self._refuse(owner, str(error))
+            data = b""
+        except OSError:
             data = b""
         if not data:
             self._lose(owner)
         return messages
 
+    def _check(self, connection: _Connection, message: m.ToEngine) -> None:
+        """Raises ProtocolError for what no front end may say."""
+        if not connection.greeted:
+            raise m.ProtocolError("a front end spoke before its Hello")
+        check_message(message, self._welcome().info, connection.last_handle)
+        if isinstance(message, m.Submit):
+            connection.last_handle = message.handle
+
     def _greet(self, owner: int, connection: _Connection, hello: m.Hello) -> None:
         welcome = self._welcome()
+        if connection.greeted:
+            raise m.ProtocolError("a front end said Hello twice")
         self.send(owner, welcome)
         if hello.protocol != welcome.protocol:
             raise m.ProtocolError(f"a front end speaks protocol {hello.protocol}, not {welcome.protocol}")

@@ -8,7 +8,7 @@ and is chosen by the front end, counting up from 1; it has 64 bits, here and in 
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -16,6 +16,7 @@ from runtime.request import FinishReason, SamplingParams, StoppingParams
 
 PROTOCOL_VERSION: Final = 3
 MAX_FRAME_BYTES: Final = 64 << 20
+MAX_HANDLE: Final = (1 << 63) - 1
 _LENGTH: Final = struct.Struct("<I")
 
 
@@ -31,13 +32,22 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    handle: int
-    request_id: str
-    prompt: bytes  # int32 token ids, never empty
+    """A request, and what takes long to make of it: see `runtime.preparation`, which makes it in the front end.
+
+    prompt: int32 token ids, never empty. prompt_ids: int32, its distinct ids, ascending, where a repetition penalty
+    looks at them; else empty. block_keys: keys of its full blocks, 32 bytes each, where the engine has a prefix cache;
+    else empty.
+    """
+
+    handle: Annotated[int, msgspec.Meta(ge=1, le=MAX_HANDLE)]
+    request_id: Annotated[str, msgspec.Meta(max_length=256)]
+    prompt: bytes
     sampling: SamplingParams
     stopping: StoppingParams
     priority: int = 0
-    cache_salt: str = ""
+    cache_salt: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+    prompt_ids: bytes = b""
+    block_keys: bytes = b""
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -296,11 +306,15 @@ def encode_frame(message: ToEngine | ToFrontEnd) -> bytes:
 
 
 def decode_to_engine(body: bytes) -> ToEngine:
-    """Raises ProtocolError."""
+    """Raises ProtocolError. What a message may say beyond its types is for `runtime.submit_check` to tell."""
     try:
         return _to_engine.decode(body)
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"a front end sent an unreadable message: {error}") from error
+    except UnicodeDecodeError as error:  # which repeats the text
+        raise ProtocolError("a front end sent an unreadable message: a text is not UTF-8") from error
+    except RecursionError as error:
+        raise ProtocolError("a front end sent an unreadable message: lists in lists without end") from error
 
 
 def decode_to_front_end(body: bytes) -> ToFrontEnd:

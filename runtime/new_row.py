@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from runtime.admission import admission_record, eos_and_stop_ids, needs_full, record_words
+from runtime.admission import (
+    NO_COUNTS,
+    admission_record,
+    eos_and_stop_ids,
+    needs_full,
+    penalty_list,
+    record_words,
+)
 from runtime.lifecycle import Request
 from runtime.limits import SchedulerLimits
 from runtime.plan import Admission
@@ -43,25 +52,27 @@ def begin_row(rows: Rows, request: Request, block_size: int, limits: SchedulerLi
             prompt_len,
             request.max_len,
             limits.eos_token_ids,
-            limits.vocab_size,
             blocks=request.blocks,
             penalty_slot=request.penalty_slot,
             state_slot=request.state_slot,
-            tokens=request.tokens,
+            counts=_counts_of(request),
         ),
     )
 
 
 def words_of(request: Request, prefix: int, limits: SchedulerLimits) -> int:
     """Words of the record, at most, of a request that begins with so many cached blocks."""
-    return record_words(
-        request.sampling,
-        request.stopping,
-        limits.eos_token_ids,
-        limits.vocab_size,
-        blocks=prefix,
-        tokens=request.tokens,
-    )
+    counts = 0
+    if request.sampling.has_penalty:  # as if it had never said a token twice
+        counts = min(request.prompt_ids.size + request.tokens.size - request.prompt.size, limits.vocab_size)
+    return record_words(request.sampling, request.stopping, limits.eos_token_ids, blocks=prefix, counts=counts)
+
+
+def _counts_of(request: Request) -> NDArray[np.int32]:
+    """What a row with penalties has said by now."""
+    if not request.sampling.has_penalty:
+        return NO_COUNTS
+    return penalty_list(request.prompt_ids, request.tokens[request.prompt.size :])
 
 
 def _sampling_of(request: Request) -> SamplingParams:

@@ -8,21 +8,36 @@ under the same salt.
 from __future__ import annotations
 
 from hashlib import sha256
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.block_pool import BlockPool, Content
 
+KEY_BYTES: Final = 32
+
+
+def prompt_keys(salt: str, prompt: NDArray[np.int32], block_size: int) -> bytes:
+    """Keys of a prompt's full blocks, one after the other. prompt: int32 [n]. Bytes [n // block_size * KEY_BYTES]
+
+    A front end makes them, so that the engine's loop hashes no prompt.
+    """
+    keys, tokens, size = PrefixKeys(salt), np.ascontiguousarray(prompt, "<i4").tobytes(), 4 * block_size
+    return b"".join(
+        keys.content(place, tokens[place * size : (place + 1) * size]).key for place in range(len(tokens) // size)
+    )
+
 
 class PrefixKeys:
     """The keys of one request's full blocks, made in order as its tokens become known.
 
-    salt: only requests of the same salt share blocks.
+    salt: only requests of the same salt share blocks. given: keys of the first blocks, as `prompt_keys` makes them.
     """
 
-    def __init__(self, salt: str) -> None:
+    def __init__(self, salt: str, given: bytes = b"") -> None:
         self._keys = [sha256(sha256(salt.encode()).digest()).digest()]  # of the empty prefix, then of each block
+        self._given = given
 
     def from_place(self, place: int) -> list[bytes]:
         """Keys that were made for blocks from this place on."""
@@ -31,7 +46,8 @@ class PrefixKeys:
     def content(self, place: int, tokens: bytes) -> Content:
         """What the block at `place` holds. tokens: its own ids, int32. Places come in order, and may come again."""
         if place == len(self._keys) - 1:
-            self._keys.append(sha256(self._keys[place] + tokens).digest())
+            given = self._given[place * KEY_BYTES : (place + 1) * KEY_BYTES]
+            self._keys.append(given or sha256(self._keys[place] + tokens).digest())
         return Content(self._keys[place + 1], tokens)
 
 

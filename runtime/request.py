@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
 import msgspec
 
 MAX_STOP_IDS = 32  # end-of-sequence ids and stop ids of one row together
 MAX_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
+
+# What a message may say, whatever the model: what is outside can't be put into a row's state. NaN is outside too.
+_Float = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
+_Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+_Logprobs = Annotated[int, msgspec.Meta(ge=-1, le=MAX_TOP_LOGPROBS)]
 
 
 class FinishReason(enum.IntEnum):
@@ -30,7 +37,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     temperature: 0 is greedy. top_k: 0 is off. top_p: 1 is off. min_p: 0 is off.
     seed: 64 bits, always set: the front end draws one where the client left it unset.
     bias_ids, bias_values: added to the logits, at most 1,024.
-    allowed_token_ids: empty means all.
+    allowed_mask: int32 words, bit v % 32 of word v // 32 for token v of the vocabulary; empty means all.
     logprobs: -1 none; n >= 0 the chosen token's and those of the n most likely.
     repetition_penalty: 1 is off; divides the positive and multiplies the negative logits of tokens in the prompt or the
     completion. presence_penalty, frequency_penalty: 0 is off; subtracted from the logits of tokens in the completion,
@@ -38,19 +45,19 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: as logprobs, for every token of the prompt after the first.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    temperature: Annotated[float, msgspec.Meta(ge=0.0, le=1e30)] = 1.0
+    top_k: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0
+    top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
+    min_p: _Fraction = 0.0
     seed: int = 0
-    bias_ids: tuple[int, ...] = ()
-    bias_values: tuple[float, ...] = ()
-    allowed_token_ids: tuple[int, ...] = ()
-    logprobs: int = -1
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    prompt_logprobs: int = -1
+    bias_ids: Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=MAX_BIAS)] = ()
+    bias_values: tuple[_Float, ...] = ()
+    allowed_mask: bytes = b""
+    logprobs: _Logprobs = -1
+    repetition_penalty: Annotated[float, msgspec.Meta(ge=1e-30, le=1e30)] = 1.0
+    presence_penalty: _Float = 0.0
+    frequency_penalty: _Float = 0.0
+    prompt_logprobs: _Logprobs = -1
 
     @property
     def has_penalty(self) -> bool:
@@ -64,7 +71,7 @@ class StoppingParams(msgspec.Struct, frozen=True, array_like=True):
     max_tokens: at least 1. min_tokens: below it end-of-sequence and stop ids cannot be sampled.
     """
 
-    max_tokens: int
-    min_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+    min_tokens: Annotated[int, msgspec.Meta(ge=0, lt=1 << 30)] = 0
+    stop_token_ids: Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=MAX_STOP_IDS)] = ()
     ignore_eos: bool = False

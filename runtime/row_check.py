@@ -93,8 +93,8 @@ def _last_token(live: _Live) -> _Expected:
 
 def _allowed(live: _Live) -> _Expected:
     """Rows without a list may say anything: nothing looks at their mask."""
-    live = live.those(lambda request: request.sampling.allowed_token_ids)
-    masks = [token_mask(request.sampling.allowed_token_ids, live.vocab_size) for request in live.requests]
+    live = live.those(lambda request: request.sampling.allowed_mask)
+    masks = [np.frombuffer(request.sampling.allowed_mask, np.int32) for request in live.requests]
     return _Expected(live.slots, live.slots, _stacked(masks))
 
 
@@ -146,7 +146,7 @@ FIELDS: Final[Mapping[str, _Field]] = {
     "bias_count": _each(lambda request: len(request.sampling.bias_ids), np.int32),
     "bias_ids": _lists(lambda request: request.sampling.bias_ids, np.int32),
     "bias_values": _lists(lambda request: request.sampling.bias_values, np.float32),
-    "has_allowed": _each(lambda request: bool(request.sampling.allowed_token_ids), np.bool_),
+    "has_allowed": _each(lambda request: bool(request.sampling.allowed_mask), np.bool_),
     "allowed": _allowed,
     "repetition_penalty": _each(lambda request: request.sampling.repetition_penalty, np.float32),
     "presence_penalty": _each(lambda request: request.sampling.presence_penalty, np.float32),

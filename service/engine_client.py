@@ -29,13 +29,13 @@ from runtime.messages import (
     Refused,
     StatsQuery,
     StatsReply,
-    Submit,
     ToEngine,
     ToFrontEnd,
     Welcome,
     decode_to_front_end,
     encode_frame,
 )
+from runtime.preparation import prepared_submit
 from runtime.request import FinishReason
 from service.limits import LIMITS
 from service.request_stream import EngineLostError, RequestRefusedError, RequestStream
@@ -122,12 +122,13 @@ class SocketEngineClient(asyncio.Protocol):
         stream = RequestStream(self._last_handle, LIMITS.unread_bytes, described, LIMITS.unread_prompt_bytes)
         self._streams[stream.handle] = stream
         self._send(
-            Submit(
-                handle=stream.handle,
-                request_id=request.request_id,
-                prompt=np.ascontiguousarray(prompt, np.dtype("<i4")).tobytes(),
-                sampling=request.sampling,
-                stopping=request.stopping,
+            prepared_submit(
+                stream.handle,
+                request.request_id,
+                prompt,
+                request.sampling,
+                request.stopping,
+                block_size=self.info.block_size if self.info.prefix_cache else 0,
                 priority=request.priority,
                 cache_salt=request.cache_salt,
             )

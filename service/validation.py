@@ -26,6 +26,7 @@ from runahead.v1 import (
     StoppingOptions,
     TokenizeRequest,
 )
+from runtime.admission import token_mask
 from runtime.messages import EngineInfo
 from runtime.request import SamplingParams, StoppingParams
 from service.errors import Violation, invalid_argument
@@ -116,7 +117,7 @@ def check_request(request: GenerateRequest, info: EngineInfo, has_tokenizer: boo
     prompt = _check_prompt_field(request, info, found)
     stopping = _check_stopping(request.stopping, info, found)
     sampling = _check_sampling(request.sampling, request.output, info, found)
-    _check_something_to_draw(sampling, stopping, info, found)
+    _check_something_to_draw(request.sampling.allowed_token_ids, stopping, info, found)
     text = _check_text(request.stopping, request.output, found)
     found.require(
         len(request.cache_salt.encode()) <= LIMITS.cache_salt_bytes,
@@ -270,7 +271,7 @@ def _check_sampling(
         seed=options.seed if options.HasField("seed") else secrets.randbits(64),
         bias_ids=tuple(bias),
         bias_values=tuple(bias.values()),
-        allowed_token_ids=tuple(sorted(set(allowed))),
+        allowed_mask=token_mask(np.fromiter(allowed, np.int64), info.vocab_size).tobytes() if allowed else b"",
         logprobs=_check_logprobs(output, "logprobs", found),
         prompt_logprobs=_check_logprobs(output, "prompt_logprobs", found),
         **penalties,
@@ -332,14 +333,14 @@ def _check_stopping(options: StoppingOptions, info: EngineInfo, found: Violation
 
 
 def _check_something_to_draw(
-    sampling: SamplingParams, stopping: StoppingParams, info: EngineInfo, found: Violations
+    allowed_token_ids: Sequence[int], stopping: StoppingParams, info: EngineInfo, found: Violations
 ) -> None:
     """Below min_tokens the ids that end a row are masked: were nothing else allowed, nothing could be drawn."""
-    if not sampling.allowed_token_ids or not stopping.min_tokens:
+    if not allowed_token_ids or not stopping.min_tokens:
         return
     ends = {*stopping.stop_token_ids, *(() if stopping.ignore_eos else info.eos_token_ids)}
     found.require(
-        not ends.issuperset(sampling.allowed_token_ids),
+        not ends.issuperset(allowed_token_ids),
         "sampling.allowed_token_ids",
         "allows only tokens that end the completion, and min_tokens forbids these at first",
     )

@@ -14,6 +14,7 @@ from cuda_graphs.device import Device
 from cuda_graphs.host_device import HostDevice
 from cuda_graphs.rings import RingLayout, allocate_rings
 from runtime import messages as m
+from runtime.admission import token_mask
 from runtime.block_pool import BlockPool
 from runtime.engine import Engine
 from runtime.host_program import HostProgram
@@ -25,6 +26,7 @@ from runtime.models.config import ModelConfig, RopeScaling
 from runtime.models.decoder import Decoder
 from runtime.models.weights import ModelWeights, dummy_weights
 from runtime.plan import PLAN_WORDS
+from runtime.preparation import prepared_submit
 from runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
 from runtime.rows import Rows
 from runtime.scheduler import Scheduler
@@ -97,8 +99,11 @@ class EngineUnderTest:
     links: MemoryLinks
 
     def submit(self, handle: int, prompt: Sequence[int], sampling: SamplingParams, stopping: StoppingParams) -> None:
-        raw = np.asarray(prompt, np.int32).tobytes()
-        self.links.inbox.append((1, m.Submit(handle, f"r{handle}", raw, sampling, stopping)))
+        size = self.engine.scheduler.pool.block_size
+        submit = prepared_submit(
+            handle, f"r{handle}", np.asarray(prompt, np.int32), sampling, stopping, block_size=size
+        )
+        self.links.inbox.append((1, submit))
 
     def run(self, turns: int = 100_000) -> None:
         """Turn until everything has ended, then compare the device's rows with the host's."""
@@ -239,7 +244,7 @@ def random_requests(
             seed=dice.getrandbits(64),
             bias_ids=(3, 5) if index % 5 == 4 else (),
             bias_values=(1.0, -2.0) if index % 5 == 4 else (),
-            allowed_token_ids=tuple(range(40)) if index % 7 == 6 else (),
+            allowed_mask=token_mask(range(40), config.vocab_size).tobytes() if index % 7 == 6 else b"",
             logprobs=dice.choice([-1, -1, 0, 3]),
         )
         stopping = StoppingParams(

@@ -126,7 +126,9 @@ def test_a_row_with_any_penalty_needs_the_full_form(changes: dict[str, float]) -
 
 def listed(tokens: list[int], prompt_len: int, prompt_matters: bool) -> list[tuple[int, int, bool]]:
     """(token, occurrences, in the prompt) of a penalty list."""
-    entries = penalty_list(np.array(tokens, np.int32), prompt_len, prompt_matters)
+    known = np.array(tokens, np.int32)
+    prompt_ids = np.unique(known[:prompt_len]) if prompt_matters else known[:0]
+    entries = penalty_list(prompt_ids, known[prompt_len:])
     seen = entries[:, COUNT_SEEN]
     columns = (entries[:, COUNT_TOKEN], seen & ~PROMPT_BIT, (seen & PROMPT_BIT) != 0)
     return list(zip(*(column.tolist() for column in columns), strict=True))

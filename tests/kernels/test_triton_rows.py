@@ -26,7 +26,7 @@ from cuda_graphs.rings import (  # noqa: E402
     RingMemory,
     allocate_rings,
 )
-from runtime.admission import admission_record  # noqa: E402
+from runtime.admission import NO_COUNTS, admission_record, penalty_list, token_mask  # noqa: E402
 from runtime.host_rows import HostRows  # noqa: E402
 from runtime.kernels.triton.device_rows import DeviceRows  # noqa: E402
 from runtime.kernels.triton.prompt_logprobs import find_targets, make_prompt_buffers  # noqa: E402
@@ -170,7 +170,7 @@ class Pair:
             seed=dice.getrandbits(64),
             bias_ids=tuple(range(dice.randrange(5))),
             bias_values=(0.5, -1.0, 2.0, 3.0)[: dice.randrange(5)],
-            allowed_token_ids=tuple(dice.sample(range(VOCAB), 5)) if dice.random() < 0.5 else (),
+            allowed_mask=token_mask(dice.sample(range(VOCAB), 5), VOCAB).tobytes() if dice.random() < 0.5 else b"",
             logprobs=dice.randrange(-1, 3),
             prompt_logprobs=dice.randrange(-1, 3),
             repetition_penalty=dice.choice([1.0, 1.5]) if free else 1.0,
@@ -188,6 +188,8 @@ class Pair:
         stops = tuple(dice.sample(range(VOCAB), dice.randrange(4)))
         stopping = StoppingParams(max_tokens=30, min_tokens=dice.randrange(3), stop_token_ids=stops)
         max_len = min(CONTEXT, prompt_len + stopping.max_tokens)
+        prompt_ids = np.unique(tokens[:prompt_len]) if sampling.repetition_penalty != 1 else tokens[:0]
+        counts = penalty_list(prompt_ids, tokens[prompt_len:]) if sampling.has_penalty else NO_COUNTS
         record = admission_record(
             slot,
             SamplingParams(**fields),
@@ -195,10 +197,9 @@ class Pair:
             prompt_len,
             max_len,
             (3,),
-            VOCAB,
             blocks=blocks,
             penalty_slot=self.penalty_slots.get(slot, -1),
-            tokens=tokens,
+            counts=counts,
         )
         return Admission(slot, record)
 

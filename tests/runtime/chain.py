@@ -20,6 +20,7 @@ from runtime.lifecycle import Deferred, Release
 from runtime.limits import SchedulerLimits
 from runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, PLAN_WORDS
 from runtime.poison import RingPoison
+from runtime.preparation import prepared_submit
 from runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
 from runtime.rows import Rows
 from runtime.scheduler import Scheduler
@@ -135,11 +136,21 @@ class Chain:
 
         sampling: instead of `seed`. stopping: fields of StoppingParams.
         """
-        tokens = np.asarray(prompt, np.int32).tobytes()
         limits = StoppingParams(**stopping)  # type: ignore[arg-type]
         name = request_id or (f"r{handle}" if owner == 1 else f"r{owner}.{handle}")
-        drawn = sampling or SamplingParams(seed=seed)
-        self.tell(m.Submit(handle, name, tokens, drawn, limits, priority, cache_salt), owner=owner)
+        self.tell(
+            prepared_submit(
+                handle,
+                name,
+                np.asarray(prompt, np.int32),
+                sampling or SamplingParams(seed=seed),
+                limits,
+                block_size=self.engine.scheduler.pool.block_size,
+                priority=priority,
+                cache_salt=cache_salt,
+            ),
+            owner=owner,
+        )
 
     def tell(self, message: m.ToEngine | None, *, owner: int = 1) -> None:
         """None: the front end is gone."""

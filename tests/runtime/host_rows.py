@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cuda_graphs.rings import RingLayout, allocate_rings
-from runtime.admission import admission_record
+from runtime.admission import admission_record, token_mask
 from runtime.host_rows import HostRows
 from runtime.plan import Admission, Chunk, LaunchPlan, stage
 from runtime.request import SamplingParams, StoppingParams
@@ -55,14 +55,14 @@ def chunk_of(slot: int, start: int, count: int, samples: bool = True) -> Chunk:
 
 RICH = SamplingParams(
     temperature=0.5, top_k=3, top_p=0.5, min_p=0.25, seed=(1 << 64) - 5, bias_ids=(4, 9), bias_values=(1.5, -2.0),
-    allowed_token_ids=(0, 33, 69), logprobs=2,
+    allowed_mask=token_mask((0, 33, 69), 70).tobytes(), logprobs=2,
 )  # fmt: skip
 PLAIN = SamplingParams(temperature=0.0, seed=8)
 
 
 def admission(slot: int, sampling: SamplingParams, stop_token_ids: tuple[int, ...]) -> Admission:
     stopping = StoppingParams(max_tokens=10, min_tokens=2, stop_token_ids=stop_token_ids)
-    return Admission(slot, admission_record(slot, sampling, stopping, 12, 22, (1,), VOCAB))
+    return Admission(slot, admission_record(slot, sampling, stopping, 12, 22, (1,)))
 
 
 def admit(rows: HostRows, number: int, entry: Admission) -> None:

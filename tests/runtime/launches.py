@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cuda_graphs.device import Device, Program
 from cuda_graphs.rings import TOKEN_MASK, RingMemory
 from cuda_graphs.shape import Form, LaunchShape
-from runtime.admission import admission_record
+from runtime.admission import NO_COUNTS, admission_record, penalty_list
 from runtime.plan import Admission, Chunk, LaunchPlan, stage
 from runtime.request import SamplingParams, StoppingParams
 from runtime.slot_pool import NO_SLOT
@@ -146,12 +147,18 @@ class Launches:
             row.prompt_len,
             1 << 20,
             (),
-            self.vocab_size,
             blocks=row.blocks,
             penalty_slot=row.penalty_slot,
-            tokens=np.array(row.known, np.int32),
+            counts=self._counts(row) if row.sampling.has_penalty else NO_COUNTS,
         )
         return Admission(slot, record)
+
+    @staticmethod
+    def _counts(row: _Row) -> NDArray[np.int32]:
+        known = np.array(row.known, np.int32)
+        repeats = row.sampling.repetition_penalty != 1
+        prompt_ids = np.unique(known[: row.prompt_len]) if repeats else known[:0]
+        return penalty_list(prompt_ids, known[row.prompt_len :])
 
     def _entries(self, chunk: Chunk, first: int) -> list[PromptEntry]:
         asked = self._rows[chunk.slot].sampling.prompt_logprobs

@@ -67,7 +67,7 @@ def test_a_snapshot_is_logged_every_so_many_launches_behind_a_barrier(
 ) -> None:
     submit = m.Submit(
         1, "r1", np.array([5, 6, 7], np.int32).tobytes(), SamplingParams(), StoppingParams(TOKENS, ignore_eos=True)
-    )
+    )  # too short for a block of the prefix cache
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(60)
         sock.connect(str(tmp_path / "engine"))

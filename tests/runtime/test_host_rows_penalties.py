@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.admission import admission_record
+from runtime.admission import admission_record, penalty_list
 from runtime.plan import Admission, Chunk
 from runtime.request import SamplingParams, StoppingParams
 from tests.runtime.host_rows import (
     PENALTY_SLOTS,
     PLAIN,
     RICH,
-    VOCAB,
     admission,
     admit,
     chunk_of,
@@ -32,8 +31,10 @@ def penalised(slot: int, penalty_slot: int, tokens: list[int], sampling: Samplin
     """Twelve of the tokens are the prompt."""
     known = np.array(tokens, np.int32)
     stopping = StoppingParams(max_tokens=10)
+    prompt_ids = np.unique(known[:12]) if sampling.repetition_penalty != 1 else known[:0]
+    counts = penalty_list(prompt_ids, known[12:])
     record = admission_record(
-        slot, sampling, stopping, 12, 22, (1,), VOCAB, penalty_slot=penalty_slot, tokens=known, blocks=(9, 8)
+        slot, sampling, stopping, 12, 22, (1,), penalty_slot=penalty_slot, counts=counts, blocks=(9, 8)
     )
     return Admission(slot, record)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runtime.admission import admission_record, largest_record_words, record_words
+from runtime.admission import admission_record, largest_record_words, penalty_list, record_words, token_mask
 from runtime.plan import (
     ADMIT_WORDS,
     HEADER_WORDS,
@@ -22,7 +22,7 @@ from runtime.request import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingPara
 
 SAMPLING = SamplingParams(
     temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=(1 << 64) - 3, bias_ids=(4, 9), bias_values=(1.5, -2.0),
-    allowed_token_ids=(0, 31, 32, 69), logprobs=3,
+    allowed_mask=token_mask((0, 31, 32, 69), 70).tobytes(), logprobs=3,
 )  # fmt: skip
 STOPPING = StoppingParams(max_tokens=10, min_tokens=2, stop_token_ids=(8, 3))
 
@@ -43,7 +43,7 @@ def test_a_steady_plan_is_its_header_of_64_bytes() -> None:
 
 
 def test_everything_in_a_mixed_plan_comes_back() -> None:
-    record = admission_record(4, SAMPLING, STOPPING, 20, 30, (1,), 70)
+    record = admission_record(4, SAMPLING, STOPPING, 20, 30, (1,))
     plan = LaunchPlan(
         9,
         np.array([2, 4, 6], np.int32),
@@ -75,21 +75,19 @@ def test_everything_in_a_mixed_plan_comes_back() -> None:
 def test_record_words_is_the_size_of_the_record() -> None:
     for sampling in (SAMPLING, SamplingParams()):
         for blocks in ((), (7, 3)):
-            record = admission_record(0, sampling, STOPPING, 20, 30, (1, 2), 70, blocks=blocks)
-            assert record.size == record_words(sampling, STOPPING, (1, 2), 70, blocks=len(blocks))
+            record = admission_record(0, sampling, STOPPING, 20, 30, (1, 2), blocks=blocks)
+            assert record.size == record_words(sampling, STOPPING, (1, 2), blocks=len(blocks))
 
 
 PENALISED = SamplingParams(
-    bias_ids=(4,), bias_values=(1.5,), allowed_token_ids=(0, 69), prompt_logprobs=2, repetition_penalty=1.5,
-    presence_penalty=-0.25, frequency_penalty=0.75,
+    bias_ids=(4,), bias_values=(1.5,), allowed_mask=token_mask((0, 69), 70).tobytes(), prompt_logprobs=2,
+    repetition_penalty=1.5, presence_penalty=-0.25, frequency_penalty=0.75,
 )  # fmt: skip
 
 
 def test_a_record_brings_cached_blocks_penalties_and_what_was_said_before_an_eviction() -> None:
-    tokens = np.array([9, 3, 3, 60, 7, 3, 7], np.int32)
-    record = admission_record(
-        4, PENALISED, STOPPING, 4, 30, (1,), 70, blocks=(17, 18, 5), penalty_slot=6, tokens=tokens
-    )
+    counts = penalty_list(np.array([3, 9, 60], np.int32), np.array([7, 3, 7], np.int32))
+    record = admission_record(4, PENALISED, STOPPING, 4, 30, (1,), blocks=(17, 18, 5), penalty_slot=6, counts=counts)
     bulk = np.concatenate([np.full(11, -1, np.int32), record])
     found = read_admission(bulk, 11)
     floats = found.head.view(np.float32)
@@ -101,44 +99,32 @@ def test_a_record_brings_cached_blocks_penalties_and_what_was_said_before_an_evi
     assert found.allowed.size == 3
     assert found.blocks.tolist() == [17, 18, 5]
     assert found.counts.tolist() == [[3, PROMPT_BIT | 1], [7, 2], [9, PROMPT_BIT], [60, PROMPT_BIT]]
-    assert record.size <= record_words(PENALISED, STOPPING, (1,), 70, blocks=3, tokens=tokens)
-
-
-@pytest.mark.parametrize("known", [1, 40, 200])
-def test_record_words_with_penalties_is_never_too_few(known: int) -> None:
-    dice = np.random.default_rng(known)
-    for prompt_len in (1, known):
-        tokens = dice.integers(0, 70, known).astype(np.int32)
-        record = admission_record(0, PENALISED, STOPPING, prompt_len, 300, (1,), 70, penalty_slot=0, tokens=tokens)
-        assert record.size <= record_words(PENALISED, STOPPING, (1,), 70, tokens=tokens)
+    assert record.size == record_words(PENALISED, STOPPING, (1,), blocks=3, counts=len(counts))
 
 
 def test_no_record_is_larger_than_the_largest() -> None:
-    sampling = SamplingParams(
-        bias_ids=tuple(range(MAX_BIAS)), bias_values=(1.0,) * MAX_BIAS, allowed_token_ids=(0,), repetition_penalty=2.0
-    )
     stopping = StoppingParams(max_tokens=10, stop_token_ids=tuple(range(MAX_STOP_IDS)))
     for vocab_size, context in ((4096, 600), (1100, 5000)):
-        tokens = (np.arange(context) % vocab_size).astype(np.int32)
-        blocks = range(context // 8)
-        record = admission_record(
-            0, sampling, stopping, 9, context, (), vocab_size, blocks=blocks, penalty_slot=0, tokens=tokens
+        sampling = SamplingParams(
+            bias_ids=tuple(range(MAX_BIAS)),
+            bias_values=(1.0,) * MAX_BIAS,
+            allowed_mask=token_mask((0,), vocab_size).tobytes(),
+            repetition_penalty=2.0,
         )
+        said = (np.arange(context) % vocab_size).astype(np.int32)
+        counts, blocks = penalty_list(np.unique(said[:9]), said[9:]), range(context // 8)
+        record = admission_record(0, sampling, stopping, 9, context, (), blocks=blocks, penalty_slot=0, counts=counts)
         assert record.size == largest_record_words(vocab_size, context, context // 8)
 
 
 def test_a_row_without_penalties_gets_no_penalty_slot() -> None:
-    record = admission_record(0, SamplingParams(), STOPPING, 2, 30, (1,), 70, penalty_slot=3)
+    record = admission_record(0, SamplingParams(), STOPPING, 2, 30, (1,), penalty_slot=3)
     assert read_admission(record, 0).head[18] == -1
 
 
-def test_penalties_without_a_slot_or_without_tokens_are_refused() -> None:
+def test_penalties_without_a_slot_are_refused() -> None:
     with pytest.raises(ValueError, match="penalty slot"):
-        admission_record(0, PENALISED, STOPPING, 4, 30, (1,), 70, tokens=np.zeros(4, np.int32))
-    with pytest.raises(ValueError, match="tokens"):
-        admission_record(0, PENALISED, STOPPING, 4, 30, (1,), 70, penalty_slot=1)
-    with pytest.raises(ValueError, match="tokens"):
-        record_words(PENALISED, STOPPING, (1,), 70)
+        admission_record(0, PENALISED, STOPPING, 4, 30, (1,))
 
 
 def test_a_target_follows_the_tokens_of_its_chunk() -> None:
@@ -178,7 +164,7 @@ def test_whatever_the_builder_says_fits_can_be_staged() -> None:
         slot = 100
         while True:
             count, blocks = int(dice.integers(1, 20)), int(dice.integers(1, 4))
-            record = admission_record(slot, SamplingParams(), STOPPING, count, 30, (1,), 70)
+            record = admission_record(slot, SamplingParams(), STOPPING, count, 30, (1,))
             if not builder.fits(count, blocks, record.size):
                 full += 1
                 break

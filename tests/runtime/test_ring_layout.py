@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runtime.admission import admission_record
+from runtime.admission import admission_record, penalty_list, token_mask
 from runtime.assembly import ring_layout
 from runtime.config import ConfigError, EngineConfig
 from runtime.plan import Chunk
@@ -21,13 +21,14 @@ def test_the_largest_request_fits_beside_every_other_row_s_chunks() -> None:
     layout = ring_layout(config, small_config(vocab_size=VOCAB, max_position_embeddings=PROMPT + 100))
     builder = PlanBuilder(1, layout.plan_words, layout.bulk_words, config.max_prefill_tokens)
     sampling = SamplingParams(
-        bias_ids=tuple(range(MAX_BIAS)), bias_values=(1.0,) * MAX_BIAS, allowed_token_ids=(0,), presence_penalty=1.0,
-        repetition_penalty=2.0,
+        bias_ids=tuple(range(MAX_BIAS)), bias_values=(1.0,) * MAX_BIAS, presence_penalty=1.0, repetition_penalty=2.0,
+        allowed_mask=token_mask((0,), VOCAB).tobytes(),
     )  # fmt: skip
     stopping = StoppingParams(max_tokens=90, stop_token_ids=tuple(range(MAX_STOP_IDS)))
     tokens = (np.arange(PROMPT) % VOCAB).astype(np.int32)
+    counts = penalty_list(np.unique(tokens), tokens[:0])
     record = admission_record(
-        39, sampling, stopping, PROMPT, PROMPT + 90, (), VOCAB, blocks=range(1, 500), penalty_slot=0, tokens=tokens
+        39, sampling, stopping, PROMPT, PROMPT + 90, (), blocks=range(1, 500), penalty_slot=0, counts=counts
     )
     for slot in range(39):  # one token each, with the prompt's next behind it
         assert builder.fits(1, 1, 0)

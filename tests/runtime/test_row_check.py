@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from runtime.admission import token_mask
 from runtime.engine import Barrier
 from runtime.ledger import LedgerError
 from runtime.request import SamplingParams
@@ -12,12 +13,14 @@ from runtime.row_check import FIELDS, check_rows
 from runtime.row_state import penalty_fields, row_fields
 from runtime.rows import RowPhase
 from tests.runtime.chain import Chain, make_chain, no_step
+from tests.runtime.hash_model import VOCAB
 
 DEPTHS = [0, 1, 2, 4]
 PENALTIES = penalty_fields()
 RICH = SamplingParams(
     temperature=0.7, top_k=9, top_p=0.9, min_p=0.01, seed=(1 << 64) - 3, bias_ids=(7, 3), bias_values=(1.5, -2.0),
-    allowed_token_ids=(3, 40, 90), logprobs=2, prompt_logprobs=1, repetition_penalty=1.2, presence_penalty=0.5,
+    allowed_mask=token_mask((3, 40, 90), VOCAB).tobytes(), logprobs=2, prompt_logprobs=1, repetition_penalty=1.2,
+    presence_penalty=0.5,
     frequency_penalty=-0.25,
 )  # fmt: skip
 

@@ -23,6 +23,7 @@ from runahead.v1 import (
     TokenIds,
     TokenizeRequest,
 )
+from runtime.admission import token_mask
 from runtime.request import FinishReason
 from service import validation
 from service.decoding import MALFORMED_SENTENCE
@@ -187,7 +188,7 @@ def test_bias_and_allowed_ids_reach_the_engine_in_order_and_once(shared: Service
     call = shared.stub.Generate(request, timeout=TIMEOUT_S)
     submit = shared.engine.next_submit()
     assert (submit.sampling.bias_ids, submit.sampling.bias_values) == ((2, 9), (-1.5, 1.5))
-    assert submit.sampling.allowed_token_ids == (2, 9)
+    assert submit.sampling.allowed_mask == token_mask((2, 9), V).tobytes()
     call.cancel()
     shared.engine.next_cancel()
 

@@ -10,6 +10,7 @@ import numpy as np
 from cuda_graphs.device import DeviceError
 from runtime import messages as m
 from runtime.engine import Barrier
+from runtime.preparation import prepared_submit
 from runtime.request import FinishReason
 from tests.simulation.assembly import make_chain
 from tests.simulation.book import Book
@@ -106,14 +107,19 @@ class Life:
             if ask.owner not in self._lost:
                 self.witness.count("came when nothing was left", bool(self._sent) and self.chain.quiet)
                 self._sent[handle] = ask
-                prompt = np.array(ask.prompt, np.int32).tobytes()
-                self.chain.tell(
-                    m.Submit(
-                        self.wires.numbers[handle], ask.request_id, prompt, ask.sampling, ask.stopping, ask.priority,
-                        ask.salt,
-                    ),
-                    owner=ask.owner,
-                )  # fmt: skip
+                self.chain.tell(self._submit(handle, ask), owner=ask.owner)
+
+    def _submit(self, handle: int, ask: Ask) -> m.Submit:
+        return prepared_submit(
+            self.wires.numbers[handle],
+            ask.request_id,
+            np.array(ask.prompt, np.int32),
+            ask.sampling,
+            ask.stopping,
+            block_size=self.chain.engine.scheduler.pool.block_size,
+            priority=ask.priority,
+            cache_salt=ask.salt,
+        )
 
     def _take_down(self) -> None:
         """What the coming turn will read, into the book."""

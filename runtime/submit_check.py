@@ -1,0 +1,83 @@
+"""What a front end's message may say beyond the types of its fields. Pure.
+
+A message that breaks these rules could put nonsense into a row, or stop the engine for everybody. It ends the
+connection that it came by, and nothing else. Every check is a few passes over an array, whatever the message's length.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime import messages as m
+from runtime.admission import eos_and_stop_ids
+from runtime.prefix_cache import KEY_BYTES
+from runtime.request import MAX_STOP_IDS, FinishReason
+
+_CANCELLED = (FinishReason.STOP, FinishReason.CANCELLED)
+
+
+def check_message(message: m.ToEngine, info: m.EngineInfo, last_handle: int) -> None:
+    """Raises ProtocolError, whose sentence names what is wrong and repeats nothing of a prompt.
+
+    last_handle: the newest on the connection.
+    """
+    if isinstance(message, m.Submit):
+        if message.handle <= last_handle:
+            raise m.ProtocolError(f"a Submit has handle {message.handle}, and {last_handle} was there before")
+        _check_prompt(message, info)
+        _check_ids(message, info)
+        _check_mask(message.sampling.allowed_mask, info.vocab_size)
+        stopping = message.stopping
+        if stopping.min_tokens > stopping.max_tokens:
+            raise m.ProtocolError(f"a Submit has min_tokens {stopping.min_tokens} over its {stopping.max_tokens}")
+    elif isinstance(message, m.Cancel) and message.reason not in _CANCELLED:
+        raise m.ProtocolError(f"a Cancel has the reason {message.reason.name}, which is the engine's to give")
+
+
+def _check_prompt(submit: m.Submit, info: m.EngineInfo) -> None:
+    """The prompt, and what was made of it."""
+    prompt = _words(submit.prompt, "prompt")
+    if not prompt.size:
+        raise m.ProtocolError("a Submit has an empty prompt")
+    if prompt.view(np.uint32).max() >= info.vocab_size:
+        raise m.ProtocolError(f"a Submit's prompt has an id that is not in the vocabulary of {info.vocab_size}")
+    ids, has_ids = _words(submit.prompt_ids, "prompt_ids"), submit.sampling.repetition_penalty != 1
+    if bool(ids.size) != has_ids or ids.size > prompt.size:
+        raise m.ProtocolError(f"a Submit has {ids.size} distinct ids for a prompt of {prompt.size}")
+    if has_ids and (ids[0] < 0 or ids[-1] >= info.vocab_size or not (ids[1:] > ids[:-1]).all()):
+        raise m.ProtocolError("a Submit's distinct ids are not ascending ids of the vocabulary")
+    keys = prompt.size // info.block_size if info.prefix_cache else 0
+    if len(submit.block_keys) != keys * KEY_BYTES:
+        raise m.ProtocolError(f"a Submit has {len(submit.block_keys)} bytes of keys for {keys} blocks")
+
+
+def _check_ids(submit: m.Submit, info: m.EngineInfo) -> None:
+    """Ids that are listed."""
+    sampling, stopping = submit.sampling, submit.stopping
+    if len(sampling.bias_ids) != len(sampling.bias_values):
+        raise m.ProtocolError(f"a Submit has {len(sampling.bias_ids)} ids and {len(sampling.bias_values)} biases")
+    if max((*sampling.bias_ids, *stopping.stop_token_ids), default=0) >= info.vocab_size:
+        raise m.ProtocolError(f"a Submit lists an id that is not in the vocabulary of {info.vocab_size}")
+    if len(set(sampling.bias_ids)) != len(sampling.bias_ids):
+        raise m.ProtocolError("a Submit has two biases for one id")
+    ends = len(eos_and_stop_ids(stopping, info.eos_token_ids))
+    if ends > MAX_STOP_IDS:
+        raise m.ProtocolError(f"a Submit ends with any of {ends} ids, and a row holds {MAX_STOP_IDS}")
+
+
+def _check_mask(mask: bytes, vocab_size: int) -> None:
+    if not mask:
+        return
+    words = _words(mask, "allowed_mask").view(np.uint32)
+    spare = words.size * 32 - vocab_size  # bits behind the vocabulary, in the last word
+    if not 0 <= spare < 32 or (spare and int(words[-1]) >> (32 - spare)):
+        raise m.ProtocolError(f"a Submit's allowed_mask of {words.size} words does not fit {vocab_size} ids")
+    if not words.any():
+        raise m.ProtocolError("a Submit's allowed_mask allows nothing")
+
+
+def _words(column: bytes, name: str) -> NDArray[np.int32]:
+    if len(column) % 4:
+        raise m.ProtocolError(f"a Submit's {name} has {len(column)} bytes, no whole number of int32")
+    return np.frombuffer(column, np.int32)
