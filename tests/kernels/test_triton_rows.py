@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
 import numpy as np
@@ -289,7 +288,7 @@ def test_a_plan_whose_number_differs_in_its_upper_half_alone_masks_every_row(num
     ring = number % LAYOUT.slots
     for planned, fault in ((number + (1 << 32), FAULT_PLAN_NUMBER), (number, FAULT_NONE)):
         pair.device.reset(number - 1)
-        stage(dataclasses.replace(pair.plan(), number=planned), pair.rings.plan[ring], pair.rings.bulk[ring])
+        stage(pair.plan()._replace(number=planned), pair.rings.plan[ring], pair.rings.bulk[ring])
         pair.device.apply(0, 0)
         pair.synchronize()
         assert pair.rings.status[ring, STATUS_FAULT] == fault

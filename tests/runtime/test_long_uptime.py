@@ -30,7 +30,7 @@ from runtime.rows import Rows
 from tests.models.checkpoints import CASES, save
 from tests.runtime.chain import Chain, MemoryLinks, make_chain
 from tests.runtime.from_zero import Begun
-from tests.runtime.hash_model import VOCAB
+from tests.runtime.hash_model import VOCAB, completion
 
 DEPTHS = [0, 1, 2, 4]
 BORDERS = [1 << 31, 1 << 32]
@@ -120,6 +120,21 @@ def test_counters_that_cross_a_border_on_the_simulated_device_change_nothing(
     assert found.stats == expected.stats
     assert found.snapshots == expected.snapshots
     assert expected.snapshots, "nothing was logged"
+
+
+@pytest.mark.parametrize("border", BORDERS)
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_rows_that_do_nothing_but_decode_cross_a_border_and_their_blocks_do_too(depth: int, border: int) -> None:
+    chain = make_chain(depth, schedule=seeded_schedule(3), counters_from=border - 30)
+    prompts = {border - 1: [3, 4], border: [5] * 7, border + 1: [6] * 12}
+    for handle, prompt in prompts.items():
+        chain.submit(handle, prompt, seed=handle, max_tokens=60, ignore_eos=True)
+    chain.turn_until(lambda: chain.ledger.launched > border - 20)
+    assert chain.engine.stats().events["admitted"].count == len(prompts), "from here on they decode"
+    chain.run()
+    assert chain.ledger.launched > border + 20
+    assert chain.tokens() == {handle: completion(prompt, handle, 60, stops=()) for handle, prompt in prompts.items()}
+    chain.check_nothing_is_left()
 
 
 # ---------------------------------------------------------------- the host device
