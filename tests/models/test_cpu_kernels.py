@@ -101,7 +101,7 @@ def test_every_kind_of_window_is_tried_and_the_trial_stays_small(monkeypatch: py
 def test_an_engine_is_served_by_the_way_that_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(CASES[0], tmp_path)
     monkeypatch.setattr(cpu_kernels, "product_ways", lambda: (RowsTogether(), OneDnnProducts()))
-    parts = assemble(EngineConfig(model=str(tmp_path), num_blocks=40, threads=1), nothing)
+    parts = assemble(EngineConfig(model=str(tmp_path), max_rows=4, num_blocks=40, threads=1), nothing)
     assert parts.kernel_trial is not None
     assert parts.kernel_trial.products == "OneDnnProducts"
     served = parts.device._program._model.kernels  # type: ignore[attr-defined]
@@ -115,7 +115,7 @@ def test_a_start_is_refused_before_any_weight_is_read(tmp_path: Path, monkeypatc
         shard.unlink()
     monkeypatch.setattr(cpu_kernels, "product_ways", lambda: (RowsTogether(),))
     with pytest.raises(RowInvarianceError):
-        assemble(EngineConfig(model=str(tmp_path), num_blocks=40, threads=1), nothing)
+        assemble(EngineConfig(model=str(tmp_path), max_rows=4, num_blocks=40, threads=1), nothing)
 
 
 def started(tmp_path: Path, before: str) -> subprocess.CompletedProcess[str]:
