@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from tests.kernels.triton_device import triton_device
 
@@ -17,36 +17,25 @@ from cuda_graphs.rings import (  # noqa: E402
     FAULT_NONE,
     FAULT_PLAN_NUMBER,
     NON_FINITE,
-    STATUS_BYTES,
     STATUS_FAULT,
     STOPPED,
     VOID,
     RingLayout,
-    RingMemory,
     allocate_rings,
 )
 from runtime.admission import NO_COUNTS, admission_record, penalty_list, token_mask  # noqa: E402
 from runtime.host_rows import HostRows  # noqa: E402
-from runtime.kernels.triton.device_rows import DeviceRows  # noqa: E402
-from runtime.kernels.triton.prompt_logprobs import find_targets, make_prompt_buffers  # noqa: E402
 from runtime.plan import HEADER_WORDS, PLAN_WORDS, Admission, Chunk, LaunchPlan, stage  # noqa: E402
 from runtime.request import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams  # noqa: E402
-from runtime.row_state import row_fields  # noqa: E402
+from tests.kernels.device_twin import DeviceTwin  # noqa: E402
 
 MAX_ROWS = 6
 BLOCK_SIZE = 8
 CONTEXT = 64
 VOCAB = 90
 PENALTY_SLOTS = 3
+CHUNKS = (8, 16, 24)
 LAYOUT = RingLayout(slots=4, plan_words=PLAN_WORDS, bulk_words=4096, rows=MAX_ROWS, max_top=3, drafts=1)
-
-
-def mapped_rings() -> RingMemory:
-    def allocate(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic]:
-        tensor = torch.from_numpy(np.zeros(shape, dtype))
-        return (tensor.pin_memory() if DEVICE.type == "cuda" else tensor).numpy()
-
-    return allocate_rings(LAYOUT, allocate)
 
 
 class Pair:
@@ -65,30 +54,19 @@ class Pair:
             penalty_slots=PENALTY_SLOTS,
             launched=launched,
         )
-        self.rings = mapped_rings()
-        self.device = DeviceRows(
-            self.rings,
-            max_rows=MAX_ROWS,
-            max_tokens=MAX_ROWS + 64,
-            block_size=BLOCK_SIZE,
-            context_length=CONTEXT,
-            vocab_size=VOCAB,
-            device=DEVICE,
-            penalty_slots=PENALTY_SLOTS,
+        self.twin = DeviceTwin(
+            self.host, DEVICE, max_tokens=MAX_ROWS * max(CHUNKS), context_length=CONTEXT, launched=launched
         )
-        self.device.reset(launched)
+        self.rings, self.device = self.twin.rings, self.twin.device
         for slot in range(PENALTY_SLOTS):  # an admission clears what the row before it left
             self.host.poison_penalty_slot(slot)
-            self.device.penalties.counts[slot] = 1 << 20
-            self.device.penalties.in_prompt[slot] = -1
-        self.prompt = make_prompt_buffers(MAX_ROWS + 64, VOCAB, LAYOUT.max_top, DEVICE)
+            self.twin.forget(penalty_slot=slot)
         self.penalty_slots: dict[int, int] = {}
         self.prompt_left: dict[int, int] = {}
         self.lengths: dict[int, int] = {}
         self.blocks: dict[int, int] = {}
         self.last: tuple[list[int], list[bool]] = ([], [])
-        self.seen = {"stopped": 0, "void": 0, "non-finite": 0, "mixed": 0, "steady": 0, "closing": 0, "skipped": 0,
-                     "single-token chunks": 0, "penalties": 0, "prompt log-probabilities": 0}  # fmt: skip
+        self.seen: Counter[str] = Counter()
 
     # -------------------------------------------------- S
 
@@ -101,14 +79,7 @@ class Pair:
         tokens[~finite] = 0
         if rows:
             self.host.publish(places, slots, tokens[places], finite[places])
-            width = rows + self.dice.randrange(3)  # a bucket that is larger than the list
-            padded, all_finite = np.full(width, 7, np.int64), np.zeros(width, np.bool_)
-            padded[:rows], all_finite[:rows] = tokens, finite
-            self.device.publish(width, torch.from_numpy(padded).to(DEVICE), torch.from_numpy(all_finite).to(DEVICE))
-            self.synchronize()
-            ring = self.host.number % LAYOUT.slots
-            expected = self.host.rings.cells[ring, places, 0]
-            assert self.rings.cells[ring, places, 0].tolist() == expected.tolist()
+            expected = self.twin.publish(places, tokens[places], finite[places], padding=self.dice.randrange(3))
             for name, flag in (("stopped", STOPPED), ("void", VOID), ("non-finite", NON_FINITE)):
                 self.seen[name] += int(np.count_nonzero(expected & flag))
 
@@ -121,8 +92,11 @@ class Pair:
         for slot in range(MAX_ROWS):
             if slot not in self.lengths and self.dice.random() < 0.1:
                 self.prompt_left[slot] = self.dice.choice([1, 9, 17, self.dice.randrange(2, 30)])
-                self.lengths[slot], self.blocks[slot] = 0, 0
-                admissions.append(self.admission(slot, self.prompt_left[slot]))
+                self.blocks[slot] = self.dice.randrange(3)  # found in the prefix cache
+                self.lengths[slot] = self.blocks[slot] * BLOCK_SIZE
+                self.seen["cached prefixes"] += self.blocks[slot] > 0
+                prefix = [self.dice.randrange(1, 1000) for _ in range(self.blocks[slot])]
+                admissions.append(self.admission(slot, self.lengths[slot] + self.prompt_left[slot], prefix))
             elif slot in self.lengths and not self.prompt_left[slot] and self.dice.random() < 0.05:
                 del self.lengths[slot]
                 self.penalty_slots.pop(slot, None)
@@ -130,7 +104,7 @@ class Pair:
         for slot in decode:
             self.lengths[slot] += 1
         for slot in [slot for slot in self.lengths if self.prompt_left[slot]]:
-            count = min(self.prompt_left[slot], self.dice.choice([8, 16, 24]))
+            count = min(self.prompt_left[slot], self.dice.choice(CHUNKS))
             start = self.lengths[slot]
             self.prompt_left[slot] -= count
             self.lengths[slot] += count
@@ -158,7 +132,7 @@ class Pair:
             tokens=len(decode) + sum(chunk.tokens.size for chunk in chunks),
         )
 
-    def admission(self, slot: int, prompt_len: int) -> Admission:
+    def admission(self, slot: int, prompt_len: int, blocks: list[int]) -> Admission:
         dice = self.dice
         free = sorted(set(range(PENALTY_SLOTS)) - set(self.penalty_slots.values()))
         sampling = SamplingParams(
@@ -180,7 +154,6 @@ class Pair:
             self.penalty_slots[slot] = dice.choice(free)
             self.seen["penalties"] += 1
         tokens = np.array([dice.randrange(VOCAB) for _ in range(prompt_len + dice.randrange(9))], np.int32)
-        blocks = [dice.randrange(1, 1000) for _ in range(dice.randrange(3))]
         bias = min(len(sampling.bias_ids), len(sampling.bias_values))
         fields = {name: getattr(sampling, name) for name in sampling.__struct_fields__}
         fields |= {"bias_ids": sampling.bias_ids[:bias], "bias_values": sampling.bias_values[:bias]}
@@ -206,60 +179,20 @@ class Pair:
 
     def apply(self, plan: LaunchPlan) -> None:
         ring = plan.number % LAYOUT.slots
-        for rings in (self.host.rings, self.rings):
-            stage(plan, rings.plan[ring], rings.bulk[ring])
-        mixed = bool(plan.chunks)
+        stage(plan, self.host.rings.plan[ring], self.host.rings.bulk[ring])
         read = self.host.apply()
-        rows, tokens = plan.rows.size, plan.tokens
-        bucket = rows + (self.dice.randrange(2) if rows and not mixed else 0)
-        self.device.apply(bucket, bucket if rows == tokens else tokens)
-        self.synchronize()
-        status = self.rings.status[ring]
-        assert status[STATUS_FAULT] == 0
-        assert status[STATUS_BYTES] == read
+        rows, mixed = plan.rows.size, bool(plan.chunks)
+        asked = self.twin.apply(read, padding=self.dice.randrange(2) if rows and not mixed else 0)
+        self.seen["prompt log-probabilities"] += asked
         self.seen["steady"] += rows > 0 and read == 4 * HEADER_WORDS
         self.seen["mixed"] += mixed
-        self.seen["single-token chunks"] += mixed and rows == tokens
+        self.seen["single-token chunks"] += mixed and rows == plan.tokens
         self.seen["closing"] += not rows
-        state = self.device.read()
-        for name in row_fields():
-            live = slice(0, MAX_ROWS)
-            expected, found = getattr(self.host, name)[live], state[name][live]
-            assert np.array_equal(found, expected), name
-        assert np.array_equal(self.device.penalties.counts.cpu().numpy(), self.host.counts)
-        assert np.array_equal(self.device.penalties.in_prompt.cpu().numpy(), self.host.in_prompt)
-        if rows:
-            self.compare_queries(rows, tokens)
 
-    def compare_queries(self, rows: int, tokens: int) -> None:
-        expected = self.host.queries()
-        batch = self.device.batch(rows, tokens)
-        assert batch.token_ids.tolist() == expected.token_ids.tolist()
-        assert batch.seq_lens.tolist() == expected.seq_lens.tolist()
-        assert batch.query_start_loc.tolist() == expected.query_start_loc.tolist()
-        alive = np.repeat(expected.seq_lens > 0, np.diff(expected.query_start_loc))
-        assert batch.positions.cpu().numpy()[alive].tolist() == expected.positions[alive].tolist()
-        assert batch.slot_mapping.cpu().numpy()[alive].tolist() == expected.slot_mapping[alive].tolist()
-        assert bool((batch.slot_mapping.cpu().numpy()[~alive] < BLOCK_SIZE).all()), "masked tokens go to the null block"
-        for row, length in enumerate(expected.seq_lens.tolist()):
-            used = -(-length // BLOCK_SIZE)
-            table = self.host.block_table[expected.slots[row], :used]
-            assert batch.block_tables[row, :used].tolist() == table.tolist()
-        wanted = self.host.prompt_queries(expected)
-        self.seen["prompt log-probabilities"] += wanted.index.size
-        device = self.device
-        find_targets(rows, tokens, device.counter, device._bulk, device.rows, device.state, self.prompt)
-        asked = self.prompt.asked[:tokens].cpu().numpy()
-        assert np.flatnonzero(asked >= 0).tolist() == wanted.index.tolist()
-        assert asked[wanted.index].tolist() == wanted.asked.tolist()
-        assert self.prompt.wanted[:tokens].tolist() == (asked >= 0).tolist()
-        assert self.prompt.target.cpu().numpy()[wanted.index].tolist() == wanted.target.tolist()
-        last = self.device.queries.last_query[:rows].cpu().numpy()
-        assert last[self.host.samples].tolist() == expected.last_query.tolist()
 
-    def synchronize(self) -> None:
-        if DEVICE.type == "cuda":
-            torch.cuda.synchronize()
+def synchronize() -> None:
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -290,20 +223,20 @@ def test_a_plan_whose_number_differs_in_its_upper_half_alone_masks_every_row(num
         pair.device.reset(number - 1)
         stage(pair.plan()._replace(number=planned), pair.rings.plan[ring], pair.rings.bulk[ring])
         pair.device.apply(0, 0)
-        pair.synchronize()
+        synchronize()
         assert pair.rings.status[ring, STATUS_FAULT] == fault
 
 
 def test_the_random_launches_hold_every_kind_of_end() -> None:
-    total: dict[str, int] = {}
+    total: Counter[str] = Counter()
     for seed in (5, 6):
         pair = Pair(seed)
         for _ in range(60):
             pair.sample()
             pair.apply(pair.plan())
-        for name, count in pair.seen.items():
-            total[name] = total.get(name, 0) + count
-    wanted = ("stopped", "void", "non-finite", "single-token chunks", "penalties", "prompt log-probabilities")
+        total += pair.seen
+    wanted = ("stopped", "void", "non-finite", "single-token chunks", "penalties", "cached prefixes")
+    wanted += ("prompt log-probabilities",)
     assert all(total[name] for name in wanted), total
 
 
@@ -315,7 +248,7 @@ def test_a_plan_of_another_number_masks_every_row_and_says_so() -> None:
     rows = pair.host.rows.size
     pair.sample()  # the next launch finds an old plan, or none, in its slot
     pair.device.apply(rows, rows)
-    pair.synchronize()
+    synchronize()
     assert pair.rings.status[pair.host.number % LAYOUT.slots, STATUS_FAULT] == FAULT_PLAN_NUMBER
     batch = pair.device.batch(rows, rows)
     assert not batch.seq_lens.any()
