@@ -22,7 +22,8 @@ def stats_lines(stats: stats_pb2.ServerStats) -> list[str]:
         "overlap": ratio,
         "depth": f"asked {chain.run_ahead or 'serial'}, reached {chain.ledger_depth_max}, now {chain.ledger_depth}; "
         f"launches by depth: {_counts(chain.launches_by_depth)}",
-        "device": f"busy {chain.device_busy_s:.3f} s, idle between launches {chain.device_idle_s:.3f} s, "
+        "device": f"busy {chain.device_busy_s:.3f} s, of that idle inside launches at most "
+        f"{chain.device_idle_inside_s:.3f} s, idle between launches {chain.device_idle_s:.3f} s, "
         f"{_each(chain.bytes_to_device, chain.launches)} bytes a launch copied to it",
         "host": f"{_each(chain.host_s * 1e6, chain.launches)} µs a launch, {chain.waits} waits",
         "graphs": f"{stats.graphs.captures} captured, {stats.graphs.replays} replayed; "

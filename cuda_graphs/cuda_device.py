@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from cuda_graphs import marks
 from cuda_graphs.device import DeviceCounters, DeviceError, Program
+from cuda_graphs.enqueue_watch import EnqueueWatch, unwatched
 from cuda_graphs.graph_pool import GraphKey, GraphPool, Piece, buckets_for
 from cuda_graphs.rings import STATUS_BYTES, RingLayout, RingMemory, allocate_rings
 from cuda_graphs.shape import Form, LaunchShape
@@ -33,6 +34,9 @@ _FAULT_CHECK_S: Final = 1e-3
 
 class CudaProgram(Program, Protocol):
     """A program that can be captured: its work depends on a launch's shape and on device memory alone."""
+
+    def forward(self, shape: LaunchShape, between: Callable[[], None] = unwatched) -> None:
+        """F. between: called whenever a piece of it has been enqueued, a layer as a rule."""
 
     def reset(self, launched: int) -> None:
         """Forget every launch and every row; the next is launch `launched` + 1. Only while nothing is in flight."""
@@ -78,6 +82,7 @@ class CudaDevice:
         self._end_ns = torch.from_numpy(rings.end_ns)
         self._marks = pinned((marks.MARKS,), np.int64)
         self._marks_on_device = torch.from_numpy(self._marks)
+        self._watch = EnqueueWatch(torch.cuda.Event)
         self._counted = launched  # the newest launch whose bytes are in the counters
         self._fault: Exception | None = None
         with torch.inference_mode():
@@ -138,12 +143,15 @@ class CudaDevice:
         if shape.is_decode and not shape.prompt_logprobs:
             self.graphs.replay(self.launch_key(max(shape.rows, shape.sample_rows), shape.form))
             self.counters.graph_replays += 1
+            self.rings.idle_ns[self.rings.slot(shape.number)] = 0
             return
         self.graphs.replay(GraphKey(Piece.SAMPLE, self._bucket(shape.sample_rows), shape.form))
+        self._watch.begin()
         self.counters.graph_replays += 1
         self.counters.fallbacks[_why_no_graph(shape)] += 1
         with torch.inference_mode():
-            self._after_sampling(shape)
+            self._after_sampling(shape, self._watch.piece)
+        self.rings.idle_ns[self.rings.slot(shape.number)] = self._watch.idle_ns
 
     def _bucket(self, rows: int) -> int:
         return self.buckets[bisect.bisect_left(self.buckets, rows)]
@@ -153,11 +161,14 @@ class CudaDevice:
         self._program.sample(shape)
         marks.sampled(self._counter, self._marks_on_device)
 
-    def _after_sampling(self, shape: LaunchShape) -> None:
+    def _after_sampling(self, shape: LaunchShape, between: Callable[[], None] = unwatched) -> None:
+        """between: called whenever a piece has been enqueued; not while a graph is captured."""
         self._program.apply(shape)
+        between()
         if not shape.is_closing:
-            self._program.forward(shape)
+            self._program.forward(shape, between)
         marks.ended(self._counter, self._marks_on_device, self._end_ns)
+        between()
 
     def _whole(self, shape: LaunchShape) -> None:
         self._sample(shape)

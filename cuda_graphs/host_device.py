@@ -47,17 +47,24 @@ class HostDevice:
     """Runs a `Program` on a thread of its own.
 
     delay: called before each of the three parts of a launch. launched: the number that the first launch comes after, as
-    the program was told.
+    the program was told. clock: ns, monotonic; read before and after each part.
     """
 
     def __init__(
-        self, program: Program, rings: RingMemory, delay: Callable[[], None] = _no_delay, *, launched: int = 0
+        self,
+        program: Program,
+        rings: RingMemory,
+        delay: Callable[[], None] = _no_delay,
+        *,
+        launched: int = 0,
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.rings = rings
         self.counters = DeviceCounters()
         self.buckets: tuple[int, ...] = ()
         self._program = program
         self._delay = delay
+        self._clock = clock
         self._queue: queue.SimpleQueue[LaunchShape | None] = queue.SimpleQueue()
         self._sampled = self._ended = launched
         self._awaited = (_NOTHING, _NOTHING)  # marks beyond these wake the host
@@ -114,15 +121,20 @@ class HostDevice:
     def _run(self, shape: LaunchShape) -> None:
         slot = self.rings.slot(shape.number)
         self._delay()
-        self.rings.start_ns[slot] = time.monotonic_ns()
+        self.rings.start_ns[slot] = self._clock()
         self._program.sample(shape)
+        sampled = self._clock()
         self._sampled = shape.number
         self._mark()
         self._delay()
+        applying = self._clock()
         self.counters.bytes_to_device += self._program.apply(shape)
+        applied = self._clock()
         self._delay()
+        forwarding = self._clock()
         self._program.forward(shape)
-        self.rings.end_ns[slot] = time.monotonic_ns()
+        self.rings.end_ns[slot] = self._clock()
+        self.rings.idle_ns[slot] = applying - sampled + forwarding - applied
         self._ended = shape.number
         self._mark()
 

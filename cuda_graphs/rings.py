@@ -84,6 +84,7 @@ class RingMemory:
     status: NDArray[np.int32]  # [slots, STATUS_WORDS]
     start_ns: NDArray[np.int64]  # [slots] the device's clock when S began
     end_ns: NDArray[np.int64]  # [slots] the device's clock when F ended
+    idle_ns: NDArray[np.int64]  # [slots] between these two, how long the device had nothing to run, at most
 
     def slot(self, number: int) -> int:
         """The slot of a launch, the same on the host and on the device."""
@@ -119,4 +120,5 @@ def allocate_rings(layout: RingLayout, allocate: Allocate = zeros) -> RingMemory
         status=allocate((slots, STATUS_WORDS), np.int32),  # type: ignore[arg-type]
         start_ns=allocate((slots,), np.int64),  # type: ignore[arg-type]
         end_ns=allocate((slots,), np.int64),  # type: ignore[arg-type]
+        idle_ns=allocate((slots,), np.int64),  # type: ignore[arg-type]
     )

@@ -6,12 +6,13 @@ device memory alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cuda_graphs.enqueue_watch import unwatched
 from cuda_graphs.rings import RingMemory
 from cuda_graphs.shape import LaunchShape
 from runtime.kernels.triton.device_rows import DeviceRows
@@ -70,9 +71,9 @@ class CudaProgram:
         self.rows.apply(shape.rows, shape.tokens)
         return 0  # the device counts what it reads
 
-    def forward(self, shape: LaunchShape) -> None:
+    def forward(self, shape: LaunchShape, between: Callable[[], None] = unwatched) -> None:
         batch = self.rows.batch(shape.rows, shape.tokens)
-        hidden = self._model.forward(batch, self._cache)
+        hidden = self._model.forward(batch, self._cache, between)
         last = hidden
         if not batch.is_decode:
             last = hidden.index_select(0, self.rows.queries.last_query[: shape.rows])

@@ -39,7 +39,8 @@ class Figures:
     overlapped: int = 0
     firsts_after_idle: int = 0
     busy_ns: int = 0
-    idle_ns: int = 0
+    idle_ns: int = 0  # between launches
+    idle_inside_ns: int = 0  # of busy_ns
     events: dict[str, EventCount] = field(default_factory=dict)
     barriers: Counter[str] = field(default_factory=Counter)
     barrier_s: dict[str, float] = field(default_factory=dict)
@@ -67,6 +68,7 @@ class Figures:
         self.overlapped += launch.overlapped
         self.firsts_after_idle += launch.first
         self.busy_ns += end - start
+        self.idle_inside_ns += int(rings.idle_ns[slot])
         if not launch.first:
             self.idle_ns += max(0, start - self._previous_end_ns)
         self._previous_end_ns = end

@@ -262,7 +262,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     firsts_after_idle: int
     overlap_ratio: float  # overlapped / (retired launches - firsts after idle); 0 before the first
     device_idle_s: float  # between the F of a launch and the S of the next, firsts after idle left out
-    device_busy_s: float
+    device_busy_s: float  # from the start of each S to the end of its F
+    device_idle_inside_s: float  # of the busy time, at most, the device had nothing to run
     host_s: float  # the loop's own time, waits left out
     waits: int
     bytes_to_device: int

@@ -67,6 +67,7 @@ def engine_stats(
         overlap_ratio=figures.overlap_ratio,
         device_idle_s=figures.idle_ns / 1e9,
         device_busy_s=figures.busy_ns / 1e9,
+        device_idle_inside_s=figures.idle_inside_ns / 1e9,
         host_s=host_s,
         waits=device.counters.waits,
         bytes_to_device=device.counters.bytes_to_device,

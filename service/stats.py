@@ -113,6 +113,7 @@ def _chain(engine: EngineStats) -> ChainStats:
         overlap_ratio=engine.overlap_ratio,
         device_idle_s=engine.device_idle_s,
         device_busy_s=engine.device_busy_s,
+        device_idle_inside_s=engine.device_idle_inside_s,
         host_s=engine.host_s,
         waits=engine.waits,
         bytes_to_device=engine.bytes_to_device,

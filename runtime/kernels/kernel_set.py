@@ -7,11 +7,13 @@ which runs where host and device are one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from cuda_graphs.enqueue_watch import unwatched
 from runtime.forward_batch import ForwardBatch, KVCache
 
 
@@ -82,8 +84,10 @@ class Layers:
 class BoundLayers(Protocol):
     """`Layers` bound to kernels: the forward of one model. May keep buffers: it serves one thread."""
 
-    def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, cache: KVCache, between: Callable[[], None] = unwatched) -> torch.Tensor:
         """Write the K and V of the batch's tokens to `slot_mapping`. Returns hidden states after the final norm.
+
+        between: called after each layer; where host and device are two, when it has been enqueued.
 
         For every layer: x += attention(norm(x)), causal, Q and K normalised (where the layer does) and rotated; then
         x += down(silu(gate) * up), with gate and up of norm(x). Norms are x / sqrt(mean(x^2) + eps) * weight, the mean

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
+from cuda_graphs.enqueue_watch import unwatched
 from runtime.forward_batch import ForwardBatch, KVCache
 from runtime.kernels.kernel_set import AttentionShape, KernelSet, Layers
 from runtime.models.config import ModelConfig
@@ -48,9 +51,12 @@ class Decoder:
 
         return KVCache(make(), make(), block_size)
 
-    def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
-        """Writes the K and V of the batch's tokens. Returns hidden states after the final norm, [T, hidden]."""
-        return self._layers.forward(batch, cache)
+    def forward(self, batch: ForwardBatch, cache: KVCache, between: Callable[[], None] = unwatched) -> torch.Tensor:
+        """Writes the K and V of the batch's tokens. Returns hidden states after the final norm, [T, hidden].
+
+        between: called after each layer.
+        """
+        return self._layers.forward(batch, cache, between)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [n, hidden], rows of what `forward` returned. Returns float32 [n, vocab]."""

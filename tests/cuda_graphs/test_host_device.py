@@ -105,6 +105,28 @@ def test_stamps_are_in_order(parts: tuple[HostDevice, Recorder]) -> None:
     assert rings.start_ns[1] <= rings.end_ns[1] <= rings.start_ns[2] <= rings.end_ns[2]
 
 
+def test_a_stall_between_the_parts_of_a_launch_is_idle_time_inside_it_though_its_ends_say_busy() -> None:
+    now = 0
+
+    def delayed() -> None:
+        nonlocal now
+        now += 1000
+
+    class Slow(Recorder):
+        def _do(self, part: str, number: int) -> None:
+            nonlocal now
+            now += {"S": 5, "apply": 7, "F": 40}[part]
+
+    rings = allocate_rings(RingLayout(4, 64, 64, 4, 1))
+    device = HostDevice(Slow(), rings, delayed, clock=lambda: now)
+    for number in (1, 2):
+        device.launch(shape(number))
+    wait_ended(device, 2)
+    device.close()
+    assert (rings.end_ns - rings.start_ns)[1:3].tolist() == [2052, 2052]
+    assert rings.idle_ns[1:3].tolist() == [2000, 2000], "before apply and before F; before S is between launches"
+
+
 def test_an_arrival_ends_a_wait(parts: tuple[HostDevice, Recorder]) -> None:
     device, program = parts
     program.hold("F")

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # What a launch runs through on a GPU, from the engine's loop to the kernels.
 SOURCES = (
     "cuda_graphs/cuda_device.py",
+    "cuda_graphs/enqueue_watch.py",
     "cuda_graphs/graph_pool.py",
     "cuda_graphs/marks.py",
     "runtime/cuda_program.py",

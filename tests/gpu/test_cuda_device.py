@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -235,3 +238,60 @@ def test_a_wait_ends_when_a_descriptor_is_readable_or_time_is_up() -> None:
     os.close(write)
     assert device.counters.waits == 2
     device.close()
+
+
+# ---------------------------------------------------------------- idle inside launches that are no graph
+
+STALL_S = 0.02
+MIXED = LaunchShape(1, 0, Form.PLAIN, rows=1, tokens=20)
+
+
+def launched_alone(under_test: EngineUnderTest) -> int:
+    """One mixed launch without a plan: every row is masked. Its idle time inside, in ns."""
+    device = under_test.device
+    device.launch(MIXED)
+    device.wait(1 << 62, 0, (), 30.0)
+    assert device.ended() == 1
+    return int(device.rings.idle_ns[1])
+
+
+def test_a_host_that_stalls_between_two_layers_of_a_mixed_launch_shows_as_idle_time_inside_it() -> None:
+    config = small_config()
+    under_test = cuda_engine(config, random_weights(config), 2)
+    forward = under_test.program.forward
+
+    def stalled(shape: LaunchShape, between: Callable[[], None]) -> None:
+        def stall() -> None:
+            between()
+            torch.cuda.current_stream().synchronize()  # the device has run dry
+            time.sleep(STALL_S)
+
+        forward(shape, stall)
+
+    under_test.program.forward = stalled
+    idle_ns = launched_alone(under_test)
+    rings = under_test.device.rings
+    print(f"idle inside: {idle_ns / 1e6:.2f} ms of {(rings.end_ns[1] - rings.start_ns[1]) / 1e6:.2f} ms busy")
+    assert idle_ns >= config.num_layers * STALL_S * 1e9
+    under_test.device.close()
+
+
+def test_a_mixed_launch_that_is_in_the_queue_before_the_device_comes_to_it_is_not_idle_inside() -> None:
+    config = small_config()
+    under_test = cuda_engine(config, random_weights(config), 2)
+    with torch.cuda.stream(under_test.device.stream):  # type: ignore[attr-defined]
+        torch.cuda._sleep(2_000_000_000)  # about a second
+    assert launched_alone(under_test) == 0
+    under_test.device.close()
+
+
+def test_a_steady_decode_of_captured_launches_is_never_idle_inside() -> None:
+    under_test = steady(2)
+    turn_for(under_test, 10)
+    figures = under_test.engine.figures
+    before, retired = figures.idle_inside_ns, figures.retired
+    assert before > 0, "its prompts were launches in pieces, the first of them onto an idle device"
+    turn_for(under_test, LAUNCHES)
+    assert figures.retired > retired
+    assert figures.idle_inside_ns == before
+    finish(under_test)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from cuda_graphs.enqueue_watch import unwatched
 from runtime.forward_batch import ForwardBatch, KVCache
 from runtime.kernels.kernel_set import BoundLayers, Layers, RopeTable
 from runtime.kernels.reference.forward import ReferenceKernels
@@ -240,8 +241,8 @@ class CrossingLayers:
     def __init__(self, inner: BoundLayers) -> None:
         self.inner = inner
 
-    def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
-        hidden = self.inner.forward(batch, cache)
+    def forward(self, batch: ForwardBatch, cache: KVCache, between: Callable[[], None] = unwatched) -> torch.Tensor:
+        hidden = self.inner.forward(batch, cache, between)
         if batch.num_tokens > 1:
             hidden[-1] += hidden[0] * 1e-7
         return hidden

@@ -37,6 +37,15 @@ def test_idle_time_is_the_sum_of_the_gaps_between_one_end_and_the_next_start() -
     assert figures.busy_ns == 100 + 70 + 50 + 5
 
 
+def test_idle_time_inside_launches_is_counted_apart_and_stays_busy_time() -> None:
+    figures, rings = Figures(), allocate_rings(RingLayout(4, 64, 64, 1, 1))
+    rings.start_ns[:], rings.end_ns[:] = (100, 200, 300, 400), (150, 280, 390, 490)
+    rings.idle_ns[:] = (0, 30, 0, 5)
+    for number in (1, 2, 3):
+        figures.retire(launch(number, first=number == 1), rings)
+    assert (figures.busy_ns, figures.idle_inside_ns, figures.idle_ns) == (80 + 90 + 90, 30 + 5, 20 + 10)
+
+
 def test_time_without_work_is_not_idle_time() -> None:
     assert retired((100, 200), (5000, 5100), (5107, 5200), firsts=(1, 2)).idle_ns == 7
 

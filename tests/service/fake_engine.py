@@ -78,6 +78,7 @@ STATS = m.EngineStats(
     overlap_ratio=0.98,
     device_idle_s=0.25,
     device_busy_s=4.5,
+    device_idle_inside_s=0.75,
     host_s=0.5,
     waits=77,
     bytes_to_device=6400,

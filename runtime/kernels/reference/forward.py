@@ -6,6 +6,7 @@ the weights' dtype.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cuda_graphs.enqueue_watch import unwatched
 from runtime.forward_batch import ForwardBatch, KVCache
 from runtime.kernels.kernel_set import Layers, LayerWeights
 from runtime.kernels.reference.attention import AttentionPlan, attend, plan_attention, silence_sparse_warning
@@ -89,7 +91,7 @@ class ReferenceLayers:
         self._cache: tuple[KVCache, tuple[_LayerCache, ...]] | None = None
         self._plans: dict[int, AttentionPlan] = {}  # by window, of the forward before
 
-    def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, cache: KVCache, between: Callable[[], None] = unwatched) -> torch.Tensor:
         """See `BoundLayers.forward`."""
         buffers = self._buffers_for(batch.num_tokens)
         caches = self._caches_of(cache)
@@ -101,6 +103,7 @@ class ReferenceLayers:
             for layer, layer_cache in zip(self._layers, caches, strict=True):
                 self._add_attention(buffers, layer, layer_cache, plans[layer.window])
                 self._add_feed_forward(buffers, layer)
+                between()
             buffers.norm.apply(self._final_norm)
         return torch.from_numpy(buffers.norm.out[: batch.num_tokens].copy())
 

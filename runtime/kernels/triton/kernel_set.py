@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
+from cuda_graphs.enqueue_watch import unwatched
 from runtime.forward_batch import ForwardBatch, KVCache
 from runtime.kernels.kernel_set import AttentionShape, Layers, LayerWeights, RopeTable
 from runtime.kernels.triton import activation, embedding, norms
@@ -72,7 +75,7 @@ class TritonLayers:
         # The norm that follows each layer: the next layer's, and at last the final one.
         self._next_norms = (*(layer.input_norm for layer in model.layers[1:]), model.final_norm)
 
-    def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, cache: KVCache, between: Callable[[], None] = unwatched) -> torch.Tensor:
         """As `BoundLayers.forward`. The sum of residual and product is made by the norm that follows."""
         model, eps = self._model, self._model.norm_eps
         attention = TritonAttention(batch, cache, model.shape, model.rope)
@@ -87,6 +90,7 @@ class TritonLayers:
             x = activation.silu_mul(_linear(x, layer.gate_up, layer.gate_up_bias))
             x = _linear(x, layer.down, layer.down_bias)
             x = norms.add_rms_norm(x, residual, next_norm, eps)
+            between()
         return x
 
 

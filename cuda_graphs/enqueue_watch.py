@@ -1,0 +1,66 @@
+"""For how long the device may have had nothing to run inside a launch that the host enqueues piece by piece.
+
+A captured launch is in the queue at once. The pieces of another come one after the other, and when the device is faster
+than the host it runs dry between them, which no stamp at the launch's two ends shows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+_BEFORE: Final = -1
+
+
+def unwatched() -> None:
+    """In place of `EnqueueWatch.piece`, for work that is captured or that nobody watches."""
+
+
+class Mark(Protocol):
+    """A place in the device's queue, as `torch.cuda.Event` is one. It may be put there again and again."""
+
+    def record(self) -> None:
+        """Put it behind everything that was enqueued so far."""
+
+    def query(self) -> bool:
+        """Has the device come past it? Never waits."""
+
+
+class EnqueueWatch:
+    """An upper bound, from the host's clock and two marks.
+
+    The host looks up after each piece that it has enqueued, and asks whether the device had come, by then, to the end
+    of the piece before that one. If it had not, the device had work during all of the time in which the piece was
+    enqueued. If it had, it may have run dry, for no longer than that time. So the device was idle inside the launch for
+    at most the sum of those times; nothing is added for the pieces that the host enqueued in good time. What is too
+    much in it is what the device did run meanwhile.
+
+    make_mark: a mark on the stream that pieces are enqueued on. clock: ns, monotonic.
+    """
+
+    def __init__(self, make_mark: Callable[[], Mark], clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._marks = [make_mark(), make_mark()]
+        self._clock = clock
+        self._since = 0
+        self._idle_ns = 0
+
+    def begin(self) -> None:
+        """The launch's first piece has been enqueued."""
+        self._idle_ns = 0
+        self._since = self._clock()
+        self._marks[_BEFORE].record()
+
+    def piece(self) -> None:
+        """One more piece has been enqueued."""
+        now = self._clock()
+        if self._marks[_BEFORE].query():
+            self._idle_ns += now - self._since
+        self._since = now
+        self._marks.reverse()
+        self._marks[_BEFORE].record()
+
+    @property
+    def idle_ns(self) -> int:
+        """What the device was idle inside this launch, so far and at most."""
+        return self._idle_ns
