@@ -11,10 +11,12 @@ import numpy as np
 
 from runtime import messages as m
 from runtime.lifecycle import Request
+from runtime.preparation import prepared_submit
 from runtime.request import FinishReason, SamplingParams, StoppingParams
 from tests.runtime.hash_model import VOCAB
 
 CONTEXT: Final = 64
+BLOCK_SIZE: Final = 8
 _BUSY: Final = 10  # requests served at a time, beyond which nobody asks for more
 _LULL: Final = 1500  # turns, on average, from one time when nobody asks until all is quiet to the next
 _FRONT_ENDS: Final = 2
@@ -64,10 +66,10 @@ class Endless:
         request_id = dice.choice(served).request_id if served and dice.random() < 0.01 else f"r{self._handle}"
         max_tokens = dice.choice((1, 8, 20, 30, 60))
         has_penalty = dice.random() < 0.15
-        submit = m.Submit(
+        submit = prepared_submit(
             handle=self._handle,
             request_id=request_id,
-            prompt=np.array(prompt, np.int32).tobytes(),
+            prompt=np.array(prompt, np.int32),
             sampling=SamplingParams(
                 seed=dice.getrandbits(63),
                 prompt_logprobs=dice.choice((0, 2)) if dice.random() < 0.1 else -1,
@@ -80,6 +82,7 @@ class Endless:
                 stop_token_ids=tuple(dice.sample(range(VOCAB), dice.choice((0, 0, 3)))),
                 ignore_eos=dice.random() < 0.5,
             ),
+            block_size=BLOCK_SIZE,
             priority=dice.choice((0, 0, 0, 1)),
             cache_salt=dice.choice(("", "", "", "pepper")),
         )

@@ -23,7 +23,7 @@ from runtime.interval_log import Snapshot
 from runtime.request import FinishReason
 from tests.runtime.chain import Chain, make_chain
 from tests.runtime.from_zero import Begun
-from tests.simulation.endless import CONTEXT, Endless
+from tests.simulation.endless import BLOCK_SIZE, CONTEXT, Endless
 
 DEPTHS: Final = (0, 1, 2, 4)
 LOG_INTERVAL: Final = 16  # divides every border and how far before it a run begins: both engines log the same launches
@@ -73,6 +73,7 @@ def _make_side(depth: int, seed: int, begun: Begun, epoch: int) -> Side:
         schedule=seeded_schedule(seed),
         max_rows=4,
         num_blocks=13,
+        block_size=BLOCK_SIZE,
         context_length=CONTEXT,
         penalty_slots=2,
         max_queue=6,
