@@ -2,8 +2,8 @@
 block table as the device's own state holds it when the work runs. A wrong table, a block reused too early or a stale
 plan changes the tokens.
 
-In the form `full`, a row with penalties folds all that its penalty slot holds when S runs into its token, so that a
-slot that is stale, shared or reused too early changes the tokens too.
+What else S looks at (seed, temperature, filters, bias, allowed tokens, penalties) has its say as `runtime.hash_draw`
+says. Log-probabilities, of the prompt and of what is generated, are made up from the same hash, before any of that.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from cuda_graphs.rings import RingMemory, cell_tag
 from cuda_graphs.shape import Form, LaunchShape
+from runtime.hash_draw import draw, is_steered
 from runtime.host_rows import HostRows, Queries
-from runtime.kernels.reference.sampling_filters import bits
 from runtime.request import MAX_BIAS, MAX_STOP_IDS
 
 _POISON = -(1 << 20)
@@ -54,18 +54,16 @@ class HashProgram:
         self.rows.begin()
         if not shape.sample_rows:
             return
-        places, slots = self.rows.to_sample()
-        seeds = self.rows.seed[slots].view(np.uint64)
-        hashes = self._hashes[slots] ^ seeds
+        rows = self.rows
+        places, slots = rows.to_sample()
+        hashes = self._hashes[slots]
+        tokens = ((hashes ^ rows.seed[slots].view(np.uint64)) % np.uint64(rows.vocab_size)).astype(np.int32)
+        for i in np.flatnonzero(is_steered(rows, slots, shape.form)).tolist():
+            slot = int(slots[i])
+            tokens[i] = draw(rows, slot, int(hashes[i]), int(rows.seq_len[slot]), shape.form)
         if shape.form is Form.FULL:
-            for i in np.flatnonzero(self.rows.penalty_slot[slots] >= 0).tolist():
-                hashes[i] ^= self._penalties(int(slots[i]))
-        tokens = (hashes % np.uint64(self.rows.vocab_size)).astype(np.int32)
-        early = self.rows.seq_len[slots] < self.rows.min_position[slots]
-        for i in np.flatnonzero(early).tolist():
-            while tokens[i] in self.rows.stop_ids[slots[i]]:
-                tokens[i] = (tokens[i] + 1) % self.rows.vocab_size
-        self.rows.publish(places, slots, tokens, np.ones(slots.size, np.bool_))
+            self._leave_logprobs(places, slots, tokens)
+        rows.publish(places, slots, tokens, np.ones(slots.size, np.bool_))
 
     def apply(self, shape: LaunchShape) -> int:
         return self.rows.apply()
@@ -101,38 +99,41 @@ class HashProgram:
         mixed ^= mixed >> np.uint64(29)
         return mixed
 
-    def _penalties(self, slot: int) -> np.uint64:
-        """A digest of the row's penalty slot and factors."""
-        rows = self.rows
-        penalty_slot = int(rows.penalty_slot[slot])
-        said = rows.counts[penalty_slot].astype(np.uint64) * np.uint64(2)
-        said += bits(rows.in_prompt[penalty_slot], rows.vocab_size)
-        weights = np.arange(1, rows.vocab_size + 1, dtype=np.uint64) * _GOLDEN | np.uint64(1)
-        total = (said * weights).sum(dtype=np.uint64)
-        for place, factor in enumerate((rows.repetition_penalty, rows.presence_penalty, rows.frequency_penalty)):
-            total ^= np.uint64(int(factor[slot].view(np.uint32)) << (8 * place + 1))
-        return np.uint64(total ^ (total >> _HALF))
+    def _leave_logprobs(self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
+        """Of the tokens [n] of rows that asked."""
+        asking = np.flatnonzero(self.rows.logprobs[slots] >= 0)
+        if asking.size:
+            rings, cells = self.rows.rings, places[asking]
+            slot, of = rings.slot(self.rows.number), slots[asking]
+            found = self._made_up(self._hashes[of], tokens[asking], self.rows.logprobs[of])
+            rings.logprob[slot, cells], rings.top_ids[slot, cells], rings.top_logprobs[slot, cells] = found
 
     def _leave_prompt_logprobs(self, queries: Queries) -> None:
         """Made up of the hash of the tokens up to and with the query token, as the cache holds them, and the target."""
         wanted = self.rows.prompt_queries(queries)
-        ranks = np.arange(self.rows.rings.layout.max_top, dtype=np.uint64)
         place = np.searchsorted(queries.query_start_loc, wanted.index, side="right") - 1
         for row in np.unique(place).tolist():
             here = place == row
             index = wanted.index[here]
             totals = np.bitwise_xor.accumulate(self._mixed(int(queries.slots[row])))[queries.positions[index]]
-            hashes = totals ^ (totals >> _HALF)
-            targets = wanted.target[here].astype(np.uint64) * _GOLDEN
-            shown = ranks < wanted.asked[here].astype(np.uint64)[:, None]
-            top_ids = (hashes[:, None] + ranks) % np.uint64(self.rows.vocab_size)
-            top = -(hashes[:, None] % np.uint64(16) + ranks).astype(np.float32)
-            self.rows.publish_prompt_logprobs(
-                index,
-                ((hashes ^ targets) % np.uint64(4096)).astype(np.float32) / np.float32(-256),
-                np.where(shown, top_ids, np.uint64(0)).astype(np.int32),
-                np.where(shown, top, np.float32(0)),
-            )
+            found = self._made_up(totals ^ (totals >> _HALF), wanted.target[here], wanted.asked[here])
+            self.rows.publish_prompt_logprobs(index, *found)
+
+    def _made_up(
+        self, hashes: NDArray[np.uint64], tokens: NDArray[np.integer], asked: NDArray[np.int32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
+        """Log-probabilities of tokens [n] after what the hashes [n] are of, [n]; the most likely tokens and theirs, as
+        many as each row asked for, [n, max_top]."""
+        ranks = np.arange(self.rows.rings.layout.max_top, dtype=np.uint64)
+        shown = ranks < asked.astype(np.uint64)[:, None]
+        top_ids = (hashes[:, None] + ranks) % np.uint64(self.rows.vocab_size)
+        top = -(hashes[:, None] % np.uint64(16) + ranks).astype(np.float32)
+        chosen = (hashes ^ tokens.astype(np.uint64) * _GOLDEN) % np.uint64(4096)
+        return (
+            chosen.astype(np.float32) / np.float32(-256),
+            np.where(shown, top_ids, np.uint64(0)).astype(np.int32),
+            np.where(shown, top, np.float32(0)),
+        )
 
     def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
         return self.rows.read()

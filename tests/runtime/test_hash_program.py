@@ -9,6 +9,7 @@ import pytest
 
 from cuda_graphs.rings import RingLayout, allocate_rings
 from cuda_graphs.shape import Form
+from runtime.admission import token_mask
 from runtime.hash_program import HashProgram
 from runtime.plan import PLAN_WORDS
 from runtime.request import SamplingParams
@@ -113,3 +114,73 @@ def test_every_row_is_finite_and_nothing_is_said_of_others() -> None:
     launches.launch({SLOT: 100})
     assert launches.rings.finite[1].tolist() == [1, -1, -1, -1]
     assert not np.any(launches.rings.finite[[0, 2]] == 1)
+
+
+# ---------------------------------------------------------------- what has a say in a token
+
+ALLOWED = (3, 5, 8, 90)
+PLAIN_DRAW = SamplingParams(seed=77)
+STEERED = {
+    "seed": SamplingParams(seed=78),
+    "high half of the seed": SamplingParams(seed=77 + (1 << 40)),
+    "temperature": SamplingParams(seed=77, temperature=0.5),
+    "top_k": SamplingParams(seed=77, top_k=3),
+    "top_p": SamplingParams(seed=77, top_p=0.5),
+    "min_p": SamplingParams(seed=77, min_p=0.25),
+    "bias": SamplingParams(seed=77, bias_ids=(4,), bias_values=(1.0,)),
+    "bias of another value": SamplingParams(seed=77, bias_ids=(4,), bias_values=(2.0,)),
+    "bias of another id": SamplingParams(seed=77, bias_ids=(5,), bias_values=(1.0,)),
+    "allowed": SamplingParams(seed=77, allowed_mask=token_mask(ALLOWED, VOCAB).tobytes()),
+}
+IN_EVERY_FORM = ("seed", "high half of the seed", "temperature")
+
+
+def said(sampling: SamplingParams, form: Form = Form.FULL) -> list[int]:
+    return prefilled(sampling)[1].decode([SLOT], 8, form)[SLOT]
+
+
+def test_whatever_a_request_asks_for_makes_other_tokens() -> None:
+    found = {name: tuple(said(sampling)) for name, sampling in STEERED.items()}
+    found["none"] = tuple(said(PLAIN_DRAW))
+    assert len(set(found.values())) == len(found)
+    assert set(found["allowed"]) <= set(ALLOWED)
+
+
+@pytest.mark.parametrize("name", STEERED)
+def test_a_plain_launch_knows_a_temperature_and_a_seed_alone(name: str) -> None:
+    assert (said(STEERED[name], Form.PLAIN) == said(PLAIN_DRAW, Form.PLAIN)) == (name not in IN_EVERY_FORM)
+
+
+def test_a_greedy_row_looks_neither_at_its_seed_nor_at_its_filters() -> None:
+    greedy = [SamplingParams(temperature=0.0, seed=seed, top_k=seed, top_p=0.5) for seed in (1, 2)]
+    assert said(greedy[0]) == said(greedy[1]) != said(PLAIN_DRAW)
+
+
+def test_a_row_is_drawn_with_its_own_parameters_beside_others_and_after_them() -> None:
+    alone = {slot: said(sampling) for slot, sampling in enumerate(STEERED.values())}
+    _, launches = started()
+    for first in range(0, len(alone) - ROWS + 1, ROWS):
+        for slot in range(ROWS):
+            launches.begin(slot, PROMPT, list(STEERED.values())[first + slot])
+        launches.launch(dict.fromkeys(range(ROWS), 100))
+        found = launches.decode(range(ROWS), 8)
+        launches.launch({})
+        assert found == {slot: alone[first + slot] for slot in range(ROWS)}
+
+
+def test_log_probabilities_follow_from_the_tokens_before_and_are_left_for_those_who_ask() -> None:
+    _, launches = started()
+    asked = {0: -1, 1: 0, 2: 2}
+    for slot, count in asked.items():
+        launches.begin(slot, PROMPT, SamplingParams(seed=slot, temperature=0.5, logprobs=count))
+    launches.launch(dict.fromkeys(asked, 100))
+    rings = launches.rings
+    rings.logprob[:] = np.nan
+    tokens = launches.launch(dict.fromkeys(asked, 1)).tokens
+    ring = rings.slot(launches.number)
+    assert np.isnan(rings.logprob[ring, 0])
+    for slot in (1, 2):
+        entry = [*PROMPT, tokens[slot]]
+        assert rings.logprob[ring, slot] == prompt_logprob(entry, len(PROMPT))
+        top = zip(rings.top_ids[ring, slot, : asked[slot]], rings.top_logprobs[ring, slot], strict=False)
+        assert list(top) == prompt_top(entry, len(PROMPT), asked[slot], VOCAB)

@@ -49,6 +49,7 @@ def _check_answers(script: Script, answers: list[Answer], told: Told) -> None:
         assert _could_find(script, answers, handle, heard.cached_tokens), f"{handle} found what nobody of its salt left"
         count = len(heard.tokens)
         assert tuple(heard.tokens) == right.tokens[:count], f"{handle} got {heard.tokens}, not {right.tokens}"
+        assert heard.entries == list(right.entries[:count]), f"{handle} got other log-probabilities than the model's"
         entries, whole = heard.prompt_entries, len(right.prompt_entries)
         assert entries == list(right.prompt_entries[: len(entries)]), f"{handle} got other prompt log-probabilities"
         assert len(entries) <= min(whole, right.sick_from), f"{handle} got prompt log-probabilities that mean nothing"
@@ -75,7 +76,10 @@ def _check_same(serial: Mapping[int, Heard], other: Mapping[int, Heard]) -> None
         one, two = serial[handle], other[handle]
         tokens, entries = (min(len(one.tokens), len(two.tokens)), min(len(one.prompt_entries), len(two.prompt_entries)))
         assert one.tokens[:tokens] == two.tokens[:tokens], f"{handle} got other tokens than in serial"
-        assert one.prompt_entries[:entries] == two.prompt_entries[:entries], f"{handle} got other log-probabilities"
+        assert one.entries[:tokens] == two.entries[:tokens], f"{handle} got other log-probabilities than in serial"
+        assert one.prompt_entries[:entries] == two.prompt_entries[:entries], (
+            f"{handle} got other prompt log-probabilities than in serial"
+        )
         if one.reason not in _INTERRUPTED and two.reason not in _INTERRUPTED:
             assert one.tokens == two.tokens and one.reason is two.reason, f"{handle} ended elsewhere than in serial"
             assert one.prompt_entries == two.prompt_entries, f"{handle} got other log-probabilities than in serial"

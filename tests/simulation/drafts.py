@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cuda_graphs.rings import NON_FINITE, STOPPED, VOID, RingMemory, cell_tag
-from cuda_graphs.shape import LaunchShape
+from cuda_graphs.shape import Form, LaunchShape
 from runtime import plan as layout
+from runtime.hash_draw import draw
 from runtime.host_rows import Queries
 from tests.simulation.programs import Sickness, SimulatedProgram, SimulatedRows
 from tests.simulation.script import DRAFTS
@@ -108,15 +109,15 @@ class DraftProgram(SimulatedProgram):
         cells = self.rows.rings.cells[self.rows.rings.slot(number)]
         for place, slot in zip(places.tolist(), slots.tolist(), strict=True):
             cells[place] = cell_tag(number) | VOID
-            for offset, low in enumerate(self._verify(slot)):
+            for offset, low in enumerate(self._verify(slot, shape.form)):
                 cells[place, offset] = cell_tag(number) | low
 
-    def _verify(self, slot: int) -> list[int]:
+    def _verify(self, slot: int, form: Form) -> list[int]:
         """The run of a row: its tokens until one was not the draft after it, or ends the row."""
         kept: list[int] = []
         while self.rows.alive[slot] and len(kept) < _PER_ROW:
             position = int(self.rows.seq_len[slot])
-            token = self._token(slot, int(self._run[slot, len(kept)]), position)
+            token = draw(self.rows, slot, int(self._run[slot, len(kept)]), position, form)
             is_finite = not self._sick_run[slot, len(kept)] and self.rows.has_finite_logits(slot, position)
             kept.append(self.rows.keep(slot, token, is_finite))
             if len(kept) > DRAFTS or self._drafts[slot, len(kept) - 1] != token:
@@ -125,17 +126,6 @@ class DraftProgram(SimulatedProgram):
             self.runs[len(kept)] += 1
             self.trimmed += not self.rows.alive[slot] and len(kept) <= self._right[slot]
         return kept
-
-    def _token(self, slot: int, digest: int, position: int) -> int:
-        """What the model says at this position, with the counts as they are."""
-        rows = self.rows
-        digest ^= int(rows.seed[slot]) & _MASK
-        if rows.penalty_slot[slot] >= 0:
-            digest ^= int(self._penalties(slot))
-        token = digest % rows.vocab_size
-        while position < rows.min_position[slot] and token in rows.stop_ids[slot]:
-            token = (token + 1) % rows.vocab_size
-        return token
 
     # ------------------------------------------------------------ F
 
@@ -170,7 +160,7 @@ class DraftProgram(SimulatedProgram):
             self._run[slot, offset] = total ^ (total >> 32)
             if offset == DRAFTS or position + offset >= rows.max_position[slot]:
                 break
-            token = self._token(slot, int(self._run[slot, offset]), position + offset)
+            token = draw(rows, slot, int(self._run[slot, offset]), position + offset, Form.FULL)
             if rows.penalty_slot[slot] >= 0:
                 rows.counts[rows.penalty_slot[slot], token] += 1
                 counted.append(token)

@@ -54,6 +54,7 @@ class _Author:
         self.is_slow = self.is_crowded and self.dice.random() < 0.3
         if self.is_slow:
             self.world = _slow(self.world)
+        self.is_choosy = self.dice.random() < 0.5  # requests say how their tokens are drawn
         self.is_shared = self.dice.random() < 0.3  # two front ends take turns, and come again when all seems over
         # Prompts that begin alike find each other's blocks.
         self.stems = [self._tokens(self.world.context_length) for _ in range(self.dice.choice((1, 1, 2)))]
@@ -145,9 +146,34 @@ class _Author:
                 presence=dice.choice((0.0, 0.5)),
                 frequency=dice.choice((0.0, 0.25)),
             )
+        if self.is_choosy:
+            ask = self._drawn(ask)
         if self.is_slow and len(prompt) > 16:
             ask = replace(ask, prompt_logprobs=dice.choice((-1, 0, 2)), priority=dice.choice((0, -1)))
         return self._sicken(ask) if dice.random() < 0.08 else ask
+
+    def _drawn(self, ask: Ask) -> Ask:
+        """With what decides how its tokens are drawn, a few of these at a time."""
+        dice, ids = self.dice, range(VOCAB)
+        if dice.random() < 0.4:
+            ask = replace(ask, temperature=dice.choice((0.0, 0.25, 0.75, 1.5)))
+        if dice.random() < 0.4:
+            ask = replace(
+                ask,
+                top_k=dice.choice((0, 1, 5, 40)),
+                top_p=dice.choice((1.0, 0.5, 0.875)),
+                min_p=dice.choice((0.0, 0.0625)),
+            )
+        if dice.random() < 0.3:
+            bias = tuple(
+                (token, dice.choice((-100.0, -1.5, 0.5, 8.0))) for token in dice.sample(ids, dice.randint(1, 6))
+            )
+            ask = replace(ask, bias=bias)
+        if dice.random() < 0.3:
+            ask = replace(ask, allowed=tuple(dice.sample(ids, dice.choice((1, 4, 12, 60)))))
+        if dice.random() < 0.6 and self.world.mode is not Mode.DRAFTS:  # rings hold those of one token a launch
+            ask = replace(ask, logprobs=dice.choice((0, 1, 4)))
+        return ask
 
     def _prompt(self) -> list[int]:
         """Often the beginning of a stem, and then its own."""

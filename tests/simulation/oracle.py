@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.request import FinishReason
 from tests.runtime.hash_model import EOS, VOCAB
+from tests.simulation.draws import drawn
 from tests.simulation.script import Ask, Mode, World
 
 _MASK = (1 << 64) - 1
@@ -17,8 +17,8 @@ STATE_INIT = 0x243F6A8885A308D3  # of a row that has seen no token
 
 
 @dataclass(frozen=True, slots=True)
-class PromptEntry:
-    """How likely a prompt token was, and the most likely ones."""
+class Entry:
+    """How likely a token was, and the most likely ones in its place."""
 
     chosen: float
     top_ids: tuple[int, ...]
@@ -27,12 +27,13 @@ class PromptEntry:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """refusal: the field at fault if the request can never be served. sick_from: prompt entries from there on mean
-    nothing, and the request ends without them."""
+    """entries: of the tokens, if they were asked for. refusal: the field at fault if the request can never be served.
+    sick_from: prompt entries from there on mean nothing, and the request ends without them."""
 
     tokens: tuple[int, ...] = ()
+    entries: tuple[Entry, ...] = ()
     reason: FinishReason = FinishReason.NOT_FINISHED
-    prompt_entries: tuple[PromptEntry, ...] = ()
+    prompt_entries: tuple[Entry, ...] = ()
     sick_from: int = 1 << 30
     refusal: str = ""
 
@@ -81,20 +82,23 @@ def answer(ask: Ask, world: World) -> Answer:
     max_len = min(len(ask.prompt) + ask.max_tokens, world.context_length)
     said: Counter[int] = Counter()
     tokens: list[int] = []
+    entries: list[Entry] = []
     reason = FinishReason.NOT_FINISHED
     while reason is FinishReason.NOT_FINISHED:
         position = running.count
         if position == ask.sick_logits or 0 <= ask.sick_hidden < position:
             reason = FinishReason.NON_FINITE
             break
-        token = _token(ask, world, running, said)
-        while len(tokens) < ask.min_tokens and token in stops:
-            token = (token + 1) % VOCAB
+        digest = running.hash ^ (running.state if world.mode is Mode.STATE else 0)
+        token = drawn(ask, digest, position, said, stops if len(tokens) < ask.min_tokens else ())
         tokens.append(token)
+        if ask.logprobs >= 0:
+            entries.append(_entry(digest, token, ask.logprobs))
         said[token] += 1
         running.add(token)
         reason = _reason(ask, token, stops, len(tokens), position + 1 >= max_len, world)
-    return Answer(tuple(tokens), reason, _prompt_entries(ask), ask.sick_hidden if ask.sick_hidden >= 0 else 1 << 30)
+    sick_from = ask.sick_hidden if ask.sick_hidden >= 0 else 1 << 30
+    return Answer(tuple(tokens), tuple(entries), reason, _prompt_entries(ask), sick_from)
 
 
 def _refusal(ask: Ask, world: World) -> str:
@@ -120,40 +124,21 @@ def _reason(ask: Ask, token: int, stops: set[int], count: int, is_last: bool, wo
     return FinishReason.CONTEXT_LENGTH if limited else FinishReason.LENGTH
 
 
-def _token(ask: Ask, world: World, running: _Running, said: Counter[int]) -> int:
-    digest = running.hash ^ ask.seed
-    if world.mode is Mode.STATE:
-        digest ^= running.state
-    if ask.sampling.has_penalty:
-        digest ^= _penalties(ask, said)
-    return digest % VOCAB
-
-
-def _penalties(ask: Ask, said: Counter[int]) -> int:
-    """A digest of which tokens were said, how often, and of the three factors."""
-    in_prompt = set(ask.prompt) if ask.repetition != 1 else set()
-    total = 0
-    for token in {*said, *in_prompt}:
-        total += (2 * said[token] + (token in in_prompt)) * (((token + 1) * _GOLDEN & _MASK) | 1)
-    total &= _MASK
-    for place, factor in enumerate((ask.repetition, ask.presence, ask.frequency)):
-        total ^= int.from_bytes(struct.pack("<f", factor), "little") << (8 * place + 1)
-    return total ^ (total >> 32)
-
-
-def _prompt_entries(ask: Ask) -> tuple[PromptEntry, ...]:
+def _prompt_entries(ask: Ask) -> tuple[Entry, ...]:
     if ask.prompt_logprobs < 0:
         return ()
     entries, running = [], _Running(())
     for token, target in zip(ask.prompt, ask.prompt[1:], strict=False):
         running.add(token)
-        digest = running.hash
-        ranks = range(ask.prompt_logprobs)
-        entries.append(
-            PromptEntry(
-                ((digest ^ (target * _GOLDEN & _MASK)) % 4096) / -256,
-                tuple((digest + rank) % (1 << 64) % VOCAB for rank in ranks),
-                tuple(float(-(digest % 16 + rank)) for rank in ranks),
-            )
-        )
+        entries.append(_entry(running.hash, target, ask.prompt_logprobs))
     return tuple(entries)
+
+
+def _entry(digest: int, token: int, count: int) -> Entry:
+    """digest: of all tokens before this one."""
+    ranks = range(count)
+    return Entry(
+        ((digest ^ (token * _GOLDEN & _MASK)) % 4096) / -256,
+        tuple((digest + rank & _MASK) % VOCAB for rank in ranks),
+        tuple(float(-(digest % 16 + rank)) for rank in ranks),
+    )

@@ -14,6 +14,7 @@ from runtime.interval_log import LogMode
 from runtime.lifecycle import Request
 from runtime.plan import PLAN_WORDS
 from runtime.request import SamplingParams, StoppingParams
+from tests.runtime.hash_model import VOCAB
 
 SERIAL: Final = 0
 DEPTHS: Final = (1, 2, 3, 4)
@@ -74,7 +75,8 @@ class Ask:
     the same seed.
 
     turn: when it is sent. sick_logits: position of the token whose logits are not finite. sick_hidden: position of the
-    query token whose hidden state is not finite, and with it all that attends to it. -1: none.
+    query token whose hidden state is not finite, and with it all that attends to it. -1: none. bias: ids, each once,
+    and values. The rest is as in `SamplingParams` and `StoppingParams`; numbers are exact in float32.
     """
 
     turn: int
@@ -94,16 +96,37 @@ class Ask:
     prompt_logprobs: int = -1
     sick_logits: int = -1
     sick_hidden: int = -1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()
+    allowed: tuple[int, ...] = ()
+    logprobs: int = -1
 
     @property
     def sampling(self) -> SamplingParams:
         return SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
             seed=self.seed,
+            bias_ids=tuple(token for token, _ in self.bias),
+            bias_values=tuple(value for _, value in self.bias),
+            allowed_mask=self._allowed_mask,
+            logprobs=self.logprobs,
             repetition_penalty=self.repetition,
             presence_penalty=self.presence,
             frequency_penalty=self.frequency,
             prompt_logprobs=self.prompt_logprobs,
         )
+
+    @property
+    def _allowed_mask(self) -> bytes:
+        """A bit for each token of the vocabulary, or nothing if all are allowed."""
+        bits = sum(1 << token for token in set(self.allowed))
+        return bits.to_bytes(-(-VOCAB // 32) * 4, "little") if self.allowed else b""
 
     @property
     def stopping(self) -> StoppingParams:

@@ -78,7 +78,8 @@ def _without_asks(script: Script, gone: range) -> Script:
 def _simpler(ask: Ask) -> Iterator[Ask]:
     plain = replace(
         ask, min_tokens=0, stop_token_ids=(), priority=0, salt="", repetition=1.0, presence=0.0, frequency=0.0,
-        prompt_logprobs=-1, sick_logits=-1, sick_hidden=-1,
+        prompt_logprobs=-1, sick_logits=-1, sick_hidden=-1, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, bias=(),
+        allowed=(), logprobs=-1,
     )  # fmt: skip
     if plain != ask:
         yield plain

@@ -9,7 +9,7 @@ import numpy as np
 
 from runtime import messages as m
 from runtime.request import FinishReason
-from tests.simulation.oracle import PromptEntry
+from tests.simulation.oracle import Entry
 from tests.simulation.script import Ask, Script, Wires
 
 
@@ -25,7 +25,8 @@ class Heard:
     is_admitted: bool = False
     cached_tokens: int = 0
     tokens: list[int] = field(default_factory=list)
-    prompt_entries: list[PromptEntry] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    prompt_entries: list[Entry] = field(default_factory=list)
     refusal: m.Refused | None = None
     reason: FinishReason | None = None
     stop_token_id: int = -1
@@ -95,19 +96,25 @@ class Transcript:
         self._must(heard.is_admitted and not heard.tokens, message)
         self._must(message.offset == 1 + len(heard.prompt_entries), message)
         for i, value in enumerate(chosen.tolist()):
-            heard.prompt_entries.append(PromptEntry(value, tuple(top_ids[i].tolist()), tuple(top[i].tolist())))
+            heard.prompt_entries.append(Entry(value, tuple(top_ids[i].tolist()), tuple(top[i].tolist())))
 
     def _output(self, owner: int, message: m.Output) -> None:
         if message.launch:  # 0: an end from outside, between launches
             self._must(message.launch > self._newest[owner], message)
             self._newest[owner] = message.launch
         handles = np.frombuffer(message.handles, np.int64).tolist()
-        for handle, token in zip(handles, np.frombuffer(message.tokens, np.int32).tolist(), strict=True):
+        described = {one.index: Entry(one.chosen, one.top_ids, one.top_logprobs) for one in message.logprobs}
+        self._must(len(described) == len(message.logprobs), message)
+        for index, (handle, token) in enumerate(zip(handles, _int32(message.tokens), strict=True)):
             ask, heard = self._of(owner, handle, message)
             self._must(heard.is_admitted and len(heard.tokens) < ask.max_tokens, message)
             if ask.prompt_logprobs >= 0:
                 self._must(len(heard.prompt_entries) == len(ask.prompt) - 1, message)
             heard.tokens.append(token)
+            self._must((index in described) == (ask.logprobs >= 0), message)
+            if index in described:
+                heard.entries.append(described.pop(index))
+        self._must(not described, message)
         for end in message.finished:
             _, heard = self._of(owner, end.handle, message)
             self._must(heard.is_accepted and end.cached_tokens == heard.cached_tokens, message)
@@ -117,3 +124,7 @@ class Transcript:
     def _must(holds: bool, message: object) -> None:
         if not holds:
             raise OutOfOrder(f"out of order, or to nobody: {message}")
+
+
+def _int32(column: bytes) -> list[int]:
+    return np.frombuffer(column, np.int32).tolist()

@@ -10,7 +10,7 @@ from runtime.slot_pool import NO_SLOT
 from tests.simulation.assembly import SimulatedChain
 from tests.simulation.book import Book
 from tests.simulation.drafts import DraftProgram
-from tests.simulation.script import DEPTHS, DRAFTS, SERIAL, Kind, Mode, Script, Wires
+from tests.simulation.script import DEPTHS, DRAFTS, SERIAL, Ask, Kind, Mode, Script, Wires
 from tests.simulation.transcript import Transcript
 
 _PHASES: Final = ("WAITING", "PREFILL", "DECODE", "PAUSED", "LEAVING")
@@ -38,6 +38,8 @@ WANTED: Final = frozenset(
         *("prompt log-probabilities", "prompt log-probabilities after an eviction"),
         *("penalised row evicted", "its penalty slot reused"),
         *("snapshot logged", "row compared", "paused row compared", "evicted by a higher priority"),
+        *(f"drawn {how}" for how in ("greedily", "at a temperature", "with filters", "with a bias", "with penalties")),
+        *(f"drawn {how}" for how in ("from allowed tokens", "with a minimum length", "with log-probabilities")),
         *("aborted before it came", "aborted by another front end", "several aborted at once"),
         *("evicted as often as any may be", "front end lost beside another's requests", "came when nothing was left"),
         *(f"depth {depth}" for depth in (SERIAL, *DEPTHS)),
@@ -149,6 +151,8 @@ class Witness:
             ask = self._script.asks[handle]
             self.count("cache hit", heard.cached_tokens > 0)
             self.count("prompt log-probabilities", len(heard.prompt_entries))
+            for what, is_so in _how_drawn(ask).items():
+                self.count(f"drawn {what}", is_so * len(heard.tokens))
             if heard.refusal is not None:
                 self.count(f"refused: {heard.refusal.code}")
             if heard.reason is FinishReason.NON_FINITE:
@@ -156,6 +160,19 @@ class Witness:
                 self.count("non-finite row", ask.sick_hidden < 0)
                 self.count("non-finite chunk", in_prompt)
                 self.count("non-finite hidden state in decode", ask.sick_hidden >= 0 and not in_prompt)
+
+
+def _how_drawn(ask: Ask) -> dict[str, bool]:
+    return {
+        "greedily": ask.temperature == 0,
+        "at a temperature": ask.temperature not in (0, 1),
+        "with filters": ask.temperature > 0 and (ask.top_k > 0 or ask.top_p < 1 or ask.min_p > 0),
+        "with a bias": bool(ask.bias),
+        "from allowed tokens": bool(ask.allowed),
+        "with a minimum length": ask.min_tokens > 0,
+        "with penalties": ask.sampling.has_penalty,
+        "with log-probabilities": ask.logprobs >= 0,
+    }
 
 
 def as_lines(counts: Counter[str]) -> list[str]:

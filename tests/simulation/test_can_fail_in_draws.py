@@ -1,0 +1,87 @@
+"""The simulator sees mistakes in how tokens are drawn and described: each of these breaks a seed soon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import runtime.hash_program
+import runtime.new_row
+from cuda_graphs.shape import Form
+from runtime import messages as m
+from runtime.admission import needs_full
+from runtime.host_rows import HostRows
+from runtime.lifecycle import Commit
+from runtime.plan import ADMIT_SLOT
+from runtime.publisher import Publisher
+from runtime.request import SamplingParams, StoppingParams
+from tests.simulation.test_can_fail import broken_seeds
+
+_admit, _logprobs = HostRows._admit, Publisher._logprobs
+_draw = runtime.hash_program.draw
+
+
+def full_without_filters(sampling: SamplingParams, stopping: StoppingParams) -> bool:
+    return sampling.has_penalty or bool(sampling.bias_ids or sampling.allowed_mask or stopping.min_tokens)
+
+
+def full_without_masks(sampling: SamplingParams, stopping: StoppingParams) -> bool:
+    filters = sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
+    return sampling.has_penalty or filters or sampling.logprobs >= 0
+
+
+def full_without_log_probabilities(sampling: SamplingParams, stopping: StoppingParams) -> bool:
+    return needs_full(sampling, stopping) and sampling.logprobs < 0
+
+
+def masks_stay(rows: HostRows, bulk: NDArray[np.int32], offset: int) -> None:
+    before = rows.has_allowed.copy()
+    _admit(rows, bulk, offset)
+    rows.has_allowed |= before
+
+
+def a_neighbours_temperature(rows: HostRows, bulk: NDArray[np.int32], offset: int) -> None:
+    _admit(rows, bulk, offset)
+    slot = int(bulk[offset + ADMIT_SLOT])
+    rows.temperature[slot] = rows.temperature[slot - 1]
+
+
+def half_a_seed(rows: HostRows, slot: int, digest: int, position: int, form: Form) -> int:
+    return _draw(rows, slot, digest ^ (int(rows.seed[slot]) >> 32 << 32 & (1 << 64) - 1), position, form)
+
+
+def the_token_before(rows: HostRows, slot: int, digest: int, position: int, form: Form) -> int:
+    return _draw(rows, slot, digest, position - 1, form)
+
+
+def of_another_row(publisher: Publisher, commit: Commit, mine: NDArray[np.intp] | slice) -> tuple[m.Logprobs, ...]:
+    return _logprobs(publisher, replace(commit, cells=commit.cells[::-1]), mine)
+
+
+def of_another_token(publisher: Publisher, commit: Commit, mine: NDArray[np.intp] | slice) -> tuple[m.Logprobs, ...]:
+    return _logprobs(publisher, commit, mine)[:1]
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "mistake"),
+    [
+        pytest.param(place, name, mistake, id=mistake.__name__)
+        for place, name, mistakes in (
+            (runtime.new_row, "needs_full", [full_without_filters, full_without_masks, full_without_log_probabilities]),
+            (HostRows, "_admit", [masks_stay, a_neighbours_temperature]),
+            (runtime.hash_program, "draw", [half_a_seed, the_token_before]),
+            (Publisher, "_logprobs", [of_another_row, of_another_token]),
+        )
+        for mistake in mistakes
+    ],
+)
+def test_whatever_is_drawn_or_described_wrongly_is_seen(
+    monkeypatch: pytest.MonkeyPatch, place: object, name: str, mistake: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(place, name, mistake)
+    assert next(broken_seeds(), None)
