@@ -72,7 +72,11 @@ def test_parameters_that_nobody_may_send_end_their_own_rows_at_most() -> None:
     agrees(*beyond_what_is_valid())
 
 
-@settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    deadline=None,
+    max_examples=8 if DEVICE.type == "cpu" else 200,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 @given(st.lists(st.tuples(logits(), specs), min_size=6, max_size=6))
 def test_extreme_rows_have_the_tokens_and_the_flags_of_the_reference(
     batch: list[tuple[list[float], RowSpec]],
