@@ -31,7 +31,7 @@ from runtime.scheduler import Scheduler
 
 ROWS = 6
 LAUNCHES = 100
-# Anything in C that can block. `select` is looked at one by one, with its time-out.
+# Anything in C that can block. `select`, and `poll` of the engine's sockets, are looked at with their time-outs.
 BLOCKING = {
     "sleep",
     "acquire",
@@ -79,14 +79,31 @@ def front_end(engine: Engine, tmp_path: Path) -> Iterator[None]:
     sock.close()
 
 
+class CountedPoll:
+    """The poll object of the engine's sockets, its calls counted by their time-outs."""
+
+    def __init__(self, inner: select.poll) -> None:
+        self.inner = inner
+        self.timeouts: Counter[float | None] = Counter()
+
+    def poll(self, timeout_ms: float | None = None) -> list[tuple[int, int]]:
+        self.timeouts[timeout_ms] += 1
+        return self.inner.poll(timeout_ms)
+
+
 class Watch:
-    """A profile hook that writes down every call of something that blocks, but for `select`, and who made it."""
+    """A profile hook that writes down every call of something that blocks, and who made it.
+
+    Not of `select`, and not of `poll` through `CountedPoll`.
+    """
 
     def __init__(self) -> None:
         self.blocked: Counter[str] = Counter()
 
     def __call__(self, frame: FrameType, event: str, called: object) -> None:
         name = getattr(called, "__name__", "")
+        if frame.f_code is CountedPoll.poll.__code__:
+            return
         if event == "c_call" and name in BLOCKING and not isinstance(getattr(called, "__self__", None), dict):
             self.blocked[f"{name} in {frame.f_code.co_qualname}"] += 1
 
@@ -104,7 +121,8 @@ def test_a_steady_decode_waits_for_marks_and_for_nothing_else(
         selects[f"{Path(caller.co_filename).stem}.{caller.co_name}", timeout == 0] += 1
         return real_select(r, w, x, timeout)
 
-    watch = Watch()
+    watch, polled = Watch(), CountedPoll(engine._links._poll)  # type: ignore[attr-defined]
+    monkeypatch.setattr(engine._links, "_poll", polled)
     monkeypatch.setattr(select, "select", counted_select)
     waits, first = engine.device.counters.waits, engine.ledger.committed
     sys.setprofile(watch)
@@ -115,7 +133,8 @@ def test_a_steady_decode_waits_for_marks_and_for_nothing_else(
         sys.setprofile(None)
     launches = engine.ledger.committed - first
     assert not watch.blocked, f"the host blocked: {watch.blocked}"
-    assert {where for where, polled in selects if not polled} == {"host_device.wait"}
+    assert set(polled.timeouts) == {0}, "sockets are looked at and not waited for"
+    assert {where for where, at_once in selects if not at_once} == {"host_device.wait"}
     assert 0 < engine.device.counters.waits - waits <= launches + 1
     assert engine.figures.overlap_ratio > 0.9
 
