@@ -19,9 +19,13 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 BUNDLED = Path(__file__).parents[2] / "runtime" / "models" / "bundled"
 
 
-def served(device: str, run_ahead: int, dtype: str) -> tuple[dict[int, list[int]], EngineUnderTest]:
+def served(
+    device: str, run_ahead: int, dtype: str, counters_from: int = 0
+) -> tuple[dict[int, list[int]], EngineUnderTest]:
     """Greedy tokens of twelve prompts, and the engine that made them."""
-    config = EngineConfig(model=str(BUNDLED), device=device, dtype=dtype, run_ahead=run_ahead, max_rows=8)
+    config = EngineConfig(
+        model=str(BUNDLED), device=device, dtype=dtype, run_ahead=run_ahead, max_rows=8, counters_from=counters_from
+    )
     parts = assemble(config, lambda done, total: None)
     links = MemoryLinks()
     engine = Engine(parts.device, parts.scheduler, links, max_queue=100, poison=parts.poison, run_ahead_asked=run_ahead)
@@ -46,6 +50,16 @@ def test_the_bundled_model_gives_the_tokens_of_the_cpu_in_float32(run_ahead: int
     full = max(1, run_ahead)
     assert (stats.run_ahead, stats.ledger_depth_max) == (run_ahead, full), "asked and reached"
     assert stats.launches_by_depth[full] > stats.launches / 2
+
+
+@pytest.mark.parametrize("border", [1 << 31, 1 << 32])
+def test_an_engine_that_begins_shortly_before_a_border_of_its_counters_goes_across(border: int) -> None:
+    expected, _ = served("cuda", 2, "float32")
+    found, under_test = served("cuda", 2, "float32", counters_from=border - 20)
+    assert found == expected
+    stats = under_test.engine.stats()
+    assert stats.launches > border
+    assert stats.launches - (border - 20) == stats.launches_retired
 
 
 def test_the_bundled_model_runs_in_its_own_dtype() -> None:
