@@ -72,3 +72,14 @@ def test_a_context_longer_than_the_model_s_is_refused_before_the_weights_are_rea
     shutil.copy(BUNDLED / "config.json", tmp_path)  # there are no weights to read
     with pytest.raises(ConfigError, match=r"context_length \(2049\) is more than the model's 2048"):
         assemble(EngineConfig(model=str(tmp_path), device="cuda", context_length=2049), lambda done, total: None)
+
+
+def test_what_the_chain_runs_with_names_the_device_and_the_buckets_that_were_captured() -> None:
+    config = EngineConfig(model=str(BUNDLED), device="cuda", run_ahead=3, max_rows=20)
+    parts = assemble(config, lambda done, total: None)
+    engine = Engine(parts.device, parts.scheduler, MemoryLinks(), max_queue=100, run_ahead_asked=config.run_ahead)
+    facts = engine.facts(parts.info)
+    parts.device.close()
+    assert (facts["run_ahead_asked"], facts["run_ahead"], facts["ring_slots"]) == (3, 3, 5)
+    assert (facts["device"], facts["dtype"]) == ("cuda", "bfloat16")
+    assert facts["graph_buckets"] == [1, 2, 4, 8, 16, 20]
