@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cuda_graphs.rings import RingLayout, allocate_rings
-from cuda_graphs.simulated_device import SimulatedDevice, at_once, seeded_schedule
+from cuda_graphs.simulated_device import at_once, seeded_schedule
 from runtime.block_pool import BlockPool
 from runtime.engine import Engine
 from runtime.interval_log import Snapshot
@@ -19,7 +19,7 @@ from runtime.rows import Rows
 from runtime.slot_pool import NO_SLOT
 from tests.runtime.chain import BULK_WORDS, Chain, MemoryLinks, WatchedLedger, WatchedPoison
 from tests.runtime.hash_model import EOS, VOCAB
-from tests.simulation.clock import Clock
+from tests.simulation.clock import Clock, TimedDevice
 from tests.simulation.drafts import DraftProgram
 from tests.simulation.policy import HeldToItsWord
 from tests.simulation.programs import Sickness, SimulatedProgram, StateProgram
@@ -107,6 +107,7 @@ class CountingPool(BlockPool):
 class SimulatedChain(Chain):
     """snapshots: those that were logged. clock: the engine's."""
 
+    device: TimedDevice
     ledger: NamingLedger
     pool: CountingPool
     snapshots: list[Snapshot]
@@ -136,7 +137,10 @@ def make_chain(script: Script, depth: int, counters_from: int = 0) -> SimulatedC
     sickness = {ask.seed: Sickness(ask.sick_logits, ask.sick_hidden) for ask in script.asks if ask.is_sick}
     program = _PROGRAMS[world.mode](rings, sickness=sickness, **sizes)
     schedule = at_once if world.device_seed < 0 else seeded_schedule(world.device_seed)
-    device = SimulatedDevice(program, rings, schedule, launched=counters_from)
+    clock = Clock()
+    device = TimedDevice(
+        program, rings, schedule, clock, pause_s=world.pause_s, seed=script.seed, launched=counters_from
+    )
     limits = SchedulerLimits(
         world.context_length, VOCAB, (EOS,), world.prefill_chunk, world.max_prefill_tokens, world.plan_words,
         BULK_WORDS, penalty_slots=world.penalty_slots, prefix_cache=world.prefix_cache, drafts=drafts,
@@ -150,9 +154,9 @@ def make_chain(script: Script, depth: int, counters_from: int = 0) -> SimulatedC
     ledger.scheduler, poison.ledger = scheduler, ledger
     links = MemoryLinks()
     snapshots: list[Snapshot] = []
-    clock = Clock()
     engine = Engine(
         device, scheduler, links, max_queue=world.max_queue, poison=poison, log_interval=world.log_interval,
         log_mode=world.log_mode, write_snapshot=snapshots.append, clock=clock,
+        launch_timeout_s=world.launch_timeout_s,
     )  # fmt: skip
     return SimulatedChain(engine, device, links, program, ledger, pool, snapshots, clock)

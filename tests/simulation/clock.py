@@ -1,6 +1,16 @@
-"""Seconds as the engine counts them here: they pass when the script says so, never by themselves."""
+"""Seconds as the engine counts them here, and a device that takes some: they pass when the script says so."""
 
 from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Final
+
+from cuda_graphs.device import Program
+from cuda_graphs.rings import RingMemory
+from cuda_graphs.simulated_device import Schedule, SimulatedDevice
+
+_BETWEEN_PAUSES: Final = 40  # waits at least: two pauses never meet in what one request waits for
 
 
 class Clock:
@@ -15,3 +25,54 @@ class Clock:
     def pass_by(self, seconds: float) -> None:
         """So much later."""
         self.now += seconds
+
+
+class TimedDevice(SimulatedDevice):
+    """Does nothing for `pause_s` now and then, and for ever once it is stalled: a wait for it ends when its time is up.
+
+    pause_s: 0 is never. seed: of when it pauses. pauses: how many are over. rests: waits that ended without a mark.
+    """
+
+    def __init__(
+        self, program: Program, rings: RingMemory, schedule: Schedule, clock: Clock, *, pause_s: float, seed: int,
+        launched: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(program, rings, schedule, launched=launched)
+        self.is_stalled = False
+        self.pauses = 0
+        self.rests = 0
+        self._clock = clock
+        self._pause_s = pause_s
+        self._left_s = 0.0
+        self._dice = random.Random(seed)
+        self._waits_until_pause = 0
+        self._plan_pause()
+
+    def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
+        self._begin_pause()
+        if self._is_resting and self._fault is None:
+            slept = timeout_s if self.is_stalled else min(timeout_s, self._left_s)
+            self._clock.pass_by(slept)
+            self._left_s -= min(slept, self._left_s)
+            self.pauses += not self._is_resting
+            if self._is_resting:
+                self.rests += 1
+                self.counters.waits += 1
+                return
+        super().wait(sampled, ended, wake_fds, timeout_s)
+
+    @property
+    def _is_resting(self) -> bool:
+        return self.is_stalled or self._left_s > 0
+
+    def _begin_pause(self) -> None:
+        self._waits_until_pause -= 1
+        if self._pause_s and self._waits_until_pause == 0:
+            self._left_s = self._pause_s
+            self._plan_pause()
+
+    def _plan_pause(self) -> None:
+        self._waits_until_pause = self._dice.randint(_BETWEEN_PAUSES, 3 * _BETWEEN_PAUSES)
+
+    def _run(self, steps: int) -> None:
+        super()._run(0 if self._is_resting else steps)

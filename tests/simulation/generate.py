@@ -55,7 +55,9 @@ class _Author:
         if self.is_slow:
             self.world = _slow(self.world)
         self.is_choosy = self.dice.random() < 0.5  # requests say how their tokens are drawn
-        self.is_shared = self.dice.random() < 0.3  # two front ends take turns, and come again when all seems over
+        self.is_shared = self.dice.random() < (
+            0.6 if self.world.turn_s > 1 else 0.3
+        )  # two front ends take turns, and come again when all seems over
         # Prompts that begin alike find each other's blocks.
         self.stems = [self._tokens(self.world.context_length) for _ in range(self.dice.choice((1, 1, 2)))]
 
@@ -66,7 +68,7 @@ class _Author:
             asks = self._from_two_front_ends(asks)
         events = [event for handle in range(len(asks)) for event in self._on_one(handle, asks[handle])]
         events += self._on_all(asks)
-        events += self._on_twins(asks)
+        events += self._on_twins(asks) + self._on_latecomers(asks)
         for lost in (event for event in events if event.kind is Kind.LOSE):
             asks = [replace(one, owner=3) if one.owner == lost.owner and one.turn >= lost.turn else one for one in asks]
         return Script(self.seed, self.world, tuple(asks), tuple(events))
@@ -101,7 +103,18 @@ class _Author:
             prefix_cache=dice.random() < 0.85,
             log_interval=dice.choice((0, 0, 1, 3, 7)),
             log_mode=dice.choice((LogMode.EVENTS, LogMode.BARRIER)),
+            **self._times(),
         )
+
+    def _times(self) -> dict[str, float]:
+        """Most worlds know no time. In some a turn takes long, so that an abort of what comes late is forgotten; in
+        some the device pauses for little less than the watchdog allows."""
+        which = self.dice.random()
+        if which < 0.15:
+            return {"turn_s": 2.0, "launch_timeout_s": 64.0}
+        if which < 0.35:
+            return {"turn_s": 2**-6, "launch_timeout_s": 8.0, "pause_s": self.dice.choice((0.5, 7.0))}
+        return {}
 
     # ------------------------------------------------------------ requests
 
@@ -215,7 +228,7 @@ class _Author:
             return [Event(kind, handle, owner, turn=ask.turn + dice.randint(0, 30))]
         match dice.choice(("turn", "tokens", "phase", "phase")):
             case "turn":
-                early = dice.choice((-2, -30)) if kind is Kind.ABORT else 0  # an id may be aborted before it comes
+                early = dice.choice((-2, -30, -60)) if kind is Kind.ABORT else 0  # an id may be aborted before it comes
                 return [Event(kind, handle, owner, turn=max(0, ask.turn + dice.randint(early, 12)), also=also)]
             case "tokens":
                 tokens = dice.choice((1, dice.randint(0, ask.max_tokens), ask.max_tokens - 1))
@@ -237,6 +250,8 @@ class _Author:
             events.append(Event(Kind.ABORT_ALL, owner=dice.choice((1, 2)), turn=dice.randint(0, last)))
         if dice.random() < 0.06:
             events.append(Event(Kind.FAIL, dice.randrange(len(asks)), tokens=dice.randint(0, 3)))
+        elif dice.random() < 0.06:
+            events.append(Event(Kind.STALL, dice.randrange(len(asks)), tokens=dice.randint(0, 20)))
         return events
 
     def _on_twins(self, asks: list[Ask]) -> list[Event]:
@@ -244,3 +259,10 @@ class _Author:
         twins = [handle for handle in range(1, len(asks)) if asks[handle].request_id == asks[handle - 1].request_id]
         turns = [(handle - 1, asks[handle - 1].turn - 1) for handle in twins if self.dice.random() < 0.5]
         return [Event(Kind.ABORT, handle, turn=turn) for handle, turn in turns if turn >= 0]
+
+    def _on_latecomers(self, asks: list[Ask]) -> list[Event]:
+        """Where turns take long, ids are aborted about as long before they come as that is remembered."""
+        if self.world.turn_s <= 1:
+            return []
+        late = [handle for handle, ask in enumerate(asks) if ask.turn >= 40 and self.dice.random() < 0.2]
+        return [Event(Kind.ABORT, handle, turn=asks[handle].turn - self.dice.randint(20, 40)) for handle in late]

@@ -129,7 +129,7 @@ class Progress:
     retires one where all are committed. Say that nothing counts from some turn on. The launches in flight, run_ahead
     + 1 with the owed one, may all be void. Then what they held is free, and a row goes on, or one is evicted, whose own
     launches are as many again. Then a row goes on or is admitted: in the next launch, whose token the one after
-    brings.
+    brings. A turn in which the device was waited for in vain counts for nothing.
     `longest` is what was seen.
     """
 
@@ -138,6 +138,7 @@ class Progress:
         self.longest = 0
         self._stalled = 0
         self._done: tuple[int, ...] = ()
+        self._rests = 0
 
     def look(self, chain: SimulatedChain) -> None:
         scheduler = chain.engine.scheduler
@@ -146,7 +147,11 @@ class Progress:
             *(counters[kind] for kind in ("generated_tokens", "prefill_chunks", "submitted", "admitted")),
             sum(scheduler.tally.finished.values()),
         )
-        self._stalled = self._stalled + 1 if done == self._done and len(chain.engine.registry) else 0
+        rested, self._rests = chain.device.rests > self._rests, chain.device.rests
+        if done != self._done or not len(chain.engine.registry):
+            self._stalled = 0
+        elif not rested:
+            self._stalled += 1
         self._done = done
         self.longest = max(self.longest, self._stalled)
         assert self._stalled <= self.bound, f"nothing was done for anybody in {self._stalled} turns"
@@ -175,3 +180,26 @@ class Evictions:
             if scheduler.rows.phase[request.slot] != RowPhase.LEAVING:  # who was there when it was told to leave
                 others = [other.priority for other in rows if other is not request]
                 self._beside[request.owner, request.handle] = max(others, default=request.priority)
+
+
+class Hanging:
+    """The watchdog stops the engine when launches were in flight without a mark for longer than it allows, not sooner,
+    and not later than the next look: a turn and the waits in it."""
+
+    def __init__(self, limit_s: float, turn_s: float) -> None:
+        self._limit_s = limit_s
+        self._look_s = turn_s + 0.5
+        self._marks = (-1, -1)
+        self._since = 0.0
+
+    def look(self, chain: SimulatedChain) -> None:
+        marks = (chain.ledger.committed, chain.ledger.ended)
+        if marks != self._marks or not chain.ledger.in_flight:
+            self._marks, self._since = marks, chain.clock.now
+        hanging_s = chain.clock.now - self._since
+        assert hanging_s <= self._limit_s + self._look_s, f"launches hang for {hanging_s:g} s, and nobody has noticed"
+
+    def stopped(self, chain: SimulatedChain) -> None:
+        """By the watchdog."""
+        hanging_s = chain.clock.now - self._since
+        assert hanging_s > self._limit_s, f"the watchdog waited {hanging_s:g} s, not {self._limit_s:g}"

@@ -12,9 +12,10 @@ from runtime import messages as m
 from runtime.engine import Barrier
 from runtime.preparation import prepared_submit
 from runtime.request import FinishReason
+from runtime.watchdog import LaunchHungError
 from tests.simulation.assembly import make_chain
 from tests.simulation.book import Book
-from tests.simulation.invariants import INVARIANTS, Evictions, Progress, Staged
+from tests.simulation.invariants import INVARIANTS, Evictions, Hanging, Progress, Staged
 from tests.simulation.lengths import check_lengths
 from tests.simulation.script import ANYONE, Ask, Event, Kind, Script, Wires
 from tests.simulation.transcript import Heard, Transcript
@@ -36,7 +37,8 @@ class Broken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What came of a run. heard: by handle, what each request that was sent was told. has_failed: the device did."""
+    """What came of a run. heard: by handle, what each request that was sent was told. has_failed: the device did, or
+    hung."""
 
     heard: dict[int, Heard]
     has_failed: bool
@@ -48,7 +50,7 @@ def _order_of(kind: Kind) -> int:
     come too late."""
     if kind is Kind.DRAIN:
         return 0
-    return 2 if kind in (Kind.ABORT, Kind.ABORT_ALL, Kind.FAIL) else 1
+    return 2 if kind in (Kind.ABORT, Kind.ABORT_ALL, Kind.FAIL, Kind.STALL) else 1
 
 
 class Life:
@@ -63,13 +65,14 @@ class Life:
         self.book = Book(script, self.wires)
         self.witness = Witness(script, self.wires)
         self._progress, self._evictions, self._staged = Progress(depth), Evictions(), Staged()
+        self._hanging = Hanging(script.world.launch_timeout_s, script.world.turn_s)
         self._turn = 0
         self._asks = list(enumerate(script.asks))  # not sent yet
         self._events = sorted(script.events, key=lambda event: _order_of(event.kind))  # that have not happened yet
         self._sent: dict[int, Ask] = {}
         self._lost: set[int] = set()  # front ends
         self._aborts = 0  # calls
-        self._is_failing = False
+        self._failure: Kind | None = None  # FAIL or STALL, once it has happened
 
     def live(self) -> Told:
         """From the first request until nothing is left to do, or the device fails. Raises Broken."""
@@ -77,12 +80,14 @@ class Life:
             self._live()
         except DeviceError:
             self._read()
-            self.witness.count("device failed")
+            if self._failure is Kind.STALL:
+                self._check("watchdog", lambda: self._hanging.stopped(self.chain))
+            self.witness.count("device failed" if self._failure is Kind.FAIL else "hung launch found")
         self._check("one terminal", self._check_terminals)
         self._check("counted ends", self._check_ends)
         self.witness.close(self.chain, self.transcript, self.book, self._progress.longest)
         heard = {handle: self.transcript.heard[handle] for handle in self._sent}
-        return Told(heard, self._is_failing, self.witness)
+        return Told(heard, self._failure is not None, self.witness)
 
     def _live(self) -> None:
         while self._asks or any(event.turn >= 0 for event in self._events) or not self.chain.quiet:
@@ -91,12 +96,13 @@ class Life:
             self._take_down()
             self._step(self.chain.engine.turn)
             self._turn += 1
+            self.chain.clock.pass_by(self.script.world.turn_s)
             if self._turn > _TURNS:
                 raise Broken(self.script, self.depth, "progress", "it never ends")
         self._drain("shutdown")
         self._check("quiescence", self.chain.check_nothing_is_left)
         self._check("quiescence", self._check_pools)
-        if self._is_failing:
+        if self._failure is Kind.FAIL:
             raise Broken(self.script, self.depth, "witness", "the device was to fail, and nobody noticed")
 
     # ------------------------------------------------------------ what is done to the engine
@@ -183,8 +189,11 @@ class Life:
             case Kind.DRAIN:
                 self._drain("test")
             case Kind.FAIL:
-                self._is_failing = True
+                self._failure = self._failure or kind
                 chain.device.fail(RuntimeError("as the script says"))
+            case Kind.STALL:
+                self._failure = self._failure or kind
+                chain.device.is_stalled = True
 
     def _nobody_listens_to(self, handle: int) -> None:
         heard = self.transcript.heard[handle]
@@ -197,7 +206,8 @@ class Life:
         try:
             check()
         except Exception as error:
-            if self._is_failing and isinstance(error, DeviceError):
+            is_hung = isinstance(error, LaunchHungError)
+            if isinstance(error, DeviceError) and self._failure is (Kind.STALL if is_hung else Kind.FAIL):
                 raise
             name = what if isinstance(error, AssertionError) and str(error) else f"{what}, {type(error).__name__}"
             raise Broken(self.script, self.depth, name, f"turn {self._turn}: {error}") from error
@@ -210,6 +220,7 @@ class Life:
         self._check("staged plans", lambda: self._staged.look(self.chain))
         self._check("progress", lambda: self._progress.look(self.chain))
         self._check("evictions", lambda: self._evictions.look(self.chain))
+        self._check("watchdog", lambda: self._hanging.look(self.chain))
         self.witness.look(self.chain)
 
     def _read(self) -> None:
@@ -235,7 +246,7 @@ class Life:
         for handle in self._sent:
             heard = self.transcript.heard[handle]
             if handle in served | on_their_way:
-                assert self._is_failing and heard.reason is None, f"{handle} is still served"
+                assert self._failure and heard.reason is None, f"{handle} is still served"
             else:
                 assert heard.is_over, f"{handle} has no terminal"
 

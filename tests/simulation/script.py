@@ -43,12 +43,14 @@ class Kind(enum.StrEnum):
     LOSE = "lose"  # a front end is gone
     DRAIN = "drain"
     FAIL = "fail"  # the device fails with the next thing it does
+    STALL = "stall"  # the device does nothing any more, and does not say so
 
 
 @dataclass(frozen=True, slots=True)
 class World:
     """The engine's sizes. device_seed: of its delays; -1: it is always done at once. extra_slots: of its rings, beside
-    `run_ahead` + 2. depths: each is run and compared with serial."""
+    `run_ahead` + 2. depths: each is run and compared with serial. turn_s: that a turn takes beside its waits. pause_s:
+    for which the device does nothing now and then. Seconds are of the simulated clock, and exact in binary."""
 
     mode: Mode
     depths: tuple[int, ...]
@@ -67,6 +69,9 @@ class World:
     prefix_cache: bool = True
     log_interval: int = 0
     log_mode: LogMode = LogMode.EVENTS
+    turn_s: float = 0.0
+    pause_s: float = 0.0
+    launch_timeout_s: float = 32.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +146,9 @@ class Ask:
 class Event:
     """Something that happens once: at a turn, or when request `handle` has so many tokens, or is in a phase.
 
-    handle: the request it is about, or ANYONE: the first that is in that phase; of LOSE, DRAIN, FAIL and ABORT_ALL only
-    the one it waits for. owner: of ABORT and ABORT_ALL the front end that asks, of LOSE the one that is lost. also: of
-    ABORT, more requests that are named in the same message, after the first.
+    handle: the request it is about, or ANYONE: the first that is in that phase; of LOSE, DRAIN, FAIL, STALL and
+    ABORT_ALL only the one it waits for. owner: of ABORT and ABORT_ALL the front end that asks, of LOSE the one that is
+    lost. also: of ABORT, more requests that are named in the same message, after the first.
     """
 
     kind: Kind

@@ -61,6 +61,8 @@ def _smaller(script: Script, depth: int) -> Iterator[Script]:
         yield replace(script, world=replace(world, device_seed=-1))
     if world.log_interval:
         yield replace(script, world=replace(world, log_interval=0))
+    if world.turn_s or world.pause_s:
+        yield replace(script, world=replace(world, turn_s=0.0, pause_s=0.0))
 
 
 def _without_asks(script: Script, gone: range) -> Script:

@@ -35,6 +35,7 @@ WANTED: Final = frozenset(
         *("void rows", "deferred releases", "held back", "recomputed tokens", "readmitted with a cached prefix"),
         *("cache hit", "cached block reused", "fenced block found", "block shared", "front end lost"),
         *("non-finite row", "non-finite chunk", "non-finite hidden state in decode", "device failed"),
+        *("hung launch found", "slow device waited for", "aborted too long before it came"),
         *("prompt log-probabilities", "prompt log-probabilities after an eviction"),
         *("penalised row evicted", "its penalty slot reused"),
         *("snapshot logged", "row compared", "paused row compared", "evicted by a higher priority"),
@@ -139,6 +140,7 @@ class Witness:
         self.count("cached block reused", chain.pool.reused)
         self.count("fenced block found", chain.pool.revived)
         self.count("block shared", chain.pool.shared)
+        self.count("slow device waited for", chain.device.pauses)
         self.count("snapshot logged", len(chain.snapshots))
         self._close_requests(transcript)
         if isinstance(chain.program, DraftProgram):
