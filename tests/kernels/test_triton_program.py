@@ -14,12 +14,15 @@ pytestmark = pytest.mark.timeout(600)  # a whole engine in Triton's interpreter 
 from cuda_graphs.host_device import HostDevice  # noqa: E402
 from cuda_graphs.rings import RingMemory, allocate_rings  # noqa: E402
 from runtime.cuda_program import CudaProgram  # noqa: E402
+from runtime.engine import Barrier  # noqa: E402
 from runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
+from runtime.models.config import ModelConfig  # noqa: E402
 from runtime.models.decoder import Decoder  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 
 MAX_ROWS = 5
 NUM_BLOCKS = 40
+REQUESTS = 9
 
 
 def eager_engine(run_ahead: int) -> gpu_chain.EngineUnderTest:
@@ -64,21 +67,24 @@ class _Synchronous(CudaProgram):
             torch.cuda.synchronize()
 
 
-def test_the_tokens_of_the_reference_for_rows_of_every_kind() -> None:
+def served(under_test: gpu_chain.EngineUnderTest, config: ModelConfig) -> tuple[dict[int, list[int]], dict[int, int]]:
+    """Tokens and finish reasons. Half way the device's rows are compared with the host's, and at the end."""
+    with torch.inference_mode():
+        for handle, (prompt, sampling, stopping) in enumerate(gpu_chain.random_requests(config, REQUESTS, seed=4)):
+            under_test.submit(handle, prompt[:60], sampling, stopping)
+        while len(under_test.tokens()) < REQUESTS // 2:
+            under_test.engine.turn()
+        under_test.engine.drain(Barrier("test"))
+        assert any(under_test.engine.scheduler.holdings.by_slot), "nobody had a row when they were compared"
+        under_test.run()
+    under_test.device.close()
+    return under_test.tokens(), under_test.reasons()
+
+
+@pytest.mark.parametrize("run_ahead", [2, *(pytest.param(depth, marks=pytest.mark.large) for depth in (0, 1, 3, 4))])
+def test_the_tokens_of_the_reference_for_rows_of_every_kind(run_ahead: int) -> None:
     config = gpu_chain.small_config(max_position_embeddings=96, qk_norm=True, windows=(0, 24))
-    found = []
-    for make in (
-        lambda: gpu_chain.cpu_engine(
-            config, gpu_chain.random_weights(config), 2, max_rows=MAX_ROWS, num_blocks=NUM_BLOCKS
-        ),
-        lambda: eager_engine(2),
-    ):
-        under_test = make()
-        with torch.inference_mode():
-            for handle, (prompt, sampling, stopping) in enumerate(gpu_chain.random_requests(config, 9, seed=4)):
-                under_test.submit(handle, prompt[:60], sampling, stopping)
-            under_test.run()
-        under_test.device.close()
-        found.append((under_test.tokens(), under_test.reasons()))
-    assert found[0] == found[1]
-    assert len(found[0][1]) == 9
+    weights = gpu_chain.random_weights(config)
+    expected = served(gpu_chain.cpu_engine(config, weights, 2, max_rows=MAX_ROWS, num_blocks=NUM_BLOCKS), config)
+    assert served(eager_engine(run_ahead), config) == expected
+    assert len(expected[1]) == REQUESTS

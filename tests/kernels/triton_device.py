@@ -46,8 +46,8 @@ def _patch_once() -> None:
     them back: a third of its time. Nothing is compiled in this process, so once is enough for each function."""
     from triton.runtime import interpreter
 
-    patch = interpreter._patch_lang
-    if hasattr(patch, "patched"):
+    patch = getattr(interpreter, "_patch_lang", None)  # Triton's own affair: without it, tests are slower
+    if patch is None or hasattr(patch, "patched"):
         return
     patched: set[Any] = set()
 
