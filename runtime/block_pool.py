@@ -90,15 +90,15 @@ class BlockPool:
         """`count` blocks become owned. Raises BlockPoolError if so many are not available."""
         if count > self.available:
             raise BlockPoolError(f"{count} blocks taken, {self.available} are available")
-        taken = []
-        for _ in range(count):
-            if self._free:
-                block = self._free.pop()
-            else:
-                block, _ = self._cached.popitem(last=False)
-                self._forget(block)
-            self._holders[block] = 1
+        from_free = min(count, len(self._free))
+        taken = self._free[len(self._free) - from_free :][::-1]
+        del self._free[len(self._free) - from_free :]
+        for _ in range(count - from_free):
+            block, _ = self._cached.popitem(last=False)
+            self._forget(block)
             taken.append(block)
+        for block in taken:
+            self._holders[block] = 1
         return taken
 
     def share(self, blocks: Sequence[int]) -> None:

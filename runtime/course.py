@@ -27,6 +27,7 @@ class Course:
         slots = plan.rows.astype(np.int64)
         lengths, ends = rows.least_len[slots], rows.max_len[slots]
         self.plan = plan
+        plan.rows.flags.writeable = plan.samples.flags.writeable = False  # launches share them from here on
         self.needs_full = bool(np.count_nonzero(rows.needs_full[slots]))
         self.step = np.zeros(rows.max_rows, np.int64)  # [max_rows] what a launch adds to each column of `Rows.planned`
         self.step[slots] = 1

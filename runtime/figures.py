@@ -50,7 +50,8 @@ class Figures:
         """A launch was enqueued as the `depth`-th uncommitted one."""
         self.launches_by_kind[kind_of(launch.shape)] += 1
         self.launches_by_depth[depth] += 1
-        self.depth_max = max(self.depth_max, depth)
+        if depth > self.depth_max:
+            self.depth_max = depth
 
     def lifecycle(self, events: Mapping[str, int], launch: Launch) -> None:
         """These happened since the launch before this one was enqueued."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import islice
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,8 @@ from runtime.limits import SchedulerLimits
 from runtime.prefix_cache import PrefixKeys, find_prefix
 from runtime.rows import RowPhase, Rows
 from runtime.slot_pool import NO_SLOT, SlotPool
+
+_A_FEW: Final = 48  # blocks that join the prefix cache in a turn
 
 
 class Holdings:
@@ -31,6 +35,7 @@ class Holdings:
         self.paused: frozenset[int] = frozenset()
         self._limits = limits
         self._ledger = ledger
+        self._filled: Filled = {}  # let go by the fence, not in the prefix cache yet; oldest first
 
     def request(self, slot: int) -> Request:
         """Whose row it is."""
@@ -79,18 +84,19 @@ class Holdings:
         """Blocks of rows that a launch, or an earlier one, fills may be found once it has retired. [n], [n]"""
         if not self._limits.finds_prefixes:
             return
-        filled: dict[int, Filled] = defaultdict(lambda: Filled([], [], [], []))
+        filled: dict[int, Filled] = defaultdict(dict)
         full = (self.rows.least_len[slots] // self.pool.block_size).tolist()
         for slot, number, end in zip(slots, numbers, full, strict=True):
-            request = self.request(slot)
+            request = self.by_slot[slot]
+            assert request is not None
+            registered, blocks = request.registered, request.blocks
             # A row that must end in a launch already enqueued counts tokens of later ones, for which it took no block.
-            while request.registered < end and request.registered < len(request.blocks):
-                behind = filled[number]
-                behind.requests.append(request)
-                behind.slots.append(slot)
-                behind.places.append(request.registered)
-                behind.blocks.append(request.blocks[request.registered])
-                request.registered += 1
+            if registered == end or registered == len(blocks):
+                continue
+            behind = filled[number]
+            for place in range(registered, min(end, len(blocks))):
+                behind[blocks[place]] = request, slot, place
+                request.registered = place + 1
         for number, behind in filled.items():
             self._ledger.defer(number, behind)
 
@@ -99,16 +105,27 @@ class Holdings:
         self.rows.finite[request.slot] = False
         self.pool.forget(self.pool.holding(self._keys(request).from_place(request.shared)))
 
-    def _publish(self, filled: Filled) -> None:
+    def publish_some(self) -> None:
+        """Blocks that the fence has let go join the prefix cache: an eighth of them in a turn, the oldest, or a few.
+
+        Rows that came together fill their blocks together, and a block's key takes long to make.
+        """
+        if self._filled:
+            self._publish(list(islice(self._filled, max(_A_FEW, len(self._filled) // 8))))
+
+    def _publish(self, blocks: list[int]) -> None:
         """Into the prefix cache, where every token is committed and nothing that wrote one was not finite."""
-        rows, slots, size = self.rows, filled.slots, self.pool.block_size
-        starts = np.array(filled.places) * size
+        requests, in_slots, places = zip(*(self._filled.pop(block) for block in blocks), strict=True)
+        rows, size, slots = self.rows, self.pool.block_size, np.array(in_slots)
+        starts = np.array(places) * size
         full = np.minimum(rows.committed_len[slots], rows.least_len[slots]) >= starts + size
         good = (full & rows.finite[slots]).tolist()
-        tokens = rows.history[np.array(slots)[:, None], starts[:, None] + np.arange(size)].tobytes()
-        for i, (request, place, block) in enumerate(zip(filled.requests, filled.places, filled.blocks, strict=True)):
-            if good[i]:
-                self.pool.publish(block, self._keys(request).content(place, tokens[4 * size * i : 4 * size * (i + 1)]))
+        tokens = rows.history[slots[:, None], starts[:, None] + np.arange(size)].tobytes()
+        end = 0
+        for is_good, block, request, place in zip(good, blocks, requests, places, strict=True):
+            begin, end = end, end + 4 * size
+            if is_good:
+                self.pool.publish(block, (request.keys or self._keys(request)).content(place, tokens[begin:end]))
 
     def _keys(self, request: Request) -> PrefixKeys:
         if request.keys is None:
@@ -159,9 +176,12 @@ class Holdings:
 
     def release(self, resource: Release | Filled) -> Release:
         """The fence has let it go. Returns what nobody holds any more."""
-        if isinstance(resource, Filled):
-            self._publish(resource)
+        if isinstance(resource, dict):
+            self._filled.update(resource)
             return Release()
+        late = [block for block in resource.blocks if block in self._filled]
+        if late:
+            self._publish(late)
         if resource.slot != NO_SLOT:
             self.rows.release(resource.slot)
         if resource.penalty_slot != NO_SLOT:

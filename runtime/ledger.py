@@ -147,9 +147,10 @@ class Ledger(Generic[Resource]):
 
     def enqueue(self, launch: Launch) -> None:
         """The launch was handed to the device. Raises LedgerError if it is not the next one."""
-        if launch.number != self.launched + 1:
-            raise LedgerError(f"launch {launch.number} was enqueued after launch {self.launched}")
-        self.launched = launch.number
+        number = launch.number
+        if number != self.launched + 1:
+            raise LedgerError(f"launch {number} was enqueued after launch {self.launched}")
+        self.launched = number
         self._launches.append(launch)
         self._last = launch
 

@@ -99,17 +99,9 @@ class Release:
     state_slot: int = NO_SLOT
 
 
-@dataclass(frozen=True, slots=True)
-class Filled:
-    """Blocks whose last token a launch has written: once it has retired, they may join the prefix cache.
-
-    Columns [n]. places: in the rows' block tables.
-    """
-
-    requests: list[Request]
-    slots: list[int]
-    places: list[int]
-    blocks: list[int]
+# Blocks whose last token a launch has written: once it has retired, they may join the prefix cache. By block: whose it
+# is, the row's slot, and the block's place in the row's block table.
+Filled = dict[int, tuple[Request, int, int]]
 
 
 @dataclass(frozen=True, slots=True)

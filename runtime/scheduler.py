@@ -308,12 +308,12 @@ class Scheduler:
         counts = -(-wanted // self.pool.block_size) - rows.num_blocks[slots]
         while np.count_nonzero(counts > 0):  # once, unless drafts may reach two borders further
             crossing = slots[counts > 0]
-            places = rows.num_blocks[crossing].tolist()
-            taken = self.pool.take(crossing.size)
-            self._crossed += crossing.tolist()
-            for slot, block in zip(crossing.tolist(), taken, strict=True):
+            crossed, places = crossing.tolist(), rows.num_blocks[crossing].tolist()
+            taken = self.pool.take(len(crossed))
+            self._crossed += crossed
+            for slot, block in zip(crossed, taken, strict=True):
                 self.holdings.request(slot).blocks.append(block)
-            builder.append_each(crossing.tolist(), places, taken)
+            builder.append_each(crossed, places, taken)
             rows.num_blocks[crossing] += 1
             counts -= 1
         self.tally.counters["blocks_reserved"] += len(self._crossed)

@@ -107,6 +107,7 @@ class Played:
         due = self.ledger.due()
         for resource in due:
             self.scheduler.release(resource)
+        self.scheduler.holdings.publish_some()
         self.check()
         return bool(due)
 
