@@ -10,6 +10,7 @@ import torch
 from tests.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
+pytestmark = pytest.mark.timeout(600)  # whole launches in Triton's interpreter take their time
 
 from cuda_graphs.rings import allocate_rings  # noqa: E402
 from cuda_graphs.shape import LaunchShape  # noqa: E402
