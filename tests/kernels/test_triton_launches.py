@@ -10,7 +10,6 @@ import torch
 from tests.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
-pytestmark = pytest.mark.timeout(600)  # whole launches in Triton's interpreter take their time
 
 from cuda_graphs.rings import allocate_rings  # noqa: E402
 from cuda_graphs.shape import LaunchShape  # noqa: E402
@@ -21,7 +20,10 @@ from tests.gpu import gpu_chain, launch_scenarios  # noqa: E402
 from tests.runtime.launches import over_program  # noqa: E402
 
 # The interpreter's own way with a loop whose length is read on the device.
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+    pytest.mark.timeout(600),  # whole launches in Triton's interpreter take their time
+]
 
 
 @pytest.fixture(autouse=True)
