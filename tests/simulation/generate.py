@@ -55,9 +55,8 @@ class _Author:
         if self.is_slow:
             self.world = _slow(self.world)
         self.is_choosy = self.dice.random() < 0.5  # requests say how their tokens are drawn
-        self.is_shared = self.dice.random() < (
-            0.6 if self.world.turn_s > 1 else 0.3
-        )  # two front ends take turns, and come again when all seems over
+        # Two front ends take turns, and come again when all seems over.
+        self.is_shared = self.dice.random() < (0.6 if self.world.turn_s > 1 else 0.3)
         # Prompts that begin alike find each other's blocks.
         self.stems = [self._tokens(self.world.context_length) for _ in range(self.dice.choice((1, 1, 2)))]
 
@@ -66,9 +65,13 @@ class _Author:
         asks = self._asks(dice.choice((2, 5, 8, 12, 16, 20)))
         if self.is_shared:
             asks = self._from_two_front_ends(asks)
+        dynasty = self._dynasty(len(asks), asks[-1].turn + 80)
         events = [event for handle in range(len(asks)) for event in self._on_one(handle, asks[handle])]
         events += self._on_all(asks)
         events += self._on_twins(asks) + self._on_latecomers(asks)
+        kind = dice.choice((Kind.CANCEL, Kind.ABORT))
+        events += [Event(kind, len(asks) + i, turn=heir.turn) for i, heir in enumerate(dynasty[1:])]
+        asks += dynasty
         for lost in (event for event in events if event.kind is Kind.LOSE):
             asks = [replace(one, owner=3) if one.owner == lost.owner and one.turn >= lost.turn else one for one in asks]
         return Script(self.seed, self.world, tuple(asks), tuple(events))
@@ -132,6 +135,17 @@ class _Author:
     def _from_two_front_ends(self, asks: list[Ask]) -> list[Ask]:
         late, first = self.dice.choice((30, 60, 100)), len(asks) // 2
         return [replace(asks[i], owner=1 + i % 2, turn=asks[i].turn + late * (i >= first)) for i in range(len(asks))]
+
+    def _dynasty(self, first: int, turn: int) -> list[Ask]:
+        """Requests that begin alike, when the others are done. Each ends in the turn in which the next one comes, and
+        launches in flight may still name the blocks that it finds."""
+        dice, asks = self.dice, list[Ask]()
+        prompt = tuple(self._tokens(self.world.context_length // 2))
+        for handle in range(first, first + dice.choice((0, 0, 0, 0, 5))):
+            asks.append(replace(self._ask(handle, turn), prompt=prompt, salt="", max_tokens=40, ignore_eos=True))
+            asks[-1] = replace(asks[-1], prompt_logprobs=-1, sick_logits=-1, sick_hidden=-1)
+            turn += dice.randint(6, 14)
+        return asks
 
     def _ask(self, handle: int, turn: int) -> Ask:
         dice, world = self.dice, self.world
