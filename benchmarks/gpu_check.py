@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,9 +55,13 @@ class MemoryLinks:
 
     inbox: list[tuple[int, m.ToEngine | None]] = field(default_factory=list)
 
-    def receive(self) -> Sequence[tuple[int, m.ToEngine | None]]:
-        arrived, self.inbox = self.inbox, []
-        return arrived
+    def receive(self) -> Iterator[tuple[int, m.ToEngine | None]]:
+        while self.inbox:
+            yield self.inbox.pop(0)
+
+    @property
+    def has_more(self) -> bool:
+        return bool(self.inbox)
 
     def send(self, owner: int, message: m.ToFrontEnd) -> None:
         pass

@@ -12,7 +12,7 @@ out.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -30,6 +30,38 @@ class Content(NamedTuple):
     tokens: bytes
 
 
+class Watched:
+    """Findable blocks, one after the other, of which somebody wants to know at any time how many are there.
+
+    The pool keeps its figures right with every block that changes hands, so that nobody looks at them again.
+
+    unheld: of its blocks, those that are available: sharing them leaves so many fewer to take. findable: of its blocks,
+    the first ones, up to the first that can't be found any more. places: of each block, among them.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[int] = []
+        self.unheld = 0
+        self.findable = 0
+        self.places: dict[int, int] = {}
+
+    def add(self, block: int, is_unheld: bool) -> None:
+        """The next of its blocks. All others are findable."""
+        self.places[block] = len(self.blocks)
+        self.blocks.append(block)
+        self.unheld += is_unheld
+        self.findable += 1
+
+    def drop(self, is_unheld: bool) -> None:
+        """The last of its blocks is left out."""
+        del self.places[self.blocks.pop()]
+        self.unheld -= is_unheld
+
+    def forget(self, block: int) -> None:
+        """It can't be found any more."""
+        self.findable = min(self.findable, self.places.get(block, self.findable))
+
+
 class BlockPool:
     """Blocks 1 to num_blocks - 1."""
 
@@ -40,11 +72,12 @@ class BlockPool:
         self.total = num_blocks - 1
         self._free = list(range(num_blocks - 1, 0, -1))  # popped from the end: low ids first
         self._cached: OrderedDict[int, None] = OrderedDict()  # held by nobody, findable; least recently used first
-        self._holders: Counter[int] = Counter()  # requests that hold a block
-        self._fences: Counter[int] = Counter()  # holders that gave it up while a launch in flight names it
+        self._holders: dict[int, int] = {}  # requests that hold a block
+        self._fences: dict[int, int] = {}  # holders that gave it up while a launch in flight names it
         self._coming = 0  # blocks with fences and no holder
         self._contents: dict[int, Content] = {}
         self._by_key: dict[bytes, int] = {}
+        self._watched = Watched()
 
     # ------------------------------------------------------------ how many
 
@@ -80,10 +113,6 @@ class BlockPool:
         """Blocks that hold this many tokens."""
         return -(-tokens // self.block_size)
 
-    def unheld(self, blocks: Iterable[int]) -> int:
-        """How many of these blocks are available: sharing them leaves so many fewer to take."""
-        return sum(block in self._cached for block in blocks)
-
     # ------------------------------------------------------------ hands
 
     def take(self, count: int) -> list[int]:
@@ -95,31 +124,41 @@ class BlockPool:
         del self._free[len(self._free) - from_free :]
         for _ in range(count - from_free):
             block, _ = self._cached.popitem(last=False)
+            self._watched.unheld -= block in self._watched.places
             self._forget(block)
             taken.append(block)
         for block in taken:
             self._holders[block] = 1
         return taken
 
+    # The next three go over thousands of blocks where a request is long: they look each up as few times as can be.
+
     def share(self, blocks: Sequence[int]) -> None:
         """One more holder for each of these findable blocks. Raises BlockPoolError for one that is not."""
+        contents, holders, cached, watched = self._contents, self._holders, self._cached, self._watched
         for block in blocks:
-            if block not in self._contents:
+            if block not in contents:
                 raise BlockPoolError(f"block {block} is shared and its content is not findable")
-            if not self._holders[block]:
-                self._cached.pop(block, None)
-                self._coming -= block in self._fences
-            self._holders[block] += 1
+            held = holders.get(block, 0)
+            holders[block] = held + 1
+            if not held and block in cached:
+                del cached[block]
+                watched.unheld -= block in watched.places
+            elif not held:
+                self._coming -= 1
 
     def fence(self, blocks: Sequence[int]) -> None:
         """A holder gives them up; launches in flight may still name them."""
+        holders, fences = self._holders, self._fences
         for block in blocks:
-            if not self._holders.get(block):
+            held = holders.get(block, 0)
+            if not held:
                 raise BlockPoolError(f"block {block} is given up and was not owned")
-            self._fences[block] += 1
-            self._holders[block] -= 1
-            if not self._holders[block]:
-                del self._holders[block]
+            fences[block] = fences.get(block, 0) + 1
+            if held > 1:
+                holders[block] = held - 1
+            else:
+                del holders[block]
                 self._coming += 1
 
     def release(self, blocks: Sequence[int]) -> list[int]:
@@ -127,19 +166,24 @@ class BlockPool:
 
         Returns those that are free now, in nobody's hands and not findable. The last of `blocks` is reused first.
         """
+        holders, fences, contents, cached, watched = (
+            self._holders, self._fences, self._contents, self._cached, self._watched,
+        )  # fmt: skip
         freed = []
         for block in reversed(blocks):
-            if not self._fences.get(block):
+            named = fences.get(block, 0)
+            if not named:
                 raise BlockPoolError(f"block {block} is released and was not fenced")
-            self._fences[block] -= 1
-            if self._fences[block]:
+            if named > 1:
+                fences[block] = named - 1
                 continue
-            del self._fences[block]
-            if block in self._holders:
+            del fences[block]
+            if block in holders:
                 continue
             self._coming -= 1
-            if block in self._contents:
-                self._cached[block] = None
+            if block in contents:
+                cached[block] = None
+                watched.unheld += block in watched.places
             else:
                 self._free.append(block)
                 freed.append(block)
@@ -177,11 +221,34 @@ class BlockPool:
             if block in self._contents:
                 self._forget(block)
             if block in self._cached:
-                del self._cached[block]
+                self._uncache(block)
                 self._free.append(block)
+
+    def watch(self) -> Watched:
+        """An empty row of findable blocks, to be extended; the one before is watched no more."""
+        self._watched = Watched()
+        return self._watched
+
+    def extend(self, content: Content) -> bool:
+        """The block with this content joins the watched ones, behind them. False: it can't be found."""
+        block = self.find(content)
+        if block is not None:
+            self._watched.add(block, block in self._cached)
+        return block is not None
+
+    def shorten(self) -> None:
+        """The watched blocks without those from the first on that can't be found any more."""
+        watched = self._watched
+        while len(watched.blocks) > watched.findable:
+            watched.drop(watched.blocks[-1] in self._cached)
+
+    def _uncache(self, block: int) -> None:
+        del self._cached[block]
+        self._watched.unheld -= block in self._watched.places
 
     def _forget(self, block: int) -> None:
         del self._by_key[self._contents.pop(block).key]
+        self._watched.forget(block)
 
     # ------------------------------------------------------------ proof
 
@@ -198,6 +265,11 @@ class BlockPool:
                 f"{self.free} free + {self.cached} cached + {self.owned} owned + {self.fenced} fenced is not "
                 f"{self.total}"
             )
+        watched = self._watched
+        if watched.unheld != sum(block in cached for block in watched.blocks):
+            raise BlockPoolError("the watched blocks that are available are miscounted")
+        if not set(watched.blocks[: watched.findable]) <= set(self._contents):
+            raise BlockPoolError("a watched block is said to be findable and is not")
         if min((*self._holders.values(), *self._fences.values()), default=1) < 1:
             raise BlockPoolError("a block is counted as held or fenced by nobody")
         if not cached <= set(self._contents) or free & set(self._contents):

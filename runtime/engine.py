@@ -19,7 +19,7 @@ from runtime import messages as m
 from runtime.chain_facts import chain_facts
 from runtime.config import LAUNCH_TIMEOUT_S
 from runtime.figures import Figures
-from runtime.intake import Intake
+from runtime.intake import TURN_WORK, Intake
 from runtime.interval_log import IntervalLog, LogMode, Snapshot, Totals
 from runtime.ledger import Launch, Ledger, LedgerError
 from runtime.lifecycle import Deferred, PromptPart, Release
@@ -62,7 +62,7 @@ class Engine:
     max_queue: requests that may wait for a row. launch_timeout_s: how long launches may be in flight without any mark,
     and requests be served without any progress. log_interval, log_mode: see `runtime.interval_log`; snapshots go to
     `write_snapshot`. run_ahead_asked: the depth that was configured, which `Stats` shows beside the one that was
-    reached; None: the ledger's. clock: seconds, monotonic.
+    reached; None: the ledger's. clock: seconds, monotonic. turn_work: see `Intake`.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Engine:
         write_snapshot: Callable[[Snapshot], None] = _no_snapshot,
         run_ahead_asked: int | None = None,
         clock: Callable[[], float] = time.monotonic,
+        turn_work: int = TURN_WORK,
     ) -> None:
         self.device = device
         self.scheduler = scheduler
@@ -86,7 +87,7 @@ class Engine:
         self.figures = Figures()
         self.registry = Registry()
         self.publisher = Publisher(links, scheduler.rows, device.rings, self.registry)
-        self.intake = Intake(scheduler, self.registry, self.publisher, links, self.stats, max_queue, clock)
+        self.intake = Intake(scheduler, self.registry, self.publisher, links, self.stats, max_queue, clock, turn_work)
         self._links = links
         self._poison = poison
         self._clock = clock
@@ -174,16 +175,21 @@ class Engine:
         """For the oldest mark outstanding, or an arrival."""
         begun = self._clock()
         ledger = self.ledger
+        has_more = self.scheduler.waiting.look_further()  # to do that no mark or arrival tells of
+        wait_s = 0.0 if has_more else self.intake.wait_s(_WAIT_S)
+        has_more = has_more or self.intake.has_more
         self.waits += 1
         if ledger.waits_for_tokens:
-            self.device.wait(ledger.committed, _NEVER, self._links.wake_fds(), _WAIT_S)
+            self.device.wait(ledger.committed, _NEVER, self._links.wake_fds(), wait_s)
         elif ledger.in_flight:
-            self.device.wait(_NEVER, ledger.ended, self._links.wake_fds(), _WAIT_S)
+            self.device.wait(_NEVER, ledger.ended, self._links.wake_fds(), wait_s)
+        elif has_more:
+            pass
         elif len(self.registry):
             raise LedgerError(f"nothing is in flight and {len(self.registry)} requests wait")
         else:
             self._idle_after = ledger.launched
-            self._links.wait(_WAIT_S)
+            self._links.wait(wait_s)
             self._nothing_to_do_s += self._clock() - begun
         self._waited_s += self._clock() - begun
 

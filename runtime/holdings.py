@@ -13,7 +13,7 @@ from runtime.block_pool import BlockPool
 from runtime.ledger import Ledger
 from runtime.lifecycle import Deferred, Eviction, Filled, Release, Request
 from runtime.limits import SchedulerLimits
-from runtime.prefix_cache import PrefixKeys, find_prefix
+from runtime.prefix_cache import PrefixKeys, PrefixWalk
 from runtime.rows import RowPhase, Rows
 from runtime.slot_pool import NO_SLOT, SlotPool
 
@@ -74,11 +74,11 @@ class Holdings:
 
     # ------------------------------------------------------------ found again
 
-    def prefix_of(self, request: Request) -> list[int]:
-        """Cached blocks that a request's tokens begin with; none while log-probabilities of all its prompt are owed."""
-        if not self._limits.finds_prefixes or request.wants_prompt_logprobs:
-            return []
-        return find_prefix(self.pool, self._keys(request), request.tokens)
+    def walk(self, request: Request) -> PrefixWalk:
+        """For the cached blocks that a request's tokens begin with; for none while log-probabilities of all its prompt
+        are owed."""
+        finds = self._limits.finds_prefixes and not request.wants_prompt_logprobs
+        return PrefixWalk(self.pool, self._keys(request), request.tokens if finds else request.tokens[:1])
 
     def register(self, slots: list[int], numbers: list[int]) -> None:
         """Blocks of rows that a launch, or an earlier one, fills may be found once it has retired. [n], [n]"""

@@ -1,9 +1,14 @@
-"""What front ends ask for, turned into changes of the scheduler's queue and rows, between two launches."""
+"""What front ends ask for, turned into changes of the scheduler's queue and rows, between two launches.
+
+However much arrives at once, a turn of the loop does a bounded part of it; the rest stays in order for the turns after
+it. What takes several turns, to abort thousands of requests, is exact all the same.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from typing import Final
 
 import numpy as np
 
@@ -15,11 +20,16 @@ from runtime.registry import Registry, Tracked
 from runtime.request import FinishReason
 from runtime.scheduler import NeverFits, Scheduler
 
+TURN_WORK: Final = 4  # pieces of work a turn, of some 10 microseconds each: a request queued, one ended
+_LONG_BYTES: Final = 1 << 16  # of a message that is another piece of work
+_STATS_WORK: Final = 3  # to encode an answer
+STATS_S: Final = 0.05  # figures are gathered so often at most; who asks meanwhile has the next ones
+
 
 class Intake:
     """Takes messages in the order in which they arrived.
 
-    max_queue: requests that may wait for a row. clock: seconds, monotonic.
+    max_queue: requests that may wait for a row. clock: seconds, monotonic. turn_work: pieces of work that a turn does.
     """
 
     def __init__(
@@ -31,6 +41,7 @@ class Intake:
         stats: Callable[[], m.EngineStats],
         max_queue: int,
         clock: Callable[[], float],
+        turn_work: int = TURN_WORK,
     ) -> None:
         self.counters: Counter[str] = Counter()
         self._scheduler = scheduler
@@ -40,21 +51,69 @@ class Intake:
         self._stats = stats
         self._max_queue = max_queue
         self._clock = clock
+        self._turn_work = turn_work
+        self._doing: Iterator[int] = iter(())  # what was begun, piece by piece
+        self._is_done = True
+        self._asked: deque[tuple[int, int]] = deque()  # (front end, call) of those who wait for Stats
+        self._answers: deque[tuple[int, m.StatsReply]] = deque()  # not sent yet
+        self._gathered_at = -STATS_S
 
     def take(self) -> None:
-        """Everything that has arrived."""
-        for owner, message in self._links.receive():
-            match message:
-                case m.Submit():
-                    self._submit(owner, message)
-                case m.Cancel():
-                    self._drop(self._registry.by_handle(owner, message.handle), message.reason)
-                case m.Abort():
-                    self._abort(owner, message)
-                case m.StatsQuery():
-                    self._links.send(owner, m.StatsReply(message.call, self._stats()))
-                case None:
-                    self._lose(owner)
+        """What has arrived, as far as a turn's work goes."""
+        arrived, left = iter(self._links.receive()), self._turn_work
+        self._gather()
+        while left > 0:
+            work = next(self._doing, 0)
+            if work:
+                left -= work
+                continue
+            self._is_done = True
+            if self._answers:
+                self._links.send(*self._answers.popleft())
+                left -= _STATS_WORK
+                continue
+            message = next(arrived, None)
+            if message is None:
+                return
+            self._doing, self._is_done = self._begin(*message), False
+
+    @property
+    def has_more(self) -> bool:
+        """The next turn has something to do that arrived before."""
+        return not self._is_done or bool(self._answers) or self._links.has_more
+
+    def wait_s(self, most_s: float) -> float:
+        """For how long the loop may wait for something to happen: not at all, or until somebody's answer is due."""
+        if self.has_more:
+            return 0.0
+        if self._asked:
+            return min(most_s, max(0.0, self._gathered_at + STATS_S - self._clock()))
+        return most_s
+
+    def _begin(self, owner: int, message: m.ToEngine | None) -> Iterator[int]:
+        """Does what a message asks for, and says after each piece how much work it was."""
+        match message:
+            case m.Submit():
+                self._submit(owner, message)
+                yield 1 + (len(message.prompt) + len(message.prompt_ids) + len(message.block_keys)) // _LONG_BYTES
+            case m.Cancel():
+                self._drop(self._registry.by_handle(owner, message.handle), message.reason)
+                yield 1
+            case m.Abort():
+                yield from self._abort(owner, message)
+            case m.StatsQuery():
+                self._asked.append((owner, message.call))
+                self._gather()
+                yield 1
+            case None:
+                yield from self._lose(owner)
+
+    def _gather(self) -> None:
+        """Figures for all who have asked, unless the last ones were gathered a moment ago."""
+        if self._asked and self._clock() - self._gathered_at >= STATS_S:
+            stats, self._gathered_at = self._stats(), self._clock()
+            self._answers += ((owner, m.StatsReply(call, stats)) for owner, call in self._asked)
+            self._asked.clear()
 
     def _submit(self, owner: int, submit: m.Submit) -> None:
         refusal = self._refusal(submit)
@@ -107,12 +166,27 @@ class Intake:
             )
         return None
 
-    def _abort(self, owner: int, abort: m.Abort) -> None:
-        ids = abort.request_ids
+    def _abort(self, owner: int, abort: m.Abort) -> Iterator[int]:
+        """Of all, those that live now: one that has ended by itself before its turn came was not aborted.
+
+        The youngest end first, or those who wait would be given rows meanwhile.
+        """
         if abort.all_requests:
-            ids = tuple(tracked.request.request_id for tracked in self._registry.all())
-        outcomes = tuple(self._abort_one(request_id) for request_id in ids)
-        self._links.send(owner, m.AbortResult(abort.call, ids, outcomes))
+            ended = []
+            for request_id in reversed(self._registry.ids()):
+                if self._registry.by_id(request_id) is not None:
+                    self._abort_one(request_id)
+                    ended.append(request_id)
+                yield 1
+            ended.reverse()
+            self._links.send(owner, m.AbortResult(abort.call, tuple(ended), ("ABORTED",) * len(ended)))
+            return
+        found = []
+        for request_id in abort.request_ids:
+            found.append(self._abort_one(request_id))
+            yield 1
+        self._links.send(owner, m.AbortResult(abort.call, abort.request_ids, tuple(found)))
+        yield 1
 
     def _abort_one(self, request_id: str) -> str:
         tracked = self._registry.by_id(request_id)
@@ -134,7 +208,9 @@ class Intake:
             self._scheduler.stop(tracked.request, reason)
             self._registry.remove(tracked.request)
 
-    def _lose(self, owner: int) -> None:
+    def _lose(self, owner: int) -> Iterator[int]:
         self.counters["front_ends_lost"] += 1
         for tracked in self._registry.of_owner(owner):
-            self._drop(tracked, FinishReason.CANCELLED)
+            if self._registry.by_handle(owner, tracked.request.handle) is tracked:  # it has not ended meanwhile
+                self._drop(tracked, FinishReason.CANCELLED)
+            yield 1

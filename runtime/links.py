@@ -6,7 +6,8 @@ import contextlib
 import os
 import select
 import socket
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -14,14 +15,21 @@ from runtime import messages as m
 from runtime.submit_check import check_message
 
 MAX_UNSENT_BYTES: Final = 8 << 20  # a front end that leaves more undrained is gone
-_READ_BYTES: Final = 1 << 18
+_READ_BYTES: Final = 1 << 16  # at a time: what is copied is not the loop's to wait for
 
 
 class Links(Protocol):
     """The front ends, as the loop sees them."""
 
-    def receive(self) -> Sequence[tuple[int, m.ToEngine | None]]:
-        """What arrived since the last call, as (front end, message); None: that front end is gone. Never blocks."""
+    def receive(self) -> Iterator[tuple[int, m.ToEngine | None]]:
+        """What has arrived, as (front end, message); None: that front end is gone. Never blocks.
+
+        What is not taken from it comes with the next call, in the same order for each front end.
+        """
+
+    @property
+    def has_more(self) -> bool:
+        """`receive` would give something that had arrived when it was last called."""
 
     def send(self, owner: int, message: m.ToFrontEnd) -> None:
         """Never blocks: a front end that does not keep up is gone."""
@@ -41,6 +49,7 @@ class _Connection:
         self.reader = m.FrameReader()
         self.unsent = bytearray()
         self.greeted = False
+        self.ended = False
         self.last_handle = 0  # of its requests: they count up
 
     def flush(self) -> None:
@@ -81,7 +90,7 @@ class SocketLinks:
         self.parent_gone = False
         self._connections: dict[int, _Connection] = {}
         self._next_owner = connected + 1
-        self._lost: list[int] = []
+        self._lost: deque[int] = deque()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -101,32 +110,31 @@ class SocketLinks:
         unsent = [c.sock.fileno() for c in self._connections.values() if c.unsent]
         select.select(self.wake_fds(), unsent, [], timeout_s)
 
-    def receive(self) -> Sequence[tuple[int, m.ToEngine | None]]:
-        arrived: list[tuple[int, m.ToEngine | None]] = []
+    def receive(self) -> Iterator[tuple[int, m.ToEngine | None]]:
         readable = {fd for fd, _ in self._poll.poll(0)}
-        if not readable and not self._lost and not any(c.unsent for c in self._connections.values()):
-            return arrived
         for fd in readable:
             if fd == self._listener.fileno():
                 self._accept()
             elif fd == self._parent_fd and not os.read(fd, 4096):
                 self.parent_gone = True
                 self._unwatch(fd)
-        for owner, connection in list(self._connections.items()):
-            if connection.sock.fileno() in readable:
-                arrived += self._read(owner, connection)
+        for connection in self._connections.values():
+            if connection.sock.fileno() in readable and not connection.reader.has_frame:
+                self._read(connection)
             if connection.unsent:
-                self._try_flush(owner, connection)
-        arrived += [(owner, None) for owner in self._lost]
-        self._lost.clear()
-        return arrived
+                self._try_flush(connection)
+        return self._messages()
+
+    @property
+    def has_more(self) -> bool:
+        return bool(self._lost) or any(c.ended or c.reader.has_frame for c in self._connections.values())
 
     def send(self, owner: int, message: m.ToFrontEnd) -> None:
         connection = self._connections.get(owner)
-        if connection is None:
+        if connection is None or connection.ended:
             return
         connection.unsent += m.encode_frame(message)
-        self._try_flush(owner, connection)
+        self._try_flush(connection)
         if len(connection.unsent) > MAX_UNSENT_BYTES:
             self._lose(owner)
 
@@ -167,27 +175,46 @@ class SocketLinks:
         self._connections[self._next_owner] = _Connection(sock)
         self._next_owner += 1
 
-    def _read(self, owner: int, connection: _Connection) -> list[tuple[int, m.ToEngine | None]]:
-        messages: list[tuple[int, m.ToEngine | None]] = []
+    def _read(self, connection: _Connection) -> None:
+        """Some of what the socket has: no more than that is kept beside a frame that is not complete."""
         try:
             data = connection.sock.recv(_READ_BYTES)
-            for body in connection.reader.feed(data):
-                message = m.decode_to_engine(body)
-                if isinstance(message, m.Hello):
-                    self._greet(owner, connection, message)
-                    continue
-                self._check(connection, message)
-                messages.append((owner, message))
         except BlockingIOError:
-            return messages
-        except m.ProtocolError as error:
-            self._refuse(owner, str(error))
-            data = b""
+            return
         except OSError:
             data = b""
-        if not data:
+        if data:
+            connection.reader.add(data)
+        else:
+            self._end(connection)
+
+    def _messages(self) -> Iterator[tuple[int, m.ToEngine | None]]:
+        """One of each front end in turn, for as long as there are any; then the front ends that are gone."""
+        left = list(self._connections.items())
+        while left:
+            for owner, connection in left:
+                message = self._next_of(owner, connection)
+                if message is not None:
+                    yield owner, message
+            left = [(owner, connection) for owner, connection in left if connection.reader.has_frame]
+        while self._lost:
+            yield self._lost.popleft(), None
+
+    def _next_of(self, owner: int, connection: _Connection) -> m.ToEngine | None:
+        """Its next message; None where there is none. It is lost at its end, or at once for what it says."""
+        try:
+            while (body := connection.reader.take()) is not None:
+                message = m.decode_to_engine(body)
+                if not isinstance(message, m.Hello):
+                    self._check(connection, message)
+                    return message
+                self._greet(owner, connection, message)
+        except m.ProtocolError as error:
+            self._refuse(owner, str(error))
             self._lose(owner)
-        return messages
+        if connection.ended:
+            self._lose(owner)
+        return None
 
     def _check(self, connection: _Connection, message: m.ToEngine) -> None:
         """Raises ProtocolError for what no front end may say."""
@@ -206,16 +233,23 @@ class SocketLinks:
             raise m.ProtocolError(f"a front end speaks protocol {hello.protocol}, not {welcome.protocol}")
         connection.greeted = True
 
-    def _try_flush(self, owner: int, connection: _Connection) -> None:
+    def _try_flush(self, connection: _Connection) -> None:
         try:
             connection.flush()
         except OSError:
-            self._lose(owner)
+            self._end(connection)
+
+    def _end(self, connection: _Connection) -> None:
+        """Nobody is at its other end any more. What it had said is still to be done."""
+        if not connection.ended:
+            connection.ended = True
+            connection.unsent.clear()
+            self._unwatch(connection.sock.fileno())
 
     def _lose(self, owner: int) -> None:
         connection = self._connections.pop(owner, None)
         if connection is not None:
-            connection.unsent.clear()
-            self._unwatch(connection.sock.fileno())
+            self._end(connection)
+            connection.reader = m.FrameReader()  # whatever else it has said
             connection.sock.close()
             self._lost.append(owner)

@@ -331,20 +331,39 @@ class FrameReader:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self._start = 0  # of what was not taken yet
 
     def feed(self, data: bytes) -> list[bytes]:
         """The bodies completed by `data`. Raises ProtocolError on a frame over MAX_FRAME_BYTES."""
-        self._buffer += data
+        self.add(data)
         bodies: list[bytes] = []
-        start = 0
-        while len(self._buffer) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer, start)
-            if length > MAX_FRAME_BYTES:
-                raise ProtocolError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
-            end = start + _LENGTH.size + length
-            if len(self._buffer) < end:
-                break
-            bodies.append(bytes(self._buffer[start + _LENGTH.size : end]))
-            start = end
-        del self._buffer[:start]
+        while (body := self.take()) is not None:
+            bodies.append(body)
         return bodies
+
+    def add(self, data: bytes) -> None:
+        """More of the stream."""
+        del self._buffer[: self._start]
+        self._start = 0
+        self._buffer += data
+
+    def take(self) -> bytes | None:
+        """The next body, or None if it is not complete. Raises ProtocolError on a frame over MAX_FRAME_BYTES."""
+        if not self.has_frame:
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer, self._start)
+        if length > MAX_FRAME_BYTES:
+            raise ProtocolError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+        begin = self._start + _LENGTH.size
+        self._start = begin + length
+        with memoryview(self._buffer) as view:
+            return bytes(view[begin : self._start])
+
+    @property
+    def has_frame(self) -> bool:
+        """`take` has something to give, or to complain of."""
+        there = len(self._buffer) - self._start - _LENGTH.size
+        if there < 0:
+            return False
+        (length,) = _LENGTH.unpack_from(self._buffer, self._start)
+        return bool(there >= length or length > MAX_FRAME_BYTES)

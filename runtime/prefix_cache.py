@@ -51,16 +51,39 @@ class PrefixKeys:
         return Content(self._keys[place + 1], tokens)
 
 
-def find_prefix(pool: BlockPool, keys: PrefixKeys, tokens: NDArray[np.int32]) -> list[int]:
-    """The findable blocks that `tokens` begins with, never the one that holds its last token.
+class PrefixWalk:
+    """The findable blocks that a request's tokens begin with, looked for in pieces, each once.
 
-    That token's logits are wanted, so that it is computed again whatever is cached.
+    They are never those that hold its last token: that token's logits are wanted, so that it is computed again whatever
+    is cached. While blocks come and go the walk stays right: the pool takes away what is forgotten, and only the place
+    where it ended is looked at again.
+
+    tokens: int32 [n]. Only the newest walk of a pool is right.
     """
-    found: list[int] = []
-    size = pool.block_size
-    for place in range((tokens.size - 1) // size):
-        block = pool.find(keys.content(place, tokens[place * size : (place + 1) * size].tobytes()))
-        if block is None:
-            break
-        found.append(block)
-    return found
+
+    def __init__(self, pool: BlockPool, keys: PrefixKeys, tokens: NDArray[np.int32]) -> None:
+        self._pool = pool
+        self._keys = keys
+        self._tokens = np.ascontiguousarray(tokens).data.cast("B")
+        self._most = (tokens.size - 1) // pool.block_size
+        self._watched = pool.watch()
+
+    def look(self, blocks: int) -> bool:
+        """Look at so many blocks more, at most. True: the walk is at its end, for now."""
+        self._pool.shorten()
+        found, size = self._watched.blocks, 4 * self._pool.block_size
+        for place in range(len(found), min(len(found) + blocks, self._most)):
+            tokens = bytes(self._tokens[place * size : (place + 1) * size])
+            if not self._pool.extend(self._keys.content(place, tokens)):
+                return True
+        return len(found) == self._most
+
+    @property
+    def blocks(self) -> list[int]:
+        """Those found, in order."""
+        return self._watched.blocks
+
+    @property
+    def unheld(self) -> int:
+        """Of these, the available ones: sharing them leaves so many fewer to take."""
+        return self._watched.unheld

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field
 
 from runtime.lifecycle import Request
@@ -27,7 +26,7 @@ class Tracked:
 class Registry:
     """Live requests, ids that have finished, and ids aborted before they arrived."""
 
-    _by_handle: dict[tuple[int, int], Tracked] = field(default_factory=dict)
+    _by_owner: defaultdict[int, dict[int, Tracked]] = field(default_factory=lambda: defaultdict(dict))  # by handle
     _by_id: dict[str, Tracked] = field(default_factory=dict)
     _finished: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _aborted_early: OrderedDict[str, float] = field(default_factory=OrderedDict)
@@ -37,7 +36,7 @@ class Registry:
 
     def add(self, tracked: Tracked) -> None:
         request = tracked.request
-        self._by_handle[request.owner, request.handle] = tracked
+        self._by_owner[request.owner][request.handle] = tracked
         self._by_id[request.request_id] = tracked
 
     def remove(self, request: Request) -> Tracked:
@@ -46,19 +45,29 @@ class Registry:
         self._finished[request.request_id] = None
         while len(self._finished) > MAX_REMEMBERED:
             self._finished.popitem(last=False)
-        return self._by_handle.pop((request.owner, request.handle))
+        own = self._by_owner[request.owner]
+        tracked = own.pop(request.handle)
+        if not own:
+            del self._by_owner[request.owner]
+        return tracked
 
     def by_handle(self, owner: int, handle: int) -> Tracked | None:
-        return self._by_handle.get((owner, handle))
+        return self._by_owner[owner].get(handle) if owner in self._by_owner else None
 
     def by_id(self, request_id: str) -> Tracked | None:
         return self._by_id.get(request_id)
 
+    def ids(self) -> tuple[str, ...]:
+        """Of all that live now."""
+        return tuple(self._by_id)
+
     def all(self) -> list[Tracked]:
+        """All that live now."""
         return list(self._by_id.values())
 
-    def of_owner(self, owner: int) -> Iterable[Tracked]:
-        return [tracked for tracked in self._by_id.values() if tracked.request.owner == owner]
+    def of_owner(self, owner: int) -> list[Tracked]:
+        """Those of one front end that live now."""
+        return list(self._by_owner[owner].values()) if owner in self._by_owner else []
 
     def has_finished(self, request_id: str) -> bool:
         return request_id in self._finished

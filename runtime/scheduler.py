@@ -123,11 +123,15 @@ class Scheduler:
     # ------------------------------------------------------------ planning
 
     def prompt_tokens_wanted(self) -> int:
-        """Prompt tokens that the next plan would carry, at most."""
-        chunks = int(np.count_nonzero(self.rows.phase == _PREFILL))
-        if self.waiting.next_admission() is not None:
-            chunks += min(len(self.waiting), self.rows.free)
-        return min(self.limits.max_prefill_tokens, chunks * self.limits.prefill_chunk)
+        """Prompt tokens that the next plan would carry, at most: of rows' next chunks, and of those to be admitted."""
+        rows, limits, size = self.rows, self.limits, self.limits.prefill_chunk
+        slots, tokens = (rows.phase == _PREFILL).nonzero()[0], 0
+        if slots.size:
+            starts = rows.least_len[slots]
+            tokens = int((np.minimum((starts // size + 1) * size, rows.known_len[slots]) - starts).sum())
+        if tokens < limits.max_prefill_tokens and self.waiting:
+            tokens += self.waiting.tokens_at_most(size, limits.max_prefill_tokens - tokens, limits.admissions)
+        return min(limits.max_prefill_tokens, tokens)
 
     def plan(self) -> LaunchPlan | None:
         """The next launch's plan, or None if no row can go on and nothing is left to sample.
@@ -364,7 +368,9 @@ class Scheduler:
     def _admit(self, builder: PlanBuilder) -> None:
         """Waiting requests get a row, their first blocks and their first chunk, by rank."""
         pool = self.pool
-        while (found := self.waiting.next_admission()) is not None:
+        for _ in range(self.limits.admissions):
+            if (found := self.waiting.next_admission()) is None:
+                return
             request, prefix = found
             start = len(prefix) * pool.block_size
             first = self._cut(start, request)

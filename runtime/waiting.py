@@ -1,56 +1,126 @@
-"""The queue: who waits for a row, by rank, and who may have one now. Pure."""
+"""The queue: who waits for a row, by rank, and who may have one now. Pure.
+
+However many wait, finding the first of them, adding one and taking one away is a search in an ordered list: nobody
+looks at all of them. What is known of the first one's cached prefix is kept from launch to launch.
+"""
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator
+from heapq import merge
+from operator import attrgetter
+from typing import Final
 
 import numpy as np
 
 from runtime.holdings import Holdings
 from runtime.lifecycle import Request
+from runtime.prefix_cache import PrefixWalk
 from runtime.rows import RowPhase
+
+_rank: Final = attrgetter("rank")
+_LOOKED_AT: Final = 64  # blocks of a prefix that are looked up at a time: some 50 microseconds
 
 
 class WaitingQueue:
-    """Requests without a row, by rank."""
+    """Requests without a row: higher priority first, then first come first served.
+
+    Those that need a penalty slot wait in a line of their own, so that they can be passed while there is none.
+    """
 
     def __init__(self, holdings: Holdings) -> None:
-        self._requests: list[Request] = []
+        self._plain: list[Request] = []
+        self._penalised: list[Request] = []
         self._holdings = holdings
+        self._looked_for: Request | None = None  # whose prefix the walk is about
+        self._walk: PrefixWalk | None = None
+        self._is_looking = False
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._plain) + len(self._penalised)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
+        return merge(self._plain, self._penalised, key=_rank)
 
     def add(self, request: Request) -> None:
-        insort(self._requests, request, key=lambda waiting: waiting.rank)
+        line = self._line_of(request)
+        if not line or line[-1].rank < request.rank:
+            line.append(request)  # as nearly everybody
+        else:
+            insort(line, request, key=_rank)
 
     def remove(self, request: Request) -> None:
         """It is admitted, or has ended. Raises ValueError if it does not wait."""
-        self._requests.remove(request)
+        line = self._line_of(request)
+        place = bisect_left(line, request.rank, key=_rank)
+        if place == len(line) or line[place] is not request:
+            raise ValueError("the request does not wait")
+        del line[place]
+        if request is self._looked_for:
+            self._looked_for, self._walk, self._is_looking = None, None, False
+
+    def first(self) -> Request | None:
+        """Whose turn it is, of those who lack no penalty slot."""
+        lines = (self._plain, self._penalised) if self._holdings.penalty_slots.free else (self._plain,)
+        return min((line[0] for line in lines if line), key=_rank, default=None)
 
     def next_admission(self) -> tuple[Request, list[int]] | None:
         """The first in the queue, and the cached blocks that it begins with; None if it must wait.
 
-        Nobody is admitted while a row waits for blocks. A request that waits for a penalty slot lets others pass.
+        Nobody is admitted while a row waits for blocks. A request that waits for a penalty slot lets others pass. A
+        long prefix is looked up in pieces: until all of it is, None, and `look_further`.
         """
         held = self._holdings
-        if not self._requests or not held.rows.free or held.paused:
+        self._is_looking = False
+        if not len(self) or not held.rows.free or held.paused:
             return None
-        ready = (one for one in self._requests if held.penalty_slots.free or not one.sampling.has_penalty)
-        request = next(ready, None)
+        request = self.first()
         if request is None:
             return None
         needed, pool = self._blocks_needed(request), held.pool
         if needed > pool.available + pool.findable - pool.cached:
             return None  # even if all that others hold and can be found were its prefix
-        prefix = held.prefix_of(request)
-        if needed - len(prefix) > pool.available - pool.unheld(prefix):
+        if self._walk is None or request is not self._looked_for:
+            self._looked_for, self._walk = request, held.walk(request)
+        self._is_looking = not self._walk.look(_LOOKED_AT)
+        if self._is_looking or needed - len(self._walk.blocks) > pool.available - self._walk.unheld:
             return None
-        return request, prefix
+        return request, self._walk.blocks
+
+    def look_further(self) -> bool:
+        """Go on with the prefix that is not looked up to its end, if there is one. False: there is none."""
+        if self._is_looking:
+            self.next_admission()
+            return True
+        return False
+
+    def tokens_at_most(self, chunk: int, enough: int, admissions: int) -> int:
+        """Prompt tokens of the first chunks of all who could be admitted with one launch, at most.
+
+        chunk: tokens of the longest. enough: what is more need not be counted. admissions: that a launch may bring.
+        """
+        found, held, pool = self.next_admission(), self._holdings, self._holdings.pool
+        if found is None:
+            return 0
+        request, prefix = found
+        start = len(prefix) * pool.block_size
+        tokens = min((start // chunk + 1) * chunk, request.tokens.size) - start
+        left = pool.available - pool.blocks_for(request.tokens.size) + len(prefix)
+        for other in self._next(min(held.rows.free, admissions))[1:]:
+            left -= max(1, pool.blocks_for(other.tokens.size) - pool.findable)  # as if it began with all of these
+            if left < 0 or tokens >= enough:
+                break
+            tokens += min(chunk, other.tokens.size)
+        return tokens
+
+    def _next(self, count: int) -> list[Request]:
+        """The first ones, of those who lack no penalty slot."""
+        penalised = self._penalised[: min(count, self._holdings.penalty_slots.free)]
+        return sorted([*self._plain[:count], *penalised], key=_rank)[:count]
+
+    def _line_of(self, request: Request) -> list[Request]:
+        return self._penalised if request.sampling.has_penalty else self._plain
 
     def _blocks_needed(self, request: Request) -> int:
         """Blocks that must be there, or shared, before a request gets a row, so that rows are not evicted soon after.

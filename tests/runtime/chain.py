@@ -28,6 +28,7 @@ from runtime.slot_pool import NO_SLOT
 from tests.runtime.hash_model import EOS, VOCAB
 
 BULK_WORDS = 4096
+EVERYTHING = 1 << 30  # work of a turn that reads all that was sent before it
 
 
 def tightest_plan(max_rows: int, prefill_chunk: int, block_size: int) -> int:
@@ -47,9 +48,13 @@ class MemoryLinks:
     inbox: list[tuple[int, m.ToEngine | None]] = field(default_factory=list)
     sent: list[tuple[int, m.ToFrontEnd]] = field(default_factory=list)
 
-    def receive(self) -> Sequence[tuple[int, m.ToEngine | None]]:
-        arrived, self.inbox = self.inbox, []
-        return arrived
+    def receive(self) -> Iterator[tuple[int, m.ToEngine | None]]:
+        while self.inbox:
+            yield self.inbox.pop(0)
+
+    @property
+    def has_more(self) -> bool:
+        return bool(self.inbox)
 
     def send(self, owner: int, message: m.ToFrontEnd) -> None:
         self.sent.append((owner, message))
@@ -185,7 +190,7 @@ class Chain:
     def quiet(self) -> bool:
         """Nothing is left to do."""
         idle = not self.ledger.in_flight and not self.ledger.owes_a_launch
-        return idle and not self.links.inbox and not len(self.engine.registry)
+        return idle and not self.engine.intake.has_more and not len(self.engine.registry)
 
     def run(self, limit: int = 10_000) -> None:
         """Turn until nothing is left to do."""
@@ -325,5 +330,6 @@ def make_chain(
     links = MemoryLinks()
     if clock is not None:
         engine_options["clock"] = clock
+    engine_options.setdefault("turn_work", EVERYTHING)
     engine = Engine(device, scheduler, links, max_queue=max_queue, poison=poison, **engine_options)
     return Chain(engine, device, links, program, ledger)

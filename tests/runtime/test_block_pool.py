@@ -125,9 +125,11 @@ def test_a_fenced_block_that_is_shared_is_owned_again_and_its_fence_frees_nothin
 
 def test_a_cached_block_that_is_shared_is_not_available() -> None:
     pool, (block,) = cached_pool("a")
-    assert (pool.available, pool.unheld([block])) == (4, 1)
+    watched = pool.watch()
+    assert pool.extend(content("a"))
+    assert (pool.available, watched.unheld) == (4, 1)
     pool.share([block])
-    assert (pool.available, pool.unheld([block])) == (3, 0)
+    assert (pool.available, watched.unheld) == (3, 0)
     assert places(pool) == (3, 0, 1, 0)
 
 

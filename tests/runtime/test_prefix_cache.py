@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from runtime.block_pool import BlockPool, Content
-from runtime.prefix_cache import PrefixKeys, find_prefix
+from runtime.prefix_cache import PrefixKeys, PrefixWalk, prompt_keys
 
 SIZE = 4
 
@@ -35,6 +35,13 @@ def holding(tokens: NDArray[np.int32], salt: str = "") -> tuple[BlockPool, list[
     for block, content in zip(blocks, contents(tokens, salt), strict=True):
         assert pool.publish(block, content)
     return pool, blocks
+
+
+def walked(pool: BlockPool, keys: PrefixKeys, tokens: NDArray[np.int32]) -> list[int]:
+    """Blocks of a walk to its end."""
+    walk = PrefixWalk(pool, keys, tokens)
+    assert walk.look(tokens.size)
+    return walk.blocks
 
 
 def test_a_key_is_that_of_all_tokens_up_to_the_blocks_end() -> None:
@@ -78,21 +85,21 @@ def test_a_place_that_comes_again_has_the_key_that_it_had() -> None:
 def test_the_block_of_the_last_token_is_never_found(length: int, found: int) -> None:
     pool, blocks = holding(ids(*range(12)))
     tokens = ids(*range(12), *range(60, 88))[:length]
-    assert find_prefix(pool, PrefixKeys(""), tokens) == blocks[:found]
+    assert walked(pool, PrefixKeys(""), tokens) == blocks[:found]
 
 
 def test_a_prefix_ends_at_the_first_block_that_is_not_there() -> None:
     tokens = ids(*range(16))
     pool, blocks = holding(tokens)
     pool.forget([blocks[1]])
-    assert find_prefix(pool, PrefixKeys(""), tokens) == blocks[:1], "block 2 is there, and of no use"
+    assert walked(pool, PrefixKeys(""), tokens) == blocks[:1], "block 2 is there, and of no use"
 
 
 def test_another_salt_finds_nothing() -> None:
     tokens = ids(*range(16))
     pool, blocks = holding(tokens, "mine")
-    assert find_prefix(pool, PrefixKeys("mine"), tokens) == blocks[:3]
-    assert find_prefix(pool, PrefixKeys("yours"), tokens) == []
+    assert walked(pool, PrefixKeys("mine"), tokens) == blocks[:3]
+    assert walked(pool, PrefixKeys("yours"), tokens) == []
 
 
 def test_a_forged_key_finds_nothing_since_the_token_ids_are_compared() -> None:
@@ -101,10 +108,10 @@ def test_a_forged_key_finds_nothing_since_the_token_ids_are_compared() -> None:
     (block,) = pool.take(1)
     honest = contents(tokens)[0]
     pool.publish(block, Content(honest.key, ids(90, 91, 92, 93).tobytes()))
-    assert find_prefix(pool, PrefixKeys(""), tokens) == []
+    assert walked(pool, PrefixKeys(""), tokens) == []
     pool.forget([block])
     pool.publish(block, honest)
-    assert find_prefix(pool, PrefixKeys(""), tokens) == [block]
+    assert walked(pool, PrefixKeys(""), tokens) == [block]
 
 
 def test_finding_changes_nothing() -> None:
@@ -113,7 +120,7 @@ def test_finding_changes_nothing() -> None:
     pool.fence(blocks)
     pool.release(blocks)
     before = (pool.free, pool.cached, pool.owned, pool.fenced)
-    assert find_prefix(pool, PrefixKeys(""), tokens) == blocks[:3]
+    assert walked(pool, PrefixKeys(""), tokens) == blocks[:3]
     assert (pool.free, pool.cached, pool.owned, pool.fenced) == before
     pool.take(pool.free)
     assert pool.take(1) == [blocks[3]], "and not the order in which blocks are given out"
@@ -127,3 +134,84 @@ def test_no_salt_stands_for_a_block_behind_a_key() -> None:
     behind._keys = [block.key]
     tokens = ids(1, 2, 3, 4)
     assert key(tokens, 0, spelled.decode()) != behind.content(0, tokens.tobytes()).key
+
+
+# ---------------------------------------------------------------- a walk that is kept
+
+
+def test_keys_that_were_made_elsewhere_are_those_that_would_be_made_here() -> None:
+    tokens = ids(*range(2, 23))
+    given = PrefixKeys("salt", prompt_keys("salt", tokens, SIZE))
+    hashed = PrefixKeys("salt")
+    for place in range(5):
+        content = tokens[place * SIZE : (place + 1) * SIZE].tobytes()
+        assert given.content(place, content) == hashed.content(place, content)
+    behind = ids(7, 8, 9, 10).tobytes()
+    assert given.content(5, behind) == hashed.content(5, behind), "and those behind them go on from there"
+
+
+def counted(pool: BlockPool, monkeypatch: pytest.MonkeyPatch) -> list[Content]:
+    """What is looked up from now on."""
+    looked_up: list[Content] = []
+    find = pool.find
+    monkeypatch.setattr(pool, "find", lambda content: looked_up.append(content) or find(content))
+    return looked_up
+
+
+def test_a_long_prefix_is_looked_up_in_pieces_and_each_block_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = ids(*range(17 * SIZE))
+    pool, blocks = BlockPool(40, SIZE), []
+    blocks = pool.take(17)
+    for block, content in zip(blocks, contents(tokens), strict=True):
+        pool.publish(block, content)
+    looked_up = counted(pool, monkeypatch)
+    walk = PrefixWalk(pool, PrefixKeys(""), tokens)
+    assert not walk.look(5)
+    assert not walk.look(5)
+    assert walk.blocks == blocks[:10]
+    assert not walk.look(5)
+    assert walk.look(5)
+    assert walk.blocks == blocks[:16], "never the one that holds the last token"
+    for _ in range(100):
+        assert walk.look(5)
+    assert len(looked_up) == 16
+
+
+def test_a_walk_that_ended_looks_at_its_end_alone_and_goes_on_when_the_next_block_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokens = ids(*range(5 * SIZE))
+    pool, blocks = holding(tokens)
+    pool.forget(blocks[2:3])
+    looked_up = counted(pool, monkeypatch)
+    walk = PrefixWalk(pool, PrefixKeys(""), tokens)
+    assert walk.look(9)
+    assert walk.blocks == blocks[:2]
+    looked_up.clear()
+    for _ in range(10):
+        assert walk.look(9)
+    assert len(looked_up) == 10
+    assert pool.publish(blocks[2], contents(tokens)[2])
+    assert walk.look(9)
+    assert walk.blocks == blocks[:4]
+
+
+def test_a_walk_loses_what_is_forgotten_and_all_that_is_behind_it() -> None:
+    tokens = ids(*range(6 * SIZE))
+    pool, blocks = holding(tokens)
+    walk = PrefixWalk(pool, PrefixKeys(""), tokens)
+    assert walk.look(9)
+    assert (walk.blocks, walk.unheld) == (blocks[:5], 0)
+    pool.fence(blocks)
+    pool.release(blocks)
+    assert walk.unheld == 5
+    pool.share(blocks[:1])
+    assert walk.unheld == 4
+    pool.forget(blocks[3:4])
+    pool.check()
+    assert walk.look(9)
+    assert (walk.blocks, walk.unheld) == (blocks[:3], 2)
+    assert pool.take(pool.free + 3), "the deepest are given out first"
+    pool.check()
+    assert walk.look(9)
+    assert (walk.blocks, walk.unheld) == (blocks[:2], 1)

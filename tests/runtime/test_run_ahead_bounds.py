@@ -6,6 +6,8 @@ from collections import Counter
 
 import pytest
 
+from runtime import messages as m
+from runtime.request import SamplingParams
 from tests.runtime.chain import Chain, make_chain, no_step
 
 
@@ -99,3 +101,44 @@ def test_a_request_that_waits_for_blocks_does_not_hold_decode_back() -> None:
     assert chain.engine.figures.depth_max == 4
     chain.run()
     assert len(chain.tokens()[2]) == 1
+
+
+def test_short_prompts_are_counted_as_what_they_are_and_hold_nothing_back() -> None:
+    """The bound is a whole chunk: short prompts that come one after the other fit under it together."""
+    chain = make_chain(4, schedule=no_step, max_prefill_tokens=16, run_ahead_tokens=16)
+    chain.submit(1, [3] * 4, max_tokens=100, ignore_eos=True)
+    chain.turn_until(lambda: chain.tokens())
+    for handle in range(2, 12):
+        chain.submit(handle, [handle, 4], max_tokens=4, ignore_eos=True)
+        chain.turn()
+        chain.turn()
+    chain.run()
+    stats = chain.engine.stats()
+    assert stats.launches_by_kind["mixed"] > 5
+    assert stats.held_back == 0
+
+
+def test_the_rest_of_a_prompt_is_counted_not_a_whole_chunk() -> None:
+    chain = make_chain(1, schedule=no_step)
+    scheduler = chain.engine.scheduler
+    chain.submit(1, [3] * 19, max_tokens=5)
+    chain.engine.intake.take()
+    assert scheduler.prompt_tokens_wanted() == 16
+    chain.turn()
+    assert scheduler.prompt_tokens_wanted() == 3
+
+
+def test_those_who_wait_are_counted_as_far_as_they_can_be_admitted() -> None:
+    chain = make_chain(1, schedule=no_step, num_blocks=1 + 6, max_prefill_tokens=100, penalty_slots=1)
+    scheduler, penalised = chain.engine.scheduler, SamplingParams(presence_penalty=1.0)
+    for handle in range(1, 9):
+        chain.submit(handle, [handle + 2] * 14, max_tokens=3)
+    chain.engine.intake.take()
+    assert scheduler.prompt_tokens_wanted() == 3 * 14, "blocks are there for three of the eight"
+    chain.tell(m.Abort(1, (), True))
+    for handle in range(11, 19):
+        chain.submit(handle, [handle, 4, 5], sampling=penalised, max_tokens=3)
+    chain.submit(19, [9, 9], max_tokens=3)
+    chain.engine.intake.take()
+    chain.engine.intake.take()
+    assert scheduler.prompt_tokens_wanted() == 3 + 2, "and a penalty slot for one"

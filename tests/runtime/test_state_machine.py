@@ -113,10 +113,20 @@ class ChainMachine(RuleBasedStateMachine):
         row = data.draw(st.sampled_from(others))
         cached = block in {*self._cached()}
         before = self.pool.available
-        assert self.pool.unheld([block]) == cached
         self.pool.share([block])
         assert self.pool.available == before - cached
         row.blocks.append(block)
+
+    @rule(looked_up=st.lists(st.sampled_from(CONTENTS), unique=True))
+    def watch(self, looked_up: list[Content]) -> None:
+        """From now on the pool counts, of these, the findable and the available ones: `check` counts them anew."""
+        watched = self.pool.watch()
+        there = [self.pool.extend(content) for content in looked_up]
+        assert len(watched.blocks) == sum(there)
+
+    @rule()
+    def shorten(self) -> None:
+        self.pool.shorten()
 
     @rule(content=st.sampled_from(FORGED))
     def find_forged(self, content: Content) -> None:

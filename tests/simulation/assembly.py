@@ -17,7 +17,7 @@ from runtime.limits import SchedulerLimits
 from runtime.request import MAX_STOP_IDS
 from runtime.rows import Rows
 from runtime.slot_pool import NO_SLOT
-from tests.runtime.chain import BULK_WORDS, Chain, MemoryLinks, WatchedLedger, WatchedPoison
+from tests.runtime.chain import BULK_WORDS, EVERYTHING, Chain, MemoryLinks, WatchedLedger, WatchedPoison
 from tests.runtime.hash_model import EOS, VOCAB
 from tests.simulation.clock import Clock, TimedDevice
 from tests.simulation.drafts import DraftProgram
@@ -156,7 +156,7 @@ def make_chain(script: Script, depth: int, counters_from: int = 0) -> SimulatedC
     snapshots: list[Snapshot] = []
     engine = Engine(
         device, scheduler, links, max_queue=world.max_queue, poison=poison, log_interval=world.log_interval,
-        log_mode=world.log_mode, write_snapshot=snapshots.append, clock=clock,
+        log_mode=world.log_mode, write_snapshot=snapshots.append, clock=clock, turn_work=EVERYTHING,
         launch_timeout_s=world.launch_timeout_s,
     )  # fmt: skip
     return SimulatedChain(engine, device, links, program, ledger, pool, snapshots, clock)

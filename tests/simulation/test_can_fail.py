@@ -129,12 +129,13 @@ def early_for_ever(registry: Registry, request_id: str, now: float) -> bool:
     return request_id in registry._aborted_early
 
 
-def all_but_for_others(intake: Intake, owner: int, abort: m.Abort) -> None:
+def all_but_for_others(intake: Intake, owner: int, abort: m.Abort) -> Iterator[int]:
     ids = abort.request_ids
     if abort.all_requests:
         ids = tuple(tracked.request.request_id for tracked in intake._registry.of_owner(owner))
     outcomes = tuple(intake._abort_one(request_id) for request_id in ids)
     intake._links.send(owner, m.AbortResult(abort.call, ids, outcomes))
+    yield 1
 
 
 def cancelled_goes_on(intake: Intake, tracked: Tracked | None, reason: FinishReason) -> None:
@@ -146,19 +147,21 @@ def cancelled_is_told(intake: Intake, tracked: Tracked | None, reason: FinishRea
         _end(intake, tracked.request)
 
 
-def everybody_is_lost(intake: Intake, owner: int) -> None:
+def everybody_is_lost(intake: Intake, owner: int) -> Iterator[int]:
     for tracked in intake._registry.all():
         _drop(intake, tracked, FinishReason.CANCELLED)
+        yield 1
 
 
-def the_waiting_are_not_lost(intake: Intake, owner: int) -> None:
+def the_waiting_are_not_lost(intake: Intake, owner: int) -> Iterator[int]:
     for tracked in intake._registry.of_owner(owner):
         if tracked.request.slot != NO_SLOT:
             _drop(intake, tracked, FinishReason.CANCELLED)
+        yield 1
 
 
 def of_any_front_end(registry: Registry, owner: int, handle: int) -> Tracked | None:
-    return next((tracked for (_, of), tracked in registry._by_handle.items() if of == handle), None)
+    return next((tracked for tracked in registry.all() if tracked.request.handle == handle), None)
 
 
 def now_and_then(intake: Intake, submit: m.Submit) -> m.Refused | None:
