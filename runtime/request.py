@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
@@ -11,7 +11,9 @@ MAX_STOP_IDS = 32  # end-of-sequence ids and stop ids of one row together
 MAX_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
 
-# What a message may say, whatever the model: what is outside can't be put into a row's state. NaN is outside too.
+# What a message may say, whatever the model: what is outside can't be put into a row's state. NaN is outside too. A row
+# holds these as float32, so a bound is a value that float32 holds, rounded to the nearest.
+_SMALLEST: Final = 1e-45  # what is half as small is 0 in float32
 _Float = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
 _Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -34,7 +36,8 @@ class FinishReason(enum.IntEnum):
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """How tokens are drawn. Validated and defaulted before it reaches the engine.
 
-    temperature: 0 is greedy. top_k: 0 is off. top_p: 1 is off. min_p: 0 is off.
+    temperature: 0 is greedy. top_k: 0 is off. top_p: 1 is off, and 0 can't be. min_p: 0 is off. A temperature or a
+    min_p that is 0 in float32 is taken for 0.
     seed: 64 bits, always set: the front end draws one where the client left it unset.
     bias_ids, bias_values: added to the logits, at most 1,024.
     allowed_mask: int32 words, bit v % 32 of word v // 32 for token v of the vocabulary; empty means all.
@@ -47,7 +50,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
 
     temperature: Annotated[float, msgspec.Meta(ge=0.0, le=1e30)] = 1.0
     top_k: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0
-    top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
+    top_p: Annotated[float, msgspec.Meta(ge=_SMALLEST, le=1.0)] = 1.0
     min_p: _Fraction = 0.0
     seed: int = 0
     bias_ids: Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=MAX_BIAS)] = ()

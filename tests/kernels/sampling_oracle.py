@@ -105,7 +105,7 @@ def expect(logits: np.ndarray, spec: RowSpec) -> Expected:
     if peak == -math.inf:
         kept = [min(spec.allowed)] if spec.allowed else [0]
         token = kept[0]
-    elif spec.temperature == 0.0:
+    elif np.float32(spec.temperature) == 0.0:
         kept = order[:1]
         token = kept[0]
     else:
@@ -117,7 +117,7 @@ def expect(logits: np.ndarray, spec: RowSpec) -> Expected:
         if spec.top_p < 1.0:
             mass = [math.exp(score[token]) for token in kept]
             target, reached, count = float(np.float32(spec.top_p)) * math.fsum(mass), 0.0, 0
-            while reached < target and count < len(kept):
+            while count < len(kept) and (count == 0 or reached < target):
                 reached += mass[count]
                 count += 1
             kept = kept[:count]

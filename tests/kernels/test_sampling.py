@@ -102,6 +102,28 @@ def test_top_p_works_on_what_top_k_left_and_min_p_on_what_top_p_left() -> None:
     assert kept(0, 1.0, 1.0) == [0]
 
 
+@pytest.mark.parametrize("top_k", [0, 2])
+def test_a_share_that_rounds_to_0_leaves_the_most_likely_token(top_k: int) -> None:
+    scores = np.array([-1.0, 0.0, 0.0, -2.0], np.float32)
+    assert kept_tokens(scores, top_k, np.float32(5e-324), np.float32(0.0)).tolist() == [1]
+
+
+@pytest.mark.parametrize("share", [1e-45, 1e-50, 0.0])
+def test_a_row_with_a_tiny_top_p_has_its_own_token_and_leaves_its_neighbour_alone(share: float) -> None:
+    logits = random_logits(2, 64, seed=3)
+    specs = [RowSpec(temperature=1.0, top_p=share, seed=1), RowSpec(temperature=1.0, seed=2)]
+    alone = [tokens_of(logits[[row]], [spec])[0] for row, spec in enumerate(specs)]
+    assert tokens_of(logits, specs) == alone
+    assert alone[0] == int(logits[0].argmax())
+
+
+def test_a_row_of_which_nothing_is_left_gets_no_neighbours_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "kept_tokens", lambda scores, *_: np.zeros(0, np.int64))
+    specs = [RowSpec(temperature=1.0, top_p=0.5, seed=1), RowSpec(temperature=1.0, seed=2)]
+    with pytest.raises(RuntimeError, match="1 of 2 rows"):
+        tokens_of(random_logits(2, 64, seed=3), specs)
+
+
 def test_pruned_noise_chooses_exactly_what_noise_for_every_token_chooses() -> None:
     vocab_size, rows = 2000, 48
     for scale in (0.0, 0.1, 1.0, 10.0):

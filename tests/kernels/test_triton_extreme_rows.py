@@ -72,6 +72,14 @@ def test_parameters_that_nobody_may_send_end_their_own_rows_at_most() -> None:
     agrees(*beyond_what_is_valid())
 
 
+@pytest.mark.parametrize("share", [1e-45, 1e-50, 0.0])
+def test_a_tiny_top_p_leaves_the_first_of_the_most_likely_tokens(share: float) -> None:
+    raw = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(2))
+    raw[0, [5, 9, 20]] = 7.0  # alike
+    rows = [RowSpec(temperature=1.0, top_p=share, seed=4), RowSpec(temperature=1.0, top_p=share), RowSpec()]
+    assert agrees(raw, rows).tokens.tolist() == [5, int(raw[1].argmax()), int(raw[2].argmax())]
+
+
 @settings(
     deadline=None,
     max_examples=8 if DEVICE.type == "cpu" else 200,

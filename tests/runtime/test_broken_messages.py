@@ -158,6 +158,7 @@ BROKEN = {
     "top_k over 32 bits": drawn(top_k=1 << 40),
     "negative top_k": drawn(top_k=-1),
     "top_p 0": drawn(top_p=0.0),
+    "top_p that is 0 in float32": drawn(top_p=1e-50),
     "min_p over 1": drawn(min_p=1.5),
     "negative temperature": drawn(temperature=-1.0),
     "repetition penalty 0": drawn(repetition_penalty=0.0),
@@ -249,7 +250,7 @@ def test_the_reason_repeats_nothing_of_the_prompt(wire: Wire) -> None:
 # ---------------------------------------------------------------- anything at all
 
 NUMBERS = st.sampled_from([-1, 0, 1, 2, 20, 33, VOCAB, 1 << 31, 1 << 40, (1 << 63) - 1, -(1 << 63)])
-FLOATS = st.sampled_from([-1.0, 0.0, 1e-45, 0.5, 1.0, 2.0, 1e38, 1e300, math.nan, math.inf, -math.inf])
+FLOATS = st.sampled_from([-1.0, 0.0, 5e-324, 1e-50, 1e-45, 0.5, 1.0, 2.0, 1e38, 1e300, math.nan, math.inf, -math.inf])
 VALUES = st.one_of(
     NUMBERS,
     FLOATS,

@@ -75,9 +75,9 @@ def sample_rows(
     A row that is not alive gets token 0, is called finite whatever it holds, and costs next to nothing.
     Bias values are finite, bias ids of a row distinct, temperatures not negative: the request was validated.
     """
-    with np.errstate(
-        over="ignore", invalid="ignore"
-    ):  # a score below float32 is -inf, never drawn; the rest is looked at
+    # A score may fall out of float32 to -inf; such a token is never drawn. A logit may leave float32 with its penalty
+    # or bias; `_edit` looks for that and fails the row. NumPy need not warn of either.
+    with np.errstate(over="ignore", invalid="ignore"):
         return _sample_rows(logits, state, penalties, slots, form, max_top)
 
 
@@ -190,7 +190,10 @@ def _draw(scores: F32, state: RowState, slots: I64, form: Form) -> I64:
     for start in range(0, drawn.shape[0], step):
         some = drawn[start : start + step]
         parts.append(_wide_candidates(scores, seed, position, some))
-    return _best(parts, seed, position)
+    best = _best(parts, seed, position)
+    if best.shape[0] != slots.shape[0]:  # else NumPy could give one row's token to another
+        raise RuntimeError(f"the sampler found a token for {best.shape[0]} of {slots.shape[0]} rows that draw one")
+    return best
 
 
 def _wide_candidates(scores: F32, seed: I64, position: I64, rows: I64) -> _Candidates:
@@ -208,7 +211,7 @@ def _wide_candidates(scores: F32, seed: I64, position: I64, rows: I64) -> _Candi
 
 
 def _best(parts: list[_Candidates], seed: I64, position: I64) -> I64:
-    """The token with the highest score and noise of each row, the lowest id among equals."""
+    """The token with the highest score and noise of each row of `parts`, the lowest id among equals."""
     row = np.concatenate([part.row for part in parts])
     token = np.concatenate([part.token for part in parts])
     score = np.concatenate([part.score for part in parts])

@@ -100,8 +100,8 @@ def kept_tokens(scores: F32, top_k: int, top_p: np.float32, min_p: np.float32) -
 
 
 def _target(total: int, top_p: np.float32) -> int:
-    """The mass to reach, in fixed point, at least 1."""
-    return math.ceil(float(top_p) * float(total))
+    """The mass to reach, in fixed point. It is at least 1, so that the most likely token is left even if top_p is 0."""
+    return max(1, math.ceil(float(top_p) * float(total)))
 
 
 def _prefix(mass: I64, target: int) -> int:

@@ -302,6 +302,7 @@ def _top_p_cut(scores, weights, share, border, last, VOCAB: tl.constexpr, BLOCK:
     high = tl.minimum(border, _MASSLESS_KEY)
     count_within, total = _count_and_mass(scores, weights, high, border, last, VOCAB, BLOCK)
     target = tl.ceil(share.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
+    target = tl.maximum(target, 1)  # the most likely token is left even if `share` is 0
     count_before = tl.full([], 0, tl.int32)
     mass_before = tl.full([], 0, tl.int64)  # of keys below `low`: less than the target
     mass_within = total  # of keys up to `high`: at least the target
