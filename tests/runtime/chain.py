@@ -284,12 +284,13 @@ def make_chain(
     penalty_slots: int = 0,
     prefix_cache: bool = True,
     counters_from: int = 0,
+    admissions: int = 512,
     **engine_options: Any,
 ) -> Chain:
     """A chain of the given depth; 0 is serial.
 
     ring_slots: run_ahead + 2 unless a test wants too few. counters_from: launches and epochs begin after this number.
-    engine_options: more of those of `Engine`.
+    admissions: rows that may begin with one launch. engine_options: more of those of `Engine`.
     """
     layout = RingLayout(
         ring_slots or run_ahead + 2,
@@ -321,6 +322,7 @@ def make_chain(
         BULK_WORDS,
         penalty_slots=penalty_slots,
         prefix_cache=prefix_cache,
+        admissions=admissions,
     )
     ledger = WatchedLedger(run_ahead, run_ahead_tokens, counters_from)
     rows = Rows(max_rows, MAX_STOP_IDS, context_length, epoch=counters_from)

@@ -31,6 +31,20 @@ def test_a_block_to_go_on_is_left_for_every_row_that_may_grow() -> None:
     assert len(chain.engine.scheduler.holdings.requests()) == 4
 
 
+def test_a_launch_admits_no_more_than_it_may_and_the_next_goes_on() -> None:
+    chain = make_chain(1, schedule=no_step, admissions=3)
+    for handle in range(1, 9):
+        chain.submit(handle, [handle + 2, 4], max_tokens=40, ignore_eos=True)
+    admitted: list[int] = []
+    while len(chain.admitted()) < 8:
+        before = len(chain.admitted())
+        chain.turn()
+        admitted.append(len(chain.admitted()) - before)
+    assert admitted == [3, 3, 2]
+    chain.run()
+    chain.check_nothing_is_left()
+
+
 def running(chain: Chain) -> list[int]:
     return [handle for handle in (1, 2, 3) if chain.is_running(f"r{handle}")]
 
