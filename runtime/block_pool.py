@@ -24,10 +24,14 @@ class BlockPoolError(RuntimeError):
 
 
 class Content(NamedTuple):
-    """What a findable block holds. key: of its tokens and all before them. tokens: its own ids, int32 bytes."""
+    """What a findable block holds.
+
+    key: of its tokens and all before them. tokens: its own ids, int32 bytes. before: the key of what comes before it.
+    """
 
     key: bytes
     tokens: bytes
+    before: bytes = b""
 
 
 class Watched:
@@ -205,7 +209,7 @@ class BlockPool:
         return True
 
     def find(self, content: Content) -> int | None:
-        """The block with this content, its token ids compared. Finding changes nothing."""
+        """The block with this content, its token ids and what comes before it compared. Finding changes nothing."""
         block = self._by_key.get(content.key)
         if block is None or self._contents[block] != content:
             return None

@@ -35,8 +35,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """A request, and what takes long to make of it: see `runtime.preparation`, which makes it in the front end.
 
     prompt: int32 token ids, never empty. prompt_ids: int32, its distinct ids, ascending, where a repetition penalty
-    looks at them; else empty. block_keys: keys of its full blocks, 32 bytes each, where the engine has a prefix cache;
-    else empty.
+    looks at them; else empty. block_keys: keys of its full blocks, 32 bytes each, to look them up by, where the engine
+    has a prefix cache; else empty.
     """
 
     handle: Annotated[int, msgspec.Meta(ge=1, le=MAX_HANDLE)]

@@ -3,6 +3,10 @@
 A block's key is the SHA-256 of the key before it and its own token ids. Before the first stands the salt, hashed twice:
 no salt can be chosen so that it stands for a key and a block. Equal keys mean the same tokens at the same positions
 under the same salt.
+
+Whoever asks may bring the keys of its prompt along, so that nobody hashes it again to look it up. They are believed in
+nothing else: a block is found where its token ids and the key before it are those that are looked for, up to the salt,
+which is hashed here; and the key that a block is published under is hashed here.
 """
 
 from __future__ import annotations
@@ -32,7 +36,8 @@ def prompt_keys(salt: str, prompt: NDArray[np.int32], block_size: int) -> bytes:
 class PrefixKeys:
     """The keys of one request's full blocks, made in order as its tokens become known.
 
-    salt: only requests of the same salt share blocks. given: keys of the first blocks, as `prompt_keys` makes them.
+    salt: only requests of the same salt share blocks. given: keys of the first blocks, as `prompt_keys` makes them, to
+    look them up by.
     """
 
     def __init__(self, salt: str, given: bytes = b"") -> None:
@@ -45,10 +50,22 @@ class PrefixKeys:
 
     def content(self, place: int, tokens: bytes) -> Content:
         """What the block at `place` holds. tokens: its own ids, int32. Places come in order, and may come again."""
+        before = self._keys[place]
         if place == len(self._keys) - 1:
-            given = self._given[place * KEY_BYTES : (place + 1) * KEY_BYTES]
-            self._keys.append(given or sha256(self._keys[place] + tokens).digest())
-        return Content(self._keys[place + 1], tokens)
+            self._keys.append(sha256(before + tokens).digest())
+        return Content(self._keys[place + 1], tokens, before)
+
+    def sought(self, place: int, tokens: bytes) -> Content:
+        """As `content`, to look for: under the key that was given for the block, if its own is not known."""
+        given = self._given[place * KEY_BYTES : (place + 1) * KEY_BYTES]
+        if given and place == len(self._keys) - 1:
+            return Content(given, tokens, self._keys[place])
+        return self.content(place, tokens)
+
+    def found(self, place: int, content: Content) -> None:
+        """The pool holds a block with the content that was sought: the key that was given for it is right."""
+        if place == len(self._keys) - 1:
+            self._keys.append(content.key)
 
 
 class PrefixWalk:
@@ -74,8 +91,10 @@ class PrefixWalk:
         found, size = self._watched.blocks, 4 * self._pool.block_size
         for place in range(len(found), min(len(found) + blocks, self._most)):
             tokens = bytes(self._tokens[place * size : (place + 1) * size])
-            if not self._pool.extend(self._keys.content(place, tokens)):
+            content = self._keys.sought(place, tokens)
+            if not self._pool.extend(content):
                 return True
+            self._keys.found(place, content)
         return len(found) == self._most
 
     @property
