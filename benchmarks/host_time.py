@@ -64,6 +64,10 @@ def front_end(path: str, rows: int) -> None:
             pass
 
 
+def _refuse(owner: int, why: str) -> None:
+    raise RuntimeError(f"the engine refused the benchmark's front end: {why}")
+
+
 def measure(rows: int, lifecycle: bool) -> HostTime:
     """Steady decode of `rows` rows, block boundaries included.
 
@@ -78,7 +82,7 @@ def measure(rows: int, lifecycle: bool) -> HostTime:
     scheduler = Scheduler(limits, Rows(rows, MAX_STOP_IDS, CONTEXT), pool, ledger)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "engine"
-        links = SocketLinks(path, lambda: m.Welcome(m.PROTOCOL_VERSION, "bench", INFO))
+        links = SocketLinks(path, lambda: m.Welcome(m.PROTOCOL_VERSION, "bench", INFO), _refuse)
         reader = subprocess.Popen([sys.executable, "-m", "benchmarks.host_time", str(path), str(rows)])
         with Path(os.devnull).open("w") as nowhere:
             log = structlog.wrap_logger(structlog.WriteLogger(nowhere), [structlog.processors.JSONRenderer()])

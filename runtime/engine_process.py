@@ -64,6 +64,7 @@ def main() -> int:
         links = SocketLinks(
             Path(orders.socket),
             _welcome(parts),
+            lambda owner, why: log.warning("front_end_refused", owner=owner, why=why),
             parent_fd=sys.stdin.fileno(),
             connected=orders.config.counters_from,
         )

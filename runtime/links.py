@@ -14,6 +14,9 @@ from typing import Final, Protocol
 from runtime import messages as m
 from runtime.submit_check import check_message
 
+# Connections at a time; more are refused. A server has one, and a tool beside it another. `select`, by which the loop
+# and the devices wait, takes no descriptor above 1,023: without a bound, connections could end the engine.
+MAX_FRONT_ENDS: Final = 64
 MAX_UNSENT_BYTES: Final = 8 << 20  # a front end that leaves more undrained is gone
 _READ_BYTES: Final = 1 << 16  # at a time: what is copied is not the loop's to wait for
 
@@ -62,26 +65,22 @@ class _Connection:
             del self.unsent[:sent]
 
 
-def _say_nothing(owner: int, reason: str) -> None:
-    pass
-
-
 class SocketLinks:
     """Front ends connected to a Unix socket at `path`, which is made here.
 
-    welcome: the answer to a front end's Hello. parent_fd: a descriptor that reaches its end when the parent process
-    dies; `parent_gone` then says so. connected: the number that the first front end comes after.
-    refuse: told of a front end that is lost for what it said, and why.
+    welcome: the answer to a front end's Hello. refuse: told of each front end whose connection is closed from here, by
+    its number, and why, in a sentence that repeats nothing of a prompt. parent_fd: a descriptor that reaches its end
+    when the parent process dies; `parent_gone` then says so. connected: the number after which front ends are counted.
     """
 
     def __init__(
         self,
         path: Path,
         welcome: Callable[[], m.Welcome],
+        refuse: Callable[[int, str], None],
         parent_fd: int | None = None,
         *,
         connected: int = 0,
-        refuse: Callable[[int, str], None] = _say_nothing,
     ) -> None:
         self.path = path
         self._welcome = welcome
@@ -136,6 +135,7 @@ class SocketLinks:
         connection.unsent += m.encode_frame(message)
         self._try_flush(connection)
         if len(connection.unsent) > MAX_UNSENT_BYTES:
+            self._refuse(owner, f"a front end left more than {MAX_UNSENT_BYTES} bytes unread")
             self._lose(owner)
 
     def broadcast(self, message: m.ToFrontEnd) -> None:
@@ -170,10 +170,15 @@ class SocketLinks:
             sock, _ = self._listener.accept()
         except OSError:
             return  # it has gone again, or there is no descriptor for it now: the listener stays readable
+        owner = self._next_owner
+        self._next_owner += 1
+        if len(self._connections) >= MAX_FRONT_ENDS:
+            sock.close()
+            self._refuse(owner, f"{MAX_FRONT_ENDS} front ends are connected already, as many as may be")
+            return
         sock.setblocking(False)
         self._watch(sock.fileno())
-        self._connections[self._next_owner] = _Connection(sock)
-        self._next_owner += 1
+        self._connections[owner] = _Connection(sock)
 
     def _read(self, connection: _Connection) -> None:
         """Some of what the socket has: no more than that is kept beside a frame that is not complete."""

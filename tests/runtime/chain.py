@@ -41,6 +41,11 @@ def no_step() -> int:
     return 0
 
 
+def nobody_is_refused(owner: int, why: str) -> None:
+    """For `SocketLinks` where every front end behaves."""
+    raise AssertionError(f"front end {owner} was refused: {why}")
+
+
 @dataclass
 class MemoryLinks:
     """Front ends as two lists."""

@@ -15,7 +15,7 @@ from runtime.intake import STATS_S, TURN_WORK
 from runtime.links import SocketLinks
 from runtime.preparation import prepared_submit
 from runtime.request import FinishReason, SamplingParams, StoppingParams
-from tests.runtime.chain import Chain, make_chain, no_step
+from tests.runtime.chain import Chain, make_chain, no_step, nobody_is_refused
 from tests.runtime.hash_model import completion
 
 DEPTHS = [0, 1, 2, 4]
@@ -161,7 +161,7 @@ INFO = m.EngineInfo("m", "a", 100, 500, (1,), -1, 2, 3, 4, 16, 2, "cpu", "float3
 
 
 def test_of_several_front_ends_none_waits_for_another_s_burst(tmp_path: Path) -> None:
-    links = SocketLinks(tmp_path / "engine", lambda: m.Welcome(m.PROTOCOL_VERSION, "server", INFO))
+    links = SocketLinks(tmp_path / "engine", lambda: m.Welcome(m.PROTOCOL_VERSION, "server", INFO), nobody_is_refused)
     loud, modest = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
     for sock in (loud, modest):
         sock.connect(str(tmp_path / "engine"))
@@ -183,7 +183,7 @@ def test_of_several_front_ends_none_waits_for_another_s_burst(tmp_path: Path) ->
 
 def test_a_front_end_that_says_more_than_is_taken_is_not_read_any_further(tmp_path: Path) -> None:
     """What it says stays in its socket, and so with it: nothing grows here."""
-    links = SocketLinks(tmp_path / "engine", lambda: m.Welcome(m.PROTOCOL_VERSION, "server", INFO))
+    links = SocketLinks(tmp_path / "engine", lambda: m.Welcome(m.PROTOCOL_VERSION, "server", INFO), nobody_is_refused)
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(str(tmp_path / "engine"))
     sock.setblocking(False)

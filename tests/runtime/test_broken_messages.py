@@ -81,7 +81,7 @@ class Wire:
         self.links = SocketLinks(
             folder / "engine",
             lambda: m.Welcome(m.PROTOCOL_VERSION, "server", INFO),
-            refuse=lambda owner, reason: self.reasons.append(reason),
+            lambda owner, reason: self.reasons.append(reason),
         )
         self.engine = Engine(chain.device, chain.engine.scheduler, self.links, max_queue=100)
         self.bystander, self.hostile = FrontEnd(folder / "engine"), FrontEnd(folder / "engine")

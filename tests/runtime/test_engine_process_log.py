@@ -95,3 +95,17 @@ def test_the_start_logs_in_one_line_what_the_chain_runs_with(engine: subprocess.
     assert chain["ring_slots"] == ASKED["run_ahead"] + 2
     assert chain["blocks"] == ASKED["num_blocks"] - 1, "one is the null block"
     assert (chain["device"], chain["dtype"], chain["graph_buckets"]) == ("cpu", "float32", [])
+
+
+def test_why_a_front_end_was_refused_is_logged(engine: subprocess.Popen[str], tmp_path: Path) -> None:
+    broken = m.Submit(1, "r1", b"12345", SamplingParams(), StoppingParams(TOKENS))
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(60)
+        sock.connect(str(tmp_path / "engine"))
+        for message in (m.Hello(m.PROTOCOL_VERSION), broken):
+            sock.sendall(m.encode_frame(message))
+        assert [type(message) for message in received(sock)] == [m.Welcome], "the engine ends the connection"
+    _, log = engine.communicate(timeout=60)  # the end of standard input ends it
+    (refused,) = [event for event in map(json.loads, log.splitlines()) if event["event"] == "front_end_refused"]
+    assert (refused["level"], refused["owner"]) == ("warning", 1)
+    assert refused["why"] == "a Submit's prompt has 5 bytes, no whole number of int32"

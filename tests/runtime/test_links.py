@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Iterator
@@ -12,14 +13,21 @@ import pytest
 from runtime import links as links_module
 from runtime import messages as m
 from runtime.links import SocketLinks
+from tests.runtime.chain import nobody_is_refused
 
 INFO = m.EngineInfo("m", "a", 10, 20, (1,), -1, 2, 3, 4, 16, 2, "cpu", "float32", 5)
 WELCOME = m.Welcome(m.PROTOCOL_VERSION, "server", INFO)
 
 
 @pytest.fixture
-def links(tmp_path: Path) -> Iterator[SocketLinks]:
-    made = SocketLinks(tmp_path / "engine", lambda: WELCOME)
+def refused() -> list[tuple[int, str]]:
+    """The front ends that were refused, each with the reason."""
+    return []
+
+
+@pytest.fixture
+def links(tmp_path: Path, refused: list[tuple[int, str]]) -> Iterator[SocketLinks]:
+    made = SocketLinks(tmp_path / "engine", lambda: WELCOME, lambda owner, why: refused.append((owner, why)))
     yield made
     made.close()
 
@@ -42,6 +50,16 @@ def until(links: SocketLinks, count: int) -> list[tuple[int, m.ToEngine | None]]
     raise AssertionError(f"{len(arrived)} of {count} messages arrived")
 
 
+def until_refused(links: SocketLinks, refused: list[tuple[int, str]]) -> tuple[int, str]:
+    """Take what arrives until somebody is refused."""
+    for _ in range(100):
+        if refused:
+            return refused[0]
+        links.wait(0.1)
+        assert list(links.receive()) == []
+    raise AssertionError("nobody was refused")
+
+
 def read(sock: socket.socket) -> m.ToFrontEnd:
     reader, bodies = m.FrameReader(), []
     while not bodies:
@@ -58,7 +76,7 @@ def test_a_front_end_is_greeted_and_heard(links: SocketLinks, tmp_path: Path) ->
 
 @pytest.mark.parametrize("border", [1 << 31, 1 << 32])
 def test_front_ends_and_their_handles_are_counted_across_a_border(tmp_path: Path, border: int) -> None:
-    links = SocketLinks(tmp_path / "engine", lambda: WELCOME, connected=border - 2)
+    links = SocketLinks(tmp_path / "engine", lambda: WELCOME, nobody_is_refused, connected=border - 2)
     for owner in (border - 1, border, border + 1):
         with connect(tmp_path) as sock:
             sock.sendall(m.encode_frame(m.Hello(m.PROTOCOL_VERSION)) + m.encode_frame(m.Cancel(owner + 5)))
@@ -83,19 +101,49 @@ def test_a_frame_in_pieces_is_one_message(links: SocketLinks, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "word"),
     [
-        m.encode_frame(m.Cancel(7)),
-        m.encode_frame(m.Hello(m.PROTOCOL_VERSION + 1)),
-        b"\xff\xff\xff\xff",
-        b"\x03\x00\x00\x00abc",
+        (m.encode_frame(m.Cancel(7)), "before its Hello"),
+        (m.encode_frame(m.Hello(m.PROTOCOL_VERSION + 1)), "speaks protocol"),
+        (b"\xff\xff\xff\xff", "over the limit"),
+        (b"\x03\x00\x00\x00abc", "unreadable"),
     ],
     ids=["no hello", "another version", "a frame over the limit", "not a message"],
 )
-def test_a_front_end_that_speaks_nonsense_is_gone(links: SocketLinks, tmp_path: Path, data: bytes) -> None:
+def test_a_front_end_that_speaks_nonsense_is_gone_and_the_reason_is_told(
+    links: SocketLinks, tmp_path: Path, refused: list[tuple[int, str]], data: bytes, word: str
+) -> None:
     with connect(tmp_path) as sock:
         sock.sendall(data)
         assert until(links, 1) == [(1, None)]
+    ((owner, why),) = refused
+    assert owner == 1
+    assert word in why
+
+
+def test_more_front_ends_than_may_be_are_refused_and_the_others_are_served(
+    links: SocketLinks, tmp_path: Path, refused: list[tuple[int, str]]
+) -> None:
+    most = links_module.MAX_FRONT_ENDS
+    with contextlib.ExitStack() as stack:
+        socks = [stack.enter_context(connect(tmp_path)) for _ in range(most)]
+        for sock in socks:
+            sock.sendall(m.encode_frame(m.Hello(m.PROTOCOL_VERSION)) + m.encode_frame(m.StatsQuery(1)))
+        assert sorted(until(links, most)) == [(owner, m.StatsQuery(1)) for owner in range(1, most + 1)]
+        extra = stack.enter_context(connect(tmp_path))
+        assert until_refused(links, refused) == (
+            most + 1,
+            f"{most} front ends are connected already, as many as may be",
+        )
+        assert extra.recv(1) == b""
+        socks[0].close()
+        assert until(links, 1) == [(1, None)]
+        later = stack.enter_context(connect(tmp_path))
+        later.sendall(m.encode_frame(m.Hello(m.PROTOCOL_VERSION)) + m.encode_frame(m.StatsQuery(2)))
+        assert until(links, 1) == [(most + 2, m.StatsQuery(2))], "there is room again"
+        socks[1].sendall(m.encode_frame(m.StatsQuery(3)))
+        assert until(links, 1) == [(2, m.StatsQuery(3))]
+    assert len(refused) == 1
 
 
 def test_a_front_end_that_closes_is_gone(links: SocketLinks, tmp_path: Path) -> None:
@@ -130,7 +178,7 @@ def test_a_message_to_a_front_end_that_is_gone_goes_nowhere(links: SocketLinks, 
 
 
 def test_a_front_end_that_drains_nothing_is_gone_and_the_engine_never_waits(
-    links: SocketLinks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    links: SocketLinks, tmp_path: Path, refused: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(links_module, "MAX_UNSENT_BYTES", 1 << 20)
     with connect(tmp_path) as sock:
@@ -139,11 +187,12 @@ def test_a_front_end_that_drains_nothing_is_gone_and_the_engine_never_waits(
         for _ in range(64):
             links.send(1, m.Output(1, bytes(1 << 16), bytes(1 << 16)))
         assert until(links, 1) == [(1, None)]
+    assert refused == [(1, f"a front end left more than {1 << 20} bytes unread")]
 
 
 def test_the_parents_end_is_seen(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
-    links = SocketLinks(tmp_path / "engine", lambda: WELCOME, parent_fd=read_end)
+    links = SocketLinks(tmp_path / "engine", lambda: WELCOME, nobody_is_refused, parent_fd=read_end)
     assert not links.parent_gone
     os.close(write_end)
     links.wait(10)
@@ -154,6 +203,6 @@ def test_the_parents_end_is_seen(tmp_path: Path) -> None:
 
 
 def test_closed_links_leave_no_socket_file(tmp_path: Path) -> None:
-    made = SocketLinks(tmp_path / "engine", lambda: WELCOME)
+    made = SocketLinks(tmp_path / "engine", lambda: WELCOME, nobody_is_refused)
     made.close()
     assert list(tmp_path.iterdir()) == []

@@ -28,6 +28,7 @@ from runtime.plan import PLAN_WORDS
 from runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
 from runtime.rows import Rows
 from runtime.scheduler import Scheduler
+from tests.runtime.chain import nobody_is_refused
 
 ROWS = 6
 LAUNCHES = 100
@@ -57,7 +58,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     limits = SchedulerLimits(1024, 97, (1,), 32, 64, PLAN_WORDS, 4096)
     ledger: Ledger[Deferred] = Ledger(2, 512)
     scheduler = Scheduler(limits, Rows(ROWS, MAX_STOP_IDS, 1024), BlockPool(400, 16), ledger)
-    links = SocketLinks(tmp_path / "engine", lambda: m.Welcome(m.PROTOCOL_VERSION, "s", INFO))
+    links = SocketLinks(tmp_path / "engine", lambda: m.Welcome(m.PROTOCOL_VERSION, "s", INFO), nobody_is_refused)
     device = HostDevice(program, rings, lambda: time.sleep(0.001))  # slower than the host, which so has to wait
     engine = Engine(device, scheduler, links, max_queue=ROWS)
     yield engine
