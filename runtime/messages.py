@@ -12,12 +12,13 @@ from typing import Annotated, Final
 
 import msgspec
 
-from runtime.request import FinishReason, SamplingParams, StoppingParams
+from runtime.request import MAX_ABORT_IDS, MAX_TEXT, FinishReason, SamplingParams, StoppingParams
 
 PROTOCOL_VERSION: Final = 3
 MAX_FRAME_BYTES: Final = 64 << 20
 MAX_HANDLE: Final = (1 << 63) - 1
 _LENGTH: Final = struct.Struct("<I")
+_Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
 
 class ProtocolError(RuntimeError):
@@ -40,12 +41,12 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """
 
     handle: Annotated[int, msgspec.Meta(ge=1, le=MAX_HANDLE)]
-    request_id: Annotated[str, msgspec.Meta(max_length=256)]
+    request_id: _Text
     prompt: bytes
     sampling: SamplingParams
     stopping: StoppingParams
     priority: int = 0
-    cache_salt: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+    cache_salt: _Text = ""
     prompt_ids: bytes = b""
     block_keys: bytes = b""
 
@@ -67,7 +68,7 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """
 
     call: int
-    request_ids: tuple[str, ...]
+    request_ids: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=MAX_ABORT_IDS)]
     all_requests: bool = False
 
 

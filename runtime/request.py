@@ -10,6 +10,8 @@ import msgspec
 MAX_STOP_IDS = 32  # end-of-sequence ids and stop ids of one row together
 MAX_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
+MAX_ABORT_IDS = 1024  # of one call: each is looked up, and may be remembered
+MAX_TEXT = 256  # characters of an id or a salt
 
 # What a message may say, whatever the model: what is outside can't be put into a row's state. NaN is outside too. A row
 # holds these as float32, so a bound is a value that float32 holds, rounded to the nearest.
@@ -54,7 +56,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     min_p: _Fraction = 0.0
     seed: int = 0
     bias_ids: Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=MAX_BIAS)] = ()
-    bias_values: tuple[_Float, ...] = ()
+    bias_values: Annotated[tuple[_Float, ...], msgspec.Meta(max_length=MAX_BIAS)] = ()
     allowed_mask: bytes = b""
     logprobs: _Logprobs = -1
     repetition_penalty: Annotated[float, msgspec.Meta(ge=1e-30, le=1e30)] = 1.0

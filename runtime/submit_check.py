@@ -1,7 +1,8 @@
 """What a front end's message may say beyond the types of its fields. Pure.
 
 A message that breaks these rules could put nonsense into a row, or stop the engine for everybody. It ends the
-connection that it came by, and nothing else. Every check is a few passes over an array, whatever the message's length.
+connection that it came by, and nothing else. Columns, which may be as long as the prompt, are checked in a few passes
+over an array. Lists are gone through entry by entry; `runtime.messages` and `runtime.request` bound their lengths.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from runtime.request import MAX_BIAS, MAX_TOP_LOGPROBS
+from runtime.request import MAX_ABORT_IDS, MAX_BIAS, MAX_TOP_LOGPROBS
 
 
 def _float32(value: float) -> float:
@@ -47,7 +47,7 @@ class Limits:
     max_tokens_per_message: int = 1024
     cache_salt_bytes: int = 128
     priority: int = 1000
-    abort_ids: int = 1024
+    abort_ids: int = MAX_ABORT_IDS
     detokenize_ids: int = 1 << 20
     message_bytes: int = 4 << 20
     unread_bytes: int = 256 << 10
