@@ -29,7 +29,7 @@ FAULT_PLAN_NUMBER = 1  # apply found a plan that was not the one for its launch:
 
 
 def low_word(number: int) -> int:
-    """A launch number modulo 2**32, as the signed 32-bit word that a cell's high half and a plan's header hold."""
+    """A launch number modulo 2**32, as the signed 32-bit word that a cell's high half holds."""
     return (number + (1 << 31)) % (1 << 32) - (1 << 31)
 
 

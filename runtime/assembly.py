@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+import structlog
 import torch
 
 from cuda_graphs.device import Device
@@ -23,7 +24,7 @@ from runtime.lifecycle import Deferred
 from runtime.limits import SchedulerLimits
 from runtime.messages import EngineInfo
 from runtime.models.config import ModelConfig, load_config
-from runtime.models.cpu_kernels import KernelTrial, choose_kernels
+from runtime.models.cpu_kernels import choose_kernels
 from runtime.models.decoder import Decoder
 from runtime.models.load import load_model
 from runtime.plan import PLAN_WORDS
@@ -41,16 +42,12 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """Everything an `Engine` is made of, and what it tells its front ends of itself.
-
-    kernel_trial: what the CPU device found when it tried its kernels; None on CUDA.
-    """
+    """Everything an `Engine` is made of, and what it tells its front ends of itself."""
 
     device: Device
     scheduler: Scheduler
     info: EngineInfo
     poison: Poison | None
-    kernel_trial: KernelTrial | None = None
 
 
 def assemble(config: EngineConfig, progress: Progress) -> Assembled:
@@ -75,7 +72,10 @@ def assemble(config: EngineConfig, progress: Progress) -> Assembled:
     context = check_model(config, described)
     blocks = config.num_blocks or blocks_in(_CPU_CACHE_BYTES, config, described, context, dtype)
     check_blocks(blocks, config, context)
+    log = structlog.get_logger("engine")
+    log.info("trying_kernels", threads=torch.get_num_threads())  # seconds, for a model of a billion parameters
     kernels, trial = choose_kernels(described)
+    log.info("kernels_tried", **asdict(trial))
     model = load_model(folder, torch.device("cpu"), dtype, config.load_format, kernels, progress, context, described)
     rings = allocate_rings(ring_layout(config, model.config))
     program = HostProgram(
@@ -94,14 +94,12 @@ def assemble(config: EngineConfig, progress: Progress) -> Assembled:
             make_scheduler(config, model.config, blocks, context),
             engine_info(config, model, blocks, context, dtype),
             None,
-            trial,
         )
     return Assembled(
         HostDevice(program, rings, seeded_delays(config.jitter_seed), launched=config.counters_from),
         make_scheduler(config, model.config, blocks, context),
         engine_info(config, model, blocks, context, dtype),
         RingPoison(program, rings),
-        trial,
     )
 
 

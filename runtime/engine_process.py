@@ -85,8 +85,6 @@ def main() -> int:
         write_snapshot=lambda snapshot: log.info("snapshot", **asdict(snapshot)),
         run_ahead_asked=orders.config.run_ahead,
     )
-    if parts.kernel_trial is not None:
-        log.info("kernels_tried", **asdict(parts.kernel_trial))
     log.info("chain", **engine.facts(parts.info), threads=torch.get_num_threads())
     log.info("engine_ready", **msgspec.to_builtins(parts.info))
     if orders.config.log_interval == 1 and orders.config.log_mode == LogMode.BARRIER:

@@ -55,3 +55,17 @@ class NotBuilt(OneDnnProducts):
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("this build has no such product")
+
+
+class TooLarge(RowsTogether):
+    """Products that are there, and for whose larger matrices there is no memory."""
+
+    def bind(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:  # type: ignore[override]
+        return OutOfMemory(weight, bias)
+
+
+class OutOfMemory(ProductTogether):
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        if self.weight.numel() > 1000:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return super().of(x)

@@ -27,7 +27,7 @@ from runtime.models import cpu_kernels
 from runtime.models.config import load_config
 from runtime.models.cpu_kernels import choose_kernels
 from tests.gpu import gpu_chain
-from tests.kernels.broken_products import AddedTogether, NotBuilt, RowsTogether
+from tests.kernels.broken_products import AddedTogether, NotBuilt, RowsTogether, TooLarge
 from tests.models.checkpoints import CASES, save
 
 BUNDLED = Path(models.__path__[0]) / "bundled"
@@ -81,6 +81,21 @@ def test_where_no_way_holds_the_start_is_refused_and_each_is_named() -> None:
     assert "RowsTogether: a row of a product depends on how many rows there are" in sentence
 
 
+def test_memory_that_is_not_enough_is_no_word_on_the_products() -> None:
+    with pytest.raises(RuntimeError, match="can't allocate memory") as raised:
+        choose_kernels(CONFIG, (TooLarge(), OneDnnProducts()))
+    assert type(raised.value) is RuntimeError
+
+
+def test_where_torch_has_no_way_at_all_the_sentence_says_that_and_nothing_of_rows() -> None:
+    with pytest.raises(RowInvarianceError) as refused:
+        choose_kernels(CONFIG, (NotBuilt(),))
+    assert str(refused.value) == (
+        "device cpu can't be served on this machine: this build of torch has none of the products that it computes "
+        "with. Tried NotBuilt: this build has no such product"
+    )
+
+
 def test_every_kind_of_window_is_tried_and_the_trial_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
@@ -102,8 +117,6 @@ def test_an_engine_is_served_by_the_way_that_held(tmp_path: Path, monkeypatch: p
     save(CASES[0], tmp_path)
     monkeypatch.setattr(cpu_kernels, "product_ways", lambda: (RowsTogether(), OneDnnProducts()))
     parts = assemble(EngineConfig(model=str(tmp_path), max_rows=4, num_blocks=40, threads=1), nothing)
-    assert parts.kernel_trial is not None
-    assert parts.kernel_trial.products == "OneDnnProducts"
     served = parts.device._program._model.kernels  # type: ignore[attr-defined]
     parts.device.close()
     assert type(served._products) is OneDnnProducts
@@ -131,6 +144,9 @@ def test_what_was_found_is_logged_at_the_start(tmp_path: Path) -> None:
     process = started(tmp_path, "")
     assert process.stdout == "ready\n"
     lines = [json.loads(line) for line in process.stderr.splitlines()]
+    events = [line["event"] for line in lines]
+    first = [events.index(event) for event in ("trying_kernels", "kernels_tried", "loading", "chain")]
+    assert first == sorted(first), "what takes long is announced, and what was found is told before weights are read"
     (found,) = [line for line in lines if line["event"] == "kernels_tried"]
     assert found["products"] in [type(products).__name__ for products in product_ways()]
     assert found["threads"] == 1
@@ -146,5 +162,6 @@ def test_a_process_on_a_machine_where_nothing_holds_says_so_and_ends(tmp_path: P
     )
     assert process.returncode == EXIT_CANNOT_START
     assert process.stdout == ""
-    assert process.stderr.startswith("device cpu can't be served on this machine: ")
-    assert len(process.stderr.splitlines()) == 1
+    announced, sentence = process.stderr.splitlines()
+    assert json.loads(announced)["event"] == "trying_kernels"
+    assert sentence.startswith("device cpu can't be served on this machine: ")
