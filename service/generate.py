@@ -18,7 +18,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from runahead.v1 import generate_pb2, generation_service_pb2_grpc
+from runahead.v1 import generate_pb2, generation_service_pb2_grpc, model_pb2
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -112,9 +112,14 @@ def run(arguments: argparse.Namespace) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that can't show a character gets the rest of the text
     with grpc.insecure_channel(arguments.url) as channel:
-        call = generation_service_pb2_grpc.GenerationServiceStub(channel).Generate(request, timeout=arguments.timeout)
+        stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
+        call = stub.Generate(request, timeout=arguments.timeout)
         try:
-            screen = _Screen(request.output)
+            has_text = True  # a server without a tokenizer takes no prompt as text
+            if request.WhichOneof("prompt") == "token_ids":
+                info = stub.GetModelInfo(model_pb2.GetModelInfoRequest(), timeout=arguments.timeout)
+                has_text = info.has_tokenizer
+            screen = _Screen(request.output, has_text)
             for response in call:
                 screen.show(response)
         except KeyboardInterrupt:
@@ -166,9 +171,13 @@ def describe_finish(finished: generate_pb2.Finished) -> str:
 
 
 class _Screen:
-    """Text on standard output as it arrives; log-probabilities, and how it ended, on standard error."""
+    """Text on standard output as it arrives; log-probabilities, and how it ended, on standard error.
 
-    def __init__(self, output: generate_pb2.OutputOptions) -> None:
+    has_text: the server has a tokenizer. One without gives ids alone, which are then written in place of the text.
+    """
+
+    def __init__(self, output: generate_pb2.OutputOptions, has_text: bool) -> None:
+        self._has_text = has_text
         self._echo = output.echo
         self._prompt_logprobs = output.HasField("prompt_logprobs")
         self._prompt_text = codecs.getincrementaldecoder("utf-8")("replace")  # an event may end inside a character
@@ -178,7 +187,7 @@ class _Screen:
         if event == "delta":
             _write(response.delta.text)
             for token in response.delta.tokens:
-                if not token.bytes:  # as from a server without a tokenizer: the id is all that there is to see
+                if not self._has_text:
                     _write(f"{token.id} ")
                 if token.HasField("logprob"):
                     _print_token(token)

@@ -18,7 +18,7 @@ import pytest
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from runahead.v1 import generate_pb2, generation_service_pb2_grpc
+from runahead.v1 import generate_pb2, generation_service_pb2_grpc, model_pb2
 from runtime.config import EngineConfig
 from service import cli
 from service.generate import add_flags
@@ -47,7 +47,8 @@ class ScriptedService(generation_service_pb2_grpc.GenerationServiceServicer):
         yield generate_pb2.GenerateResponse(accepted=generate_pb2.Accepted(request_id="r", prompt_tokens=3))
         for prompt in self._prompt(request.output):
             yield generate_pb2.GenerateResponse(prompt=prompt)
-        yield generate_pb2.GenerateResponse(delta=generate_pb2.Delta(text="    return "))
+        special = generate_pb2.Token(id=90_000)  # a padded vocabulary has ids that no token belongs to
+        yield generate_pb2.GenerateResponse(delta=generate_pb2.Delta(text="    return ", tokens=[special]))
         if request.text == "accents":
             yield generate_pb2.GenerateResponse(delta=generate_pb2.Delta(text="café"))
         if request.text == "endless":
@@ -64,6 +65,9 @@ class ScriptedService(generation_service_pb2_grpc.GenerationServiceServicer):
         finished.timing.first_token.FromMilliseconds(8)
         finished.timing.decode.FromMilliseconds(100)
         yield generate_pb2.GenerateResponse(finished=finished)
+
+    def GetModelInfo(self, request: Any, context: Any) -> model_pb2.GetModelInfoResponse:
+        return model_pb2.GetModelInfoResponse(has_tokenizer=True)
 
     def _prompt(self, output: Any) -> Iterator[generate_pb2.Prompt]:
         """Two events, cut inside a character."""
@@ -100,6 +104,14 @@ def test_the_text_goes_to_standard_output_and_the_end_to_standard_error(
     assert printed.out == "    return 42\n"
     assert "STOP '\\n', 3 prompt tokens (0 cached), 21 completion tokens, seed 11" in printed.err
     assert "first token after 8 ms, then 200 tokens/s" in printed.err
+
+
+@pytest.mark.parametrize("prompt", [["def f():\n"], ["--token-ids", "10,11"]], ids=["text", "ids"])
+def test_a_token_without_bytes_leaves_nothing_in_the_text_of_a_server_with_a_tokenizer(
+    url: str, capsys: pytest.CaptureFixture[str], prompt: list[str]
+) -> None:
+    assert cli.main(["generate", *prompt, "--url", url]) == 0
+    assert capsys.readouterr().out == "    return 42\n"
 
 
 def test_the_prompt_comes_from_standard_input_where_none_is_given(
