@@ -45,6 +45,10 @@ _MAX_TOKENS: Final = 1 << 16  # of rows that decode: more than there are turns
 _SOCKET_BYTES: Final = 8 << 20
 
 
+def _refuse(owner: int, why: str) -> None:
+    raise RuntimeError(f"the engine closed the connection of front end {owner}: {why}")
+
+
 class BusyLinks(SocketLinks):
     """Never waits for an arrival: a turn in which there is nothing to do is as short as any."""
 
@@ -139,7 +143,7 @@ class PressedEngine:
         )  # fmt: skip
         self._folder = tempfile.TemporaryDirectory()
         self._path = Path(self._folder.name) / "engine"
-        links = BusyLinks(self._path, lambda: m.Welcome(m.PROTOCOL_VERSION, "bench", info))
+        links = BusyLinks(self._path, lambda: m.Welcome(m.PROTOCOL_VERSION, "bench", info), _refuse)
         device = SimulatedDevice(NullProgram(rings, max_rows=max_rows, token=5), rings)
         self.engine = Engine(device, scheduler, links, max_queue=MAX_QUEUE)
         self._links = links

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -83,38 +84,31 @@ def admission_record(
     if sampling.has_penalty and penalty_slot < 0:
         raise ValueError("a request with penalties was admitted without a penalty slot")
     stops = eos_and_stop_ids(stopping, eos_token_ids)
-    head = np.zeros(layout.ADMIT_WORDS, np.int32)
-    seed = np.array([sampling.seed & 0xFFFFFFFF, (sampling.seed >> 32) & 0xFFFFFFFF], np.uint32).view(np.int32)
-    head[layout.ADMIT_SLOT] = slot
-    head[layout.ADMIT_TEMPERATURE] = layout.float_bits(sampling.temperature)
-    head[layout.ADMIT_TOP_K] = sampling.top_k
-    head[layout.ADMIT_TOP_P] = layout.float_bits(sampling.top_p)
-    head[layout.ADMIT_MIN_P] = layout.float_bits(sampling.min_p)
-    head[layout.ADMIT_SEED_LOW], head[layout.ADMIT_SEED_HIGH] = seed
-    head[layout.ADMIT_LOGPROBS] = sampling.logprobs
-    head[layout.ADMIT_MIN_POSITION] = prompt_len + stopping.min_tokens
-    head[layout.ADMIT_MAX_POSITION] = max_len - 1
-    head[layout.ADMIT_STOP_IDS] = len(stops)
-    head[layout.ADMIT_BIAS] = len(sampling.bias_ids)
-    head[layout.ADMIT_ALLOWED_WORDS] = len(sampling.allowed_mask) // 4
-    head[layout.ADMIT_BLOCKS] = len(blocks)
-    head[layout.ADMIT_PROMPT_LOGPROBS] = sampling.prompt_logprobs
-    head[layout.ADMIT_REPETITION] = layout.float_bits(sampling.repetition_penalty)
-    head[layout.ADMIT_PRESENCE] = layout.float_bits(sampling.presence_penalty)
-    head[layout.ADMIT_FREQUENCY] = layout.float_bits(sampling.frequency_penalty)
-    head[layout.ADMIT_PENALTY_SLOT] = penalty_slot if sampling.has_penalty else NO_SLOT
-    head[layout.ADMIT_STATE_SLOT] = state_slot
-    head[layout.ADMIT_COUNTS] = len(counts)
-    parts = [
-        head,
-        np.asarray(stops, np.int32),
-        np.asarray(sampling.bias_ids, np.int32),
-        np.asarray(sampling.bias_values, np.float32).view(np.int32),
-        np.frombuffer(sampling.allowed_mask, np.int32),
-        np.asarray(blocks, np.int32),
-        counts.ravel(),
-    ]
-    return np.concatenate(parts)
+    head = layout.ADMISSION_HEAD.pack(
+        slot,
+        sampling.temperature,
+        sampling.top_k,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.seed & 0xFFFFFFFFFFFFFFFF,
+        sampling.logprobs,
+        prompt_len + stopping.min_tokens,
+        max_len - 1,
+        len(stops),
+        len(sampling.bias_ids),
+        len(sampling.allowed_mask) // 4,
+        len(blocks),
+        sampling.prompt_logprobs,
+        sampling.repetition_penalty,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+        penalty_slot if sampling.has_penalty else NO_SLOT,
+        len(counts),
+        state_slot,
+    )
+    lists = (array("i", stops), array("i", sampling.bias_ids), array("f", sampling.bias_values))
+    parts = (head, *lists, sampling.allowed_mask, array("i", blocks), np.ascontiguousarray(counts).data)
+    return np.frombuffer(b"".join(parts), np.int32)
 
 
 def penalty_list(prompt_ids: NDArray[np.int32], completion: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -125,6 +119,8 @@ def penalty_list(prompt_ids: NDArray[np.int32], completion: NDArray[np.int32]) -
 
     The work beside copying `prompt_ids` is in proportion to the completion, however long the prompt is.
     """
+    if not completion.size:
+        return _entries(prompt_ids, layout.PROMPT_BIT)
     said, times = np.unique(completion, return_counts=True)
     places = np.searchsorted(prompt_ids, said)
     found = np.zeros(said.size, np.bool_)
@@ -135,6 +131,10 @@ def penalty_list(prompt_ids: NDArray[np.int32], completion: NDArray[np.int32]) -
     if not found.all():
         new = ~found
         ids, seen = np.insert(ids, places[new], said[new]), np.insert(seen, places[new], times[new])
+    return _entries(ids, seen)
+
+
+def _entries(ids: NDArray[np.int32], seen: NDArray[np.int32] | int) -> NDArray[np.int32]:
     entries = np.empty((ids.size, layout.COUNT_WORDS), np.int32)
     entries[:, layout.COUNT_TOKEN], entries[:, layout.COUNT_SEEN] = ids, seen
     return entries

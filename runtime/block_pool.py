@@ -12,7 +12,7 @@ out.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -61,9 +61,20 @@ class Watched:
         del self.places[self.blocks.pop()]
         self.unheld -= is_unheld
 
+    def count(self, blocks: Iterable[int]) -> int:
+        """How many of these are among its blocks."""
+        return sum(map(self.places.__contains__, blocks))
+
     def forget(self, block: int) -> None:
         """It can't be found any more."""
         self.findable = min(self.findable, self.places.get(block, self.findable))
+
+
+def _without_one(blocks: Sequence[int], counts: list[int]) -> dict[int, int]:
+    """Of blocks that are counted, those that are still counted when each count is one less."""
+    if counts.count(1) == len(counts):
+        return {}
+    return {block: count - 1 for block, count in zip(blocks, counts, strict=True) if count > 1}
 
 
 class BlockPool:
@@ -76,12 +87,13 @@ class BlockPool:
         self.total = num_blocks - 1
         self._free = list(range(num_blocks - 1, 0, -1))  # popped from the end: low ids first
         self._cached: OrderedDict[int, None] = OrderedDict()  # held by nobody, findable; least recently used first
-        self._holders: dict[int, int] = {}  # requests that hold a block
-        self._fences: dict[int, int] = {}  # holders that gave it up while a launch in flight names it
+        self._holders: Counter[int] = Counter()  # requests that hold a block
+        self._fences: Counter[int] = Counter()  # holders that gave it up while a launch in flight names it
         self._coming = 0  # blocks with fences and no holder
         self._contents: dict[int, Content] = {}
         self._by_key: dict[bytes, int] = {}
         self._watched = Watched()
+        self.taken_total = 0  # blocks that `take` has given out so far
 
     # ------------------------------------------------------------ how many
 
@@ -133,64 +145,67 @@ class BlockPool:
             taken.append(block)
         for block in taken:
             self._holders[block] = 1
+        self.taken_total += count
         return taken
 
-    # The next three go over thousands of blocks where a request is long: they look each up as few times as can be.
+    # The next three go over thousands of blocks where a request is long, so that most of their loops are the
+    # interpreter's own, and what only blocks with several holders need is left out where there are none. No block is
+    # named twice in a call.
 
     def share(self, blocks: Sequence[int]) -> None:
         """One more holder for each of these findable blocks. Raises BlockPoolError for one that is not."""
         contents, holders, cached, watched = self._contents, self._holders, self._cached, self._watched
-        for block in blocks:
-            if block not in contents:
-                raise BlockPoolError(f"block {block} is shared and its content is not findable")
-            held = holders.get(block, 0)
-            holders[block] = held + 1
-            if not held and block in cached:
+        if not all(map(contents.__contains__, blocks)):
+            unknown = next(block for block in blocks if block not in contents)
+            raise BlockPoolError(f"block {unknown} is shared and its content is not findable")
+        unheld = blocks if holders.keys().isdisjoint(blocks) else [block for block in blocks if block not in holders]
+        holders.update(blocks)
+        fenced = []
+        for block in unheld:
+            if block in cached:
                 del cached[block]
-                watched.unheld -= block in watched.places
-            elif not held:
-                self._coming -= 1
+            else:
+                fenced.append(block)
+        self._coming -= len(fenced)
+        watched.unheld -= watched.count(unheld) - watched.count(fenced)
 
     def fence(self, blocks: Sequence[int]) -> None:
         """A holder gives them up; launches in flight may still name them."""
-        holders, fences = self._holders, self._fences
-        for block in blocks:
-            held = holders.get(block, 0)
-            if not held:
-                raise BlockPoolError(f"block {block} is given up and was not owned")
-            fences[block] = fences.get(block, 0) + 1
-            if held > 1:
-                holders[block] = held - 1
-            else:
-                del holders[block]
-                self._coming += 1
+        try:
+            counts = [*map(self._holders.pop, blocks)]
+        except KeyError as error:
+            raise BlockPoolError(f"block {error.args[0]} is given up and was not owned") from None
+        still_held = _without_one(blocks, counts)
+        self._holders.update(still_held)
+        self._fences.update(blocks)
+        self._coming += len(blocks) - len(still_held)
 
     def release(self, blocks: Sequence[int]) -> list[int]:
         """The last launch that named them for a holder who gave them up has retired.
 
         Returns those that are free now, in nobody's hands and not findable. The last of `blocks` is reused first.
         """
-        holders, fences, contents, cached, watched = (
-            self._holders, self._fences, self._contents, self._cached, self._watched,
+        fences, holders, contents, cached, watched = (
+            self._fences, self._holders, self._contents, self._cached, self._watched,
         )  # fmt: skip
+        try:
+            counts = [*map(fences.pop, blocks)]
+        except KeyError as error:
+            raise BlockPoolError(f"block {error.args[0]} is released and was not fenced") from None
+        still_fenced = _without_one(blocks, counts)
+        fences.update(still_fenced)
+        loose = blocks[::-1]
+        if still_fenced or not holders.keys().isdisjoint(blocks):
+            loose = [block for block in loose if block not in still_fenced and block not in holders]
         freed = []
-        for block in reversed(blocks):
-            named = fences.get(block, 0)
-            if not named:
-                raise BlockPoolError(f"block {block} is released and was not fenced")
-            if named > 1:
-                fences[block] = named - 1
-                continue
-            del fences[block]
-            if block in holders:
-                continue
-            self._coming -= 1
+        for block in loose:
             if block in contents:
                 cached[block] = None
-                watched.unheld += block in watched.places
             else:
-                self._free.append(block)
                 freed.append(block)
+        self._free += freed
+        self._coming -= len(loose)
+        watched.unheld += watched.count(loose) - watched.count(freed)
         return freed
 
     # ------------------------------------------------------------ found again

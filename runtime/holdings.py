@@ -61,7 +61,8 @@ class Holdings:
             request.penalty_slot = self.penalty_slots.take()
         if self._limits.has_state:
             request.state_slot = self.state_slots.take()
-        self.pool.share(prefix)
+        if prefix:
+            self.pool.share(prefix)
         request.blocks = list(prefix)
         request.shared = request.registered = len(prefix)
 
@@ -179,7 +180,7 @@ class Holdings:
         if isinstance(resource, dict):
             self._filled.update(resource)
             return Release()
-        late = [block for block in resource.blocks if block in self._filled]
+        late = [block for block in resource.blocks if block in self._filled] if self._filled else None
         if late:
             self._publish(late)
         if resource.slot != NO_SLOT:
@@ -188,7 +189,7 @@ class Holdings:
             self.penalty_slots.release(resource.penalty_slot)
         if resource.state_slot != NO_SLOT:
             self.state_slots.release(resource.state_slot)
-        freed = self.pool.release(resource.blocks)
+        freed = self.pool.release(resource.blocks) if resource.blocks else []
         return Release(resource.slot, tuple(freed), resource.penalty_slot, resource.state_slot)
 
     def evicted(self, eviction: Eviction) -> Release:

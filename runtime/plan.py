@@ -74,6 +74,9 @@ COUNT_SEEN: Final = 1  # occurrences, and PROMPT_BIT if the token is in the prom
 COUNT_WORDS: Final = 2
 PROMPT_BIT: Final = 1 << 30
 
+# The head of an admission record, word by word as above; the seed is two of them, the rest is 0.
+ADMISSION_HEAD: Final = struct.Struct(f"<ififfQ8i3f3i{4 * (ADMIT_WORDS - ADMIT_STATE_SLOT - 1)}x")
+
 PLAN_WORDS: Final = 2048  # 8 KiB: what does not fit waits for the next launch
 
 
@@ -123,11 +126,6 @@ class LaunchPlan(NamedTuple):
     chunks: tuple[Chunk, ...] = ()
     admissions: tuple[Admission, ...] = ()
     tokens: int = 0
-
-
-def float_bits(value: float) -> int:
-    """The int32 with the bits of a float32."""
-    return int(np.float32(value).view(np.int32))
 
 
 def stage(plan: LaunchPlan, body: NDArray[np.int32], bulk: NDArray[np.int32]) -> None:

@@ -19,8 +19,10 @@ from runtime.lifecycle import Request
 from runtime.prefix_cache import PrefixWalk
 from runtime.rows import RowPhase
 
+_PREFILL: Final = int(RowPhase.PREFILL)
+_DECODE: Final = int(RowPhase.DECODE)
 _rank: Final = attrgetter("rank")
-_LOOKED_AT: Final = 64  # blocks of a prefix that are looked up at a time: some 50 microseconds
+_LOOKED_AT: Final = 24  # blocks by which a look goes on with a prefix: 50 microseconds or so, a few times a turn
 
 
 class WaitingQueue:
@@ -36,6 +38,8 @@ class WaitingQueue:
         self._looked_for: Request | None = None  # whose prefix the walk is about
         self._walk: PrefixWalk | None = None
         self._is_looking = False
+        self._running: tuple[int, int] = (0, 0)  # see `_needed_by_rows`
+        self._running_at = (-1, -1)
 
     def __len__(self) -> int:
         return len(self._plain) + len(self._penalised)
@@ -128,13 +132,23 @@ class WaitingQueue:
         All that is known of it, and what running rows still need for what is known of them, or a block to go on. The
         more often it was evicted, the more of what it may become; in the end everything that everybody may become.
         """
-        rows, size = self._holdings.rows, self._holdings.pool.block_size
+        soon, at_most = self._needed_by_rows()
         most = self._holdings.blocks_at_most(request)
-        running = ((rows.phase == RowPhase.PREFILL) | (rows.phase == RowPhase.DECODE)).nonzero()[0]
-        have = rows.num_blocks[running]
-        may_need = -(-(rows.max_len[running] - 1) // size) - have
         if request.is_protected:
-            return most + int(may_need.sum())
-        soon = np.maximum(1, -(-rows.known_len[running] // size) - have)
+            return most + at_most
         own = self._holdings.pool.blocks_for(request.tokens.size) + (1 << request.evictions) - 1
-        return min(most, own) + int(np.minimum(may_need, soon).sum())
+        return min(most, own) + soon
+
+    def _needed_by_rows(self) -> tuple[int, int]:
+        """Blocks that running rows still need: soon, and at most. They are counted again once a row has begun, ended or
+        changed its phase, or somebody took a block."""
+        rows, pool = self._holdings.rows, self._holdings.pool
+        now = rows.changes, pool.taken_total
+        if now != self._running_at:
+            running = ((rows.phase == _PREFILL) | (rows.phase == _DECODE)).nonzero()[0]
+            have = rows.num_blocks[running]
+            may_need = -(-(rows.max_len[running] - 1) // pool.block_size) - have
+            soon = np.maximum(1, -(-rows.known_len[running] // pool.block_size) - have)
+            self._running = int(np.minimum(may_need, soon).sum()), int(may_need.sum())
+            self._running_at = now
+        return self._running

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from runtime import plan as layout
 from runtime.admission import admission_record, largest_record_words, penalty_list, record_words, token_mask
 from runtime.plan import (
     ADMIT_WORDS,
@@ -70,6 +71,35 @@ def test_everything_in_a_mixed_plan_comes_back() -> None:
     assert allowed.tolist() == [0, 31, 32, 69]
     assert found.head[5:7].copy().view(np.uint64)[0] == (1 << 64) - 3
     assert view.bulk_words == 20 + record.size
+
+
+def test_each_word_of_the_head_of_a_record_is_where_its_name_says() -> None:
+    sampling = SamplingParams(
+        temperature=0.7, top_k=11, top_p=0.9, min_p=0.05, seed=(5 << 32) + 6, bias_ids=(4,), bias_values=(1.5,),
+        allowed_mask=token_mask((0,), 70).tobytes(), logprobs=3, repetition_penalty=1.1, presence_penalty=-0.25,
+        frequency_penalty=0.75, prompt_logprobs=2,
+    )  # fmt: skip
+    stopping = StoppingParams(max_tokens=10, min_tokens=2, stop_token_ids=(8,))
+    head = admission_record(
+        4, sampling, stopping, 20, 30, (1,), blocks=(7, 8, 9, 10), penalty_slot=12, state_slot=13,
+        counts=penalty_list(np.array([3, 9, 60, 61, 62], np.int32), np.array([7], np.int32)),
+    )[:ADMIT_WORDS]  # fmt: skip
+    whole_numbers = {
+        layout.ADMIT_SLOT: 4, layout.ADMIT_TOP_K: 11, layout.ADMIT_SEED_LOW: 6, layout.ADMIT_SEED_HIGH: 5,
+        layout.ADMIT_LOGPROBS: 3, layout.ADMIT_MIN_POSITION: 22, layout.ADMIT_MAX_POSITION: 29,
+        layout.ADMIT_STOP_IDS: 2, layout.ADMIT_BIAS: 1, layout.ADMIT_ALLOWED_WORDS: 3, layout.ADMIT_BLOCKS: 4,
+        layout.ADMIT_PROMPT_LOGPROBS: 2, layout.ADMIT_PENALTY_SLOT: 12, layout.ADMIT_COUNTS: 6,
+        layout.ADMIT_STATE_SLOT: 13,
+    }  # fmt: skip
+    fractions = {
+        layout.ADMIT_TEMPERATURE: 0.7, layout.ADMIT_TOP_P: 0.9, layout.ADMIT_MIN_P: 0.05,
+        layout.ADMIT_REPETITION: 1.1, layout.ADMIT_PRESENCE: -0.25, layout.ADMIT_FREQUENCY: 0.75,
+    }  # fmt: skip
+    assert {word: head[word] for word in whole_numbers} == whole_numbers
+    assert {word: head.view(np.float32)[word] for word in fractions} == {
+        word: np.float32(value) for word, value in fractions.items()
+    }
+    assert not head[max(*whole_numbers, *fractions) + 1 :].any()
 
 
 def test_record_words_is_the_size_of_the_record() -> None:

@@ -163,3 +163,23 @@ def test_a_prefix_longer_than_a_piece_is_found_while_the_loop_goes_on() -> None:
     chain.run()
     assert chain.finished()[2][0].cached_tokens == 1096, "137 blocks, more than are looked up at a time"
     assert chain.tokens()[2] == whole(prompt, 2)
+
+
+def test_blocks_are_not_kept_free_for_a_row_that_has_all_it_will_need() -> None:
+    """A row takes its last block while somebody waits; the block that the other lacks comes back after that."""
+    chain = make_chain(1, schedule=no_step, num_blocks=1 + 4, prefix_cache=False)
+    pool, waiting = chain.engine.scheduler.pool, chain.engine.scheduler.waiting
+    chain.submit(1, [3] * 5, max_tokens=12, ignore_eos=True)
+    chain.turn_until(lambda: chain.tokens().get(1))
+    elsewhere = pool.take(1)
+    chain.submit(2, [4] * 10, max_tokens=3, ignore_eos=True)
+    while pool.owned < len(elsewhere) + 2:
+        chain.engine.turn()
+    assert len(waiting) == 1, "two blocks are not there, or this test shows nothing"
+    pool.fence(elsewhere)
+    pool.release(elsewhere)
+    chain.engine.turn()
+    assert not len(waiting)
+    assert not chain.finished(), "the row still decodes"
+    chain.run()
+    assert chain.tokens() == {1: whole([3] * 5, 12), 2: whole([4] * 10, 3)}
