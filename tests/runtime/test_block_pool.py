@@ -276,6 +276,14 @@ def break_the_keys(pool: BlockPool) -> None:
     pool._by_key[b"z"] = next(iter(pool._cached))
 
 
+def miscount_the_watched(pool: BlockPool) -> None:
+    pool.watch().unheld += 1
+
+
+def watch_what_is_not_findable(pool: BlockPool) -> None:
+    pool.watch().add(pool._free[0], is_unheld=False)
+
+
 @pytest.mark.parametrize(
     ("broken", "sentence"),
     [
@@ -287,6 +295,8 @@ def break_the_keys(pool: BlockPool) -> None:
         (break_the_cache, "a cached block is not findable"),
         (name_a_free_block, "or a free one is"),
         (break_the_keys, "keys and contents"),
+        (miscount_the_watched, "the watched blocks that are available are miscounted"),
+        (watch_what_is_not_findable, "said to be findable and is not"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
