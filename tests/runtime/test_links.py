@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -190,6 +191,50 @@ def test_a_front_end_that_drains_nothing_is_gone_and_the_engine_never_waits(
     assert refused == [(1, f"a front end left more than {1 << 20} bytes unread")]
 
 
+def arrived(links: SocketLinks) -> list[int]:
+    """Descriptors by which the engine wakes, once there are any that are readable."""
+    return select.select(links.wake_fds(), [], [], 10)[0]
+
+
+def test_the_engine_wakes_for_a_new_front_end_and_for_what_each_one_sends(links: SocketLinks, tmp_path: Path) -> None:
+    (listener,) = links.wake_fds()
+    watched = [listener]
+    with contextlib.ExitStack() as stack:
+        for owner in (1, 2, 3):
+            sock = stack.enter_context(connect(tmp_path))
+            assert arrived(links) == [listener]
+            assert list(links.receive()) == []
+            (new,) = set(links.wake_fds()) - set(watched)
+            watched.append(new)
+            assert sorted(links.wake_fds()) == sorted(watched), "the others are watched as before"
+            sock.sendall(m.encode_frame(m.Hello(m.PROTOCOL_VERSION)) + m.encode_frame(m.StatsQuery(owner)))
+            assert arrived(links) == [new]
+            assert until(links, 1) == [(owner, m.StatsQuery(owner))]
+
+
+def test_a_connection_that_is_lost_is_watched_by_nobody(
+    links: SocketLinks, tmp_path: Path, refused: list[tuple[int, str]]
+) -> None:
+    (listener,) = links.wake_fds()
+    with connect(tmp_path) as stays:
+        stays.sendall(m.encode_frame(m.Hello(m.PROTOCOL_VERSION)) + m.encode_frame(m.StatsQuery(1)))
+        assert until(links, 1) == [(1, m.StatsQuery(1))]
+        before = sorted(links.wake_fds())
+        for last_word in (b"", b"\xff\xff\xff\xff"):  # it closes, or is refused
+            with connect(tmp_path) as goes:
+                assert arrived(links) == [listener]
+                links.receive()
+                assert len(links.wake_fds()) == len(before) + 1
+                goes.sendall(last_word)
+                goes.shutdown(socket.SHUT_WR)
+                assert [message for _, message in until(links, 1)] == [None]
+            assert sorted(links.wake_fds()) == before
+            assert links._poll.poll(0) == [], "a descriptor that is closed, and watched, has an event"
+        assert len(refused) == 1
+        stays.sendall(m.encode_frame(m.StatsQuery(2)))
+        assert until(links, 1) == [(1, m.StatsQuery(2))]
+
+
 def test_the_parents_end_is_seen(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     links = SocketLinks(tmp_path / "engine", lambda: WELCOME, nobody_is_refused, parent_fd=read_end)
@@ -198,6 +243,7 @@ def test_the_parents_end_is_seen(tmp_path: Path) -> None:
     links.wait(10)
     links.receive()
     assert links.parent_gone
+    assert read_end not in links.wake_fds(), "it stays readable: the engine would wake for it again and again"
     links.close()
     os.close(read_end)
 
