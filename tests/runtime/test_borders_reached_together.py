@@ -22,10 +22,10 @@ def together(max_tokens: int, run_ahead: int = 1) -> Chain:
     return chain
 
 
-def settle_borders(chain: Chain) -> list[int]:
-    """How many more blocks could be found after each turn, until the first block of every row is."""
+def settle_borders(chain: Chain, blocks: int = ROWS) -> list[int]:
+    """How many more blocks could be found after each turn, until so many are: the first of every row."""
     gained: list[int] = []
-    while chain.engine.scheduler.pool.findable < ROWS:
+    while chain.engine.scheduler.pool.findable < blocks:
         before = chain.engine.scheduler.pool.findable
         chain.turn()
         gained.append(chain.engine.scheduler.pool.findable - before)
@@ -39,6 +39,25 @@ def test_blocks_that_are_full_at_once_are_findable_a_few_a_turn(run_ahead: int) 
     gained = settle_borders(chain)
     assert max(gained) == PER_TURN, "so many were due at once, and no more were taken"
     assert sum(gained) >= ROWS
+    chain.run()
+    chain.check_nothing_is_left()
+
+
+def test_of_many_blocks_that_are_full_at_once_an_eighth_is_findable_with_a_turn() -> None:
+    """A long prompt in one chunk: a few a turn would leave its last blocks behind for many turns."""
+    count, size = 10 * PER_TURN, 2
+    tokens = size * count
+    chain = make_chain(
+        num_blocks=count + 40,
+        block_size=size,
+        context_length=tokens + 40,
+        prefill_chunk=tokens,
+        max_prefill_tokens=tokens,
+    )
+    chain.submit(1, [i % 97 + 2 for i in range(tokens)], max_tokens=40, ignore_eos=True)
+    gained = settle_borders(chain, count)
+    assert gained[:2] == [count // 8, (count - count // 8) // 8]
+    assert {*gained[2:-1]} == {PER_TURN}, "where an eighth is less than a few, a few"
     chain.run()
     chain.check_nothing_is_left()
 
