@@ -145,8 +145,9 @@ class CudaDevice:
             self.counters.graph_replays += 1
             self.rings.idle_ns[self.rings.slot(shape.number)] = 0
             return
-        self.graphs.replay(GraphKey(Piece.SAMPLE, self._bucket(shape.sample_rows), shape.form))
         self._watch.begin()
+        self.graphs.replay(GraphKey(Piece.SAMPLE, self._bucket(shape.sample_rows), shape.form))
+        self._watch.first_piece()
         self.counters.graph_replays += 1
         self.counters.fallbacks[_why_no_graph(shape)] += 1
         with torch.inference_mode():

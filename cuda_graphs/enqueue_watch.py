@@ -46,9 +46,12 @@ class EnqueueWatch:
         self._idle_ns = 0
 
     def begin(self) -> None:
-        """The launch's first piece has been enqueued."""
+        """The launch's first piece is enqueued next: from here on the device may come to its end."""
         self._idle_ns = 0
         self._since = self._clock()
+
+    def first_piece(self) -> None:
+        """It has been enqueued. Idle time before it lies between two launches, and other stamps show that."""
         self._marks[_BEFORE].record()
 
     def piece(self) -> None:

@@ -33,8 +33,9 @@ class Commits:
         commit = self._kept.take(launch, cells) if self._kept is not None else None
         if commit is None:
             commit = self._look(launch, cells)
+            # The very same array: the plan has continued the one before.
             goes_on = launch.row_slots is launch.sample_slots and commit.slots.size == launch.sample_slots.size
-            if goes_on and not commit.endings and not self._limits.drafts:
+            if goes_on and not commit.endings:
                 self._kept = KeptRows(launch, commit, self._rows)
             else:
                 self._kept = None

@@ -139,7 +139,7 @@ def _check_pool(config: EngineConfig, blocks: int) -> None:
             f"max_rows ({config.max_rows}) is more than a pool of {config.num_blocks} (num_blocks) can serve: each row "
             f"holds a KV block of its own, and one block is the null block"
         )
-    needed = -(-config.context_length // config.block_size)
+    needed = -(-(config.context_length - 1) // config.block_size)  # the last token is never forwarded
     if needed > blocks:
         raise ConfigError(
             f"context_length ({config.context_length}) takes {needed} KV blocks of {config.block_size} (block_size), "

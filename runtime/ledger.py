@@ -24,8 +24,8 @@ class LedgerError(RuntimeError):
     """The chain's rules were broken: a mistake of ours. The engine stops."""
 
 
-_NO_SLOTS = np.zeros(0, np.int32)
-_NO_EPOCHS = np.zeros(0, np.int64)
+NO_SLOTS = np.zeros(0, np.int32)
+NO_EPOCHS = np.zeros(0, np.int64)
 _NO_FLAGS = np.zeros(0, np.bool_)
 
 
@@ -47,8 +47,8 @@ class Launch(NamedTuple):
     row_slots: NDArray[np.int32]
     row_epochs: NDArray[np.int64]
     row_samples: NDArray[np.bool_]
-    crossed_slots: NDArray[np.int32] = _NO_SLOTS
-    crossed_epochs: NDArray[np.int64] = _NO_EPOCHS
+    crossed_slots: NDArray[np.int32] = NO_SLOTS
+    crossed_epochs: NDArray[np.int64] = NO_EPOCHS
     prompt_parts: tuple[PromptPart, ...] = ()
     prompt_tokens: int = 0
     overlapped: bool = False
@@ -142,7 +142,7 @@ class Ledger(Generic[Resource]):
     def last_rows(self) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.bool_]]:
         """Slots, epochs and sample flags of the last launch's F: the device's row list, sampled by the next S."""
         if self._last is None:
-            return _NO_SLOTS, _NO_EPOCHS, _NO_FLAGS
+            return NO_SLOTS, NO_EPOCHS, _NO_FLAGS
         return self._last.row_slots, self._last.row_epochs, self._last.row_samples
 
     def enqueue(self, launch: Launch) -> None:

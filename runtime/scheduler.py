@@ -14,7 +14,7 @@ from runtime.block_pool import BlockPool
 from runtime.commits import Commits
 from runtime.course import Course
 from runtime.holdings import Holdings
-from runtime.ledger import Launch, Ledger, LedgerError
+from runtime.ledger import NO_EPOCHS, NO_SLOTS, Launch, Ledger, LedgerError
 from runtime.lifecycle import NOT_A_TOKEN, Commit, Deferred, Ending, Eviction, Release, Request
 from runtime.limits import SchedulerLimits
 from runtime.new_row import begin_row, words_of
@@ -32,9 +32,6 @@ from runtime.waiting import WaitingQueue
 _PREFILL = int(RowPhase.PREFILL)
 _DECODE = int(RowPhase.DECODE)
 _LEAVING = int(RowPhase.LEAVING)
-
-_NO_SLOTS = np.zeros(0, np.int32)
-_NO_EPOCHS = np.zeros(0, np.int64)
 
 
 class NeverFits(ValueError):
@@ -225,7 +222,7 @@ class Scheduler:
             tokens=plan.tokens,
             prompt_logprobs=bool(self._prompt_parts),
         )
-        crossed = np.array(self._crossed, np.int32) if self._crossed else _NO_SLOTS
+        crossed = np.array(self._crossed, np.int32) if self._crossed else NO_SLOTS
         return Launch(
             shape=shape,
             sample_slots=slots,
@@ -235,7 +232,7 @@ class Scheduler:
             row_epochs=row_epochs,
             row_samples=plan.samples,
             crossed_slots=crossed,
-            crossed_epochs=self.rows.epoch[crossed] if crossed.size else _NO_EPOCHS,
+            crossed_epochs=self.rows.epoch[crossed] if crossed.size else NO_EPOCHS,
             prompt_parts=prompt_parts(plan, self._prompt_parts, self.rows.epoch, 1 + self.limits.drafts),
             prompt_tokens=sum(chunk.tokens.size for chunk in plan.chunks) if plan.chunks else 0,
             overlapped=overlapped,

@@ -44,13 +44,20 @@ class QueueMark:
         return self.queue.now >= self.at
 
 
-def played(before_ns: int, first: tuple[int, int], pieces: list[list[tuple[int, int]]]) -> tuple[Queue, int]:
-    """A launch of pieces, each of kernels as (device ns, host ns), behind work of `before_ns`. And the bound."""
+def played(
+    before_ns: int, first: tuple[int, int], pieces: list[list[tuple[int, int]]], late_ns: int = 0
+) -> tuple[Queue, int]:
+    """A launch of pieces, each of kernels as (device ns, host ns), behind work of `before_ns`. And the bound.
+
+    late_ns: for how long the host is held up when it has enqueued the first piece.
+    """
     queue = Queue()
     queue.ends = before_ns
     watch = EnqueueWatch(lambda: QueueMark(queue), lambda: queue.now)
-    queue.enqueue(*first)
     watch.begin()
+    queue.enqueue(*first)
+    queue.now += late_ns
+    watch.first_piece()
     for piece in pieces:
         for device_ns, host_ns in piece:
             queue.enqueue(device_ns, host_ns)
@@ -62,12 +69,17 @@ kernels = st.tuples(st.integers(1, 300), st.integers(1, 300))
 
 
 @settings(deadline=None, max_examples=400)
-@given(st.integers(0, 3000), kernels, st.lists(st.lists(kernels, min_size=1, max_size=5), min_size=1, max_size=8))
+@given(
+    st.integers(0, 3000),
+    kernels,
+    st.lists(st.lists(kernels, min_size=1, max_size=5), min_size=1, max_size=8),
+    st.integers(0, 5000),
+)
 def test_the_bound_is_never_below_the_idle_time_nor_above_the_time_of_enqueueing(
-    before_ns: int, first: tuple[int, int], pieces: list[list[tuple[int, int]]]
+    before_ns: int, first: tuple[int, int], pieces: list[list[tuple[int, int]]], late_ns: int
 ) -> None:
-    queue, bound = played(before_ns, first, pieces)
-    assert queue.idle <= bound <= sum(host_ns for piece in pieces for _, host_ns in piece)
+    queue, bound = played(before_ns, first, pieces, late_ns)
+    assert queue.idle <= bound <= first[1] + late_ns + sum(host_ns for piece in pieces for _, host_ns in piece)
 
 
 def test_a_launch_that_is_in_the_queue_before_the_device_comes_to_it_is_never_idle_inside() -> None:
@@ -78,7 +90,13 @@ def test_a_launch_that_is_in_the_queue_before_the_device_comes_to_it_is_never_id
 def test_pieces_that_take_the_device_longer_than_the_host_count_for_the_first_one_at_most() -> None:
     queue, bound = played(0, (50, 10), [[(400, 100)] * 5] * 8)
     assert queue.idle == 50, "until the first kernel behind S was there"
-    assert bound == 500, "the time of the first piece"
+    assert bound == 510, "the time of S and of the first piece behind it"
+
+
+def test_a_host_that_is_held_up_behind_s_shows() -> None:
+    queue, bound = played(0, (50, 10), [[(400, 10)]], late_ns=5_000)
+    assert queue.idle == 4_960
+    assert bound == 5_020
 
 
 def test_a_host_that_stalls_between_two_pieces_shows_though_the_launch_looks_busy_from_its_ends() -> None:
@@ -97,8 +115,9 @@ def test_a_launch_begins_without_the_idle_time_of_the_one_before(stalls: bool) -
     queue = Queue()
     watch = EnqueueWatch(lambda: QueueMark(queue), lambda: queue.now)
     for host_ns in (1_000_000 if stalls else 10, 10):
-        queue.enqueue(1000, 10)
         watch.begin()
+        queue.enqueue(1000, 10)
+        watch.first_piece()
         queue.enqueue(100, host_ns)
         watch.piece()
     assert watch.idle_ns == 0

@@ -39,6 +39,9 @@ class Steps(list[str]):
     def begin(self) -> None:
         self.append("begin")
 
+    def first_piece(self) -> None:
+        self.append("first")
+
     def piece(self) -> None:
         self.append("look")
 
@@ -70,7 +73,7 @@ def test_a_mixed_launch_is_watched_after_each_of_its_pieces(parts: tuple[CudaDev
     device, steps = parts
     device._enqueue(LaunchShape(5, 2, Form.PLAIN, rows=2, tokens=20))
     assert steps == [
-        "replay sample", "begin", "apply", "look", "layer", "look", "layer", "look", "ended", "look",
+        "begin", "replay sample", "first", "apply", "look", "layer", "look", "layer", "look", "ended", "look",
     ]  # fmt: skip
     assert device.rings.idle_ns.tolist() == [STALE_NS, IDLE_NS, STALE_NS, STALE_NS]
 
@@ -78,7 +81,7 @@ def test_a_mixed_launch_is_watched_after_each_of_its_pieces(parts: tuple[CudaDev
 def test_a_closing_launch_is_watched_too(parts: tuple[CudaDevice, Steps]) -> None:
     device, steps = parts
     device._enqueue(LaunchShape(6, 2, Form.PLAIN, rows=0, tokens=0))
-    assert steps == ["replay sample", "begin", "apply", "look", "ended", "look"]
+    assert steps == ["begin", "replay sample", "first", "apply", "look", "ended", "look"]
     assert device.rings.idle_ns[2] == IDLE_NS
 
 

@@ -50,7 +50,7 @@ def test_a_setting_that_cannot_be_is_named(changes: dict[str, object], named: tu
         ),
         ({"log_mode": "barrier"}, ("log_mode barrier", "log_interval 0")),
         ({"num_blocks": 64}, ("max_rows", "num_blocks", "64")),
-        ({"num_blocks": 65, "context_length": 1025}, ("context_length", "1025", "num_blocks", "65", "block_size")),
+        ({"num_blocks": 65, "context_length": 1026}, ("context_length", "1026", "num_blocks", "65", "block_size")),
     ],
 )
 def test_settings_that_cannot_go_together_are_both_named(changes: dict[str, object], named: tuple[str, ...]) -> None:
@@ -67,7 +67,7 @@ def test_settings_that_cannot_go_together_are_both_named(changes: dict[str, obje
         {"run_ahead_tokens": 512, "max_prefill_tokens": 4096},  # long launches are not queued, chunks are
         {"log_mode": "barrier", "log_interval": 1},
         {"num_blocks": 65},
-        {"num_blocks": 65, "context_length": 1024},
+        {"num_blocks": 65, "context_length": 1025},
         {"threads": 3},
         {"device": "cuda"},
         {"max_rows": 1, "penalty_slots": 16},
