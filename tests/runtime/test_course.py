@@ -22,23 +22,40 @@ SEEDS = range(40)
 
 
 class Recorder:
-    """Everything that an engine says of its launches: the plans as they are staged, and the ledger's records."""
+    """Everything that an engine says of its launches.
+
+    plans, bulks: the words of both slots as they are staged, as many as are used. records: the ledger's.
+    """
 
     def __init__(self, chain: Chain) -> None:
         self.plans: list[list[int]] = []
+        self.bulks: list[list[int]] = []
         self.records: list[list[Any]] = []
         launch, enqueue, rings = chain.device.launch, chain.ledger.enqueue, chain.device.rings
 
         def staged(shape: LaunchShape) -> None:
-            body = rings.plan[rings.slot(shape.number)]
-            self.plans.append(body[: read_plan(body).words].tolist())
+            slot = rings.slot(shape.number)
+            view = read_plan(rings.plan[slot])
+            self.plans.append(rings.plan[slot, : view.words].tolist())
+            self.bulks.append(rings.bulk[slot, : view.bulk_words].tolist())
             launch(shape)
 
         def recorded(record: Launch) -> None:
-            self.records.append([column.tolist() if isinstance(column, np.ndarray) else column for column in record])
+            parts = [
+                (part.request.request_id, part.epoch, part.slot, part.start, part.first_entry, part.count)
+                for part in record.prompt_parts
+            ]
+            columns = record._replace(prompt_parts=())
+            self.records.append([*(one.tolist() if isinstance(one, np.ndarray) else one for one in columns), parts])
             enqueue(record)
 
         chain.device.launch, chain.ledger.enqueue = staged, recorded  # type: ignore[method-assign]
+
+    def check_same(self, other: Recorder) -> None:
+        """Every word that was staged, and every record."""
+        assert self.plans == other.plans
+        assert self.bulks == other.bulks
+        assert self.records == other.records
 
 
 class Continued:
@@ -70,6 +87,14 @@ def nothing_is_taken_over(chain: Chain) -> None:
     chain.engine.scheduler._commits.take = looked_at  # type: ignore[method-assign]
 
 
+def check_same_truth(mine: Scheduler, other: Scheduler) -> None:
+    """The host's columns, counters and prefix cache."""
+    for column in ("history", "committed_len", "planned", "epoch", "phase", "num_blocks"):
+        assert np.array_equal(getattr(mine.rows, column), getattr(other.rows, column)), column
+    assert mine.tally.counters == other.tally.counters
+    assert mine.pool._contents == other.pool._contents
+
+
 @cache
 def life_of(seed: int, anew: bool) -> tuple[Lifecycle, Recorder, Counter[str]]:
     life = Lifecycle(seed)
@@ -84,8 +109,7 @@ def life_of(seed: int, anew: bool) -> tuple[Lifecycle, Recorder, Counter[str]]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_plan_that_continues_the_one_before_is_the_plan_that_would_be_made_anew(seed: int) -> None:
     (_, quick, _), (_, anew, never) = life_of(seed, anew=False), life_of(seed, anew=True)
-    assert quick.plans == anew.plans
-    assert quick.records == anew.records
+    quick.check_same(anew)
     assert not never["plans"]
 
 
@@ -98,11 +122,7 @@ def test_commits_that_take_over_what_is_the_same_leave_the_hosts_truth_as_it_wou
             for life in (quick, anew)
         ]
         assert outputs[0] == outputs[1]
-    mine, other = (life.chain.engine.scheduler for life in (quick, anew))
-    for column in ("history", "committed_len", "planned", "epoch", "phase", "num_blocks"):
-        assert np.array_equal(getattr(mine.rows, column), getattr(other.rows, column)), column
-    assert mine.tally.counters == other.tally.counters
-    assert mine.pool._contents == other.pool._contents
+    check_same_truth(quick.chain.engine.scheduler, anew.chain.engine.scheduler)
 
 
 def test_these_lives_had_plans_that_continue_and_cross_borders() -> None:

@@ -60,5 +60,4 @@ def test_rows_that_cross_a_border_in_a_course_wait_for_a_plan_with_room_and_go_o
     nothing_is_taken_over(anew)
     again = Recorder(anew)
     anew.run()
-    assert recorder.plans == again.plans
-    assert recorder.records == again.records
+    recorder.check_same(again)

@@ -1,0 +1,96 @@
+"""Whatever a script does to an engine: what a launch takes over from the one before would have been made anew."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from typing import NamedTuple
+
+import pytest
+
+from runtime import messages as m
+from tests.runtime.chain import MemoryLinks
+from tests.runtime.test_course import Continued, Recorder, check_same_truth, nothing_is_taken_over
+from tests.simulation.assembly import SimulatedChain
+from tests.simulation.generate import make_script, mode_of
+from tests.simulation.life import Life
+from tests.simulation.script import Mode
+
+SEEDS = [seed for seed in range(25) if mode_of(seed) is not Mode.DRAFTS]  # with drafts nothing continues
+
+
+class Lived(NamedTuple):
+    """A life that is over. sent: all that front ends were sent, and to whom. continued: see `Continued`."""
+
+    life: Life
+    chain: SimulatedChain
+    recorder: Recorder
+    sent: list[tuple[int, m.ToFrontEnd]]
+    continued: Counter[str]
+    has_failed: bool
+
+
+def keep_what_is_sent(links: MemoryLinks) -> list[tuple[int, m.ToFrontEnd]]:
+    """The life itself takes messages away once it has read them."""
+    kept: list[tuple[int, m.ToFrontEnd]] = []
+    send = links.send
+
+    def watched(owner: int, message: m.ToFrontEnd) -> None:
+        kept.append((owner, message))
+        send(owner, message)
+
+    links.send = watched  # type: ignore[method-assign]
+    return kept
+
+
+@cache
+def lived(seed: int, anew: bool) -> Lived:
+    """The script of a seed at one of its depths, so that all depths come up."""
+    script = make_script(seed)
+    life = Life(script, script.world.depths[seed % len(script.world.depths)])
+    chain = life.chain
+    recorder, sent, continued = Recorder(chain), keep_what_is_sent(chain.links), Continued(chain.engine.scheduler)
+    if anew:
+        nothing_is_taken_over(chain)
+    told = life.live()
+    return Lived(life, chain, recorder, sent, continued.seen, told.has_failed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_script_with_every_plan_made_anew_comes_to_the_same(seed: int) -> None:
+    quick, anew = lived(seed, anew=False), lived(seed, anew=True)
+    assert not anew.continued["plans"]
+    quick.recorder.check_same(anew.recorder)
+    assert quick.sent == anew.sent
+    assert quick.has_failed == anew.has_failed
+    if not quick.has_failed:  # a plan that the device did not take is in no launch, and in the columns or not
+        check_same_truth(quick.chain.engine.scheduler, anew.chain.engine.scheduler)
+
+
+def test_these_scripts_had_plans_that_continue_and_whatever_ends_a_course() -> None:
+    seen, depths = Counter[str](), set[int]()
+    for one in (lived(seed, anew=False) for seed in SEEDS):
+        stats = one.chain.engine.stats()
+        seen.update(one.continued)
+        seen.update({kind: event.count for kind, event in stats.events.items()})
+        asks = [one.life.script.asks[handle] for handle in one.life._sent]
+        seen.update(
+            {
+                "cached tokens": stats.cached_tokens,
+                "requests of another priority": sum(ask.priority != asks[0].priority for ask in asks),
+                "requests with penalties": sum(ask.sampling.has_penalty for ask in asks),
+                "log-probabilities": sum(len(said.logprobs) for _, said in one.sent if isinstance(said, m.Output)),
+                "parts of prompts": sum(isinstance(said, m.PromptLogprobs) for _, said in one.sent),
+                "bulk words": sum(len(words) for words in one.recorder.bulks),
+                "devices that failed": one.has_failed,
+            }
+        )
+        depths.add(one.life.depth)
+    assert depths == {1, 2, 3, 4}
+    assert seen["plans"] > 500
+    assert seen["borders"] > 100
+    assert min(seen["paused"], seen["resumed"], seen["evicted"], seen["readmitted"], seen["aborted"]) > 10
+    assert min(seen["cached tokens"], seen["requests of another priority"], seen["requests with penalties"]) > 20
+    assert min(seen["log-probabilities"], seen["parts of prompts"]) > 50
+    assert seen["bulk words"] > 1000
+    assert seen["devices that failed"] > 0
