@@ -184,22 +184,32 @@ class Evictions:
 
 class Hanging:
     """The watchdog stops the engine when launches were in flight without a mark for longer than it allows, not sooner,
-    and not later than the next look: a turn and the waits in it."""
+    and not later than the next look: a turn and the waits in it.
+
+    The last marks before a device hangs may bring nobody anything. Then the engine first sees that no request comes
+    further.
+    """
 
     def __init__(self, limit_s: float, turn_s: float) -> None:
         self._limit_s = limit_s
         self._look_s = turn_s + 0.5
         self._marks = (-1, -1)
         self._since = 0.0
+        self._work = (-1, -1)
+        self._worked = 0.0
 
     def look(self, chain: SimulatedChain) -> None:
         marks = (chain.ledger.committed, chain.ledger.ended)
         if marks != self._marks or not chain.ledger.in_flight:
             self._marks, self._since = marks, chain.clock.now
+        counters = chain.engine.scheduler.tally.counters
+        work = (counters["generated_tokens"], counters["prefill_chunks"])
+        if work != self._work or not len(chain.engine.registry):
+            self._work, self._worked = work, chain.clock.now
         hanging_s = chain.clock.now - self._since
         assert hanging_s <= self._limit_s + self._look_s, f"launches hang for {hanging_s:g} s, and nobody has noticed"
 
-    def stopped(self, chain: SimulatedChain) -> None:
-        """By the watchdog."""
-        hanging_s = chain.clock.now - self._since
-        assert hanging_s > self._limit_s, f"the watchdog waited {hanging_s:g} s, not {self._limit_s:g}"
+    def stopped(self, chain: SimulatedChain, is_hung: bool) -> None:
+        """By the watchdog: a launch hung, or requests came no further. It has looked within a turn, as nobody else."""
+        waited_s = chain.clock.now - (self._since if is_hung else self._worked)
+        assert waited_s > self._limit_s - self._look_s, f"the watchdog waited {waited_s:g} s, not {self._limit_s:g}"

@@ -12,7 +12,7 @@ from runtime import messages as m
 from runtime.engine import Barrier
 from runtime.preparation import prepared_submit
 from runtime.request import FinishReason
-from runtime.watchdog import LaunchHungError
+from runtime.watchdog import LaunchHungError, NoProgressError
 from tests.simulation.assembly import make_chain
 from tests.simulation.book import Book
 from tests.simulation.invariants import INVARIANTS, Evictions, Hanging, Progress, Staged
@@ -78,10 +78,11 @@ class Life:
         """From the first request until nothing is left to do, or the device fails. Raises Broken."""
         try:
             self._live()
-        except DeviceError:
+        except (DeviceError, NoProgressError) as error:
             self._read()
+            is_hung = isinstance(error, LaunchHungError)
             if self._failure is Kind.STALL:
-                self._check("watchdog", lambda: self._hanging.stopped(self.chain))
+                self._check("watchdog", lambda: self._hanging.stopped(self.chain, is_hung))
             self.witness.count("device failed" if self._failure is Kind.FAIL else "hung launch found")
         self._check("one terminal", self._check_terminals)
         self._check("counted ends", self._check_ends)
@@ -202,15 +203,20 @@ class Life:
     # ------------------------------------------------------------ what is checked
 
     def _check(self, what: str, check: Callable[[], None]) -> None:
-        """Raises Broken, naming `what`, or DeviceError where the script wants one."""
+        """Raises Broken, naming `what`, or the error that the script wants."""
         try:
             check()
         except Exception as error:
-            is_hung = isinstance(error, LaunchHungError)
-            if isinstance(error, DeviceError) and self._failure is (Kind.STALL if is_hung else Kind.FAIL):
+            if self._is_wanted(error):
                 raise
             name = what if isinstance(error, AssertionError) and str(error) else f"{what}, {type(error).__name__}"
             raise Broken(self.script, self.depth, name, f"turn {self._turn}: {error}") from error
+
+    def _is_wanted(self, error: Exception) -> bool:
+        """The script made the device fail, or hang."""
+        if self._failure is Kind.STALL:
+            return isinstance(error, LaunchHungError | NoProgressError)
+        return self._failure is Kind.FAIL and isinstance(error, DeviceError) and not isinstance(error, LaunchHungError)
 
     def _step(self, step: Callable[[], None]) -> None:
         self._check("engine", step)
