@@ -173,9 +173,9 @@ class Engine:
 
     def _wait(self) -> None:
         """For the oldest mark outstanding, or an arrival."""
-        begun = self._clock()
         ledger = self.ledger
         has_more = self.scheduler.waiting.look_further()  # to do that no mark or arrival tells of
+        begun = self._clock()
         wait_s = 0.0 if has_more else self.intake.wait_s(_WAIT_S)
         has_more = has_more or self.intake.has_more
         self.waits += 1

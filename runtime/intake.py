@@ -180,6 +180,7 @@ class Intake:
                 yield 1
             ended.reverse()
             self._links.send(owner, m.AbortResult(abort.call, tuple(ended), ("ABORTED",) * len(ended)))
+            yield 1
             return
         found = []
         for request_id in abort.request_ids:
@@ -209,8 +210,10 @@ class Intake:
             self._registry.remove(tracked.request)
 
     def _lose(self, owner: int) -> Iterator[int]:
+        """The youngest end first, as in `_abort`."""
         self.counters["front_ends_lost"] += 1
-        for tracked in self._registry.of_owner(owner):
+        yield 1
+        for tracked in reversed(self._registry.of_owner(owner)):
             if self._registry.by_handle(owner, tracked.request.handle) is tracked:  # it has not ended meanwhile
                 self._drop(tracked, FinishReason.CANCELLED)
             yield 1

@@ -194,16 +194,20 @@ class SocketLinks:
             self._end(connection)
 
     def _messages(self) -> Iterator[tuple[int, m.ToEngine | None]]:
-        """One of each front end in turn, for as long as there are any; then the front ends that are gone."""
+        """One of each front end in turn, for as long as there are any, and the front ends that are gone.
+
+        Whoever has had its turn goes behind the others, also for the next call, which may come before all had theirs.
+        """
         left = list(self._connections.items())
-        while left:
+        while left or self._lost:
+            while self._lost:
+                yield self._lost.popleft(), None
             for owner, connection in left:
                 message = self._next_of(owner, connection)
                 if message is not None:
+                    self._connections[owner] = self._connections.pop(owner)
                     yield owner, message
             left = [(owner, connection) for owner, connection in left if connection.reader.has_frame]
-        while self._lost:
-            yield self._lost.popleft(), None
 
     def _next_of(self, owner: int, connection: _Connection) -> m.ToEngine | None:
         """Its next message; None where there is none. It is lost at its end, or at once for what it says."""

@@ -120,7 +120,11 @@ class Scheduler:
     # ------------------------------------------------------------ planning
 
     def prompt_tokens_wanted(self) -> int:
-        """Prompt tokens that the next plan would carry, at most: of rows' next chunks, and of those to be admitted."""
+        """Prompt tokens that the next plan would carry, at most: of rows' next chunks, and of those to be admitted.
+
+        None of those to be admitted while rows are paused, or a prefix is not looked up to its end. What a plan carries
+        is bounded as it is made, whatever is said here.
+        """
         rows, limits, size = self.rows, self.limits, self.limits.prefill_chunk
         slots, tokens = (rows.phase == _PREFILL).nonzero()[0], 0
         if slots.size:

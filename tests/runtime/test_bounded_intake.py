@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -179,6 +180,64 @@ def test_of_several_front_ends_none_waits_for_another_s_burst(tmp_path: Path) ->
     loud.close()
     modest.close()
     links.close()
+
+
+def test_front_ends_take_turns_from_one_turn_of_the_loop_to_the_next_and_an_end_is_seen_among_bursts(
+    tmp_path: Path,
+) -> None:
+    """Each turn takes four messages. Four front ends have hundreds, a fifth asks once, a sixth goes away."""
+    links = SocketLinks(tmp_path / "engine", lambda: m.Welcome(m.PROTOCOL_VERSION, "server", INFO), nobody_is_refused)
+    sockets = [socket.socket(socket.AF_UNIX) for _ in range(6)]
+    for sock in sockets:
+        sock.connect(str(tmp_path / "engine"))
+        sock.sendall(m.encode_frame(m.Hello(m.PROTOCOL_VERSION)))
+        next(links.receive(), None)
+    for _ in range(2):
+        next(links.receive(), None)
+    for sock in sockets[:4]:
+        sock.sendall(b"".join(m.encode_frame(m.Cancel(i)) for i in range(1, 301)))
+    sockets[4].sendall(m.encode_frame(m.StatsQuery(1)))
+    sockets[5].close()
+    heard: list[tuple[int, m.ToEngine | None]] = []
+    for _ in range(4):
+        heard += islice(links.receive(), 4)
+    assert (5, m.StatsQuery(1)) in heard
+    assert (6, None) in heard
+    while links.has_more:
+        heard += islice(links.receive(), 4)
+    for owner in range(1, 5):
+        assert [message for of, message in heard if of == owner] == [m.Cancel(i) for i in range(1, 301)], "in order"
+    for sock in sockets:
+        sock.close()
+    links.close()
+
+
+def test_aborts_of_all_that_find_nobody_are_work_too() -> None:
+    chain = make_chain(2, schedule=no_step, turn_work=TURN_WORK)
+    for call in range(100):
+        chain.tell(m.Abort(call, (), True))
+    answered = []
+    while len(answered) < 100:
+        before = len(answered)
+        chain.turn()
+        answered = messages_of(chain, m.AbortResult)
+        assert len(answered) - before <= TURN_WORK
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_those_who_wait_for_a_front_end_that_is_lost_are_given_no_row(depth: int) -> None:
+    """All rows are its own: as they end, the next ones of its queue would have theirs."""
+    chain = make_chain(depth, schedule=no_step, max_rows=2, max_queue=1000, turn_work=TURN_WORK)
+    for handle in range(1, 61):
+        chain.submit(handle, [handle, 4], owner=2, max_tokens=60, ignore_eos=True)
+    chain.turn_until(lambda: not chain.links.inbox and not chain.engine.intake.has_more)
+    admitted = chain.engine.stats().admitted
+    assert len(chain.engine.registry.of_owner(2)) > 50
+    chain.tell(None, owner=2)
+    chain.run()
+    assert chain.engine.stats().admitted == admitted
+    assert chain.engine.stats().front_ends_lost == 1
+    chain.check_nothing_is_left()
 
 
 def test_a_front_end_that_says_more_than_is_taken_is_not_read_any_further(tmp_path: Path) -> None:
