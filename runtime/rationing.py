@@ -43,12 +43,12 @@ def ration(needs: Sequence[Need], available: int) -> Shortage | None:
     if sum(need.blocks for need in needs) <= available:
         return None
     ordered = sorted(needs, key=lambda need: need.request.rank)
-    for served, need in enumerate(ordered):
-        if need.blocks > available:
-            waiting = [other.request for other in ordered[served:] if other.blocks]
-            return Shortage(tuple(waiting), need.blocks - available)
-        available -= need.blocks
-    raise AssertionError("the needs are more than what is available, and all are served")
+    served = 0
+    while ordered[served].blocks <= available:  # it ends: the needs are more than what is available
+        available -= ordered[served].blocks
+        served += 1
+    waiting = [need.request for need in ordered[served:] if need.blocks]
+    return Shortage(tuple(waiting), ordered[served].blocks - available)
 
 
 def choose_victim(shortage: Shortage, rows: Sequence[Request]) -> Request | None:
