@@ -7,12 +7,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 import runahead.v1
-from runahead.v1 import control_pb2, generate_pb2, model_pb2, stats_pb2
+from runahead.v1 import control_pb2, generate_pb2, generation_service_pb2, model_pb2, stats_pb2
 from runtime.request import FinishReason
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,6 +89,25 @@ def test_every_field_message_and_method_has_a_comment() -> None:
         for before, line in itertools.pairwise(lines):
             if declaration.match(line):
                 assert before.strip().startswith("//"), f"{path.name}: {line.strip()!r} has no comment"
+
+
+@pytest.mark.parametrize("file", [*FILES, generation_service_pb2], ids=lambda file: Path(file.DESCRIPTOR.name).name)
+def test_every_file_says_where_the_generated_code_of_each_language_lives(file: ModuleType) -> None:
+    options = {option.name: value for option, value in file.DESCRIPTOR.GetOptions().ListFields()}
+    assert options == {
+        "csharp_namespace": "Runahead.V1",
+        "go_package": "runahead/v1;runaheadv1",
+        "java_multiple_files": True,
+        "java_package": "runahead.v1",
+        "objc_class_prefix": "RAH",
+        "php_namespace": "Runahead\\V1",
+        "ruby_package": "Runahead::V1",
+    }
+
+
+def test_every_proto_file_is_among_those_that_are_looked_at() -> None:
+    names = {file.DESCRIPTOR.name for file in (*FILES, generation_service_pb2)}
+    assert names == {path.relative_to(ROOT / "protos").as_posix() for path in (ROOT / "protos").rglob("*.proto")}
 
 
 @pytest.mark.skipif(not BUF.exists(), reason="buf is not installed")
