@@ -7,6 +7,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
+CONTRACT := protos/contract.yaml
 BUILD_INPUTS := pyproject.toml setup.py constraints.txt $(wildcard protos/runahead/v1/*.proto)
 
 # PIP_CONSTRAINT holds for the isolated build too in pip before 25.3, PIP_BUILD_CONSTRAINT from there on.
@@ -17,8 +18,8 @@ export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test kernels coverage check format lint types imports protos serve bench eval parity sim soak \
-	mutants mutation clean
+.PHONY: help setup demo test kernels coverage check format lint types imports protos contract serve bench eval parity \
+	sim soak mutants mutation clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -39,7 +40,7 @@ coverage: $(STAMPS)/test ## branches of the scheduler, the ledger and the pools 
 	@$(BIN)/python -m coverage run -m pytest tests/runtime -q --durations=0 --durations-min=10 --timeout 300
 	@$(BIN)/python -m coverage report
 
-check: format lint types imports protos ## format, lint, types, direction of imports, proto lint
+check: format lint types imports protos ## format, lint, types, direction of imports, the contract's style and changes
 
 format: $(STAMPS)/dev
 	$(BIN)/ruff format --check .
@@ -55,6 +56,13 @@ imports: $(STAMPS)/dev
 
 protos: $(STAMPS)/dev
 	$(BIN)/buf lint
+	$(BIN)/buf breaking --against $(CONTRACT)
+
+contract: $(STAMPS)/dev ## renew the image that later changes of the contract are compared with; see decision 0011
+	@$(BIN)/buf breaking --against $(CONTRACT)
+	@$(BIN)/buf build --exclude-source-info --output $(CONTRACT)
+	@echo "name this image, and why it was renewed, in a decision record:"
+	@$(BIN)/python -c 'import hashlib, sys; print(hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest())' $(CONTRACT)
 
 serve: $(STAMPS)/run ## run the service; flags in ARGS, as in make serve ARGS="--port 50052"
 	@exec $(BIN)/runahead serve $(ARGS)
