@@ -52,8 +52,7 @@ class Intake:
         self._max_queue = max_queue
         self._clock = clock
         self._turn_work = turn_work
-        self._doing: Iterator[int] = iter(())  # what was begun, piece by piece
-        self._is_done = True
+        self._doing: Iterator[int] | None = None  # what was begun, piece by piece, until its end
         self._asked: deque[tuple[int, int]] = deque()  # (front end, call) of those who wait for Stats
         self._answers: deque[tuple[int, m.StatsReply]] = deque()  # not sent yet
         self._gathered_at = -STATS_S
@@ -63,24 +62,22 @@ class Intake:
         arrived, left = iter(self._links.receive()), self._turn_work
         self._gather()
         while left > 0:
-            work = next(self._doing, 0)
-            if work:
+            if self._doing is not None:
+                work = next(self._doing, 0)
                 left -= work
-                continue
-            self._is_done = True
-            if self._answers:
+                self._doing = self._doing if work else None
+            elif self._answers:
                 self._links.send(*self._answers.popleft())
                 left -= _STATS_WORK
-                continue
-            message = next(arrived, None)
-            if message is None:
+            elif (message := next(arrived, None)) is not None:
+                self._doing = self._begin(*message)
+            else:
                 return
-            self._doing, self._is_done = self._begin(*message), False
 
     @property
     def has_more(self) -> bool:
         """The next turn has something to do that arrived before."""
-        return not self._is_done or bool(self._answers) or self._links.has_more
+        return self._doing is not None or bool(self._answers) or self._links.has_more
 
     def wait_s(self, most_s: float) -> float:
         """For how long the loop may wait for something to happen: not at all, or until somebody's answer is due."""

@@ -84,18 +84,21 @@ class PrefixWalk:
         self._tokens = np.ascontiguousarray(tokens).data.cast("B")
         self._most = (tokens.size - 1) // pool.block_size
         self._watched = pool.watch()
+        self.at_end = False  # for now: no block was found behind those that were, at the last look
 
     def look(self, blocks: int) -> bool:
-        """Look at so many blocks more, at most. True: the walk is at its end, for now."""
+        """Look at so many blocks more, at most. Returns `at_end`."""
         self._pool.shorten()
         found, size = self._watched.blocks, 4 * self._pool.block_size
         for place in range(len(found), min(len(found) + blocks, self._most)):
             tokens = bytes(self._tokens[place * size : (place + 1) * size])
             content = self._keys.sought(place, tokens)
             if not self._pool.extend(content):
+                self.at_end = True
                 return True
             self._keys.found(place, content)
-        return len(found) == self._most
+        self.at_end = len(found) == self._most
+        return self.at_end
 
     @property
     def blocks(self) -> list[int]:

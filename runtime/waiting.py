@@ -37,7 +37,6 @@ class WaitingQueue:
         self._holdings = holdings
         self._looked_for: Request | None = None  # whose prefix the walk is about
         self._walk: PrefixWalk | None = None
-        self._is_looking = False
         self._running: tuple[int, int] = (0, 0)  # see `_needed_by_rows`
         self._running_at = (-1, -1)
 
@@ -62,7 +61,7 @@ class WaitingQueue:
             raise ValueError("the request does not wait")
         del line[place]
         if request is self._looked_for:
-            self._looked_for, self._walk, self._is_looking = None, None, False
+            self._looked_for, self._walk = None, None
 
     def first(self) -> Request | None:
         """Whose turn it is, of those who lack no penalty slot."""
@@ -75,29 +74,36 @@ class WaitingQueue:
         Nobody is admitted while a row waits for blocks. A request that waits for a penalty slot lets others pass. A
         long prefix is looked up in pieces: until all of it is, None, and `look_further`.
         """
-        held = self._holdings
-        self._is_looking = False
+        found, pool = self._next_with_room(), self._holdings.pool
+        if found is None:
+            return None
+        request, needed = found
+        if self._walk is None or request is not self._looked_for:
+            self._looked_for, self._walk = request, self._holdings.walk(request)
+        at_end = self._walk.look(_LOOKED_AT)
+        if not at_end or needed - len(self._walk.blocks) > pool.available - self._walk.unheld:
+            return None
+        return request, self._walk.blocks
+
+    def look_further(self) -> bool:
+        """Go on with the prefix that is not looked up to its end, if it keeps somebody waiting. False: none does."""
+        if self._walk is None or self._walk.at_end or self._next_with_room() is None:
+            return False
+        self.next_admission()
+        return True
+
+    def _next_with_room(self) -> tuple[Request, int] | None:
+        """The first in the queue and the blocks it needs; None if it must wait, whatever is found of its prefix."""
+        held, pool = self._holdings, self._holdings.pool
         if not len(self) or not held.rows.free or held.paused:
             return None
         request = self.first()
         if request is None:
             return None
-        needed, pool = self._blocks_needed(request), held.pool
+        needed = self._blocks_needed(request)
         if needed > pool.available + pool.findable - pool.cached:
             return None  # even if all that others hold and can be found were its prefix
-        if self._walk is None or request is not self._looked_for:
-            self._looked_for, self._walk = request, held.walk(request)
-        self._is_looking = not self._walk.look(_LOOKED_AT)
-        if self._is_looking or needed - len(self._walk.blocks) > pool.available - self._walk.unheld:
-            return None
-        return request, self._walk.blocks
-
-    def look_further(self) -> bool:
-        """Go on with the prefix that is not looked up to its end, if there is one. False: there is none."""
-        if self._is_looking:
-            self.next_admission()
-            return True
-        return False
+        return request, needed
 
     def tokens_at_most(self, chunk: int, enough: int, admissions: int) -> int:
         """Prompt tokens of the first chunks of all who could be admitted with one launch, at most.
