@@ -113,11 +113,12 @@ class Intake:
             self._asked.clear()
 
     def _submit(self, owner: int, submit: m.Submit) -> None:
-        refusal = self._refusal(submit)
+        now = self._clock()
+        was_aborted = self._registry.was_aborted_early(submit.request_id, now)
+        refusal = self._refusal(submit, needs_room=not was_aborted)
         if refusal is not None:
             self._links.send(owner, refusal)
             return
-        now = self._clock()
         prompt = np.frombuffer(submit.prompt, np.int32)
         request = Request(
             owner=owner,
@@ -140,14 +141,17 @@ class Intake:
             return
         self._registry.add(Tracked(request, now))
         self._links.send(owner, m.Accepted(submit.handle))
-        if self._registry.was_aborted_early(submit.request_id, now):
+        if was_aborted:
             self._end(request)
 
-    def _refusal(self, submit: m.Submit) -> m.Refused | None:
-        """Why it is not taken. What a request can get wrong by itself, the front end has mostly refused before."""
+    def _refusal(self, submit: m.Submit, needs_room: bool) -> m.Refused | None:
+        """Why it is not taken. What a request can get wrong by itself, the front end has mostly refused before.
+
+        needs_room: it is to wait. One that was aborted before it came is told so, and not to try again later.
+        """
         if self._registry.by_id(submit.request_id) is not None:
             return m.Refused(submit.handle, "ALREADY_EXISTS", "a request with this id is being served", "request_id")
-        if len(self._scheduler.waiting) >= self._max_queue + self._scheduler.rows.free:
+        if needs_room and len(self._scheduler.waiting) >= self._max_queue + self._scheduler.rows.free:
             return m.Refused(submit.handle, "RESOURCE_EXHAUSTED", f"{self._max_queue} requests are waiting already")
         if submit.sampling.has_penalty and not self._scheduler.holdings.penalty_slots.total:
             return m.Refused(

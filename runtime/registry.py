@@ -80,5 +80,6 @@ class Registry:
             self._aborted_early.popitem(last=False)
 
     def was_aborted_early(self, request_id: str, now: float) -> bool:
-        """Was it aborted, not too long ago, before it arrived? The answer is given once."""
+        """Was it aborted, not too long ago, before it arrived? The answer is given once, to the next that bears the id,
+        whatever becomes of that one."""
         return self._aborted_early.pop(request_id, 0.0) > now

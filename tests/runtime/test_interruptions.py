@@ -129,3 +129,29 @@ def test_an_abort_that_came_before_its_request_is_forgotten_after_a_while(later_
     chain.run()
     assert (chain.finished()[1][0].reason == FinishReason.ABORTED) == aborted
     assert (chain.tokens() == {}) == aborted
+
+
+def test_an_abort_that_came_before_its_request_counts_for_that_one_even_if_it_is_refused() -> None:
+    chain = make_chain()
+    chain.tell(m.Abort(1, ("late",)))
+    chain.submit(1, [3] * 500, request_id="late", max_tokens=5)
+    chain.run()
+    assert [refusal.code for refusal in chain.refused()] == ["INVALID_ARGUMENT"]
+    chain.submit(2, [3, 4], request_id="late", max_tokens=5, ignore_eos=True)
+    chain.run()
+    assert [end.reason for end in chain.finished()[2]] == [FinishReason.LENGTH], "nobody aborted this one"
+
+
+def test_a_request_aborted_before_it_came_is_told_so_where_others_are_told_to_try_again() -> None:
+    """Tried again, it would be served."""
+    chain = make_chain(max_rows=1, max_queue=1, schedule=no_step)
+    chain.submit(1, [3, 4], max_tokens=50, ignore_eos=True)
+    chain.turn_until(lambda: chain.is_running("r1"))
+    chain.tell(m.Abort(1, ("late",)))
+    for handle, request_id in ((2, "waits"), (3, "late"), (4, "too many")):
+        chain.submit(handle, [3, 4], request_id=request_id, max_tokens=5, ignore_eos=True)
+    chain.run()
+    assert [(refusal.handle, refusal.code) for refusal in chain.refused()] == [(4, "RESOURCE_EXHAUSTED")]
+    reasons = {handle: [end.reason for end in ends] for handle, ends in chain.finished().items()}
+    assert reasons == {1: [FinishReason.LENGTH], 2: [FinishReason.LENGTH], 3: [FinishReason.ABORTED]}
+    assert 3 not in chain.tokens()

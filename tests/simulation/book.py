@@ -73,9 +73,11 @@ class Book:
     def _submitted(self, handle: int, room: int, now: float) -> bool:
         """It is accepted."""
         ask = self._asks[handle]
+        until = self._early.pop(ask.request_id, None)
+        was_aborted = until is not None and until > now  # it ends at once, and needs no room
         reasons = {
             "ALREADY_EXISTS": ask.request_id in self.served,
-            _FULL: room <= 0,
+            _FULL: room <= 0 and not was_aborted,
             "INVALID_ARGUMENT": self._never[handle],
         }
         codes = frozenset(code for code, holds in reasons.items() if holds)
@@ -83,11 +85,10 @@ class Book:
         if codes:
             return False
         self.served[ask.request_id] = handle
-        until = self._early.pop(ask.request_id, None)
         if until is not None:
-            self.counts["aborted before it came" if until > now else "aborted too long before it came"] += 1
-            if until > now:
-                self._must_abort(handle)
+            self.counts["aborted before it came" if was_aborted else "aborted too long before it came"] += 1
+        if was_aborted:
+            self._must_abort(handle)
         return True
 
     def _abort(self, owner: int, message: m.Abort, now: float) -> None:
