@@ -5,6 +5,7 @@ Metadata and tool settings are in pyproject.toml.
 
 from __future__ import annotations
 
+import runpy
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from setuptools.errors import ExecError
 
 ROOT = Path(__file__).resolve().parent
 PROTOS = ROOT / "protos"
+VERSION = runpy.run_path(str(ROOT / "service/version.py"))  # by its path: at build time no package of ours is installed
 
 
 def generate_stubs() -> None:
@@ -40,11 +42,16 @@ def generate_stubs() -> None:
 
 
 class BuildWithStubs(build_py):
-    """`build_py` after the stubs are there: for wheels and for editable installs alike."""
+    """`build_py` after the stubs are there: for wheels and for editable installs alike.
+
+    A wheel is told its commit. An editable install is a checkout, which is asked for its commit instead.
+    """
 
     def run(self) -> None:
         generate_stubs()
         super().run()
+        if not self.editable_mode:
+            VERSION["write_commit"](ROOT, Path(self.build_lib) / "service")
 
 
 setup(

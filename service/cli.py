@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Final, NoReturn
 
 from service import generate, settings
+from service.version import full_version
 
 EXIT_USAGE: Final = 2
 
@@ -21,10 +21,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """Asks the installed package for its version when it is wanted, and not before: a checkout may have none."""
+    """Finds the version out when it is wanted, and not before: a checkout is asked for its commit."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        print(f"runahead {version('runahead')}")
+        print(f"runahead {full_version()}")
         parser.exit()
 
 
