@@ -1,23 +1,15 @@
-"""The command line: `runahead serve`, `runahead generate`, `runahead --version`."""
+"""The command line: `runahead serve`, `runahead generate`, `runahead completion`, `runahead --version`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Final, NoReturn
 
-from service import generate, settings
+from service import generate, request_flags, settings
+from service.cli_parser import EXIT_USAGE, Parser, parse
+from service.shell_completion import SHELLS, completion_script
 from service.version import full_version
-
-EXIT_USAGE: Final = 2
-
-
-class _Parser(argparse.ArgumentParser):
-    """Answers a wrong flag with one sentence, not with a page of usage."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 class _Version(argparse.Action):
@@ -29,18 +21,21 @@ class _Version(argparse.Action):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit status. 2: a flag or a setting is unknown or can't be."""
-    parser = _parser()
-    parsed = parser.parse_args(arguments)
+    """Runs one command; returns the exit status. 2: a flag or a setting is unknown or invalid."""
+    parser, commands = _parser()
+    parsed = parse(parser, commands, sys.argv[1:] if arguments is None else arguments)
     if parsed.command == "serve":
         return _serve(parsed)
+    if parsed.command == "completion":
+        actions = [action for command in commands.values() for action in command.actions]
+        print(completion_script(parser, actions, parsed.shell))
+        return 0
     return generate.run(parsed)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="runahead", description="Generates tokens from a language model, over gRPC.", allow_abbrev=False
-    )
+def _parser() -> tuple[Parser, dict[str, Parser]]:
+    """The parser, and those of its commands by name."""
+    parser = Parser(prog="runahead", description="Generates tokens from a language model, over gRPC.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser(
@@ -48,17 +43,23 @@ def _parser() -> argparse.ArgumentParser:
         help="run the service",
         description="Runs the service. Each setting is a flag, an environment variable and a key of the TOML file that "
         "--config names; a flag wins over the environment, the environment over the file.",
-        allow_abbrev=False,
     )
     settings.add_flags(serve)
     client = commands.add_parser(
         "generate",
         help="stream a completion from a running service to the terminal",
         description="Streams a completion from a running service to the terminal.",
-        allow_abbrev=False,
     )
-    generate.add_flags(client)
-    return parser
+    request_flags.add_flags(client)
+    completion = commands.add_parser(
+        "completion",
+        help="print a script that completes commands and flags",
+        description="Prints a script that completes commands, flags and their values.",
+        epilog="For bash, add this line to ~/.bashrc: source <(runahead completion bash). zsh reads the script as the "
+        "file _runahead in a folder of its fpath, fish as ~/.config/fish/completions/runahead.fish.",
+    )
+    completion.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
+    return parser, commands.choices
 
 
 def _serve(parsed: argparse.Namespace) -> int:

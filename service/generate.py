@@ -1,7 +1,4 @@
-"""`runahead generate`: sends one prompt to a server and prints the text as it arrives.
-
-The flags are the fields of `GenerateRequest`, read from the contract itself; a field that is not given stays unset.
-"""
+"""`runahead generate`: sends one prompt to a server and prints the text as it arrives."""
 
 from __future__ import annotations
 
@@ -10,101 +7,28 @@ import codecs
 import io
 import os
 import sys
-from collections.abc import Iterator
 from typing import Any, Final
 
 import grpc
-from google.protobuf.descriptor import FieldDescriptor
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from runahead.v1 import generate_pb2, generation_service_pb2_grpc, model_pb2
+from service.request_flags import UsageError, build_request, check_url, seconds_of
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 
-_GROUPS: Final = ("sampling", "stopping", "output")
-_HELP: Final = {
-    "request_id": "name of the request, for Abort (default: the server's choice)",
-    "cache_salt": "share cached prefixes only with requests of the same salt",
-    "priority": "higher is admitted first",
-    "temperature": "0 is greedy",
-    "top_k": "draw from the k most likely tokens; 0 is off",
-    "top_p": "draw from the most likely tokens that reach this sum; 1 is off",
-    "min_p": "leave out tokens less likely than this share of the most likely",
-    "seed": "of the draw (default: the server's choice, printed at the end)",
-    "repetition_penalty": "on tokens seen before; 1 is off",
-    "presence_penalty": "on tokens generated before; 0 is off",
-    "frequency_penalty": "on tokens generated before, for each time; 0 is off",
-    "logit_bias": "added to logits, as ID=VALUE,ID=VALUE",
-    "allowed_token_ids": "only these can be drawn, as ID,ID",
-    "max_tokens": "at most this many tokens",
-    "min_tokens": "no end of sequence before this many tokens",
-    "stop": "end where the text contains this; may be repeated",
-    "stop_token_ids": "end with any of these tokens, as ID,ID",
-    "ignore_eos": "go on past the end of sequence",
-    "include_stop": "keep the stop string in the text",
-    "logprobs": "ask for log-probabilities, of the n most likely too; printed with the tokens on standard error",
-    "prompt_logprobs": "the same for the prompt",
-    "echo": "have the prompt's tokens sent back; their text is printed before the completion's",
-    "max_tokens_per_message": "tokens in one message",
-}
-
-
-class UsageError(ValueError):
-    """A flag that can't be. One sentence that names it."""
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The prompt, the address, and one flag for each field of the request."""
-    parser.add_argument("prompt", nargs="?", help="text to continue (default, and for '-': standard input)")
-    parser.add_argument("--url", default="127.0.0.1:50051", metavar="HOST:PORT", help="the server (%(default)s)")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this long")
-    parser.add_argument("--token-ids", metavar="ID,ID", help="the prompt as token ids, in place of text")
-    for field, _group in _fields():
-        flag = "--" + field.name.replace("_", "-")
-        if field.type == FieldDescriptor.TYPE_BOOL:
-            parser.add_argument(flag, action="store_true", default=None, help=_HELP[field.name])
-        elif _is_text_list(field):
-            parser.add_argument(flag, action="append", metavar="TEXT", help=_HELP[field.name])
-        else:
-            parser.add_argument(flag, metavar="VALUE", help=_HELP[field.name])
-
-
-def build_request(arguments: argparse.Namespace) -> generate_pb2.GenerateRequest:
-    """The request that the flags describe. Reads standard input where no prompt is given. Raises UsageError."""
-    request = generate_pb2.GenerateRequest()
-    for field, group in _fields():
-        given = getattr(arguments, field.name)
-        if given is None:
-            continue
-        try:
-            _set(getattr(request, group) if group else request, field, given)
-        except (ValueError, TypeError) as error:
-            raise UsageError(f"--{field.name.replace('_', '-')} can't be {given!r}: {error}") from error
-    if arguments.token_ids is not None:
-        if arguments.prompt is not None:
-            raise UsageError("a prompt and --token-ids can't be given together")
-        try:
-            request.token_ids.ids.extend(_integers(arguments.token_ids))
-        except ValueError as error:
-            raise UsageError(f"--token-ids can't be {arguments.token_ids!r}: {error}") from error
-        request.token_ids.SetInParent()
-    else:
-        try:
-            request.text = _read_prompt(arguments.prompt)
-        except UnicodeError as error:  # bytes that decode to nothing, or to what no text may hold
-            raise UsageError("the prompt is not UTF-8") from error
-    return request
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Streams one completion to the terminal; returns the exit status.
 
-    0: finished, for whatever reason. 1: the call failed. 2: a flag can't be. 130: interrupted, the call cancelled.
+    0: finished, for whatever reason. 1: the call failed. 2: a flag is invalid. 130: interrupted, the call cancelled.
     """
     try:
+        check_url(arguments.url)
+        timeout_s = None if arguments.timeout is None else seconds_of(arguments.timeout)
         request = build_request(arguments)
     except UsageError as error:
         print(f"runahead generate: {error}", file=sys.stderr)
@@ -113,11 +37,11 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal that can't show a character gets the rest of the text
     with grpc.insecure_channel(arguments.url) as channel:
         stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
-        call = stub.Generate(request, timeout=arguments.timeout)
+        call = stub.Generate(request, timeout=timeout_s)
         try:
             has_text = True  # a server without a tokenizer takes no prompt as text
             if request.WhichOneof("prompt") == "token_ids":
-                info = stub.GetModelInfo(model_pb2.GetModelInfoRequest(), timeout=arguments.timeout)
+                info = stub.GetModelInfo(model_pb2.GetModelInfoRequest(), timeout=timeout_s)
                 has_text = info.has_tokenizer
             screen = _Screen(request.output, has_text)
             for response in call:
@@ -215,45 +139,3 @@ def _print_token(token: Any) -> None:
     own = f" {token.logprob:.4f}" if token.HasField("logprob") else ""
     top = "".join(f"  {item.bytes!r} {item.logprob:.4f}" for item in token.top)
     print(f"[{token.id} {token.bytes!r}{own}{top}]", file=sys.stderr)
-
-
-def _fields() -> Iterator[tuple[Any, str]]:
-    """Descriptors of the fields that are flags, each with the name of the message it is in ('': the request itself)."""
-    descriptor: Any = generate_pb2.GenerateRequest.DESCRIPTOR  # its class depends on protobuf's implementation
-    for field in descriptor.fields:
-        if field.name in _GROUPS:
-            for inner in field.message_type.fields:
-                yield inner, field.name
-        elif field.containing_oneof is None or field.containing_oneof.name != "prompt":
-            yield field, ""
-
-
-def _set(message: Any, field: Any, given: Any) -> None:
-    """Raises ValueError or TypeError for a value that the field can't hold."""
-    if field.type == FieldDescriptor.TYPE_MESSAGE:  # logit_bias, the only map
-        for entry in given.split(","):
-            token, _, value = entry.partition("=")
-            getattr(message, field.name)[int(token)] = float(value)
-    elif _is_text_list(field):
-        getattr(message, field.name).extend(given)
-    elif field.is_repeated:
-        getattr(message, field.name).extend(_integers(given))
-    else:
-        convert = {FieldDescriptor.TYPE_FLOAT: float, FieldDescriptor.TYPE_BOOL: bool, FieldDescriptor.TYPE_STRING: str}
-        setattr(message, field.name, convert.get(field.type, int)(given))
-
-
-def _is_text_list(field: Any) -> bool:
-    return bool(field.is_repeated) and field.type == FieldDescriptor.TYPE_STRING
-
-
-def _integers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",") if part.strip()]
-
-
-def _read_prompt(given: str | None) -> str:
-    if given is not None and given != "-":
-        return given
-    if sys.stdin.isatty():
-        raise UsageError("there is no prompt; give one as an argument or on standard input")
-    return sys.stdin.read()

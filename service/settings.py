@@ -8,7 +8,7 @@ over the file, the file over the default. This is the only module that reads the
 from __future__ import annotations
 
 import argparse
-import difflib
+import contextlib
 import os
 import re
 import tomllib
@@ -21,6 +21,7 @@ from msgspec import Meta
 
 import runtime.models
 from runtime.config import SERIAL, EngineConfig
+from service.cli_parser import did_you_mean, shown
 
 ENV_PREFIX: Final = "RUNAHEAD_"
 CONFIG_VARIABLE: Final = "RUNAHEAD_CONFIG"
@@ -33,6 +34,14 @@ _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 class SettingsError(ValueError):
     """A setting that is unknown or impossible. One sentence that names it."""
+
+
+class _Offered(tuple[str, ...]):
+    """Values that a shell offers for a flag. The parser lets others through: `load_settings` refuses them, and those of
+    a variable or a file, with one sentence."""
+
+    def __contains__(self, value: object) -> bool:
+        return True
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,9 +107,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "info"
     launch_timeout_s: Annotated[
         float,
-        Meta(description="the engine stops if a launch, a request or its loop has not come further for so long"),
+        Meta(
+            gt=0,
+            le=604_800,
+            description="the engine stops if a launch, a request or its loop has not come further for so long",
+        ),
     ] = _ENGINE.launch_timeout_s
-    jitter_seed: Annotated[int | None, Meta(description="test mode of the CPU device", extra=_HIDDEN)] = None
+    jitter_seed: Annotated[
+        Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None,
+        Meta(description="test mode of the CPU device", extra=_HIDDEN),
+    ] = None
     counters_from: Annotated[int, Meta(description="test mode: where counters begin", extra=_HIDDEN)] = 0
 
 
@@ -121,11 +137,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         if meta.extra == _HIDDEN:
             parser.add_argument(flag, help=argparse.SUPPRESS)
             continue
-        help_text = f"{meta.description} [{ENV_PREFIX}{name.upper()}, default {_shown(_FIELDS[name].default)}]"
+        help_text = f"{meta.description} [{ENV_PREFIX}{name.upper()}, default {_default(_FIELDS[name].default)}]"
         if _base_type(name) is bool:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help_text)
         else:
-            parser.add_argument(flag, metavar=_metavar(name), help=help_text)
+            offered = _Offered(map(str, _choices(name))) or None
+            parser.add_argument(flag, metavar=_metavar(name), choices=offered, help=help_text)
 
 
 def load_settings(
@@ -185,16 +202,17 @@ def engine_config(settings: Settings) -> EngineConfig:
 def _model_folder(model: str) -> Path:
     if model == BUNDLED:
         return Path(runtime.models.__path__[0]) / BUNDLED
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder.resolve()
+    with contextlib.suppress(OSError, RuntimeError):  # too long for a path, or the home of somebody unknown
+        folder = Path(model).expanduser()
+        if folder.is_dir():
+            return folder.resolve()
     if _HUB_ID.fullmatch(model):
         name = model.split("/")[1]
         raise SettingsError(
             f"model {model!r} is no folder here and looks like a hub id; nothing is downloaded while serving, so fetch "
             f"it first with `hf download {model} --local-dir {name}` and then give `--model {name}`"
         )
-    raise SettingsError(f"model {model!r} is no folder; give one with config.json, safetensors and tokenizer.json")
+    raise SettingsError(f"model {shown(model)} is no folder; give one with config.json, safetensors and tokenizer.json")
 
 
 def _read_file(path: str) -> dict[str, Any]:
@@ -207,15 +225,16 @@ def _read_file(path: str) -> dict[str, Any]:
 def _require_known(name: str, what: str, known: Iterable[str]) -> None:
     if name in known:
         return
-    close = difflib.get_close_matches(name, list(known), n=1)
-    raise SettingsError(f"{what} is no setting" + (f"; did you mean {close[0]}?" if close else ""))
+    raise SettingsError(f"{what} is no setting" + did_you_mean(name, known))
 
 
 def _convert(name: str, value: object, source: str, *, strict: bool) -> object:
     try:
+        if isinstance(value, str):
+            value.encode("utf-8")  # bytes of a flag or a variable that are no text
         return msgspec.convert(value, _FIELDS[name].type, strict=strict)
-    except msgspec.ValidationError as error:
-        raise SettingsError(f"{source} must be {_expected(name)}, and is {value!r}") from error
+    except (msgspec.ValidationError, UnicodeError) as error:
+        raise SettingsError(f"{source} must be {_expected(name)}, and is {shown(value)}") from error
 
 
 def _meta(name: str) -> Meta:
@@ -243,15 +262,17 @@ def _expected(name: str) -> str:
     if choices := [str(choice) for choice in _choices(name)]:
         return ", ".join(choices[:-1]) + " or " + choices[-1]
     if _base_type(name) is str:
-        return "text"
+        return "text in UTF-8"
     if _base_type(name) is bool:
         return "true or false"
     meta = _meta(name)
     kind = "a number" if _base_type(name) is float else "a whole number"
+    if meta.gt is not None:
+        return f"{kind} above {meta.gt}, at most {meta.le}"
     return kind + (f" from {meta.ge} to {meta.le}" if meta.ge is not None else "")
 
 
-def _shown(default: object) -> str:
+def _default(default: object) -> str:
     if default == "":
         return "unset"
     return str(default).lower() if isinstance(default, bool) else str(default)

@@ -21,7 +21,7 @@ from grpc_status import rpc_status
 from runahead.v1 import generate_pb2, generation_service_pb2_grpc, model_pb2
 from runtime.config import EngineConfig
 from service import cli
-from service.generate import add_flags
+from service.request_flags import add_flags
 from service.server import ServerConfig
 
 
@@ -198,9 +198,15 @@ def test_without_a_server_the_answer_says_how_to_start_one(capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        (["--top-k", "99999999999"], "--top-k can't be '99999999999'"),
-        (["--temperature", "warm"], "--temperature can't be 'warm'"),
-        (["--logit-bias", "5"], "--logit-bias can't be '5'"),
+        (
+            ["--top-k", "99999999999"],
+            "--top-k must be a whole number from -2147483648 to 2147483647, and is '99999999999'",
+        ),
+        (["--temperature", "warm"], "--temperature must be a number, and is 'warm'"),
+        (
+            ["--logit-bias", "5"],
+            "--logit-bias must be whole numbers from 0 to 4294967295, each with a number, as ID=VALUE,ID=VALUE",
+        ),
         (["--token-ids", "1"], "a prompt and --token-ids can't be given together"),
     ],
 )
@@ -257,7 +263,14 @@ def test_every_field_of_the_request_has_a_flag_with_a_help_text() -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["serve", "--prot", "1"], "--prot"),
+        (["serve", "--prot", "1"], "runahead serve: --prot is no flag; did you mean --port?"),
+        (["serve", "--port=1", "--max-row=2"], "--max-row is no flag; did you mean --max-rows?"),
+        (["serve", "--zzz"], "runahead serve: --zzz is no flag (see runahead serve --help)"),
+        (["serve", "now"], "runahead serve: there is no use for the argument 'now'"),
+        (["generate", "x", "--temprature", "1"], "runahead generate: --temprature is no flag; did you mean --temp"),
+        (["--versoin"], "runahead: --versoin is no flag; did you mean --version?"),
+        (["srve"], "runahead: 'srve' is no command; did you mean serve?"),
+        (["completion", "bsh"], "bsh"),
         (["serve", "--port", "70000"], "--port must be a whole number from 0 to 65535"),
         (["serve", "--device", "tpu"], "--device must be cpu or cuda"),
         (["serve", "--host", "0.0.0.0"], "--insecure"),
@@ -268,7 +281,7 @@ def test_every_field_of_the_request_has_a_flag_with_a_help_text() -> None:
         (["serve", "--log-mode", "drain"], "--log-mode must be events or barrier"),
         (["serve", "--prefill-chunk", "24"], "prefill_chunk (24) must be a multiple of block_size (16)"),
         (["serve", "--config", "absent.toml"], "absent.toml"),
-        (["dance"], "dance"),
+        (["dance"], "runahead: 'dance' is no command (see runahead --help)"),
         ([], "COMMAND"),
     ],
 )

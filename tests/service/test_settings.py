@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from runtime.config import EngineConfig, check_config
+from runtime.config import ConfigError, EngineConfig, check_config
 from service.settings import (
     Settings,
     SettingsError,
@@ -100,6 +101,9 @@ def test_a_switch_can_be_turned_off_again_by_a_flag() -> None:
         ({}, "prefix_cache = 1", {}, "prefix_cache in .* must be true or false"),
         ({"RUNAHEAD_PENALTY_SLOTS": "few"}, "", {}, "RUNAHEAD_PENALTY_SLOTS must be a whole number"),
         ({}, "", {"log_interval": "1.5"}, "--log-interval must be a whole number"),
+        ({}, "", {"served_name": "\udcff"}, r"--served-name must be text in UTF-8, and is '\\udcff'"),
+        ({}, "", {"launch_timeout_s": "inf"}, "--launch-timeout-s must be a number above 0, at most 604800"),
+        ({}, "", {"jitter_seed": "-1"}, "--jitter-seed must be a whole number"),
         ({}, "jitter_seed = 1.5", {}, "jitter_seed in .* must be a whole number"),
     ],
 )
@@ -109,6 +113,49 @@ def test_an_unknown_or_impossible_setting_is_named(
     config_file.write_text(file_text)
     with pytest.raises(SettingsError, match=named):
         load_settings(flags, environment, str(config_file))
+
+
+NO_VALUE = ["", "x", "1.5.", "-1", "9" * 30, "9" * 5000, "nan", "inf", "1e400", "0x1G", "[1]", "\udcff"]
+"""Text that is no value of most settings; the last is what an undecodable byte becomes in an argument or a variable."""
+
+
+def accepted_or_refused(name: str, flags: dict[str, object], environment: dict[str, str]) -> str | None:
+    """The sentence that refuses the settings, before anything is started; None where they are taken."""
+    try:
+        config = engine_config(load_settings(flags, environment))
+        check_config(config)
+        msgspec.json.encode(config)  # as it goes to the engine
+    except (SettingsError, ConfigError) as refusal:
+        return str(refusal)
+    return None
+
+
+@pytest.mark.parametrize("text", NO_VALUE, ids=lambda text: ascii(text[:6]))
+@pytest.mark.parametrize("name", setting_names())
+def test_whatever_is_given_is_taken_or_refused_with_a_sentence_that_names_it(name: str, text: str) -> None:
+    variable = "RUNAHEAD_" + name.upper()
+    for flags, environment, spelled in [
+        ({name: text}, {}, "--" + name.replace("_", "-")),
+        ({}, {variable: text}, variable),
+    ]:
+        sentence = accepted_or_refused(name, flags, environment)
+        if sentence is None:
+            continue
+        assert spelled in sentence or name in sentence
+        assert text == "9" * 5000 or text == "" or text.strip("'") in sentence or ascii(text).strip("'") in sentence
+        assert any(words in sentence for words in ("must be", "is no folder")), sentence
+        assert "invalid" not in sentence and "codec" not in sentence
+        assert len(sentence) < 300 and "\n" not in sentence
+
+
+def test_no_setting_takes_all_that_is_no_value() -> None:
+    """The test above asks nothing of a setting that takes everything: these are names, and taken as they are."""
+    takes_all = {
+        name
+        for name in setting_names()
+        if all(accepted_or_refused(name, {name: text}, {}) is None for text in NO_VALUE if text != "\udcff")
+    }
+    assert takes_all == {"served_name", "host"}
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

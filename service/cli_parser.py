@@ -1,0 +1,69 @@
+"""The parser of the command line: a wrong flag or command gets one sentence, with what may have been meant."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from typing import Any, Final, NoReturn
+
+EXIT_USAGE: Final = 2
+_SHOWN: Final = 80
+
+
+class Parser(argparse.ArgumentParser):
+    """Answers what is wrong with one sentence, not with a page of usage, and knows its flags by name."""
+
+    def __init__(self, **options: Any) -> None:
+        self.actions: list[argparse.Action] = []
+        super().__init__(**options, allow_abbrev=False)
+
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        action = super().add_argument(*names, **options)
+        self.actions.append(action)
+        return action
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+    def refuse(self, argument: str) -> NoReturn:
+        """Ends the process for an argument that means nothing here."""
+        if not argument.startswith("-"):
+            self.error(f"there is no use for the argument {argument!r}")
+        flag = argument.partition("=")[0]
+        self.error(f"{flag} is no flag" + did_you_mean(flag, self.flags()))
+
+    def flags(self) -> list[str]:
+        """The flags that its help shows."""
+        return [flag for action in self.actions if action.help != argparse.SUPPRESS for flag in action.option_strings]
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """`; did you mean X?`, to end a sentence with. Empty where nothing known is similar."""
+    close = difflib.get_close_matches(given, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def shown(value: object) -> str:
+    """A value in a sentence, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+
+def parse(parser: Parser, commands: dict[str, Parser], arguments: Sequence[str]) -> argparse.Namespace:
+    """What `parser` makes of the arguments. commands: its subparsers by name.
+
+    Ends the process with status 2 and a sentence for a flag or a command that is unknown.
+    """
+    leading = list(takewhile(lambda argument: argument.startswith("-"), arguments))
+    for flag in leading:
+        if flag not in parser.flags():
+            parser.refuse(flag)
+    for command in arguments[len(leading) :][:1]:
+        if command not in commands:
+            parser.error(f"{command!r} is no command" + did_you_mean(command, commands))
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        commands[parsed.command].refuse(unknown[0])
+    return parsed

@@ -1,0 +1,174 @@
+"""The flags of `runahead generate`, and the request that they describe.
+
+They are the fields of `GenerateRequest`, read from the contract itself; a field that is not given stays unset.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from runahead.v1 import generate_pb2
+from service.cli_parser import shown
+
+_GROUPS: Final = ("sampling", "stopping", "output")
+_MAX_TIMEOUT_S: Final = 31_536_000.0  # a year; a deadline too far away would wrap around and have passed
+_HELP: Final = {
+    "request_id": "name of the request, for Abort (default: the server's choice)",
+    "cache_salt": "share cached prefixes only with requests of the same salt",
+    "priority": "higher is admitted first",
+    "temperature": "0 is greedy",
+    "top_k": "draw from the k most likely tokens; 0 is off",
+    "top_p": "draw from the most likely tokens that reach this sum; 1 is off",
+    "min_p": "leave out tokens less likely than this share of the most likely",
+    "seed": "of the draw (default: the server's choice, printed at the end)",
+    "repetition_penalty": "on tokens seen before; 1 is off",
+    "presence_penalty": "on tokens generated before; 0 is off",
+    "frequency_penalty": "on tokens generated before, for each time; 0 is off",
+    "logit_bias": "added to logits, as ID=VALUE,ID=VALUE",
+    "allowed_token_ids": "only these can be drawn, as ID,ID",
+    "max_tokens": "at most this many tokens",
+    "min_tokens": "no end of sequence before this many tokens",
+    "stop": "end where the text contains this; may be repeated",
+    "stop_token_ids": "end with any of these tokens, as ID,ID",
+    "ignore_eos": "go on past the end of sequence",
+    "include_stop": "keep the stop string in the text",
+    "logprobs": "ask for log-probabilities, of the n most likely too; printed with the tokens on standard error",
+    "prompt_logprobs": "the same for the prompt",
+    "echo": "have the prompt's tokens sent back; their text is printed before the completion's",
+    "max_tokens_per_message": "tokens in one message",
+}
+_TOKEN_IDS: Final = "whole numbers from 0 to 4294967295, as ID,ID"
+_TEXT: Final = "text in UTF-8"
+_VALUES: Final = {  # what a value of each type looks like, to end a sentence with
+    FieldDescriptor.TYPE_FLOAT: "a number",
+    FieldDescriptor.TYPE_INT32: "a whole number from -2147483648 to 2147483647",
+    FieldDescriptor.TYPE_UINT64: "a whole number from 0 to 18446744073709551615",
+    FieldDescriptor.TYPE_STRING: _TEXT,
+}
+
+
+class UsageError(ValueError):
+    """A flag whose value is invalid. One sentence that names the flag, what it accepts and what it was given."""
+
+    @classmethod
+    def of(cls, flag: str, accepts: str, given: object) -> UsageError:
+        return cls(f"--{flag.replace('_', '-')} must be {accepts}, and is {shown(given)}")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The prompt, the address, and one flag for each field of the request."""
+    parser.add_argument("prompt", nargs="?", help="text to continue (default, and for '-': standard input)")
+    parser.add_argument("--url", default="127.0.0.1:50051", metavar="HOST:PORT", help="the server (%(default)s)")
+    parser.add_argument("--timeout", metavar="SECONDS", help="give up after this long")
+    parser.add_argument("--token-ids", metavar="ID,ID", help="the prompt as token ids, in place of text")
+    for field, _group in _fields():
+        flag = "--" + field.name.replace("_", "-")
+        if field.type == FieldDescriptor.TYPE_BOOL:
+            parser.add_argument(flag, action="store_true", default=None, help=_HELP[field.name])
+        elif _is_text_list(field):
+            parser.add_argument(flag, action="append", metavar="TEXT", help=_HELP[field.name])
+        else:
+            parser.add_argument(flag, metavar="VALUE", help=_HELP[field.name])
+
+
+def build_request(arguments: argparse.Namespace) -> generate_pb2.GenerateRequest:
+    """The request that the flags describe. Reads standard input where no prompt is given. Raises UsageError."""
+    request = generate_pb2.GenerateRequest()
+    for field, group in _fields():
+        given = getattr(arguments, field.name)
+        if given is None:
+            continue
+        try:
+            _set(getattr(request, group) if group else request, field, given)
+        except (ValueError, TypeError) as error:
+            raise UsageError.of(field.name, _accepts(field), given) from error
+    if arguments.token_ids is not None:
+        if arguments.prompt is not None:
+            raise UsageError("a prompt and --token-ids can't be given together")
+        try:
+            request.token_ids.ids.extend(_integers(arguments.token_ids))
+        except ValueError as error:
+            raise UsageError.of("token_ids", _TOKEN_IDS, arguments.token_ids) from error
+        request.token_ids.SetInParent()
+    else:
+        try:
+            request.text = _read_prompt(arguments.prompt)
+        except UnicodeError as error:  # bytes that decode to nothing, or to what no text may hold
+            raise UsageError("the prompt is not UTF-8") from error
+    return request
+
+
+def check_url(url: str) -> None:
+    """Raises UsageError for what gRPC can make no address of."""
+    try:
+        if url.encode("utf-8"):
+            return
+    except UnicodeError:
+        pass
+    raise UsageError.of("url", "HOST:PORT", url)
+
+
+def seconds_of(text: str) -> float:
+    """What --timeout says. Raises UsageError."""
+    try:
+        if 0 < (seconds := float(text)) <= _MAX_TIMEOUT_S:
+            return seconds
+    except ValueError:
+        pass
+    raise UsageError.of("timeout", f"a number of seconds above 0, at most {_MAX_TIMEOUT_S:.0f}", text)
+
+
+def _fields() -> Iterator[tuple[Any, str]]:
+    """Descriptors of the fields that are flags, each with the name of the message it is in ('': the request itself)."""
+    descriptor: Any = generate_pb2.GenerateRequest.DESCRIPTOR  # its class depends on protobuf's implementation
+    for field in descriptor.fields:
+        if field.name in _GROUPS:
+            for inner in field.message_type.fields:
+                yield inner, field.name
+        elif field.containing_oneof is None or field.containing_oneof.name != "prompt":
+            yield field, ""
+
+
+def _set(message: Any, field: Any, given: Any) -> None:
+    """Raises ValueError or TypeError for a value that the field can't hold."""
+    if field.type == FieldDescriptor.TYPE_MESSAGE:  # logit_bias, the only map
+        for entry in given.split(","):
+            token, _, value = entry.partition("=")
+            getattr(message, field.name)[int(token)] = float(value)
+    elif _is_text_list(field):
+        getattr(message, field.name).extend(given)
+    elif field.is_repeated:
+        getattr(message, field.name).extend(_integers(given))
+    else:
+        convert = {FieldDescriptor.TYPE_FLOAT: float, FieldDescriptor.TYPE_BOOL: bool, FieldDescriptor.TYPE_STRING: str}
+        setattr(message, field.name, convert.get(field.type, int)(given))
+
+
+def _accepts(field: Any) -> str:
+    """What a flag accepts, to end a sentence with."""
+    if field.type == FieldDescriptor.TYPE_MESSAGE:
+        return "whole numbers from 0 to 4294967295, each with a number, as ID=VALUE,ID=VALUE"
+    if field.is_repeated and not _is_text_list(field):
+        return _TOKEN_IDS
+    return _VALUES[field.type]
+
+
+def _is_text_list(field: Any) -> bool:
+    return bool(field.is_repeated) and field.type == FieldDescriptor.TYPE_STRING
+
+
+def _integers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part.strip()]
+
+
+def _read_prompt(given: str | None) -> str:
+    if given is not None and given != "-":
+        return given
+    if sys.stdin.isatty():
+        raise UsageError("there is no prompt; give one as an argument or on standard input")
+    return sys.stdin.read()
