@@ -35,7 +35,7 @@ class Commits:
             commit = self._look(launch, cells)
             # The very same array: the plan has continued the one before.
             goes_on = launch.row_slots is launch.sample_slots and commit.slots.size == launch.sample_slots.size
-            if goes_on and not commit.endings:
+            if goes_on and not commit.endings and not self._limits.drafts:
                 self._kept = KeptRows(launch, commit, self._rows)
             else:
                 self._kept = None
@@ -46,11 +46,12 @@ class Commits:
     def _look(self, launch: Launch, cells: NDArray[np.int64]) -> Commit:
         """Every row's tokens, and who ended with them."""
         rows = self._rows
-        kept = (launch.samples & rows.still(launch.sample_slots, launch.sample_epochs)).nonzero()[0]
+        sampled = launch.sample_slots.astype(np.intp)  # the type that NumPy looks rows up by without converting them
+        kept = (launch.samples & rows.still(sampled, launch.sample_epochs)).nonzero()[0]
         if kept.size < launch.samples.size:
             self._tally.counters["void_rows"] += int(np.count_nonzero(launch.samples)) - kept.size
         found = read_cells(cells[kept], launch.number)
-        row_slots = launch.sample_slots[kept]
+        row_slots = sampled[kept]
         slots, tokens = row_slots[found.row], found.token
         positions = rows.committed_len[slots] + found.offset
         stops = rows.stop_ids[slots, : rows.stop_width] == tokens[:, None]
@@ -75,9 +76,9 @@ class Commits:
         owners, handles = rows.owner[slots], rows.handle[slots]
         endings = tuple(self._ending(*verdict) for verdict in verdicts)
         firsts = positions == rows.prompt_len[slots]
-        return Commit(launch.number, kept, slots, tokens, owners, handles, firsts, endings)
+        return Commit(launch.number, kept, slots.astype(np.int32), tokens, owners, handles, firsts, endings)
 
-    def _tighten(self, number: int, slots: NDArray[np.int32], brought: NDArray[np.int64]) -> None:
+    def _tighten(self, number: int, slots: NDArray[np.intp], brought: NDArray[np.int64]) -> None:
         """The bounds of rows that brought so many tokens in launch `number`, of which 1 or 1 + drafts were allowed for.
 
         A row that is in no plan from this launch on was allowed for none yet: the next plan will allow for one. [n]

@@ -1,8 +1,9 @@
 """Rows whose tokens launch after launch brings and the host keeps, all of them. Pure.
 
-While the launches' rows stay the same and none of them has begun, ended or changed its phase, most of a commit is the
-same each time: whose tokens they are, where in the history they go, that none is a first one, and with which launch a
-row is as long as it may become. What is left to look at is the cells.
+While the launches' rows stay the same and no row has ended, most of a commit is the same each time: whose tokens they
+are, where in the history they go, that none is a first one, and with which launch a row is as long as it may become.
+What is left to look at is the cells. A row that begins changes nothing in this: the launch that admits it samples the
+rows of the one before.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from runtime.rows import Rows
 class KeptRows:
     """What the commits after one have in common.
 
-    launch, commit: the one before them. It kept a token of each of its rows, ended none, and its F has the same rows:
-    its `row_slots` are its `sample_slots`.
+    launch, commit: the one before them, of an engine without drafts. It kept a token of each of its rows, ended none,
+    and its F has the same rows: its `row_slots` are its `sample_slots`.
     """
 
     __slots__ = (
-        "_changes",
         "_columns",
+        "_ended",
         "_firsts",
         "_history",
         "_last",
@@ -40,7 +41,7 @@ class KeptRows:
         slots = launch.sample_slots
         lengths = rows.committed_len[slots].astype(np.int64)
         self._rows = rows
-        self._changes = rows.changes
+        self._ended = rows.ended
         self._slots = slots
         self._columns = commit
         self._firsts = np.zeros(slots.size, np.bool_)
@@ -59,7 +60,7 @@ class KeptRows:
         that holds anything but this launch's number and a token.
         """
         rows, number = self._rows, launch.number
-        if launch.sample_slots is not self._slots or self._changes != rows.changes or number > self._last:
+        if launch.sample_slots is not self._slots or self._ended != rows.ended or number > self._last:
             return None
         words = cells[:, 0] ^ cell_tag(number)
         if int(np.bitwise_or.reduce(words)) & ~TOKEN_MASK:

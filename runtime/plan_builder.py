@@ -85,18 +85,19 @@ class PlanBuilder:
     def build(self, last_slots: NDArray[np.int32], last_samples: NDArray[np.bool_]) -> LaunchPlan:
         """The plan. `last_slots`, `last_samples`: the row list that the device holds from the plan before."""
         rows = self._decode
-        samples = np.ones(rows.size, np.bool_)
         if self._chunks:
-            slots = np.array([chunk.slot for chunk in self._chunks], np.int32)
-            rows = np.concatenate([rows, slots])
-            samples = np.concatenate([samples, np.array([chunk.samples for chunk in self._chunks])])
-            order = np.argsort(rows)
-            rows, samples = rows[order], samples[order]
+            rows = np.concatenate([rows, np.array([chunk.slot for chunk in self._chunks], np.int32)])
+            rows.sort()
+        samples = np.ones(rows.size, np.bool_)
+        for chunk in self._chunks:
+            if not chunk.samples:
+                samples[rows.searchsorted(chunk.slot)] = False
+        continues = self._continues(rows, last_slots, last_samples)
         return LaunchPlan(
             number=self.number,
-            rows=rows,
+            rows=last_slots if continues else rows,  # the same array: that they are the same rows is seen at a glance
             samples=samples,
-            row_list_changed=not self._continues(rows, last_slots, last_samples),
+            row_list_changed=not continues,
             appends=self.appends(),
             chunks=tuple(self._chunks),
             admissions=tuple(self._admissions),

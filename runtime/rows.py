@@ -26,7 +26,8 @@ class Rows:
     launch may bring more than one token, until its tokens are committed. `epoch` grows each time a slot changes hands
     or its row ends: a launch's row counts only while the epoch it was planned with is still the slot's. It begins at
     `epoch`, and like everything here that grows for as long as the engine runs it has 64 bits. `changes` grows each
-    time a row begins, ends or moves on to another phase: while it stays, so do the rows that decode.
+    time a row begins, ends or moves on to another phase: while it stays, so do the rows that decode. `ended` counts
+    those that have ended: while it stays, every row is what it was.
     """
 
     def __init__(self, max_rows: int, max_stop_ids: int, context_length: int, *, epoch: int = 0) -> None:
@@ -53,7 +54,7 @@ class Rows:
         self.stop_width = 0  # columns of stop_ids that any row has used
         self.token_times = TokenTimes(max_rows)  # when the request's last token was sent
         self.history = np.zeros((max_rows, context_length), np.int32)  # committed tokens by position
-        self.changes = 0
+        self.changes = self.ended = 0
         self._free = list(range(max_rows - 1, -1, -1))  # popped from the end: low slots first
 
     @property
@@ -79,6 +80,7 @@ class Rows:
     def fence(self, slot: int) -> None:
         """The row has ended: what launches in flight still say of it is void."""
         self.epoch[slot] += 1
+        self.ended += 1
         self.enter(slot, RowPhase.FENCED)
 
     def release(self, slot: int) -> None:
@@ -89,7 +91,7 @@ class Rows:
         self.num_blocks[slot] = 0
         self._free.append(slot)
 
-    def still(self, slots: NDArray[np.int32], epochs: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def still(self, slots: NDArray[np.int32] | NDArray[np.intp], epochs: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which rows of a launch are still what they were when it was planned. [n]"""
         return np.equal(self.epoch[slots], epochs)
 

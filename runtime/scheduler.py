@@ -148,7 +148,7 @@ class Scheduler:
         It is the plan that `_made_anew` would make, without asking what can't have changed.
         """
         course, number = self._course, self.ledger.launched + 1
-        if course is None or not course.holds(number, self.rows):
+        if course is None or not course.holds(number):
             return None
         if self.waiting and self.waiting.next_admission() is not None:
             return None
@@ -191,8 +191,9 @@ class Scheduler:
         if not builder.has_rows and not self.ledger.owes_a_launch:
             return None
         plan = builder.build(last_slots, last_samples)
-        only_decodes = not (chunks.size or plan.chunks or self.holdings.paused or self.limits.drafts)
-        if only_decodes and slots.size == plan.rows.size and not plan.row_list_changed:
+        everybody = slots.size + chunks.size + len(plan.admissions)
+        all_decode = 0 < everybody == np.count_nonzero(plan.samples)  # from here on: none is left out or in its prompt
+        if all_decode and not (self.holdings.paused or self.limits.drafts):
             self._course = Course(plan, self.rows, self.pool.block_size)
         return plan
 
@@ -215,9 +216,10 @@ class Scheduler:
         else:
             sample_rows = slots.size if self.ledger.owes_a_launch else 0
             full = sample_rows > 0 and bool(np.count_nonzero(self.rows.needs_full[slots[samples]]))
-            row_epochs = self.rows.epoch[plan.rows]
-            self.rows.last_launch[plan.rows] = plan.number
-            self.rows.last_naming[plan.rows] = plan.number + plan.samples
+            planned = plan.rows.astype(np.intp)
+            row_epochs = self.rows.epoch[planned]
+            self.rows.last_launch[planned] = plan.number
+            self.rows.last_naming[planned] = plan.number + plan.samples
         shape = LaunchShape(
             number=plan.number,
             sample_rows=sample_rows,

@@ -41,16 +41,22 @@ def _check_prompt(submit: m.Submit, info: m.EngineInfo) -> None:
     prompt = _words(submit.prompt, "prompt")
     if not prompt.size:
         raise m.ProtocolError("a Submit has an empty prompt")
-    if prompt.view(np.uint32).max() >= info.vocab_size:
+    if np.maximum.reduce(prompt.view(np.uint32)) >= info.vocab_size:  # a negative id is a large number then
         raise m.ProtocolError(f"a Submit's prompt has an id that is not in the vocabulary of {info.vocab_size}")
-    ids, has_ids = _words(submit.prompt_ids, "prompt_ids"), submit.sampling.repetition_penalty != 1
-    if bool(ids.size) != has_ids or ids.size > prompt.size:
-        raise m.ProtocolError(f"a Submit has {ids.size} distinct ids for a prompt of {prompt.size}")
-    if has_ids and (ids[0] < 0 or ids[-1] >= info.vocab_size or not (ids[1:] > ids[:-1]).all()):
-        raise m.ProtocolError("a Submit's distinct ids are not ascending ids of the vocabulary")
+    if submit.prompt_ids or submit.sampling.repetition_penalty != 1:
+        _check_distinct(submit, prompt.size, info.vocab_size)
     keys = prompt.size // info.block_size if info.prefix_cache else 0
     if len(submit.block_keys) != keys * KEY_BYTES:
         raise m.ProtocolError(f"a Submit has {len(submit.block_keys)} bytes of keys for {keys} blocks")
+
+
+def _check_distinct(submit: m.Submit, prompt: int, vocab_size: int) -> None:
+    """The prompt's distinct ids. prompt: its tokens."""
+    ids, has_ids = _words(submit.prompt_ids, "prompt_ids"), submit.sampling.repetition_penalty != 1
+    if bool(ids.size) != has_ids or ids.size > prompt:
+        raise m.ProtocolError(f"a Submit has {ids.size} distinct ids for a prompt of {prompt}")
+    if has_ids and (ids[0] < 0 or ids[-1] >= vocab_size or not (ids[1:] > ids[:-1]).all()):
+        raise m.ProtocolError("a Submit's distinct ids are not ascending ids of the vocabulary")
 
 
 def _check_ids(submit: m.Submit, info: m.EngineInfo) -> None:

@@ -34,7 +34,8 @@ class TokenTimes:
 
     def begin(self, slot: int, last_s: float) -> None:
         """A request gets this row. last_s: of its last token, NaN without one."""
-        self._settle()
+        if slot in np.frombuffer(self._group, np.int32):  # that of the request which had the row before
+            self._settle()
         self._column[slot] = last_s
 
     def last_s(self, slot: int) -> float:

@@ -152,9 +152,9 @@ class WaitingQueue:
         now = rows.changes, pool.taken_total
         if now != self._running_at:
             running = ((rows.phase == _PREFILL) | (rows.phase == _DECODE)).nonzero()[0]
-            have = rows.num_blocks[running]
-            may_need = -(-(rows.max_len[running] - 1) // pool.block_size) - have
-            soon = np.maximum(1, -(-rows.known_len[running] // pool.block_size) - have)
-            self._running = int(np.minimum(may_need, soon).sum()), int(may_need.sum())
+            have, size = rows.num_blocks[running], pool.block_size
+            may_need = (rows.max_len[running] + (size - 2)) // size - have  # the last token is never forwarded
+            soon = np.maximum(1, (rows.known_len[running] + (size - 1)) // size - have)
+            self._running = sum(np.minimum(may_need, soon).tolist()), sum(may_need.tolist())
             self._running_at = now
         return self._running

@@ -13,9 +13,10 @@ from cuda_graphs.shape import LaunchShape
 from runtime import messages as m
 from runtime.ledger import Launch
 from runtime.lifecycle import Commit
-from runtime.plan import HEADER_WORDS, ROW_LIST, LaunchPlan, read_plan
+from runtime.plan import HEADER_WORDS, ROW_LIST, ROWS, LaunchPlan, read_plan
 from runtime.scheduler import Scheduler
 from tests.runtime.chain import Chain, make_chain
+from tests.runtime.hash_model import completion
 from tests.runtime.lifecycles import OWNERS, Lifecycle
 
 SEEDS = range(40)
@@ -158,10 +159,39 @@ def test_a_row_that_is_aborted_is_in_no_plan_that_continues() -> None:
     recorder = Recorder(chain)
     chain.tell(m.Abort(1, ("r2",)))
     chain.turn()
-    header, rows = recorder.plans[0][:HEADER_WORDS], recorder.plans[0][HEADER_WORDS:]
+    header = recorder.plans[0][:HEADER_WORDS]
+    rows = recorder.plans[0][HEADER_WORDS : HEADER_WORDS + header[ROWS]]
     assert header[ROW_LIST] == 1
     assert len(rows) == 2
     assert slot not in rows
+
+
+def test_plans_continue_with_the_launch_after_one_in_which_a_row_has_begun_or_ended() -> None:
+    chain, seen = decoding(run_ahead=1)
+    for message in ("begins", "ends"):
+        if message == "begins":
+            chain.submit(9, [4, 5], max_tokens=40, ignore_eos=True)
+        else:
+            chain.tell(m.Abort(1, ("r9",)))
+        before = seen["plans"]
+        chain.turn()
+        assert chain.is_running("r9") == (message == "begins")
+        assert seen["plans"] == before
+        chain.turn()
+        assert seen["plans"] == before + 1
+
+
+def test_a_prompt_in_parts_is_planned_to_its_end_beside_rows_that_decode() -> None:
+    chain, seen = decoding(run_ahead=1)  # a chunk has 16 tokens
+    chain.submit(9, list(range(2, 42)), max_tokens=2, ignore_eos=True)
+    before = seen["plans"]
+    for _ in range(3):
+        chain.turn()
+    assert seen["plans"] == before
+    chain.turn()
+    assert seen["plans"] == before + 1
+    chain.run()
+    assert chain.tokens()[9] == completion(list(range(2, 42)), 0, 2, stops=set())
 
 
 def test_a_waiting_request_that_may_be_admitted_ends_the_course() -> None:

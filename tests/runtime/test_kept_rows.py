@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cuda_graphs.rings import NON_FINITE, STOPPED, VOID
+from runtime import messages as m
 from runtime.kept_rows import KeptRows
 from runtime.ledger import Launch, LedgerError
 from runtime.lifecycle import Commit
@@ -48,6 +49,31 @@ def test_a_steady_decode_looks_at_its_cells_alone(monkeypatch: pytest.MonkeyPatc
         chain.turn()
     assert looks.short - short == chain.ledger.committed - before == 20
     assert looks.long == long
+
+
+def test_the_launch_with_which_a_row_begins_brings_the_tokens_of_the_others_as_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = Looks(monkeypatch)
+    chain = steady(looks)
+    seen = []
+    chain.submit(4, [4, 2, 3], max_tokens=60, ignore_eos=True)
+    for _ in range(4):
+        short, long = looks.short, looks.long
+        chain.turn()
+        seen.append((looks.short - short, looks.long - long))
+    assert chain.is_running("r4")
+    assert seen == [(1, 0), (0, 1), (1, 0), (1, 0)], "its own first token is looked at"
+
+
+def test_a_row_that_has_ended_brings_no_token_however_steady_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = Looks(monkeypatch)
+    chain = steady(looks)
+    chain.tell(m.Abort(1, ("r2",)))
+    chain.run()
+    assert len(chain.tokens()[2]) < 60, "it was aborted half way, and `tokens` has seen none after its end"
+    assert chain.engine.stats().void_rows == 1
+    assert {handle: len(tokens) for handle, tokens in chain.tokens().items() if handle != 2} == {1: 60, 3: 60}
 
 
 def altered(chain: Chain, change: int) -> None:

@@ -82,6 +82,9 @@ def test_the_times_of_rows_are_known_one_by_one_whatever_group_they_were_in() ->
     times.begin(2, 3.5)
     assert (times.last_s(0), times.last_s(2)) == (8.0, 3.5)
     assert np.broadcast_to(times.advance(np.array([0, 2], np.int32), 9.0), 2).tolist() == [1.0, 5.5]
+    times.begin(1, 4.0)
+    assert times.advance(np.array([0, 2], np.int32), 9.5) == 0.5, "a row beside them has begun: they are one group"
+    assert np.broadcast_to(times.advance(np.array([0, 1, 2], np.int32), 10.0), 3).tolist() == [0.5, 6.0, 0.5]
 
 
 def test_rows_of_one_pace_and_rows_that_were_left_out_have_their_own_times() -> None:
