@@ -12,15 +12,17 @@ out.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from runtime.block_column import BlockColumn, in_bulk, int32_array, raise_for
+from runtime.block_column import BlockPoolError as BlockPoolError
+from runtime.cached_blocks import CachedBlocks
+from runtime.watched_blocks import Watched
+
 NULL_BLOCK = 0
-
-
-class BlockPoolError(RuntimeError):
-    """A block changed hands in a way it must not: a mistake of ours, never a user's."""
 
 
 class Content(NamedTuple):
@@ -34,49 +36,6 @@ class Content(NamedTuple):
     before: bytes = b""
 
 
-class Watched:
-    """Findable blocks, one after the other, of which somebody wants to know at any time how many are there.
-
-    The pool keeps its figures right with every block that changes hands, so that nobody looks at them again.
-
-    unheld: of its blocks, those that are available: sharing them leaves so many fewer to take. findable: of its blocks,
-    the first ones, up to the first that can't be found any more. places: of each block, among them.
-    """
-
-    def __init__(self) -> None:
-        self.blocks: list[int] = []
-        self.unheld = 0
-        self.findable = 0
-        self.places: dict[int, int] = {}
-
-    def add(self, block: int, is_unheld: bool) -> None:
-        """The next of its blocks. All others are findable."""
-        self.places[block] = len(self.blocks)
-        self.blocks.append(block)
-        self.unheld += is_unheld
-        self.findable += 1
-
-    def drop(self, is_unheld: bool) -> None:
-        """The last of its blocks is left out."""
-        del self.places[self.blocks.pop()]
-        self.unheld -= is_unheld
-
-    def count(self, blocks: Iterable[int]) -> int:
-        """How many of these are among its blocks."""
-        return sum(map(self.places.__contains__, blocks))
-
-    def forget(self, block: int) -> None:
-        """It can't be found any more."""
-        self.findable = min(self.findable, self.places.get(block, self.findable))
-
-
-def _without_one(blocks: Sequence[int], counts: list[int]) -> dict[int, int]:
-    """Of blocks that are counted, those that are still counted when each count is one less."""
-    if counts.count(1) == len(counts):
-        return {}
-    return {block: count - 1 for block, count in zip(blocks, counts, strict=True) if count > 1}
-
-
 class BlockPool:
     """Blocks 1 to num_blocks - 1."""
 
@@ -86,13 +45,16 @@ class BlockPool:
         self.block_size = block_size
         self.total = num_blocks - 1
         self._free = list(range(num_blocks - 1, 0, -1))  # popped from the end: low ids first
-        self._cached: OrderedDict[int, None] = OrderedDict()  # held by nobody, findable; least recently used first
-        self._holders: Counter[int] = Counter()  # requests that hold a block
-        self._fences: Counter[int] = Counter()  # holders that gave it up while a launch in flight names it
+        self._cached = CachedBlocks(num_blocks)  # held by nobody, findable
+        self._holders = BlockColumn(num_blocks)  # requests that hold a block
+        self._fences = BlockColumn(num_blocks)  # holders that gave it up while a launch in flight names it
+        self._owned = 0  # blocks with holders
         self._coming = 0  # blocks with fences and no holder
+        self._is_findable = BlockColumn(num_blocks, np.bool_)  # it has a content
         self._contents: dict[int, Content] = {}
         self._by_key: dict[bytes, int] = {}
-        self._watched = Watched()
+        self._places = BlockColumn(num_blocks)  # see `Watched`
+        self._watched = Watched(self._places)
         self.taken_total = 0  # blocks that `take` has given out so far
 
     # ------------------------------------------------------------ how many
@@ -113,7 +75,7 @@ class BlockPool:
 
     @property
     def owned(self) -> int:
-        return len(self._holders)
+        return self._owned
 
     @property
     def fenced(self) -> int:
@@ -136,76 +98,59 @@ class BlockPool:
         if count > self.available:
             raise BlockPoolError(f"{count} blocks taken, {self.available} are available")
         from_free = min(count, len(self._free))
-        taken = self._free[len(self._free) - from_free :][::-1]
-        del self._free[len(self._free) - from_free :]
-        for _ in range(count - from_free):
-            block, _ = self._cached.popitem(last=False)
-            self._watched.unheld -= block in self._watched.places
-            self._forget(block)
-            taken.append(block)
-        for block in taken:
-            self._holders[block] = 1
+        taken = []
+        if from_free:
+            taken = self._free[: -from_free - 1 : -1]
+            del self._free[-from_free:]
+        if count > from_free:
+            cached = self._cached.take(count - from_free)
+            for block in cached:
+                self._forget(block, is_unheld=True)
+            taken += cached
+        self._holders.put(taken, 1)
+        self._owned += count
         self.taken_total += count
         return taken
 
-    # The next three go over thousands of blocks where a request is long, so that most of their loops are the
-    # interpreter's own, and what only blocks with several holders need is left out where there are none. No block is
-    # named twice in a call.
+    # The next three go over thousands of blocks where a request is long: a few passes over arrays. No block is named
+    # twice in a call.
 
     def share(self, blocks: Sequence[int]) -> None:
         """One more holder for each of these findable blocks. Raises BlockPoolError for one that is not."""
-        contents, holders, cached, watched = self._contents, self._holders, self._cached, self._watched
-        if not all(map(contents.__contains__, blocks)):
-            unknown = next(block for block in blocks if block not in contents)
-            raise BlockPoolError(f"block {unknown} is shared and its content is not findable")
-        unheld = blocks if holders.keys().isdisjoint(blocks) else [block for block in blocks if block not in holders]
-        holders.update(blocks)
-        fenced = []
-        for block in unheld:
-            if block in cached:
-                del cached[block]
-            else:
-                fenced.append(block)
-        self._coming -= len(fenced)
-        watched.unheld -= watched.count(unheld) - watched.count(fenced)
+        shared = in_bulk(blocks)
+        raise_for(self._is_findable.without(shared), "is shared and its content is not findable")
+        unheld = self._holders.count_up(shared)
+        cached = self._fences.without(unheld)
+        self._owned += len(unheld)
+        self._coming -= len(unheld) - len(cached)
+        if len(cached):
+            self._cached.remove(cached)
+            self._watched.unheld -= self._watched.count(cached)
 
     def fence(self, blocks: Sequence[int]) -> None:
-        """A holder gives them up; launches in flight may still name them."""
-        try:
-            counts = [*map(self._holders.pop, blocks)]
-        except KeyError as error:
-            raise BlockPoolError(f"block {error.args[0]} is given up and was not owned") from None
-        still_held = _without_one(blocks, counts)
-        self._holders.update(still_held)
-        self._fences.update(blocks)
-        self._coming += len(blocks) - len(still_held)
+        """A holder gives them up; launches in flight may still name them. Raises BlockPoolError for one not owned."""
+        given_up = in_bulk(blocks)
+        unheld = self._holders.count_down(given_up, "is given up and was not owned")
+        self._fences.count_up(given_up)
+        self._owned -= len(unheld)
+        self._coming += len(unheld)
 
     def release(self, blocks: Sequence[int]) -> list[int]:
         """The last launch that named them for a holder who gave them up has retired.
 
-        Returns those that are free now, in nobody's hands and not findable. The last of `blocks` is reused first.
+        Returns those that are free now, in nobody's hands and not findable, the last of `blocks` first. Those that are
+        cached now are given out after all others, the last of them first. Raises BlockPoolError for one not fenced.
         """
-        fences, holders, contents, cached, watched = (
-            self._fences, self._holders, self._contents, self._cached, self._watched,
-        )  # fmt: skip
-        try:
-            counts = [*map(fences.pop, blocks)]
-        except KeyError as error:
-            raise BlockPoolError(f"block {error.args[0]} is released and was not fenced") from None
-        still_fenced = _without_one(blocks, counts)
-        fences.update(still_fenced)
-        loose = blocks[::-1]
-        if still_fenced or not holders.keys().isdisjoint(blocks):
-            loose = [block for block in loose if block not in still_fenced and block not in holders]
-        freed = []
-        for block in loose:
-            if block in contents:
-                cached[block] = None
-            else:
-                freed.append(block)
-        self._free += freed
+        unfenced = self._fences.count_down(in_bulk(blocks), "is released and was not fenced")
+        loose = self._holders.without(unfenced)
         self._coming -= len(loose)
-        watched.unheld += watched.count(loose) - watched.count(freed)
+        cached = self._is_findable.having(loose)
+        if len(cached):
+            self._cached.add(int32_array(cached))
+            self._watched.unheld += self._watched.count(cached)
+        freed = int32_array(self._is_findable.without(loose)).tolist() if len(cached) < len(loose) else []
+        freed.reverse()
+        self._free += freed
         return freed
 
     # ------------------------------------------------------------ found again
@@ -215,11 +160,12 @@ class BlockPool:
 
         False if another block already holds the same. Raises BlockPoolError for a block that is free.
         """
-        if block not in self._holders and block not in self._fences:
+        if not self._holders.one[block] and not self._fences.one[block]:
             raise BlockPoolError(f"block {block} is published and nobody holds it")
         if content.key in self._by_key or block in self._contents:
             return False
         self._contents[block] = content
+        self._is_findable.one[block] = True
         self._by_key[content.key] = block
         return True
 
@@ -234,18 +180,24 @@ class BlockPool:
         """The findable blocks with these keys."""
         return [self._by_key[key] for key in keys if key in self._by_key]
 
+    def unfindable(self, blocks: Sequence[int]) -> list[int]:
+        """Those of these blocks that can't be found, in order."""
+        return int32_array(self._is_findable.without(in_bulk(blocks))).tolist()
+
     def forget(self, blocks: Iterable[int]) -> None:
         """These blocks are not to be found any more; one that nobody holds is free."""
         for block in blocks:
+            is_unheld = block in self._cached
             if block in self._contents:
-                self._forget(block)
-            if block in self._cached:
-                self._uncache(block)
+                self._forget(block, is_unheld)
+            if is_unheld:
+                self._cached.remove([block])
                 self._free.append(block)
 
     def watch(self) -> Watched:
         """An empty row of findable blocks, to be extended; the one before is watched no more."""
-        self._watched = Watched()
+        self._watched.close()
+        self._watched = Watched(self._places)
         return self._watched
 
     def extend(self, content: Content) -> bool:
@@ -261,25 +213,27 @@ class BlockPool:
         while len(watched.blocks) > watched.findable:
             watched.drop(watched.blocks[-1] in self._cached)
 
-    def _uncache(self, block: int) -> None:
-        del self._cached[block]
-        self._watched.unheld -= block in self._watched.places
-
-    def _forget(self, block: int) -> None:
+    def _forget(self, block: int, is_unheld: bool) -> None:
         del self._by_key[self._contents.pop(block).key]
-        self._watched.forget(block)
+        self._is_findable.one[block] = False
+        self._watched.forget(block, is_unheld)
 
     # ------------------------------------------------------------ proof
 
     def check(self) -> None:
         """Conservation: every block is in exactly one place. Raises BlockPoolError."""
-        free, cached, owned = set(self._free), set(self._cached), set(self._holders)
-        fenced = set(self._fences) - owned
+        owned, given_up, findable = (
+            set(np.flatnonzero(column.many > 0).tolist()) for column in (self._holders, self._fences, self._is_findable)
+        )
+        free, cached, fenced = set(self._free), set(self._cached), given_up - owned
         if len(free) != len(self._free):
             raise BlockPoolError("a block is free twice")
+        if not self._cached.is_consistent():
+            raise BlockPoolError("the groups of cached blocks are miscounted")
         if len(free | cached | owned | fenced) != len(free) + len(cached) + len(owned) + len(fenced):
             raise BlockPoolError("a block is in two places")
-        if self._coming != len(fenced) or self.free + self.cached + self.owned + self.fenced != self.total:
+        counted = (self.owned, self.fenced) == (len(owned), len(fenced))
+        if not counted or self.free + self.cached + self.owned + self.fenced != self.total:
             raise BlockPoolError(
                 f"{self.free} free + {self.cached} cached + {self.owned} owned + {self.fenced} fenced is not "
                 f"{self.total}"
@@ -287,11 +241,13 @@ class BlockPool:
         watched = self._watched
         if watched.unheld != sum(block in cached for block in watched.blocks):
             raise BlockPoolError("the watched blocks that are available are miscounted")
-        if not set(watched.blocks[: watched.findable]) <= set(self._contents):
+        if not set(watched.blocks[: watched.findable]) <= findable:
             raise BlockPoolError("a watched block is said to be findable and is not")
-        if min((*self._holders.values(), *self._fences.values()), default=1) < 1:
+        if min(self._holders.many.min(), self._fences.many.min()) < 0:
             raise BlockPoolError("a block is counted as held or fenced by nobody")
-        if not cached <= set(self._contents) or free & set(self._contents):
+        if not cached <= findable or free & findable:
             raise BlockPoolError("a cached block is not findable, or a free one is")
+        if findable != self._contents.keys():
+            raise BlockPoolError("what is findable and what has a content do not agree")
         if {content.key: block for block, content in self._contents.items()} != self._by_key:
             raise BlockPoolError("keys and contents do not agree")

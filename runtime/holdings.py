@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from itertools import islice
 from typing import Final
@@ -53,7 +54,7 @@ class Holdings:
 
     # ------------------------------------------------------------ taken
 
-    def take_row(self, request: Request, prefix: list[int]) -> None:
+    def take_row(self, request: Request, prefix: array[int]) -> None:
         """A row slot, what goes with it, and the cached blocks that its tokens begin with."""
         request.slot = self.rows.take()
         self.by_slot[request.slot] = request
@@ -63,13 +64,13 @@ class Holdings:
             request.state_slot = self.state_slots.take()
         if prefix:
             self.pool.share(prefix)
-        request.blocks = list(prefix)
+        request.blocks = prefix[:]
         request.shared = request.registered = len(prefix)
 
     def take_blocks(self, request: Request, count: int) -> list[int]:
         """More blocks for a row."""
         taken = self.pool.take(count)
-        request.blocks += taken
+        request.blocks.extend(taken)
         self.rows.num_blocks[request.slot] = len(request.blocks)
         return taken
 
@@ -159,8 +160,8 @@ class Holdings:
         if request.state_slot != NO_SLOT:
             self.state_slots.fence(request.state_slot)
         if request.blocks or request.state_slot != NO_SLOT:
-            self._ledger.defer(last, Release(blocks=tuple(request.blocks), state_slot=request.state_slot))
-        request.blocks = []
+            self._ledger.defer(last, Release(blocks=request.blocks, state_slot=request.state_slot))
+        request.blocks = array("i")
         request.state_slot = NO_SLOT
         request.registered = request.shared = 0
 
@@ -180,7 +181,7 @@ class Holdings:
         if isinstance(resource, dict):
             self._filled.update(resource)
             return Release()
-        late = [block for block in resource.blocks if block in self._filled] if self._filled else None
+        late = self._filled and [block for block in self.pool.unfindable(resource.blocks) if block in self._filled]
         if late:
             self._publish(late)
         if resource.slot != NO_SLOT:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -23,6 +25,7 @@ class Request:
 
     prompt_ids: the prompt's distinct ids, ascending, where a repetition penalty looks at them; else none.
     block_keys: keys of the prompt's full blocks, 32 bytes each, made by the front end; none: they are made when needed.
+    blocks: its KV blocks, in order, int32: thousands are copied at once and never looked at one by one.
     tokens: all that is known when it is admitted: its prompt, and after an eviction its completion so far.
     cached_tokens: of its prompt, taken from the prefix cache when it was first admitted.
     shared: of its blocks, the first ones, which it found in the prefix cache.
@@ -48,7 +51,7 @@ class Request:
     slot: int = NO_SLOT
     penalty_slot: int = NO_SLOT
     state_slot: int = NO_SLOT
-    blocks: list[int] = field(default_factory=list)
+    blocks: array[int] = field(default_factory=lambda: array("i"))
     tokens: NDArray[np.int32] = field(init=False)
     keys: PrefixKeys | None = None
     cached_tokens: int = 0
@@ -94,7 +97,7 @@ class Release:
     """
 
     slot: int = NO_SLOT
-    blocks: tuple[int, ...] = ()
+    blocks: Sequence[int] = ()
     penalty_slot: int = NO_SLOT
     state_slot: int = NO_SLOT
 

@@ -43,7 +43,7 @@ class RingPoison:
     def release(self, resource: Release) -> None:
         """What the fence has let go and nobody holds any more."""
         if resource.blocks:
-            self._program.poison_blocks(resource.blocks)
+            self._program.poison_blocks(tuple(resource.blocks))
         if resource.slot != NO_SLOT:
             self._program.poison_slot(resource.slot)
         if resource.penalty_slot != NO_SLOT:

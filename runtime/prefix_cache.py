@@ -11,6 +11,7 @@ which is hashed here; and the key that a block is published under is hashed here
 
 from __future__ import annotations
 
+from array import array
 from hashlib import sha256
 from typing import Final
 
@@ -101,7 +102,7 @@ class PrefixWalk:
         return self.at_end
 
     @property
-    def blocks(self) -> list[int]:
+    def blocks(self) -> array[int]:
         """Those found, in order."""
         return self._watched.blocks
 

@@ -6,6 +6,7 @@ looks at all of them. What is known of the first one's cached prefix is kept fro
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from heapq import merge
@@ -68,7 +69,7 @@ class WaitingQueue:
         lines = (self._plain, self._penalised) if self._holdings.penalty_slots.free else (self._plain,)
         return min((line[0] for line in lines if line), key=_rank, default=None)
 
-    def next_admission(self) -> tuple[Request, list[int]] | None:
+    def next_admission(self) -> tuple[Request, array[int]] | None:
         """The first in the queue, and the cached blocks that it begins with; None if it must wait.
 
         Nobody is admitted while a row waits for blocks. A request that waits for a penalty slot lets others pass. A

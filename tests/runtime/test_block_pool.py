@@ -261,15 +261,29 @@ def lose_a_block(pool: BlockPool) -> None:
 
 
 def break_a_count(pool: BlockPool) -> None:
-    pool._holders[next(iter(pool._holders))] = 0
+    pool._fences.one[pool._free[0]] = -1
 
 
 def break_the_cache(pool: BlockPool) -> None:
-    pool._forget(next(iter(pool._cached)))
+    pool._forget(next(iter(pool._cached)), is_unheld=True)
 
 
 def name_a_free_block(pool: BlockPool) -> None:
     pool._contents[pool._free[0]] = content("z")
+    pool._is_findable.one[pool._free[0]] = True
+
+
+def call_findable_what_has_no_content(pool: BlockPool) -> None:
+    (block,) = set(range(1, 6)) - {*pool._free, *pool._cached}
+    pool._is_findable.one[block] = True
+
+
+def miscount_a_group(pool: BlockPool) -> None:
+    pool._cached._sizes[next(iter(pool._cached._sizes))] += 1
+
+
+def miscount_the_cached(pool: BlockPool) -> None:
+    pool._cached._count += 1
 
 
 def break_the_keys(pool: BlockPool) -> None:
@@ -294,6 +308,9 @@ def watch_what_is_not_findable(pool: BlockPool) -> None:
         (break_a_count, "held or fenced by nobody"),
         (break_the_cache, "a cached block is not findable"),
         (name_a_free_block, "or a free one is"),
+        (call_findable_what_has_no_content, "what is findable and what has a content"),
+        (miscount_a_group, "groups of cached blocks are miscounted"),
+        (miscount_the_cached, "groups of cached blocks are miscounted"),
         (break_the_keys, "keys and contents"),
         (miscount_the_watched, "the watched blocks that are available are miscounted"),
         (watch_what_is_not_findable, "said to be findable and is not"),

@@ -41,7 +41,7 @@ def walked(pool: BlockPool, keys: PrefixKeys, tokens: NDArray[np.int32]) -> list
     """Blocks of a walk to its end."""
     walk = PrefixWalk(pool, keys, tokens)
     assert walk.look(tokens.size)
-    return walk.blocks
+    return [*walk.blocks]
 
 
 def test_a_key_is_that_of_all_tokens_up_to_the_blocks_end() -> None:
@@ -168,10 +168,10 @@ def test_a_long_prefix_is_looked_up_in_pieces_and_each_block_once(monkeypatch: p
     walk = PrefixWalk(pool, PrefixKeys(""), tokens)
     assert not walk.look(5)
     assert not walk.look(5)
-    assert walk.blocks == blocks[:10]
+    assert [*walk.blocks] == blocks[:10]
     assert not walk.look(5)
     assert walk.look(5)
-    assert walk.blocks == blocks[:16], "never the one that holds the last token"
+    assert [*walk.blocks] == blocks[:16], "never the one that holds the last token"
     for _ in range(100):
         assert walk.look(5)
     assert len(looked_up) == 16
@@ -186,14 +186,14 @@ def test_a_walk_that_ended_looks_at_its_end_alone_and_goes_on_when_the_next_bloc
     looked_up = counted(pool, monkeypatch)
     walk = PrefixWalk(pool, PrefixKeys(""), tokens)
     assert walk.look(9)
-    assert walk.blocks == blocks[:2]
+    assert [*walk.blocks] == blocks[:2]
     looked_up.clear()
     for _ in range(10):
         assert walk.look(9)
     assert len(looked_up) == 10
     assert pool.publish(blocks[2], contents(tokens)[2])
     assert walk.look(9)
-    assert walk.blocks == blocks[:4]
+    assert [*walk.blocks] == blocks[:4]
 
 
 def test_a_walk_loses_what_is_forgotten_and_all_that_is_behind_it() -> None:
@@ -201,7 +201,7 @@ def test_a_walk_loses_what_is_forgotten_and_all_that_is_behind_it() -> None:
     pool, blocks = holding(tokens)
     walk = PrefixWalk(pool, PrefixKeys(""), tokens)
     assert walk.look(9)
-    assert (walk.blocks, walk.unheld) == (blocks[:5], 0)
+    assert ([*walk.blocks], walk.unheld) == (blocks[:5], 0)
     pool.fence(blocks)
     pool.release(blocks)
     assert walk.unheld == 5
@@ -210,8 +210,8 @@ def test_a_walk_loses_what_is_forgotten_and_all_that_is_behind_it() -> None:
     pool.forget(blocks[3:4])
     pool.check()
     assert walk.look(9)
-    assert (walk.blocks, walk.unheld) == (blocks[:3], 2)
+    assert ([*walk.blocks], walk.unheld) == (blocks[:3], 2)
     assert pool.take(pool.free + 3), "the deepest are given out first"
     pool.check()
     assert walk.look(9)
-    assert (walk.blocks, walk.unheld) == (blocks[:2], 1)
+    assert ([*walk.blocks], walk.unheld) == (blocks[:2], 1)

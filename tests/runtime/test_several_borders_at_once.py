@@ -42,7 +42,7 @@ class TablePlayed(Played):
         self.given.append(Counter(slot for slot in plan.appends[:, 0].tolist() if slot in decoding))
         for slot in plan.rows.tolist():
             request = self.scheduler.holdings.request(slot)
-            assert [self.table[slot, place] for place in range(len(request.blocks))] == request.blocks
+            assert [self.table[slot, place] for place in range(len(request.blocks))] == [*request.blocks]
             assert rows.num_blocks[slot] == len(request.blocks)
         for slot in decoding:
             longest = min(rows.most_len[slot] + DRAFTS, rows.max_len[slot] - 1)

@@ -94,8 +94,8 @@ class CountingPool(BlockPool):
 
     def share(self, blocks: Sequence[int]) -> None:
         for block in blocks:
-            self.shared += block in self._holders
-            self.revived += block not in self._holders and block in self._fences
+            self.shared += self._holders.one[block] > 0
+            self.revived += not self._holders.one[block] and self._fences.one[block] > 0
         super().share(blocks)
 
     def take(self, count: int) -> list[int]:
