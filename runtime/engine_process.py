@@ -1,7 +1,8 @@
 """The engine's process: `python -m runtime.engine_process`, started by a front end.
 
-The first line of standard input is JSON: {"socket": path, "config": EngineConfig}. One line on standard output,
-`ready`, says that the engine listens there. It ends when standard input does (its parent has died), or on SIGTERM.
+The first line of standard input is JSON: {"socket": path, "config": EngineConfig, "log": LogOutput}. One line on
+standard output, `ready`, says that the engine listens there. It ends when standard input does (its parent has died), or
+on SIGTERM.
 Exit codes: 0 after a shutdown, 1 if the chain broke, 2 if it could not start.
 """
 
@@ -32,6 +33,7 @@ from runtime.engine import Engine
 from runtime.interval_log import LogMode
 from runtime.kernels.reference.linear import RowInvarianceError
 from runtime.links import SocketLinks
+from runtime.log_output import LogOutput, log_to_stderr
 from runtime.loop_guard import LoopGuard
 from runtime.models.config import CheckpointError
 from runtime.watchdog import LaunchHungError, NoProgressError
@@ -49,17 +51,18 @@ class Orders(msgspec.Struct, frozen=True):
 
     socket: str
     config: EngineConfig
+    log: LogOutput = LogOutput()
 
 
 def main() -> int:
     """Run the engine until its parent is gone or it is told to stop. Returns the exit code."""
-    _log_to_stderr()
     log = structlog.get_logger("engine")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front end decides
     stop = _Stop()
     signal.signal(signal.SIGTERM, stop.on_signal)
     try:
         orders = msgspec.json.decode(_first_line(), type=Orders)
+        log_to_stderr(orders.log)
         parts = assemble(orders.config, _progress(log))
         links = SocketLinks(
             Path(orders.socket),
@@ -174,18 +177,6 @@ def _progress(log: structlog.stdlib.BoundLogger) -> Callable[[int, int], None]:
             log.info("loading", percent=10 * tenth, bytes=done, of_bytes=total)
 
     return progress
-
-
-def _log_to_stderr() -> None:
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
-    )
 
 
 if __name__ == "__main__":

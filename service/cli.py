@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from runtime.log_output import LogOutput
 from service import generate, request_flags, settings
 from service.cli_parser import EXIT_USAGE, Parser, parse
 from service.shell_completion import SHELLS, completion_script
@@ -74,7 +75,7 @@ def _serve(parsed: argparse.Namespace) -> int:
             port=chosen.port,
             insecure=chosen.insecure,
             max_streams=chosen.max_streams,
-            log_level=chosen.log_level,
+            log=LogOutput(level=chosen.log_level, format=chosen.log_format),
             shutdown_grace_s=chosen.shutdown_grace_s,
         )
     except settings.SettingsError as error:

@@ -12,9 +12,13 @@ from typing import Final
 
 import msgspec
 
-from runtime.config import EngineConfig
+from runtime.config import ConfigError, EngineConfig
+from runtime.log_output import LogOutput
 
 _READY: Final = b"ready"
+_SOCKET: Final = "engine.sock"
+_MAX_SOCKET_BYTES: Final = 103  # of a Unix socket's path: the bound of macOS; Linux allows 107
+_SHORT_FOLDERS: Final = ("/tmp", "/var/tmp")
 _COMMAND: Final = (sys.executable, "-m", "runtime.engine_process")
 
 
@@ -39,12 +43,15 @@ class EngineProcess:
     @property
     def socket(self) -> Path:
         """Where the engine listens, in a folder that only this user can enter."""
-        return self._folder / "engine.sock"
+        return self._folder / _SOCKET
 
     @classmethod
-    async def start(cls, config: EngineConfig, command: Sequence[str] = _COMMAND) -> EngineProcess:
-        """Returns when the engine listens. Raises EngineStartError. If cancelled, leaves nothing behind."""
-        folder = Path(tempfile.mkdtemp(prefix="runahead-"))  # mode 0700
+    async def start(cls, config: EngineConfig, log: LogOutput, command: Sequence[str] = _COMMAND) -> EngineProcess:
+        """Returns when the engine listens. If cancelled, leaves nothing behind.
+
+        Raises ConfigError where there is no folder for its socket, and EngineStartError.
+        """
+        folder = _socket_folder()
         try:
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -54,7 +61,7 @@ class EngineProcess:
             raise
         engine = cls(process, folder)
         try:
-            await engine._greet(config)
+            await engine._greet(config, log)
         except BaseException:
             await engine.stop(grace_s=0.0)
             raise
@@ -78,9 +85,10 @@ class EngineProcess:
             shutil.rmtree(self._folder, ignore_errors=True)
         return await self._process.wait()
 
-    async def _greet(self, config: EngineConfig) -> None:
+    async def _greet(self, config: EngineConfig, log: LogOutput) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(msgspec.json.encode({"socket": str(self.socket), "config": config}) + b"\n")
+        orders = {"socket": str(self.socket), "config": config, "log": log}
+        self._process.stdin.write(msgspec.json.encode(orders) + b"\n")
         try:
             await self._process.stdin.drain()
         except ConnectionError:
@@ -88,3 +96,35 @@ class EngineProcess:
         line = await self._process.stdout.readline()
         if line.strip() != _READY:
             raise EngineStartError(await self._process.wait())
+
+
+def _socket_folder() -> Path:
+    """A new folder for the engine's socket, that only this user can enter.
+
+    It is made among the temporary files, or in a shorter folder where a socket's path would be too long in there.
+    Raises ConfigError where neither is possible.
+    """
+    try:
+        temporary = tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise ConfigError("no folder for temporary files can be written to; set TMPDIR to one that can") from error
+    for parent in (temporary, *_SHORT_FOLDERS):
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="runahead-", dir=parent))  # mode 0700
+        except OSError:
+            continue
+        if _can_hold_a_socket(folder):
+            return folder
+        folder.rmdir()
+    raise ConfigError(
+        f"the engine's socket has no place: in {temporary!r}, the folder for temporary files, its path would be longer "
+        f"than {_MAX_SOCKET_BYTES} bytes, and {' and '.join(_SHORT_FOLDERS)} can't be written to; set TMPDIR to a "
+        "shorter folder"
+    )
+
+
+def _can_hold_a_socket(folder: Path) -> bool:
+    try:
+        return len(str(folder / _SOCKET).encode("utf-8")) <= _MAX_SOCKET_BYTES  # as it goes to the engine
+    except UnicodeEncodeError:
+        return False

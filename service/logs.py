@@ -1,19 +1,12 @@
-"""Logs: one JSON object a line, on standard error. Prompts and completions are never logged."""
+"""Logs of the front end: its own events, and what its libraries log. Prompts and completions are never logged."""
 
 from __future__ import annotations
 
 import logging
-import sys
-from typing import Final
 
 import structlog
 
-_LEVELS: Final = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
+from runtime.log_output import LEVELS, LogOutput, log_to_stderr
 
 
 class _Forward(logging.Handler):
@@ -24,15 +17,7 @@ class _Forward(logging.Handler):
         structlog.get_logger(record.name).log(record.levelno, "library", message=record.msg, error=error)
 
 
-def configure_logs(level: str) -> None:
-    """Sends this process's logs, and its libraries', to standard error. level: debug, info, warning or error."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
-    )
-    logging.basicConfig(level=max(_LEVELS[level], logging.WARNING), handlers=[_Forward()], force=True)
+def configure_logs(output: LogOutput) -> None:
+    """Sends this process's logs, and its libraries', to standard error."""
+    log_to_stderr(output)
+    logging.basicConfig(level=max(LEVELS[output.level], logging.WARNING), handlers=[_Forward()], force=True)

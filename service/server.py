@@ -8,13 +8,14 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import structlog
 
 from runtime.config import ConfigError, EngineConfig, check_config
+from runtime.log_output import LogOutput
 from service.engine_client import SocketEngineClient
 from service.engine_process import EngineProcess, EngineStartError
 from service.front_end import FrontEnd
@@ -40,7 +41,7 @@ class ServerConfig:
     host, port: where to listen; port 0 takes any free one.
     insecure: allows a host that other machines can reach, though nobody is asked who they are.
     max_streams: completions that may be open at once.
-    log_level: debug, info, warning or error.
+    log: what this process and the engine's log, and how.
     shutdown_grace_s: how long a shutdown waits for the open completions.
     linger_s: how long NOT_SERVING is shown after the engine was lost, before the server stops.
     """
@@ -51,7 +52,7 @@ class ServerConfig:
     port: int = 50051
     insecure: bool = False
     max_streams: int = 1024
-    log_level: str = "info"
+    log: LogOutput = field(default_factory=LogOutput)
     shutdown_grace_s: float = 10.0
     linger_s: float = 1.0
 
@@ -73,7 +74,7 @@ def run(config: ServerConfig) -> int:
     lost, 2 if the service could not start (a sentence on standard error says why)."""
     try:
         check_server_config(config)
-        configure_logs(config.log_level)
+        configure_logs(config.log)
         return asyncio.run(serve(config))
     except (ConfigError, EngineLostError, EngineStartError) as error:
         print(f"runahead serve: {error}", file=sys.stderr, flush=True)
@@ -88,7 +89,7 @@ async def serve(config: ServerConfig, on_ready: Callable[[int], None] | None = N
     _require_free(config.host, config.port)
     tokenizer = None if config.tokenizer == "none" else load_tokenizer(Path(config.engine.model))
     stop = _stop_on_signals()
-    engine = await _unless_stopped(EngineProcess.start(config.engine), stop)
+    engine = await _unless_stopped(EngineProcess.start(config.engine, config.log), stop)
     if engine is None:
         return EXIT_OK
     try:

@@ -103,8 +103,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         float, Meta(ge=0, le=3600, description="seconds that a shutdown waits for open completions")
     ] = 10.0
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="least severe event that is logged")
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="least severe event that is logged, by the engine too"),
     ] = "info"
+    log_format: Annotated[
+        Literal["auto", "console", "json"], Meta(description="auto: console on a terminal, json elsewhere")
+    ] = "auto"
     launch_timeout_s: Annotated[
         float,
         Meta(

@@ -20,6 +20,7 @@ from grpc_status import rpc_status
 
 from runahead.v1 import generate_pb2, generation_service_pb2_grpc, model_pb2
 from runtime.config import EngineConfig
+from runtime.log_output import LogOutput
 from service import cli
 from service.request_flags import add_flags
 from service.server import ServerConfig
@@ -322,7 +323,7 @@ def test_every_setting_reaches_the_server(monkeypatch: pytest.MonkeyPatch, tmp_p
 
     monkeypatch.setattr("service.server.run", run)
     flags = [f"--model={tmp_path}", "--host=::", "--insecure", "--port=1", "--max-streams=2", "--log-level=error"]
-    flags += ["--shutdown-grace-s=0.5", "--tokenizer=none"]
+    flags += ["--shutdown-grace-s=0.5", "--tokenizer=none", "--log-format=json"]
     assert cli.main(["serve", *flags, "--run-ahead=serial", "--max-rows=3"]) == 0
     engine = EngineConfig(model=str(tmp_path), served_name=tmp_path.name, run_ahead=0, max_rows=3)
     assert started == [
@@ -333,7 +334,7 @@ def test_every_setting_reaches_the_server(monkeypatch: pytest.MonkeyPatch, tmp_p
             port=1,
             insecure=True,
             max_streams=2,
-            log_level="error",
+            log=LogOutput(level="error", format="json"),
             shutdown_grace_s=0.5,
         ),
     ]

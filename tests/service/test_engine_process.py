@@ -9,16 +9,20 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from runtime.config import ConfigError, EngineConfig
+from runtime.log_output import LogOutput
+from service import engine_process
 from service.engine_process import EngineProcess, EngineStartError
 from service.server import EXIT_CANNOT_START, ServerConfig, check_server_config
 
 CONFIG = EngineConfig(model="/nowhere")
+LOG = LogOutput(level="warning", format="json")
 
 
 @pytest.fixture
@@ -38,9 +42,10 @@ def test_the_engine_gets_its_orders_and_a_private_folder(tmp_path: Path, command
     body = f"open({str(written)!r}, 'w').write(json.dumps(orders))\nprint('ready', flush=True)\nsys.stdin.read()"
 
     async def start_and_stop() -> None:
-        engine = await EngineProcess.start(CONFIG, command(body))
+        engine = await EngineProcess.start(CONFIG, LOG, command(body))
         orders = json.loads(written.read_text())
         assert orders["socket"] == str(engine.socket)
+        assert orders["log"] == {"level": "warning", "format": "json"}
         assert orders["config"]["model"] == "/nowhere" and orders["config"]["run_ahead"] == CONFIG.run_ahead
         assert stat.S_IMODE(engine.socket.parent.stat().st_mode) == 0o700
         assert await engine.stop(grace_s=10) == 0, "the end of its input ends it"
@@ -49,9 +54,49 @@ def test_the_engine_gets_its_orders_and_a_private_folder(tmp_path: Path, command
     asyncio.run(start_and_stop())
 
 
+LISTEN = """
+import socket
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(orders["socket"])
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("name", ["x" * 120, os.fsdecode(b"\xff")], ids=["too long", "not UTF-8"])
+def test_a_temporary_folder_that_no_socket_fits_into_is_passed_over(
+    name: str, tmp_path: Path, command: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unfit = tmp_path / name
+    unfit.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(unfit))
+
+    async def start_and_stop() -> Path:
+        engine = await EngineProcess.start(CONFIG, LOG, command(LISTEN))
+        folder = engine.socket.parent
+        assert engine.socket.is_socket()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert await engine.stop(grace_s=10) == 0
+        return folder
+
+    folder = asyncio.run(start_and_stop())
+    assert not folder.exists() and not list(unfit.iterdir())
+    assert unfit not in folder.parents
+
+
+def test_where_no_socket_fits_a_sentence_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    monkeypatch.setattr(engine_process, "_SHORT_FOLDERS", (str(tmp_path / "absent"),))
+    with pytest.raises(ConfigError, match=r"xxx.*longer than 103 bytes.*absent can't be written to; set TMPDIR"):
+        asyncio.run(EngineProcess.start(CONFIG, LOG, ["false"]))
+    assert not list(long.iterdir())
+
+
 def test_an_engine_that_can_not_start_gives_its_exit_code(command: Callable[[str], list[str]]) -> None:
     with pytest.raises(EngineStartError) as failed:
-        asyncio.run(EngineProcess.start(CONFIG, command("sys.exit(2)")))
+        asyncio.run(EngineProcess.start(CONFIG, LOG, command("sys.exit(2)")))
     assert failed.value.exit_code == 2
 
 
@@ -59,7 +104,7 @@ def test_an_engine_that_does_not_end_is_killed(command: Callable[[str], list[str
     body = "print('ready', flush=True)\nthreading.Event().wait()"
 
     async def start_and_stop() -> int:
-        return await (await EngineProcess.start(CONFIG, command(body))).stop(grace_s=0.05)
+        return await (await EngineProcess.start(CONFIG, LOG, command(body))).stop(grace_s=0.05)
 
     assert asyncio.run(start_and_stop()) == -9
 
@@ -70,7 +115,7 @@ def test_a_start_that_is_cancelled_leaves_no_process(tmp_path: Path, command: Ca
     body = f"import os\nopen({str(written)!r}, 'w').write(str(os.getpid()))\nthreading.Event().wait()"
 
     async def start_and_cancel() -> int:
-        starting = asyncio.ensure_future(EngineProcess.start(CONFIG, command(body)))
+        starting = asyncio.ensure_future(EngineProcess.start(CONFIG, LOG, command(body)))
         pid = int(await asyncio.to_thread(written.read_text))
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)

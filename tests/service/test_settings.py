@@ -54,8 +54,8 @@ def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> No
         "run_ahead": 4, "run_ahead_tokens": 7, "max_rows": 8, "max_queue": 9, "context_length": 10, "block_size": 32,
         "num_blocks": 11, "prefill_chunk": 64, "max_prefill_tokens": 65, "prefix_cache": False, "penalty_slots": 5,
         "log_interval": 6, "log_mode": "barrier", "threads": 3, "launch_timeout_s": 60.5,
-        "host": "localhost", "port": 1, "insecure": True, "max_streams": 2, "log_level": "debug", "jitter_seed": 5,
-        "shutdown_grace_s": 2.5, "counters_from": 12,
+        "host": "localhost", "port": 1, "insecure": True, "max_streams": 2, "log_level": "debug",
+        "log_format": "console", "jitter_seed": 5, "shutdown_grace_s": 2.5, "counters_from": 12,
     }  # fmt: skip
     assert set(changed) == set(setting_names()), "this test must name every setting"
     expected = Settings(**changed)

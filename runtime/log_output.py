@@ -1,0 +1,60 @@
+"""Where this process's logs go: standard error, for people on a terminal and as one JSON object a line elsewhere.
+
+The front end and the engine share one standard error, and write to it alike. Prompts and completions are never logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Final
+
+import msgspec
+import structlog
+
+LEVELS: Final = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+
+
+class LogOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """level: the least severe event that is logged: debug, info, warning or error.
+
+    format: console (for people), json (one object a line), or auto: console where standard error is a terminal.
+    """
+
+    level: str = "info"
+    format: str = "auto"
+
+
+def log_to_stderr(output: LogOutput) -> None:
+    """Sends this process's events to standard error, from now on."""
+    on_terminal = sys.stderr.isatty()
+    for_people = output.format == "console" or (output.format == "auto" and on_terminal)
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            *(_for_people(on_terminal) if for_people else _as_json()),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[output.level]),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+    )
+
+
+def _as_json() -> list[structlog.typing.Processor]:
+    return [
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        structlog.processors.JSONRenderer(),
+    ]
+
+
+def _for_people(colors: bool) -> list[structlog.typing.Processor]:
+    return [
+        structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
+        # A plain traceback: the renderer's own one shows local variables, and prompts with them.
+        structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback),
+    ]
