@@ -7,7 +7,7 @@ it allows; publish.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -126,7 +126,7 @@ class Engine:
         """Returns the seconds it took."""
         begun = self._clock()
         while self.ledger.in_flight:
-            self._wait()
+            self._wait_for_mark((), _WAIT_S)  # what arrives meanwhile is taken afterwards
             self._settle()
         check_rows(self.device.read_rows(), self.scheduler)
         return self._clock() - begun
@@ -175,22 +175,31 @@ class Engine:
         """For the oldest mark outstanding, or an arrival."""
         ledger = self.ledger
         has_more = self.scheduler.waiting.look_further()  # to do that no mark or arrival tells of
-        begun = self._clock()
         wait_s = 0.0 if has_more else self.intake.wait_s(_WAIT_S)
         has_more = has_more or self.intake.has_more
+        if ledger.in_flight:
+            self._wait_for_mark(self._links.wake_fds(), wait_s)
+            return
+        self.waits += 1
+        if has_more:
+            return
+        if len(self.registry):
+            raise LedgerError(f"nothing is in flight and {len(self.registry)} requests wait")
+        self._idle_after = ledger.launched
+        begun = self._clock()
+        self._links.wait(wait_s)
+        waited_s = self._clock() - begun
+        self._nothing_to_do_s += waited_s
+        self._waited_s += waited_s
+
+    def _wait_for_mark(self, wake_fds: Sequence[int], wait_s: float) -> None:
+        """For the oldest one outstanding, one of these descriptors, or so long."""
+        ledger, begun = self.ledger, self._clock()
         self.waits += 1
         if ledger.waits_for_tokens:
-            self.device.wait(ledger.committed, _NEVER, self._links.wake_fds(), wait_s)
-        elif ledger.in_flight:
-            self.device.wait(_NEVER, ledger.ended, self._links.wake_fds(), wait_s)
-        elif has_more:
-            pass
-        elif len(self.registry):
-            raise LedgerError(f"nothing is in flight and {len(self.registry)} requests wait")
+            self.device.wait(ledger.committed, _NEVER, wake_fds, wait_s)
         else:
-            self._idle_after = ledger.launched
-            self._links.wait(wait_s)
-            self._nothing_to_do_s += self._clock() - begun
+            self.device.wait(_NEVER, ledger.ended, wake_fds, wait_s)
         self._waited_s += self._clock() - begun
 
     def _settle(self) -> None:

@@ -6,13 +6,13 @@ import contextlib
 import os
 import select
 import socket
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
 from runtime import messages as m
 from runtime.submit_check import check_message
+from runtime.turns import Turns
 
 # Connections at a time; more are refused. A server has one, and a tool beside it another. `select`, by which the loop
 # and the devices wait, takes no descriptor above 1,023: without a bound, connections could end the engine.
@@ -87,9 +87,9 @@ class SocketLinks:
         self._refuse = refuse
         self._parent_fd = parent_fd
         self.parent_gone = False
-        self._connections: dict[int, _Connection] = {}
+        self._turns: Turns[_Connection] = Turns()
+        self._connections = self._turns.lanes  # by the front ends' numbers
         self._next_owner = connected + 1
-        self._lost: deque[int] = deque()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -126,7 +126,7 @@ class SocketLinks:
 
     @property
     def has_more(self) -> bool:
-        return bool(self._lost) or any(c.ended or c.reader.has_frame for c in self._connections.values())
+        return bool(self._turns.gone) or any(c.ended or c.reader.has_frame for c in self._connections.values())
 
     def send(self, owner: int, message: m.ToFrontEnd) -> None:
         connection = self._connections.get(owner)
@@ -194,20 +194,7 @@ class SocketLinks:
             self._end(connection)
 
     def _messages(self) -> Iterator[tuple[int, m.ToEngine | None]]:
-        """One of each front end in turn, for as long as there are any, and the front ends that are gone.
-
-        Whoever has had its turn goes behind the others, also for the next call, which may come before all had theirs.
-        """
-        left = list(self._connections.items())
-        while left or self._lost:
-            while self._lost:
-                yield self._lost.popleft(), None
-            for owner, connection in left:
-                message = self._next_of(owner, connection)
-                if message is not None:
-                    self._connections[owner] = self._connections.pop(owner)
-                    yield owner, message
-            left = [(owner, connection) for owner, connection in left if connection.reader.has_frame]
+        return self._turns.take(self._next_of, lambda connection: connection.reader.has_frame)
 
     def _next_of(self, owner: int, connection: _Connection) -> m.ToEngine | None:
         """Its next message; None where there is none. It is lost at its end, or at once for what it says."""
@@ -261,4 +248,4 @@ class SocketLinks:
             self._end(connection)
             connection.reader = m.FrameReader()  # whatever else it has said
             connection.sock.close()
-            self._lost.append(owner)
+            self._turns.gone.append(owner)

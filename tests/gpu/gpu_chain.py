@@ -103,13 +103,13 @@ class EngineUnderTest:
         submit = prepared_submit(
             handle, f"r{handle}", np.asarray(prompt, np.int32), sampling, stopping, block_size=size
         )
-        self.links.inbox.append((1, submit))
+        self.links.tell(1, submit)
 
     def run(self, turns: int = 100_000) -> None:
         """Turn until everything has ended, then compare the device's rows with the host's."""
         for _ in range(turns):
             self.engine.turn()
-            if not self.links.inbox and not len(self.engine.registry) and not self.engine.ledger.in_flight:
+            if not self.links.unread and not len(self.engine.registry) and not self.engine.ledger.in_flight:
                 break
         else:
             raise AssertionError(f"no end after {turns} turns")

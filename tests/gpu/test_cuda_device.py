@@ -83,7 +83,7 @@ def steady(run_ahead: int, dtype: torch.dtype = torch.float32) -> EngineUnderTes
 
 
 def finish(under_test: EngineUnderTest) -> None:
-    under_test.links.inbox.append((1, m.Abort(1, (), True)))
+    under_test.links.tell(1, m.Abort(1, (), True))
     under_test.run()
     under_test.device.close()
 

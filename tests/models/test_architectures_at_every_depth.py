@@ -40,7 +40,7 @@ def completions(folder: Path, depth: int, vocab: int) -> dict[int, list[int]]:
     stopping = StoppingParams(TOKENS, ignore_eos=True)
     for handle, prompt in enumerate(prompts(vocab)):
         tokens = np.asarray(prompt, np.int32).tobytes()
-        links.inbox.append((1, m.Submit(handle, f"r{handle}", tokens, SamplingParams(temperature=0.0), stopping)))
+        links.tell(1, m.Submit(handle, f"r{handle}", tokens, SamplingParams(temperature=0.0), stopping))
     engine.turn()
     while len(engine.registry):
         engine.turn()

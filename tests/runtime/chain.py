@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
 from runtime.rows import Rows
 from runtime.scheduler import Scheduler
 from runtime.slot_pool import NO_SLOT
+from runtime.turns import Turns
 from tests.runtime.hash_model import EOS, VOCAB
 
 BULK_WORDS = 4096
@@ -46,20 +47,39 @@ def nobody_is_refused(owner: int, why: str) -> None:
     raise AssertionError(f"front end {owner} was refused: {why}")
 
 
-@dataclass
 class MemoryLinks:
-    """Front ends as two lists."""
+    """Front ends in memory: what each has said and nobody has taken, in order, and what all were sent."""
 
-    inbox: list[tuple[int, m.ToEngine | None]] = field(default_factory=list)
-    sent: list[tuple[int, m.ToFrontEnd]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, m.ToFrontEnd]] = []
+        self._turns: Turns[deque[m.ToEngine | None]] = Turns()
+
+    def tell(self, owner: int, message: m.ToEngine | None) -> None:
+        """A front end says something. None: it is gone."""
+        self._turns.lanes.setdefault(owner, deque()).append(message)
+
+    @property
+    def unread(self) -> list[tuple[int, m.ToEngine | None]]:
+        """What was not taken yet, one front end after the other."""
+        gone = [(owner, None) for owner in self._turns.gone]
+        return [*gone, *((owner, message) for owner, lane in self._turns.lanes.items() for message in lane)]
 
     def receive(self) -> Iterator[tuple[int, m.ToEngine | None]]:
-        while self.inbox:
-            yield self.inbox.pop(0)
+        return self._turns.take(self._next_of, bool)
 
     @property
     def has_more(self) -> bool:
-        return bool(self.inbox)
+        return bool(self._turns.gone) or any(self._turns.lanes.values())
+
+    def _next_of(self, owner: int, lane: deque[m.ToEngine | None]) -> m.ToEngine | None:
+        if not lane:
+            return None
+        message = lane.popleft()
+        if message is None:
+            self._turns.gone.append(owner)
+            if not lane:
+                del self._turns.lanes[owner]
+        return message
 
     def send(self, owner: int, message: m.ToFrontEnd) -> None:
         self.sent.append((owner, message))
@@ -164,7 +184,7 @@ class Chain:
 
     def tell(self, message: m.ToEngine | None, *, owner: int = 1) -> None:
         """None: the front end is gone."""
-        self.links.inbox.append((owner, message))
+        self.links.tell(owner, message)
 
     # ------------------------------------------------------------ the loop
 

@@ -149,8 +149,7 @@ class Lifecycle:
         if tracked is None and registry.has_finished(f"{key[0]}-{key[1]}"):
             return "finished"
         if tracked is None:
-            inbox = self.chain.links.inbox
-            arriving = {(owner, sent.handle) for owner, sent in inbox if isinstance(sent, m.Submit)}
+            arriving = {(owner, sent.handle) for owner, sent in self.chain.links.unread if isinstance(sent, m.Submit)}
             return "on its way" if key in arriving else "refused"
         if tracked.request.slot == NO_SLOT:
             return "waiting"

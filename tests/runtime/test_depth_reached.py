@@ -88,9 +88,7 @@ def gated_engine(run_ahead: int, queued: int = 0) -> Iterator[tuple[Engine, Memo
 
 def submit(links: MemoryLinks, **stopping: object) -> None:
     prompt = np.array(PROMPT, np.int32).tobytes()
-    links.inbox.append(
-        (1, m.Submit(1, "r1", prompt, SamplingParams(temperature=0.0), StoppingParams(**stopping)))  # type: ignore[arg-type]
-    )
+    links.tell(1, m.Submit(1, "r1", prompt, SamplingParams(temperature=0.0), StoppingParams(**stopping)))  # type: ignore[arg-type]
 
 
 def run(engine: Engine) -> None:

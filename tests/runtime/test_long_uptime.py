@@ -164,7 +164,7 @@ def told_by_the_host_device(folder: Path, depth: int, counters_from: int) -> dic
         tokens = np.array([(37 * i + 11 * j) % 150 for j in range(3 * i)], np.int32).tobytes()
         stopping = StoppingParams(12, ignore_eos=True)
         handle = counters_from + BEFORE - 4 + i
-        links.inbox.append((counters_from + BEFORE + i % 2, m.Submit(handle, f"r{i}", tokens, sampling, stopping)))
+        links.tell(counters_from + BEFORE + i % 2, m.Submit(handle, f"r{i}", tokens, sampling, stopping))
     engine.turn()
     while len(engine.registry):
         engine.turn()

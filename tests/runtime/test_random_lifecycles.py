@@ -9,7 +9,7 @@ import pytest
 from runtime.request import FinishReason
 from tests.runtime.lifecycles import lived
 
-SEEDS = range(80)
+SEEDS = range(100)
 # No logits of these lives are sick, and a cancelled request's end is told to nobody.
 _NEVER_HERE = (FinishReason.NOT_FINISHED, FinishReason.NON_FINITE, FinishReason.CANCELLED)
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from cuda_graphs.rings import RingLayout, allocate_rings
 from cuda_graphs.simulated_device import at_once, seeded_schedule
+from runtime import messages as m
 from runtime.block_pool import BlockPool
 from runtime.engine import Engine
 from runtime.interval_log import Snapshot
@@ -103,11 +104,30 @@ class CountingPool(BlockPool):
         return super().take(count)
 
 
+class WatchedLinks(MemoryLinks):
+    """Writes down what the engine takes, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._taken: list[tuple[int, m.ToEngine | None]] = []
+
+    def receive(self) -> Iterator[tuple[int, m.ToEngine | None]]:
+        for one in super().receive():
+            self._taken.append(one)
+            yield one
+
+    def take_taken(self) -> list[tuple[int, m.ToEngine | None]]:
+        """What was taken since the last call."""
+        taken, self._taken = self._taken, []
+        return taken
+
+
 @dataclass
 class SimulatedChain(Chain):
     """snapshots: those that were logged. clock: the engine's."""
 
     device: TimedDevice
+    links: WatchedLinks
     ledger: NamingLedger
     pool: CountingPool
     snapshots: list[Snapshot]
@@ -152,11 +172,12 @@ def make_chain(script: Script, depth: int, counters_from: int = 0) -> SimulatedC
     scheduler = HeldToItsWord(limits, rows, pool, ledger)
     poison = SlotPoison(program, rings)
     ledger.scheduler, poison.ledger = scheduler, ledger
-    links = MemoryLinks()
+    links = WatchedLinks()
     snapshots: list[Snapshot] = []
     engine = Engine(
         device, scheduler, links, max_queue=world.max_queue, poison=poison, log_interval=world.log_interval,
-        log_mode=world.log_mode, write_snapshot=snapshots.append, clock=clock, turn_work=EVERYTHING,
+        log_mode=world.log_mode, write_snapshot=snapshots.append, clock=clock,
+        turn_work=world.turn_work or EVERYTHING,
         launch_timeout_s=world.launch_timeout_s,
     )  # fmt: skip
     return SimulatedChain(engine, device, links, program, ledger, pool, snapshots, clock)

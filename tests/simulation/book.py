@@ -1,13 +1,15 @@
 """Who is being served, kept from what was sent and what was answered alone, and what the engine owes each message.
 
-The engine reads all that was sent at the beginning of a turn. What it must answer follows from the book and from two
-figures of the engine at that moment: who waits for a row, and how many rows are free.
+The engine reads what was sent at the beginning of a turn, all of it or as much as a turn has work for: a request that
+comes or is cancelled is a piece of work; so is each id of an abort, and its answer; so is a front end that is lost, and
+each of its requests. What the engine must answer follows from the book, from what it has read, and from two figures of
+its own at that moment: who waits for a row, and how many rows are free.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from runtime import messages as m
@@ -32,9 +34,10 @@ class _Due:
 
 class Book:
     """served: requests that were accepted and have not ended. ends: of all others that were accepted, by reason, those
-    that were never told included. counts: of what a simulation should have seen."""
+    that were never told included. counts: of what a simulation should have seen. turn_work: pieces of work that the
+    engine does in a turn for what has arrived."""
 
-    def __init__(self, script: Script, wires: Wires) -> None:
+    def __init__(self, script: Script, wires: Wires, turn_work: int) -> None:
         self.served: dict[str, int] = {}  # by id
         self.ends: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
@@ -45,30 +48,60 @@ class Book:
         self._finished: set[str] = set()  # ids that were served once
         self._early: dict[str, float] = {}  # ids aborted before they came, and until when that counts
         self._due = _Due()
+        self._dropped: list[int] = []
+        self._turn_work = turn_work
+        self._doing: Iterator[bool] | None = None  # what the newest message asks for, as far as it is not done
+        self._waiting: set[int] = set()
+        self._free_rows = 0
+        self._now = 0.0
 
-    # ------------------------------------------------------------ before a turn
+    # ------------------------------------------------------------ what a turn has read
 
     def read(
-        self, inbox: Sequence[tuple[int, m.ToEngine | None]], waiting: Iterable[int], free_rows: int, now: float
-    ) -> None:
-        """All that the coming turn reads. waiting: requests without a row. now: seconds on the engine's clock."""
-        waiting = set(waiting)
-        for owner, message in inbox:
-            match message:
-                case m.Submit():
-                    handle = self._wires.handle(owner, message.handle)
-                    assert handle is not None
-                    room = self._max_queue + free_rows - len(waiting & set(self.served.values()))
-                    if self._submitted(handle, room, now):
-                        waiting.add(handle)
-                case m.Cancel():
-                    handle = self._wires.handle(owner, message.handle)
-                    if handle in self.served.values():
-                        self._end(handle, message.reason)
-                case m.Abort():
-                    self._abort(owner, message, now)
-                case None:
-                    self._lose(owner)
+        self, taken: Iterable[tuple[int, m.ToEngine | None]], is_all: bool, waiting: Iterable[int], free_rows: int,
+        now: float,
+    ) -> None:  # fmt: skip
+        """A turn began with this. taken: what it has read, in order. is_all: nothing was left unread. waiting: requests
+        that had no row before it. free_rows: as many as there were. now: seconds on the engine's clock."""
+        self._waiting, self._free_rows, self._now = {*waiting}, free_rows, now
+        messages, left = deque(taken), self._turn_work
+        while left > 0 and (self._doing is not None or messages):
+            if self._doing is None:
+                self._doing = self._begin(*messages.popleft())
+            if next(self._doing, None) is None:
+                self._doing = None
+            else:
+                left -= 1
+        self.counts["something was left unread"] += not is_all
+        self.counts["a message took several turns"] += self._doing is not None
+        assert not messages, f"more was read than a turn has work for: {messages}"
+        assert is_all or not left, "a turn had work left, and something to read"
+
+    def take_dropped(self) -> list[int]:
+        """Requests that were ended since the last call because nobody listens to them any more."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def _begin(self, owner: int, message: m.ToEngine | None) -> Iterator[bool]:
+        """What a message asks for, a piece of work at a time."""
+        match message:
+            case m.Submit():
+                handle = self._wires.handle(owner, message.handle)
+                assert handle is not None
+                room = self._max_queue + self._free_rows - len(self._waiting & set(self.served.values()))
+                if self._submitted(handle, room, self._now):
+                    self._waiting.add(handle)
+                yield True
+            case m.Cancel():
+                handle = self._wires.handle(owner, message.handle)
+                if handle in self.served.values():
+                    self._drop(handle, message.reason)
+                yield True
+            case m.Abort():
+                yield from self._abort(owner, message)
+            case None:
+                yield True
+                yield from self._lose(owner)
 
     def _submitted(self, handle: int, room: int, now: float) -> bool:
         """It is accepted."""
@@ -91,11 +124,19 @@ class Book:
             self._must_abort(handle)
         return True
 
-    def _abort(self, owner: int, message: m.Abort, now: float) -> None:
-        ids = tuple(self.served) if message.all_requests else message.request_ids
-        self.counts["several aborted at once"] += len(ids) > 1
-        outcomes = tuple(self._abort_one(request_id, owner, now) for request_id in ids)
+    def _abort(self, owner: int, message: m.Abort) -> Iterator[bool]:
+        """Of all: those that are served when it is read, the youngest first, unless they end before their turn."""
+        self.counts["several aborted at once"] += len(message.request_ids) > 1 or message.all_requests
+        answered: list[tuple[str, str]] = []
+        for request_id in reversed(tuple(self.served)) if message.all_requests else message.request_ids:
+            if message.all_requests and request_id not in self.served:
+                self.counts["ended by itself before its turn to be ended"] += 1
+            else:
+                answered.append((request_id, self._abort_one(request_id, owner, self._now)))
+            yield True
+        ids, outcomes = tuple(one for one, _ in answered), tuple(outcome for _, outcome in answered)
         self._due.answers.append((owner, m.AbortResult(message.call, ids, outcomes)))
+        yield True
 
     def _abort_one(self, request_id: str, owner: int, now: float) -> str:
         handle = self.served.get(request_id)
@@ -108,11 +149,19 @@ class Book:
         self._early[request_id] = now + EARLY_ABORT_S
         return "NOT_FOUND"
 
-    def _lose(self, owner: int) -> None:
+    def _lose(self, owner: int) -> Iterator[bool]:
         lost = [handle for handle in self.served.values() if self._asks[handle].owner == owner]
         self.counts["front end lost beside another's requests"] += 0 < len(lost) < len(self.served)
-        for handle in lost:
-            self._end(handle, FinishReason.CANCELLED)
+        for handle in reversed(lost):
+            if handle in self.served.values():
+                self._drop(handle, FinishReason.CANCELLED)
+            else:
+                self.counts["ended by itself before its turn to be ended"] += 1
+            yield True
+
+    def _drop(self, handle: int, reason: FinishReason) -> None:
+        self._dropped.append(handle)
+        self._end(handle, reason)
 
     def _must_abort(self, handle: int) -> None:
         self._due.aborted.add(handle)

@@ -29,9 +29,15 @@ def depths_of(seed: int) -> tuple[int, ...]:
     return tuple(depth for depth in DEPTHS if depth != 1 + seed % len(DEPTHS))
 
 
+def turn_work_of(seed: int) -> int:
+    """Half of all seeds read in a turn whatever has arrived, the others a little of it."""
+    return random.Random(f"{seed} turn work").choice((0, 0, 4, 1))
+
+
 def make_script(seed: int, mode: Mode | None = None) -> Script:
     """The script of a seed. mode: the one that the seed says unless given."""
     script = _Author(seed, mode or mode_of(seed)).write()
+    script = replace(script, world=replace(script.world, turn_work=turn_work_of(seed)))
     if seed % _SIEGES == _SIEGES - 1:
         return besieged(script)
     return besieged_in_its_prompt(script) if seed % _SIEGES == _SIEGES // 2 else script

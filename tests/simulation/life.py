@@ -13,6 +13,7 @@ from runtime.engine import Barrier
 from runtime.preparation import prepared_submit
 from runtime.request import FinishReason
 from runtime.watchdog import LaunchHungError, NoProgressError
+from tests.runtime.chain import EVERYTHING
 from tests.simulation.assembly import make_chain
 from tests.simulation.book import Book
 from tests.simulation.invariants import INVARIANTS, Evictions, Hanging, Progress, Staged
@@ -62,7 +63,7 @@ class Life:
         self.chain = make_chain(script, depth)
         self.wires = Wires(script)
         self.transcript = Transcript(script, self.wires)
-        self.book = Book(script, self.wires)
+        self.book = Book(script, self.wires, script.world.turn_work or EVERYTHING)
         self.witness = Witness(script, self.wires)
         self._progress, self._evictions, self._staged = Progress(depth), Evictions(), Staged()
         self._hanging = Hanging(script.world.launch_timeout_s, script.world.turn_s)
@@ -71,6 +72,8 @@ class Life:
         self._events = sorted(script.events, key=lambda event: _order_of(event.kind))  # that have not happened yet
         self._sent: dict[int, Ask] = {}
         self._lost: set[int] = set()  # front ends
+        self._given_up: set[int] = set()  # requests whose front end has said that nobody listens, or is gone
+        self._before: tuple[list[int], int, float] | None = None  # a turn: who waited, the free rows, and when
         self._aborts = 0  # calls
         self._failure: Kind | None = None  # FAIL or STALL, once it has happened
 
@@ -94,7 +97,7 @@ class Life:
         while self._asks or any(event.turn >= 0 for event in self._events) or not self.chain.quiet:
             self._events = [event for event in self._events if not self._settles(event)]
             self._send()
-            self._take_down()
+            self._look_before()
             self._step(self.chain.engine.turn)
             self._turn += 1
             self.chain.clock.pass_by(self.script.world.turn_s)
@@ -128,11 +131,20 @@ class Life:
             cache_salt=ask.salt,
         )
 
-    def _take_down(self) -> None:
-        """What the coming turn will read, into the book."""
-        engine = self.chain.engine
+    def _look_before(self) -> None:
+        """What the book needs of the engine, as it is before the coming turn."""
         waiting = [handle for handle in self._served() if self._phase_of(handle) == "WAITING"]
-        self.book.read(self.chain.links.inbox, waiting, engine.scheduler.rows.free, self.chain.clock.now)
+        self._before = waiting, self.chain.engine.scheduler.rows.free, self.chain.clock.now
+
+    def _take_down(self) -> None:
+        """What the turn has read, into the book. Nobody listens any more to those that it ended without a word."""
+        if self._before is None:
+            return
+        waiting, free_rows, now = self._before
+        self._before = None
+        self.book.read(self.chain.links.take_taken(), not self.chain.links.has_more, waiting, free_rows, now)
+        for handle in self.book.take_dropped():
+            self.transcript.heard[handle].unheard = True
 
     def _settles(self, event: Event) -> bool:
         """The event happens now, or can't any more."""
@@ -160,7 +172,7 @@ class Life:
         return [self.wires.of(tracked.request) for tracked in self.chain.engine.registry.all()]
 
     def _is_over(self, handle: int) -> bool:
-        return self.transcript.heard[handle].is_over
+        return handle in self._given_up or self.transcript.heard[handle].is_over
 
     def _phase_of(self, handle: int) -> str:
         tracked = self.chain.engine.registry.by_handle(self._sent[handle].owner, self.wires.numbers[handle])
@@ -174,7 +186,7 @@ class Life:
             case Kind.CANCEL | Kind.DEADLINE | Kind.STOP_STRING:
                 reason = FinishReason.STOP if kind is Kind.STOP_STRING else FinishReason.CANCELLED
                 if handle in self._sent and asks[handle].owner not in self._lost:
-                    self._nobody_listens_to(handle)
+                    self._given_up.add(handle)
                     chain.tell(m.Cancel(self.wires.numbers[handle], reason), owner=asks[handle].owner)
             case Kind.ABORT | Kind.ABORT_ALL:
                 self._aborts += 1
@@ -183,9 +195,7 @@ class Life:
                 chain.tell(m.Abort(self._aborts, () if is_all else named, is_all), owner=owner)
             case Kind.LOSE:
                 self._lost.add(owner)
-                for sent, ask in self._sent.items():
-                    if ask.owner == owner:
-                        self._nobody_listens_to(sent)
+                self._given_up |= {sent for sent, ask in self._sent.items() if ask.owner == owner}
                 chain.tell(None, owner=owner)
             case Kind.DRAIN:
                 self._drain("test")
@@ -195,10 +205,6 @@ class Life:
             case Kind.STALL:
                 self._failure = self._failure or kind
                 chain.device.is_stalled = True
-
-    def _nobody_listens_to(self, handle: int) -> None:
-        heard = self.transcript.heard[handle]
-        heard.unheard = heard.unheard or not heard.is_over
 
     # ------------------------------------------------------------ what is checked
 
@@ -231,6 +237,7 @@ class Life:
 
     def _read(self) -> None:
         """What the engine has said since the last look."""
+        self._check("what is read", self._take_down)
         self._check("order", lambda: self.transcript.read(self.chain.links.sent))
         self._check("who is served", lambda: self.book.compare(self.transcript, set(self._served())))
 
@@ -246,7 +253,7 @@ class Life:
         served = set(self._served())
         on_their_way = {
             self.wires.handle(owner, sent.handle)
-            for owner, sent in self.chain.links.inbox
+            for owner, sent in self.chain.links.unread
             if isinstance(sent, m.Submit)
         }
         for handle in self._sent:

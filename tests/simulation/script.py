@@ -50,7 +50,8 @@ class Kind(enum.StrEnum):
 class World:
     """The engine's sizes. device_seed: of its delays; -1: it is always done at once. extra_slots: of its rings, beside
     `run_ahead` + 2. depths: each is run and compared with serial. turn_s: that a turn takes beside its waits. pause_s:
-    for which the device does nothing now and then. Seconds are of the simulated clock, and exact in binary."""
+    for which the device does nothing now and then. turn_work: pieces of work that a turn does for what has arrived; 0:
+    as many as there are. Seconds are of the simulated clock, and exact in binary."""
 
     mode: Mode
     depths: tuple[int, ...]
@@ -72,6 +73,7 @@ class World:
     turn_s: float = 0.0
     pause_s: float = 0.0
     launch_timeout_s: float = 32.0
+    turn_work: int = 0
 
 
 @dataclass(frozen=True, slots=True)

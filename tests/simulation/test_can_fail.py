@@ -171,24 +171,24 @@ def of_any_front_end(registry: Registry, owner: int, handle: int) -> Tracked | N
     return next((tracked for tracked in registry.all() if tracked.request.handle == handle), None)
 
 
-def now_and_then(intake: Intake, submit: m.Submit) -> m.Refused | None:
+def now_and_then(intake: Intake, submit: m.Submit, needs_room: bool) -> m.Refused | None:
     is_hit = submit.handle % 7 == 3
-    return m.Refused(submit.handle, "RESOURCE_EXHAUSTED", "no") if is_hit else _refusal(intake, submit)
+    return m.Refused(submit.handle, "RESOURCE_EXHAUSTED", "no") if is_hit else _refusal(intake, submit, needs_room)
 
 
-def free_rows_do_not_count(intake: Intake, submit: m.Submit) -> m.Refused | None:
+def free_rows_do_not_count(intake: Intake, submit: m.Submit, needs_room: bool) -> m.Refused | None:
     is_full = len(intake._scheduler.waiting) >= intake._max_queue
-    return m.Refused(submit.handle, "RESOURCE_EXHAUSTED", "full") if is_full else _refusal(intake, submit)
+    return m.Refused(submit.handle, "RESOURCE_EXHAUSTED", "full") if is_full else _refusal(intake, submit, needs_room)
 
 
-def the_queue_has_no_end(intake: Intake, submit: m.Submit) -> m.Refused | None:
-    refusal = _refusal(intake, submit)
+def the_queue_has_no_end(intake: Intake, submit: m.Submit, needs_room: bool) -> m.Refused | None:
+    refusal = _refusal(intake, submit, needs_room)
     return None if refusal and refusal.code == "RESOURCE_EXHAUSTED" else refusal
 
 
-def never_the_same_id_again(intake: Intake, submit: m.Submit) -> m.Refused | None:
+def never_the_same_id_again(intake: Intake, submit: m.Submit, needs_room: bool) -> m.Refused | None:
     was_there = intake._registry.has_finished(submit.request_id)
-    return m.Refused(submit.handle, "ALREADY_EXISTS", "no") if was_there else _refusal(intake, submit)
+    return m.Refused(submit.handle, "ALREADY_EXISTS", "no") if was_there else _refusal(intake, submit, needs_room)
 
 
 MISTAKES: list[tuple[type, str, list[Callable[..., Any]]]] = [

@@ -55,3 +55,16 @@ def test_an_id_may_be_used_again_once_its_request_has_ended() -> None:
     counts = counts_of(again)
     assert counts["refused: ALREADY_EXISTS"] == 1 + len(DEPTHS)
     assert counts["finished: LENGTH"] == 2 * (1 + len(DEPTHS))
+
+
+@pytest.mark.parametrize("turn_work", [1, 4])
+@pytest.mark.parametrize("kind", [Kind.ABORT_ALL, Kind.LOSE])
+def test_those_who_end_over_several_turns_are_the_same_ones(kind: Kind, turn_work: int) -> None:
+    """One by one, while the others go on: whoever ends by itself before its turn was not ended by somebody else."""
+    crowd = tuple(ask(handle, owner=1 + handle % 2) for handle in range(12))
+    counts = counts_of(crowd, Event(kind, 0, owner=2, tokens=2), turn_work=turn_work)
+    runs = 1 + len(DEPTHS)
+    ended = counts["finished: ABORTED" if kind is Kind.ABORT_ALL else "finished: CANCELLED"]
+    assert counts["a message took several turns"] >= runs
+    assert ended + counts["finished: LENGTH"] == 12 * runs
+    assert ended > (6 if kind is Kind.ABORT_ALL else 3) * runs

@@ -43,6 +43,7 @@ WANTED: Final = frozenset(
         *(f"drawn {how}" for how in ("from allowed tokens", "with a minimum length", "with log-probabilities")),
         *("aborted before it came", "aborted by another front end", "several aborted at once"),
         *("evicted as often as any may be", "front end lost beside another's requests", "came when nothing was left"),
+        *("something was left unread", "a message took several turns", "ended by itself before its turn to be ended"),
         *(f"depth {depth}" for depth in (SERIAL, *DEPTHS)),
         *(f"launch queued as number {place} of those not committed" for place in DEPTHS),
     }
