@@ -47,6 +47,7 @@ from service.stats import FrontEndCounters, server_stats
 from service.token_bytes import NO_TOKENS
 from service.tokenizer import TextTokenizer
 from service.validation import (
+    AnyGenerateRequest,
     CheckedRequest,
     check_abort,
     check_detokenize,
@@ -151,21 +152,18 @@ class GenerationServicer(GenerationServiceServicer):
 
     async def GenerateOnce(self, request: GenerateOnceRequest, context: _Context) -> GenerateOnceResponse:
         response = GenerateOnceResponse()
-        async with guarded(context) as call:
-            # The two requests have the same fields under the same numbers.
-            streamed = GenerateRequest.FromString(request.SerializeToString())
-            async with self._open(streamed, call, once=True) as opened:
-                text: list[str] = []
-                async for prompt in opened.prompt_events():
-                    response.prompt.tokens.extend(prompt.tokens)
-                    await asyncio.sleep(0)  # a long prompt takes turns with other calls
-                while opened.finished is None:
-                    for delta in await opened.next_deltas():
-                        text.append(delta.text)
-                        response.tokens.extend(delta.tokens)
-                response.text = "".join(text)
-                response.accepted.CopyFrom(opened.accepted)
-                response.finished.CopyFrom(opened.finished)
+        async with guarded(context) as call, self._open(request, call) as opened:
+            text: list[str] = []
+            async for prompt in opened.prompt_events():
+                response.prompt.tokens.extend(prompt.tokens)
+                await asyncio.sleep(0)  # a long prompt takes turns with other calls
+            while opened.finished is None:
+                for delta in await opened.next_deltas():
+                    text.append(delta.text)
+                    response.tokens.extend(delta.tokens)
+            response.text = "".join(text)
+            response.accepted.CopyFrom(opened.accepted)
+            response.finished.CopyFrom(opened.finished)
         return response
 
     async def Abort(self, request: AbortRequest, context: _Context) -> AbortResponse:
@@ -218,10 +216,10 @@ class GenerationServicer(GenerationServiceServicer):
     # ------------------------------------------------------------ a completion, from the door to its end
 
     @asynccontextmanager
-    async def _open(self, request: GenerateRequest, call: Call, once: bool = False) -> AsyncIterator[OpenCompletion]:
-        """Submits a request, and lets the engine go of it however the body ends. once: for GenerateOnce."""
+    async def _open(self, request: AnyGenerateRequest, call: Call) -> AsyncIterator[OpenCompletion]:
+        """Submits a request, and lets the engine go of it however the body ends."""
         with self._place():
-            checked, prompt = await self._check(request, call, once)
+            checked, prompt = await self._check(request, call)
             stream = self._engine.submit(checked, prompt)
             events = PromptEvents(checked, prompt, self._token_bytes)
             completion = Completion(checked, len(prompt), self._token_bytes)
@@ -264,12 +262,10 @@ class GenerationServicer(GenerationServiceServicer):
         if self._closed and self.counters.open_streams == 0:
             self._drained.set()
 
-    async def _check(
-        self, request: GenerateRequest, call: Call, once: bool
-    ) -> tuple[CheckedRequest, NDArray[np.int32]]:
+    async def _check(self, request: AnyGenerateRequest, call: Call) -> tuple[CheckedRequest, NDArray[np.int32]]:
         """The checked request and its prompt's tokens, int32 [n]. Raises ServiceError (INVALID_ARGUMENT)."""
         try:
-            if once:
+            if isinstance(request, GenerateOnceRequest):
                 check_once(request)
             checked = check_request(request, self._engine.info, has_tokenizer=self._tokenizer is not None)
             call.request_id = checked.request_id
@@ -277,7 +273,7 @@ class GenerationServicer(GenerationServiceServicer):
             if isinstance(prompt, str):
                 prompt = await self._text().encode(prompt)
                 check_prompt_tokens(prompt, "text", self._engine.info)
-            if once:
+            if isinstance(request, GenerateOnceRequest):
                 check_once_prompt(checked, prompt, self._token_bytes)
             return checked, prompt
         except ServiceError:

@@ -1,4 +1,4 @@
-"""From a GenerateRequest to a checked, frozen value with every default filled in.
+"""From a GenerateRequest, or a GenerateOnceRequest, to a checked, frozen value with every default filled in.
 
 Nothing here touches the engine. All violations of a request are collected, up to `Limits.violations`.
 """
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from runahead.v1 import (
     AbortRequest,
     DetokenizeRequest,
+    GenerateOnceRequest,
     GenerateRequest,
     OutputOptions,
     SamplingOptions,
@@ -31,6 +32,8 @@ from runtime.messages import EngineInfo
 from runtime.request import SamplingParams, StoppingParams
 from service.errors import Violation, invalid_argument
 from service.limits import LIMITS
+
+AnyGenerateRequest = GenerateRequest | GenerateOnceRequest  # they have the same fields
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]+")
 _UNSUPPORTED: Final = "is not supported by this server"
@@ -106,7 +109,7 @@ class Violations:
             raise invalid_argument(self._found)
 
 
-def check_request(request: GenerateRequest, info: EngineInfo, has_tokenizer: bool = True) -> CheckedRequest:
+def check_request(request: AnyGenerateRequest, info: EngineInfo, has_tokenizer: bool = True) -> CheckedRequest:
     """Raises ServiceError (INVALID_ARGUMENT) naming every field that can't be; without a tokenizer, all text."""
     found = Violations()
     _check_unknown_fields(request, found)
@@ -171,7 +174,7 @@ def check_detokenize(request: DetokenizeRequest, vocab_size: int) -> None:
     found.raise_if_any()
 
 
-def check_once(request: GenerateRequest) -> None:
+def check_once(request: GenerateOnceRequest) -> None:
     """What GenerateOnce does not take beside the fields' own rules. Raises ServiceError (INVALID_ARGUMENT)."""
     if request.output.HasField("max_tokens_per_message"):
         field = "output.max_tokens_per_message"
@@ -191,7 +194,7 @@ def check_abort(request: AbortRequest) -> None:
     found.raise_if_any()
 
 
-def _check_no_text(request: GenerateRequest, found: Violations) -> None:
+def _check_no_text(request: AnyGenerateRequest, found: Violations) -> None:
     found.require(not request.HasField("text"), "text", _NO_TOKENIZER)
     found.require(not request.stopping.stop, "stopping.stop", _NO_TOKENIZER)
     found.require(not request.stopping.include_stop, "stopping.include_stop", _NO_TOKENIZER)
@@ -206,7 +209,7 @@ def _check_request_id(request_id: str, field: str, found: Violations) -> None:
     )
 
 
-def _check_prompt_field(request: GenerateRequest, info: EngineInfo, found: Violations) -> str | NDArray[np.int32]:
+def _check_prompt_field(request: AnyGenerateRequest, info: EngineInfo, found: Violations) -> str | NDArray[np.int32]:
     which = request.WhichOneof("prompt")
     if which == "text":
         if found.require(bool(request.text), "text", "must not be empty"):

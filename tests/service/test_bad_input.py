@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import grpc
 import msgspec
@@ -314,3 +315,20 @@ def test_bad_ids_and_texts_are_refused_by_the_tokenizer_calls_too(shared: Servic
     long = TokenizeRequest(text="x" * (LIMITS.prompt_text_bytes + 1))
     error = failure(lambda: shared.stub.Tokenize(long, timeout=TIMEOUT_S))
     assert (code(error), fields(error)) == (grpc.StatusCode.INVALID_ARGUMENT, ["text"])
+
+
+def test_a_request_for_one_answer_is_checked_as_one_for_a_stream() -> None:
+    streamed = GenerateRequest(
+        request_id="r",
+        token_ids=TokenIds(ids=[1, 2]),
+        sampling=SamplingOptions(temperature=0.5, seed=3, logit_bias={1: 2.0}),
+        stopping=StoppingOptions(max_tokens=4, stop=["end"]),
+        output=OutputOptions(logprobs=1, echo=True),
+        cache_salt="salt",
+        priority=-5,
+    )
+    once = GenerateOnceRequest.FromString(streamed.SerializeToString())
+    assert {field.name for field, _ in once.ListFields()} == {field.name for field, _ in streamed.ListFields()}
+    checked, expected = check_request(once, INFO), check_request(streamed, INFO)
+    assert isinstance(checked.prompt, np.ndarray) and checked.prompt.tolist() == [1, 2]
+    assert replace(checked, prompt="") == replace(expected, prompt="")
