@@ -99,8 +99,8 @@ clean: ## remove .venv, caches, build output and generated stubs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMPS)/venv:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "$(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || { \
+		echo "$(PYTHON) is neither 3.11 nor 3.12; name one that is: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@echo "making $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS)

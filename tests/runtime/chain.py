@@ -317,14 +317,8 @@ def make_chain(
     ring_slots: run_ahead + 2 unless a test wants too few. counters_from: launches and epochs begin after this number.
     admissions: rows that may begin with one launch. engine_options: more of those of `Engine`.
     """
-    layout = RingLayout(
-        ring_slots or run_ahead + 2,
-        plan_words,
-        BULK_WORDS,
-        max_rows,
-        4,
-        prompt_tokens=max_rows + max_prefill_tokens,
-    )
+    slots = ring_slots or run_ahead + 2
+    layout = RingLayout(slots, plan_words, BULK_WORDS, max_rows, 4, prompt_tokens=max_rows + max_prefill_tokens)
     rings = allocate_rings(layout)
     program = program_type(
         rings,

@@ -1,0 +1,102 @@
+"""What the documents name is there, and they name it as it is."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from service import request_flags, settings
+from service.cli_parser import Parser
+from service.settings import Settings, setting_names
+from tests.project.repository import ROOT, TESTS, TOOLS, calls, documents, name_of, sources
+
+README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
+MAKEFILE: Final = (ROOT / "Makefile").read_text(encoding="utf-8")
+PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+OTHERS: Final = {"--local-dir": "hf", "--against": "buf", "--go_opt": "protoc"}  # flags of programs that are not ours
+_BLOCK: Final = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_FLAG: Final = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+
+
+def code(path: Path) -> Iterator[str]:
+    """What a document sets as code: the lines of its blocks, and the spans between backticks."""
+    text = path.read_text(encoding="utf-8")
+    for block in _BLOCK.findall(text):
+        yield from block.splitlines()
+    yield from re.findall(r"`([^`\n]+)`", _BLOCK.sub("", text))
+
+
+def flags_of(*commands: str) -> set[str]:
+    """Flags of `runahead serve` and `runahead generate`."""
+    parser = Parser()
+    if "serve" in commands:
+        settings.add_flags(parser)
+    if "generate" in commands:
+        request_flags.add_flags(parser)
+    return {flag for action in parser.actions for flag in action.option_strings}
+
+
+@cache
+def flags_of_tools() -> set[str]:
+    """Flags that our benchmarks and tests declare."""
+    return {
+        argument.value
+        for path in sources(*TOOLS, *TESTS)
+        for call in calls(path)
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("add_argument", "addoption")
+        for argument in call.args
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+    }
+
+
+@pytest.mark.parametrize("path", list(documents()), ids=name_of)
+def test_every_make_target_that_a_document_names_exists(path: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE))
+    assert {"test", "check"} <= targets
+    named = {target for line in code(path) for target in re.findall(r"\bmake ([a-z]+)", line)}
+    assert not named - targets
+
+
+@pytest.mark.parametrize("path", list(documents()), ids=name_of)
+def test_every_flag_that_a_document_names_exists(path: Path) -> None:
+    everywhere = flags_of("serve", "generate") | flags_of_tools() | {"--version", *OTHERS}
+    for line in code(path):
+        command = re.match(r"runahead (serve|generate)\b", line)
+        known = flags_of(command[1]) if command else everywhere
+        assert not set(_FLAG.findall(line)) - known, line
+
+
+def test_the_documents_name_flags_and_targets_at_all() -> None:
+    lines = list(code(ROOT / "README.md"))
+    assert sum(bool(_FLAG.search(line)) for line in lines) > 20
+    assert sum(line.startswith("make ") for line in lines) > 5
+
+
+def test_the_readme_lists_every_setting_with_its_default() -> None:
+    rows = re.findall(r"^\| `--([a-z-]+)` \| `(RUNAHEAD_[A-Z_]+)` \| ([^|]*)\| (.*) \|$", README, re.MULTILINE)
+    parser = Parser()
+    settings.add_flags(parser)
+    shown = {action.dest for action in parser.actions if action.help != argparse.SUPPRESS} & set(setting_names())
+    listed = {flag.replace("-", "_"): (variable, default.strip("` ")) for flag, variable, default, _ in rows}
+    assert set(listed) == shown
+    for name, (variable, default) in listed.items():
+        assert variable == "RUNAHEAD_" + name.upper()
+        assert default == str(getattr(Settings(), name)).lower()
+
+
+def test_the_readme_the_makefile_and_the_package_name_the_same_versions_of_python() -> None:
+    (bounds,) = re.findall(r"^>=3\.(\d+),<3\.(\d+)$", PROJECT["project"]["requires-python"])
+    versions = [f"3.{minor}" for minor in range(int(bounds[0]), int(bounds[1]))]
+    sentence = "Python " + " or ".join(versions)
+    assert f"need {sentence} and make" in README
+    assert f"Needs {sentence} and make" in MAKEFILE
+    assert PROJECT["tool"]["mypy"]["python_version"] == versions[0]
+    assert PROJECT["tool"]["ruff"]["target-version"] == versions[0].replace("3.", "py3")

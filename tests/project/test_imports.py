@@ -1,0 +1,51 @@
+"""What a module may load, and what may be done with data and with the environment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.project.repository import PACKAGES, ROOT, TOOLS, name_of, names_used, sources
+
+
+def modules_after(statement: str) -> set[str]:
+    """Modules that a fresh interpreter holds after a statement."""
+    script = f"{statement}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_the_pure_modules_load_neither_torch_nor_a_loop_nor_a_logger() -> None:
+    loaded = modules_after("import runtime.scheduler, runtime.ledger, runtime.block_pool")
+    assert "runtime.ledger" in loaded
+    assert not loaded & {"torch", "asyncio", "structlog", "grpc"}
+
+
+@pytest.mark.parametrize("module", ["service.cli", "service.settings", "service.generate", "service.server"])
+def test_the_front_end_never_loads_torch(module: str) -> None:
+    loaded = modules_after(f"import {module}")
+    assert module in loaded
+    assert "torch" not in loaded
+
+
+def test_a_client_that_installs_the_package_imports_the_contract() -> None:
+    loaded = modules_after("import os; os.chdir('/')\nimport runahead.v1.generation_service_pb2_grpc")
+    assert {"runahead.v1", "runahead.v1.generate_pb2", "runahead.v1.generation_service_pb2_grpc"} <= loaded
+    assert not loaded & {"service", "runtime", "torch"}
+
+
+def test_only_the_settings_read_the_environment() -> None:
+    readers = {
+        name_of(path)
+        for path in sources(*PACKAGES)
+        if names_used(path) & {"os.environ", "os.getenv", "os.environb", "os.putenv"}
+    }
+    assert readers == {"service/settings.py"}
+
+
+def test_nothing_can_run_code_from_data() -> None:
+    unsafe = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "torch.load", "multiprocessing.connection"}
+    offenders = {name_of(path): names_used(path) & unsafe for path in sources(*PACKAGES, *TOOLS)}
+    assert not {path: names for path, names in offenders.items() if names}
