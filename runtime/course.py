@@ -37,7 +37,6 @@ class Course:
 
     def __init__(self, plan: LaunchPlan, rows: Rows, block_size: int) -> None:
         self.plan = plan
-        plan.rows.flags.writeable = plan.samples.flags.writeable = False  # launches share them from here on
         self._rows = rows
         self._block_size = block_size
         self._first = plan.number + 1
@@ -54,13 +53,15 @@ class Course:
     def _look_ahead(self) -> None:
         """Along the columns. With the first of the launches: the turn before it, in which a row may have begun, has
         enough to do."""
+        self.plan.rows.setflags(write=False)  # launches share them from here on
+        self.plan.samples.setflags(write=False)
         rows, size, slots = self._rows, self._block_size, self.plan.rows.astype(np.int64)
         lengths, ends = rows.least_len[slots], rows.max_len[slots]
         self.needs_full = bool(np.count_nonzero(rows.needs_full[slots]))
         self.step = np.zeros(rows.max_rows, np.int64)  # [max_rows] what a launch adds to each column of `Rows.planned`
         self.step[slots] = 1
         # The last token of a row is never forwarded: no launch holds a row that is as long as it may become.
-        self.last = self.plan.number + int((ends - 1 - lengths).min())
+        self.last = self.plan.number + int(np.minimum.reduce(ends - 1 - lengths))
         # A row crosses a border with every block_size-th launch: which ones, by their numbers' place in a block. [n]
         self._places = (rows.num_blocks[slots] * size - lengths + self._first) % size
         self._slots = slots

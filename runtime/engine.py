@@ -136,6 +136,8 @@ class Engine:
         ledger = self.ledger
         if not ledger.has_room:
             return False
+        if ledger.prompt_room >= self.scheduler.limits.max_prefill_tokens:
+            return True  # for any plan there is
         if ledger.has_room_for(self.scheduler.prompt_tokens_wanted()):
             return True
         self.figures.held_back += 1

@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_graphs.rings import TOKEN_MASK, cell_tag
 from runtime.ledger import Launch
 from runtime.lifecycle import Commit
+from runtime.result_cells import only_tokens
 from runtime.rows import Rows
 
 
@@ -38,16 +38,17 @@ class KeptRows:
     )
 
     def __init__(self, launch: Launch, commit: Commit, rows: Rows) -> None:
-        slots = launch.sample_slots
-        lengths = rows.committed_len[slots].astype(np.int64)
+        slots = launch.sample_slots.astype(np.int64)
+        lengths = rows.committed_len[slots]
         self._rows = rows
         self._ended = rows.ended
-        self._slots = slots
+        self._slots = launch.sample_slots
         self._columns = commit
         self._firsts = np.zeros(slots.size, np.bool_)
-        self._last = launch.number + int((rows.max_len[slots] - lengths).min()) - 1  # after it a row ends by its length
+        shortest = int(np.minimum.reduce(rows.max_len[slots] - lengths))
+        self._last = launch.number + shortest - 1  # after it a row ends by its length
         self._history = rows.history.reshape(-1)
-        self._places = slots * np.int64(rows.history.shape[1]) + lengths - 1 - launch.number  # in it, less the number
+        self._places = slots * rows.history.shape[1] + lengths - (1 + launch.number)  # in it, less the number
         self._step = np.zeros(rows.max_rows, np.int32)  # [max_rows] tokens that a launch brings of each row
         self._step[slots] = 1
         stops = rows.stop_ids[slots, : rows.stop_width]
@@ -62,10 +63,9 @@ class KeptRows:
         rows, number = self._rows, launch.number
         if launch.sample_slots is not self._slots or self._ended != rows.ended or number > self._last:
             return None
-        words = cells[:, 0] ^ cell_tag(number)
-        if int(np.bitwise_or.reduce(words)) & ~TOKEN_MASK:
+        tokens = only_tokens(cells, number)
+        if tokens is None:
             return None
-        tokens = words.astype(np.int32)
         if self._stops is not None and np.count_nonzero(self._stops == tokens[:, None]):
             return None
         self._history[self._places + number] = tokens

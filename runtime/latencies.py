@@ -35,4 +35,4 @@ class Latencies:
         waited = np.full(commit.slots.size, since) if isinstance(since, float) else since
         if self._drafts:
             waited[1:][commit.slots[1:] == commit.slots[:-1]] = 0.0
-        self.inter_token.add_each(waited[~commit.firsts])
+        self.inter_token.add_each(waited[~commit.firsts] if has_firsts else waited)

@@ -160,9 +160,9 @@ def stage(plan: LaunchPlan, body: NDArray[np.int32], bulk: NDArray[np.int32]) ->
         at += appends * APPEND_WORDS
     used = 0
     for chunk in plan.chunks:
-        row = int(np.searchsorted(plan.rows, chunk.slot))
+        row = plan.rows.searchsorted(chunk.slot)
         size = chunk.tokens.size
-        body[at : at + CHUNK_WORDS] = (row, chunk.start, size, used, int(chunk.samples))
+        body[at : at + CHUNK_WORDS] = (row, chunk.start, size, used, chunk.samples)
         bulk[used : used + size] = chunk.tokens
         if chunk.target >= 0:
             bulk[used + size] = chunk.target

@@ -88,7 +88,8 @@ class PlanBuilder:
         if self._chunks:
             rows = np.concatenate([rows, np.array([chunk.slot for chunk in self._chunks], np.int32)])
             rows.sort()
-        samples = np.ones(rows.size, np.bool_)
+        samples = np.empty(rows.size, np.bool_)
+        samples.fill(True)
         for chunk in self._chunks:
             if not chunk.samples:
                 samples[rows.searchsorted(chunk.slot)] = False

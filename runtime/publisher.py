@@ -98,7 +98,7 @@ class Publisher:
         for owner in sorted(owners):
             mine = slice(None) if len(owners) == 1 else (commit.owners == owner).nonzero()[0]
             parts.append((owner, mine, commit.handles[mine].tobytes()))
-        want_logprobs = bool(np.count_nonzero(self._rows.logprobs[commit.slots] >= 0))
+        want_logprobs = bool(np.count_nonzero(self._rows.logprobs.take(commit.slots) >= 0))
         return Addressed(commit.handles, tuple(parts), want_logprobs)
 
     def end(self, ending: Ending, now: float) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_graphs.rings import NON_FINITE, STOPPED, TOKEN_MASK, VOID, low_word
+from cuda_graphs.rings import NON_FINITE, STOPPED, TOKEN_MASK, VOID, cell_tag, low_word
 from runtime.ledger import LedgerError
 
 
@@ -22,6 +22,15 @@ class SampledTokens:
     failed: NDArray[np.bool_]  # [n] the row's logits were not finite: the token means nothing
 
 
+def only_tokens(cells: NDArray[np.int64], number: int) -> NDArray[np.int32] | None:
+    """The tokens in `cells`, [n, 1 + K], of which only the first of each row is looked at: [n].
+
+    None where one of these holds anything but this launch's number and a token.
+    """
+    words = cells[:, 0] ^ cell_tag(number)
+    return None if int(np.bitwise_or.reduce(words)) & ~TOKEN_MASK else words.astype(np.int32)
+
+
 def read_cells(cells: NDArray[np.int64], number: int) -> SampledTokens:
     """The tokens in `cells`, [rows, 1 + K], of rows that go on: a first cell each, then as many as were accepted.
 
@@ -29,6 +38,9 @@ def read_cells(cells: NDArray[np.int64], number: int) -> SampledTokens:
 
     Raises LedgerError where a cell is another launch's, a row has no token, or a token follows a gap or an end.
     """
+    if cells.shape[1] == 1 and (tokens := only_tokens(cells, number)) is not None:
+        none = np.zeros(tokens.size, np.bool_)
+        return SampledTokens(slice(None), 0, tokens, stopped=none, failed=none)
     words = cells.view(np.int32)  # the low half of a cell comes first
     if np.count_nonzero(words[:, 1::2] != low_word(number)):
         raise LedgerError(f"launch {number}: its result slot holds another launch's tokens")

@@ -215,7 +215,7 @@ class Scheduler:
             sample_rows, full, row_epochs = slots.size, course.needs_full, epochs
         else:
             sample_rows = slots.size if self.ledger.owes_a_launch else 0
-            full = sample_rows > 0 and bool(np.count_nonzero(self.rows.needs_full[slots[samples]]))
+            full = sample_rows > 0 and bool(np.count_nonzero(self.rows.needs_full.take(slots) & samples))
             planned = plan.rows.astype(np.intp)
             row_epochs = self.rows.epoch[planned]
             self.rows.last_launch[planned] = plan.number
@@ -347,8 +347,9 @@ class Scheduler:
 
     def _plan_chunk(self, builder: PlanBuilder, slot: int) -> bool:
         rows, request = self.rows, self.holdings.request(slot)
-        start, have = int(rows.least_len[slot]), int(rows.num_blocks[slot])
-        end, blocks = self._cut(start, request), self._chunk_blocks(slot)
+        start, have = int(rows.least_len[slot]), len(request.blocks)
+        end = self._cut(start, request)
+        blocks = self.pool.blocks_for(end) - have
         if not builder.fits(end - start, blocks, 0):
             return False  # its blocks are there: rows that lack some pause, and are not planned
         builder.append_blocks(slot, have, self.holdings.take_blocks(request, blocks))

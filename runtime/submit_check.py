@@ -27,9 +27,11 @@ def check_message(message: m.ToEngine, info: m.EngineInfo, last_handle: int) -> 
         if message.handle <= last_handle:
             raise m.ProtocolError(f"a Submit has handle {message.handle}, and {last_handle} was there before")
         _check_prompt(message, info)
-        _check_ids(message, info)
-        _check_mask(message.sampling.allowed_mask, info.vocab_size)
-        stopping = message.stopping
+        sampling, stopping = message.sampling, message.stopping
+        if sampling.bias_ids or sampling.bias_values or stopping.stop_token_ids:
+            _check_ids(message, info)
+        if sampling.allowed_mask:
+            _check_mask(sampling.allowed_mask, info.vocab_size)
         if stopping.min_tokens > stopping.max_tokens:
             raise m.ProtocolError(f"a Submit has min_tokens {stopping.min_tokens} over its {stopping.max_tokens}")
     elif isinstance(message, m.Cancel) and message.reason not in _CANCELLED:
@@ -74,8 +76,6 @@ def _check_ids(submit: m.Submit, info: m.EngineInfo) -> None:
 
 
 def _check_mask(mask: bytes, vocab_size: int) -> None:
-    if not mask:
-        return
     words = _words(mask, "allowed_mask").view(np.uint32)
     spare = words.size * 32 - vocab_size  # bits behind the vocabulary, in the last word
     if not 0 <= spare < 32 or (spare and int(words[-1]) >> (32 - spare)):

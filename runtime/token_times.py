@@ -19,6 +19,7 @@ class TokenTimes:
         self._column = np.full(max_rows, np.nan)  # of rows that are not in the group
         self._group = b""  # int32 row slots, as bytes: two groups are compared faster so
         self._group_s = math.nan
+        self._members = frozenset[int]()  # the group once more, to look for one row in
 
     def advance(self, slots: NDArray[np.int32], now: float) -> float | NDArray[np.float64]:
         """These rows, [n], have a token now. Returns how long ago each had the one before, [n]; one number for all of
@@ -30,11 +31,12 @@ class TokenTimes:
         self._settle()
         since_each: NDArray[np.float64] = now - self._column.take(slots)
         self._group, self._group_s = group, now
+        self._members = frozenset(slots.tolist())
         return since_each
 
     def begin(self, slot: int, last_s: float) -> None:
         """A request gets this row. last_s: of its last token, NaN without one."""
-        if slot in np.frombuffer(self._group, np.int32):  # that of the request which had the row before
+        if slot in self._members:  # as the row of another request, before
             self._settle()
         self._column[slot] = last_s
 
@@ -46,4 +48,4 @@ class TokenTimes:
     def _settle(self) -> None:
         """The group's time into the column."""
         self._column.put(np.frombuffer(self._group, np.int32), self._group_s)
-        self._group = b""
+        self._group, self._members = b"", frozenset()

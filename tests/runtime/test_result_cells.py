@@ -26,6 +26,14 @@ def test_one_token_of_each_row() -> None:
     assert found.failed.tolist() == [False, False, False]
 
 
+def test_tokens_and_nothing_else_are_read_as_they_are_beside_a_row_that_ended() -> None:
+    alone, beside = read_cells(cells((42,), (0,)), NUMBER), read_cells(cells((42,), (0,), (7 | STOPPED,)), NUMBER)
+    assert (alone.row, alone.offset) == (beside.row, beside.offset)
+    for column in ("token", "stopped", "failed"):
+        mine, other = getattr(alone, column), getattr(beside, column)[:2]
+        assert (mine.tolist(), mine.dtype) == (other.tolist(), other.dtype), column
+
+
 def test_a_row_without_finite_logits_has_failed() -> None:
     found = read_cells(cells((42 | STOPPED | NON_FINITE,)), NUMBER)
     assert (found.stopped.tolist(), found.failed.tolist()) == ([True], [True])

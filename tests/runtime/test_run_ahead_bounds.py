@@ -54,6 +54,25 @@ def test_a_long_launch_is_held_back_and_counted() -> None:
     chain.run()
 
 
+@pytest.mark.parametrize("run_ahead_tokens", [16, 24, 40, 512])
+def test_there_is_room_for_a_launch_where_what_it_would_carry_has_room(run_ahead_tokens: int) -> None:
+    chain = long_prompts_beside_a_decode(run_ahead_tokens)
+    ledger, scheduler, has_room = chain.ledger, chain.engine.scheduler, chain.engine._has_room
+    seen = Counter[bool]()
+
+    def compared() -> bool:
+        if ledger.has_room:
+            expected = ledger.has_room_for(scheduler.prompt_tokens_wanted())
+            assert has_room() == expected
+            seen[expected] += 1
+        return has_room()
+
+    chain.engine._has_room = compared  # type: ignore[method-assign]
+    chain.run()
+    assert seen[True]
+    assert bool(seen[False]) == (run_ahead_tokens < 512)
+
+
 def test_nothing_is_held_back_where_the_bound_is_wide() -> None:
     chain = long_prompts_beside_a_decode(run_ahead_tokens=512)
     most = 0
