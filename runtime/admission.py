@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime import plan as layout
 from runtime.request import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams
+from runtime.row_record import (
+    ADMIT_WORDS,
+    COUNT_SEEN,
+    COUNT_TOKEN,
+    COUNT_WORDS,
+    PROMPT_BIT,
+    ROW_RECORD,
+    signed_64,
+)
 from runtime.slot_pool import NO_SLOT
 
-NO_COUNTS: Final = np.zeros((0, layout.COUNT_WORDS), np.int32)
+# The numbers of a record that are the request's own, in the order of the record.
+SAMPLING_NUMBERS: Final = ROW_RECORD.names[ROW_RECORD.names.index("slot") + 1 : ROW_RECORD.names.index("seed")]
+_numbers_of: Callable[[SamplingParams], tuple[float, ...]] = attrgetter(*SAMPLING_NUMBERS)
+
+NO_COUNTS: Final = np.zeros((0, COUNT_WORDS), np.int32)
 
 
 def eos_and_stop_ids(stopping: StoppingParams, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -26,9 +39,8 @@ def needs_full(sampling: SamplingParams, stopping: StoppingParams) -> bool:
     """True if the row asks for more than greedy or temperature sampling."""
     if sampling.has_penalty:
         return True
-    filters = sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
     masks = bool(sampling.bias_ids or sampling.allowed_mask or stopping.min_tokens)
-    return filters or masks or sampling.logprobs >= 0
+    return sampling.has_filter or masks or sampling.logprobs >= 0
 
 
 def record_words(
@@ -45,13 +57,13 @@ def record_words(
     """
     stops = len(eos_and_stop_ids(stopping, eos_token_ids))
     lists = stops + 2 * len(sampling.bias_ids) + len(sampling.allowed_mask) // 4 + blocks
-    return layout.ADMIT_WORDS + lists + layout.COUNT_WORDS * counts
+    return ADMIT_WORDS + lists + COUNT_WORDS * counts
 
 
 def largest_record_words(vocab_size: int, context_length: int, max_blocks: int) -> int:
     """Words of the largest record that any request can need."""
     lists = MAX_STOP_IDS + 2 * MAX_BIAS + (vocab_size + 31) // 32 + max_blocks
-    return layout.ADMIT_WORDS + lists + layout.COUNT_WORDS * min(context_length, vocab_size)
+    return ADMIT_WORDS + lists + COUNT_WORDS * min(context_length, vocab_size)
 
 
 def token_mask(token_ids: Sequence[int] | NDArray[np.integer[Any]], vocab_size: int) -> NDArray[np.int32]:
@@ -74,40 +86,36 @@ def admission_record(
     state_slot: int = NO_SLOT,
     counts: NDArray[np.int32] = NO_COUNTS,
 ) -> NDArray[np.int32]:
-    """The record of one admission, laid out as `runtime.plan` says. [record_words]
+    """The record of one admission, laid out as `runtime.row_record` says. [record_words]
 
     prompt_len: tokens of the original prompt, whatever else is known of the request by now.
     blocks: what the row's block table begins with: its cached prefix.
     counts: int32 [n, COUNT_WORDS], with penalties only: see `penalty_list`.
     Raises ValueError for penalties without a penalty slot.
     """
-    if sampling.has_penalty and penalty_slot < 0:
+    has_penalty = sampling.has_penalty
+    if has_penalty and penalty_slot < 0:
         raise ValueError("a request with penalties was admitted without a penalty slot")
     stops = eos_and_stop_ids(stopping, eos_token_ids)
-    head = layout.ADMISSION_HEAD.pack(
-        slot,
-        sampling.temperature,
-        sampling.top_k,
-        sampling.top_p,
-        sampling.min_p,
-        sampling.seed & 0xFFFFFFFFFFFFFFFF,
-        sampling.logprobs,
+    rest = (
+        signed_64(sampling.seed),
         prompt_len + stopping.min_tokens,
         max_len - 1,
         len(stops),
         len(sampling.bias_ids),
         len(sampling.allowed_mask) // 4,
         len(blocks),
-        sampling.prompt_logprobs,
-        sampling.repetition_penalty,
-        sampling.presence_penalty,
-        sampling.frequency_penalty,
-        penalty_slot if sampling.has_penalty else NO_SLOT,
+        penalty_slot if has_penalty else NO_SLOT,
         len(counts),
         state_slot,
     )
-    lists = (array("i", stops), array("i", sampling.bias_ids), array("f", sampling.bias_values))
-    parts = (head, *lists, sampling.allowed_mask, array("i", blocks), np.ascontiguousarray(counts).data)
+    head = ROW_RECORD.struct.pack(*((slot,) + _numbers_of(sampling) + rest))  # noqa: RUF005 (faster than unpacking)
+    parts: list[bytes | array[Any] | memoryview] = [head, array("i", stops)]
+    if sampling.bias_ids:
+        parts += (array("i", sampling.bias_ids), array("f", sampling.bias_values))
+    parts += (sampling.allowed_mask, array("i", blocks))
+    if len(counts):
+        parts.append(np.ascontiguousarray(counts).data)
     return np.frombuffer(b"".join(parts), np.int32)
 
 
@@ -120,13 +128,13 @@ def penalty_list(prompt_ids: NDArray[np.int32], completion: NDArray[np.int32]) -
     The work beside copying `prompt_ids` is in proportion to the completion, however long the prompt is.
     """
     if not completion.size:
-        return _entries(prompt_ids, layout.PROMPT_BIT)
+        return _entries(prompt_ids, PROMPT_BIT)
     said, times = np.unique(completion, return_counts=True)
     places = np.searchsorted(prompt_ids, said)
     found = np.zeros(said.size, np.bool_)
     if prompt_ids.size:
         found = prompt_ids[np.minimum(places, prompt_ids.size - 1)] == said
-    ids, seen = prompt_ids, np.full(prompt_ids.size, layout.PROMPT_BIT, np.int32)
+    ids, seen = prompt_ids, np.full(prompt_ids.size, PROMPT_BIT, np.int32)
     seen[places[found]] |= times[found].astype(np.int32)
     if not found.all():
         new = ~found
@@ -135,6 +143,6 @@ def penalty_list(prompt_ids: NDArray[np.int32], completion: NDArray[np.int32]) -
 
 
 def _entries(ids: NDArray[np.int32], seen: NDArray[np.int32] | int) -> NDArray[np.int32]:
-    entries = np.empty((ids.size, layout.COUNT_WORDS), np.int32)
-    entries[:, layout.COUNT_TOKEN], entries[:, layout.COUNT_SEEN] = ids, seen
+    entries = np.empty((ids.size, COUNT_WORDS), np.int32)
+    entries[:, COUNT_TOKEN], entries[:, COUNT_SEEN] = ids, seen
     return entries

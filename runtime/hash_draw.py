@@ -30,7 +30,7 @@ def is_steered(rows: HostRows, slots: NDArray[np.int64], form: Form) -> NDArray[
     steered: NDArray[np.bool_] = rows.temperature[slots] != 1
     if form is Form.FULL:
         steered |= (rows.top_k[slots] > 0) | (rows.top_p[slots] != 1) | (rows.min_p[slots] > 0)
-        steered |= (rows.penalty_slot[slots] >= 0) | (rows.bias_count[slots] > 0) | rows.has_allowed[slots]
+        steered |= (rows.penalty_slot[slots] >= 0) | (rows.bias_count[slots] > 0) | (rows.allowed_words[slots] > 0)
         steered |= rows.seq_len[slots] < rows.min_position[slots]
     return steered
 
@@ -46,14 +46,14 @@ def draw(rows: HostRows, slot: int, digest: int, position: int, form: Form) -> i
     if rows.bias_count[slot]:
         digest ^= _bias(rows, slot)
     is_early = position < rows.min_position[slot]
-    if not (is_early or rows.has_allowed[slot]):
+    if not (is_early or rows.allowed_words[slot]):
         return digest % rows.vocab_size
     return _of_allowed(rows, slot, digest, is_early)
 
 
 def _of_allowed(rows: HostRows, slot: int, digest: int, is_early: bool) -> int:
     allowed = list(range(rows.vocab_size))
-    if rows.has_allowed[slot]:
+    if rows.allowed_words[slot]:
         allowed = np.flatnonzero(bits(rows.allowed[slot], rows.vocab_size)).tolist()
     first = digest % len(allowed)
     if not is_early:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,8 @@ from cuda_graphs.rings import (
 )
 from runtime import plan as layout
 from runtime.admission import token_mask
-from runtime.plan import PlanView, read_admission, read_plan
+from runtime.plan import PlanView, read_plan
+from runtime.row_record import COUNT_SEEN, COUNT_TOKEN, PROMPT_BIT, ROW_RECORD, RowParameters, read_admission
 from runtime.row_state import penalty_fields, row_fields
 
 _NO_ROWS = np.zeros(0, np.int64)
@@ -51,7 +53,7 @@ class Queries:
     sample_slots: NDArray[np.int64]  # [S] their slots
 
 
-class HostRows:
+class HostRows(RowParameters[NDArray[Any]]):
     """The device's row state by row slot, the fields of `runtime.row_state.RowState` as NumPy arrays.
 
     launched: the number that the first launch comes after.
@@ -73,25 +75,14 @@ class HostRows:
         self.seq_len = np.zeros(slots, np.int32)
         self.alive = np.zeros(slots, np.bool_)
         self.block_table = np.zeros((slots, max_blocks), np.int32)
-        self.temperature = np.zeros(slots, np.float32)
-        self.top_k = np.zeros(slots, np.int32)
-        self.top_p = np.ones(slots, np.float32)
-        self.min_p = np.zeros(slots, np.float32)
-        self.seed = np.zeros(slots, np.int64)
-        self.logprobs = np.full(slots, -1, np.int32)
-        self.min_position = np.zeros(slots, np.int32)
-        self.max_position = np.zeros(slots, np.int32)
+        free = np.frombuffer(ROW_RECORD.free(), np.int32)
+        self.parameters = np.tile(free, (slots, 1))
+        for name, column in ROW_RECORD.columns(self.parameters).items():
+            setattr(self, name, column)
         self.stop_ids = np.full((slots, max_stop_ids), -1, np.int32)
-        self.bias_count = np.zeros(slots, np.int32)
         self.bias_ids = np.zeros((slots, max_bias), np.int32)
         self.bias_values = np.zeros((slots, max_bias), np.float32)
-        self.has_allowed = np.zeros(slots, np.bool_)
         self.allowed = np.zeros((slots, (vocab_size + 31) // 32), np.int32)
-        self.prompt_logprobs = np.full(slots, -1, np.int32)
-        self.repetition_penalty = np.ones(slots, np.float32)
-        self.presence_penalty = np.zeros(slots, np.float32)
-        self.frequency_penalty = np.zeros(slots, np.float32)
-        self.penalty_slot = np.full(slots, -1, np.int32)
         # By penalty slot, as `runtime.row_state.PenaltyState`.
         self.counts = np.zeros((penalty_slots + 1, vocab_size), np.int32)
         self.in_prompt = np.zeros((penalty_slots + 1, (vocab_size + 31) // 32), np.int32)
@@ -166,32 +157,16 @@ class HostRows:
 
     def _admit(self, bulk: NDArray[np.int32], offset: int) -> None:
         record = read_admission(bulk, offset)
-        head = record.head
-        slot = int(head[layout.ADMIT_SLOT])
-        floats = head.view(np.float32)
-        self.temperature[slot] = floats[layout.ADMIT_TEMPERATURE]
-        self.top_k[slot] = head[layout.ADMIT_TOP_K]
-        self.top_p[slot] = floats[layout.ADMIT_TOP_P]
-        self.min_p[slot] = floats[layout.ADMIT_MIN_P]
-        self.seed[slot] = head[layout.ADMIT_SEED_LOW : layout.ADMIT_SEED_HIGH + 1].copy().view(np.int64)[0]
-        self.logprobs[slot] = head[layout.ADMIT_LOGPROBS]
-        self.min_position[slot] = head[layout.ADMIT_MIN_POSITION]
-        self.max_position[slot] = head[layout.ADMIT_MAX_POSITION]
+        slot = record.word("slot")
+        self.parameters[slot] = record.head
         self.stop_ids[slot] = -1
         self.stop_ids[slot, : record.stop_ids.size] = record.stop_ids
-        self.bias_count[slot] = record.bias_ids.size
         self.bias_ids[slot, : record.bias_ids.size] = record.bias_ids
         self.bias_values[slot, : record.bias_values.size] = record.bias_values
-        self.has_allowed[slot] = record.allowed.size > 0
         self.allowed[slot, : record.allowed.size] = record.allowed
         self.block_table[slot] = 0
         self.block_table[slot, : record.blocks.size] = record.blocks
-        self.prompt_logprobs[slot] = head[layout.ADMIT_PROMPT_LOGPROBS]
-        self.repetition_penalty[slot] = floats[layout.ADMIT_REPETITION]
-        self.presence_penalty[slot] = floats[layout.ADMIT_PRESENCE]
-        self.frequency_penalty[slot] = floats[layout.ADMIT_FREQUENCY]
-        penalty_slot = int(head[layout.ADMIT_PENALTY_SLOT])
-        self.penalty_slot[slot] = penalty_slot
+        penalty_slot = int(self.penalty_slot[slot])
         if penalty_slot >= 0:
             self._begin_penalties(penalty_slot, record.counts)
         self.seq_len[slot] = 0
@@ -199,10 +174,10 @@ class HostRows:
 
     def _begin_penalties(self, penalty_slot: int, entries: NDArray[np.int32]) -> None:
         """What is known of a row whose tokens are counted in this slot, and nothing of whom it was before."""
-        token, seen = entries[:, layout.COUNT_TOKEN], entries[:, layout.COUNT_SEEN]
+        token, seen = entries[:, COUNT_TOKEN], entries[:, COUNT_SEEN]
         self.counts[penalty_slot] = 0
-        self.counts[penalty_slot, token] = seen & ~layout.PROMPT_BIT
-        self.in_prompt[penalty_slot] = token_mask(token[(seen & layout.PROMPT_BIT) != 0], self.vocab_size)
+        self.counts[penalty_slot, token] = seen & ~PROMPT_BIT
+        self.in_prompt[penalty_slot] = token_mask(token[(seen & PROMPT_BIT) != 0], self.vocab_size)
 
     def poison_penalty_slot(self, slot: int) -> None:
         """Every token was said, and often: what a late reader of the slot would see."""

@@ -69,6 +69,11 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
         """The row needs a penalty slot, where its tokens are counted."""
         return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty)
 
+    @property
+    def has_filter(self) -> bool:
+        """Some tokens can't be drawn because others are likelier. A greedy row looks at no filter."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
 
 class StoppingParams(msgspec.Struct, frozen=True, array_like=True):
     """When a row ends. Stop strings are the front end's.

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.admission import token_mask
+from runtime.admission import SAMPLING_NUMBERS, token_mask
 from runtime.ledger import LedgerError
 from runtime.lifecycle import Request
+from runtime.row_record import ROW_RECORD, signed_64
+from runtime.row_state import penalty_fields, row_fields
 from runtime.rows import Rows
 from runtime.scheduler import Scheduler
-
-_SEED_BITS: Final = (1 << 64) - 1
+from runtime.words import NUMPY_TYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,9 @@ def _column(values: Callable[[_Live], NDArray[np.generic]]) -> _Field:
     return lambda live: _Expected(live.slots, live.slots, values(live))
 
 
-def _each(value: Callable[[Request], object], dtype: type[np.generic]) -> _Field:
+def _parameter(name: str, value: Callable[[Request], float]) -> _Field:
+    """A field of `RowParameters`, in its type."""
+    dtype = NUMPY_TYPES[ROW_RECORD.fields[name].code]
     return _column(lambda live: np.array([value(request) for request in live.requests], dtype))
 
 
@@ -125,55 +129,55 @@ def _stacked(lines: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:
     return np.stack(lines) if lines else np.zeros((0, 0), np.int32)
 
 
-# Every field of `runtime.row_state.RowState` and `PenaltyState`: what the host says that it holds.
+# Of the record alone: what its lists brought the row has changed since.
+OF_THE_RECORD: Final = frozenset({"block_count", "penalty_entries"})
+# What the host says that the device holds: every tensor of `runtime.row_state.RowState` and `PenaltyState`; in place of
+# `parameters` its fields.
 FIELDS: Final[Mapping[str, _Field]] = {
     "alive": _column(lambda live: np.ones(live.slots.size, np.bool_)),
     "seq_len": _column(_seq_len),
     "last_token": _last_token,
     "block_table": _lists(lambda request: request.blocks, np.int32),
-    "temperature": _each(lambda request: request.sampling.temperature, np.float32),
-    "top_k": _each(lambda request: request.sampling.top_k, np.int32),
-    "top_p": _each(lambda request: request.sampling.top_p, np.float32),
-    "min_p": _each(lambda request: request.sampling.min_p, np.float32),
-    "seed": _column(
-        lambda live: np.array([r.sampling.seed & _SEED_BITS for r in live.requests], np.uint64).view("<i8")
-    ),
+    **{name: _parameter(name, attrgetter(f"sampling.{name}")) for name in SAMPLING_NUMBERS},
+    "slot": _parameter("slot", lambda request: request.slot),
+    "seed": _parameter("seed", lambda request: signed_64(request.sampling.seed)),
     "logprobs": _column(lambda live: live.rows.logprobs[live.slots]),
     "prompt_logprobs": _column(lambda live: live.rows.prompt_logprobs[live.slots]),
     "min_position": _column(lambda live: live.rows.min_position[live.slots]),
     "max_position": _column(lambda live: live.rows.max_len[live.slots] - 1),
+    "stop_count": _column(lambda live: np.count_nonzero(live.rows.stop_ids[live.slots] >= 0, axis=1)),
     "stop_ids": _column(lambda live: live.rows.stop_ids[live.slots]),
-    "bias_count": _each(lambda request: len(request.sampling.bias_ids), np.int32),
+    "bias_count": _parameter("bias_count", lambda request: len(request.sampling.bias_ids)),
     "bias_ids": _lists(lambda request: request.sampling.bias_ids, np.int32),
     "bias_values": _lists(lambda request: request.sampling.bias_values, np.float32),
-    "has_allowed": _each(lambda request: bool(request.sampling.allowed_mask), np.bool_),
+    "allowed_words": _parameter("allowed_words", lambda request: len(request.sampling.allowed_mask) // 4),
     "allowed": _allowed,
-    "repetition_penalty": _each(lambda request: request.sampling.repetition_penalty, np.float32),
-    "presence_penalty": _each(lambda request: request.sampling.presence_penalty, np.float32),
-    "frequency_penalty": _each(lambda request: request.sampling.frequency_penalty, np.float32),
-    "penalty_slot": _each(lambda request: request.penalty_slot, np.int32),
+    "penalty_slot": _parameter("penalty_slot", lambda request: request.penalty_slot),
+    "state_slot": _parameter("state_slot", lambda request: request.state_slot),
     "counts": _by_penalty_slot(_counts),
     "in_prompt": _by_penalty_slot(_in_prompt),
 }
+_TENSORS: Final = frozenset((*row_fields(), *penalty_fields()))
 # A place where these differ would tell a token of somebody's prompt, and prompts are in no log.
 _UNSPOKEN: Final = frozenset({"in_prompt"})
 
 
 def check_rows(device: Mapping[str, NDArray[np.generic]], scheduler: Scheduler) -> None:
-    """device: its row state and penalty state by the names of `FIELDS`; empty if it keeps none. What else it holds is
-    not looked at.
+    """device: its row state and penalty state by the names of their tensors; empty if it keeps none. What else it holds
+    is not looked at.
 
-    Raises LedgerError naming a row and a field that differ, or a field that the device does not hand over.
+    Raises LedgerError naming a row and a field that differ, or a tensor that the device does not hand over.
     """
     if not device:
         return
-    if missing := sorted(FIELDS.keys() - device.keys()):
+    if missing := sorted(_TENSORS - device.keys()):
         raise LedgerError(f"the device's row state comes without {', '.join(missing)}")
+    held = {**device, **ROW_RECORD.columns(device["parameters"])}
     live = _live(
         [request for request in scheduler.holdings.by_slot if request], scheduler.rows, scheduler.limits.vocab_size
     )
     for name, field in FIELDS.items():
-        _compare(name, device[name], field(live))
+        _compare(name, held[name], field(live))
 
 
 def _compare(name: str, device: NDArray[np.generic], expected: _Expected) -> None:

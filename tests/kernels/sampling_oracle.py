@@ -152,7 +152,7 @@ def state_of(specs: list[RowSpec], vocab_size: int) -> RowState:
             state.bias_ids[slot, index] = token
             state.bias_values[slot, index] = value
         if spec.allowed is not None:
-            state.has_allowed[slot] = True
+            state.allowed_words[slot] = state.allowed.shape[1]
             words = np.zeros(state.allowed.shape[1], np.uint32)
             for token in spec.allowed:
                 words[token // 32] |= np.uint32(1) << np.uint32(token % 32)

@@ -13,7 +13,7 @@ from cuda_graphs.shape import LaunchShape
 from runtime import messages as m
 from runtime.ledger import Launch
 from runtime.lifecycle import Commit
-from runtime.plan import HEADER_WORDS, ROW_LIST, ROWS, LaunchPlan, read_plan
+from runtime.plan import HEADER, HEADER_WORDS, LaunchPlan, read_plan
 from runtime.scheduler import Scheduler
 from tests.runtime.chain import Chain, make_chain
 from tests.runtime.hash_model import completion
@@ -160,8 +160,8 @@ def test_a_row_that_is_aborted_is_in_no_plan_that_continues() -> None:
     chain.tell(m.Abort(1, ("r2",)))
     chain.turn()
     header = recorder.plans[0][:HEADER_WORDS]
-    rows = recorder.plans[0][HEADER_WORDS : HEADER_WORDS + header[ROWS]]
-    assert header[ROW_LIST] == 1
+    rows = recorder.plans[0][HEADER_WORDS : HEADER_WORDS + header[HEADER.place("rows")]]
+    assert header[HEADER.place("row_list")] == 1
     assert len(rows) == 2
     assert slot not in rows
 

@@ -153,7 +153,7 @@ def test_an_admission_brings_every_parameter_of_its_row() -> None:
     assert rows.bias_count[2] == 2
     assert rows.bias_ids[2, :2].tolist() == [4, 9]
     assert rows.bias_values[2, :2].tolist() == [1.5, -2.0]
-    assert rows.has_allowed[2]
+    assert rows.allowed_words[2] == 3
     assert np.unpackbits(rows.allowed[2].view(np.uint8), bitorder="little").nonzero()[0].tolist() == [0, 33, 69]
 
 
@@ -163,10 +163,9 @@ def test_an_admission_leaves_nothing_of_the_row_before_it_in_its_slot() -> None:
     used.block_table[2], used.seq_len[2], used.alive[2] = 63, 30, False
     admit(used, 2, admission(2, PLAIN, ()))
     admit(fresh, 1, admission(2, PLAIN, ()))
-    scalars = ("temperature", "top_k", "top_p", "min_p", "seed", "logprobs", "min_position", "max_position")
-    for field in (*scalars, "seq_len", "alive", "block_table", "stop_ids", "bias_count", "has_allowed"):
+    for field in ("parameters", "seq_len", "alive", "block_table", "stop_ids"):
         assert np.array_equal(getattr(used, field)[2], getattr(fresh, field)[2]), field
-    assert (used.bias_count[2], used.has_allowed[2]) == (0, False), "what is past the counts is never read"
+    assert (used.bias_count[2], used.allowed_words[2]) == (0, 0), "what is past the counts is never read"
 
 
 def test_an_admission_touches_no_other_slot() -> None:

@@ -5,27 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runtime import plan as layout
 from runtime.admission import admission_record, largest_record_words, penalty_list, record_words, token_mask
-from runtime.plan import (
-    ADMIT_WORDS,
-    HEADER_WORDS,
-    PROMPT_BIT,
-    Admission,
-    Chunk,
-    LaunchPlan,
-    read_admission,
-    read_plan,
-    stage,
-)
+from runtime.plan import HEADER, HEADER_WORDS, Admission, Chunk, LaunchPlan, PlanHeader, read_plan, stage
 from runtime.plan_builder import PlanBuilder
 from runtime.request import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams
+from runtime.row_record import ADMIT_WORDS, PROMPT_BIT, ROW_RECORD, read_admission
+from runtime.words import NUMPY_TYPES
 
 SAMPLING = SamplingParams(
     temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=(1 << 64) - 3, bias_ids=(4, 9), bias_values=(1.5, -2.0),
     allowed_mask=token_mask((0, 31, 32, 69), 70).tobytes(), logprobs=3,
 )  # fmt: skip
 STOPPING = StoppingParams(max_tokens=10, min_tokens=2, stop_token_ids=(8, 3))
+
+
+def fields_of(head: np.ndarray) -> dict[str, np.generic]:
+    """The head of a record by the names of its fields."""
+    return {name: column[0] for name, column in ROW_RECORD.columns(head.reshape(1, -1).copy()).items()}
 
 
 def empty() -> np.ndarray:
@@ -41,6 +37,8 @@ def test_a_steady_plan_is_its_header_of_64_bytes() -> None:
     assert view.rows is None
     assert (view.number, view.num_rows, view.tokens) == (5, 256, 256)
     assert view.bytes_read == 4 * HEADER_WORDS == 64
+    assert PlanHeader(*HEADER.struct.unpack_from(body.data)) == (5, 256, 256, 0, 0, 0, 0, 0)
+    assert not body[HEADER.place("bulk_words") + 1 : HEADER_WORDS].any()
 
 
 def test_everything_in_a_mixed_plan_comes_back() -> None:
@@ -69,7 +67,7 @@ def test_everything_in_a_mixed_plan_comes_back() -> None:
     assert found.bias_values.tolist() == [1.5, -2.0]
     allowed = np.unpackbits(found.allowed.view(np.uint8), bitorder="little").nonzero()[0]
     assert allowed.tolist() == [0, 31, 32, 69]
-    assert found.head[5:7].copy().view(np.uint64)[0] == (1 << 64) - 3
+    assert fields_of(found.head)["seed"] == -3, "the same 64 bits"
     assert view.bulk_words == 20 + record.size
 
 
@@ -84,22 +82,16 @@ def test_each_word_of_the_head_of_a_record_is_where_its_name_says() -> None:
         4, sampling, stopping, 20, 30, (1,), blocks=(7, 8, 9, 10), penalty_slot=12, state_slot=13,
         counts=penalty_list(np.array([3, 9, 60, 61, 62], np.int32), np.array([7], np.int32)),
     )[:ADMIT_WORDS]  # fmt: skip
-    whole_numbers = {
-        layout.ADMIT_SLOT: 4, layout.ADMIT_TOP_K: 11, layout.ADMIT_SEED_LOW: 6, layout.ADMIT_SEED_HIGH: 5,
-        layout.ADMIT_LOGPROBS: 3, layout.ADMIT_MIN_POSITION: 22, layout.ADMIT_MAX_POSITION: 29,
-        layout.ADMIT_STOP_IDS: 2, layout.ADMIT_BIAS: 1, layout.ADMIT_ALLOWED_WORDS: 3, layout.ADMIT_BLOCKS: 4,
-        layout.ADMIT_PROMPT_LOGPROBS: 2, layout.ADMIT_PENALTY_SLOT: 12, layout.ADMIT_COUNTS: 6,
-        layout.ADMIT_STATE_SLOT: 13,
+    expected = {
+        "slot": 4, "temperature": 0.7, "top_k": 11, "top_p": 0.9, "min_p": 0.05, "logprobs": 3, "prompt_logprobs": 2,
+        "repetition_penalty": 1.1, "presence_penalty": -0.25, "frequency_penalty": 0.75, "seed": (5 << 32) + 6,
+        "min_position": 22, "max_position": 29, "stop_count": 2, "bias_count": 1, "allowed_words": 3, "block_count": 4,
+        "penalty_slot": 12, "penalty_entries": 6, "state_slot": 13,
     }  # fmt: skip
-    fractions = {
-        layout.ADMIT_TEMPERATURE: 0.7, layout.ADMIT_TOP_P: 0.9, layout.ADMIT_MIN_P: 0.05,
-        layout.ADMIT_REPETITION: 1.1, layout.ADMIT_PRESENCE: -0.25, layout.ADMIT_FREQUENCY: 0.75,
-    }  # fmt: skip
-    assert {word: head[word] for word in whole_numbers} == whole_numbers
-    assert {word: head.view(np.float32)[word] for word in fractions} == {
-        word: np.float32(value) for word, value in fractions.items()
+    assert fields_of(head) == {
+        name: NUMPY_TYPES[ROW_RECORD.fields[name].code](value) for name, value in expected.items()
     }
-    assert not head[max(*whole_numbers, *fractions) + 1 :].any()
+    assert not head[ROW_RECORD.place("state_slot") + 1 :].any()
 
 
 def test_record_words_is_the_size_of_the_record() -> None:
@@ -120,12 +112,15 @@ def test_a_record_brings_cached_blocks_penalties_and_what_was_said_before_an_evi
     record = admission_record(4, PENALISED, STOPPING, 4, 30, (1,), blocks=(17, 18, 5), penalty_slot=6, counts=counts)
     bulk = np.concatenate([np.full(11, -1, np.int32), record])
     found = read_admission(bulk, 11)
-    floats = found.head.view(np.float32)
+    fields = fields_of(found.head)
     assert found.head.size == ADMIT_WORDS
-    assert found.head[8] == 4 + STOPPING.min_tokens, "counted from the end of the prompt, whatever came after it"
-    assert found.head[14] == 2
-    assert floats[15:18].tolist() == [1.5, -0.25, 0.75]
-    assert found.head[18] == 6
+    assert fields["min_position"] == 4 + STOPPING.min_tokens, (
+        "counted from the end of the prompt, whatever came after it"
+    )
+    assert fields["prompt_logprobs"] == 2
+    penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    assert [fields[name] for name in penalties] == [1.5, -0.25, 0.75]
+    assert fields["penalty_slot"] == 6
     assert found.allowed.size == 3
     assert found.blocks.tolist() == [17, 18, 5]
     assert found.counts.tolist() == [[3, PROMPT_BIT | 1], [7, 2], [9, PROMPT_BIT], [60, PROMPT_BIT]]
@@ -149,7 +144,7 @@ def test_no_record_is_larger_than_the_largest() -> None:
 
 def test_a_row_without_penalties_gets_no_penalty_slot() -> None:
     record = admission_record(0, SamplingParams(), STOPPING, 2, 30, (1,), penalty_slot=3)
-    assert read_admission(record, 0).head[18] == -1
+    assert read_admission(record, 0).word("penalty_slot") == -1
 
 
 def test_penalties_without_a_slot_are_refused() -> None:

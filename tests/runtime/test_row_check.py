@@ -9,7 +9,8 @@ from runtime.admission import token_mask
 from runtime.engine import Barrier
 from runtime.ledger import LedgerError
 from runtime.request import SamplingParams
-from runtime.row_check import FIELDS, check_rows
+from runtime.row_check import FIELDS, OF_THE_RECORD, check_rows
+from runtime.row_record import ROW_RECORD
 from runtime.row_state import penalty_fields, row_fields
 from runtime.rows import RowPhase
 from tests.runtime.chain import Chain, make_chain, no_step
@@ -76,7 +77,9 @@ def compared() -> list[tuple[str, str]]:
 
 
 def test_every_field_that_the_device_keeps_of_a_row_is_compared() -> None:
-    assert set(FIELDS) == {*row_fields(), *PENALTIES}
+    declared = set(ROW_RECORD.names)
+    assert declared > OF_THE_RECORD
+    assert set(FIELDS) == {*row_fields(), *PENALTIES} - {"parameters"} | declared - OF_THE_RECORD
 
 
 @pytest.mark.parametrize(("row", "field"), compared())
@@ -130,8 +133,8 @@ def test_a_field_that_the_device_does_not_hand_over_is_missed() -> None:
     chain = half_way()
     device = dict(chain.device.read_rows())
     check_rows(device, chain.engine.scheduler)
-    del device["top_p"]
-    with pytest.raises(LedgerError, match="without top_p"):
+    del device["parameters"]
+    with pytest.raises(LedgerError, match="without parameters"):
         check_rows(device, chain.engine.scheduler)
 
 

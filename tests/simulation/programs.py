@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from cuda_graphs.rings import RingMemory
 from cuda_graphs.shape import LaunchShape
-from runtime import plan as layout
 from runtime.hash_program import HashProgram
 from runtime.host_rows import HostRows, Queries
-from runtime.plan import read_admission
 from runtime.request import MAX_BIAS, MAX_STOP_IDS
+from runtime.row_record import read_admission
 from tests.simulation.oracle import STATE_INIT, next_state, state_digest
 
 _NAN = -(1 << 21)  # in a KV block: what was computed there is not finite
@@ -44,21 +43,17 @@ class Sickness:
 
 
 class SimulatedRows(HostRows):
-    """Row state that knows sick requests by their seed, and the state slots of rows."""
+    """Row state that knows sick requests by their seed."""
 
     def __init__(self, rings: RingMemory, max_rows: int, *sizes: int, penalty_slots: int, launched: int = 0) -> None:
         super().__init__(rings, max_rows, *sizes, penalty_slots=penalty_slots, launched=launched)
         self.sickness: Mapping[int, Sickness] = {}
         self.sick = np.zeros(max_rows + 1, np.bool_)  # the last F left the row logits that are not finite
-        self.state_slot = np.full(max_rows + 1, -1, np.int32)
         self._newest: dict[int, int] = {}  # position of the newest token that was sampled, by the request's seed
 
     def _admit(self, bulk: NDArray[np.int32], offset: int) -> None:
         super()._admit(bulk, offset)
-        head = read_admission(bulk, offset).head
-        slot = int(head[layout.ADMIT_SLOT])
-        self.state_slot[slot] = head[layout.ADMIT_STATE_SLOT]
-        self.sick[slot] = False
+        self.sick[read_admission(bulk, offset).word("slot")] = False
 
     def sickness_of(self, slot: int) -> Sickness | None:
         return self.sickness.get(int(self.seed[slot])) if self.sickness else None

@@ -16,9 +16,9 @@ from runtime import messages as m
 from runtime.admission import needs_full
 from runtime.host_rows import HostRows
 from runtime.lifecycle import Commit
-from runtime.plan import ADMIT_SLOT
 from runtime.publisher import Publisher
 from runtime.request import SamplingParams, StoppingParams
+from runtime.row_record import read_admission
 from tests.simulation.test_can_fail import broken_seeds, is_seen
 
 _admit, _logprobs = HostRows._admit, Publisher._logprobs
@@ -30,8 +30,7 @@ def full_without_filters(sampling: SamplingParams, stopping: StoppingParams) -> 
 
 
 def full_without_masks(sampling: SamplingParams, stopping: StoppingParams) -> bool:
-    filters = sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
-    return sampling.has_penalty or filters or sampling.logprobs >= 0
+    return sampling.has_penalty or sampling.has_filter or sampling.logprobs >= 0
 
 
 def full_without_log_probabilities(sampling: SamplingParams, stopping: StoppingParams) -> bool:
@@ -39,14 +38,14 @@ def full_without_log_probabilities(sampling: SamplingParams, stopping: StoppingP
 
 
 def masks_stay(rows: HostRows, bulk: NDArray[np.int32], offset: int) -> None:
-    before = rows.has_allowed.copy()
+    before = rows.allowed_words.copy()
     _admit(rows, bulk, offset)
-    rows.has_allowed |= before
+    rows.allowed_words[:] = np.maximum(rows.allowed_words, before)
 
 
 def a_neighbours_temperature(rows: HostRows, bulk: NDArray[np.int32], offset: int) -> None:
     _admit(rows, bulk, offset)
-    slot = int(bulk[offset + ADMIT_SLOT])
+    slot = read_admission(bulk, offset).word("slot")
     rows.temperature[slot] = rows.temperature[slot - 1]
 
 

@@ -29,6 +29,7 @@ from runtime.kernels.reference import philox
 from runtime.kernels.reference.logprobs import log_probabilities
 from runtime.kernels.reference.penalties import penalize
 from runtime.kernels.reference.sampling_filters import (
+    Filters,
     add_bias,
     kept_tokens,
     lowest_allowed,
@@ -131,7 +132,7 @@ def _needs_edit(state: RowState, slots: I64) -> NDArray[np.bool_]:
     below_minimum = state.seq_len.numpy()[slots] < state.min_position.numpy()[slots]
     changed: NDArray[np.bool_] = (
         (state.bias_count.numpy()[slots] > 0)
-        | state.has_allowed.numpy()[slots]
+        | (state.allowed_words.numpy()[slots] > 0)
         | below_minimum
         | (state.penalty_slot.numpy()[slots] >= 0)
     )
@@ -153,7 +154,7 @@ def _edit(raw: F32, state: RowState, penalties: PenaltyState, slot: int) -> F32 
         )
         if not np.isfinite(logits).all():
             return None
-    if bool(state.has_allowed[slot]):
+    if int(state.allowed_words[slot]):
         mask_disallowed(logits, state.allowed[slot].numpy())
     if int(state.seq_len[slot]) < int(state.min_position[slot]):
         mask_ids(logits, state.stop_ids[slot].numpy())
@@ -163,7 +164,7 @@ def _edit(raw: F32, state: RowState, penalties: PenaltyState, slot: int) -> F32 
 
 
 def _when_nothing_is_left(state: RowState, slot: int, vocab_size: int) -> int:
-    return lowest_allowed(state.allowed[slot].numpy(), vocab_size) if bool(state.has_allowed[slot]) else 0
+    return lowest_allowed(state.allowed[slot].numpy(), vocab_size) if int(state.allowed_words[slot]) else 0
 
 
 def _draw(scores: F32, state: RowState, slots: I64, form: Form) -> I64:
@@ -174,10 +175,9 @@ def _draw(scores: F32, state: RowState, slots: I64, form: Form) -> I64:
     parts: list[_Candidates] = []
     if form is Form.FULL:
         vocab_size = scores.shape[1]
-        top_k, top_p, min_p = state.top_k.numpy()[slots], state.top_p.numpy()[slots], state.min_p.numpy()[slots]
-        filtered = ((top_k > 0) & (top_k < vocab_size)) | (top_p < 1.0) | (min_p > 0.0)
-        for row in np.flatnonzero(filtered).tolist():
-            kept = kept_tokens(scores[row], int(top_k[row]), top_p[row], min_p[row])
+        filters = Filters.of(state, slots)
+        for row in np.flatnonzero(filters.are_on(vocab_size)).tolist():
+            kept = kept_tokens(scores[row], *filters.of_row(row))
             if kept.shape[0] <= _NARROW:
                 wide[row] = False
                 parts.append(_Candidates(np.full(kept.shape, row, np.int64), kept, scores[row, kept]))

@@ -7,12 +7,14 @@ probability mass is summed as integers, so that no order of summation and no num
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.kernels.reference.philox import exp32
+from runtime.row_state import RowState
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -22,6 +24,29 @@ I32 = NDArray[np.int32]
 # sum stays below 2**58.
 MASS_ONE: Final = 2.0**40
 _FIRST_LOOK: Final = 512  # tokens that top-p tries before it sorts the whole row
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Of n rows."""
+
+    top_k: I32  # [n] 0: off
+    top_p: F32  # [n] 1: off
+    min_p: F32  # [n] 0: off
+
+    @staticmethod
+    def of(state: RowState, slots: I64) -> Filters:
+        """Of the rows in these slots, [n]."""
+        return Filters(state.top_k.numpy()[slots], state.top_p.numpy()[slots], state.min_p.numpy()[slots])
+
+    def are_on(self, vocab_size: int) -> NDArray[np.bool_]:
+        """Which rows have any. [n]"""
+        on: NDArray[np.bool_] = ((self.top_k > 0) & (self.top_k < vocab_size)) | (self.top_p < 1.0) | (self.min_p > 0.0)
+        return on
+
+    def of_row(self, row: int) -> tuple[int, np.float32, np.float32]:
+        """What `kept_tokens` takes."""
+        return int(self.top_k[row]), self.top_p[row], self.min_p[row]
 
 
 def mask_disallowed(logits: F32, allowed: I32) -> None:

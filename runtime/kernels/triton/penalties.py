@@ -8,8 +8,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from runtime import plan as layout
+from runtime import row_record as layout
+from runtime.kernels.triton.row_parameters import float_of, int_of, place_of
 
+_PENALTY_SLOT = place_of("penalty_slot")
+_REPETITION = place_of("repetition_penalty")
+_PRESENCE = place_of("presence_penalty")
+_FREQUENCY = place_of("frequency_penalty")
 _COUNT_TOKEN = tl.constexpr(layout.COUNT_TOKEN)
 _COUNT_SEEN = tl.constexpr(layout.COUNT_SEEN)
 _COUNT_WORDS = tl.constexpr(layout.COUNT_WORDS)
@@ -22,26 +27,23 @@ def penalize(
     i,
     inside,
     slot,
-    penalty_slot,
-    repetition,
-    presence,
-    frequency,
+    parameters,
     counts,
     in_prompt,
     mask_words,
     VOCAB: tl.constexpr,
 ):
     """The logits x of tokens i after the penalties of a row; as they are where it has none."""
-    own = tl.load(penalty_slot + slot).to(tl.int64)
+    own = int_of(parameters, slot, _PENALTY_SLOT).to(tl.int64)
     there = inside & (own >= 0)
     times = tl.load(counts + own * VOCAB + i, mask=there, other=0)
     word = tl.load(in_prompt + own * mask_words + i // 32, mask=there, other=0)
     said = times > 0
-    factor = tl.load(repetition + slot)
+    factor = float_of(parameters, slot, _REPETITION)
     repeated = tl.where(x > 0.0, tl.div_rn(x, factor + tl.zeros_like(x)), x * factor)
     x = tl.where(said | (((word >> (i % 32)) & 1) != 0), repeated, x)
-    x = tl.where(said, x - tl.load(frequency + slot) * times.to(tl.float32), x)
-    return tl.where(said, x - tl.load(presence + slot), x)
+    x = tl.where(said, x - float_of(parameters, slot, _FREQUENCY) * times.to(tl.float32), x)
+    return tl.where(said, x - float_of(parameters, slot, _PRESENCE), x)
 
 
 @triton.jit

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from runtime.kernels.triton.publish import ResultRing, publish_prompt_logprobs
+from runtime.kernels.triton.row_parameters import int_of, place_of
 from runtime.kernels.triton.sampling_draw import scan
 from runtime.kernels.triton.sampling_logprobs import LogprobBuffers, enqueue_logprobs, make_logprob_buffers
 from runtime.kernels.triton.take_plan import NO_CHUNK, RowList
@@ -25,6 +26,7 @@ from runtime.row_state import RowState
 
 _TILE: Final = 32  # query tokens whose logits are made at a time
 _TARGET_TILE: Final = 128
+_PROMPT_LOGPROBS = place_of("prompt_logprobs")
 _NO_CHUNK = tl.constexpr(NO_CHUNK)
 
 
@@ -68,7 +70,7 @@ def _targets_kernel(
     query_start_loc,
     chunk_offset,
     alive,
-    prompt_logprobs,
+    parameters,
     asked,
     wanted,
     target,
@@ -81,7 +83,7 @@ def _targets_kernel(
     """One program for a row and a tile of its query tokens."""
     row = tl.program_id(0)
     slot = tl.load(row_slots + row).to(tl.int64)
-    top = tl.load(prompt_logprobs + slot)
+    top = int_of(parameters, slot, _PROMPT_LOGPROBS)
     offset = tl.load(chunk_offset + row)
     if (tl.load(alive + slot) != 0) & (top >= 0) & (offset != _NO_CHUNK):
         start = tl.load(query_start_loc + row)
@@ -117,7 +119,7 @@ def find_targets(
         rows.query_start_loc,
         rows.chunk_offset,
         state.alive.view(torch.int8),
-        state.prompt_logprobs,
+        state.parameters,
         out.asked,
         out.wanted,
         out.target,

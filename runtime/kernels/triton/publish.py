@@ -12,10 +12,15 @@ import triton
 import triton.language as tl
 
 from cuda_graphs import rings
+from runtime.kernels.triton.row_parameters import int_of, place_of
 from runtime.kernels.triton.sampling_logprobs import LogprobBuffers
 from runtime.kernels.triton.take_plan import RowList
 from runtime.row_state import PenaltyState, RowState
 
+_MIN_POSITION = place_of("min_position")
+_MAX_POSITION = place_of("max_position")
+_LOGPROBS = place_of("logprobs")
+_PENALTY_SLOT = place_of("penalty_slot")
 _STOPPED = tl.constexpr(rings.STOPPED)
 _VOID = tl.constexpr(rings.VOID)
 _NON_FINITE = tl.constexpr(rings.NON_FINITE)
@@ -45,10 +50,8 @@ def _publish_kernel(
     last_token,
     seq_len,
     alive,
-    min_position,
-    max_position,
+    parameters,
     stop_ids,
-    penalty_slot,
     counts,
     cells,
     num_rows,
@@ -71,12 +74,12 @@ def _publish_kernel(
     s = tl.arange(0, MAX_STOP_IDS)
     ids = tl.load(stop_ids + slot[:, None] * MAX_STOP_IDS + s[None, :], mask=ok[:, None], other=-1)
     is_stop = tl.sum((ids == token[:, None]).to(tl.int32), 1) > 0
-    stops = is_stop & (position >= tl.load(min_position + slot, mask=ok, other=0))
-    stopped = stops | (position >= tl.load(max_position + slot, mask=ok, other=0)) | (is_finite == 0)
+    stops = is_stop & (position >= int_of(parameters, slot, _MIN_POSITION))
+    stopped = stops | (position >= int_of(parameters, slot, _MAX_POSITION)) | (is_finite == 0)
     tl.store(last_token + slot, token, mask=ok & is_alive)
     tl.store(seq_len + slot, position + 1, mask=ok & is_alive & is_finite)
     tl.store(alive + slot, tl.zeros([ROWS], tl.int8), mask=ok & is_alive & stopped)
-    own = tl.load(penalty_slot + slot, mask=ok, other=-1).to(tl.int64)
+    own = int_of(parameters, slot, _PENALTY_SLOT).to(tl.int64)
     counted = ok & is_alive & is_finite & (own >= 0)
     said = counts + own * VOCAB + token
     tl.store(said, tl.load(said, mask=counted, other=0) + 1, mask=counted)  # a penalty slot is one row's
@@ -114,10 +117,8 @@ def publish(
         state.last_token,
         state.seq_len,
         state.alive.view(torch.int8),
-        state.min_position,
-        state.max_position,
+        state.parameters,
         state.stop_ids,
-        state.penalty_slot,
         penalties.counts,
         results.cells,
         num_rows,
@@ -161,7 +162,7 @@ def _store_logprobs(
 def _logprobs_kernel(
     counter,
     sample_slots,
-    asked,
+    parameters,
     logprob,
     top_ids,
     top_logprobs,
@@ -175,7 +176,7 @@ def _logprobs_kernel(
     TOP_PAD: tl.constexpr,
 ):
     row = tl.program_id(0)
-    wanted = tl.load(asked + tl.load(sample_slots + row))
+    wanted = int_of(parameters, tl.load(sample_slots + row), _LOGPROBS)
     if wanted >= 0:
         at = ((tl.load(counter) + 1) % SLOTS) * RING_ROWS + row
         _store_logprobs(
@@ -212,7 +213,7 @@ def publish_logprobs(
     _logprobs_kernel[(num_rows,)](
         counter,
         rows.sample_slots,
-        state.logprobs,
+        state.parameters,
         logprob,
         top_ids,
         top_logprobs,

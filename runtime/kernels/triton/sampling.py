@@ -140,14 +140,8 @@ class _Run:
         return self.state.alive.view(torch.int8)
 
     @property
-    def _edits(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        state = self.state
-        has_allowed = state.has_allowed.view(torch.int8)
-        return state.seq_len, state.min_position, state.bias_count, has_allowed, state.penalty_slot
-
-    @property
-    def _filters(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self.state.top_k, self.state.top_p, self.state.min_p
+    def _row(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.state.seq_len, self.state.parameters
 
     @property
     def _sizes(self) -> dict[str, int]:
@@ -174,10 +168,7 @@ class _Run:
         vocab_size = self.logits.shape[1]
         mask_kernel[self._grid](
             *self._source,
-            *self._edits,
-            state.repetition_penalty,
-            state.presence_penalty,
-            state.frequency_penalty,
+            *self._row,
             self.penalties.counts,
             self.penalties.in_prompt,
             state.allowed,
@@ -191,7 +182,7 @@ class _Run:
         bias_kernel[(self.slots.shape[0],)](
             self.slots,
             self._alive,
-            state.bias_count,
+            state.parameters,
             state.bias_ids,
             state.bias_values,
             buffers.scores,
@@ -201,17 +192,15 @@ class _Run:
             num_warps=4,
         )
         edited_scan_kernel[self._grid](
-            self.slots, self._alive, *self._edits, buffers.scores, buffers.edited_max, buffers.edited_arg, **constants
+            self.slots, self._alive, *self._row, buffers.scores, buffers.edited_max, buffers.edited_arg, **constants
         )
 
     def filter(self) -> None:
         """Top-k, top-p, min-p: `scores`, `weights` and the border of the rows that have any."""
-        state, buffers = self.state, self.buffers
+        buffers = self.buffers
         score_kernel[self._grid](
             *self._source,
-            state.temperature,
-            *self._edits,
-            *self._filters,
+            *self._row,
             buffers.partial_max,
             buffers.edited_max,
             buffers.scores,
@@ -221,9 +210,7 @@ class _Run:
         cut_kernel[(self.slots.shape[0],)](
             self.slots,
             self._alive,
-            state.temperature,
-            *self._filters,
-            *self._edits,
+            *self._row,
             buffers.partial_max,
             buffers.edited_max,
             buffers.scores,
@@ -237,14 +224,11 @@ class _Run:
         )
 
     def draw(self, full: bool) -> None:
-        state, buffers, sizes = self.state, self.buffers, self._sizes
+        buffers, sizes = self.buffers, self._sizes
         del sizes["VOCAB"]
         draw_kernel[self._grid](
             *self._source,
-            state.temperature,
-            state.seed,
-            *self._edits,
-            *self._filters,
+            *self._row,
             buffers.partial_max,
             buffers.edited_max,
             buffers.scores,
@@ -259,8 +243,7 @@ class _Run:
         finish_kernel[(self.slots.shape[0],)](
             self.slots,
             self._alive,
-            state.temperature,
-            *self._edits,
+            *self._row,
             buffers.partial_max,
             buffers.partial_arg,
             buffers.edited_max,

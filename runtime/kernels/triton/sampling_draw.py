@@ -12,8 +12,18 @@ import triton
 import triton.language as tl
 
 from runtime.kernels.triton.philox import block_words, gumbel
+from runtime.kernels.triton.row_parameters import float_of, int_of, long_of, place_of
 
 TILE: Final = 2048  # tokens of one program
+_TEMPERATURE = place_of("temperature")
+_TOP_K = place_of("top_k")
+_TOP_P = place_of("top_p")
+_MIN_P = place_of("min_p")
+_SEED = place_of("seed")
+_MIN_POSITION = place_of("min_position")
+_BIAS_COUNT = place_of("bias_count")
+_ALLOWED_WORDS = place_of("allowed_words")
+_PENALTY_SLOT = place_of("penalty_slot")
 NO_TOKEN = tl.constexpr(0x7FFFFFFF)  # an id above all others: it loses every tie
 
 
@@ -25,18 +35,19 @@ def row_peak(partial_max, row, TILES: tl.constexpr, TILES_PAD: tl.constexpr):
 
 
 @triton.jit
-def is_edited(slot, seq_len, min_position, bias_count, has_allowed, penalty_slot):
+def is_edited(slot, seq_len, parameters):
     """Whether penalties, bias or a mask change the row's logits; the changed ones are then in `scores`."""
-    below = tl.load(seq_len + slot) < tl.load(min_position + slot)
-    listed = (tl.load(bias_count + slot) > 0) | (tl.load(has_allowed + slot) != 0)
-    return below | listed | (tl.load(penalty_slot + slot) >= 0)
+    below = tl.load(seq_len + slot) < int_of(parameters, slot, _MIN_POSITION)
+    listed = (int_of(parameters, slot, _BIAS_COUNT) > 0) | (int_of(parameters, slot, _ALLOWED_WORDS) > 0)
+    return below | listed | (int_of(parameters, slot, _PENALTY_SLOT) >= 0)
 
 
 @triton.jit
-def is_filtered(slot, top_k, top_p, min_p, VOCAB: tl.constexpr):
+def is_filtered(slot, parameters, VOCAB: tl.constexpr):
     """Whether top-k, top-p or min-p is on; the row's scores and weights are then ready."""
-    k = tl.load(top_k + slot)
-    return ((k > 0) & (k < VOCAB)) | (tl.load(top_p + slot) < 1.0) | (tl.load(min_p + slot) > 0.0)
+    k = int_of(parameters, slot, _TOP_K)
+    shares = (float_of(parameters, slot, _TOP_P) < 1.0) | (float_of(parameters, slot, _MIN_P) > 0.0)
+    return ((k > 0) & (k < VOCAB)) | shares
 
 
 @triton.jit
@@ -103,16 +114,8 @@ def draw_kernel(
     logit_rows,
     slots,
     alive,
-    temperature,
-    seed,
     seq_len,
-    min_position,
-    bias_count,
-    has_allowed,
-    penalty_slot,
-    top_k,
-    top_p,
-    min_p,
+    parameters,
     partial_max,
     edited_max,
     scores,
@@ -130,7 +133,7 @@ def draw_kernel(
     """The highest score with noise of a tile, and its id, for rows with a temperature."""
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
-    heat = tl.load(temperature + slot)
+    heat = float_of(parameters, slot, _TEMPERATURE)
     if (tl.load(alive + slot) != 0) & (heat > 0.0):
         peak = row_peak(partial_max, row, TILES, TILES_PAD)
         usable = peak < float("inf")
@@ -139,18 +142,18 @@ def draw_kernel(
         share = 0.0
         key, last = 0, 0
         if FULL:
-            edited = is_edited(slot, seq_len, min_position, bias_count, has_allowed, penalty_slot)
-            filtered = is_filtered(slot, top_k, top_p, min_p, VOCAB)
+            edited = is_edited(slot, seq_len, parameters)
+            filtered = is_filtered(slot, parameters, VOCAB)
             if edited:
                 peak = row_peak(edited_max, row, TILES, TILES_PAD)
             usable = usable & (tl.abs(peak) < float("inf"))
             key = tl.load(cut_key + row, mask=filtered & usable, other=0)
             last = tl.load(cut_id + row, mask=filtered & usable, other=0)
-            share = tl.load(min_p + slot)
+            share = float_of(parameters, slot, _MIN_P)
         if usable:
             base = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
             block = tile * (TILE // 4) + tl.arange(0, TILE // 4)
-            words = block_words(tl.load(seed + slot), tl.load(seq_len + slot), block)
+            words = block_words(long_of(parameters, slot, _SEED), tl.load(seq_len + slot), block)
             high = tl.full([TILE // 4], float("-inf"), tl.float32)
             chosen = tl.full([TILE // 4], NO_TOKEN, tl.int32)
             for word in tl.static_range(4):
@@ -190,12 +193,8 @@ def _first_of_highest(values, ids, row, TILES: tl.constexpr, TILES_PAD: tl.const
 def finish_kernel(
     slots,
     alive,
-    temperature,
     seq_len,
-    min_position,
-    bias_count,
-    has_allowed,
-    penalty_slot,
+    parameters,
     partial_max,
     partial_arg,
     edited_max,
@@ -218,7 +217,7 @@ def finish_kernel(
         peak = row_peak(partial_max, row, TILES, TILES_PAD)
         edited = False
         if FULL:
-            edited = is_edited(slot, seq_len, min_position, bias_count, has_allowed, penalty_slot)
+            edited = is_edited(slot, seq_len, parameters)
             if edited & (peak < float("inf")):
                 peak = row_peak(edited_max, row, TILES, TILES_PAD)
         if peak == float("inf"):
@@ -228,7 +227,7 @@ def finish_kernel(
             t = tl.arange(0, TILES_PAD)
             lowest = tl.min(tl.load(lowest_allowed + row * TILES + t, mask=t < TILES, other=NO_TOKEN), 0)
             token = tl.where(lowest == NO_TOKEN, 0, lowest)
-        elif tl.load(temperature + slot) > 0.0:
+        elif float_of(parameters, slot, _TEMPERATURE) > 0.0:
             token = _first_of_highest(best_score, best_id, row, TILES, TILES_PAD)
         elif edited:
             token = _first_of_highest(edited_max, edited_arg, row, TILES, TILES_PAD)

@@ -16,8 +16,15 @@ import triton.language as tl
 from runtime.kernels.reference.sampling_filters import MASS_ONE
 from runtime.kernels.triton.penalties import penalize
 from runtime.kernels.triton.philox import exp32
+from runtime.kernels.triton.row_parameters import float_of, int_of, place_of
 from runtime.kernels.triton.sampling_draw import NO_TOKEN, is_edited, is_filtered, row_peak
 
+_TEMPERATURE = place_of("temperature")
+_TOP_K = place_of("top_k")
+_TOP_P = place_of("top_p")
+_MIN_POSITION = place_of("min_position")
+_BIAS_COUNT = place_of("bias_count")
+_ALLOWED_WORDS = place_of("allowed_words")
 mass_one = tl.constexpr(MASS_ONE)
 _WORST_KEY = tl.constexpr(0x7F800000)  # of a score of -inf
 _MASSLESS_KEY = tl.constexpr(0x41E00000)  # of a score of -28: from there on every mass is 0
@@ -31,13 +38,7 @@ def mask_kernel(
     slots,
     alive,
     seq_len,
-    min_position,
-    bias_count,
-    has_allowed,
-    penalty_slot,
-    repetition,
-    presence,
-    frequency,
+    parameters,
     counts,
     in_prompt,
     allowed,
@@ -56,21 +57,19 @@ def mask_kernel(
     """
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
-    if (tl.load(alive + slot) != 0) & is_edited(slot, seq_len, min_position, bias_count, has_allowed, penalty_slot):
+    if (tl.load(alive + slot) != 0) & is_edited(slot, seq_len, parameters):
         i = tile * TILE + tl.arange(0, TILE)
         inside = i < VOCAB
         base = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
         x = tl.load(base + i, mask=inside, other=float("-inf"))
-        x = penalize(
-            x, i, inside, slot, penalty_slot, repetition, presence, frequency, counts, in_prompt, mask_words, VOCAB
-        )
+        x = penalize(x, i, inside, slot, parameters, counts, in_prompt, mask_words, VOCAB)
         lost = (tl.abs(x) < float("inf")) == 0
-        limited = tl.load(has_allowed + slot) != 0
+        limited = int_of(parameters, slot, _ALLOWED_WORDS) > 0
         word = tl.load(allowed + slot * mask_words + i // 32, mask=inside & limited, other=0)
         permitted = ((word >> (i % 32)) & 1) != 0
         x = tl.where(permitted | (limited == 0), x, float("-inf"))
         tl.store(lowest_allowed + row * TILES + tile, tl.min(tl.where(permitted, i, NO_TOKEN), 0))
-        below = tl.load(seq_len + slot) < tl.load(min_position + slot)
+        below = tl.load(seq_len + slot) < int_of(parameters, slot, _MIN_POSITION)
         for index in range(0, tl.where(below, MAX_STOP_IDS, 0)):
             x = tl.where(i == tl.load(stop_ids + slot * MAX_STOP_IDS + index), float("-inf"), x)
         tl.store(scores + row * VOCAB + i, tl.where(lost, float("inf"), x), mask=inside)
@@ -80,7 +79,7 @@ def mask_kernel(
 def bias_kernel(
     slots,
     alive,
-    bias_count,
+    parameters,
     bias_ids,
     bias_values,
     scores,
@@ -92,7 +91,7 @@ def bias_kernel(
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
     if tl.load(alive + slot) != 0:
-        count = tl.load(bias_count + slot)
+        count = int_of(parameters, slot, _BIAS_COUNT)
         for start in range(0, count, BLOCK):
             b = start + tl.arange(0, BLOCK)
             token = tl.load(bias_ids + slot * MAX_BIAS + b, mask=b < count, other=-1)
@@ -110,10 +109,7 @@ def edited_scan_kernel(
     slots,
     alive,
     seq_len,
-    min_position,
-    bias_count,
-    has_allowed,
-    penalty_slot,
+    parameters,
     scores,
     edited_max,
     edited_arg,
@@ -124,7 +120,7 @@ def edited_scan_kernel(
     """The highest logit of a tile of an edited row, and its id. +inf: the row has failed."""
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
-    if (tl.load(alive + slot) != 0) & is_edited(slot, seq_len, min_position, bias_count, has_allowed, penalty_slot):
+    if (tl.load(alive + slot) != 0) & is_edited(slot, seq_len, parameters):
         i = tile * TILE + tl.arange(0, TILE)
         x = tl.load(scores + row * VOCAB + i, mask=i < VOCAB, other=float("-inf"))
         peak = tl.max(x, 0)
@@ -139,15 +135,8 @@ def score_kernel(
     logit_rows,
     slots,
     alive,
-    temperature,
     seq_len,
-    min_position,
-    bias_count,
-    has_allowed,
-    penalty_slot,
-    top_k,
-    top_p,
-    min_p,
+    parameters,
     partial_max,
     edited_max,
     scores,
@@ -160,10 +149,10 @@ def score_kernel(
     """Scores (0 for the most likely token) and weights e**score of a tile of a row that is filtered."""
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
-    heat = tl.load(temperature + slot)
-    if (tl.load(alive + slot) != 0) & (heat > 0.0) & is_filtered(slot, top_k, top_p, min_p, VOCAB):
+    heat = float_of(parameters, slot, _TEMPERATURE)
+    if (tl.load(alive + slot) != 0) & (heat > 0.0) & is_filtered(slot, parameters, VOCAB):
         raw_peak = row_peak(partial_max, row, TILES, TILES_PAD)
-        edited = is_edited(slot, seq_len, min_position, bias_count, has_allowed, penalty_slot)
+        edited = is_edited(slot, seq_len, parameters)
         peak = raw_peak
         if edited:
             peak = row_peak(edited_max, row, TILES, TILES_PAD)
@@ -226,15 +215,8 @@ def _id_of_tie(scores, tied, number, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
 def cut_kernel(
     slots,
     alive,
-    temperature,
-    top_k,
-    top_p,
-    min_p,
     seq_len,
-    min_position,
-    bias_count,
-    has_allowed,
-    penalty_slot,
+    parameters,
     partial_max,
     edited_max,
     all_scores,
@@ -249,10 +231,10 @@ def cut_kernel(
     """The border of a filtered row: what is left has a key below `cut_key`, or that key and an id up to `cut_id`."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
-    filtered = is_filtered(slot, top_k, top_p, min_p, VOCAB)
-    if (tl.load(alive + slot) != 0) & (tl.load(temperature + slot) > 0.0) & filtered:
+    filtered = is_filtered(slot, parameters, VOCAB)
+    if (tl.load(alive + slot) != 0) & (float_of(parameters, slot, _TEMPERATURE) > 0.0) & filtered:
         raw_peak = row_peak(partial_max, row, TILES, TILES_PAD)
-        edited = is_edited(slot, seq_len, min_position, bias_count, has_allowed, penalty_slot)
+        edited = is_edited(slot, seq_len, parameters)
         peak = raw_peak
         if edited:
             peak = row_peak(edited_max, row, TILES, TILES_PAD)
@@ -261,10 +243,10 @@ def cut_kernel(
             weights = all_weights + row * VOCAB
             key = tl.full([], _WORST_KEY, tl.int32)
             last = tl.full([], NO_TOKEN, tl.int32)
-            k = tl.load(top_k + slot)
+            k = int_of(parameters, slot, _TOP_K)
             if (k > 0) & (k < VOCAB):
                 key, last = _top_k_cut(scores, k, VOCAB, BLOCK)
-            share = tl.load(top_p + slot)
+            share = float_of(parameters, slot, _TOP_P)
             if share < 1.0:
                 key, last = _top_p_cut(scores, weights, share, key, last, VOCAB, BLOCK)
             tl.store(cut_key + row, key)

@@ -71,6 +71,7 @@ def _top_tile_kernel(
     slots,
     alive,
     asked,
+    asked_stride,
     partial_max,
     tile_mass,
     tile_top,
@@ -84,7 +85,7 @@ def _top_tile_kernel(
     """The mass of a tile, and its most likely tokens in order."""
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
-    count = tl.minimum(tl.load(asked + slot), MAX_TOP)
+    count = tl.minimum(tl.load(asked + slot * asked_stride), MAX_TOP)
     if (tl.load(alive + slot) != 0) & (count >= 0):
         peak = row_peak(partial_max, row, TILES, TILES_PAD)
         if peak < float("inf"):
@@ -109,6 +110,7 @@ def _top_finish_kernel(
     slots,
     alive,
     asked,
+    asked_stride,
     partial_max,
     tile_mass,
     tile_top,
@@ -129,7 +131,7 @@ def _top_finish_kernel(
     values = tl.zeros([TOP_PAD], tl.float32)
     ids = tl.zeros([TOP_PAD], tl.int32)
     of_token = tl.full([], 0.0, tl.float32)
-    count = tl.minimum(tl.minimum(tl.load(asked + slot), MAX_TOP), VOCAB)
+    count = tl.minimum(tl.minimum(tl.load(asked + slot * asked_stride), MAX_TOP), VOCAB)
     if (tl.load(alive + slot) != 0) & (count >= 0):
         peak = row_peak(partial_max, row, TILES, TILES_PAD)
         if peak < float("inf"):
@@ -166,7 +168,7 @@ def enqueue_logprobs(
     """Log-probabilities of n rows, after `scan` has left their peaks in `partial_max`, float32 [n, tiles].
 
     logits: float32 [rows, vocab]. logit_rows, slots: int [n] each row's place there, and in `alive`, int8, and `asked`,
-    int32. tokens: int64 [n] the chosen ones.
+    int32, of any stride. tokens: int64 [n] the chosen ones.
     """
     count, vocab_size, tiles = slots.shape[0], logits.shape[1], partial_max.shape[1]
     sizes = {
@@ -176,7 +178,18 @@ def enqueue_logprobs(
         "TILES": tiles,
         "TILES_PAD": triton.next_power_of_2(tiles),
     }
-    source = (logits, logits.stride(0), logit_rows, slots, alive, asked, partial_max, out.tile_mass, out.tile_top)
+    source = (
+        logits,
+        logits.stride(0),
+        logit_rows,
+        slots,
+        alive,
+        asked,
+        asked.stride(0),
+        partial_max,
+        out.tile_mass,
+        out.tile_top,
+    )
     _top_tile_kernel[(tiles, count)](*source, **sizes, TILE=TILE, num_warps=4, enable_fp_fusion=False)
     _top_finish_kernel[(count,)](
         *source, tokens, out.logprob, out.top_ids, out.top_logprobs, **sizes, num_warps=4, enable_fp_fusion=False

@@ -24,14 +24,13 @@ _APPEND_TILE: Final = 32
 _RECORD_TILE: Final = 256
 _CLEAR_TILE: Final = 2048
 
-_NUMBER = tl.constexpr(layout.NUMBER)
-_NUMBER_HIGH = tl.constexpr(layout.NUMBER_HIGH)
-_ROWS = tl.constexpr(layout.ROWS)
-_ROW_LIST = tl.constexpr(layout.ROW_LIST)
-_APPENDS = tl.constexpr(layout.APPENDS)
-_CHUNKS = tl.constexpr(layout.CHUNKS)
-_ADMISSIONS = tl.constexpr(layout.ADMISSIONS)
-_BULK_WORDS = tl.constexpr(layout.BULK_WORDS)
+_NUMBER = tl.constexpr(layout.HEADER.place("number"))  # its lower half; the upper one follows
+_ROWS = tl.constexpr(layout.HEADER.place("rows"))
+_ROW_LIST = tl.constexpr(layout.HEADER.place("row_list"))
+_APPENDS = tl.constexpr(layout.HEADER.place("appends"))
+_CHUNKS = tl.constexpr(layout.HEADER.place("chunks"))
+_ADMISSIONS = tl.constexpr(layout.HEADER.place("admissions"))
+_BULK_WORDS = tl.constexpr(layout.HEADER.place("bulk_words"))
 _HEADER_WORDS = tl.constexpr(layout.HEADER_WORDS)
 _APPEND_WORDS = tl.constexpr(layout.APPEND_WORDS)
 _CHUNK_WORDS = tl.constexpr(layout.CHUNK_WORDS)
@@ -81,25 +80,11 @@ def _take_plan_kernel(
     alive,
     seq_len,
     block_table,
-    temperature,
-    top_k,
-    top_p,
-    min_p,
-    seed,
-    logprobs,
-    min_position,
-    max_position,
+    parameters,
     stop_ids,
-    bias_count,
     bias_ids,
     bias_values,
-    has_allowed,
     allowed,
-    prompt_logprobs,
-    repetition,
-    presence,
-    frequency,
-    penalty_slot,
     said,
     in_prompt,
     SLOTS: tl.constexpr,
@@ -121,8 +106,8 @@ def _take_plan_kernel(
     tl.store(counter, number)
     ring = number % SLOTS
     body = plan + ring * PLAN_WORDS
-    header = tl.load(body + tl.arange(0, 16), volatile=True)
-    planned = (word(header, _NUMBER_HIGH).to(tl.int64) << 32) | (word(header, _NUMBER).to(tl.int64) & 0xFFFFFFFF)
+    header = tl.load(body + tl.arange(0, _HEADER_WORDS), volatile=True)
+    planned = (word(header, _NUMBER + 1).to(tl.int64) << 32) | (word(header, _NUMBER).to(tl.int64) & 0xFFFFFFFF)
     valid = planned == number
     rows = tl.where(valid, word(header, _ROWS), 0)
     listed = tl.where(valid, word(header, _ROW_LIST), 1)
@@ -141,25 +126,11 @@ def _take_plan_kernel(
             alive,
             seq_len,
             block_table,
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            seed,
-            logprobs,
-            min_position,
-            max_position,
+            parameters,
             stop_ids,
-            bias_count,
             bias_ids,
             bias_values,
-            has_allowed,
             allowed,
-            prompt_logprobs,
-            repetition,
-            presence,
-            frequency,
-            penalty_slot,
             said,
             in_prompt,
             VOCAB,
@@ -235,25 +206,11 @@ def take_plan(
         state.alive.view(torch.int8),
         state.seq_len,
         state.block_table,
-        state.temperature,
-        state.top_k,
-        state.top_p,
-        state.min_p,
-        state.seed,
-        state.logprobs,
-        state.min_position,
-        state.max_position,
+        state.parameters,
         state.stop_ids,
-        state.bias_count,
         state.bias_ids,
         state.bias_values.view(torch.int32),
-        state.has_allowed.view(torch.int8),
         state.allowed,
-        state.prompt_logprobs,
-        state.repetition_penalty,
-        state.presence_penalty,
-        state.frequency_penalty,
-        state.penalty_slot,
         penalties.counts,
         penalties.in_prompt,
         SLOTS=plan.shape[0],

@@ -1,0 +1,102 @@
+"""The parameters of a row, and the record that brings them to the device: declared here, and nowhere else.
+
+A record lies in the bulk slot of the launch that admits its row. It begins with a head of ADMIT_WORDS words, the fields
+of `RowParameters`, and lists follow in this order: stop ids, bias ids, bias values (float32 bits), words of the
+allowed-token mask, blocks, penalty list. An admission copies the head whole into the row's line of `parameters`, int32
+[slots, ADMIT_WORDS]. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.words import FLOAT32, INT32, INT64, WordLayout
+
+Column = TypeVar("Column")
+
+ADMIT_WORDS: Final = 32
+
+# Words of an entry of the penalty list: a token, and how often it is in the completion. Each token once, ids ascending.
+COUNT_TOKEN: Final = 0
+COUNT_SEEN: Final = 1  # occurrences, and PROMPT_BIT if the token is in the prompt
+COUNT_WORDS: Final = 2
+PROMPT_BIT: Final = 1 << 30
+
+
+class RowParameters(Generic[Column]):
+    """A row's parameters: the declaration, and the columns [slots] of whoever holds them by row slot.
+
+    The fields between `slot` and `seed` are numbers that `runtime.request.SamplingParams` has under the same name.
+    """
+
+    slot: Annotated[Column, INT32]
+    temperature: Annotated[Column, FLOAT32]  # 0: greedy
+    top_k: Annotated[Column, INT32]  # 0: off
+    top_p: Annotated[Column, FLOAT32(free=1)]  # 1: off
+    min_p: Annotated[Column, FLOAT32]  # 0: off
+    logprobs: Annotated[Column, INT32(free=-1)]  # -1: none; n >= 0: the chosen token's and the top n
+    prompt_logprobs: Annotated[Column, INT32(free=-1)]  # the same for the tokens of the prompt
+    repetition_penalty: Annotated[Column, FLOAT32(free=1)]  # 1: off
+    presence_penalty: Annotated[Column, FLOAT32]  # 0: off
+    frequency_penalty: Annotated[Column, FLOAT32]  # 0: off
+    seed: Annotated[Column, INT64]  # the 64 bits of the request's seed
+    min_position: Annotated[Column, INT32]  # below it the stop ids are masked
+    max_position: Annotated[Column, INT32]  # the row ends with the token at this position
+    stop_count: Annotated[Column, INT32]  # stop ids
+    bias_count: Annotated[Column, INT32]  # bias ids, and as many values; 0: no bias
+    allowed_words: Annotated[Column, INT32]  # words of the mask of allowed tokens; 0: every token is allowed
+    block_count: Annotated[Column, INT32]  # blocks that the block table begins with
+    penalty_slot: Annotated[Column, INT32(free=-1)]  # where the row's tokens are counted; -1: it has no penalties
+    penalty_entries: Annotated[Column, INT32]  # entries of the penalty list
+    state_slot: Annotated[Column, INT32(free=-1)]  # -1: none
+
+
+ROW_RECORD: Final = WordLayout(RowParameters, ADMIT_WORDS)
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionView:
+    """An admission record, read back. Arrays are views of the bulk slot."""
+
+    head: NDArray[np.int32]  # [ADMIT_WORDS]
+    stop_ids: NDArray[np.int32]
+    bias_ids: NDArray[np.int32]
+    bias_values: NDArray[np.float32]
+    allowed: NDArray[np.int32]
+    blocks: NDArray[np.int32]
+    counts: NDArray[np.int32]  # [n, COUNT_WORDS] the penalty list
+
+    def word(self, name: str) -> int:
+        """A whole number of the head."""
+        return int(self.head[ROW_RECORD.place(name)])
+
+
+_LIST_SIZES: Final = tuple(
+    ROW_RECORD.place(name) for name in ("stop_count", "bias_count", "bias_count", "allowed_words", "block_count")
+)
+_PENALTY_ENTRIES: Final = ROW_RECORD.place("penalty_entries")
+
+
+def read_admission(bulk: NDArray[np.int32], offset: int) -> AdmissionView:
+    """The admission record at `offset` of a bulk slot."""
+    head = bulk[offset : offset + ADMIT_WORDS]
+    at = offset + ADMIT_WORDS
+    lists: list[NDArray[np.int32]] = []
+    for count in _LIST_SIZES:
+        size = int(head[count])
+        lists.append(bulk[at : at + size])
+        at += size
+    stop_ids, bias_ids, bias_values, allowed, blocks = lists
+    entries = int(head[_PENALTY_ENTRIES])
+    counts = bulk[at : at + entries * COUNT_WORDS].reshape(entries, COUNT_WORDS)
+    return AdmissionView(head, stop_ids, bias_ids, bias_values.view(np.float32), allowed, blocks, counts)
+
+
+def signed_64(number: int) -> int:
+    """The low 64 bits of a number, as the int64 that holds them."""
+    low = number & 0xFFFFFFFFFFFFFFFF
+    return low - (low >> 63 << 64)
