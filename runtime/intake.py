@@ -113,8 +113,8 @@ class Intake:
             self._asked.clear()
 
     def _submit(self, owner: int, submit: m.Submit) -> None:
-        now = self._clock()
-        was_aborted = self._registry.was_aborted_early(submit.request_id, now)
+        submitted_at = self._clock() if submit.submitted_at is None else submit.submitted_at
+        was_aborted = self._registry.was_aborted_early(submit.request_id, submitted_at)
         refusal = self._refusal(submit, needs_room=not was_aborted)
         if refusal is not None:
             self._links.send(owner, refusal)
@@ -139,7 +139,7 @@ class Intake:
             field = "prompt" if error.prompt_alone else "stopping.max_tokens"
             self._links.send(owner, m.Refused(submit.handle, "INVALID_ARGUMENT", str(error), field))
             return
-        self._registry.add(Tracked(request, now))
+        self._registry.add(Tracked(request, submitted_at))
         self._links.send(owner, m.Accepted(submit.handle))
         if was_aborted:
             self._end(request)

@@ -6,9 +6,12 @@ import contextlib
 import os
 import select
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Protocol
+
+import msgspec
 
 from runtime import messages as m
 from runtime.submit_check import check_message
@@ -47,13 +50,22 @@ class Links(Protocol):
 class _Connection:
     """One front end's socket, what it has sent of a frame, and what it has not taken yet."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, now: float) -> None:
         self.sock = sock
+        self.connected_at = self.read_at = now  # seconds; all complete frames that the reader has came at `read_at`
         self.reader = m.FrameReader()
         self.unsent = bytearray()
         self.greeted = False
         self.ended = False
         self.last_handle = 0  # of its requests: they count up
+
+    def dated(self, message: m.ToEngine) -> m.ToEngine:
+        """With the time from which a request's latencies count: as its front end says, within what was seen here."""
+        if not isinstance(message, m.Submit):
+            return message
+        said = self.read_at if message.submitted_at is None else message.submitted_at
+        # Of a NaN each of them takes its first argument.
+        return msgspec.structs.replace(message, submitted_at=max(self.connected_at, min(self.read_at, said)))
 
     def flush(self) -> None:
         """Send what the socket takes. Raises OSError if the other side is gone."""
@@ -71,6 +83,7 @@ class SocketLinks:
     welcome: the answer to a front end's Hello. refuse: told of each front end whose connection is closed from here, by
     its number, and why, in a sentence that repeats nothing of a prompt. parent_fd: a descriptor that reaches its end
     when the parent process dies; `parent_gone` then says so. connected: the number after which front ends are counted.
+    clock: seconds, the engine's, and that of its front ends.
     """
 
     def __init__(
@@ -81,11 +94,13 @@ class SocketLinks:
         parent_fd: int | None = None,
         *,
         connected: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path = path
         self._welcome = welcome
         self._refuse = refuse
         self._parent_fd = parent_fd
+        self._clock = clock
         self.parent_gone = False
         self._turns: Turns[_Connection] = Turns()
         self._connections = self._turns.lanes  # by the front ends' numbers
@@ -178,7 +193,7 @@ class SocketLinks:
             return
         sock.setblocking(False)
         self._watch(sock.fileno())
-        self._connections[owner] = _Connection(sock)
+        self._connections[owner] = _Connection(sock, self._clock())
 
     def _read(self, connection: _Connection) -> None:
         """Some of what the socket has: no more than that is kept beside a frame that is not complete."""
@@ -190,6 +205,7 @@ class SocketLinks:
             data = b""
         if data:
             connection.reader.add(data)
+            connection.read_at = self._clock()
         else:
             self._end(connection)
 
@@ -203,7 +219,7 @@ class SocketLinks:
                 message = m.decode_to_engine(body)
                 if not isinstance(message, m.Hello):
                     self._check(connection, message)
-                    return message
+                    return connection.dated(message)
                 self._greet(owner, connection, message)
         except m.ProtocolError as error:
             self._refuse(owner, str(error))

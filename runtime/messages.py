@@ -37,7 +37,9 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
     prompt: int32 token ids, never empty. prompt_ids: int32, its distinct ids, ascending, where a repetition penalty
     looks at them; else empty. block_keys: keys of its full blocks, 32 bytes each, to look them up by, where the engine
-    has a prefix cache; else empty.
+    has a prefix cache; else empty. submitted_at: when the front end was asked for it, in seconds of the machine's
+    monotonic clock, which all its processes share: what the request waits in a socket counts too. The engine believes
+    no time before the connection or after it has read the message; None is when it has read it.
     """
 
     handle: Annotated[int, msgspec.Meta(ge=1, le=MAX_HANDLE)]
@@ -49,6 +51,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2):
     cache_salt: _Text = ""
     prompt_ids: bytes = b""
     block_keys: bytes = b""
+    submitted_at: float | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=3):

@@ -20,10 +20,11 @@ def prepared_submit(
     block_size: int,
     priority: int = 0,
     cache_salt: str = "",
+    submitted_at: float | None = None,
 ) -> m.Submit:
     """The message that asks for a completion of `prompt`, int32 [n].
 
-    block_size: of the engine's KV blocks if it has a prefix cache, else 0.
+    block_size: of the engine's KV blocks if it has a prefix cache, else 0. submitted_at: see `Submit`.
     """
     tokens = np.ascontiguousarray(prompt, np.dtype("<i4"))
     repeats = sampling.repetition_penalty != 1
@@ -37,6 +38,7 @@ def prepared_submit(
         cache_salt=cache_salt,
         prompt_ids=_distinct(tokens).tobytes() if repeats else b"",
         block_keys=prompt_keys(cache_salt, tokens, block_size) if block_size else b"",
+        submitted_at=submitted_at,
     )
 
 

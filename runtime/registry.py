@@ -79,7 +79,7 @@ class Registry:
         while len(self._aborted_early) > MAX_REMEMBERED:
             self._aborted_early.popitem(last=False)
 
-    def was_aborted_early(self, request_id: str, now: float) -> bool:
-        """Was it aborted, not too long ago, before it arrived? The answer is given once, to the next that bears the id,
-        whatever becomes of that one."""
-        return self._aborted_early.pop(request_id, 0.0) > now
+    def was_aborted_early(self, request_id: str, submitted_at: float) -> bool:
+        """Was it aborted before it was taken, not too long before it was submitted? The answer is given once, to the
+        next that bears the id, whatever becomes of that one."""
+        return self._aborted_early.pop(request_id, 0.0) > submitted_at

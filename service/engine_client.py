@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -131,6 +132,7 @@ class SocketEngineClient(asyncio.Protocol):
                 block_size=self.info.block_size if self.info.prefix_cache else 0,
                 priority=request.priority,
                 cache_salt=request.cache_salt,
+                submitted_at=time.monotonic(),
             )
         )
         return stream

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,19 @@ def test_handles_and_calls_are_counted_across_a_border(path: Path, border: int) 
             client.release(stream)
 
     run(path, body, counters_from=border - 2)
+
+
+def test_the_engine_is_told_when_a_request_was_submitted(path: Path) -> None:
+    async def body(client: SocketEngineClient, engine: FakeEngine) -> None:
+        before = time.monotonic()
+        stream = client.submit(CHECKED, PROMPT)
+        after = time.monotonic()
+        submitted_at = engine.next_submit().submitted_at
+        assert submitted_at is not None
+        assert before <= submitted_at <= after
+        client.release(stream)
+
+    run(path, body)
 
 
 def test_a_released_stream_is_cancelled_once(path: Path) -> None:
