@@ -98,7 +98,7 @@ def _count(rows: int, lifecycle: bool) -> Calls:
     def counted(engine: Engine) -> None:
         counts.append(count_calls(lambda: turn(engine)))
 
-    Engine.turn = counted  # type: ignore[method-assign]
+    Engine.turn = counted  # type: ignore[method-assign, assignment]
     host_time.measure(rows, lifecycle)
     python, c = zip(*counts[-host_time.LAUNCHES :], strict=True)
     return Calls(statistics.median(python), statistics.median(c), statistics.fmean(python), statistics.fmean(c))

@@ -46,7 +46,7 @@ class ScriptedService(generation_service_pb2_grpc.GenerationServiceServicer):
 
     def Abort(self, request: Any, context: Any) -> control_pb2.AbortResponse:
         self.aborted.set()
-        results = [control_pb2.AbortResult(request_id=i, outcome=1) for i in request.request_ids]
+        results = [control_pb2.AbortResult(request_id=i, outcome="ABORT_OUTCOME_ABORTED") for i in request.request_ids]
         return control_pb2.AbortResponse(results=results)
 
     def Stats(self, request: Any, context: Any) -> stats_pb2.StatsResponse:

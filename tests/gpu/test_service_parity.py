@@ -28,6 +28,7 @@ def agree(serial: Answer, other: Answer) -> bool:
     if serial.tokens[:common] != other.tokens[:common]:
         return False
     for (ours, _), (theirs, _) in zip(serial.logprobs, other.logprobs, strict=False):
+        assert ours is not None and theirs is not None
         assert abs(ours - theirs) <= LOGPROB_TOLERANCE
     return True
 
@@ -48,14 +49,14 @@ def test_every_depth_gives_the_tokens_of_serial() -> None:
                         assert (other.reason, other.text) == (serial.reason, serial.text)
         figures = {depth: asyncio.run(stats_at_rest(url)) for depth, url in services.items()}
     for depth, stats in figures.items():
-        chain = stats.chain  # type: ignore[attr-defined]
+        chain = stats.chain
         print(
             f"depth {depth}: {chain.launches} launches, overlap ratio {chain.overlap_ratio:.2f}, "
-            f"{stats.graphs.replays} replays, fallbacks {dict(stats.graphs.fallbacks)}"  # type: ignore[attr-defined]
+            f"{stats.graphs.replays} replays, fallbacks {dict(stats.graphs.fallbacks)}"
         )
-        check_depth(stats, depth)  # type: ignore[arg-type]
-        assert stats.blocks.free + stats.blocks.cached == stats.blocks.total  # type: ignore[attr-defined]
-    void = {depth: stats.tokens.void_rows for depth, stats in figures.items()}  # type: ignore[attr-defined]
+        check_depth(stats, depth)
+        assert stats.blocks.free + stats.blocks.cached == stats.blocks.total
+    void = {depth: stats.tokens.void_rows for depth, stats in figures.items()}
     assert void["4"] > void["1"], f"as if a chain of 4 were no deeper than one of 1: {void}"
     print(f"{differing} of {compared} answers differ from serial's")
     assert differing <= SHARE_THAT_MAY_DIFFER * compared

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,7 +119,7 @@ def test_penalties_that_are_all_off_change_nothing_even_with_a_full_history() ->
 @pytest.mark.parametrize(
     "changes", [{"repetition_penalty": 1.1}, {"presence_penalty": -0.1}, {"frequency_penalty": 0.1}], ids=str
 )
-def test_a_row_with_any_penalty_needs_the_full_form(changes: dict[str, float]) -> None:
+def test_a_row_with_any_penalty_needs_the_full_form(changes: dict[str, Any]) -> None:
     stopping = StoppingParams(max_tokens=5)
     assert needs_full(SamplingParams(temperature=0.0, **changes), stopping)
     assert not needs_full(SamplingParams(temperature=0.0), stopping)

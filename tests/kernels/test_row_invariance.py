@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -216,7 +217,7 @@ def test_a_whole_decoder_with_the_products_of_other_machines() -> None:
     ],
     ids=["llama", "windows_and_odd_heads", "qk_norm_and_deep_sums"],
 )
-def test_a_whole_decoder_over_rows_places_chunks_lengths_and_threads(changes: dict[str, object]) -> None:
+def test_a_whole_decoder_over_rows_places_chunks_lengths_and_threads(changes: dict[str, Any]) -> None:
     rows = (1, 2, 3, 5, 8, 13, 31, 72) if not changes else (1, 4, 15, 72)
     report = self_test(make_decoder(**changes), rows=rows, longest=24)
     assert report.tokens > 2500

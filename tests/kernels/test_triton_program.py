@@ -3,9 +3,13 @@ the reference program for the same requests."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
+from cuda_graphs.enqueue_watch import unwatched
+from cuda_graphs.shape import LaunchShape
 from tests.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
@@ -54,12 +58,12 @@ def eager_engine(run_ahead: int) -> gpu_chain.EngineUnderTest:
 class _Synchronous(CudaProgram):
     """Waits for the device after each part, as the host device expects of a program."""
 
-    def sample(self, shape: object) -> None:
-        super().sample(shape)  # type: ignore[arg-type]
+    def sample(self, shape: LaunchShape) -> None:
+        super().sample(shape)
         self._wait()
 
-    def forward(self, shape: object) -> None:
-        super().forward(shape)  # type: ignore[arg-type]
+    def forward(self, shape: LaunchShape, between: Callable[[], None] = unwatched) -> None:
+        super().forward(shape, between)
         self._wait()
 
     def _wait(self) -> None:

@@ -235,8 +235,8 @@ def test_the_random_launches_hold_every_kind_of_end() -> None:
             pair.sample()
             pair.apply(pair.plan())
         total += pair.seen
-    wanted = ("stopped", "void", "non-finite", "single-token chunks", "penalties", "cached prefixes")
-    wanted += ("prompt log-probabilities",)
+    wanted = ["stopped", "void", "non-finite", "single-token chunks", "penalties", "cached prefixes"]
+    wanted.append("prompt log-probabilities")
     assert all(total[name] for name in wanted), total
 
 

@@ -76,7 +76,7 @@ def test_every_default_of_generate_is_known_to_change_no_number() -> None:
 
 @pytest.mark.parametrize("architecture", CLASSES)
 def test_a_key_that_is_left_out_counts_as_transformers_counts_it(architecture: str) -> None:
-    given = {"vocab_size": 160, "hidden_size": 512, "intermediate_size": 96, "num_hidden_layers": 30}
+    given: dict[str, Any] = {"vocab_size": 160, "hidden_size": 512, "intermediate_size": 96, "num_hidden_layers": 30}
     given |= {"num_attention_heads": 32, "use_sliding_window": True if architecture in (QWEN2, QWEN3) else None}
     ours = parse_config({**given, "architectures": [architecture]}, ())
     theirs = CLASSES[architecture](**given)

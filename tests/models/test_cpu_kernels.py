@@ -26,6 +26,8 @@ from runtime.kernels.reference.linear import (
 from runtime.models import cpu_kernels
 from runtime.models.config import load_config
 from runtime.models.cpu_kernels import choose_kernels
+from runtime.models.decoder import Decoder
+from runtime.models.self_test import SelfTestReport
 from tests.gpu import gpu_chain
 from tests.kernels.broken_products import AddedTogether, NotBuilt, RowsTogether, TooLarge
 from tests.models.checkpoints import CASES, save
@@ -99,9 +101,9 @@ def test_where_torch_has_no_way_at_all_the_sentence_says_that_and_nothing_of_row
 def test_every_kind_of_window_is_tried_and_the_trial_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def watched(decoder: cpu_kernels.Decoder, *arguments: object) -> cpu_kernels.SelfTestReport:
+    def watched(decoder: Decoder, *arguments: object) -> SelfTestReport:
         seen.append(decoder.config)
-        return cpu_kernels.SelfTestReport(1, 1, 1, 1)
+        return SelfTestReport(1, 1, 1, 1)
 
     monkeypatch.setattr(cpu_kernels, "self_test", watched)
     choose_kernels(replace(CONFIG, num_layers=6, windows=(0, 32, 0, 32, 0, 32), vocab_size=100_000, qk_norm=True))

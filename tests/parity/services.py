@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 from benchmarks.local_service import local_service
 from runahead.v1 import ServerStats
@@ -46,14 +47,17 @@ def _end(service: Future[tuple[str, contextlib.ExitStack]]) -> None:
         service.result()[1].close()
 
 
-async def run_everywhere(services: Mapping[str, str], asked: list[Asked]) -> dict[str, list[Answer]]:
+Where = TypeVar("Where")  # a depth, or a pool and a depth
+
+
+async def run_everywhere(services: Mapping[Where, str], asked: list[Asked]) -> dict[Where, list[Answer]]:
     """A workload's answers by service; the services run side by side. Raises TimeoutError."""
     together = asyncio.gather(*(run_workload(url, asked) for url in services.values()))
     answers = await asyncio.wait_for(together, WORKLOAD_S)
     return dict(zip(services, answers, strict=True))
 
 
-async def figures_everywhere(services: Mapping[str, str]) -> dict[str, ServerStats]:
+async def figures_everywhere(services: Mapping[Where, str]) -> dict[Where, ServerStats]:
     """The figures of each service once nothing is in flight."""
     figures = await asyncio.gather(*(stats_at_rest(url) for url in services.values()))
     return dict(zip(services, figures, strict=True))

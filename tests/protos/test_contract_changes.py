@@ -27,7 +27,7 @@ def protos(tmp_path: Path) -> Path:
 
 def breaking(folder: Path) -> tuple[int, str]:
     """Exit status and findings of the command that `make check` runs, for the contract in a folder with a buf.yaml."""
-    command = [BUF, "breaking", "--against", IMAGE]
+    command = [str(BUF), "breaking", "--against", str(IMAGE)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stdout + done.stderr
 

@@ -6,7 +6,7 @@ import pytest
 
 from runtime import messages as m
 from runtime.interval_log import LogMode
-from runtime.request import SamplingParams
+from runtime.request import SamplingParams, StoppingParams
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.pressure import whole
 
@@ -90,7 +90,7 @@ def test_a_chain_that_is_idle_before_a_logged_launch_is_not_drained_again_and_ag
     for _ in range(20):
         chain.turn()
     assert not reads
-    chain.tell(m.Submit(2, "r2", b"\3\0\0\0", SamplingParams(), m.StoppingParams(3, ignore_eos=True)))
+    chain.tell(m.Submit(2, "r2", b"\3\0\0\0", SamplingParams(), StoppingParams(3, ignore_eos=True)))
     chain.run()
     stats = chain.engine.stats()
     assert stats.barriers["logging"] == stats.launches

@@ -37,7 +37,7 @@ def test_nobody_is_evicted_where_what_is_coming_is_just_what_is_lacking(depth: i
         seen.append((chain.ledger.launched + 1, pool.available, pool.fenced))
         share_out(*needs)
 
-    chain.engine.scheduler._share_out = watched  # type: ignore[method-assign]
+    chain.engine.scheduler._share_out = watched  # type: ignore[method-assign, assignment]
     chain.turn()
     assert (SHORTAGE, 0, 1) in seen, "what is lacking and what is coming are not one block: this test shows nothing"
     assert len(chain.engine.scheduler.holdings.paused) == 2

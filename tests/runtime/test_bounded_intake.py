@@ -7,6 +7,7 @@ import socket
 from collections import Counter
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -43,7 +44,10 @@ def crowd(depth: int = 2, max_rows: int = 2) -> Chain:
     return chain
 
 
-def messages_of(chain: Chain, kind: type) -> list[tuple[int, m.ToFrontEnd]]:
+T = TypeVar("T")
+
+
+def messages_of(chain: Chain, kind: type[T]) -> list[tuple[int, T]]:
     return [(owner, message) for owner, message in chain.links.sent if isinstance(message, kind)]
 
 
@@ -62,7 +66,7 @@ def test_a_burst_is_taken_in_pieces_in_its_order_while_the_launches_go_on(depth:
         assert len(messages_of(chain, m.Accepted)) - before <= TURN_WORK
     assert turns >= 60 // TURN_WORK
     assert chain.ledger.launched - launched >= turns // 2, "nobody waits for the burst"
-    assert [message.handle for _, message in messages_of(chain, m.Accepted)] == list(range(1, 62))  # type: ignore[attr-defined]
+    assert [message.handle for _, message in messages_of(chain, m.Accepted)] == list(range(1, 62))
     chain.run()
     assert {handle: len(ends) for handle, ends in chain.finished().items()} == dict.fromkeys(range(1, 62), 1)
     chain.check_nothing_is_left()
@@ -216,7 +220,7 @@ def test_aborts_of_all_that_find_nobody_are_work_too() -> None:
     chain = make_chain(2, schedule=no_step, turn_work=TURN_WORK)
     for call in range(100):
         chain.tell(m.Abort(call, (), True))
-    answered = []
+    answered: list[tuple[int, m.AbortResult]] = []
     while len(answered) < 100:
         before = len(answered)
         chain.turn()

@@ -192,7 +192,8 @@ BROKEN: dict[str, tuple[m.ToEngine, str]] = {
     "Cancel for a reason that is the engine's": (m.Cancel(1, FinishReason.NON_FINITE), "NON_FINITE"),
     "Abort of 1,025 ids": (m.Abort(1, ("r",) * 1025), "length <= 1024 - at `$[2]`"),
     "Abort of an id of 257 characters": (m.Abort(1, ("r", "r" * 257)), "length <= 256 - at `$[2][1]`"),
-} | {
+}
+BROKEN |= {
     f"{name} is {value}": (drawn(**{name: value}), f"`float` {bound} - at `$[4][{place}]`")
     for name, place, bounds in (
         ("temperature", 0, (">= 0.0", "<= 1e+30")),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 
 from cuda_graphs.device import DeviceError
@@ -228,7 +227,7 @@ def test_min_tokens_keeps_stop_ids_away() -> None:
 
 def test_handles_have_64_bits_and_tokens_32() -> None:
     chain = make_chain()
-    chain.submit(1, np.array([3, 4]), max_tokens=1)
+    chain.submit(1, [3, 4], max_tokens=1)
     chain.run()
     (output,) = chain.outputs()
     assert (len(output.handles), len(output.tokens)) == (8, 4)

@@ -50,7 +50,8 @@ class Recorder:
             self.records.append([*(one.tolist() if isinstance(one, np.ndarray) else one for one in columns), parts])
             enqueue(record)
 
-        chain.device.launch, chain.ledger.enqueue = staged, recorded  # type: ignore[method-assign]
+        chain.device.launch = staged  # type: ignore[method-assign]
+        chain.ledger.enqueue = recorded  # type: ignore[method-assign, assignment]
 
     def check_same(self, other: Recorder) -> None:
         """Every word that was staged, and every record."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from runtime.request import SamplingParams, StoppingParams
 
 BUNDLED = Path(models.__path__[0]) / "bundled"
 TOKENS, INTERVAL = 12, 4
-ASKED = {  # none of them the default
+ASKED: dict[str, Any] = {  # none of them the default
     "run_ahead": 4,
     "run_ahead_tokens": 96,
     "prefill_chunk": 64,

@@ -13,13 +13,13 @@ from tests.runtime.chain import make_chain, no_step
 from tests.runtime.hash_model import EOS, completion
 
 DEPTHS = [0, 1, 2, 3, 4]
-_SLOTS = np.zeros(1, np.int32)
+_SLOTS, _EPOCHS = np.zeros(1, np.int32), np.zeros(1, np.int64)
 _FLAGS = np.ones(1, np.bool_)
 
 
 def launch(number: int, *, overlapped: bool = False, first: bool = False) -> Launch:
     shape = LaunchShape(number, 1, Form.PLAIN, 1, 1)
-    return Launch(shape, _SLOTS, _SLOTS, _FLAGS, _SLOTS, _SLOTS, _FLAGS, overlapped=overlapped, first=first)
+    return Launch(shape, _SLOTS, _EPOCHS, _FLAGS, _SLOTS, _EPOCHS, _FLAGS, overlapped=overlapped, first=first)
 
 
 def retired(*spans: tuple[int, int], firsts: tuple[int, ...] = (1,)) -> Figures:

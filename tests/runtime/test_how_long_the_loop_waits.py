@@ -38,7 +38,7 @@ class Waits:
             device_wait(sampled, ended, wake_fds, timeout_s)
 
         chain.device.wait = wait  # type: ignore[method-assign]
-        chain.links.wait = self.of_links.append  # type: ignore[method-assign]
+        chain.links.wait = self.of_links.append  # type: ignore[method-assign, assignment]
 
 
 def chain_that(is_busy: bool, clock: Clock) -> Chain:

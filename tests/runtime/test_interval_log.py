@@ -14,8 +14,8 @@ ROWS = 3
 
 
 def launch(number: int) -> Launch:
-    slots, flags = np.zeros(ROWS, np.int32), np.ones(ROWS, np.bool_)
-    return Launch(LaunchShape(number, ROWS, Form.PLAIN, ROWS, ROWS), slots, slots, flags, slots, slots, flags)
+    slots, epochs, flags = np.zeros(ROWS, np.int32), np.zeros(ROWS, np.int64), np.ones(ROWS, np.bool_)
+    return Launch(LaunchShape(number, ROWS, Form.PLAIN, ROWS, ROWS), slots, epochs, flags, slots, epochs, flags)
 
 
 def totals(launch: int) -> Totals:

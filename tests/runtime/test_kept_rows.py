@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cuda_graphs.rings import NON_FINITE, STOPPED, VOID
+from cuda_graphs.shape import LaunchShape
 from runtime import messages as m
 from runtime.kept_rows import KeptRows
 from runtime.ledger import Launch, LedgerError
@@ -80,12 +81,12 @@ def altered(chain: Chain, change: int) -> None:
     """Every further cell of the second row is not what S has left there."""
     sample = chain.program.sample
 
-    def changed(shape: object) -> None:
-        sample(shape)  # type: ignore[arg-type]
+    def changed(shape: LaunchShape) -> None:
+        sample(shape)
         rings = chain.device.rings
-        rings.cells[rings.slot(shape.number), 1, 0] ^= change  # type: ignore[attr-defined]
+        rings.cells[rings.slot(shape.number), 1, 0] ^= change
 
-    chain.program.sample = changed  # type: ignore[method-assign, assignment]
+    chain.program.sample = changed  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(
@@ -115,13 +116,13 @@ def test_a_stop_id_that_the_device_did_not_see_is_noticed_in_a_steady_decode(mon
     chain = steady(looks, stop_token_ids=(unseen,))
     sample = chain.program.sample
 
-    def stops(shape: object) -> None:
-        sample(shape)  # type: ignore[arg-type]
+    def stops(shape: LaunchShape) -> None:
+        sample(shape)
         rings = chain.device.rings
-        cell = rings.cells[rings.slot(shape.number), 1:2, 0]  # type: ignore[attr-defined]
+        cell = rings.cells[rings.slot(shape.number), 1:2, 0]
         cell.view(np.int32)[0] = unseen
 
-    chain.program.sample = stops  # type: ignore[method-assign, assignment]
+    chain.program.sample = stops  # type: ignore[method-assign]
     with pytest.raises(LedgerError, match="host and device disagree on which rows ended"):
         chain.turn()
 

@@ -26,8 +26,8 @@ PAUSED_S = 11.0
 
 
 def commit_of(slots: Sequence[int], firsts: Sequence[bool]) -> Commit:
-    columns = np.array(slots, np.int32)
-    return Commit(1, columns.astype(np.intp), columns, columns, columns, columns, np.array(firsts, np.bool_), ())
+    columns, wide = np.array(slots, np.int32), np.array(slots, np.int64)
+    return Commit(1, columns.astype(np.intp), columns, columns, wide, wide, np.array(firsts, np.bool_), ())
 
 
 def take(latencies: Latencies, slots: Sequence[int], now: float, *, first: bool = False) -> None:

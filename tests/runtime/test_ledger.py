@@ -10,9 +10,9 @@ from runtime.ledger import Launch, Ledger, LedgerError
 
 
 def launch(number: int, prompt_tokens: int = 0, samples: bool = True) -> Launch:
-    slots, flags = np.zeros(1, np.int32), np.array([samples])
+    slots, epochs, flags = np.zeros(1, np.int32), np.zeros(1, np.int64), np.array([samples])
     shape = LaunchShape(number, 1, Form.PLAIN, 1, max(1, prompt_tokens))
-    return Launch(shape, slots, slots, flags, slots, slots, flags, prompt_tokens=prompt_tokens)
+    return Launch(shape, slots, epochs, flags, slots, epochs, flags, prompt_tokens=prompt_tokens)
 
 
 def make(run_ahead: int = 2, tokens: int = 512) -> Ledger[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from runtime import messages as m
-from runtime.request import SamplingParams
+from runtime.request import FinishReason, SamplingParams
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.hash_model import penalised_completion
 from tests.runtime.pressure import (
@@ -148,7 +150,7 @@ def test_a_stop_string_is_no_abort(depth: int) -> None:
     chain = make_chain(depth, schedule=no_step)
     chain.submit(1, [3, 4], max_tokens=50, ignore_eos=True)
     chain.turn_until(lambda: chain.tokens())
-    chain.tell(m.Cancel(1, m.FinishReason.STOP))
+    chain.tell(m.Cancel(1, FinishReason.STOP))
     chain.run()
     stats = chain.engine.stats()
     assert (stats.aborted, stats.finished) == ({}, {"STOP": 1})
@@ -158,13 +160,17 @@ def test_a_stop_string_is_no_abort(depth: int) -> None:
 # ---------------------------------------------------------------- tokens and blocks
 
 
+def has_tokens(chain: Chain, handle: int, count: int) -> bool:
+    return len(chain.tokens().get(handle, [])) >= count
+
+
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_cached_and_recomputed_tokens_are_counted_apart(depth: int) -> None:
     chain = make_chain(depth, schedule=no_step)
     prompt = list(range(2, 42))
     for handle in (1, 2):
         chain.submit(handle, prompt, max_tokens=20, ignore_eos=True)
-        chain.turn_until(lambda handle=handle: len(chain.tokens().get(handle, [])) >= 4)
+        chain.turn_until(partial(has_tokens, chain, handle, 4))
     request = request_of(chain, 2)
     chain.engine.scheduler.evict(request)
     chain.turn_until(lambda: events(chain, "readmitted"))

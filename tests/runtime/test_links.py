@@ -62,7 +62,8 @@ def until_refused(links: SocketLinks, refused: list[tuple[int, str]]) -> tuple[i
 
 
 def read(sock: socket.socket) -> m.ToFrontEnd:
-    reader, bodies = m.FrameReader(), []
+    reader = m.FrameReader()
+    bodies: list[bytes] = []
     while not bodies:
         bodies = reader.feed(sock.recv(1))
     return m.decode_to_front_end(bodies[0])

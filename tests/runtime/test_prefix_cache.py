@@ -154,7 +154,12 @@ def counted(pool: BlockPool, monkeypatch: pytest.MonkeyPatch) -> list[Content]:
     """What is looked up from now on."""
     looked_up: list[Content] = []
     find = pool.find
-    monkeypatch.setattr(pool, "find", lambda content: looked_up.append(content) or find(content))
+
+    def noted(content: Content) -> int | None:
+        looked_up.append(content)
+        return find(content)
+
+    monkeypatch.setattr(pool, "find", noted)
     return looked_up
 
 

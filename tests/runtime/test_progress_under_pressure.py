@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 
@@ -98,6 +99,10 @@ def test_these_mixes_run_out_of_blocks() -> None:
 # ---------------------------------------------------------------- evicted for the last time
 
 
+def was_evicted(chain: Chain, times: int) -> bool:
+    return request_of(chain, 1).evictions == times
+
+
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_a_request_evicted_as_often_as_may_be_is_spared_whoever_comes_after_it(depth: int) -> None:
     chain = make_chain(depth, schedule=no_step, num_blocks=1 + BLOCKS)
@@ -107,7 +112,7 @@ def test_a_request_evicted_as_often_as_may_be_is_spared_whoever_comes_after_it(d
         chain.turn_until(lambda: chain.is_running("r1"))
         chain.turn()
         scheduler.evict(request_of(chain, 1))
-        chain.turn_until(lambda times=times: request_of(chain, 1).evictions == times)
+        chain.turn_until(partial(was_evicted, chain, times))
     assert request_of(chain, 1).is_protected
     chain.turn_until(lambda: chain.is_running("r1"))
     asked = {1: (5, 40)}

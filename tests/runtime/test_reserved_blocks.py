@@ -15,7 +15,12 @@ def test_blocks_that_a_launch_without_sample_rows_reserves_are_settled_too(
     chain = make_chain(depth, num_blocks=9)
     launches: list[Launch] = []
     enqueue = chain.ledger.enqueue
-    monkeypatch.setattr(chain.ledger, "enqueue", lambda launch: (launches.append(launch), enqueue(launch)))
+
+    def noted(launch: Launch) -> None:
+        launches.append(launch)
+        enqueue(launch)
+
+    monkeypatch.setattr(chain.ledger, "enqueue", noted)
     for handle in (1, 2):  # both wait for a block in the end, so that a launch has no rows, and the next none to sample
         chain.submit(handle, [handle + 2] * 20, max_tokens=30, ignore_eos=True)
     chain.run()

@@ -45,6 +45,7 @@ def test_no_rows_bring_nothing() -> None:
 
 def test_rows_bring_as_many_tokens_as_were_accepted_in_their_order() -> None:
     found = read_cells(cells((5, 6, 7), (8, VOID, VOID), (9, 10 | STOPPED, VOID)), NUMBER)
+    assert isinstance(found.row, np.ndarray) and isinstance(found.offset, np.ndarray)
     assert found.row.tolist() == [0, 0, 0, 1, 2, 2]
     assert found.offset.tolist() == [0, 1, 2, 0, 0, 1]
     assert found.token.tolist() == [5, 6, 7, 8, 9, 10]

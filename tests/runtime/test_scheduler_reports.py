@@ -8,7 +8,7 @@ import pytest
 from runtime import messages as m
 from runtime.ledger import Launch
 from runtime.lifecycle import PromptPart, Request
-from runtime.request import SamplingParams
+from runtime.request import FinishReason, SamplingParams
 from runtime.slot_pool import NO_SLOT
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.played import Played
@@ -23,7 +23,7 @@ def test_an_end_by_a_stop_string_is_an_event_like_other_ends(depth: int) -> None
     for handle in (1, 2):
         chain.submit(handle, [3, 4], max_tokens=50, ignore_eos=True)
     chain.turn_until(lambda: chain.tokens())
-    chain.tell(m.Cancel(1, m.FinishReason.STOP))
+    chain.tell(m.Cancel(1, FinishReason.STOP))
     chain.run()
     assert chain.engine.stats().events["finished"].count == 2
 

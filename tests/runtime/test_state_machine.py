@@ -24,7 +24,7 @@ BLOCKS = 8
 SLOTS = 3
 CONTENTS = [Content(f"key {i}".encode(), b"tokens") for i in range(2)]
 FORGED = [Content(content.key, b"others") for content in CONTENTS]
-_SLOTS = np.zeros(0, np.int32)
+_SLOTS, _EPOCHS = np.zeros(0, np.int32), np.zeros(0, np.int64)
 _FLAGS = np.zeros(0, np.bool_)
 
 
@@ -176,7 +176,7 @@ class ChainMachine(RuleBasedStateMachine):
     def _enqueue(self, rows: list[Holder]) -> None:
         number = self.ledger.launched + 1
         shape = LaunchShape(number, 0, Form.PLAIN, 0, 0)
-        self.ledger.enqueue(Launch(shape, _SLOTS, _SLOTS, _FLAGS, _SLOTS, _SLOTS, _FLAGS))
+        self.ledger.enqueue(Launch(shape, _SLOTS, _EPOCHS, _FLAGS, _SLOTS, _EPOCHS, _FLAGS))
         for row in rows:
             row.last_launch = number
         slots = {row.slot for row in rows}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -69,10 +70,12 @@ class Looks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
         rank = Request.rank.fget  # type: ignore[attr-defined]
-        monkeypatch.setattr(Request, "rank", property(lambda one: self._see() or rank(one)))
 
-    def _see(self) -> None:
-        self.count += 1
+        def seen(one: Request) -> object:
+            self.count += 1
+            return rank(one)
+
+        monkeypatch.setattr(Request, "rank", property(seen))
 
 
 def test_thousands_that_wait_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +120,7 @@ def test_a_prefix_that_waits_is_hashed_never_again_and_looked_up_at_its_end_alon
 ) -> None:
     chain = head_that_waits()
     pool, hashed, looked_up = chain.engine.scheduler.pool, [0], [0]
-    sha256, find = prefix_cache.sha256, pool.find
+    find = pool.find
 
     def counted(what: list[int], call: Any) -> Any:
         def counting(*arguments: Any) -> Any:

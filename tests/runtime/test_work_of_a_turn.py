@@ -32,7 +32,7 @@ def test_answers_to_stats_are_most_of_a_turn_s_work() -> None:
     chain.turn_until(lambda: not chain.engine.intake.has_more)
     assert answers(chain, m.StatsReply) == 1, "the others wait for the next figures"
     now[0] += 2 * STATS_S
-    sent = []
+    sent: list[int] = []
     while chain.engine.intake.has_more or not sent:
         before = answers(chain, m.StatsReply)
         chain.turn()

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from runtime import messages as m
 from runtime.histogram import BOUNDS_S
@@ -152,9 +153,9 @@ class FakeEngine:
         self,
         handle: int,
         offset: int,
-        chosen: Sequence[float],
-        top_ids: Sequence[Sequence[int]] = (),
-        top_logprobs: Sequence[Sequence[float]] = (),
+        chosen: ArrayLike,
+        top_ids: ArrayLike = (),
+        top_logprobs: ArrayLike = (),
     ) -> None:
         """Log-probabilities of consecutive prompt tokens, the first of them at `offset`."""
         columns = np.array(chosen, "<f4"), np.array(top_ids, "<i4"), np.array(top_logprobs, "<f4")

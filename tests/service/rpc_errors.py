@@ -19,7 +19,12 @@ def failure(call: Callable[[], object]) -> grpc.RpcError:
 
 
 def code(error: grpc.RpcError) -> grpc.StatusCode:
-    return error.code()  # type: ignore[attr-defined,no-any-return]
+    return error.code()
+
+
+def words(error: grpc.RpcError) -> str:
+    """The message beside the code."""
+    return error.details() or ""
 
 
 def detail(error: grpc.RpcError, kind: type[Any]) -> Any:

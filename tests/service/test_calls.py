@@ -21,7 +21,7 @@ from runtime.histogram import BOUNDS_S
 from service.limits import LIMITS
 from service.stats import FrontEndCounters, server_stats
 from tests.service.fake_engine import INFO, STATS, TIMEOUT_S
-from tests.service.rpc_errors import code, failure
+from tests.service.rpc_errors import code, failure, words
 from tests.service.running_service import Service
 from tests.service.small_tokenizers import END_ID, byte_level_tokenizer
 
@@ -111,4 +111,4 @@ def test_an_id_without_a_token_has_no_text(service: Service) -> None:
 def test_watch_stats_is_unimplemented_and_says_what_to_call(service: Service) -> None:
     error = failure(lambda: list(service.stub.WatchStats(WatchStatsRequest(), timeout=TIMEOUT_S)))
     assert code(error) == grpc.StatusCode.UNIMPLEMENTED
-    assert "Stats" in error.details()  # type: ignore[attr-defined]
+    assert "Stats" in words(error)

@@ -19,6 +19,7 @@ from runahead.v1 import (
 )
 from runtime import messages as m
 from runtime.request import FinishReason as EngineReason
+from runtime.request import SamplingParams, StoppingParams
 from tests.service.fake_engine import TIMEOUT_S
 from tests.service.running_service import Service
 from tests.service.small_tokenizers import END_ID, byte_level_tokenizer
@@ -75,8 +76,8 @@ def test_times_that_the_engine_did_not_see_are_unset(service: Service) -> None:
 def test_what_is_unset_takes_the_documented_defaults(service: Service) -> None:
     call = service.stub.Generate(request(), timeout=TIMEOUT_S)
     submit = service.engine.next_submit()
-    assert submit.sampling == m.SamplingParams(temperature=1.0, top_p=1.0, seed=submit.sampling.seed, logprobs=-1)
-    assert submit.stopping == m.StoppingParams(max_tokens=256)
+    assert submit.sampling == SamplingParams(temperature=1.0, top_p=1.0, seed=submit.sampling.seed, logprobs=-1)
+    assert submit.stopping == StoppingParams(max_tokens=256)
     assert len(submit.request_id) == 32
     service.engine.output(submit.handle, ids("a"), EngineReason.CONTEXT_LENGTH)
     finished = list(call)[-1].finished
@@ -298,5 +299,5 @@ def test_a_passed_deadline_cancels_in_the_engine(service: Service) -> None:
     submit = service.engine.next_submit()
     with pytest.raises(grpc.RpcError) as failed:
         list(call)
-    assert failed.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
+    assert failed.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     assert service.engine.next_cancel() == submit.handle

@@ -90,7 +90,7 @@ def test_reflection_lists_every_service_and_can_describe_each(service: Service, 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
 def test_buf_curl_calls_the_service_by_reflection(service: Service, version: str) -> None:
     def curl(method: str, data: dict[str, object]) -> str:
-        command = [BUF, "curl", "--protocol", "grpc", "--http2-prior-knowledge", "--data", json.dumps(data)]
+        command = [str(BUF), "curl", "--protocol", "grpc", "--http2-prior-knowledge", "--data", json.dumps(data)]
         command += ["--reflect-protocol", f"grpc-{version}"]
         command.append(f"http://127.0.0.1:{service.port}/{GENERATION}/{method}")
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

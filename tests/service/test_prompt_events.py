@@ -31,7 +31,7 @@ from service.prompt_events import PromptEvents, check_once_prompt
 from service.token_bytes import TokenBytes, token_bytes
 from service.validation import check_request
 from tests.service.fake_engine import INFO, TIMEOUT_S, FakeEngine
-from tests.service.rpc_errors import code, detail, failure, fields
+from tests.service.rpc_errors import code, detail, failure, fields, words
 from tests.service.running_service import Service
 from tests.service.small_tokenizers import END_ID, byte_level_tokenizer
 
@@ -292,7 +292,7 @@ def test_generate_once_refuses_a_prompt_that_may_not_fit_its_answer_before_the_e
 ) -> None:
     error = failure(lambda: long_context.stub.GenerateOnce(once(ids, **output), timeout=TIMEOUT_S))
     assert (code(error), fields(error)) == (grpc.StatusCode.INVALID_ARGUMENT, [field])
-    assert "Generate sends them in parts" in error.details()  # type: ignore[attr-defined]
+    assert "Generate sends them in parts" in words(error)
     assert detail(error, error_details_pb2.RequestInfo).request_id == "r"
     assert long_context.engine.submitted.empty()
     call = long_context.stub.Generate(request(ids, **output), timeout=TIMEOUT_S)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -48,7 +50,7 @@ def test_the_environment_may_name_the_file(config_file: Path) -> None:
 
 
 def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> None:
-    changed = {
+    changed: dict[str, Any] = {
         "model": "elsewhere", "served_name": "name", "load_format": "dummy", "tokenizer": "none", "device": "cuda",
         "dtype": "bfloat16",
         "run_ahead": 4, "run_ahead_tokens": 7, "max_rows": 8, "max_queue": 9, "context_length": 10, "block_size": 32,
@@ -119,7 +121,7 @@ NO_VALUE = ["", "x", "1.5.", "-1", "9" * 30, "9" * 5000, "nan", "inf", "1e400", 
 """Text that is no value of most settings; the last is what an undecodable byte becomes in an argument or a variable."""
 
 
-def accepted_or_refused(name: str, flags: dict[str, object], environment: dict[str, str]) -> str | None:
+def accepted_or_refused(name: str, flags: Mapping[str, object], environment: Mapping[str, str]) -> str | None:
     """The sentence that refuses the settings, before anything is started; None where they are taken."""
     try:
         config = engine_config(load_settings(flags, environment))

@@ -140,8 +140,10 @@ def test_special_tokens_have_bytes_and_no_text() -> None:
 
 
 def test_a_byte_token_of_the_sentencepiece_kind_is_one_byte() -> None:
-    assert BYTES_OF_SENTENCEPIECE.of(SENTENCEPIECE.token_to_id("<0xE6>")) == b"\xe6"
-    assert BYTES_OF_SENTENCEPIECE.of(SENTENCEPIECE.token_to_id("▁hello")) == b" hello"
+    for token, spelled in [("<0xE6>", b"\xe6"), ("▁hello", b" hello")]:
+        token_id = SENTENCEPIECE.token_to_id(token)
+        assert token_id is not None
+        assert BYTES_OF_SENTENCEPIECE.of(token_id) == spelled
 
 
 def test_a_decoder_of_another_kind_is_refused_by_its_name() -> None:

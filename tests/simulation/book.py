@@ -94,7 +94,7 @@ class Book:
                 yield True
             case m.Cancel():
                 handle = self._wires.handle(owner, message.handle)
-                if handle in self.served.values():
+                if handle is not None and handle in self.served.values():
                     self._drop(handle, message.reason)
                 yield True
             case m.Abort():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from runtime.interval_log import LogMode
 from runtime.plan import PLAN_WORDS
@@ -115,7 +115,7 @@ class _Author:
             **self._times(),
         )
 
-    def _times(self) -> dict[str, float]:
+    def _times(self) -> dict[str, Any]:
         """Most worlds know no time. In some a turn takes long, so that an abort of what comes late is forgotten; in
         some the device pauses for little less than the watchdog allows."""
         which = self.dice.random()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,7 +28,7 @@ class HeldToItsWord(Scheduler):
         held, commits = self.holdings, self._commits
         take_row, ending = held.take_row, commits._ending
 
-        def checked_take_row(request: Request, prefix: list[int]) -> None:
+        def checked_take_row(request: Request, prefix: array[int]) -> None:
             assert not held.paused, "a request was admitted while rows wait for blocks"
             ready = [one for one in self.waiting if held.penalty_slots.free or not one.sampling.has_penalty]
             better = [other for other in ready if other.rank < request.rank]
@@ -41,9 +43,10 @@ class HeldToItsWord(Scheduler):
                 assert not any(block in pool._contents for block in own), "blocks of a row that failed can be found"
             return ended
 
-        held.take_row, commits._ending = checked_take_row, checked_ending
+        held.take_row = checked_take_row  # type: ignore[method-assign]
+        commits._ending = checked_ending  # type: ignore[method-assign]
 
-    def _share_out(self, crossing: NDArray[np.int64], wanted: NDArray[np.int32], chunks: NDArray[np.int64]) -> None:
+    def _share_out(self, crossing: NDArray[np.int64], wanted: NDArray[np.int64], chunks: NDArray[np.int64]) -> None:
         rows, pool = self.rows, self.pool
         going = [row for row in self.holdings.requests() if rows.phase[row.slot] in (RowPhase.PREFILL, RowPhase.DECODE)]
         needs = {

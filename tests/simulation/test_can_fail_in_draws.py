@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import runtime.hash_draw
 import runtime.hash_program
 import runtime.new_row
 from cuda_graphs.shape import Form
@@ -22,7 +23,7 @@ from runtime.row_record import read_admission
 from tests.simulation.test_can_fail import broken_seeds, is_seen
 
 _admit, _logprobs = HostRows._admit, Publisher._logprobs
-_draw = runtime.hash_program.draw
+_draw = runtime.hash_draw.draw
 
 
 def full_without_filters(sampling: SamplingParams, stopping: StoppingParams) -> bool:
