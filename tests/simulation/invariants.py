@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from runtime.lifecycle import MAX_EVICTIONS
+from runtime.lifecycle import MAX_EVICTIONS, Request
 from runtime.rows import RowPhase
 from tests.simulation.assembly import SimulatedChain
 
@@ -158,28 +158,31 @@ class Progress:
 
 
 class Evictions:
-    """No request is evicted more than MAX_EVICTIONS times, unless a row of a higher priority was there."""
+    """No request is told to leave more than MAX_EVICTIONS times, unless a row of a higher priority is there.
 
-    def __init__(self) -> None:
-        self._seen: dict[tuple[int, int], int] = {}
-        self._beside: dict[tuple[int, int], int] = {}  # the highest priority among the other rows, at the last look
+    It is looked at when a row is told to leave: one that takes its blocks may have come, and may go, in the same turn.
+    """
+
+    def __init__(self, chain: SimulatedChain) -> None:
+        self._broken = ""
+        self._scheduler = scheduler = chain.engine.scheduler
+        self._evict = scheduler.evict
+        scheduler.evict = self._watched  # type: ignore[method-assign]
+
+    def _watched(self, request: Request) -> None:
+        scheduler = self._scheduler
+        others = [
+            other.priority
+            for other in scheduler.holdings.requests()
+            if other is not request and scheduler.rows.phase[other.slot] != RowPhase.LEAVING
+        ]
+        if request.evictions >= MAX_EVICTIONS and max(others, default=request.priority) <= request.priority:
+            times = request.evictions + 1
+            self._broken = f"{request.request_id} was evicted {times} times, by nobody of a higher priority"
+        self._evict(request)
 
     def look(self, chain: SimulatedChain) -> None:
-        requests = [tracked.request for tracked in chain.engine.registry.all()]
-        for request in requests:
-            name = (request.owner, request.handle)
-            before = self._seen.get(name, 0)
-            if request.evictions > max(before, MAX_EVICTIONS):
-                assert self._beside[name] > request.priority, (
-                    f"{request.request_id} was evicted {request.evictions} times, by nobody of a higher priority"
-                )
-            self._seen[name] = request.evictions
-        scheduler = chain.engine.scheduler
-        rows = [request for request in scheduler.holdings.by_slot if request]
-        for request in rows:
-            if scheduler.rows.phase[request.slot] != RowPhase.LEAVING:  # who was there when it was told to leave
-                others = [other.priority for other in rows if other is not request]
-                self._beside[request.owner, request.handle] = max(others, default=request.priority)
+        assert not self._broken, self._broken
 
 
 class Hanging:

@@ -65,7 +65,7 @@ class Life:
         self.transcript = Transcript(script, self.wires)
         self.book = Book(script, self.wires, script.world.turn_work or EVERYTHING)
         self.witness = Witness(script, self.wires)
-        self._progress, self._evictions, self._staged = Progress(depth), Evictions(), Staged()
+        self._progress, self._evictions, self._staged = Progress(depth), Evictions(self.chain), Staged()
         self._hanging = Hanging(script.world.launch_timeout_s, script.world.turn_s)
         self._turn = 0
         self._asks = list(enumerate(script.asks))  # not sent yet
