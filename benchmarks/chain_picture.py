@@ -5,7 +5,7 @@ python -m benchmarks.chain_picture docs/chain.svg [--device cuda]
 The engine, the device and the model are the real ones. The host's side is what this process saw: when the loop was at
 work, when it enqueued each launch. The device's side is the stamps that every launch leaves in the result ring. Both
 clocks tick in nanoseconds but need not begin together: a launch starts after it was enqueued and has ended before the
-host sees its mark, and the offset is the middle of what these two allow over the whole run.
+host sees its mark, and the offset is the middle of what these two allow over the steady part of the run.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class WatchedDevice:
         self.rings = device.rings
         self.counters = device.counters
         self.buckets = device.buckets
-        self.enqueued: dict[int, int] = {}  # by launch
+        self.offered: dict[int, int] = {}  # by launch: before the device was called
+        self.enqueued: dict[int, int] = {}  # by launch: when it had returned
         self.seen: dict[int, int] = {}  # by launch: the first look that found it ended
         self.started: dict[int, int] = {}  # by launch, on the device's clock
         self.stopped: dict[int, int] = {}
@@ -93,6 +94,7 @@ class WatchedDevice:
         self._newest = 0
 
     def launch(self, shape: LaunchShape) -> None:
+        self.offered[shape.number] = time.monotonic_ns()
         self._device.launch(shape)
         self.enqueued[shape.number] = time.monotonic_ns()
 
@@ -146,8 +148,11 @@ def record(run_ahead: int, device: str) -> Run:
     while engine.ledger.retired < _RUN:
         engine.turn()
     watched.close()
-    offsets = [(watched.enqueued[n] - watched.started[n], watched.seen[n] - watched.stopped[n]) for n in watched.seen]
-    least, most = max(low for low, _ in offsets), min(high for _, high in offsets)
+    steady = range(_WARM, _RUN)
+    least = max(watched.offered[n] - watched.started[n] for n in steady)
+    most = min(watched.seen[n] - watched.stopped[n] for n in steady)
+    if least > most:
+        raise RuntimeError(f"the clocks of host and device drifted apart by {(least - most) / 1e3:.1f} µs while it ran")
     offset = 0 if device == "cpu" else (least + most) // 2  # the CPU device reads the host's own clock
     return _cut(watched, offset, f"run_ahead={run_ahead}" if run_ahead else "serial", (most - least) / 2e3)
 
