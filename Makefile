@@ -52,7 +52,7 @@ types: $(STAMPS)/dev
 	$(BIN)/mypy
 
 imports: $(STAMPS)/dev
-	$(BIN)/lint-imports
+	PYTHONPATH=src $(BIN)/lint-imports
 
 protos: $(STAMPS)/dev
 	$(BIN)/buf lint
@@ -94,7 +94,7 @@ mutation: $(STAMPS)/mutation ## small changes to scheduler, ledger and block poo
 	@$(BIN)/python -m mutmut results
 
 clean: ## remove .venv, caches, build output and generated stubs
-	rm -rf $(VENV) build dist mutants runahead.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist mutants src *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	rm -f protos/runahead/v1/*_pb2.py protos/runahead/v1/*_pb2.pyi protos/runahead/v1/*_pb2_grpc.py
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -116,5 +116,6 @@ $(STAMPS)/mutation: EXTRAS := [test,mutation]
 $(STAMPS)/mutation: COVERS := $(STAMPS)/run $(STAMPS)/test
 $(STAMPS)/run $(STAMPS)/test $(STAMPS)/dev $(STAMPS)/mutation: $(BUILD_INPUTS) | $(STAMPS)/venv
 	@echo "installing runahead$(EXTRAS) into $(VENV) (minutes the first time)"
+	@$(BIN)/python -m pip uninstall --quiet --yes runahead # the name that this distribution once had
 	@$(BIN)/python -m pip install --quiet --editable '.$(EXTRAS)'
 	@touch $(COVERS) $@

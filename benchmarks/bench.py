@@ -11,11 +11,11 @@ import os
 import platform
 from pathlib import Path
 
-import runtime.models
+import runahead.runtime.models
 from benchmarks import depths, first_token, host_time, host_time_beside, prefix_hit, pressure, throughput
 
 PARTS = ("throughput", "depths", "first-token", "prefix-hit", "host-time", "pressure")
-BUNDLED = Path(runtime.models.__path__[0]) / "bundled"
+BUNDLED = Path(runahead.runtime.models.__path__[0]) / "bundled"
 
 
 def main() -> None:

@@ -24,17 +24,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-import runtime.models
-from cuda_graphs.device import Device
-from cuda_graphs.shape import LaunchShape
-from runtime import messages as m
-from runtime.assembly import assemble
-from runtime.config import EngineConfig
-from runtime.engine import Engine
-from runtime.preparation import prepared_submit
-from runtime.request import SamplingParams, StoppingParams
+import runahead.runtime.models
+from runahead.cuda_graphs.device import Device
+from runahead.cuda_graphs.shape import LaunchShape
+from runahead.runtime import messages as m
+from runahead.runtime.assembly import assemble
+from runahead.runtime.config import EngineConfig
+from runahead.runtime.engine import Engine
+from runahead.runtime.preparation import prepared_submit
+from runahead.runtime.request import SamplingParams, StoppingParams
 
-BUNDLED: Final = Path(runtime.models.__path__[0]) / "bundled"
+BUNDLED: Final = Path(runahead.runtime.models.__path__[0]) / "bundled"
 ROWS: Final = 8
 SHOWN: Final = 5  # launches of each panel
 _WARM: Final = 60  # launches before those

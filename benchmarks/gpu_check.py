@@ -19,25 +19,25 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
-from cuda_graphs.rings import RingLayout
-from cuda_graphs.shape import Form
-from runtime import messages as m
-from runtime.block_pool import BlockPool
-from runtime.cuda_program import CudaProgram
-from runtime.engine import Engine
-from runtime.kernels.triton.kernel_set import TritonKernelSet
-from runtime.ledger import Ledger
-from runtime.lifecycle import Deferred
-from runtime.limits import SchedulerLimits
-from runtime.models.config import ModelConfig, RopeScaling
-from runtime.models.decoder import Decoder
-from runtime.models.load import load_model
-from runtime.models.weights import dummy_weights
-from runtime.plan import PLAN_WORDS
-from runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
-from runtime.rows import Rows
-from runtime.scheduler import Scheduler
+from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
+from runahead.cuda_graphs.rings import RingLayout
+from runahead.cuda_graphs.shape import Form
+from runahead.runtime import messages as m
+from runahead.runtime.block_pool import BlockPool
+from runahead.runtime.cuda_program import CudaProgram
+from runahead.runtime.engine import Engine
+from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
+from runahead.runtime.ledger import Ledger
+from runahead.runtime.lifecycle import Deferred
+from runahead.runtime.limits import SchedulerLimits
+from runahead.runtime.models.config import ModelConfig, RopeScaling
+from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.load import load_model
+from runahead.runtime.models.weights import dummy_weights
+from runahead.runtime.plan import PLAN_WORDS
+from runahead.runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
+from runahead.runtime.rows import Rows
+from runahead.runtime.scheduler import Scheduler
 
 ROOT = Path(__file__).resolve().parent.parent
 BUNDLED = "bundled"

@@ -19,20 +19,20 @@ from pathlib import Path
 import numpy as np
 import structlog
 
-from cuda_graphs.rings import RingLayout, allocate_rings
-from cuda_graphs.simulated_device import SimulatedDevice
-from runtime import messages as m
-from runtime.block_pool import BlockPool
-from runtime.engine import Engine
-from runtime.hash_program import NullProgram
-from runtime.ledger import Ledger
-from runtime.lifecycle import Deferred
-from runtime.limits import SchedulerLimits
-from runtime.links import SocketLinks
-from runtime.plan import PLAN_WORDS
-from runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
-from runtime.rows import Rows
-from runtime.scheduler import Scheduler
+from runahead.cuda_graphs.rings import RingLayout, allocate_rings
+from runahead.cuda_graphs.simulated_device import SimulatedDevice
+from runahead.runtime import messages as m
+from runahead.runtime.block_pool import BlockPool
+from runahead.runtime.engine import Engine
+from runahead.runtime.hash_program import NullProgram
+from runahead.runtime.ledger import Ledger
+from runahead.runtime.lifecycle import Deferred
+from runahead.runtime.limits import SchedulerLimits
+from runahead.runtime.links import SocketLinks
+from runahead.runtime.plan import PLAN_WORDS
+from runahead.runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
+from runahead.runtime.rows import Rows
+from runahead.runtime.scheduler import Scheduler
 
 GOALS_US = {1: 100, 8: 120, 64: 150, 256: 200}
 LAUNCHES = 3000

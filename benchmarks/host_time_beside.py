@@ -7,8 +7,8 @@ else the machine does falls on both alike. The count of calls is the same in eve
 
 from __future__ import annotations
 
+import inspect
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -62,9 +62,13 @@ def _calls(calls: Calls) -> str:
 
 def _measured(checkout: Path, what: str, rows: int, lifecycle: bool) -> dict[str, float]:
     """What a process that runs the engine of `checkout` has measured."""
+    from benchmarks.checkouts import environment_of  # not in the process of a checkout that may have none
+
     command = [sys.executable, "-P", str(Path(__file__).resolve()), what, str(rows), str(int(lifecycle))]
-    environment = os.environ | {"PYTHONPATH": str(checkout.resolve())}
-    run = subprocess.run(command, cwd=checkout, env=environment, check=True, capture_output=True, text=True)
+    environment = environment_of(checkout)
+    run = subprocess.run(command, cwd=checkout, env=environment, stdout=subprocess.PIPE, text=True)
+    if run.returncode:
+        sys.exit(f"{checkout} could not be measured; what its process said is above")
     found: dict[str, float] = json.loads(run.stdout)
     return found
 
@@ -90,23 +94,35 @@ def count_calls(turn: Callable[[], object]) -> tuple[int, int]:
 def _count(rows: int, lifecycle: bool) -> Calls:
     """Calls of the turns that the checkout's own benchmark takes: of the last ones, in which every row decodes."""
     from benchmarks import host_time
-    from runtime.engine import Engine
 
+    engine_class = _engine_class()
     counts: list[tuple[int, int]] = []
-    turn = Engine.turn
+    turn = engine_class.turn
 
-    def counted(engine: Engine) -> None:
+    def counted(engine: Any) -> None:
         counts.append(count_calls(lambda: turn(engine)))
 
-    Engine.turn = counted  # type: ignore[method-assign, assignment]
+    engine_class.turn = counted
     host_time.measure(rows, lifecycle)
     python, c = zip(*counts[-host_time.LAUNCHES :], strict=True)
     return Calls(statistics.median(python), statistics.median(c), statistics.fmean(python), statistics.fmean(c))
 
 
+def _engine_class() -> Any:
+    """The class of the engine that this checkout's own benchmark runs, by whatever name it imports it."""
+    from benchmarks import host_time
+
+    if (found := vars(host_time).get("Engine")) is None:
+        sys.exit(f"{host_time.__file__} imports no Engine: this checkout is laid out otherwise than is known here")
+    return found
+
+
 def _child(what: str, rows: int, lifecycle: bool) -> None:
     from benchmarks import host_time
 
+    measured = Path(inspect.getfile(_engine_class())).resolve()
+    if not measured.is_relative_to(Path.cwd().resolve()):
+        sys.exit(f"the engine is from {measured}, not from {Path.cwd()}: run `make setup` there first")
     found = _count(rows, lifecycle) if what == "calls" else host_time.measure(rows, lifecycle)
     print(json.dumps(asdict(found)))
 

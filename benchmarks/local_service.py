@@ -56,7 +56,17 @@ def started_service(flags: Sequence[str] = ()) -> Iterator[LocalService]:
     with tempfile.TemporaryDirectory(prefix="runahead-") as folder:
         log = Path(folder) / "service.log"
         url = f"127.0.0.1:{_free_port()}"
-        command = [sys.executable, "-m", "service", "serve", "--host", "127.0.0.1", "--port", url.split(":")[1], *flags]
+        command = [
+            sys.executable,
+            "-m",
+            "runahead.service",
+            "serve",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            url.split(":")[1],
+            *flags,
+        ]
         with log.open("wb") as output:
             # A session of its own: the service and whatever it starts can be looked for, and ended, by their group.
             process = subprocess.Popen(

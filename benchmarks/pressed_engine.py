@@ -16,22 +16,22 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_graphs.rings import RingLayout, allocate_rings
-from cuda_graphs.simulated_device import SimulatedDevice
-from runtime import messages as m
-from runtime.admission import largest_record_words
-from runtime.block_pool import BlockPool
-from runtime.engine import Engine
-from runtime.hash_program import NullProgram
-from runtime.ledger import Ledger
-from runtime.lifecycle import Deferred, Request
-from runtime.limits import SchedulerLimits
-from runtime.links import SocketLinks
-from runtime.plan import PLAN_WORDS
-from runtime.preparation import prepared_submit
-from runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
-from runtime.rows import Rows
-from runtime.scheduler import Scheduler
+from runahead.cuda_graphs.rings import RingLayout, allocate_rings
+from runahead.cuda_graphs.simulated_device import SimulatedDevice
+from runahead.runtime import messages as m
+from runahead.runtime.admission import largest_record_words
+from runahead.runtime.block_pool import BlockPool
+from runahead.runtime.engine import Engine
+from runahead.runtime.hash_program import NullProgram
+from runahead.runtime.ledger import Ledger
+from runahead.runtime.lifecycle import Deferred, Request
+from runahead.runtime.limits import SchedulerLimits
+from runahead.runtime.links import SocketLinks
+from runahead.runtime.plan import PLAN_WORDS
+from runahead.runtime.preparation import prepared_submit
+from runahead.runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
+from runahead.runtime.rows import Rows
+from runahead.runtime.scheduler import Scheduler
 
 VOCAB: Final = 128_256
 CONTEXT: Final = 1 << 17

@@ -22,10 +22,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.checkouts import check_comes_from, environment_of
 from benchmarks.pressed_engine import CHUNK, EOS, VOCAB, PressedEngine
-from runtime import messages as m
-from runtime.admission import token_mask
-from runtime.request import SamplingParams
+from runahead.runtime import messages as m
+from runahead.runtime.admission import token_mask
+from runahead.runtime.request import SamplingParams
 
 ROWS: Final = (8, 64)
 GOAL_RATIO: Final = 1.5  # at p99
@@ -269,7 +270,9 @@ def measure(case: Case, rows: int, clock: Callable[[], int]) -> tuple[Turns, Tur
 def _measured(tree: Path, case: Case, rows: int, wall: bool) -> tuple[Turns, Turns]:
     """Of a process of its own, which runs the case as that tree has it."""
     command = [sys.executable, "-m", "benchmarks.pressure", "--only", case.name, "--rows", str(rows), "--json"]
-    done = subprocess.run(command + ["--wall"] * wall, cwd=tree, check=True, stdout=subprocess.PIPE)
+    done = subprocess.run(
+        command + ["--wall"] * wall, cwd=tree, env=environment_of(tree), check=True, stdout=subprocess.PIPE
+    )
     quiet, pressed = json.loads(done.stdout)
     return Turns(**quiet), Turns(**pressed)
 
@@ -295,6 +298,7 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     cases = [case for case in CASES if case.name in chosen.only]
     if chosen.json:
+        check_comes_from(Path(__file__).resolve().parents[1], SamplingParams)
         clock = time.perf_counter_ns if chosen.wall else time.thread_time_ns
         print(json.dumps([asdict(turns) for turns in measure(cases[0], chosen.rows[0], clock)]))
         return

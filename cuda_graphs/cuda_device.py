@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cuda_graphs import marks
-from cuda_graphs.device import DeviceCounters, DeviceError, Program
-from cuda_graphs.enqueue_watch import EnqueueWatch, unwatched
-from cuda_graphs.graph_pool import GraphKey, GraphPool, Piece, buckets_for
-from cuda_graphs.rings import STATUS_BYTES, RingLayout, RingMemory, allocate_rings
-from cuda_graphs.shape import Form, LaunchShape
+from runahead.cuda_graphs import marks
+from runahead.cuda_graphs.device import DeviceCounters, DeviceError, Program
+from runahead.cuda_graphs.enqueue_watch import EnqueueWatch, unwatched
+from runahead.cuda_graphs.graph_pool import GraphKey, GraphPool, Piece, buckets_for
+from runahead.cuda_graphs.rings import STATUS_BYTES, RingLayout, RingMemory, allocate_rings
+from runahead.cuda_graphs.shape import Form, LaunchShape
 
 MIXED: Final = "mixed"  # F holds prompt chunks: S is a graph, apply and F run eagerly
 CLOSING: Final = "closing"  # no row is left for F: S is a graph, apply runs eagerly

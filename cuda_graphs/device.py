@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_graphs.rings import RingMemory
-from cuda_graphs.shape import LaunchShape
+from runahead.cuda_graphs.rings import RingMemory
+from runahead.cuda_graphs.shape import LaunchShape
 
 
 class DeviceError(RuntimeError):

@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from cuda_graphs.shape import Form
+from runahead.cuda_graphs.shape import Form
 
 _SMALL_BUCKETS: Final = (1, 2, 4, 8)
 _BUCKET_STEP: Final = 8  # between small buckets and _WIDE_FROM rows

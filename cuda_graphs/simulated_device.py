@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_graphs.device import DeviceCounters, DeviceError, Program
-from cuda_graphs.rings import RingMemory
-from cuda_graphs.shape import LaunchShape
+from runahead.cuda_graphs.device import DeviceCounters, DeviceError, Program
+from runahead.cuda_graphs.rings import RingMemory
+from runahead.cuda_graphs.shape import LaunchShape
 
 # How many more steps the device takes whenever the host looks. A launch has two: S with its publication, then apply
 # and F.

@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.request import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams
-from runtime.row_record import (
+from runahead.runtime.request import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams
+from runahead.runtime.row_record import (
     ADMIT_WORDS,
     COUNT_SEEN,
     COUNT_TOKEN,
@@ -20,7 +20,7 @@ from runtime.row_record import (
     ROW_RECORD,
     signed_64,
 )
-from runtime.slot_pool import NO_SLOT
+from runahead.runtime.slot_pool import NO_SLOT
 
 # The numbers of a record that are the request's own, in the order of the record.
 SAMPLING_NUMBERS: Final = ROW_RECORD.names[ROW_RECORD.names.index("slot") + 1 : ROW_RECORD.names.index("seed")]
@@ -86,7 +86,7 @@ def admission_record(
     state_slot: int = NO_SLOT,
     counts: NDArray[np.int32] = NO_COUNTS,
 ) -> NDArray[np.int32]:
-    """The record of one admission, laid out as `runtime.row_record` says. [record_words]
+    """The record of one admission, laid out as `runahead.runtime.row_record` says. [record_words]
 
     prompt_len: tokens of the original prompt, whatever else is known of the request by now.
     blocks: what the row's block table begins with: its cached prefix.

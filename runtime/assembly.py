@@ -11,27 +11,27 @@ from typing import Final
 import structlog
 import torch
 
-from cuda_graphs.device import Device
-from cuda_graphs.host_device import HostDevice, seeded_delays
-from cuda_graphs.rings import RingLayout, allocate_rings
-from runtime.admission import largest_record_words
-from runtime.block_pool import BlockPool
-from runtime.config import MAX_CONTEXT, ConfigError, EngineConfig, check_config
-from runtime.engine import Poison
-from runtime.host_program import HostProgram
-from runtime.ledger import Ledger
-from runtime.lifecycle import Deferred
-from runtime.limits import SchedulerLimits
-from runtime.messages import EngineInfo
-from runtime.models.config import ModelConfig, load_config
-from runtime.models.cpu_kernels import choose_kernels
-from runtime.models.decoder import Decoder
-from runtime.models.load import load_model
-from runtime.plan import PLAN_WORDS
-from runtime.poison import RingPoison
-from runtime.request import MAX_STOP_IDS, MAX_TOP_LOGPROBS
-from runtime.rows import Rows
-from runtime.scheduler import Scheduler
+from runahead.cuda_graphs.device import Device
+from runahead.cuda_graphs.host_device import HostDevice, seeded_delays
+from runahead.cuda_graphs.rings import RingLayout, allocate_rings
+from runahead.runtime.admission import largest_record_words
+from runahead.runtime.block_pool import BlockPool
+from runahead.runtime.config import MAX_CONTEXT, ConfigError, EngineConfig, check_config
+from runahead.runtime.engine import Poison
+from runahead.runtime.host_program import HostProgram
+from runahead.runtime.ledger import Ledger
+from runahead.runtime.lifecycle import Deferred
+from runahead.runtime.limits import SchedulerLimits
+from runahead.runtime.messages import EngineInfo
+from runahead.runtime.models.config import ModelConfig, load_config
+from runahead.runtime.models.cpu_kernels import choose_kernels
+from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.load import load_model
+from runahead.runtime.plan import PLAN_WORDS
+from runahead.runtime.poison import RingPoison
+from runahead.runtime.request import MAX_STOP_IDS, MAX_TOP_LOGPROBS
+from runahead.runtime.rows import Rows
+from runahead.runtime.scheduler import Scheduler
 
 MAX_EOS_IDS: Final = MAX_STOP_IDS // 2  # the other half is the request's own stop ids
 _CPU_CACHE_BYTES: Final = 1 << 30  # what the CPU device's KV cache may take where `num_blocks` is 0
@@ -60,7 +60,7 @@ def assemble(config: EngineConfig, progress: Progress) -> Assembled:
     if config.device == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError("device cuda is set and torch finds no CUDA GPU")
-        from runtime.cuda_assembly import assemble_cuda
+        from runahead.runtime.cuda_assembly import assemble_cuda
 
         return assemble_cuda(config, progress)
     torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 2) - 1))

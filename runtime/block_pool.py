@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runtime.block_column import BlockColumn, in_bulk, int32_array, raise_for
-from runtime.block_column import BlockPoolError as BlockPoolError
-from runtime.cached_blocks import CachedBlocks
-from runtime.watched_blocks import Watched
+from runahead.runtime.block_column import BlockColumn, in_bulk, int32_array, raise_for
+from runahead.runtime.block_column import BlockPoolError as BlockPoolError
+from runahead.runtime.cached_blocks import CachedBlocks
+from runahead.runtime.watched_blocks import Watched
 
 NULL_BLOCK = 0
 

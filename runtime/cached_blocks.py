@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from runtime.block_column import BlockColumn, Blocks, in_bulk, int32_array
+from runahead.runtime.block_column import BlockColumn, Blocks, in_bulk, int32_array
 
 _GAPS: Final = 16  # that a group may have, however few its blocks: they are not worth a pass
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cuda_graphs.device import Device
-from runtime.interval_log import IntervalLog
-from runtime.messages import EngineInfo
-from runtime.scheduler import Scheduler
-from runtime.watchdog import Watchdog
+from runahead.cuda_graphs.device import Device
+from runahead.runtime.interval_log import IntervalLog
+from runahead.runtime.messages import EngineInfo
+from runahead.runtime.scheduler import Scheduler
+from runahead.runtime.watchdog import Watchdog
 
 
 def chain_facts(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.holdings import Holdings
-from runtime.kept_rows import KeptRows
-from runtime.ledger import Launch, LedgerError
-from runtime.lifecycle import NOT_A_TOKEN, Commit, Ending
-from runtime.limits import SchedulerLimits
-from runtime.request import FinishReason
-from runtime.result_cells import read_cells
-from runtime.tally import Tally
+from runahead.runtime.holdings import Holdings
+from runahead.runtime.kept_rows import KeptRows
+from runahead.runtime.ledger import Launch, LedgerError
+from runahead.runtime.lifecycle import NOT_A_TOKEN, Commit, Ending
+from runahead.runtime.limits import SchedulerLimits
+from runahead.runtime.request import FinishReason
+from runahead.runtime.result_cells import read_cells
+from runahead.runtime.tally import Tally
 
 
 class Commits:

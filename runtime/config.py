@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, PLAN_WORDS
+from runahead.runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, PLAN_WORDS
 
 SERIAL = 0
 LAUNCH_TIMEOUT_S = 120.0

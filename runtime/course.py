@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.plan import LaunchPlan
-from runtime.rows import Rows
+from runahead.runtime.plan import LaunchPlan
+from runahead.runtime.rows import Rows
 
 
 class Course:

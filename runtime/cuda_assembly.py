@@ -1,4 +1,4 @@
-"""Puts an engine for a CUDA GPU together: the counterpart of what `runtime.assembly` does for the CPU."""
+"""Puts an engine for a CUDA GPU together: the counterpart of what `runahead.runtime.assembly` does for the CPU."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Final
 import structlog
 import torch
 
-from cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
-from runtime.assembly import (
+from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
+from runahead.runtime.assembly import (
     Assembled,
     Progress,
     blocks_in,
@@ -20,11 +20,11 @@ from runtime.assembly import (
     make_scheduler,
     ring_layout,
 )
-from runtime.config import EngineConfig
-from runtime.cuda_program import CudaProgram
-from runtime.kernels.triton.kernel_set import TritonKernelSet
-from runtime.models.config import load_config
-from runtime.models.load import load_model
+from runahead.runtime.config import EngineConfig
+from runahead.runtime.cuda_program import CudaProgram
+from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
+from runahead.runtime.models.config import load_config
+from runahead.runtime.models.load import load_model
 
 _CACHE_SHARE: Final = 0.85  # of the GPU's memory left after the weights, for the KV cache
 

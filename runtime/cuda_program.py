@@ -12,17 +12,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cuda_graphs.enqueue_watch import unwatched
-from cuda_graphs.rings import RingMemory
-from cuda_graphs.shape import LaunchShape
-from runtime.kernels.triton.device_rows import DeviceRows
-from runtime.kernels.triton.prompt_logprobs import make_prompt_buffers
-from runtime.kernels.triton.sampling import make_sampler_buffers, sample_rows_cuda
-from runtime.models.decoder import Decoder
+from runahead.cuda_graphs.enqueue_watch import unwatched
+from runahead.cuda_graphs.rings import RingMemory
+from runahead.cuda_graphs.shape import LaunchShape
+from runahead.runtime.kernels.triton.device_rows import DeviceRows
+from runahead.runtime.kernels.triton.prompt_logprobs import make_prompt_buffers
+from runahead.runtime.kernels.triton.sampling import make_sampler_buffers, sample_rows_cuda
+from runahead.runtime.models.decoder import Decoder
 
 
 class CudaProgram:
-    """A `cuda_graphs.cuda_device.CudaProgram` over a `Decoder` on a GPU.
+    """A `runahead.cuda_graphs.cuda_device.CudaProgram` over a `Decoder` on a GPU.
 
     num_blocks counts the null block. max_tokens: query tokens of a launch, at most. Logits stay by place in the row
     list, float32 [rows, vocab], from one F to the next S: its sample rows are that F's rows, in the same order.

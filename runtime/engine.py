@@ -13,25 +13,25 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from cuda_graphs.device import Device, DeviceError
-from cuda_graphs.rings import FAULT_NONE, STATUS_FAULT
-from runtime import messages as m
-from runtime.chain_facts import chain_facts
-from runtime.config import LAUNCH_TIMEOUT_S
-from runtime.figures import Figures
-from runtime.intake import TURN_WORK, Intake
-from runtime.interval_log import IntervalLog, LogMode, Snapshot, Totals
-from runtime.ledger import Launch, Ledger, LedgerError
-from runtime.lifecycle import Deferred, PromptPart, Release
-from runtime.links import Links
-from runtime.plan import stage
-from runtime.publisher import Publisher
-from runtime.registry import Registry
-from runtime.request import FinishReason
-from runtime.row_check import check_rows
-from runtime.scheduler import Scheduler
-from runtime.stats import engine_stats
-from runtime.watchdog import Watchdog
+from runahead.cuda_graphs.device import Device, DeviceError
+from runahead.cuda_graphs.rings import FAULT_NONE, STATUS_FAULT
+from runahead.runtime import messages as m
+from runahead.runtime.chain_facts import chain_facts
+from runahead.runtime.config import LAUNCH_TIMEOUT_S
+from runahead.runtime.figures import Figures
+from runahead.runtime.intake import TURN_WORK, Intake
+from runahead.runtime.interval_log import IntervalLog, LogMode, Snapshot, Totals
+from runahead.runtime.ledger import Launch, Ledger, LedgerError
+from runahead.runtime.lifecycle import Deferred, PromptPart, Release
+from runahead.runtime.links import Links
+from runahead.runtime.plan import stage
+from runahead.runtime.publisher import Publisher
+from runahead.runtime.registry import Registry
+from runahead.runtime.request import FinishReason
+from runahead.runtime.row_check import check_rows
+from runahead.runtime.scheduler import Scheduler
+from runahead.runtime.stats import engine_stats
+from runahead.runtime.watchdog import Watchdog
 
 _NEVER: Final = 1 << 62
 _WAIT_S: Final = 0.25  # a wait that sees no mark ends after this long, and the loop looks again
@@ -60,8 +60,8 @@ class Engine:
     """Requests in, tokens out, launches in between.
 
     max_queue: requests that may wait for a row. launch_timeout_s: how long launches may be in flight without any mark,
-    and requests be served without any progress. log_interval, log_mode: see `runtime.interval_log`; snapshots go to
-    `write_snapshot`. run_ahead_asked: the depth that was configured, which `Stats` shows beside the one that was
+    and requests be served without any progress. log_interval, log_mode: see `runahead.runtime.interval_log`; snapshots
+    go to `write_snapshot`. run_ahead_asked: the depth that was configured, which `Stats` shows beside the one that was
     reached; None: the ledger's. clock: seconds, monotonic. turn_work: see `Intake`.
     """
 

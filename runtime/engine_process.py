@@ -1,4 +1,4 @@
-"""The engine's process: `python -m runtime.engine_process`, started by a front end.
+"""The engine's process: `python -m runahead.runtime.engine_process`, started by a front end.
 
 The first line of standard input is JSON: {"socket": path, "config": EngineConfig, "log": LogOutput}. One line on
 standard output, `ready`, says that the engine listens there. It ends when standard input does (its parent has died), or
@@ -25,18 +25,18 @@ import msgspec
 import structlog
 import torch
 
-from cuda_graphs.device import DeviceError
-from runtime import messages as m
-from runtime.assembly import Assembled, assemble
-from runtime.config import ConfigError, EngineConfig
-from runtime.engine import Engine
-from runtime.interval_log import LogMode
-from runtime.kernels.reference.linear import RowInvarianceError
-from runtime.links import SocketLinks
-from runtime.log_output import LogOutput, log_to_stderr
-from runtime.loop_guard import LoopGuard
-from runtime.models.config import CheckpointError
-from runtime.watchdog import LaunchHungError, NoProgressError
+from runahead.cuda_graphs.device import DeviceError
+from runahead.runtime import messages as m
+from runahead.runtime.assembly import Assembled, assemble
+from runahead.runtime.config import ConfigError, EngineConfig
+from runahead.runtime.engine import Engine
+from runahead.runtime.interval_log import LogMode
+from runahead.runtime.kernels.reference.linear import RowInvarianceError
+from runahead.runtime.links import SocketLinks
+from runahead.runtime.log_output import LogOutput, log_to_stderr
+from runahead.runtime.loop_guard import LoopGuard
+from runahead.runtime.models.config import CheckpointError
+from runahead.runtime.watchdog import LaunchHungError, NoProgressError
 
 EXIT_BROKEN: Final = 1
 EXIT_CANNOT_START: Final = 2

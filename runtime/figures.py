@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cuda_graphs.rings import RingMemory
-from cuda_graphs.shape import LaunchShape
-from runtime.ledger import Launch
+from runahead.cuda_graphs.rings import RingMemory
+from runahead.cuda_graphs.shape import LaunchShape
+from runahead.runtime.ledger import Launch
 
 
 def kind_of(shape: LaunchShape) -> str:

@@ -15,9 +15,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_graphs.shape import Form
-from runtime.host_rows import HostRows
-from runtime.kernels.reference.sampling_filters import bits
+from runahead.cuda_graphs.shape import Form
+from runahead.runtime.host_rows import HostRows
+from runahead.runtime.kernels.reference.sampling_filters import bits
 
 _MASK: Final = (1 << 64) - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15

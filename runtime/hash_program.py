@@ -2,8 +2,9 @@
 block table as the device's own state holds it when the work runs. A wrong table, a block reused too early or a stale
 plan changes the tokens.
 
-What else S looks at (seed, temperature, filters, bias, allowed tokens, penalties) has its say as `runtime.hash_draw`
-says. Log-probabilities, of the prompt and of what is generated, are made up from the same hash, before any of that.
+What else S looks at (seed, temperature, filters, bias, allowed tokens, penalties) has its say as
+`runahead.runtime.hash_draw` says. Log-probabilities, of the prompt and of what is generated, are made up from the same
+hash, before any of that.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_graphs.rings import RingMemory, cell_tag
-from cuda_graphs.shape import Form, LaunchShape
-from runtime.hash_draw import draw, is_steered
-from runtime.host_rows import HostRows, Queries
-from runtime.request import MAX_BIAS, MAX_STOP_IDS
+from runahead.cuda_graphs.rings import RingMemory, cell_tag
+from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.runtime.hash_draw import draw, is_steered
+from runahead.runtime.host_rows import HostRows, Queries
+from runahead.runtime.request import MAX_BIAS, MAX_STOP_IDS
 
 _POISON = -(1 << 20)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -10,13 +10,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.block_pool import BlockPool
-from runtime.ledger import Ledger
-from runtime.lifecycle import Deferred, Eviction, Filled, Release, Request
-from runtime.limits import SchedulerLimits
-from runtime.prefix_cache import PrefixKeys, PrefixWalk
-from runtime.rows import RowPhase, Rows
-from runtime.slot_pool import NO_SLOT, SlotPool
+from runahead.runtime.block_pool import BlockPool
+from runahead.runtime.ledger import Ledger
+from runahead.runtime.lifecycle import Deferred, Eviction, Filled, Release, Request
+from runahead.runtime.limits import SchedulerLimits
+from runahead.runtime.prefix_cache import PrefixKeys, PrefixWalk
+from runahead.runtime.rows import RowPhase, Rows
+from runahead.runtime.slot_pool import NO_SLOT, SlotPool
 
 _A_FEW: Final = 48  # blocks that join the prefix cache in a turn
 

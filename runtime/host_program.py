@@ -9,21 +9,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cuda_graphs.rings import RingMemory
-from cuda_graphs.shape import LaunchShape
-from runtime.forward_batch import ForwardBatch
-from runtime.host_rows import HostRows, Queries
-from runtime.kernels.reference.logprobs import log_probabilities
-from runtime.kernels.reference.sampling import sample_rows
-from runtime.models.decoder import Decoder
-from runtime.request import MAX_BIAS, MAX_STOP_IDS
-from runtime.row_state import PenaltyState, RowState, row_fields
+from runahead.cuda_graphs.rings import RingMemory
+from runahead.cuda_graphs.shape import LaunchShape
+from runahead.runtime.forward_batch import ForwardBatch
+from runahead.runtime.host_rows import HostRows, Queries
+from runahead.runtime.kernels.reference.logprobs import log_probabilities
+from runahead.runtime.kernels.reference.sampling import sample_rows
+from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.request import MAX_BIAS, MAX_STOP_IDS
+from runahead.runtime.row_state import PenaltyState, RowState, row_fields
 
 _TILE: Final = 32  # query tokens whose logits are computed at a time for prompt log-probabilities
 
 
 class HostProgram:
-    """A `cuda_graphs.device.Program` over a `Decoder` in ordinary memory.
+    """A `runahead.cuda_graphs.device.Program` over a `Decoder` in ordinary memory.
 
     num_blocks counts the null block. Logits stay by row slot, float32 [max_rows + 1, vocab], from one F to the next S.
     launched: the number that the first launch comes after.

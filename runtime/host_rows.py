@@ -1,6 +1,7 @@
 """Row state in ordinary memory, and what S and apply do to it, in NumPy.
 
-The host device and the simulated device share it; on CUDA the same steps are kernels (`runtime.kernels.triton`).
+The host device and the simulated device share it; on CUDA the same steps are kernels
+(`runahead.runtime.kernels.triton`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_graphs.rings import (
+from runahead.cuda_graphs.rings import (
     FAULT_PLAN_NUMBER,
     NON_FINITE,
     STATUS_FAULT,
@@ -21,11 +22,11 @@ from cuda_graphs.rings import (
     RingMemory,
     cell_tag,
 )
-from runtime import plan as layout
-from runtime.admission import token_mask
-from runtime.plan import PlanView, read_plan
-from runtime.row_record import COUNT_SEEN, COUNT_TOKEN, PROMPT_BIT, ROW_RECORD, RowParameters, read_admission
-from runtime.row_state import penalty_fields, row_fields
+from runahead.runtime import plan as layout
+from runahead.runtime.admission import token_mask
+from runahead.runtime.plan import PlanView, read_plan
+from runahead.runtime.row_record import COUNT_SEEN, COUNT_TOKEN, PROMPT_BIT, ROW_RECORD, RowParameters, read_admission
+from runahead.runtime.row_state import penalty_fields, row_fields
 
 _NO_ROWS = np.zeros(0, np.int64)
 
@@ -41,7 +42,7 @@ class PromptQueries:
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """What F runs on: T query tokens in B rows, as `runtime.forward_batch.ForwardBatch` but in NumPy."""
+    """What F runs on: T query tokens in B rows, as `runahead.runtime.forward_batch.ForwardBatch` but in NumPy."""
 
     token_ids: NDArray[np.int64]  # [T]
     positions: NDArray[np.int64]  # [T]
@@ -54,7 +55,7 @@ class Queries:
 
 
 class HostRows(RowParameters[NDArray[Any]]):
-    """The device's row state by row slot, the fields of `runtime.row_state.RowState` as NumPy arrays.
+    """The device's row state by row slot, the fields of `runahead.runtime.row_state.RowState` as NumPy arrays.
 
     launched: the number that the first launch comes after.
     """
@@ -83,7 +84,7 @@ class HostRows(RowParameters[NDArray[Any]]):
         self.bias_ids = np.zeros((slots, max_bias), np.int32)
         self.bias_values = np.zeros((slots, max_bias), np.float32)
         self.allowed = np.zeros((slots, (vocab_size + 31) // 32), np.int32)
-        # By penalty slot, as `runtime.row_state.PenaltyState`.
+        # By penalty slot, as `runahead.runtime.row_state.PenaltyState`.
         self.counts = np.zeros((penalty_slots + 1, vocab_size), np.int32)
         self.in_prompt = np.zeros((penalty_slots + 1, (vocab_size + 31) // 32), np.int32)
 

@@ -12,13 +12,13 @@ from typing import Final
 
 import numpy as np
 
-from runtime import messages as m
-from runtime.lifecycle import Request
-from runtime.links import Links
-from runtime.publisher import Publisher
-from runtime.registry import Registry, Tracked
-from runtime.request import FinishReason
-from runtime.scheduler import NeverFits, Scheduler
+from runahead.runtime import messages as m
+from runahead.runtime.lifecycle import Request
+from runahead.runtime.links import Links
+from runahead.runtime.publisher import Publisher
+from runahead.runtime.registry import Registry, Tracked
+from runahead.runtime.request import FinishReason
+from runahead.runtime.scheduler import NeverFits, Scheduler
 
 TURN_WORK: Final = 4  # pieces of work a turn, of some 10 microseconds each: a request queued, one ended
 _LONG_BYTES: Final = 1 << 16  # of a message that is another piece of work

@@ -10,8 +10,8 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from runtime.block_pool import BlockPool
-from runtime.ledger import Launch
+from runahead.runtime.block_pool import BlockPool
+from runahead.runtime.ledger import Launch
 
 
 class LogMode(enum.StrEnum):

@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.ledger import Launch
-from runtime.lifecycle import Commit
-from runtime.result_cells import only_tokens
-from runtime.rows import Rows
+from runahead.runtime.ledger import Launch
+from runahead.runtime.lifecycle import Commit
+from runahead.runtime.result_cells import only_tokens
+from runahead.runtime.rows import Rows
 
 
 class KeptRows:

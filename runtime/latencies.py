@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.histogram import Histogram
-from runtime.lifecycle import Commit
-from runtime.rows import Rows
+from runahead.runtime.histogram import Histogram
+from runahead.runtime.lifecycle import Commit
+from runahead.runtime.rows import Rows
 
 
 class Latencies:

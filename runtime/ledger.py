@@ -16,8 +16,8 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_graphs.shape import LaunchShape
-from runtime.lifecycle import PromptPart
+from runahead.cuda_graphs.shape import LaunchShape
+from runahead.runtime.lifecycle import PromptPart
 
 
 class LedgerError(RuntimeError):

@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.prefix_cache import PrefixKeys
-from runtime.request import FinishReason, SamplingParams, StoppingParams
-from runtime.slot_pool import NO_SLOT
+from runahead.runtime.prefix_cache import PrefixKeys
+from runahead.runtime.request import FinishReason, SamplingParams, StoppingParams
+from runahead.runtime.slot_pool import NO_SLOT
 
 NOT_A_TOKEN = -1
 MAX_EVICTIONS: Final = 3  # a request evicted so often is protected: others of its priority leave before it

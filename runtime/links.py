@@ -13,9 +13,9 @@ from typing import Final, Protocol
 
 import msgspec
 
-from runtime import messages as m
-from runtime.submit_check import check_message
-from runtime.turns import Turns
+from runahead.runtime import messages as m
+from runahead.runtime.submit_check import check_message
+from runahead.runtime.turns import Turns
 
 # Connections at a time; more are refused. A server has one, and a tool beside it another. `select`, by which the loop
 # and the devices wait, takes no descriptor above 1,023: without a bound, connections could end the engine.

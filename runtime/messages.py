@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from runtime.request import MAX_ABORT_IDS, MAX_TEXT, FinishReason, SamplingParams, StoppingParams
+from runahead.runtime.request import MAX_ABORT_IDS, MAX_TEXT, FinishReason, SamplingParams, StoppingParams
 
 PROTOCOL_VERSION: Final = 3
 MAX_FRAME_BYTES: Final = 64 << 20
@@ -33,7 +33,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A request, and what takes long to make of it: see `runtime.preparation`, which makes it in the front end.
+    """A request, and what takes long to make of it: see `runahead.runtime.preparation`, which makes it in the front
+    end.
 
     prompt: int32 token ids, never empty. prompt_ids: int32, its distinct ids, ascending, where a repetition penalty
     looks at them; else empty. block_keys: keys of its full blocks, 32 bytes each, to look them up by, where the engine
@@ -216,7 +217,8 @@ class EventStats(msgspec.Struct, frozen=True):
 
 
 class HistogramStats(msgspec.Struct, frozen=True):
-    """Times in the buckets of `runtime.histogram.BOUNDS_S`. counts: one more than there are bounds. sum_s: seconds."""
+    """Times in the buckets of `runahead.runtime.histogram.BOUNDS_S`. counts: one more than there are bounds. sum_s:
+    seconds."""
 
     counts: list[int]
     sum_s: float
@@ -311,7 +313,7 @@ def encode_frame(message: ToEngine | ToFrontEnd) -> bytes:
 
 
 def decode_to_engine(body: bytes) -> ToEngine:
-    """Raises ProtocolError. What a message may say beyond its types is for `runtime.submit_check` to tell."""
+    """Raises ProtocolError. What a message may say beyond its types is for `runahead.runtime.submit_check` to tell."""
     try:
         return _to_engine.decode(body)
     except msgspec.MsgspecError as error:

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.admission import (
+from runahead.runtime.admission import (
     NO_COUNTS,
     admission_record,
     eos_and_stop_ids,
@@ -14,11 +14,11 @@ from runtime.admission import (
     penalty_list,
     record_words,
 )
-from runtime.lifecycle import Request
-from runtime.limits import SchedulerLimits
-from runtime.plan import Admission
-from runtime.request import SamplingParams
-from runtime.rows import RowPhase, Rows
+from runahead.runtime.lifecycle import Request
+from runahead.runtime.limits import SchedulerLimits
+from runahead.runtime.plan import Admission
+from runahead.runtime.request import SamplingParams
+from runahead.runtime.rows import RowPhase, Rows
 
 
 def begin_row(rows: Rows, request: Request, block_size: int, limits: SchedulerLimits) -> Admission:

@@ -16,7 +16,7 @@ from typing import Annotated, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.words import INT32, INT64, WordLayout
+from runahead.runtime.words import INT32, INT64, WordLayout
 
 HEADER_WORDS: Final = 16
 
@@ -58,7 +58,7 @@ class Admission:
     """A row's parameters on its way to the device: everything that its slot must hold before its first F."""
 
     slot: int
-    words: NDArray[np.int32]  # the record and its lists, as `runtime.row_record` lays them out
+    words: NDArray[np.int32]  # the record and its lists, as `runahead.runtime.row_record` lays them out
 
     @property
     def size(self) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from cuda_graphs.rings import RingMemory, cell_tag
-from runtime.lifecycle import Release
-from runtime.slot_pool import NO_SLOT
+from runahead.cuda_graphs.rings import RingMemory, cell_tag
+from runahead.runtime.lifecycle import Release
+from runahead.runtime.slot_pool import NO_SLOT
 
 _NONSENSE = -(1 << 20)
 

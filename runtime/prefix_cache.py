@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.block_pool import BlockPool, Content
+from runahead.runtime.block_pool import BlockPool, Content
 
 KEY_BYTES: Final = 32
 

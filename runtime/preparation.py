@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime import messages as m
-from runtime.prefix_cache import prompt_keys
-from runtime.request import SamplingParams, StoppingParams
+from runahead.runtime import messages as m
+from runahead.runtime.prefix_cache import prompt_keys
+from runahead.runtime.request import SamplingParams, StoppingParams
 
 
 def prepared_submit(

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.lifecycle import PromptPart, Request
-from runtime.plan import Chunk, LaunchPlan
+from runahead.runtime.lifecycle import PromptPart, Request
+from runahead.runtime.plan import Chunk, LaunchPlan
 
 
 def prompt_parts(

@@ -7,13 +7,13 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_graphs.rings import RingMemory
-from runtime import messages as m
-from runtime.latencies import Latencies
-from runtime.lifecycle import Commit, Ending, PromptPart, Request
-from runtime.links import Links
-from runtime.registry import Registry
-from runtime.rows import Rows
+from runahead.cuda_graphs.rings import RingMemory
+from runahead.runtime import messages as m
+from runahead.runtime.latencies import Latencies
+from runahead.runtime.lifecycle import Commit, Ending, PromptPart, Request
+from runahead.runtime.links import Links
+from runahead.runtime.registry import Registry
+from runahead.runtime.rows import Rows
 
 NOT_SEEN_S: Final = -1.0  # the time of a part that a request did not come to
 _NO_HANDLES: Final = np.zeros(0, np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field
 
-from runtime.lifecycle import Request
+from runahead.runtime.lifecycle import Request
 
 # How many ids of finished requests, and of requests aborted before they arrived, are remembered, and how long.
 MAX_REMEMBERED = 8192

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_graphs.rings import NON_FINITE, STOPPED, TOKEN_MASK, VOID, cell_tag, low_word
-from runtime.ledger import LedgerError
+from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, TOKEN_MASK, VOID, cell_tag, low_word
+from runahead.runtime.ledger import LedgerError
 
 
 @dataclass(frozen=True, slots=True)

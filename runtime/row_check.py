@@ -11,14 +11,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.admission import SAMPLING_NUMBERS, token_mask
-from runtime.ledger import LedgerError
-from runtime.lifecycle import Request
-from runtime.row_record import ROW_RECORD, signed_64
-from runtime.row_state import penalty_fields, row_fields
-from runtime.rows import Rows
-from runtime.scheduler import Scheduler
-from runtime.words import NUMPY_TYPES
+from runahead.runtime.admission import SAMPLING_NUMBERS, token_mask
+from runahead.runtime.ledger import LedgerError
+from runahead.runtime.lifecycle import Request
+from runahead.runtime.row_record import ROW_RECORD, signed_64
+from runahead.runtime.row_state import penalty_fields, row_fields
+from runahead.runtime.rows import Rows
+from runahead.runtime.scheduler import Scheduler
+from runahead.runtime.words import NUMPY_TYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +131,8 @@ def _stacked(lines: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:
 
 # Of the record alone: what its lists brought the row has changed since.
 OF_THE_RECORD: Final = frozenset({"block_count", "penalty_entries"})
-# What the host says that the device holds: every tensor of `runtime.row_state.RowState` and `PenaltyState`; in place of
-# `parameters` its fields.
+# What the host says that the device holds: every tensor of `runahead.runtime.row_state.RowState` and `PenaltyState`; in
+# place of `parameters` its fields.
 FIELDS: Final[Mapping[str, _Field]] = {
     "alive": _column(lambda live: np.ones(live.slots.size, np.bool_)),
     "seq_len": _column(_seq_len),

@@ -14,7 +14,7 @@ from typing import Annotated, Final, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.words import FLOAT32, INT32, INT64, WordLayout
+from runahead.runtime.words import FLOAT32, INT32, INT64, WordLayout
 
 Column = TypeVar("Column")
 
@@ -30,7 +30,8 @@ PROMPT_BIT: Final = 1 << 30
 class RowParameters(Generic[Column]):
     """A row's parameters: the declaration, and the columns [slots] of whoever holds them by row slot.
 
-    The fields between `slot` and `seed` are numbers that `runtime.request.SamplingParams` has under the same name.
+    The fields between `slot` and `seed` are numbers that `runahead.runtime.request.SamplingParams` has under the same
+    name.
     """
 
     slot: Annotated[Column, INT32]

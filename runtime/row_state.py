@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from runtime.request import MAX_BIAS, MAX_STOP_IDS
-from runtime.row_record import ROW_RECORD, RowParameters
+from runahead.runtime.request import MAX_BIAS, MAX_STOP_IDS
+from runahead.runtime.row_record import ROW_RECORD, RowParameters
 
 if TYPE_CHECKING:  # NumPy's programs need the names of the fields alone
     import torch

@@ -7,7 +7,7 @@ import enum
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.token_times import TokenTimes
+from runahead.runtime.token_times import TokenTimes
 
 
 class RowPhase(enum.IntEnum):

@@ -9,24 +9,24 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_graphs.shape import Form, LaunchShape
-from runtime.block_pool import BlockPool
-from runtime.commits import Commits
-from runtime.course import Course
-from runtime.holdings import Holdings
-from runtime.ledger import NO_EPOCHS, NO_SLOTS, Launch, Ledger, LedgerError
-from runtime.lifecycle import NOT_A_TOKEN, Commit, Deferred, Ending, Eviction, Release, Request
-from runtime.limits import SchedulerLimits
-from runtime.new_row import begin_row, words_of
-from runtime.plan import Chunk, LaunchPlan
-from runtime.plan_builder import NO_APPENDS, PlanBuilder
-from runtime.prompt_parts import prompt_parts
-from runtime.rationing import Need, choose_victim, ration
-from runtime.request import FinishReason
-from runtime.rows import RowPhase, Rows
-from runtime.slot_pool import NO_SLOT
-from runtime.tally import Tally
-from runtime.waiting import WaitingQueue
+from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.runtime.block_pool import BlockPool
+from runahead.runtime.commits import Commits
+from runahead.runtime.course import Course
+from runahead.runtime.holdings import Holdings
+from runahead.runtime.ledger import NO_EPOCHS, NO_SLOTS, Launch, Ledger, LedgerError
+from runahead.runtime.lifecycle import NOT_A_TOKEN, Commit, Deferred, Ending, Eviction, Release, Request
+from runahead.runtime.limits import SchedulerLimits
+from runahead.runtime.new_row import begin_row, words_of
+from runahead.runtime.plan import Chunk, LaunchPlan
+from runahead.runtime.plan_builder import NO_APPENDS, PlanBuilder
+from runahead.runtime.prompt_parts import prompt_parts
+from runahead.runtime.rationing import Need, choose_victim, ration
+from runahead.runtime.request import FinishReason
+from runahead.runtime.rows import RowPhase, Rows
+from runahead.runtime.slot_pool import NO_SLOT
+from runahead.runtime.tally import Tally
+from runahead.runtime.waiting import WaitingQueue
 
 # Members of an enum are looked up slowly; the steady step reads these thousands of times a second.
 _PREFILL = int(RowPhase.PREFILL)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cuda_graphs.device import Device
-from runtime.figures import Figures
-from runtime.histogram import Histogram
-from runtime.latencies import Latencies
-from runtime.messages import EngineStats, EventStats, HistogramStats
-from runtime.scheduler import Scheduler
+from runahead.cuda_graphs.device import Device
+from runahead.runtime.figures import Figures
+from runahead.runtime.histogram import Histogram
+from runahead.runtime.latencies import Latencies
+from runahead.runtime.messages import EngineStats, EventStats, HistogramStats
+from runahead.runtime.scheduler import Scheduler
 
 
 def engine_stats(

@@ -2,7 +2,8 @@
 
 A message that breaks these rules could put nonsense into a row, or stop the engine for everybody. It ends the
 connection that it came by, and nothing else. Columns, which may be as long as the prompt, are checked in a few passes
-over an array. Lists are gone through entry by entry; `runtime.messages` and `runtime.request` bound their lengths.
+over an array. Lists are gone through entry by entry; `runahead.runtime.messages` and `runahead.runtime.request` bound
+their lengths.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime import messages as m
-from runtime.admission import eos_and_stop_ids
-from runtime.prefix_cache import KEY_BYTES
-from runtime.request import MAX_STOP_IDS, FinishReason
+from runahead.runtime import messages as m
+from runahead.runtime.admission import eos_and_stop_ids
+from runahead.runtime.prefix_cache import KEY_BYTES
+from runahead.runtime.request import MAX_STOP_IDS, FinishReason
 
 _CANCELLED = (FinishReason.STOP, FinishReason.CANCELLED)
 

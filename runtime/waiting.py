@@ -15,10 +15,10 @@ from typing import Final
 
 import numpy as np
 
-from runtime.holdings import Holdings
-from runtime.lifecycle import Request
-from runtime.prefix_cache import PrefixWalk
-from runtime.rows import RowPhase
+from runahead.runtime.holdings import Holdings
+from runahead.runtime.lifecycle import Request
+from runahead.runtime.prefix_cache import PrefixWalk
+from runahead.runtime.rows import RowPhase
 
 _PREFILL: Final = int(RowPhase.PREFILL)
 _DECODE: Final = int(RowPhase.DECODE)

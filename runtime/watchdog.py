@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cuda_graphs.device import DeviceError
+from runahead.cuda_graphs.device import DeviceError
 
 
 class LaunchHungError(DeviceError):

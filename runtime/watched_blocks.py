@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from runtime.block_column import BlockColumn, Blocks, in_bulk
+from runahead.runtime.block_column import BlockColumn, Blocks, in_bulk
 
 
 class Watched:

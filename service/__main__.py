@@ -1,6 +1,6 @@
-"""`python -m service`: the same as `runahead`."""
+"""`python -m runahead.service`: the same as `runahead`."""
 
-from service.cli import main
+from runahead.service.cli import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

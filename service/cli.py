@@ -6,11 +6,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from runtime.log_output import LogOutput
-from service import generate, request_flags, settings
-from service.cli_parser import EXIT_USAGE, Parser, parse
-from service.shell_completion import SHELLS, completion_script
-from service.version import full_version
+from runahead.runtime.log_output import LogOutput
+from runahead.service import generate, request_flags, settings
+from runahead.service.cli_parser import EXIT_USAGE, Parser, parse
+from runahead.service.shell_completion import SHELLS, completion_script
+from runahead.service.version import full_version
 
 
 class _Version(argparse.Action):
@@ -64,7 +64,7 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
 
 
 def _serve(parsed: argparse.Namespace) -> int:
-    from service.server import ServerConfig, run  # a client has no use for what it loads
+    from runahead.service.server import ServerConfig, run  # a client has no use for what it loads
 
     try:
         chosen = settings.load_settings(vars(parsed), config_file=parsed.config)

@@ -9,15 +9,15 @@ from collections.abc import Iterator
 
 from google.protobuf.duration_pb2 import Duration
 
+from runahead.runtime import messages
+from runahead.runtime.request import FinishReason as EngineReason
+from runahead.service.errors import non_finite
+from runahead.service.request_stream import GeneratedToken, TokenBatch
+from runahead.service.text import CompletionText, TextPiece
+from runahead.service.token_bytes import TokenBytes
+from runahead.service.token_messages import scored_token, token_message
+from runahead.service.validation import CheckedRequest
 from runahead.v1 import Delta, Finished, FinishReason, MatchedStop, Timing, Token, Usage
-from runtime import messages
-from runtime.request import FinishReason as EngineReason
-from service.errors import non_finite
-from service.request_stream import GeneratedToken, TokenBatch
-from service.text import CompletionText, TextPiece
-from service.token_bytes import TokenBytes
-from service.token_messages import scored_token, token_message
-from service.validation import CheckedRequest
 
 _REASONS = {
     EngineReason.END_OF_SEQUENCE: FinishReason.FINISH_REASON_END_OF_SEQUENCE,

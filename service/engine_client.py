@@ -12,7 +12,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from runtime.messages import (
+from runahead.runtime.messages import (
     PROTOCOL_VERSION,
     Abort,
     AbortResult,
@@ -36,11 +36,11 @@ from runtime.messages import (
     decode_to_front_end,
     encode_frame,
 )
-from runtime.preparation import prepared_submit
-from runtime.request import FinishReason
-from service.limits import LIMITS
-from service.request_stream import EngineLostError, RequestRefusedError, RequestStream
-from service.validation import CheckedRequest
+from runahead.runtime.preparation import prepared_submit
+from runahead.runtime.request import FinishReason
+from runahead.service.limits import LIMITS
+from runahead.service.request_stream import EngineLostError, RequestRefusedError, RequestStream
+from runahead.service.validation import CheckedRequest
 
 log = structlog.get_logger(__name__)
 

@@ -12,14 +12,16 @@ from typing import Final
 
 import msgspec
 
-from runtime.config import ConfigError, EngineConfig
-from runtime.log_output import LogOutput
+from runahead.runtime.config import ConfigError, EngineConfig
+from runahead.runtime.log_output import LogOutput
 
 _READY: Final = b"ready"
 _SOCKET: Final = "engine.sock"
 _MAX_SOCKET_BYTES: Final = 103  # of a Unix socket's path: the bound of macOS; Linux allows 107
 _SHORT_FOLDERS: Final = ("/tmp", "/var/tmp")
-_COMMAND: Final = (sys.executable, "-m", "runtime.engine_process")
+ENGINE_MODULE: Final = "runahead.runtime.engine_process"
+# -P: nothing in the current directory can stand in for a module.
+COMMAND: Final = (sys.executable, "-P", "-m", ENGINE_MODULE)
 
 
 class EngineStartError(RuntimeError):
@@ -46,7 +48,7 @@ class EngineProcess:
         return self._folder / _SOCKET
 
     @classmethod
-    async def start(cls, config: EngineConfig, log: LogOutput, command: Sequence[str] = _COMMAND) -> EngineProcess:
+    async def start(cls, config: EngineConfig, log: LogOutput, command: Sequence[str] = COMMAND) -> EngineProcess:
         """Returns when the engine listens. If cancelled, leaves nothing behind.
 
         Raises ConfigError where there is no folder for its socket, and EngineStartError.

@@ -9,15 +9,15 @@ from typing import Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from runahead.runtime.config import ConfigError
+from runahead.service.decoding import DecodingInterceptor
+from runahead.service.engine_client import EngineClient
+from runahead.service.health import HealthServicer
+from runahead.service.limits import LIMITS
+from runahead.service.reflection import add_reflection
+from runahead.service.servicer import GenerationServicer
+from runahead.service.tokenizer import TextTokenizer
 from runahead.v1 import add_GenerationServiceServicer_to_server, generation_service_pb2
-from runtime.config import ConfigError
-from service.decoding import DecodingInterceptor
-from service.engine_client import EngineClient
-from service.health import HealthServicer
-from service.limits import LIMITS
-from service.reflection import add_reflection
-from service.servicer import GenerationServicer
-from service.tokenizer import TextTokenizer
 
 _GENERATION: Final = "runahead.v1.GenerationService"
 _HEALTH: Final = "grpc.health.v1.Health"

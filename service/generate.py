@@ -13,8 +13,8 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from runahead.service.request_flags import UsageError, build_request, check_url, seconds_of
 from runahead.v1 import generate_pb2, generation_service_pb2_grpc, model_pb2
-from service.request_flags import UsageError, build_request, check_url, seconds_of
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2

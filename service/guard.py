@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import structlog
 
-from service.errors import (
+from runahead.service.errors import (
     ServiceError,
     Violation,
     already_exists,
@@ -22,8 +22,8 @@ from service.errors import (
     to_status,
     unavailable,
 )
-from service.limits import LIMITS
-from service.request_stream import EngineLostError, RequestRefusedError, SlowReaderError
+from runahead.service.limits import LIMITS
+from runahead.service.request_stream import EngineLostError, RequestRefusedError, SlowReaderError
 
 log = structlog.get_logger(__name__)
 

@@ -6,7 +6,7 @@ import logging
 
 import structlog
 
-from runtime.log_output import LEVELS, LogOutput, log_to_stderr
+from runahead.runtime.log_output import LEVELS, LogOutput, log_to_stderr
 
 
 class _Forward(logging.Handler):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from runahead.runtime.messages import EngineInfo
+from runahead.service.limits import LIMITS
+from runahead.service.tokenizer import TextTokenizer
 from runahead.v1 import EngineConfiguration, GetModelInfoResponse, Limits, SpecialToken
-from runtime.messages import EngineInfo
-from service.limits import LIMITS
-from service.tokenizer import TextTokenizer
 
 
 def model_info(

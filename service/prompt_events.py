@@ -9,13 +9,13 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from runahead.runtime.messages import PromptLogprobs
+from runahead.service.errors import Violation, invalid_argument
+from runahead.service.limits import LIMITS
+from runahead.service.token_bytes import TokenBytes
+from runahead.service.token_messages import scored_token, token_message
+from runahead.service.validation import CheckedRequest
 from runahead.v1 import Prompt, Token
-from runtime.messages import PromptLogprobs
-from service.errors import Violation, invalid_argument
-from service.limits import LIMITS
-from service.token_bytes import TokenBytes
-from service.token_messages import scored_token, token_message
-from service.validation import CheckedRequest
 
 _TOKEN_FRAME_BYTES = 21  # of a Token in a message: its tag and length, and its fields without `bytes` and `top`
 _FIELD_BYTES = 4  # of a message in a repeated field: its tag and its length

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
 
+from runahead.service.cli_parser import shown
 from runahead.v1 import generate_pb2
-from service.cli_parser import shown
 
 _GROUPS: Final = ("sampling", "stopping", "output")
 _MAX_TIMEOUT_S: Final = 31_536_000.0  # a year; a deadline too far away would wrap around and have passed

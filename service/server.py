@@ -14,14 +14,14 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from runtime.config import ConfigError, EngineConfig, check_config
-from runtime.log_output import LogOutput
-from service.engine_client import SocketEngineClient
-from service.engine_process import EngineProcess, EngineStartError
-from service.front_end import FrontEnd
-from service.logs import configure_logs
-from service.request_stream import EngineLostError
-from service.tokenizer import TextTokenizer, load_tokenizer
+from runahead.runtime.config import ConfigError, EngineConfig, check_config
+from runahead.runtime.log_output import LogOutput
+from runahead.service.engine_client import SocketEngineClient
+from runahead.service.engine_process import EngineProcess, EngineStartError
+from runahead.service.front_end import FrontEnd
+from runahead.service.logs import configure_logs
+from runahead.service.request_stream import EngineLostError
+from runahead.service.tokenizer import TextTokenizer, load_tokenizer
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class ServerConfig:
 
 
 def check_server_config(config: ServerConfig) -> None:
-    """Raises ConfigError for what can't be started. Bounds of single settings are in `service.settings`."""
+    """Raises ConfigError for what can't be started. Bounds of single settings are in `runahead.service.settings`."""
     check_config(config.engine)
     if config.tokenizer not in ("auto", "none"):
         raise ConfigError(f"tokenizer must be auto or none, and is {config.tokenizer!r}")

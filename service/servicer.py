@@ -11,6 +11,29 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
+from runahead.runtime.request import FinishReason as EngineReason
+from runahead.service.completion import Completion
+from runahead.service.engine_client import EngineClient
+from runahead.service.errors import ServiceError, exhausted, no_tokenizer, unavailable
+from runahead.service.guard import Call, guarded
+from runahead.service.limits import LIMITS
+from runahead.service.model_info import model_info
+from runahead.service.prompt_events import PromptEvents, check_once_prompt
+from runahead.service.request_stream import RequestRefusedError, RequestStream, SlowReaderError
+from runahead.service.stats import FrontEndCounters, server_stats
+from runahead.service.token_bytes import NO_TOKENS
+from runahead.service.tokenizer import TextTokenizer
+from runahead.service.validation import (
+    AnyGenerateRequest,
+    CheckedRequest,
+    check_abort,
+    check_detokenize,
+    check_known,
+    check_once,
+    check_prompt_tokens,
+    check_request,
+    check_tokenize,
+)
 from runahead.v1 import (
     AbortRequest,
     AbortResponse,
@@ -33,29 +56,6 @@ from runahead.v1 import (
     TokenizeRequest,
     TokenizeResponse,
     WatchStatsRequest,
-)
-from runtime.request import FinishReason as EngineReason
-from service.completion import Completion
-from service.engine_client import EngineClient
-from service.errors import ServiceError, exhausted, no_tokenizer, unavailable
-from service.guard import Call, guarded
-from service.limits import LIMITS
-from service.model_info import model_info
-from service.prompt_events import PromptEvents, check_once_prompt
-from service.request_stream import RequestRefusedError, RequestStream, SlowReaderError
-from service.stats import FrontEndCounters, server_stats
-from service.token_bytes import NO_TOKENS
-from service.tokenizer import TextTokenizer
-from service.validation import (
-    AnyGenerateRequest,
-    CheckedRequest,
-    check_abort,
-    check_detokenize,
-    check_known,
-    check_once,
-    check_prompt_tokens,
-    check_request,
-    check_tokenize,
 )
 
 _Context = grpc.aio.ServicerContext[Any, Any]

@@ -19,9 +19,9 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-import runtime.models
-from runtime.config import SERIAL, EngineConfig
-from service.cli_parser import did_you_mean, shown
+import runahead.runtime.models
+from runahead.runtime.config import SERIAL, EngineConfig
+from runahead.service.cli_parser import did_you_mean, shown
 
 ENV_PREFIX: Final = "RUNAHEAD_"
 CONFIG_VARIABLE: Final = "RUNAHEAD_CONFIG"
@@ -47,8 +47,9 @@ class _Offered(tuple[str, ...]):
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The table. A field is a setting: its name, type, bounds, description and default.
 
-    Bounds of what the engine is started with, and what can't go together, are in `runtime.config.check_config`; whether
-    the host may be listened on is in `service.server.check_server_config`.
+    Bounds of what the engine is started with, and what can't go together, are in
+    `runahead.runtime.config.check_config`; whether the host may be listened on is in
+    `runahead.service.server.check_server_config`.
     """
 
     model: Annotated[str, Meta(description="checkpoint folder, or 'bundled' for the model in the package")] = BUNDLED
@@ -205,7 +206,7 @@ def engine_config(settings: Settings) -> EngineConfig:
 
 def _model_folder(model: str) -> Path:
     if model == BUNDLED:
-        return Path(runtime.models.__path__[0]) / BUNDLED
+        return Path(runahead.runtime.models.__path__[0]) / BUNDLED
     with contextlib.suppress(OSError, RuntimeError):  # too long for a path, or the home of somebody unknown
         folder = Path(model).expanduser()
         if folder.is_dir():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runahead.runtime.histogram import BOUNDS_S, quantile
+from runahead.runtime.messages import EngineStats, HistogramStats
 from runahead.v1 import (
     BarrierStats,
     BlockStats,
@@ -20,8 +22,6 @@ from runahead.v1 import (
     ServerStats,
     TokenStats,
 )
-from runtime.histogram import BOUNDS_S, quantile
-from runtime.messages import EngineStats, HistogramStats
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ import codecs
 from collections import deque
 from dataclasses import dataclass
 
-from service.stop_strings import StopMatch, StopMatcher
-from service.token_bytes import TokenBytes
+from runahead.service.stop_strings import StopMatch, StopMatcher
+from runahead.service.token_bytes import TokenBytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from runahead.service.token_bytes import TokenBytes
 from runahead.v1 import Token, TopToken
-from service.token_bytes import TokenBytes
 
 
 def token_message(table: TokenBytes, token_id: int) -> Token:

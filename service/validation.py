@@ -17,6 +17,11 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
 
+from runahead.runtime.admission import token_mask
+from runahead.runtime.messages import EngineInfo
+from runahead.runtime.request import SamplingParams, StoppingParams
+from runahead.service.errors import Violation, invalid_argument
+from runahead.service.limits import LIMITS
 from runahead.v1 import (
     AbortRequest,
     DetokenizeRequest,
@@ -27,11 +32,6 @@ from runahead.v1 import (
     StoppingOptions,
     TokenizeRequest,
 )
-from runtime.admission import token_mask
-from runtime.messages import EngineInfo
-from runtime.request import SamplingParams, StoppingParams
-from service.errors import Violation, invalid_argument
-from service.limits import LIMITS
 
 AnyGenerateRequest = GenerateRequest | GenerateOnceRequest  # they have the same fields
 

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-DISTRIBUTION: Final = "runahead"
+DISTRIBUTION: Final = "runahead-server"
 COMMIT_FILE: Final = "commit.txt"
 
 _PACKAGE: Final = Path(__file__).resolve().parent

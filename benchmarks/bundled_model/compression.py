@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from benchmarks.bundled_model.tokenizer import end_token
-from runtime.kernels.reference.forward import ReferenceKernels
-from runtime.models.load import load_model
-from runtime.models.trial import Trial
+from runahead.runtime.kernels.reference.forward import ReferenceKernels
+from runahead.runtime.models.load import load_model
+from runahead.runtime.models.trial import Trial
 
 CONTEXT = 2048
 STRIDE = CONTEXT // 2  # every token but a file's first 1,024 is predicted from at least this many before it

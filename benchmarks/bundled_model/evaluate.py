@@ -16,12 +16,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import runtime.models
+import runahead.runtime.models
 from benchmarks.bundled_model.completions import Completion, choose_heads, complete
 from benchmarks.bundled_model.compression import compress
 from benchmarks.bundled_model.corpus import SourceFile, collect, standard_library
 
-BUNDLED = Path(runtime.models.__path__[0]) / "bundled"
+BUNDLED = Path(runahead.runtime.models.__path__[0]) / "bundled"
 HELD_OUT = Path(__file__).with_name("held_out.json")
 HEADS = 50
 MAX_TOKENS = 200

@@ -13,8 +13,8 @@ from typing import Protocol
 
 import torch
 
-from cuda_graphs.enqueue_watch import unwatched
-from runtime.forward_batch import ForwardBatch, KVCache
+from runahead.cuda_graphs.enqueue_watch import unwatched
+from runahead.runtime.forward_batch import ForwardBatch, KVCache
 
 
 @dataclass(frozen=True, slots=True)

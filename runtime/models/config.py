@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from runtime.models.config_keys import (
+from runahead.runtime.models.config_keys import (
     LEFT_OUT,
     LLAMA,
     MISTRAL,
@@ -178,7 +178,7 @@ def _refuse_what_would_change_the_model(raw: Mapping[str, Any]) -> None:
 
 
 def _refuse_other_keys(raw: Mapping[str, Any], architecture: str) -> None:
-    """What `runtime.models.config_keys` does not list for the architecture, by name."""
+    """What `runahead.runtime.models.config_keys` does not list for the architecture, by name."""
     neutral = {key: (values, group.what) for group in NEUTRAL for key, values in group.values.items()}
     known = UNDERSTOOD[architecture].union(*(group.keys for group in (*UNREAD, *UNREAD_BY[architecture])))
     for key in raw.keys() & neutral.keys():

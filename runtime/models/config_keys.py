@@ -59,7 +59,7 @@ LEFT_OUT: Final = {
     MISTRAL: LeftOut(8, 131072, 4096),
 }
 
-# What `runtime.models.config` reads, for each architecture.
+# What `runahead.runtime.models.config` reads, for each architecture.
 _ALL: Final = frozenset(
     "architectures model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
     "num_key_value_heads head_dim hidden_act max_position_embeddings rms_norm_eps rope_theta rope_scaling "
@@ -73,7 +73,7 @@ UNDERSTOOD: Final = {
     MISTRAL: _ALL,
 }
 
-# What `runtime.models.config` reads of `rope_scaling` or `rope_parameters`, for each kind of scaling.
+# What `runahead.runtime.models.config` reads of `rope_scaling` or `rope_parameters`, for each kind of scaling.
 _ROPE: Final = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 ROPE_UNDERSTOOD: Final = {
     "default": _ROPE,

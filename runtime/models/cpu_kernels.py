@@ -14,18 +14,18 @@ from typing import Final
 
 import torch
 
-from runtime.kernels.reference.forward import ReferenceKernels
-from runtime.kernels.reference.linear import (
+from runahead.runtime.kernels.reference.forward import ReferenceKernels
+from runahead.runtime.kernels.reference.linear import (
     Products,
     RowInvarianceError,
     linear,
     product_ways,
     rows_keep_their_bits,
 )
-from runtime.models.config import ModelConfig
-from runtime.models.decoder import Decoder
-from runtime.models.self_test import SelfTestReport, self_test
-from runtime.models.weights import dummy_weights
+from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.self_test import SelfTestReport, self_test
+from runahead.runtime.models.weights import dummy_weights
 
 _ROWS: Final = (1, 3, 16)  # sequences that run together in the self-test
 _LONGEST: Final = 12  # tokens of most of them; some are four times as long

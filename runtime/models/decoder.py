@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import torch
 
-from cuda_graphs.enqueue_watch import unwatched
-from runtime.forward_batch import ForwardBatch, KVCache
-from runtime.kernels.kernel_set import AttentionShape, KernelSet, Layers
-from runtime.models.config import ModelConfig
-from runtime.models.rope import rope_table
-from runtime.models.weights import ModelWeights
+from runahead.cuda_graphs.enqueue_watch import unwatched
+from runahead.runtime.forward_batch import ForwardBatch, KVCache
+from runahead.runtime.kernels.kernel_set import AttentionShape, KernelSet, Layers
+from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.rope import rope_table
+from runahead.runtime.models.weights import ModelWeights
 
 
 class Decoder:

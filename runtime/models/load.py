@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from runtime.kernels.kernel_set import KernelSet
-from runtime.models.config import ModelConfig, load_config
-from runtime.models.decoder import Decoder
-from runtime.models.weights import Progress, dummy_weights, load_weights
+from runahead.runtime.kernels.kernel_set import KernelSet
+from runahead.runtime.models.config import ModelConfig, load_config
+from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.weights import Progress, dummy_weights, load_weights
 
 
 def load_model(

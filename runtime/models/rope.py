@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from runtime.kernels.kernel_set import RopeTable
-from runtime.models.config import ModelConfig, RopeScaling
+from runahead.runtime.kernels.kernel_set import RopeTable
+from runahead.runtime.models.config import ModelConfig, RopeScaling
 
 
 def rope_table(config: ModelConfig, positions: int, device: torch.device) -> RopeTable:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from runtime.models.config import CheckpointError
+from runahead.runtime.models.config import CheckpointError
 
 _ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit

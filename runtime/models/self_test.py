@@ -1,8 +1,8 @@
 """Row invariance, tried out: a token's logits are the same bits whatever ran beside it and however it got there.
 
 The kernels are row-invariant as far as the libraries under them keep to one order of sums, which they do not promise.
-This fails loudly on a machine where they don't: at every start of the CPU device (`runtime.models.cpu_kernels`), and in
-tests with more rows, threads and chunks.
+This fails loudly on a machine where they don't: at every start of the CPU device
+(`runahead.runtime.models.cpu_kernels`), and in tests with more rows, threads and chunks.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.kernels.reference.linear import RowInvarianceError
-from runtime.models.decoder import Decoder
-from runtime.models.trial import MASKED, Trial
+from runahead.runtime.kernels.reference.linear import RowInvarianceError
+from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.trial import MASKED, Trial
 
 _LONGEST_CHUNK = 72
 

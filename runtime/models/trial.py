@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from runtime.forward_batch import ForwardBatch
-from runtime.models.decoder import Decoder
+from runahead.runtime.forward_batch import ForwardBatch
+from runahead.runtime.models.decoder import Decoder
 
 MASKED = -1  # as a sequence's number in `Trial.advance`
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from runtime.kernels.kernel_set import LayerWeights
-from runtime.models.config import CheckpointError, ModelConfig
-from runtime.models.safetensors_folder import StoredTensor, open_folder
+from runahead.runtime.kernels.kernel_set import LayerWeights
+from runahead.runtime.models.config import CheckpointError, ModelConfig
+from runahead.runtime.models.safetensors_folder import StoredTensor, open_folder
 
 Pack = Callable[[torch.Tensor], torch.Tensor]  # KernelSet.pack_weight
 Progress = Callable[[int, int], None]  # bytes done, bytes in all

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cuda_graphs.enqueue_watch import EnqueueWatch
+from runahead.cuda_graphs.enqueue_watch import EnqueueWatch
 
 
 @dataclass

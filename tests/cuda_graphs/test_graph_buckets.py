@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cuda_graphs.graph_pool import buckets_for
+from runahead.cuda_graphs.graph_pool import buckets_for
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 8, 9, 48, 64, 65, 100, 256, 512])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cuda_graphs.rings import RingLayout, allocate_rings
+from runahead.cuda_graphs.rings import RingLayout, allocate_rings
 
 
 def test_every_array_of_the_rings_has_a_slot_for_each_launch() -> None:

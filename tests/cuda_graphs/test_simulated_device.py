@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from cuda_graphs.device import DeviceError
-from cuda_graphs.rings import RingLayout, allocate_rings
-from cuda_graphs.shape import Form, LaunchShape
-from cuda_graphs.simulated_device import Schedule, SimulatedDevice, at_once, seeded_schedule
+from runahead.cuda_graphs.device import DeviceError
+from runahead.cuda_graphs.rings import RingLayout, allocate_rings
+from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.cuda_graphs.simulated_device import Schedule, SimulatedDevice, at_once, seeded_schedule
 
 FAR = 1 << 62
 

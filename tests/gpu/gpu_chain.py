@@ -10,26 +10,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from cuda_graphs.device import Device
-from cuda_graphs.host_device import HostDevice
-from cuda_graphs.rings import RingLayout, allocate_rings
-from runtime import messages as m
-from runtime.admission import token_mask
-from runtime.block_pool import BlockPool
-from runtime.engine import Engine
-from runtime.host_program import HostProgram
-from runtime.kernels.reference.forward import ReferenceKernels
-from runtime.ledger import Ledger
-from runtime.lifecycle import Deferred
-from runtime.limits import SchedulerLimits
-from runtime.models.config import ModelConfig, RopeScaling
-from runtime.models.decoder import Decoder
-from runtime.models.weights import ModelWeights, dummy_weights
-from runtime.plan import PLAN_WORDS
-from runtime.preparation import prepared_submit
-from runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
-from runtime.rows import Rows
-from runtime.scheduler import Scheduler
+from runahead.cuda_graphs.device import Device
+from runahead.cuda_graphs.host_device import HostDevice
+from runahead.cuda_graphs.rings import RingLayout, allocate_rings
+from runahead.runtime import messages as m
+from runahead.runtime.admission import token_mask
+from runahead.runtime.block_pool import BlockPool
+from runahead.runtime.engine import Engine
+from runahead.runtime.host_program import HostProgram
+from runahead.runtime.kernels.reference.forward import ReferenceKernels
+from runahead.runtime.ledger import Ledger
+from runahead.runtime.lifecycle import Deferred
+from runahead.runtime.limits import SchedulerLimits
+from runahead.runtime.models.config import ModelConfig, RopeScaling
+from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.weights import ModelWeights, dummy_weights
+from runahead.runtime.plan import PLAN_WORDS
+from runahead.runtime.preparation import prepared_submit
+from runahead.runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
+from runahead.runtime.rows import Rows
+from runahead.runtime.scheduler import Scheduler
 from tests.runtime.chain import MemoryLinks
 
 BLOCK_SIZE = 16
@@ -193,9 +193,9 @@ def cuda_engine(
     counters_from: int = 0,
 ) -> EngineUnderTest:
     """The same on the GPU: captured graphs, Triton kernels. Free KV blocks are NaN at the start."""
-    from cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
-    from runtime.cuda_program import CudaProgram
-    from runtime.kernels.triton.kernel_set import TritonKernelSet
+    from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
+    from runahead.runtime.cuda_program import CudaProgram
+    from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
 
     rings = allocate_mapped_rings(layout_for(run_ahead, max_rows))
     model = Decoder(config, moved(weights, torch.device("cuda")), TritonKernelSet())

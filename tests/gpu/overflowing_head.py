@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from runtime.kernels.reference.forward import ReferenceKernels
-from runtime.models.config import ModelConfig
-from runtime.models.decoder import Decoder
-from runtime.models.trial import Trial
-from runtime.models.weights import ModelWeights
+from runahead.runtime.kernels.reference.forward import ReferenceKernels
+from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.trial import Trial
+from runahead.runtime.models.weights import ModelWeights
 
 _LARGE = 3.0e38
 _BEYOND_FLOAT32 = 4.0e38

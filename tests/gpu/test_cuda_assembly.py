@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.assembly import assemble
-from runtime.config import ConfigError, EngineConfig
-from runtime.engine import Barrier, Engine
-from runtime.request import SamplingParams, StoppingParams
+from runahead.runtime.assembly import assemble
+from runahead.runtime.config import ConfigError, EngineConfig
+from runahead.runtime.engine import Barrier, Engine
+from runahead.runtime.request import SamplingParams, StoppingParams
 from tests.gpu.gpu_chain import EngineUnderTest
 from tests.runtime.chain import MemoryLinks
 

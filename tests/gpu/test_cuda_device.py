@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from cuda_graphs.device import DeviceError
-from cuda_graphs.rings import FAULT_PLAN_NUMBER, STATUS_FAULT
-from cuda_graphs.shape import Form, LaunchShape
-from runtime import messages as m
-from runtime.engine import Barrier
-from runtime.request import FinishReason, SamplingParams, StoppingParams
+from runahead.cuda_graphs.device import DeviceError
+from runahead.cuda_graphs.rings import FAULT_PLAN_NUMBER, STATUS_FAULT
+from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.runtime import messages as m
+from runahead.runtime.engine import Barrier
+from runahead.runtime.request import FinishReason, SamplingParams, StoppingParams
 from tests.gpu import gpu_chain
 from tests.gpu.gpu_chain import (
     EngineUnderTest,

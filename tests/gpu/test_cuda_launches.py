@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from cuda_graphs.device import Device
-from cuda_graphs.shape import Form
-from runtime.request import SamplingParams
+from runahead.cuda_graphs.device import Device
+from runahead.cuda_graphs.shape import Form
+from runahead.runtime.request import SamplingParams
 from tests.gpu import gpu_chain, launch_scenarios
 from tests.gpu.launch_scenarios import CONFIG, LAYOUT, MAX_TOKENS, ROWS, Stage
 from tests.runtime.launches import over_device
@@ -26,10 +26,10 @@ def _without_gradients() -> Iterator[None]:
 
 
 def cuda_stage(dtype: torch.dtype = torch.float32) -> tuple[Stage, Device]:
-    from cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
-    from runtime.cuda_program import CudaProgram
-    from runtime.kernels.triton.kernel_set import TritonKernelSet
-    from runtime.models.decoder import Decoder
+    from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
+    from runahead.runtime.cuda_program import CudaProgram
+    from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
+    from runahead.runtime.models.decoder import Decoder
 
     rings = allocate_mapped_rings(LAYOUT)
     weights = gpu_chain.moved(gpu_chain.random_weights(CONFIG, dtype), torch.device("cuda"))

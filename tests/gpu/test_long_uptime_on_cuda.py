@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cuda_graphs import marks
-from cuda_graphs.rings import FAULT_NONE, FAULT_PLAN_NUMBER, STATUS_FAULT
-from cuda_graphs.shape import Form, LaunchShape
-from runtime import messages as m
-from runtime.engine import Barrier
-from runtime.plan import LaunchPlan, stage
-from runtime.request import SamplingParams, StoppingParams
+from runahead.cuda_graphs import marks
+from runahead.cuda_graphs.rings import FAULT_NONE, FAULT_PLAN_NUMBER, STATUS_FAULT
+from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.runtime import messages as m
+from runahead.runtime.engine import Barrier
+from runahead.runtime.plan import LaunchPlan, stage
+from runahead.runtime.request import SamplingParams, StoppingParams
 from tests.gpu.gpu_chain import EngineUnderTest, cpu_engine, cuda_engine, random_requests, random_weights, small_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from runtime.kernels.reference.linear import OneDnnProducts, Product
+from runahead.runtime.kernels.reference.linear import OneDnnProducts, Product
 
 
 class RowsTogether(OneDnnProducts):

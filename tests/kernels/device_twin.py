@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cuda_graphs.rings import FAULT_NONE, STATUS_BYTES, STATUS_FAULT, RingLayout, RingMemory, allocate_rings
-from runtime.host_rows import HostRows, Queries
-from runtime.kernels.triton.device_rows import DeviceRows
-from runtime.kernels.triton.prompt_logprobs import find_targets, make_prompt_buffers
-from runtime.plan import read_plan
-from runtime.row_state import penalty_fields, row_fields
+from runahead.cuda_graphs.rings import FAULT_NONE, STATUS_BYTES, STATUS_FAULT, RingLayout, RingMemory, allocate_rings
+from runahead.runtime.host_rows import HostRows, Queries
+from runahead.runtime.kernels.triton.device_rows import DeviceRows
+from runahead.runtime.kernels.triton.prompt_logprobs import find_targets, make_prompt_buffers
+from runahead.runtime.plan import read_plan
+from runahead.runtime.row_state import penalty_fields, row_fields
 
 
 def mapped_rings(layout: RingLayout, device: torch.device) -> RingMemory:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from runtime.request import MAX_STOP_IDS
-from service.limits import LIMITS
+from runahead.runtime.request import MAX_STOP_IDS
+from runahead.service.limits import LIMITS
 from tests.kernels.sampling_oracle import RowSpec
 
 VOCAB: Final = 37

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from runtime.request import MAX_STOP_IDS
-from runtime.row_state import PenaltyState, RowState, make_penalty_state, make_row_state
+from runahead.runtime.request import MAX_STOP_IDS
+from runahead.runtime.row_state import PenaltyState, RowState, make_penalty_state, make_row_state
 
 WORD = 0xFFFFFFFF
 

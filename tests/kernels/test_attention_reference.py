@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from runtime.forward_batch import ForwardBatch
-from runtime.kernels.kernel_set import AttentionShape
-from runtime.kernels.reference.attention import AttentionPlan, attend, plan_attention, silence_sparse_warning
+from runahead.runtime.forward_batch import ForwardBatch
+from runahead.runtime.kernels.kernel_set import AttentionShape
+from runahead.runtime.kernels.reference.attention import AttentionPlan, attend, plan_attention, silence_sparse_warning
 
 SHAPE = AttentionShape(heads=6, kv_heads=2, head_dim=24, scale=0.3, norm_eps=1e-6)
 BLOCK_SIZE = 8
@@ -150,7 +150,7 @@ def test_a_chunk_has_the_bits_of_its_tokens_one_by_one(window: int) -> None:
 def test_a_segment_never_holds_more_pairs_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     world = make_world(Row(60, 60))
     whole = world.attend([0])[0]
-    monkeypatch.setattr("runtime.kernels.reference.attention._MAX_PAIRS", 4000)
+    monkeypatch.setattr("runahead.runtime.kernels.reference.attention._MAX_PAIRS", 4000)
     segments = world.plan([0]).segments
     assert len(segments) > 2
     assert all(segment.scores.numel() <= 4000 for segment in segments)

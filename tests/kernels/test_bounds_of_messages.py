@@ -8,13 +8,13 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cuda_graphs.shape import Form
-from runtime import messages as m
-from runtime.kernels.reference.sampling import sample_rows
-from runtime.preparation import prepared_submit
-from runtime.request import SamplingParams, StoppingParams
-from runtime.submit_check import check_message
-from service.limits import LIMITS
+from runahead.cuda_graphs.shape import Form
+from runahead.runtime import messages as m
+from runahead.runtime.kernels.reference.sampling import sample_rows
+from runahead.runtime.preparation import prepared_submit
+from runahead.runtime.request import SamplingParams, StoppingParams
+from runahead.runtime.submit_check import check_message
+from runahead.service.limits import LIMITS
 from tests.kernels.extreme_rows import VOCAB
 from tests.kernels.sampling_oracle import RowSpec, expect, penalties_of, state_of
 

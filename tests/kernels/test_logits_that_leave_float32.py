@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from cuda_graphs.shape import Form
-from runtime.kernels.reference.sampling import Sampled, sample_rows
+from runahead.cuda_graphs.shape import Form
+from runahead.runtime.kernels.reference.sampling import Sampled, sample_rows
 from tests.kernels.extreme_rows import HIGHEST, VOCAB, batches, beyond_what_is_valid, split
 from tests.kernels.sampling_oracle import RowSpec, expect, penalties_of, state_of
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from cuda_graphs.shape import Form
-from runtime.admission import needs_full, penalty_list, token_mask
-from runtime.kernels.reference.penalties import penalize
-from runtime.kernels.reference.sampling import Sampled, sample_rows
-from runtime.request import SamplingParams, StoppingParams
-from runtime.row_record import COUNT_SEEN, COUNT_TOKEN, PROMPT_BIT
+from runahead.cuda_graphs.shape import Form
+from runahead.runtime.admission import needs_full, penalty_list, token_mask
+from runahead.runtime.kernels.reference.penalties import penalize
+from runahead.runtime.kernels.reference.sampling import Sampled, sample_rows
+from runahead.runtime.request import SamplingParams, StoppingParams
+from runahead.runtime.row_record import COUNT_SEEN, COUNT_TOKEN, PROMPT_BIT
 from tests.kernels.sampling_oracle import RowSpec, penalized, penalties_of, state_of
 
 VOCAB = 70

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runtime.kernels.reference import philox
+from runahead.runtime.kernels.reference import philox
 from tests.kernels.sampling_oracle import noise_of, philox_of_integers
 
 PINNED_GUMBEL = ["0xc033f049", "0x41851592", "0x3ebba79b", "0x3dadb63f", "0xbf2c3abb"]

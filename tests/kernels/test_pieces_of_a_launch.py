@@ -11,18 +11,18 @@ from tests.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
 
-from cuda_graphs import cuda_device, marks  # noqa: E402
-from cuda_graphs.cuda_device import CudaDevice  # noqa: E402
-from cuda_graphs.device import DeviceCounters  # noqa: E402
-from cuda_graphs.enqueue_watch import unwatched  # noqa: E402
-from cuda_graphs.graph_pool import GraphKey  # noqa: E402
-from cuda_graphs.rings import RingLayout, allocate_rings  # noqa: E402
-from cuda_graphs.shape import Form, LaunchShape  # noqa: E402
-from runtime.forward_batch import ForwardBatch  # noqa: E402
-from runtime.kernels.kernel_set import KernelSet  # noqa: E402
-from runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
-from runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
-from runtime.models.decoder import Decoder  # noqa: E402
+from runahead.cuda_graphs import cuda_device, marks  # noqa: E402
+from runahead.cuda_graphs.cuda_device import CudaDevice  # noqa: E402
+from runahead.cuda_graphs.device import DeviceCounters  # noqa: E402
+from runahead.cuda_graphs.enqueue_watch import unwatched  # noqa: E402
+from runahead.cuda_graphs.graph_pool import GraphKey  # noqa: E402
+from runahead.cuda_graphs.rings import RingLayout, allocate_rings  # noqa: E402
+from runahead.cuda_graphs.shape import Form, LaunchShape  # noqa: E402
+from runahead.runtime.forward_batch import ForwardBatch  # noqa: E402
+from runahead.runtime.kernels.kernel_set import KernelSet  # noqa: E402
+from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
+from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 
 STALE_NS, IDLE_NS = 77, 1234

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from cuda_graphs.enqueue_watch import unwatched
-from runtime.forward_batch import ForwardBatch, KVCache
-from runtime.kernels.kernel_set import BoundLayers, Layers, RopeTable
-from runtime.kernels.reference.forward import ReferenceKernels
-from runtime.kernels.reference.linear import (
+from runahead.cuda_graphs.enqueue_watch import unwatched
+from runahead.runtime.forward_batch import ForwardBatch, KVCache
+from runahead.runtime.kernels.kernel_set import BoundLayers, Layers, RopeTable
+from runahead.runtime.kernels.reference.forward import ReferenceKernels
+from runahead.runtime.kernels.reference.linear import (
     OneDnnProducts,
     Products,
     RowInvarianceError,
@@ -21,12 +21,12 @@ from runtime.kernels.reference.linear import (
     linear,
     rows_keep_their_bits,
 )
-from runtime.kernels.reference.norm import RmsNorm, silu_mul
-from runtime.kernels.reference.rope import Rotation, rope_factors
-from runtime.models.config import ModelConfig, RopeScaling
-from runtime.models.decoder import Decoder
-from runtime.models.self_test import self_test
-from runtime.models.weights import dummy_weights
+from runahead.runtime.kernels.reference.norm import RmsNorm, silu_mul
+from runahead.runtime.kernels.reference.rope import Rotation, rope_factors
+from runahead.runtime.models.config import ModelConfig, RopeScaling
+from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.self_test import self_test
+from runahead.runtime.models.weights import dummy_weights
 from tests.kernels.broken_products import RowsTogether
 
 ROWS = (*range(1, 73), 96, 192, 200, 256, 512)

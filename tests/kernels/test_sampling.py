@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from cuda_graphs.shape import Form
-from runtime.kernels.reference import philox, sampling
-from runtime.kernels.reference.sampling import Sampled, sample_rows
-from runtime.kernels.reference.sampling_filters import highest, kept_tokens
-from runtime.row_state import row_fields
+from runahead.cuda_graphs.shape import Form
+from runahead.runtime.kernels.reference import philox, sampling
+from runahead.runtime.kernels.reference.sampling import Sampled, sample_rows
+from runahead.runtime.kernels.reference.sampling_filters import highest, kept_tokens
+from runahead.runtime.row_state import row_fields
 from tests.kernels.sampling_oracle import RowSpec, expect, penalties_of, random_spec, state_of
 
 MAX_TOP = 20

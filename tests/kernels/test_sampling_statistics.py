@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from cuda_graphs.shape import Form
-from runtime.kernels.reference.sampling import sample_rows
+from runahead.cuda_graphs.shape import Form
+from runahead.runtime.kernels.reference.sampling import sample_rows
 from tests.kernels.sampling_oracle import RowSpec, expect, penalties_of, state_of
 
 

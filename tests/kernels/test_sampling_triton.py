@@ -17,12 +17,12 @@ DEVICE = triton_device()
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
-from cuda_graphs.shape import Form  # noqa: E402
-from runtime.kernels.reference import philox  # noqa: E402
-from runtime.kernels.reference.sampling import Sampled, sample_rows  # noqa: E402
-from runtime.kernels.triton.philox import block_words, exp32, gumbel, log32  # noqa: E402
-from runtime.kernels.triton.sampling import make_sampler_buffers, sample_rows_cuda  # noqa: E402
-from runtime.row_state import PenaltyState, RowState  # noqa: E402
+from runahead.cuda_graphs.shape import Form  # noqa: E402
+from runahead.runtime.kernels.reference import philox  # noqa: E402
+from runahead.runtime.kernels.reference.sampling import Sampled, sample_rows  # noqa: E402
+from runahead.runtime.kernels.triton.philox import block_words, exp32, gumbel, log32  # noqa: E402
+from runahead.runtime.kernels.triton.sampling import make_sampler_buffers, sample_rows_cuda  # noqa: E402
+from runahead.runtime.row_state import PenaltyState, RowState  # noqa: E402
 
 # The interpreter's own way with a loop whose length is read on the device.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")

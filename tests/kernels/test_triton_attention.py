@@ -11,8 +11,8 @@ from tests.kernels.triton_device import TOLERANCE, dtypes, relative_error, trito
 
 DEVICE = triton_device()
 
-from runtime.kernels.triton.chunk_attention import chunk_attention  # noqa: E402
-from runtime.kernels.triton.decode_attention import MAX_SPLITS, decode_attention, split_tokens  # noqa: E402
+from runahead.runtime.kernels.triton.chunk_attention import chunk_attention  # noqa: E402
+from runahead.runtime.kernels.triton.decode_attention import MAX_SPLITS, decode_attention, split_tokens  # noqa: E402
 
 SHAPES = [(4, 2, 16, 8), (6, 1, 24, 16), (4, 4, 64, 16)]  # heads, KV heads, head_dim, block size
 

@@ -16,10 +16,10 @@ from tests.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
 
-from cuda_graphs.shape import Form  # noqa: E402
-from runtime.kernels.reference.sampling import Sampled, sample_rows  # noqa: E402
-from runtime.kernels.triton.sampling import make_sampler_buffers, sample_rows_cuda  # noqa: E402
-from runtime.row_state import PenaltyState, RowState  # noqa: E402
+from runahead.cuda_graphs.shape import Form  # noqa: E402
+from runahead.runtime.kernels.reference.sampling import Sampled, sample_rows  # noqa: E402
+from runahead.runtime.kernels.triton.sampling import make_sampler_buffers, sample_rows_cuda  # noqa: E402
+from runahead.runtime.row_state import PenaltyState, RowState  # noqa: E402
 
 # The interpreter's own way with a loop whose length is read on the device.
 pytestmark = pytest.mark.filterwarnings(

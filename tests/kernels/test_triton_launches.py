@@ -11,11 +11,11 @@ from tests.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
 
-from cuda_graphs.rings import allocate_rings  # noqa: E402
-from cuda_graphs.shape import LaunchShape  # noqa: E402
-from runtime.cuda_program import CudaProgram  # noqa: E402
-from runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
-from runtime.models.decoder import Decoder  # noqa: E402
+from runahead.cuda_graphs.rings import allocate_rings  # noqa: E402
+from runahead.cuda_graphs.shape import LaunchShape  # noqa: E402
+from runahead.runtime.cuda_program import CudaProgram  # noqa: E402
+from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from tests.gpu import gpu_chain, launch_scenarios  # noqa: E402
 from tests.runtime.launches import over_program  # noqa: E402
 
@@ -35,7 +35,7 @@ def _without_gradients() -> Iterator[None]:
 def triton_stage() -> launch_scenarios.Stage:
     """Triton kernels launched one by one, no graph."""
     if DEVICE.type == "cuda":
-        from cuda_graphs.cuda_device import allocate_mapped_rings
+        from runahead.cuda_graphs.cuda_device import allocate_mapped_rings
 
         rings = allocate_mapped_rings(launch_scenarios.LAYOUT)
     else:

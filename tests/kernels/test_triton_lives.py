@@ -16,9 +16,9 @@ from tests.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
 
-from cuda_graphs.rings import NON_FINITE, STOPPED, VOID  # noqa: E402
-from runtime.plan import HEADER_WORDS, read_plan  # noqa: E402
-from runtime.row_record import read_admission  # noqa: E402
+from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, VOID  # noqa: E402
+from runahead.runtime.plan import HEADER_WORDS, read_plan  # noqa: E402
+from runahead.runtime.row_record import read_admission  # noqa: E402
 from tests.kernels.device_twin import DeviceTwin  # noqa: E402
 from tests.simulation.generate import make_script, mode_of  # noqa: E402
 from tests.simulation.life import Life  # noqa: E402

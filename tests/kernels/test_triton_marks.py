@@ -15,7 +15,7 @@ DEVICE = triton_device()
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
-from cuda_graphs import marks  # noqa: E402
+from runahead.cuda_graphs import marks  # noqa: E402
 
 SLOTS = 4
 

@@ -10,11 +10,11 @@ from tests.kernels.triton_device import TOLERANCE, dtypes, relative_error, trito
 
 DEVICE = triton_device()
 
-from runtime.kernels.triton.activation import silu_mul  # noqa: E402
-from runtime.kernels.triton.embedding import embed  # noqa: E402
-from runtime.kernels.triton.gemv import gemv  # noqa: E402
-from runtime.kernels.triton.norms import add_rms_norm, rms_norm  # noqa: E402
-from runtime.kernels.triton.rotary import rotate_and_write  # noqa: E402
+from runahead.runtime.kernels.triton.activation import silu_mul  # noqa: E402
+from runahead.runtime.kernels.triton.embedding import embed  # noqa: E402
+from runahead.runtime.kernels.triton.gemv import gemv  # noqa: E402
+from runahead.runtime.kernels.triton.norms import add_rms_norm, rms_norm  # noqa: E402
+from runahead.runtime.kernels.triton.rotary import rotate_and_write  # noqa: E402
 
 EPS = 1e-5
 

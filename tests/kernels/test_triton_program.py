@@ -8,20 +8,20 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from cuda_graphs.enqueue_watch import unwatched
-from cuda_graphs.shape import LaunchShape
+from runahead.cuda_graphs.enqueue_watch import unwatched
+from runahead.cuda_graphs.shape import LaunchShape
 from tests.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
 pytestmark = pytest.mark.timeout(600)  # a whole engine in Triton's interpreter takes its time
 
-from cuda_graphs.host_device import HostDevice  # noqa: E402
-from cuda_graphs.rings import RingMemory, allocate_rings  # noqa: E402
-from runtime.cuda_program import CudaProgram  # noqa: E402
-from runtime.engine import Barrier  # noqa: E402
-from runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
-from runtime.models.config import ModelConfig  # noqa: E402
-from runtime.models.decoder import Decoder  # noqa: E402
+from runahead.cuda_graphs.host_device import HostDevice  # noqa: E402
+from runahead.cuda_graphs.rings import RingMemory, allocate_rings  # noqa: E402
+from runahead.runtime.cuda_program import CudaProgram  # noqa: E402
+from runahead.runtime.engine import Barrier  # noqa: E402
+from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.models.config import ModelConfig  # noqa: E402
+from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 
 MAX_ROWS = 5
@@ -35,7 +35,7 @@ def eager_engine(run_ahead: int) -> gpu_chain.EngineUnderTest:
     layout = gpu_chain.layout_for(run_ahead, MAX_ROWS)
     rings: RingMemory
     if DEVICE.type == "cuda":
-        from cuda_graphs.cuda_device import allocate_mapped_rings
+        from runahead.cuda_graphs.cuda_device import allocate_mapped_rings
 
         rings = allocate_mapped_rings(layout)
     else:

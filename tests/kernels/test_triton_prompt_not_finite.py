@@ -12,16 +12,16 @@ from tests.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
 
-from cuda_graphs.rings import RingLayout, RingMemory, allocate_rings  # noqa: E402
-from cuda_graphs.shape import LaunchShape  # noqa: E402
-from runtime.cuda_program import CudaProgram  # noqa: E402
-from runtime.host_program import HostProgram  # noqa: E402
-from runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
-from runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
-from runtime.models.decoder import Decoder  # noqa: E402
-from runtime.models.weights import ModelWeights  # noqa: E402
-from runtime.plan import PLAN_WORDS  # noqa: E402
-from runtime.request import SamplingParams  # noqa: E402
+from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings  # noqa: E402
+from runahead.cuda_graphs.shape import LaunchShape  # noqa: E402
+from runahead.runtime.cuda_program import CudaProgram  # noqa: E402
+from runahead.runtime.host_program import HostProgram  # noqa: E402
+from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
+from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.models.decoder import Decoder  # noqa: E402
+from runahead.runtime.models.weights import ModelWeights  # noqa: E402
+from runahead.runtime.plan import PLAN_WORDS  # noqa: E402
+from runahead.runtime.request import SamplingParams  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 from tests.gpu.overflowing_head import overflowing  # noqa: E402
 from tests.runtime.launches import Launches, Outcome, PromptEntry, over_program  # noqa: E402
@@ -55,7 +55,7 @@ def on_reference(weights: ModelWeights) -> Launches:
 def on_triton(weights: ModelWeights) -> Launches:
     rings: RingMemory
     if DEVICE.type == "cuda":
-        from cuda_graphs.cuda_device import allocate_mapped_rings
+        from runahead.cuda_graphs.cuda_device import allocate_mapped_rings
 
         rings = allocate_mapped_rings(LAYOUT)
     else:

@@ -13,7 +13,7 @@ from tests.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
 
-from cuda_graphs.rings import (  # noqa: E402
+from runahead.cuda_graphs.rings import (  # noqa: E402
     FAULT_NONE,
     FAULT_PLAN_NUMBER,
     NON_FINITE,
@@ -23,10 +23,10 @@ from cuda_graphs.rings import (  # noqa: E402
     RingLayout,
     allocate_rings,
 )
-from runtime.admission import NO_COUNTS, admission_record, penalty_list, token_mask  # noqa: E402
-from runtime.host_rows import HostRows  # noqa: E402
-from runtime.plan import HEADER_WORDS, PLAN_WORDS, Admission, Chunk, LaunchPlan, stage  # noqa: E402
-from runtime.request import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams  # noqa: E402
+from runahead.runtime.admission import NO_COUNTS, admission_record, penalty_list, token_mask  # noqa: E402
+from runahead.runtime.host_rows import HostRows  # noqa: E402
+from runahead.runtime.plan import HEADER_WORDS, PLAN_WORDS, Admission, Chunk, LaunchPlan, stage  # noqa: E402
+from runahead.runtime.request import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams  # noqa: E402
 from tests.kernels.device_twin import DeviceTwin  # noqa: E402
 
 MAX_ROWS = 6

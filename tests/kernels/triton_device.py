@@ -13,7 +13,8 @@ import torch
 
 
 def triton_device() -> torch.device:
-    """The device on which kernels run in this process. Called before a module of `runtime.kernels.triton` is imported.
+    """The device on which kernels run in this process. Called before a module of `runahead.runtime.kernels.triton` is
+    imported.
 
     tests/conftest.py asks for the interpreter where the machine has no GPU. Fails, and skips nothing, where triton is
     missing or nothing can run its kernels.

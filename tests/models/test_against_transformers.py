@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from runtime.kernels.reference.forward import ReferenceKernels
-from runtime.models.decoder import Decoder
-from runtime.models.load import load_model
-from runtime.models.trial import MASKED, Trial
+from runahead.runtime.kernels.reference.forward import ReferenceKernels
+from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.load import load_model
+from runahead.runtime.models.trial import MASKED, Trial
 from tests.models.checkpoints import CASES, Case, save
 
 TOLERANCE = 2e-4

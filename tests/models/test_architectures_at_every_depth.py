@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from runtime import messages as m
-from runtime.assembly import assemble
-from runtime.config import EngineConfig
-from runtime.engine import Barrier, Engine
-from runtime.request import SamplingParams, StoppingParams
+from runahead.runtime import messages as m
+from runahead.runtime.assembly import assemble
+from runahead.runtime.config import EngineConfig
+from runahead.runtime.engine import Barrier, Engine
+from runahead.runtime.request import SamplingParams, StoppingParams
 from tests.models.checkpoints import CASES, Case, save
 from tests.runtime.chain import MemoryLinks
 

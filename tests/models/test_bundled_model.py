@@ -15,14 +15,14 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import runtime.models
+import runahead.runtime.models
 from benchmarks.bundled_model.compression import Scorer
 from benchmarks.bundled_model.corpus import read_file
-from runtime.kernels.reference.forward import ReferenceKernels
-from runtime.models.load import load_model
-from runtime.models.trial import Trial
+from runahead.runtime.kernels.reference.forward import ReferenceKernels
+from runahead.runtime.models.load import load_model
+from runahead.runtime.models.trial import Trial
 
-FOLDER = Path(runtime.models.__path__[0]) / "bundled"
+FOLDER = Path(runahead.runtime.models.__path__[0]) / "bundled"
 TOLERANCE = 2e-4
 PROGRAM = '''class Stack:
     """A last-in, first-out store."""

@@ -18,8 +18,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from runtime.models.config import CheckpointError, ModelConfig, parse_config
-from runtime.models.config_keys import (
+from runahead.runtime.models.config import CheckpointError, ModelConfig, parse_config
+from runahead.runtime.models.config_keys import (
     LLAMA,
     MISTRAL,
     MODEL_TYPES,

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime import models
-from runtime.assembly import assemble
-from runtime.config import EngineConfig
-from runtime.engine_process import EXIT_CANNOT_START
-from runtime.kernels.reference.linear import (
+from runahead.runtime import models
+from runahead.runtime.assembly import assemble
+from runahead.runtime.config import EngineConfig
+from runahead.runtime.engine_process import EXIT_CANNOT_START
+from runahead.runtime.kernels.reference.linear import (
     OneDnnProducts,
     Products,
     RowInvarianceError,
@@ -23,11 +23,11 @@ from runtime.kernels.reference.linear import (
     product_ways,
     rows_keep_their_bits,
 )
-from runtime.models import cpu_kernels
-from runtime.models.config import load_config
-from runtime.models.cpu_kernels import choose_kernels
-from runtime.models.decoder import Decoder
-from runtime.models.self_test import SelfTestReport
+from runahead.runtime.models import cpu_kernels
+from runahead.runtime.models.config import load_config
+from runahead.runtime.models.cpu_kernels import choose_kernels
+from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.self_test import SelfTestReport
 from tests.gpu import gpu_chain
 from tests.kernels.broken_products import AddedTogether, NotBuilt, RowsTogether, TooLarge
 from tests.models.checkpoints import CASES, save
@@ -159,7 +159,7 @@ def test_what_was_found_is_logged_at_the_start(tmp_path: Path) -> None:
 def test_a_process_on_a_machine_where_nothing_holds_says_so_and_ends(tmp_path: Path) -> None:
     process = started(
         tmp_path,
-        "from runtime.models import cpu_kernels\nfrom tests.kernels import broken_products as broken\n"
+        "from runahead.runtime.models import cpu_kernels\nfrom tests.kernels import broken_products as broken\n"
         "cpu_kernels.product_ways = lambda: (broken.RowsTogether(), broken.AddedTogether())",
     )
     assert process.returncode == EXIT_CANNOT_START

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.models.config import CheckpointError, ModelConfig, RopeScaling, load_config, parse_config
+from runahead.runtime.models.config import CheckpointError, ModelConfig, RopeScaling, load_config, parse_config
 
 RAW: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

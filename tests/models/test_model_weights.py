@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from runtime.kernels.reference.forward import ReferenceKernels
-from runtime.kernels.reference.linear import BlasProducts
-from runtime.models.config import CheckpointError, load_config
-from runtime.models.decoder import Decoder
-from runtime.models.load import load_model
+from runahead.runtime.kernels.reference.forward import ReferenceKernels
+from runahead.runtime.kernels.reference.linear import BlasProducts
+from runahead.runtime.models.config import CheckpointError, load_config
+from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.load import load_model
 from tests.models.checkpoints import CASES, save
 
 BY_NAME = {case.name: case for case in CASES}
@@ -68,7 +68,7 @@ def test_weights_are_converted_to_the_dtype_asked_for(tmp_path: Path, asked: tor
 
 
 def test_a_bfloat16_decoder_comes_close_to_the_float32_one(tmp_path: Path) -> None:
-    from runtime.models.trial import Trial
+    from runahead.runtime.models.trial import Trial
 
     save(BY_NAME["qwen3_biased_grouped"], tmp_path)
     exact, rounded = (

@@ -92,6 +92,7 @@ def copied_tree(files: Sequence[Path]) -> Iterator[Path]:
             if source.is_file() and not source.is_symlink():
                 (copy / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, copy / path)
+        shutil.copytree(ROOT / "src", copy / "src", symlinks=True)  # its links lead into the copy
         yield copy
 
 
@@ -113,7 +114,7 @@ def run_test(tree: Path, tests: Sequence[str], timeout_s: float, *options: str) 
         ),
         *(f"{OPTION}={verdicts}", f"--timeout={timeout_s:g}", *options, *tests),
     ]
-    environment = {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'protos'}", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'src'}", "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.Popen(
         command,
         cwd=tree,

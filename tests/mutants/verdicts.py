@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Code of another tree, one that is installed in place for instance, would make every mutant survive."""
-    for name in ("cuda_graphs", "runtime", "service", "runahead.v1"):
+    for name in ("runahead.cuda_graphs", "runahead.runtime", "runahead.service", "runahead.v1"):
         (place,) = importlib.import_module(name).__path__
         if not Path(place).resolve().is_relative_to(session.config.rootpath):
             raise pytest.UsageError(f"{name} was imported from {place}, outside {session.config.rootpath}")

@@ -51,7 +51,8 @@ def documents() -> Iterator[Path]:
 
 def module_of(path: Path) -> str:
     """The name by which a file is imported."""
-    return name_of(path).removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+    name = name_of(path).removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+    return f"runahead.{name}" if name.partition(".")[0] in PACKAGES else name
 
 
 def calls(path: Path) -> Iterator[ast.Call]:

@@ -13,9 +13,9 @@ from typing import Final
 
 import pytest
 
-from service import request_flags, settings
-from service.cli_parser import Parser
-from service.settings import Settings, setting_names
+from runahead.service import request_flags, settings
+from runahead.service.cli_parser import Parser
+from runahead.service.settings import Settings, setting_names
 from tests.project.repository import ROOT, TESTS, TOOLS, calls, documents, name_of, sources
 
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -18,12 +18,15 @@ def modules_after(statement: str) -> set[str]:
 
 
 def test_the_pure_modules_load_neither_torch_nor_a_loop_nor_a_logger() -> None:
-    loaded = modules_after("import runtime.scheduler, runtime.ledger, runtime.block_pool")
-    assert "runtime.ledger" in loaded
+    loaded = modules_after("import runahead.runtime.scheduler, runahead.runtime.ledger, runahead.runtime.block_pool")
+    assert "runahead.runtime.ledger" in loaded
     assert not loaded & {"torch", "asyncio", "structlog", "grpc"}
 
 
-@pytest.mark.parametrize("module", ["service.cli", "service.settings", "service.generate", "service.server"])
+@pytest.mark.parametrize(
+    "module",
+    ["runahead.service.cli", "runahead.service.settings", "runahead.service.generate", "runahead.service.server"],
+)
 def test_the_front_end_never_loads_torch(module: str) -> None:
     loaded = modules_after(f"import {module}")
     assert module in loaded
@@ -33,7 +36,7 @@ def test_the_front_end_never_loads_torch(module: str) -> None:
 def test_a_client_that_installs_the_package_imports_the_contract() -> None:
     loaded = modules_after("import os; os.chdir('/')\nimport runahead.v1.generation_service_pb2_grpc")
     assert {"runahead.v1", "runahead.v1.generate_pb2", "runahead.v1.generation_service_pb2_grpc"} <= loaded
-    assert not loaded & {"service", "runtime", "torch"}
+    assert not loaded & {"runahead.service", "runahead.runtime", "torch"}
 
 
 def test_only_the_settings_read_the_environment() -> None:

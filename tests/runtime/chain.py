@@ -9,23 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from cuda_graphs.rings import RingLayout, allocate_rings
-from cuda_graphs.simulated_device import Schedule, SimulatedDevice, at_once
-from runtime import messages as m
-from runtime.block_pool import BlockPool
-from runtime.engine import Engine
-from runtime.hash_program import HashProgram
-from runtime.ledger import Launch, Ledger
-from runtime.lifecycle import Deferred, Release
-from runtime.limits import SchedulerLimits
-from runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, PLAN_WORDS
-from runtime.poison import RingPoison
-from runtime.preparation import prepared_submit
-from runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
-from runtime.rows import Rows
-from runtime.scheduler import Scheduler
-from runtime.slot_pool import NO_SLOT
-from runtime.turns import Turns
+from runahead.cuda_graphs.rings import RingLayout, allocate_rings
+from runahead.cuda_graphs.simulated_device import Schedule, SimulatedDevice, at_once
+from runahead.runtime import messages as m
+from runahead.runtime.block_pool import BlockPool
+from runahead.runtime.engine import Engine
+from runahead.runtime.hash_program import HashProgram
+from runahead.runtime.ledger import Launch, Ledger
+from runahead.runtime.lifecycle import Deferred, Release
+from runahead.runtime.limits import SchedulerLimits
+from runahead.runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, PLAN_WORDS
+from runahead.runtime.poison import RingPoison
+from runahead.runtime.preparation import prepared_submit
+from runahead.runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
+from runahead.runtime.rows import Rows
+from runahead.runtime.scheduler import Scheduler
+from runahead.runtime.slot_pool import NO_SLOT
+from runahead.runtime.turns import Turns
 from tests.runtime.hash_model import EOS, VOCAB
 
 BULK_WORDS = 4096

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from runtime import messages as m
-from runtime.interval_log import Snapshot
+from runahead.runtime import messages as m
+from runahead.runtime.interval_log import Snapshot
 
 
 @dataclass(frozen=True, slots=True)

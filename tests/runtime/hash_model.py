@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Collection
 
-from runtime.request import SamplingParams
+from runahead.runtime.request import SamplingParams
 
 VOCAB = 97
 EOS = 1

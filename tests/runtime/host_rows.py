@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from cuda_graphs.rings import RingLayout, allocate_rings
-from runtime.admission import admission_record, token_mask
-from runtime.host_rows import HostRows
-from runtime.plan import Admission, Chunk, LaunchPlan, stage
-from runtime.request import SamplingParams, StoppingParams
+from runahead.cuda_graphs.rings import RingLayout, allocate_rings
+from runahead.runtime.admission import admission_record, token_mask
+from runahead.runtime.host_rows import HostRows
+from runahead.runtime.plan import Admission, Chunk, LaunchPlan, stage
+from runahead.runtime.request import SamplingParams, StoppingParams
 
 BLOCK, VOCAB, MAX_ROWS, PENALTY_SLOTS = 8, 70, 4, 2
 NO_APPENDS = np.zeros((0, 3), np.int32)

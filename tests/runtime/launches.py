@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_graphs.device import Device, Program
-from cuda_graphs.rings import TOKEN_MASK, RingMemory
-from cuda_graphs.shape import Form, LaunchShape
-from runtime.admission import NO_COUNTS, admission_record, penalty_list
-from runtime.plan import Admission, Chunk, LaunchPlan, stage
-from runtime.request import SamplingParams, StoppingParams
-from runtime.slot_pool import NO_SLOT
+from runahead.cuda_graphs.device import Device, Program
+from runahead.cuda_graphs.rings import TOKEN_MASK, RingMemory
+from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.runtime.admission import NO_COUNTS, admission_record, penalty_list
+from runahead.runtime.plan import Admission, Chunk, LaunchPlan, stage
+from runahead.runtime.request import SamplingParams, StoppingParams
+from runahead.runtime.slot_pool import NO_SLOT
 
 ENDLESS = StoppingParams(max_tokens=10_000, ignore_eos=True)
 _NO_APPENDS = np.zeros((0, 3), np.int32)

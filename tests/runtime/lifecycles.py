@@ -7,13 +7,13 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 
-from cuda_graphs.simulated_device import at_once, seeded_schedule
-from runtime import messages as m
-from runtime.engine import Barrier
-from runtime.plan import PLAN_WORDS
-from runtime.request import FinishReason
-from runtime.rows import RowPhase
-from runtime.slot_pool import NO_SLOT
+from runahead.cuda_graphs.simulated_device import at_once, seeded_schedule
+from runahead.runtime import messages as m
+from runahead.runtime.engine import Barrier
+from runahead.runtime.plan import PLAN_WORDS
+from runahead.runtime.request import FinishReason
+from runahead.runtime.rows import RowPhase
+from runahead.runtime.slot_pool import NO_SLOT
 from tests.runtime.chain import Chain, make_chain, tightest_plan
 from tests.runtime.hash_model import EOS, VOCAB, completion
 

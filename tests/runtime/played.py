@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_graphs.rings import STOPPED, VOID, cell_tag
-from runtime.block_pool import BlockPool
-from runtime.ledger import Launch, Ledger
-from runtime.lifecycle import Deferred, Request
-from runtime.limits import SchedulerLimits
-from runtime.plan import PLAN_WORDS, LaunchPlan
-from runtime.request import SamplingParams, StoppingParams
-from runtime.rows import RowPhase, Rows
-from runtime.scheduler import Scheduler
+from runahead.cuda_graphs.rings import STOPPED, VOID, cell_tag
+from runahead.runtime.block_pool import BlockPool
+from runahead.runtime.ledger import Launch, Ledger
+from runahead.runtime.lifecycle import Deferred, Request
+from runahead.runtime.limits import SchedulerLimits
+from runahead.runtime.plan import PLAN_WORDS, LaunchPlan
+from runahead.runtime.request import SamplingParams, StoppingParams
+from runahead.runtime.rows import RowPhase, Rows
+from runahead.runtime.scheduler import Scheduler
 
 CONTEXT = 256
 VOCAB = 97

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from runtime import messages as m
-from runtime.interval_log import LogMode
-from runtime.request import SamplingParams, StoppingParams
+from runahead.runtime import messages as m
+from runahead.runtime.interval_log import LogMode
+from runahead.runtime.request import SamplingParams, StoppingParams
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.pressure import whole
 

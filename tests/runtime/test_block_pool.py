@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.block_pool import NULL_BLOCK, BlockPool, BlockPoolError, Content
+from runahead.runtime.block_pool import NULL_BLOCK, BlockPool, BlockPoolError, Content
 
 
 def content(name: str, tokens: bytes = b"tokens") -> Content:

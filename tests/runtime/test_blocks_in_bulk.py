@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.block_pool import BlockPool, BlockPoolError, Content
+from runahead.runtime.block_pool import BlockPool, BlockPoolError, Content
 
 MANY = 40  # more than are looked at one by one
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cuda_graphs.rings import NON_FINITE, STOPPED
-from cuda_graphs.shape import LaunchShape
-from runtime import messages as m
-from runtime.hash_program import HashProgram
-from runtime.host_rows import Queries
-from runtime.request import FinishReason, SamplingParams
+from runahead.cuda_graphs.rings import NON_FINITE, STOPPED
+from runahead.cuda_graphs.shape import LaunchShape
+from runahead.runtime import messages as m
+from runahead.runtime.hash_program import HashProgram
+from runahead.runtime.host_rows import Queries
+from runahead.runtime.request import FinishReason, SamplingParams
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.pressure import whole
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from runtime import messages as m
-from runtime.block_pool import BlockPool
+from runahead.runtime import messages as m
+from runahead.runtime.block_pool import BlockPool
 from tests.runtime.chain import make_chain, no_step, tightest_plan
 from tests.runtime.played import Played
 from tests.runtime.pressure import SHORTAGE, events, whole

@@ -12,11 +12,11 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from runtime import messages as m
-from runtime.intake import STATS_S, TURN_WORK
-from runtime.links import SocketLinks
-from runtime.preparation import prepared_submit
-from runtime.request import FinishReason, SamplingParams, StoppingParams
+from runahead.runtime import messages as m
+from runahead.runtime.intake import STATS_S, TURN_WORK
+from runahead.runtime.links import SocketLinks
+from runahead.runtime.preparation import prepared_submit
+from runahead.runtime.request import FinishReason, SamplingParams, StoppingParams
 from tests.runtime.chain import Chain, make_chain, no_step, nobody_is_refused
 from tests.runtime.hash_model import completion
 

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime import messages as m
-from runtime.engine import Engine
-from runtime.links import SocketLinks
-from runtime.preparation import prepared_submit
-from runtime.request import FinishReason, SamplingParams, StoppingParams
+from runahead.runtime import messages as m
+from runahead.runtime.engine import Engine
+from runahead.runtime.links import SocketLinks
+from runahead.runtime.preparation import prepared_submit
+from runahead.runtime.request import FinishReason, SamplingParams, StoppingParams
 from tests.runtime.chain import make_chain
 from tests.runtime.hash_model import EOS, VOCAB, completion
 

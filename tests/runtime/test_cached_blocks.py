@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from runtime.block_column import in_bulk
-from runtime.cached_blocks import CachedBlocks
+from runahead.runtime.block_column import in_bulk
+from runahead.runtime.cached_blocks import CachedBlocks
 
 BLOCKS = 200
 

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from cuda_graphs.device import DeviceError
-from cuda_graphs.simulated_device import seeded_schedule
-from runtime import messages as m
-from runtime.engine import Barrier
-from runtime.request import FinishReason
+from runahead.cuda_graphs.device import DeviceError
+from runahead.cuda_graphs.simulated_device import seeded_schedule
+from runahead.runtime import messages as m
+from runahead.runtime.engine import Barrier
+from runahead.runtime.request import FinishReason
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.hash_model import EOS, VOCAB, completion
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cuda_graphs.shape import LaunchShape
-from runtime import messages as m
-from runtime.ledger import Launch
-from runtime.lifecycle import Commit
-from runtime.plan import HEADER, HEADER_WORDS, LaunchPlan, read_plan
-from runtime.scheduler import Scheduler
+from runahead.cuda_graphs.shape import LaunchShape
+from runahead.runtime import messages as m
+from runahead.runtime.ledger import Launch
+from runahead.runtime.lifecycle import Commit
+from runahead.runtime.plan import HEADER, HEADER_WORDS, LaunchPlan, read_plan
+from runahead.runtime.scheduler import Scheduler
 from tests.runtime.chain import Chain, make_chain
 from tests.runtime.hash_model import completion
 from tests.runtime.lifecycles import OWNERS, Lifecycle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.plan import LaunchPlan
+from runahead.runtime.plan import LaunchPlan
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.pressure import SHORTAGE, whole
 

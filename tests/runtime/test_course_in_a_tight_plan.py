@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.ledger import Launch
-from runtime.plan import APPEND_WORDS, CHUNK_WORDS
+from runahead.runtime.ledger import Launch
+from runahead.runtime.plan import APPEND_WORDS, CHUNK_WORDS
 from tests.runtime.chain import Chain, make_chain, tightest_plan
 from tests.runtime.pressure import whole
 from tests.runtime.test_course import Continued, Recorder, nothing_is_taken_over

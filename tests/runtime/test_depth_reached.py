@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from cuda_graphs.device import Program
-from cuda_graphs.host_device import HostDevice
-from cuda_graphs.shape import LaunchShape
-from runtime import messages as m
-from runtime import models
-from runtime.assembly import assemble
-from runtime.config import EngineConfig
-from runtime.engine import Engine
-from runtime.request import FinishReason, SamplingParams, StoppingParams
+from runahead.cuda_graphs.device import Program
+from runahead.cuda_graphs.host_device import HostDevice
+from runahead.cuda_graphs.shape import LaunchShape
+from runahead.runtime import messages as m
+from runahead.runtime import models
+from runahead.runtime.assembly import assemble
+from runahead.runtime.config import EngineConfig
+from runahead.runtime.engine import Engine
+from runahead.runtime.request import FinishReason, SamplingParams, StoppingParams
 from tests.runtime.chain import MemoryLinks
 
 BUNDLED = Path(models.__path__[0]) / "bundled"

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cuda_graphs.device import DeviceError
-from cuda_graphs.rings import RingMemory
-from cuda_graphs.shape import LaunchShape
-from runtime.hash_program import HashProgram
-from runtime.host_rows import HostRows
-from runtime.ledger import LedgerError
-from runtime.request import FinishReason
+from runahead.cuda_graphs.device import DeviceError
+from runahead.cuda_graphs.rings import RingMemory
+from runahead.cuda_graphs.shape import LaunchShape
+from runahead.runtime.hash_program import HashProgram
+from runahead.runtime.host_rows import HostRows
+from runahead.runtime.ledger import LedgerError
+from runahead.runtime.request import FinishReason
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.hash_model import completion
 

@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from runtime.config import ConfigError, EngineConfig, check_config
-from runtime.plan import PLAN_WORDS
-from runtime.plan_builder import PlanBuilder
+from runahead.runtime.config import ConfigError, EngineConfig, check_config
+from runahead.runtime.plan import PLAN_WORDS
+from runahead.runtime.plan_builder import PlanBuilder
 
 GOOD = EngineConfig(model="folder")
 

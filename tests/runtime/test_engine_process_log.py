@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import messages as m
-from runtime import models
-from runtime.config import EngineConfig
-from runtime.request import SamplingParams, StoppingParams
+from runahead.runtime import messages as m
+from runahead.runtime import models
+from runahead.runtime.config import EngineConfig
+from runahead.runtime.request import SamplingParams, StoppingParams
+from runahead.service.engine_process import COMMAND
 
 BUNDLED = Path(models.__path__[0]) / "bundled"
 TOKENS, INTERVAL = 12, 4
@@ -42,7 +42,7 @@ ASKED: dict[str, Any] = {  # none of them the default
 def engine(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     config = {"model": str(BUNDLED), **ASKED}
     with subprocess.Popen(
-        [sys.executable, "-m", "runtime.engine_process"],
+        COMMAND,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

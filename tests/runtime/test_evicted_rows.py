@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime import messages as m
-from runtime.request import FinishReason, SamplingParams
+from runahead.runtime import messages as m
+from runahead.runtime.request import FinishReason, SamplingParams
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.hash_model import penalised_completion
 from tests.runtime.pressure import (

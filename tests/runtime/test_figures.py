@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cuda_graphs.rings import RingLayout, allocate_rings
-from cuda_graphs.shape import Form, LaunchShape
-from runtime.figures import Figures, kind_of
-from runtime.ledger import Launch
+from runahead.cuda_graphs.rings import RingLayout, allocate_rings
+from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.runtime.figures import Figures, kind_of
+from runahead.runtime.ledger import Launch
 from tests.runtime.chain import make_chain, no_step
 from tests.runtime.hash_model import EOS, completion
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime import messages as m
-from runtime.engine import Barrier
-from runtime.request import SamplingParams
+from runahead.runtime import messages as m
+from runahead.runtime.engine import Barrier
+from runahead.runtime.request import SamplingParams
 from tests.runtime.chain import Chain, make_chain, no_step
 
 DEPTH = 4

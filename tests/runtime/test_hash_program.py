@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from cuda_graphs.rings import RingLayout, allocate_rings
-from cuda_graphs.shape import Form
-from runtime.admission import token_mask
-from runtime.hash_program import HashProgram
-from runtime.plan import PLAN_WORDS
-from runtime.request import SamplingParams
+from runahead.cuda_graphs.rings import RingLayout, allocate_rings
+from runahead.cuda_graphs.shape import Form
+from runahead.runtime.admission import token_mask
+from runahead.runtime.hash_program import HashProgram
+from runahead.runtime.plan import PLAN_WORDS
+from runahead.runtime.request import SamplingParams
 from tests.runtime.hash_definitions import hash_of, penalty_digest, prompt_logprob, prompt_top
 from tests.runtime.launches import Launches, PromptEntry, over_program
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from cuda_graphs.rings import NON_FINITE, STOPPED, RingLayout, allocate_rings
-from runtime import host_program
-from runtime.host_program import HostProgram
-from runtime.kernels.reference.forward import ReferenceKernels
-from runtime.models.decoder import Decoder
-from runtime.models.load import load_model
-from runtime.plan import PLAN_WORDS
-from runtime.request import SamplingParams
+from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, RingLayout, allocate_rings
+from runahead.runtime import host_program
+from runahead.runtime.host_program import HostProgram
+from runahead.runtime.kernels.reference.forward import ReferenceKernels
+from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.load import load_model
+from runahead.runtime.plan import PLAN_WORDS
+from runahead.runtime.request import SamplingParams
 from tests.models.checkpoints import CASES, save
 from tests.runtime.launches import Launches, PromptEntry, over_program
 

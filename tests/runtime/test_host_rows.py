@@ -5,8 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cuda_graphs.rings import FAULT_NONE, FAULT_PLAN_NUMBER, NON_FINITE, STATUS_FAULT, STOPPED, TOKEN_MASK, VOID
-from runtime.plan import stage
+from runahead.cuda_graphs.rings import (
+    FAULT_NONE,
+    FAULT_PLAN_NUMBER,
+    NON_FINITE,
+    STATUS_FAULT,
+    STOPPED,
+    TOKEN_MASK,
+    VOID,
+)
+from runahead.runtime.plan import stage
 from tests.runtime.host_rows import (
     BLOCK,
     MAX_ROWS,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.admission import admission_record, penalty_list
-from runtime.plan import Admission, Chunk
-from runtime.request import SamplingParams, StoppingParams
+from runahead.runtime.admission import admission_record, penalty_list
+from runahead.runtime.plan import Admission, Chunk
+from runahead.runtime.request import SamplingParams, StoppingParams
 from tests.runtime.host_rows import (
     PENALTY_SLOTS,
     PLAIN,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from runtime import messages as m
-from runtime.engine import Barrier
-from runtime.intake import STATS_S, TURN_WORK
+from runahead.runtime import messages as m
+from runahead.runtime.engine import Barrier
+from runahead.runtime.intake import STATS_S, TURN_WORK
 from tests.runtime.chain import Chain, make_chain, no_step
 
 LONGEST_S = 0.25

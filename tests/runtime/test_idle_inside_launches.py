@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cuda_graphs.host_device import HostDevice
-from runtime.request import SamplingParams, StoppingParams
+from runahead.cuda_graphs.host_device import HostDevice
+from runahead.runtime.request import SamplingParams, StoppingParams
 from tests.gpu.gpu_chain import EngineUnderTest, cpu_engine, random_weights, small_config
 
 STALL_NS = 1000

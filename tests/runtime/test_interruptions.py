@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from runtime import messages as m
-from runtime.registry import EARLY_ABORT_S
-from runtime.request import FinishReason
-from runtime.rows import RowPhase
+from runahead.runtime import messages as m
+from runahead.runtime.registry import EARLY_ABORT_S
+from runahead.runtime.request import FinishReason
+from runahead.runtime.rows import RowPhase
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.hash_model import completion
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cuda_graphs.shape import Form, LaunchShape
-from runtime.block_pool import BlockPool, Content
-from runtime.interval_log import IntervalLog, LogMode, Snapshot, Totals
-from runtime.ledger import Launch
+from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.runtime.block_pool import BlockPool, Content
+from runahead.runtime.interval_log import IntervalLog, LogMode, Snapshot, Totals
+from runahead.runtime.ledger import Launch
 
 ROWS = 3
 

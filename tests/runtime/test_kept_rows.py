@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cuda_graphs.rings import NON_FINITE, STOPPED, VOID
-from cuda_graphs.shape import LaunchShape
-from runtime import messages as m
-from runtime.kept_rows import KeptRows
-from runtime.ledger import Launch, LedgerError
-from runtime.lifecycle import Commit
+from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, VOID
+from runahead.cuda_graphs.shape import LaunchShape
+from runahead.runtime import messages as m
+from runahead.runtime.kept_rows import KeptRows
+from runahead.runtime.ledger import Launch, LedgerError
+from runahead.runtime.lifecycle import Commit
 from tests.runtime.chain import Chain, make_chain
 from tests.runtime.hash_model import VOCAB, completion
 

@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from runtime import messages as m
-from runtime.prefix_cache import KEY_BYTES
-from runtime.preparation import prepared_submit
-from runtime.request import SamplingParams, StoppingParams
+from runahead.runtime import messages as m
+from runahead.runtime.prefix_cache import KEY_BYTES
+from runahead.runtime.preparation import prepared_submit
+from runahead.runtime.request import SamplingParams, StoppingParams
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.pressure import whole
 

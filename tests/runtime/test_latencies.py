@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from cuda_graphs.simulated_device import seeded_schedule
-from runtime import messages as m
-from runtime.histogram import BOUNDS_S, Histogram
-from runtime.latencies import Latencies
-from runtime.lifecycle import Commit
-from runtime.rows import Rows
-from runtime.token_times import TokenTimes
+from runahead.cuda_graphs.simulated_device import seeded_schedule
+from runahead.runtime import messages as m
+from runahead.runtime.histogram import BOUNDS_S, Histogram
+from runahead.runtime.latencies import Latencies
+from runahead.runtime.lifecycle import Commit
+from runahead.runtime.rows import Rows
+from runahead.runtime.token_times import TokenTimes
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.hash_model import VOCAB
 from tests.runtime.pressure import HIGH_PROMPT, LOW_PROMPT, one_above_another, phase_of, turn_until_event

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cuda_graphs.shape import Form, LaunchShape
-from runtime.ledger import Launch, Ledger, LedgerError
+from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.runtime.ledger import Launch, Ledger, LedgerError
 
 
 def launch(number: int, prompt_tokens: int = 0, samples: bool = True) -> Launch:

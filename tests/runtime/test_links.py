@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime import links as links_module
-from runtime import messages as m
-from runtime.links import SocketLinks
+from runahead.runtime import links as links_module
+from runahead.runtime import messages as m
+from runahead.runtime.links import SocketLinks
 from tests.runtime.chain import nobody_is_refused
 
 INFO = m.EngineInfo("m", "a", 10, 20, (1,), -1, 2, 3, 4, 16, 2, "cpu", "float32", 5)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 
 import pytest
 
-from cuda_graphs.simulated_device import Schedule, seeded_schedule
-from runtime import messages as m
-from runtime.interval_log import LogMode, Snapshot
+from runahead.cuda_graphs.simulated_device import Schedule, seeded_schedule
+from runahead.runtime import messages as m
+from runahead.runtime.interval_log import LogMode, Snapshot
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.hash_model import completion
 

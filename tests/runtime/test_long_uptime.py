@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cuda_graphs.rings import FAULT_NONE, FAULT_PLAN_NUMBER, STATUS_FAULT, RingLayout, allocate_rings, cell_tag
-from cuda_graphs.shape import Form, LaunchShape
-from cuda_graphs.simulated_device import seeded_schedule
-from runtime import messages as m
-from runtime.assembly import assemble
-from runtime.config import MAX_CONTEXT, EngineConfig
-from runtime.engine import Engine
-from runtime.hash_program import NullProgram
-from runtime.host_rows import HostRows
-from runtime.interval_log import LogMode, Snapshot
-from runtime.kernels.reference.philox import row_words, token_words
-from runtime.ledger import LedgerError
-from runtime.plan import LaunchPlan, read_plan, stage
-from runtime.request import SamplingParams, StoppingParams
-from runtime.result_cells import read_cells
-from runtime.rows import Rows
+from runahead.cuda_graphs.rings import FAULT_NONE, FAULT_PLAN_NUMBER, STATUS_FAULT, RingLayout, allocate_rings, cell_tag
+from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.cuda_graphs.simulated_device import seeded_schedule
+from runahead.runtime import messages as m
+from runahead.runtime.assembly import assemble
+from runahead.runtime.config import MAX_CONTEXT, EngineConfig
+from runahead.runtime.engine import Engine
+from runahead.runtime.hash_program import NullProgram
+from runahead.runtime.host_rows import HostRows
+from runahead.runtime.interval_log import LogMode, Snapshot
+from runahead.runtime.kernels.reference.philox import row_words, token_words
+from runahead.runtime.ledger import LedgerError
+from runahead.runtime.plan import LaunchPlan, read_plan, stage
+from runahead.runtime.request import SamplingParams, StoppingParams
+from runahead.runtime.result_cells import read_cells
+from runahead.runtime.rows import Rows
 from tests.models.checkpoints import CASES, save
 from tests.runtime.chain import Chain, MemoryLinks, make_chain
 from tests.runtime.from_zero import Begun

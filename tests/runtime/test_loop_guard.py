@@ -9,14 +9,14 @@ import threading
 from itertools import count
 from pathlib import Path
 
-from runtime import models
-from runtime.loop_guard import LoopGuard
+from runahead.runtime import models
+from runahead.runtime.loop_guard import LoopGuard
 
 BUNDLED = Path(models.__path__[0]) / "bundled"
 STANDING = """
-import sys, threading, runtime.engine, runtime.engine_process as process
+import sys, threading, runahead.runtime.engine, runahead.runtime.engine_process as process
 def stand(engine): threading.Event().wait()
-runtime.engine.Engine.turn = stand
+runahead.runtime.engine.Engine.turn = stand
 process._TURN_S = 0.0
 sys.exit(process.main())
 """

@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from runtime import messages as m
-from runtime.ledger import LedgerError
-from runtime.lifecycle import Request
-from runtime.request import FinishReason
+from runahead.runtime import messages as m
+from runahead.runtime.ledger import LedgerError
+from runahead.runtime.lifecycle import Request
+from runahead.runtime.request import FinishReason
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.pressure import (
     HIGH_PROMPT,

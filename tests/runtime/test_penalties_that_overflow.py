@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from runtime import messages as m
-from runtime.request import FinishReason, SamplingParams, StoppingParams
+from runahead.runtime import messages as m
+from runahead.runtime.request import FinishReason, SamplingParams, StoppingParams
 from tests.gpu import gpu_chain
 from tests.gpu.overflowing_head import large
 from tests.runtime.test_prompt_logits_not_finite import prompt_of

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runtime.admission import admission_record, largest_record_words, penalty_list, record_words, token_mask
-from runtime.plan import HEADER, HEADER_WORDS, Admission, Chunk, LaunchPlan, PlanHeader, read_plan, stage
-from runtime.plan_builder import PlanBuilder
-from runtime.request import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams
-from runtime.row_record import ADMIT_WORDS, PROMPT_BIT, ROW_RECORD, read_admission
-from runtime.words import NUMPY_TYPES
+from runahead.runtime.admission import admission_record, largest_record_words, penalty_list, record_words, token_mask
+from runahead.runtime.plan import HEADER, HEADER_WORDS, Admission, Chunk, LaunchPlan, PlanHeader, read_plan, stage
+from runahead.runtime.plan_builder import PlanBuilder
+from runahead.runtime.request import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams
+from runahead.runtime.row_record import ADMIT_WORDS, PROMPT_BIT, ROW_RECORD, read_admission
+from runahead.runtime.words import NUMPY_TYPES
 
 SAMPLING = SamplingParams(
     temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=(1 << 64) - 3, bias_ids=(4, 9), bias_values=(1.5, -2.0),

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.block_pool import BlockPool, Content
-from runtime.prefix_cache import PrefixKeys, PrefixWalk, prompt_keys
+from runahead.runtime.block_pool import BlockPool, Content
+from runahead.runtime.prefix_cache import PrefixKeys, PrefixWalk, prompt_keys
 
 SIZE = 4
 

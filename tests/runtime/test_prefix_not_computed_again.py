@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.ledger import Launch
+from runahead.runtime.ledger import Launch
 from tests.runtime.chain import make_chain, no_step
 from tests.runtime.pressure import whole
 

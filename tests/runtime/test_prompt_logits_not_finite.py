@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from cuda_graphs.rings import allocate_rings
-from runtime import messages as m
-from runtime.host_program import HostProgram
-from runtime.kernels.reference.forward import ReferenceKernels
-from runtime.models.decoder import Decoder
-from runtime.request import FinishReason, SamplingParams, StoppingParams
+from runahead.cuda_graphs.rings import allocate_rings
+from runahead.runtime import messages as m
+from runahead.runtime.host_program import HostProgram
+from runahead.runtime.kernels.reference.forward import ReferenceKernels
+from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.request import FinishReason, SamplingParams, StoppingParams
 from tests.gpu import gpu_chain, launch_scenarios
 from tests.gpu.overflowing_head import hidden_states, overflowing
 from tests.runtime.launches import Launches, over_program

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cuda_graphs.simulated_device import seeded_schedule
-from runtime import messages as m
-from runtime.request import FinishReason, SamplingParams
+from runahead.cuda_graphs.simulated_device import seeded_schedule
+from runahead.runtime import messages as m
+from runahead.runtime.request import FinishReason, SamplingParams
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.hash_model import prompt_logprob, prompt_top
 from tests.runtime.pressure import events, phase_of, request_of, whole

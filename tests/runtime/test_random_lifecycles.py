@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from runtime.request import FinishReason
+from runahead.runtime.request import FinishReason
 from tests.runtime.lifecycles import lived
 
 SEEDS = range(100)

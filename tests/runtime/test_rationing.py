@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runtime.lifecycle import MAX_EVICTIONS, Request
-from runtime.rationing import Need, Shortage, choose_victim, ration
-from runtime.request import SamplingParams, StoppingParams
+from runahead.runtime.lifecycle import MAX_EVICTIONS, Request
+from runahead.runtime.rationing import Need, Shortage, choose_victim, ration
+from runahead.runtime.request import SamplingParams, StoppingParams
 
 
 def request(order: int, priority: int = 0, evictions: int = 0) -> Request:

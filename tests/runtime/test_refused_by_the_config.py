@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from runtime.assembly import MAX_EOS_IDS, assemble
-from runtime.config import MAX_CONTEXT, ConfigError, EngineConfig
-from runtime.models.config import CheckpointError
+from runahead.runtime.assembly import MAX_EOS_IDS, assemble
+from runahead.runtime.config import MAX_CONTEXT, ConfigError, EngineConfig
+from runahead.runtime.models.config import CheckpointError
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -11,9 +11,9 @@ from itertools import product
 
 import pytest
 
-from runtime import messages as m
-from runtime.lifecycle import Request
-from runtime.request import FinishReason
+from runahead.runtime import messages as m
+from runahead.runtime.lifecycle import Request
+from runahead.runtime.request import FinishReason
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.hash_model import completion
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cuda_graphs.rings import NON_FINITE, STOPPED, VOID, cell_tag
-from runtime.ledger import LedgerError
-from runtime.result_cells import read_cells
+from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, VOID, cell_tag
+from runahead.runtime.ledger import LedgerError
+from runahead.runtime.result_cells import read_cells
 
 NUMBER = 9
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runtime.admission import admission_record, penalty_list, token_mask
-from runtime.assembly import ring_layout
-from runtime.config import ConfigError, EngineConfig
-from runtime.plan import Chunk
-from runtime.plan_builder import PlanBuilder
-from runtime.request import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams
+from runahead.runtime.admission import admission_record, penalty_list, token_mask
+from runahead.runtime.assembly import ring_layout
+from runahead.runtime.config import ConfigError, EngineConfig
+from runahead.runtime.plan import Chunk
+from runahead.runtime.plan_builder import PlanBuilder
+from runahead.runtime.request import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams
 from tests.gpu.gpu_chain import small_config
 
 PROMPT, VOCAB = 8000, 5000

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runtime.admission import token_mask
-from runtime.engine import Barrier
-from runtime.ledger import LedgerError
-from runtime.request import SamplingParams
-from runtime.row_check import FIELDS, OF_THE_RECORD, check_rows
-from runtime.row_record import ROW_RECORD
-from runtime.row_state import penalty_fields, row_fields
-from runtime.rows import RowPhase
+from runahead.runtime.admission import token_mask
+from runahead.runtime.engine import Barrier
+from runahead.runtime.ledger import LedgerError
+from runahead.runtime.request import SamplingParams
+from runahead.runtime.row_check import FIELDS, OF_THE_RECORD, check_rows
+from runahead.runtime.row_record import ROW_RECORD
+from runahead.runtime.row_state import penalty_fields, row_fields
+from runahead.runtime.rows import RowPhase
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.hash_model import VOCAB
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runtime.rows import RowPhase, Rows
+from runahead.runtime.rows import RowPhase, Rows
 
 
 def test_a_slot_has_a_new_epoch_when_it_is_taken_and_when_its_row_ends() -> None:

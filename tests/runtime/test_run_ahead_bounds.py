@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from runtime import messages as m
-from runtime.request import SamplingParams
+from runahead.runtime import messages as m
+from runahead.runtime.request import SamplingParams
 from tests.runtime.chain import Chain, make_chain, no_step
 
 

@@ -8,19 +8,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cuda_graphs.rings import NON_FINITE, STOPPED, cell_tag
-from cuda_graphs.shape import Form, LaunchShape
-from cuda_graphs.simulated_device import seeded_schedule
-from runtime import messages as m
-from runtime.block_pool import BlockPool
-from runtime.hash_program import HashProgram
-from runtime.ledger import Launch, Ledger, LedgerError
-from runtime.lifecycle import Deferred, Request
-from runtime.limits import SchedulerLimits
-from runtime.plan import CHUNK_ROW, CHUNK_START, CHUNK_TOKENS, PLAN_WORDS
-from runtime.request import FinishReason, SamplingParams, StoppingParams
-from runtime.rows import Rows
-from runtime.scheduler import Scheduler
+from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, cell_tag
+from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.cuda_graphs.simulated_device import seeded_schedule
+from runahead.runtime import messages as m
+from runahead.runtime.block_pool import BlockPool
+from runahead.runtime.hash_program import HashProgram
+from runahead.runtime.ledger import Launch, Ledger, LedgerError
+from runahead.runtime.lifecycle import Deferred, Request
+from runahead.runtime.limits import SchedulerLimits
+from runahead.runtime.plan import CHUNK_ROW, CHUNK_START, CHUNK_TOKENS, PLAN_WORDS
+from runahead.runtime.request import FinishReason, SamplingParams, StoppingParams
+from runahead.runtime.rows import Rows
+from runahead.runtime.scheduler import Scheduler
 from tests.runtime.chain import make_chain, tightest_plan
 
 CHUNK = 16

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runtime import messages as m
-from runtime.ledger import Launch
-from runtime.lifecycle import PromptPart, Request
-from runtime.request import FinishReason, SamplingParams
-from runtime.slot_pool import NO_SLOT
+from runahead.runtime import messages as m
+from runahead.runtime.ledger import Launch
+from runahead.runtime.lifecycle import PromptPart, Request
+from runahead.runtime.request import FinishReason, SamplingParams
+from runahead.runtime.slot_pool import NO_SLOT
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.played import Played
 from tests.runtime.pressure import request_of, whole

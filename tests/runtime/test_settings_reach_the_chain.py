@@ -7,9 +7,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from runtime.assembly import make_scheduler
-from runtime.config import EngineConfig
-from runtime.scheduler import Scheduler
+from runahead.runtime.assembly import make_scheduler
+from runahead.runtime.config import EngineConfig
+from runahead.runtime.scheduler import Scheduler
 from tests.gpu.gpu_chain import small_config
 
 CONFIG = EngineConfig(model="any")

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from runtime.ledger import Launch
+from runahead.runtime.ledger import Launch
 from tests.runtime.played import Played
 
 DRAFTS = 12  # a launch may need three more blocks of 8 for a row

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from runtime.ledger import LedgerError
-from runtime.plan import PLAN_WORDS
-from runtime.plan_builder import PlanBuilder
-from runtime.request import FinishReason
+from runahead.runtime.ledger import LedgerError
+from runahead.runtime.plan import PLAN_WORDS
+from runahead.runtime.plan_builder import PlanBuilder
+from runahead.runtime.request import FinishReason
 from tests.runtime.chain import tightest_plan
 from tests.runtime.played import Played, token
 

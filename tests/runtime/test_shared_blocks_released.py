@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.block_pool import BlockPool, Content
+from runahead.runtime.block_pool import BlockPool, Content
 
 
 @pytest.mark.parametrize("still_named", [0, 1, 2])

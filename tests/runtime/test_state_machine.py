@@ -15,10 +15,10 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cuda_graphs.shape import Form, LaunchShape
-from runtime.block_pool import NULL_BLOCK, BlockPool, BlockPoolError, Content
-from runtime.ledger import Launch, Ledger, LedgerError
-from runtime.slot_pool import SlotPool, SlotPoolError
+from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.runtime.block_pool import NULL_BLOCK, BlockPool, BlockPoolError, Content
+from runahead.runtime.ledger import Launch, Ledger, LedgerError
+from runahead.runtime.slot_pool import SlotPool, SlotPoolError
 
 BLOCKS = 8
 SLOTS = 3

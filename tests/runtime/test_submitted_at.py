@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime import messages as m
-from runtime.intake import TURN_WORK, Intake
-from runtime.links import SocketLinks
-from runtime.preparation import prepared_submit
-from runtime.registry import EARLY_ABORT_S
-from runtime.request import FinishReason, SamplingParams, StoppingParams
+from runahead.runtime import messages as m
+from runahead.runtime.intake import TURN_WORK, Intake
+from runahead.runtime.links import SocketLinks
+from runahead.runtime.preparation import prepared_submit
+from runahead.runtime.registry import EARLY_ABORT_S
+from runahead.runtime.request import FinishReason, SamplingParams, StoppingParams
 from tests.runtime.chain import Chain, make_chain, no_step, nobody_is_refused
 from tests.runtime.hash_model import VOCAB
 

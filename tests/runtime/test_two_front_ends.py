@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cuda_graphs.shape import LaunchShape
-from runtime import messages as m
-from runtime.hash_program import HashProgram
-from runtime.request import FinishReason, SamplingParams, StoppingParams
+from runahead.cuda_graphs.shape import LaunchShape
+from runahead.runtime import messages as m
+from runahead.runtime.hash_program import HashProgram
+from runahead.runtime.request import FinishReason, SamplingParams, StoppingParams
 from tests.runtime.chain import make_chain
 from tests.runtime.hash_model import completion
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime import prefix_cache
-from runtime.lifecycle import Request
-from runtime.request import SamplingParams, StoppingParams
-from runtime.waiting import WaitingQueue
+from runahead.runtime import prefix_cache
+from runahead.runtime.lifecycle import Request
+from runahead.runtime.request import SamplingParams, StoppingParams
+from runahead.runtime.waiting import WaitingQueue
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.pressure import whole
 

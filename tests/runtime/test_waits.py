@@ -14,20 +14,20 @@ from types import FrameType
 import numpy as np
 import pytest
 
-from cuda_graphs.host_device import HostDevice
-from cuda_graphs.rings import RingLayout, allocate_rings
-from runtime import messages as m
-from runtime.block_pool import BlockPool
-from runtime.engine import Engine
-from runtime.hash_program import HashProgram
-from runtime.ledger import Ledger
-from runtime.lifecycle import Deferred
-from runtime.limits import SchedulerLimits
-from runtime.links import SocketLinks
-from runtime.plan import PLAN_WORDS
-from runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
-from runtime.rows import Rows
-from runtime.scheduler import Scheduler
+from runahead.cuda_graphs.host_device import HostDevice
+from runahead.cuda_graphs.rings import RingLayout, allocate_rings
+from runahead.runtime import messages as m
+from runahead.runtime.block_pool import BlockPool
+from runahead.runtime.engine import Engine
+from runahead.runtime.hash_program import HashProgram
+from runahead.runtime.ledger import Ledger
+from runahead.runtime.lifecycle import Deferred
+from runahead.runtime.limits import SchedulerLimits
+from runahead.runtime.links import SocketLinks
+from runahead.runtime.plan import PLAN_WORDS
+from runahead.runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
+from runahead.runtime.rows import Rows
+from runahead.runtime.scheduler import Scheduler
 from tests.runtime.chain import nobody_is_refused
 
 ROWS = 6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.watchdog import LaunchHungError, NoProgressError, Watchdog
+from runahead.runtime.watchdog import LaunchHungError, NoProgressError, Watchdog
 from tests.runtime.chain import make_chain
 
 

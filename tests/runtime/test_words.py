@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.row_record import signed_64
-from runtime.words import FLOAT32, INT32, INT64, WordLayout
+from runahead.runtime.row_record import signed_64
+from runahead.runtime.words import FLOAT32, INT32, INT64, WordLayout
 
 
 class Record:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from runtime import messages as m
-from runtime.intake import STATS_S, TURN_WORK, Intake
-from runtime.links import SocketLinks
-from runtime.preparation import prepared_submit
-from runtime.request import SamplingParams, StoppingParams
+from runahead.runtime import messages as m
+from runahead.runtime.intake import STATS_S, TURN_WORK, Intake
+from runahead.runtime.links import SocketLinks
+from runahead.runtime.preparation import prepared_submit
+from runahead.runtime.request import SamplingParams, StoppingParams
 from tests.runtime.chain import Chain, make_chain, no_step, nobody_is_refused
 from tests.runtime.hash_model import VOCAB
 

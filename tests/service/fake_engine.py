@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from runtime import messages as m
-from runtime.histogram import BOUNDS_S
-from runtime.request import FinishReason
+from runahead.runtime import messages as m
+from runahead.runtime.histogram import BOUNDS_S
+from runahead.runtime.request import FinishReason
 
 TIMEOUT_S = 10.0
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import grpc
 
+from runahead.service.engine_client import SocketEngineClient
+from runahead.service.front_end import FrontEnd
+from runahead.service.tokenizer import TextTokenizer
 from runahead.v1 import GenerationServiceStub
-from service.engine_client import SocketEngineClient
-from service.front_end import FrontEnd
-from service.tokenizer import TextTokenizer
 from tests.service.fake_engine import TIMEOUT_S, FakeEngine
 from tests.service.small_tokenizers import byte_level_tokenizer
 

@@ -14,6 +14,13 @@ import numpy as np
 import pytest
 from google.rpc import error_details_pb2
 
+from runahead.runtime.admission import token_mask
+from runahead.runtime.request import FinishReason
+from runahead.service import validation
+from runahead.service.decoding import MALFORMED_SENTENCE
+from runahead.service.errors import ServiceError
+from runahead.service.limits import LIMITS
+from runahead.service.validation import check_request
 from runahead.v1 import (
     AbortRequest,
     DetokenizeRequest,
@@ -25,13 +32,6 @@ from runahead.v1 import (
     TokenIds,
     TokenizeRequest,
 )
-from runtime.admission import token_mask
-from runtime.request import FinishReason
-from service import validation
-from service.decoding import MALFORMED_SENTENCE
-from service.errors import ServiceError
-from service.limits import LIMITS
-from service.validation import check_request
 from tests.service.fake_engine import INFO, TIMEOUT_S, FakeEngine
 from tests.service.rpc_errors import code, detail, failure, fields, words
 from tests.service.running_service import Service

@@ -8,6 +8,10 @@ import re
 import grpc
 import pytest
 
+from runahead.runtime import messages as m
+from runahead.runtime.histogram import BOUNDS_S
+from runahead.service.limits import LIMITS
+from runahead.service.stats import FrontEndCounters, server_stats
 from runahead.v1 import (
     DetokenizeRequest,
     GenerateRequest,
@@ -16,10 +20,6 @@ from runahead.v1 import (
     TokenizeRequest,
     WatchStatsRequest,
 )
-from runtime import messages as m
-from runtime.histogram import BOUNDS_S
-from service.limits import LIMITS
-from service.stats import FrontEndCounters, server_stats
 from tests.service.fake_engine import INFO, STATS, TIMEOUT_S
 from tests.service.rpc_errors import code, failure, words
 from tests.service.running_service import Service

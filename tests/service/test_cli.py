@@ -18,12 +18,12 @@ import pytest
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from runahead.runtime.config import EngineConfig
+from runahead.runtime.log_output import LogOutput
+from runahead.service import cli
+from runahead.service.request_flags import add_flags
+from runahead.service.server import ServerConfig
 from runahead.v1 import generate_pb2, generation_service_pb2_grpc, model_pb2
-from runtime.config import EngineConfig
-from runtime.log_output import LogOutput
-from service import cli
-from service.request_flags import add_flags
-from service.server import ServerConfig
 
 
 class ScriptedService(generation_service_pb2_grpc.GenerationServiceServicer):
@@ -220,7 +220,7 @@ def test_a_value_that_cannot_be_is_named_and_nothing_is_sent(
 
 
 def test_an_interrupt_cancels_the_call(url: str, service: ScriptedService) -> None:
-    command = [sys.executable, "-m", "service", "generate", "endless", "--url", url]
+    command = [sys.executable, "-m", "runahead.service", "generate", "endless", "--url", url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as client:
         assert client.stdout is not None
         assert client.stdout.read(11) == b"    return "
@@ -232,14 +232,14 @@ def test_an_interrupt_cancels_the_call(url: str, service: ScriptedService) -> No
 
 
 def test_a_reader_that_goes_away_ends_the_client_without_a_traceback(url: str) -> None:
-    command = f"'{sys.executable}' -m service generate hello --url {url} | true"
+    command = f"'{sys.executable}' -m runahead.service generate hello --url {url} | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
 
 
 def test_a_prompt_that_is_not_utf8_is_a_usage_error(url: str, service: ScriptedService) -> None:
-    command = [sys.executable, "-m", "service", "generate", "--url", url]
+    command = [sys.executable, "-m", "runahead.service", "generate", "--url", url]
     for encoding in ("utf-8", "utf-8:surrogateescape"):
         environment = {"PYTHONIOENCODING": encoding}
         done = subprocess.run(command, input=b"\xff", capture_output=True, env=environment, timeout=60, check=False)
@@ -248,7 +248,7 @@ def test_a_prompt_that_is_not_utf8_is_a_usage_error(url: str, service: ScriptedS
 
 
 def test_a_terminal_that_cannot_show_a_character_gets_the_rest(url: str) -> None:
-    command = [sys.executable, "-m", "service", "generate", "accents", "--url", url]
+    command = [sys.executable, "-m", "runahead.service", "generate", "accents", "--url", url]
     environment = {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, capture_output=True, env=environment, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, b"    return caf?42\n")
@@ -321,7 +321,7 @@ def test_every_setting_reaches_the_server(monkeypatch: pytest.MonkeyPatch, tmp_p
         started.append(config)
         return 0
 
-    monkeypatch.setattr("service.server.run", run)
+    monkeypatch.setattr("runahead.service.server.run", run)
     flags = [f"--model={tmp_path}", "--host=::", "--insecure", "--port=1", "--max-streams=2", "--log-level=error"]
     flags += ["--shutdown-grace-s=0.5", "--tokenizer=none", "--log-format=json"]
     assert cli.main(["serve", *flags, "--run-ahead=serial", "--max-rows=3"]) == 0

@@ -16,8 +16,8 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from benchmarks.local_service import LocalService, started_service
+from runahead.service.server import EXIT_ENGINE_LOST
 from runahead.v1 import GenerateRequest, GenerationServiceStub, StoppingOptions
-from service.server import EXIT_ENGINE_LOST
 from tests.service.rpc_errors import code, failure
 
 END_S = 10.0

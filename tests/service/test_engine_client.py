@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from runahead.runtime import messages as m
+from runahead.runtime.request import FinishReason
+from runahead.service.engine_client import SocketEngineClient
+from runahead.service.request_stream import EngineLostError, RequestStream, SlowReaderError
+from runahead.service.validation import check_request
 from runahead.v1 import GenerateRequest, OutputOptions
-from runtime import messages as m
-from runtime.request import FinishReason
-from service.engine_client import SocketEngineClient
-from service.request_stream import EngineLostError, RequestStream, SlowReaderError
-from service.validation import check_request
 from tests.service.fake_engine import INFO, FakeEngine
 
 CHECKED = check_request(GenerateRequest(text="x"), INFO)

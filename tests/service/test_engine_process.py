@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.config import ConfigError, EngineConfig
-from runtime.log_output import LogOutput
-from service import engine_process
-from service.engine_process import EngineProcess, EngineStartError
-from service.server import EXIT_CANNOT_START, ServerConfig, check_server_config
+from runahead.runtime.config import ConfigError, EngineConfig
+from runahead.runtime.log_output import LogOutput
+from runahead.service import engine_process
+from runahead.service.engine_process import EngineProcess, EngineStartError
+from runahead.service.server import EXIT_CANNOT_START, ServerConfig, check_server_config
 
 CONFIG = EngineConfig(model="/nowhere")
 LOG = LogOutput(level="warning", format="json")
@@ -177,7 +177,8 @@ def test_a_host_that_is_no_name_exits_2_with_a_sentence(tmp_path: Path) -> None:
 
 def serve(model: Path, port: int, **options: object) -> subprocess.CompletedProcess[str]:
     program = (
-        "import sys\nfrom runtime.config import EngineConfig\nfrom service.server import ServerConfig, run\n"
+        "import sys\nfrom runahead.runtime.config import EngineConfig\n"
+        "from runahead.service.server import ServerConfig, run\n"
         f"sys.exit(run(ServerConfig(engine=EngineConfig(model=sys.argv[1]), port=int(sys.argv[2]), **{options!r})))"
     )
     command = [sys.executable, "-c", program, str(model), str(port)]

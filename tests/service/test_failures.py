@@ -8,6 +8,9 @@ from google.rpc import error_details_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from runahead.runtime import messages as m
+from runahead.runtime.request import FinishReason
+from runahead.service.errors import INTERNAL_SENTENCE
 from runahead.v1 import (
     GenerateOnceRequest,
     GenerateRequest,
@@ -16,9 +19,6 @@ from runahead.v1 import (
     StatsRequest,
     StoppingOptions,
 )
-from runtime import messages as m
-from runtime.request import FinishReason
-from service.errors import INTERNAL_SENTENCE
 from tests.service.fake_engine import INFO, TIMEOUT_S, FakeEngine
 from tests.service.rpc_errors import code, detail, failure, fields
 from tests.service.running_service import Service

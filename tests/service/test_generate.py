@@ -5,6 +5,9 @@ from __future__ import annotations
 import grpc
 import pytest
 
+from runahead.runtime import messages as m
+from runahead.runtime.request import FinishReason as EngineReason
+from runahead.runtime.request import SamplingParams, StoppingParams
 from runahead.v1 import (
     AbortOutcome,
     AbortRequest,
@@ -17,9 +20,6 @@ from runahead.v1 import (
     StoppingOptions,
     TokenIds,
 )
-from runtime import messages as m
-from runtime.request import FinishReason as EngineReason
-from runtime.request import SamplingParams, StoppingParams
 from tests.service.fake_engine import TIMEOUT_S
 from tests.service.running_service import Service
 from tests.service.small_tokenizers import END_ID, byte_level_tokenizer

@@ -11,6 +11,13 @@ import numpy as np
 import pytest
 from google.rpc import error_details_pb2
 
+from runahead.runtime import messages as m
+from runahead.runtime.request import FinishReason as EngineReason
+from runahead.service.errors import ServiceError
+from runahead.service.limits import LIMITS
+from runahead.service.prompt_events import PromptEvents, check_once_prompt
+from runahead.service.token_bytes import TokenBytes, token_bytes
+from runahead.service.validation import check_request
 from runahead.v1 import (
     AbortRequest,
     FinishReason,
@@ -23,13 +30,6 @@ from runahead.v1 import (
     StatsRequest,
     TokenIds,
 )
-from runtime import messages as m
-from runtime.request import FinishReason as EngineReason
-from service.errors import ServiceError
-from service.limits import LIMITS
-from service.prompt_events import PromptEvents, check_once_prompt
-from service.token_bytes import TokenBytes, token_bytes
-from service.validation import check_request
 from tests.service.fake_engine import INFO, TIMEOUT_S, FakeEngine
 from tests.service.rpc_errors import code, detail, failure, fields, words
 from tests.service.running_service import Service

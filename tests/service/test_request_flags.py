@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.cli_parser import Parser
-from service.request_flags import UsageError, add_flags, build_request, check_url, seconds_of
+from runahead.service.cli_parser import Parser
+from runahead.service.request_flags import UsageError, add_flags, build_request, check_url, seconds_of
 
 NO_VALUE = ["x", "1.5.", "-", "9" * 30, "9" * 5000, "1=", "=1", "\udcff"]
 

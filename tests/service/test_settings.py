@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from runtime.config import ConfigError, EngineConfig, check_config
-from service.settings import (
+from runahead.runtime.config import ConfigError, EngineConfig, check_config
+from runahead.service.settings import (
     Settings,
     SettingsError,
     add_flags,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from service import cli
-from service.shell_completion import SHELLS
+from runahead.service import cli
+from runahead.service.shell_completion import SHELLS
 
 
 @pytest.fixture

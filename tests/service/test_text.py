@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.config import ConfigError
-from service.text import CompletionText
-from service.token_bytes import TokenBytes, token_bytes
+from runahead.runtime.config import ConfigError
+from runahead.service.text import CompletionText
+from runahead.service.token_bytes import TokenBytes, token_bytes
 from tests.service.small_tokenizers import END_ID, byte_level_tokenizer, sentencepiece_tokenizer
 
 BYTE_LEVEL = byte_level_tokenizer()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tokenizers import decoders
 
-from runtime.config import ConfigError
-from service.tokenizer import TextTokenizer, load_tokenizer
+from runahead.runtime.config import ConfigError
+from runahead.service.tokenizer import TextTokenizer, load_tokenizer
 from tests.service.small_tokenizers import END_ID, byte_level_tokenizer
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from service import version
-from service.version import COMMIT_FILE, commit_of, full_version, write_commit
+from runahead.service import version
+from runahead.service.version import COMMIT_FILE, commit_of, full_version, write_commit
 
-NUMBER = metadata.version("runahead")
+NUMBER = metadata.version("runahead-server")
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -6,18 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cuda_graphs.rings import RingLayout, allocate_rings
-from cuda_graphs.simulated_device import at_once, seeded_schedule
-from runtime import messages as m
-from runtime.block_pool import BlockPool
-from runtime.engine import Engine
-from runtime.interval_log import Snapshot
-from runtime.ledger import Launch
-from runtime.lifecycle import Release
-from runtime.limits import SchedulerLimits
-from runtime.request import MAX_STOP_IDS
-from runtime.rows import Rows
-from runtime.slot_pool import NO_SLOT
+from runahead.cuda_graphs.rings import RingLayout, allocate_rings
+from runahead.cuda_graphs.simulated_device import at_once, seeded_schedule
+from runahead.runtime import messages as m
+from runahead.runtime.block_pool import BlockPool
+from runahead.runtime.engine import Engine
+from runahead.runtime.interval_log import Snapshot
+from runahead.runtime.ledger import Launch
+from runahead.runtime.lifecycle import Release
+from runahead.runtime.limits import SchedulerLimits
+from runahead.runtime.request import MAX_STOP_IDS
+from runahead.runtime.rows import Rows
+from runahead.runtime.slot_pool import NO_SLOT
 from tests.runtime.chain import BULK_WORDS, EVERYTHING, Chain, MemoryLinks, WatchedLedger, WatchedPoison
 from tests.runtime.hash_model import EOS, VOCAB
 from tests.simulation.clock import Clock, TimedDevice

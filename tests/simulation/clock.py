@@ -6,9 +6,9 @@ import random
 from collections.abc import Sequence
 from typing import Final
 
-from cuda_graphs.device import Program
-from cuda_graphs.rings import RingMemory
-from cuda_graphs.simulated_device import Schedule, SimulatedDevice
+from runahead.cuda_graphs.device import Program
+from runahead.cuda_graphs.rings import RingMemory
+from runahead.cuda_graphs.simulated_device import Schedule, SimulatedDevice
 
 _BETWEEN_PAUSES: Final = 40  # waits at least: two pauses never meet in what one request waits for
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_graphs.rings import NON_FINITE, STOPPED, VOID, RingMemory, cell_tag
-from cuda_graphs.shape import Form, LaunchShape
-from runtime import plan as layout
-from runtime.hash_draw import draw
-from runtime.host_rows import Queries
+from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, VOID, RingMemory, cell_tag
+from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.runtime import plan as layout
+from runahead.runtime.hash_draw import draw
+from runahead.runtime.host_rows import Queries
 from tests.simulation.programs import Sickness, SimulatedProgram, SimulatedRows
 from tests.simulation.script import DRAFTS
 

@@ -9,10 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from runtime import messages as m
-from runtime.lifecycle import Request
-from runtime.preparation import prepared_submit
-from runtime.request import FinishReason, SamplingParams, StoppingParams
+from runahead.runtime import messages as m
+from runahead.runtime.lifecycle import Request
+from runahead.runtime.preparation import prepared_submit
+from runahead.runtime.request import FinishReason, SamplingParams, StoppingParams
 from tests.runtime.hash_model import VOCAB
 
 CONTEXT: Final = 64

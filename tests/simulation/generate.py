@@ -6,8 +6,8 @@ import random
 from dataclasses import replace
 from typing import Any, Final
 
-from runtime.interval_log import LogMode
-from runtime.plan import PLAN_WORDS
+from runahead.runtime.interval_log import LogMode
+from runahead.runtime.plan import PLAN_WORDS
 from tests.runtime.chain import tightest_plan
 from tests.runtime.hash_model import VOCAB
 from tests.simulation.script import DEPTHS, DRAFTS, Ask, Event, Kind, Mode, Script, World

@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from runtime.lifecycle import MAX_EVICTIONS, Request
-from runtime.rows import RowPhase
+from runahead.runtime.lifecycle import MAX_EVICTIONS, Request
+from runahead.runtime.rows import RowPhase
 from tests.simulation.assembly import SimulatedChain
 
 

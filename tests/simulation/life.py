@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cuda_graphs.device import DeviceError
-from runtime import messages as m
-from runtime.engine import Barrier
-from runtime.preparation import prepared_submit
-from runtime.request import FinishReason
-from runtime.watchdog import LaunchHungError, NoProgressError
+from runahead.cuda_graphs.device import DeviceError
+from runahead.runtime import messages as m
+from runahead.runtime.engine import Barrier
+from runahead.runtime.preparation import prepared_submit
+from runahead.runtime.request import FinishReason
+from runahead.runtime.watchdog import LaunchHungError, NoProgressError
 from tests.runtime.chain import EVERYTHING
 from tests.simulation.assembly import make_chain
 from tests.simulation.book import Book

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cuda_graphs.simulated_device import seeded_schedule
-from runtime import messages as m
-from runtime.engine import Barrier
-from runtime.interval_log import Snapshot
-from runtime.request import FinishReason
+from runahead.cuda_graphs.simulated_device import seeded_schedule
+from runahead.runtime import messages as m
+from runahead.runtime.engine import Barrier
+from runahead.runtime.interval_log import Snapshot
+from runahead.runtime.request import FinishReason
 from tests.runtime.chain import Chain, make_chain
 from tests.runtime.from_zero import Begun
 from tests.simulation.endless import BLOCK_SIZE, CONTEXT, Endless

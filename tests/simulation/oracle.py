@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runtime.request import FinishReason
+from runahead.runtime.request import FinishReason
 from tests.runtime.hash_model import EOS, VOCAB
 from tests.simulation.draws import drawn
 from tests.simulation.script import Ask, Mode, World

@@ -7,12 +7,12 @@ from array import array
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.block_pool import BlockPool
-from runtime.ledger import Ledger
-from runtime.lifecycle import MAX_EVICTIONS, Deferred, Ending, Request
-from runtime.limits import SchedulerLimits
-from runtime.rows import RowPhase, Rows
-from runtime.scheduler import Scheduler
+from runahead.runtime.block_pool import BlockPool
+from runahead.runtime.ledger import Ledger
+from runahead.runtime.lifecycle import MAX_EVICTIONS, Deferred, Ending, Request
+from runahead.runtime.limits import SchedulerLimits
+from runahead.runtime.rows import RowPhase, Rows
+from runahead.runtime.scheduler import Scheduler
 
 
 def _order_of_service(row: Request) -> tuple[int, bool, int]:

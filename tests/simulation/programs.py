@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_graphs.rings import RingMemory
-from cuda_graphs.shape import LaunchShape
-from runtime.hash_program import HashProgram
-from runtime.host_rows import HostRows, Queries
-from runtime.request import MAX_BIAS, MAX_STOP_IDS
-from runtime.row_record import read_admission
+from runahead.cuda_graphs.rings import RingMemory
+from runahead.cuda_graphs.shape import LaunchShape
+from runahead.runtime.hash_program import HashProgram
+from runahead.runtime.host_rows import HostRows, Queries
+from runahead.runtime.request import MAX_BIAS, MAX_STOP_IDS
+from runahead.runtime.row_record import read_admission
 from tests.simulation.oracle import STATE_INIT, next_state, state_digest
 
 _NAN = -(1 << 21)  # in a KV block: what was computed there is not finite

@@ -10,10 +10,10 @@ from typing import Final
 
 import msgspec
 
-from runtime.interval_log import LogMode
-from runtime.lifecycle import Request
-from runtime.plan import PLAN_WORDS
-from runtime.request import SamplingParams, StoppingParams
+from runahead.runtime.interval_log import LogMode
+from runahead.runtime.lifecycle import Request
+from runahead.runtime.plan import PLAN_WORDS
+from runahead.runtime.request import SamplingParams, StoppingParams
 from tests.runtime.hash_model import VOCAB
 
 SERIAL: Final = 0

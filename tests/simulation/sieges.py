@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from typing import Final
 
-from runtime.plan import PLAN_WORDS
+from runahead.runtime.plan import PLAN_WORDS
 from tests.runtime.hash_model import VOCAB
 from tests.simulation.script import Ask, Script, World
 

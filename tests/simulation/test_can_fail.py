@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from runtime import messages as m
-from runtime.intake import Intake
-from runtime.ledger import Ledger
-from runtime.lifecycle import Deferred, Eviction, Release, Request
-from runtime.registry import Registry, Tracked
-from runtime.request import FinishReason
-from runtime.rows import Rows
-from runtime.slot_pool import NO_SLOT
+from runahead.runtime import messages as m
+from runahead.runtime.intake import Intake
+from runahead.runtime.ledger import Ledger
+from runahead.runtime.lifecycle import Deferred, Eviction, Release, Request
+from runahead.runtime.registry import Registry, Tracked
+from runahead.runtime.request import FinishReason
+from runahead.runtime.rows import Rows
+from runahead.runtime.slot_pool import NO_SLOT
 from tests.simulation.generate import make_script
 from tests.simulation.life import Broken
 from tests.simulation.script import Script, read_script

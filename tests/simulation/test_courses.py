@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from runtime import messages as m
+from runahead.runtime import messages as m
 from tests.runtime.chain import MemoryLinks
 from tests.runtime.test_course import Continued, Recorder, check_same_truth, nothing_is_taken_over
 from tests.simulation.assembly import SimulatedChain

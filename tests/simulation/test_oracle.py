@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.request import SamplingParams
+from runahead.runtime.request import SamplingParams
 from tests.runtime.hash_model import EOS, completion
 from tests.simulation.generate import make_script
 from tests.simulation.oracle import answer

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runtime.forward_batch import ForwardBatch
-from runtime.kernels.kernel_set import AttentionShape
-from runtime.kernels.reference.linear import Products
-from runtime.kernels.reference.norm import RmsNorm
-from runtime.kernels.reference.rope import Rotation
+from runahead.runtime.forward_batch import ForwardBatch
+from runahead.runtime.kernels.kernel_set import AttentionShape
+from runahead.runtime.kernels.reference.linear import Products
+from runahead.runtime.kernels.reference.norm import RmsNorm
+from runahead.runtime.kernels.reference.rope import Rotation
 
 
 @dataclass(frozen=True, slots=True)

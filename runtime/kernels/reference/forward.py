@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cuda_graphs.enqueue_watch import unwatched
-from runtime.forward_batch import ForwardBatch, KVCache
-from runtime.kernels.kernel_set import Layers, LayerWeights
-from runtime.kernels.reference.attention import AttentionPlan, attend, plan_attention, silence_sparse_warning
-from runtime.kernels.reference.buffers import Buffers, Sizes
-from runtime.kernels.reference.linear import Product, Products, choose_products, linear
-from runtime.kernels.reference.norm import silu_mul
-from runtime.kernels.reference.rope import rope_factors
+from runahead.cuda_graphs.enqueue_watch import unwatched
+from runahead.runtime.forward_batch import ForwardBatch, KVCache
+from runahead.runtime.kernels.kernel_set import Layers, LayerWeights
+from runahead.runtime.kernels.reference.attention import AttentionPlan, attend, plan_attention, silence_sparse_warning
+from runahead.runtime.kernels.reference.buffers import Buffers, Sizes
+from runahead.runtime.kernels.reference.linear import Product, Products, choose_products, linear
+from runahead.runtime.kernels.reference.norm import silu_mul
+from runahead.runtime.kernels.reference.rope import rope_factors
 
 _KEPT_TOKENS: Final = 64  # buffers of forwards up to this long are kept, one set a length: those of decode steps
 

@@ -2,7 +2,7 @@
 
 A library's product picks its kernel, and with it the order of its sums, from the number of rows, the depth of the sum
 and the number of threads. Two ways were found to hold it to one order. Neither is promised by a library: which one a
-process uses is decided by trying (`runtime.models.cpu_kernels`), and where neither holds none is taken.
+process uses is decided by trying (`runahead.runtime.models.cpu_kernels`), and where neither holds none is taken.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.kernels.reference.philox import exp32
-from runtime.kernels.reference.sampling_filters import MASS_ONE, highest, masses
+from runahead.runtime.kernels.reference.philox import exp32
+from runahead.runtime.kernels.reference.sampling_filters import MASS_ONE, highest, masses
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.kernels.reference.sampling_filters import bits
+from runahead.runtime.kernels.reference.sampling_filters import bits
 
 F32 = NDArray[np.float32]
 

@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cuda_graphs.shape import Form
-from runtime.kernels.reference import philox
-from runtime.kernels.reference.logprobs import log_probabilities
-from runtime.kernels.reference.penalties import penalize
-from runtime.kernels.reference.sampling_filters import (
+from runahead.cuda_graphs.shape import Form
+from runahead.runtime.kernels.reference import philox
+from runahead.runtime.kernels.reference.logprobs import log_probabilities
+from runahead.runtime.kernels.reference.penalties import penalize
+from runahead.runtime.kernels.reference.sampling_filters import (
     Filters,
     add_bias,
     kept_tokens,
@@ -36,7 +36,7 @@ from runtime.kernels.reference.sampling_filters import (
     mask_disallowed,
     mask_ids,
 )
-from runtime.row_state import PenaltyState, RowState
+from runahead.runtime.row_state import PenaltyState, RowState
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]

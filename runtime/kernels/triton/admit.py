@@ -8,8 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from runtime.kernels.triton.penalties import begin_penalties
-from runtime.kernels.triton.row_parameters import ROW_WORDS, place_of
+from runahead.runtime.kernels.triton.penalties import begin_penalties
+from runahead.runtime.kernels.triton.row_parameters import ROW_WORDS, place_of
 
 _SLOT = place_of("slot")
 _STOP_COUNT = place_of("stop_count")

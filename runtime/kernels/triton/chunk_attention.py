@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from runtime.kernels.triton.decode_attention import LOG2_E
+from runahead.runtime.kernels.triton.decode_attention import LOG2_E
 
 QUERY_TILE: Final = 32
 KEY_TILE: Final = 64

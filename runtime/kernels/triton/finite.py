@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from runtime.forward_batch import ForwardBatch
-from runtime.kernels.triton.prompt_logprobs import PromptBuffers
+from runahead.runtime.forward_batch import ForwardBatch
+from runahead.runtime.kernels.triton.prompt_logprobs import PromptBuffers
 
 _TILE: Final = 4096
 

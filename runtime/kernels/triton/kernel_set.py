@@ -7,14 +7,14 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from cuda_graphs.enqueue_watch import unwatched
-from runtime.forward_batch import ForwardBatch, KVCache
-from runtime.kernels.kernel_set import AttentionShape, Layers, LayerWeights, RopeTable
-from runtime.kernels.triton import activation, embedding, norms
-from runtime.kernels.triton.chunk_attention import chunk_attention
-from runtime.kernels.triton.decode_attention import decode_attention
-from runtime.kernels.triton.gemv import gemv
-from runtime.kernels.triton.rotary import rotate_and_write
+from runahead.cuda_graphs.enqueue_watch import unwatched
+from runahead.runtime.forward_batch import ForwardBatch, KVCache
+from runahead.runtime.kernels.kernel_set import AttentionShape, Layers, LayerWeights, RopeTable
+from runahead.runtime.kernels.triton import activation, embedding, norms
+from runahead.runtime.kernels.triton.chunk_attention import chunk_attention
+from runahead.runtime.kernels.triton.decode_attention import decode_attention
+from runahead.runtime.kernels.triton.gemv import gemv
+from runahead.runtime.kernels.triton.rotary import rotate_and_write
 
 
 class TritonAttention:
@@ -95,7 +95,8 @@ class TritonLayers:
 
 
 class TritonKernelSet:
-    """A `runtime.kernels.kernel_set.KernelSet` for CUDA tensors. float32 products are true float32, not tf32."""
+    """A `runahead.runtime.kernels.kernel_set.KernelSet` for CUDA tensors. float32 products are true float32, not
+    tf32."""
 
     def cache_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return dtype

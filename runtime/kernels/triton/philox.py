@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from runtime.kernels.reference import philox
+from runahead.runtime.kernels.reference import philox
 
 _LN2_HIGH = tl.constexpr(philox.LN2_HIGH)
 _LN2_LOW = tl.constexpr(philox.LN2_LOW)

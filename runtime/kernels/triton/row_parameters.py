@@ -8,13 +8,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from runtime.row_record import ADMIT_WORDS, ROW_RECORD
+from runahead.runtime.row_record import ADMIT_WORDS, ROW_RECORD
 
 ROW_WORDS = tl.constexpr(ADMIT_WORDS)
 
 
 def place_of(name: str) -> tl.constexpr:
-    """The word of a field of `runtime.row_record.RowParameters`, for kernels."""
+    """The word of a field of `runahead.runtime.row_record.RowParameters`, for kernels."""
     return tl.constexpr(ROW_RECORD.place(name))
 
 

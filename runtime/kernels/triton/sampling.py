@@ -14,18 +14,18 @@ from typing import Final
 import torch
 import triton
 
-from cuda_graphs.shape import Form
-from runtime.kernels.reference.sampling import Sampled
-from runtime.kernels.triton.sampling_draw import TILE, draw_kernel, finish_kernel, scan
-from runtime.kernels.triton.sampling_filters import (
+from runahead.cuda_graphs.shape import Form
+from runahead.runtime.kernels.reference.sampling import Sampled
+from runahead.runtime.kernels.triton.sampling_draw import TILE, draw_kernel, finish_kernel, scan
+from runahead.runtime.kernels.triton.sampling_filters import (
     bias_kernel,
     cut_kernel,
     edited_scan_kernel,
     mask_kernel,
     score_kernel,
 )
-from runtime.kernels.triton.sampling_logprobs import LogprobBuffers, enqueue_logprobs, make_logprob_buffers
-from runtime.row_state import PenaltyState, RowState
+from runahead.runtime.kernels.triton.sampling_logprobs import LogprobBuffers, enqueue_logprobs, make_logprob_buffers
+from runahead.runtime.row_state import PenaltyState, RowState
 
 _CUT_BLOCK: Final = 4096  # tokens that the search for a border looks at in one step
 _BIAS_BLOCK: Final = 256

@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from runtime.kernels.triton.philox import block_words, gumbel
-from runtime.kernels.triton.row_parameters import float_of, int_of, long_of, place_of
+from runahead.runtime.kernels.triton.philox import block_words, gumbel
+from runahead.runtime.kernels.triton.row_parameters import float_of, int_of, long_of, place_of
 
 TILE: Final = 2048  # tokens of one program
 _TEMPERATURE = place_of("temperature")

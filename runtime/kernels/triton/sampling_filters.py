@@ -13,11 +13,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from runtime.kernels.reference.sampling_filters import MASS_ONE
-from runtime.kernels.triton.penalties import penalize
-from runtime.kernels.triton.philox import exp32
-from runtime.kernels.triton.row_parameters import float_of, int_of, place_of
-from runtime.kernels.triton.sampling_draw import NO_TOKEN, is_edited, is_filtered, row_peak
+from runahead.runtime.kernels.reference.sampling_filters import MASS_ONE
+from runahead.runtime.kernels.triton.penalties import penalize
+from runahead.runtime.kernels.triton.philox import exp32
+from runahead.runtime.kernels.triton.row_parameters import float_of, int_of, place_of
+from runahead.runtime.kernels.triton.sampling_draw import NO_TOKEN, is_edited, is_filtered, row_peak
 
 _TEMPERATURE = place_of("temperature")
 _TOP_K = place_of("top_k")

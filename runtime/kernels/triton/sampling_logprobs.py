@@ -14,9 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
-from runtime.kernels.triton.philox import exp32
-from runtime.kernels.triton.sampling_draw import TILE, row_peak
-from runtime.kernels.triton.sampling_filters import mass_one
+from runahead.runtime.kernels.triton.philox import exp32
+from runahead.runtime.kernels.triton.sampling_draw import TILE, row_peak
+from runahead.runtime.kernels.triton.sampling_filters import mass_one
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ import torch
 import triton
 import triton.language as tl
 
-from cuda_graphs import rings
-from runtime import plan as layout
-from runtime.kernels.triton.admit import admit, word
-from runtime.row_state import PenaltyState, RowState
+from runahead.cuda_graphs import rings
+from runahead.runtime import plan as layout
+from runahead.runtime.kernels.triton.admit import admit, word
+from runahead.runtime.row_state import PenaltyState, RowState
 
 _APPEND_TILE: Final = 32
 _RECORD_TILE: Final = 256
