@@ -33,11 +33,12 @@ test: $(STAMPS)/test ## all tests, the slowest named at the end
 	@$(BIN)/python -m pytest $(ARGS)
 
 kernels: $(STAMPS)/test ## the kernels for GPUs, the large forms too; without a GPU in Triton's interpreter (minutes)
-	@$(BIN)/python -m pytest tests/kernels --large --timeout 900 $(ARGS)
+	@$(BIN)/python -m pytest tests/runtime/kernels --large --timeout 900 $(ARGS)
 
 coverage: $(STAMPS)/test ## branches of the scheduler, the ledger and the pools that tests/runtime takes: all of them
 	@mkdir -p .pytest_cache
-	@$(BIN)/python -m coverage run -m pytest tests/runtime -q --durations=0 --durations-min=10 --timeout 300
+	@$(BIN)/python -m coverage run -m pytest tests/runtime -q --ignore tests/runtime/kernels \
+		--ignore tests/runtime/models --durations=0 --durations-min=10 --timeout 300
 	@$(BIN)/python -m coverage report
 
 check: format lint types imports protos ## format, lint, types, direction of imports, the contract's style and changes

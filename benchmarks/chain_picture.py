@@ -27,12 +27,12 @@ from numpy.typing import NDArray
 import runahead.runtime.models
 from runahead.cuda_graphs.device import Device
 from runahead.cuda_graphs.shape import LaunchShape
-from runahead.runtime import messages as m
-from runahead.runtime.assembly import assemble
-from runahead.runtime.config import EngineConfig
-from runahead.runtime.engine import Engine
-from runahead.runtime.preparation import prepared_submit
-from runahead.runtime.request import SamplingParams, StoppingParams
+from runahead.runtime.engine.loop import Engine
+from runahead.runtime.process.assemble import assemble
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.engine_config import EngineConfig
+from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
+from runahead.runtime.wire.preparation import prepared_submit
 
 BUNDLED: Final = Path(runahead.runtime.models.__path__[0]) / "bundled"
 ROWS: Final = 8

@@ -22,22 +22,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
 from runahead.cuda_graphs.rings import RingLayout
 from runahead.cuda_graphs.shape import Form
-from runahead.runtime import messages as m
-from runahead.runtime.block_pool import BlockPool
-from runahead.runtime.cuda_program import CudaProgram
-from runahead.runtime.engine import Engine
+from runahead.runtime.engine.loop import Engine
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
-from runahead.runtime.ledger import Ledger
-from runahead.runtime.lifecycle import Deferred
-from runahead.runtime.limits import SchedulerLimits
+from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.models.config import ModelConfig, RopeScaling
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.weights import dummy_weights
 from runahead.runtime.plan import PLAN_WORDS
-from runahead.runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
-from runahead.runtime.rows import Rows
-from runahead.runtime.scheduler import Scheduler
+from runahead.runtime.programs.triton import CudaProgram
+from runahead.runtime.scheduler.ledger import Ledger
+from runahead.runtime.scheduler.lifecycle import Deferred
+from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
+from runahead.runtime.scheduler.rows import Rows
+from runahead.runtime.scheduler.scheduler import Scheduler
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import MAX_STOP_IDS, SamplingParams, StoppingParams
 
 ROOT = Path(__file__).resolve().parent.parent
 BUNDLED = "bundled"

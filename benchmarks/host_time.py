@@ -21,18 +21,18 @@ import structlog
 
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings
 from runahead.cuda_graphs.simulated_device import SimulatedDevice
-from runahead.runtime import messages as m
-from runahead.runtime.block_pool import BlockPool
-from runahead.runtime.engine import Engine
-from runahead.runtime.hash_program import NullProgram
-from runahead.runtime.ledger import Ledger
-from runahead.runtime.lifecycle import Deferred
-from runahead.runtime.limits import SchedulerLimits
-from runahead.runtime.links import SocketLinks
+from runahead.runtime.engine.links import SocketLinks
+from runahead.runtime.engine.loop import Engine
+from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.plan import PLAN_WORDS
-from runahead.runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
-from runahead.runtime.rows import Rows
-from runahead.runtime.scheduler import Scheduler
+from runahead.runtime.scheduler.ledger import Ledger
+from runahead.runtime.scheduler.lifecycle import Deferred
+from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
+from runahead.runtime.scheduler.rows import Rows
+from runahead.runtime.scheduler.scheduler import Scheduler
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import MAX_STOP_IDS, SamplingParams, StoppingParams
+from tests.runtime.programs.hash_program import NullProgram
 
 GOALS_US = {1: 100, 8: 120, 64: 150, 256: 200}
 LAUNCHES = 3000

@@ -109,20 +109,26 @@ def _count(rows: int, lifecycle: bool) -> Calls:
 
 
 def _engine_class() -> Any:
-    """The class of the engine that this checkout's own benchmark runs, by whatever name it imports it."""
-    from benchmarks import host_time
+    """The class of the engine that this checkout's own benchmark runs, by whatever name it imports it.
 
+    Ends the process with a sentence where there is none, or where it is not this checkout's.
+    """
+    try:
+        from benchmarks import host_time
+    except ImportError as error:
+        sys.exit(f"{error}: what the modules of {Path.cwd()} are found by is made by `make setup`, run there")
     if (found := vars(host_time).get("Engine")) is None:
         sys.exit(f"{host_time.__file__} imports no Engine: this checkout is laid out otherwise than is known here")
+    measured = Path(inspect.getfile(found)).resolve()
+    if not measured.is_relative_to(Path.cwd().resolve()):
+        sys.exit(f"the engine is from {measured}, not from {Path.cwd()}: run `make setup` there first")
     return found
 
 
 def _child(what: str, rows: int, lifecycle: bool) -> None:
+    _engine_class()
     from benchmarks import host_time
 
-    measured = Path(inspect.getfile(_engine_class())).resolve()
-    if not measured.is_relative_to(Path.cwd().resolve()):
-        sys.exit(f"the engine is from {measured}, not from {Path.cwd()}: run `make setup` there first")
     found = _count(rows, lifecycle) if what == "calls" else host_time.measure(rows, lifecycle)
     print(json.dumps(asdict(found)))
 

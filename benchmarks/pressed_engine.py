@@ -18,20 +18,20 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings
 from runahead.cuda_graphs.simulated_device import SimulatedDevice
-from runahead.runtime import messages as m
-from runahead.runtime.admission import largest_record_words
-from runahead.runtime.block_pool import BlockPool
-from runahead.runtime.engine import Engine
-from runahead.runtime.hash_program import NullProgram
-from runahead.runtime.ledger import Ledger
-from runahead.runtime.lifecycle import Deferred, Request
-from runahead.runtime.limits import SchedulerLimits
-from runahead.runtime.links import SocketLinks
+from runahead.runtime.engine.links import SocketLinks
+from runahead.runtime.engine.loop import Engine
+from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.plan import PLAN_WORDS
-from runahead.runtime.preparation import prepared_submit
-from runahead.runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
-from runahead.runtime.rows import Rows
-from runahead.runtime.scheduler import Scheduler
+from runahead.runtime.scheduler.admission_record import largest_record_words
+from runahead.runtime.scheduler.ledger import Ledger
+from runahead.runtime.scheduler.lifecycle import Deferred, Request
+from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
+from runahead.runtime.scheduler.rows import Rows
+from runahead.runtime.scheduler.scheduler import Scheduler
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import MAX_STOP_IDS, SamplingParams, StoppingParams
+from runahead.runtime.wire.preparation import prepared_submit
+from tests.runtime.programs.hash_program import NullProgram
 
 VOCAB: Final = 128_256
 CONTEXT: Final = 1 << 17

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from benchmarks.checkouts import check_comes_from, environment_of
 from benchmarks.pressed_engine import CHUNK, EOS, VOCAB, PressedEngine
-from runahead.runtime import messages as m
-from runahead.runtime.admission import token_mask
-from runahead.runtime.request import SamplingParams
+from runahead.runtime.scheduler.admission_record import token_mask
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import SamplingParams
 
 ROWS: Final = (8, 64)
 GOAL_RATIO: Final = 1.5  # at p99

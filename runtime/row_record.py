@@ -30,8 +30,8 @@ PROMPT_BIT: Final = 1 << 30
 class RowParameters(Generic[Column]):
     """A row's parameters: the declaration, and the columns [slots] of whoever holds them by row slot.
 
-    The fields between `slot` and `seed` are numbers that `runahead.runtime.request.SamplingParams` has under the same
-    name.
+    The fields between `slot` and `seed` are numbers that `runahead.runtime.wire.parameters.SamplingParams` has under
+    the same name.
     """
 
     slot: Annotated[Column, INT32]

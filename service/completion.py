@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from google.protobuf.duration_pb2 import Duration
 
-from runahead.runtime import messages
-from runahead.runtime.request import FinishReason as EngineReason
+from runahead.runtime.wire import messages
+from runahead.runtime.wire.parameters import FinishReason as EngineReason
 from runahead.service.errors import non_finite
 from runahead.service.request_stream import GeneratedToken, TokenBatch
 from runahead.service.text import CompletionText, TextPiece

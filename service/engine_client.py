@@ -12,7 +12,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from runahead.runtime.messages import (
+from runahead.runtime.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
     AbortResult,
@@ -36,8 +36,8 @@ from runahead.runtime.messages import (
     decode_to_front_end,
     encode_frame,
 )
-from runahead.runtime.preparation import prepared_submit
-from runahead.runtime.request import FinishReason
+from runahead.runtime.wire.parameters import FinishReason
+from runahead.runtime.wire.preparation import prepared_submit
 from runahead.service.limits import LIMITS
 from runahead.service.request_stream import EngineLostError, RequestRefusedError, RequestStream
 from runahead.service.validation import CheckedRequest

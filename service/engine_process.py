@@ -12,14 +12,14 @@ from typing import Final
 
 import msgspec
 
-from runahead.runtime.config import ConfigError, EngineConfig
 from runahead.runtime.log_output import LogOutput
+from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 
 _READY: Final = b"ready"
 _SOCKET: Final = "engine.sock"
 _MAX_SOCKET_BYTES: Final = 103  # of a Unix socket's path: the bound of macOS; Linux allows 107
 _SHORT_FOLDERS: Final = ("/tmp", "/var/tmp")
-ENGINE_MODULE: Final = "runahead.runtime.engine_process"
+ENGINE_MODULE: Final = "runahead.runtime.process.main"
 # -P: nothing in the current directory can stand in for a module.
 COMMAND: Final = (sys.executable, "-P", "-m", ENGINE_MODULE)
 

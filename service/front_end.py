@@ -9,7 +9,7 @@ from typing import Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from runahead.runtime.config import ConfigError
+from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.decoding import DecodingInterceptor
 from runahead.service.engine_client import EngineClient
 from runahead.service.health import HealthServicer

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from runahead.runtime.request import MAX_ABORT_IDS, MAX_BIAS, MAX_TOP_LOGPROBS
+from runahead.runtime.wire.parameters import MAX_ABORT_IDS, MAX_BIAS, MAX_TOP_LOGPROBS
 
 
 def _float32(value: float) -> float:

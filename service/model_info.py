@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runahead.runtime.messages import EngineInfo
+from runahead.runtime.wire.messages import EngineInfo
 from runahead.service.limits import LIMITS
 from runahead.service.tokenizer import TextTokenizer
 from runahead.v1 import EngineConfiguration, GetModelInfoResponse, Limits, SpecialToken

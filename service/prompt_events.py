@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.messages import PromptLogprobs
+from runahead.runtime.wire.messages import PromptLogprobs
 from runahead.service.errors import Violation, invalid_argument
 from runahead.service.limits import LIMITS
 from runahead.service.token_bytes import TokenBytes

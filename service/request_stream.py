@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from runahead.runtime.messages import Admitted, Finished, Logprobs, PromptLogprobs, ProtocolError
+from runahead.runtime.wire.messages import Admitted, Finished, Logprobs, PromptLogprobs, ProtocolError
 
 _TOKEN_BYTES: Final = 48  # a buffered token, and a buffered top entry: what they take in memory, about
 _TOP_BYTES: Final = 32

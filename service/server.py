@@ -14,8 +14,8 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from runahead.runtime.config import ConfigError, EngineConfig, check_config
 from runahead.runtime.log_output import LogOutput
+from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
 from runahead.service.engine_client import SocketEngineClient
 from runahead.service.engine_process import EngineProcess, EngineStartError
 from runahead.service.front_end import FrontEnd

@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.request import FinishReason as EngineReason
+from runahead.runtime.wire.parameters import FinishReason as EngineReason
 from runahead.service.completion import Completion
 from runahead.service.engine_client import EngineClient
 from runahead.service.errors import ServiceError, exhausted, no_tokenizer, unavailable

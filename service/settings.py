@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 import runahead.runtime.models
-from runahead.runtime.config import SERIAL, EngineConfig
+from runahead.runtime.wire.engine_config import SERIAL, EngineConfig
 from runahead.service.cli_parser import did_you_mean, shown
 
 ENV_PREFIX: Final = "RUNAHEAD_"
@@ -48,7 +48,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The table. A field is a setting: its name, type, bounds, description and default.
 
     Bounds of what the engine is started with, and what can't go together, are in
-    `runahead.runtime.config.check_config`; whether the host may be listened on is in
+    `runahead.runtime.wire.engine_config.check_config`; whether the host may be listened on is in
     `runahead.service.server.check_server_config`.
     """
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runahead.runtime.histogram import BOUNDS_S, quantile
-from runahead.runtime.messages import EngineStats, HistogramStats
+from runahead.runtime.wire.histogram import BOUNDS_S, quantile
+from runahead.runtime.wire.messages import EngineStats, HistogramStats
 from runahead.v1 import (
     BarrierStats,
     BlockStats,

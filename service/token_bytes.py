@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-from runahead.runtime.config import ConfigError
-from runahead.runtime.request import MAX_TOP_LOGPROBS
+from runahead.runtime.wire.engine_config import ConfigError
+from runahead.runtime.wire.parameters import MAX_TOP_LOGPROBS
 
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _STEP = Callable[[str], str | bytes]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from runahead.runtime.config import ConfigError
+from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.token_bytes import TokenBytes, token_bytes
 
 _INLINE_BYTES: Final = 4096  # a shorter text is tokenized on the event loop: about 4 ms at most

@@ -17,9 +17,9 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
 
-from runahead.runtime.admission import token_mask
-from runahead.runtime.messages import EngineInfo
-from runahead.runtime.request import SamplingParams, StoppingParams
+from runahead.runtime.scheduler.admission_record import token_mask
+from runahead.runtime.wire.messages import EngineInfo
+from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from runahead.service.errors import Violation, invalid_argument
 from runahead.service.limits import LIMITS
 from runahead.v1 import (

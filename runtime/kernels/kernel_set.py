@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from runahead.cuda_graphs.enqueue_watch import unwatched
-from runahead.runtime.forward_batch import ForwardBatch, KVCache
+from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 
 
 @dataclass(frozen=True, slots=True)

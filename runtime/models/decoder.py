@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from runahead.cuda_graphs.enqueue_watch import unwatched
-from runahead.runtime.forward_batch import ForwardBatch, KVCache
+from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.kernel_set import AttentionShape, KernelSet, Layers
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.rope import rope_table

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from runahead.runtime.forward_batch import ForwardBatch
+from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.models.decoder import Decoder
 
 MASKED = -1  # as a sequence's number in `Trial.advance`

@@ -19,8 +19,8 @@ SOURCES = (
     "cuda_graphs/enqueue_watch.py",
     "cuda_graphs/graph_pool.py",
     "cuda_graphs/marks.py",
-    "runtime/cuda_program.py",
-    "runtime/engine.py",
+    "runtime/programs/triton.py",
+    "runtime/engine/loop.py",
     "runtime/models/decoder.py",
     *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "runtime/kernels/triton").glob("*.py"))),
 )
@@ -34,8 +34,8 @@ LOGGERS = {"logging", "structlog", "warnings"}
 # Functions that may: nothing is in flight when they run, or a test asks for them.
 MAY_WAIT = {
     "cuda_graphs/cuda_device.py": {"read_rows", "close", "_warm_up", "_forget"},
-    "runtime/cuda_program.py": {"poison_blocks"},
-    "runtime/engine.py": {"_retire"},  # a mask of NumPy: the engine holds no tensor
+    "runtime/programs/triton.py": {"poison_blocks"},
+    "runtime/engine/loop.py": {"_retire"},  # a mask of NumPy: the engine holds no tensor
     "runtime/kernels/triton/device_rows.py": {"read"},
 }
 

@@ -13,23 +13,23 @@ import torch
 from runahead.cuda_graphs.device import Device
 from runahead.cuda_graphs.host_device import HostDevice
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings
-from runahead.runtime import messages as m
-from runahead.runtime.admission import token_mask
-from runahead.runtime.block_pool import BlockPool
-from runahead.runtime.engine import Engine
-from runahead.runtime.host_program import HostProgram
+from runahead.runtime.engine.loop import Engine
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
-from runahead.runtime.ledger import Ledger
-from runahead.runtime.lifecycle import Deferred
-from runahead.runtime.limits import SchedulerLimits
+from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.models.config import ModelConfig, RopeScaling
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.weights import ModelWeights, dummy_weights
 from runahead.runtime.plan import PLAN_WORDS
-from runahead.runtime.preparation import prepared_submit
-from runahead.runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
-from runahead.runtime.rows import Rows
-from runahead.runtime.scheduler import Scheduler
+from runahead.runtime.programs.reference import HostProgram
+from runahead.runtime.scheduler.admission_record import token_mask
+from runahead.runtime.scheduler.ledger import Ledger
+from runahead.runtime.scheduler.lifecycle import Deferred
+from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
+from runahead.runtime.scheduler.rows import Rows
+from runahead.runtime.scheduler.scheduler import Scheduler
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import MAX_STOP_IDS, SamplingParams, StoppingParams
+from runahead.runtime.wire.preparation import prepared_submit
 from tests.runtime.chain import MemoryLinks
 
 BLOCK_SIZE = 16
@@ -194,8 +194,8 @@ def cuda_engine(
 ) -> EngineUnderTest:
     """The same on the GPU: captured graphs, Triton kernels. Free KV blocks are NaN at the start."""
     from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
-    from runahead.runtime.cuda_program import CudaProgram
     from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
+    from runahead.runtime.programs.triton import CudaProgram
 
     rings = allocate_mapped_rings(layout_for(run_ahead, max_rows))
     model = Decoder(config, moved(weights, torch.device("cuda")), TritonKernelSet())

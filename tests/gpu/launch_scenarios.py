@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings
-from runahead.runtime.host_program import HostProgram
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.plan import PLAN_WORDS
-from runahead.runtime.request import SamplingParams
+from runahead.runtime.programs.reference import HostProgram
+from runahead.runtime.wire.parameters import SamplingParams
 from tests.gpu import gpu_chain
 from tests.runtime.launches import Launches, Outcome, PromptEntry, over_program
 

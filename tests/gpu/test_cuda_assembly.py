@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from runahead.runtime.assembly import assemble
-from runahead.runtime.config import ConfigError, EngineConfig
-from runahead.runtime.engine import Barrier, Engine
-from runahead.runtime.request import SamplingParams, StoppingParams
+from runahead.runtime.engine.loop import Barrier, Engine
+from runahead.runtime.process.assemble import assemble
+from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
+from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.gpu.gpu_chain import EngineUnderTest
 from tests.runtime.chain import MemoryLinks
 

@@ -12,9 +12,9 @@ import torch
 from runahead.cuda_graphs.device import DeviceError
 from runahead.cuda_graphs.rings import FAULT_PLAN_NUMBER, STATUS_FAULT
 from runahead.cuda_graphs.shape import Form, LaunchShape
-from runahead.runtime import messages as m
-from runahead.runtime.engine import Barrier
-from runahead.runtime.request import FinishReason, SamplingParams, StoppingParams
+from runahead.runtime.engine.loop import Barrier
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
 from tests.gpu import gpu_chain
 from tests.gpu.gpu_chain import (
     EngineUnderTest,
@@ -25,7 +25,7 @@ from tests.gpu.gpu_chain import (
     random_weights,
     small_config,
 )
-from tests.kernels.triton_device import synchronising_calls_raise
+from tests.runtime.kernels.triton_device import synchronising_calls_raise
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 

@@ -9,7 +9,7 @@ import torch
 
 from runahead.cuda_graphs.device import Device
 from runahead.cuda_graphs.shape import Form
-from runahead.runtime.request import SamplingParams
+from runahead.runtime.wire.parameters import SamplingParams
 from tests.gpu import gpu_chain, launch_scenarios
 from tests.gpu.launch_scenarios import CONFIG, LAYOUT, MAX_TOKENS, ROWS, Stage
 from tests.runtime.launches import over_device
@@ -27,9 +27,9 @@ def _without_gradients() -> Iterator[None]:
 
 def cuda_stage(dtype: torch.dtype = torch.float32) -> tuple[Stage, Device]:
     from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
-    from runahead.runtime.cuda_program import CudaProgram
     from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
     from runahead.runtime.models.decoder import Decoder
+    from runahead.runtime.programs.triton import CudaProgram
 
     rings = allocate_mapped_rings(LAYOUT)
     weights = gpu_chain.moved(gpu_chain.random_weights(CONFIG, dtype), torch.device("cuda"))

@@ -8,10 +8,10 @@ import pytest
 from runahead.cuda_graphs import marks
 from runahead.cuda_graphs.rings import FAULT_NONE, FAULT_PLAN_NUMBER, STATUS_FAULT
 from runahead.cuda_graphs.shape import Form, LaunchShape
-from runahead.runtime import messages as m
-from runahead.runtime.engine import Barrier
+from runahead.runtime.engine.loop import Barrier
 from runahead.runtime.plan import LaunchPlan, stage
-from runahead.runtime.request import SamplingParams, StoppingParams
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.gpu.gpu_chain import EngineUnderTest, cpu_engine, cuda_engine, random_requests, random_weights, small_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]

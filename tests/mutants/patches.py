@@ -3,7 +3,7 @@
 A patch begins with comment lines, which `git apply` skips:
 
     # mistake 7: what is wrong, in a sentence        a number of docs/decisions/0006-mutants.md
-    # test: tests/runtime/test_ledger.py::test_name   as often as there are tests, each of which must fail
+    # test: tests/runtime/scheduler/test_ledger.py::test_name   as often as there are tests, each of which must fail
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ KERNELS: Final = ("runtime/kernels/triton",)  # a kernel is one function, howeve
 ENTRY_POINTS: Final = (
     "service/cli.py",  # the command `runahead`
     "service/__main__.py",
-    "runtime/engine_process.py",  # the front end starts it by its name
+    "runtime/process/main.py",  # the front end starts it by its name
     "benchmarks/bench.py",  # make bench, which measures the host on a device of its own
 )
 

@@ -11,8 +11,8 @@ from typing import Final
 import pytest
 
 from runahead.runtime import row_record
+from runahead.runtime.kernels.row_state import RowState
 from runahead.runtime.row_record import RowParameters
-from runahead.runtime.row_state import RowState
 from tests.project.repository import PACKAGES, ROOT, name_of, parsed, sources
 
 MOST_FILES: Final = 8

@@ -13,7 +13,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 import runahead.v1
-from runahead.runtime.request import FinishReason
+from runahead.runtime.wire.parameters import FinishReason
 from runahead.v1 import control_pb2, generate_pb2, generation_service_pb2, model_pb2, stats_pb2
 
 ROOT = Path(__file__).resolve().parents[2]

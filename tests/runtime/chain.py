@@ -11,22 +11,22 @@ import numpy as np
 
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings
 from runahead.cuda_graphs.simulated_device import Schedule, SimulatedDevice, at_once
-from runahead.runtime import messages as m
-from runahead.runtime.block_pool import BlockPool
-from runahead.runtime.engine import Engine
-from runahead.runtime.hash_program import HashProgram
-from runahead.runtime.ledger import Launch, Ledger
-from runahead.runtime.lifecycle import Deferred, Release
-from runahead.runtime.limits import SchedulerLimits
+from runahead.runtime.engine.loop import Engine
+from runahead.runtime.engine.turns import Turns
+from runahead.runtime.memory.block_pool import BlockPool
+from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, PLAN_WORDS
-from runahead.runtime.poison import RingPoison
-from runahead.runtime.preparation import prepared_submit
-from runahead.runtime.request import MAX_STOP_IDS, SamplingParams, StoppingParams
-from runahead.runtime.rows import Rows
-from runahead.runtime.scheduler import Scheduler
-from runahead.runtime.slot_pool import NO_SLOT
-from runahead.runtime.turns import Turns
-from tests.runtime.hash_model import EOS, VOCAB
+from runahead.runtime.programs.poison import RingPoison
+from runahead.runtime.scheduler.ledger import Launch, Ledger
+from runahead.runtime.scheduler.lifecycle import Deferred, Release
+from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
+from runahead.runtime.scheduler.rows import Rows
+from runahead.runtime.scheduler.scheduler import Scheduler
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import MAX_STOP_IDS, SamplingParams, StoppingParams
+from runahead.runtime.wire.preparation import prepared_submit
+from tests.runtime.programs.hash_model import EOS, VOCAB
+from tests.runtime.programs.hash_program import HashProgram
 
 BULK_WORDS = 4096
 EVERYTHING = 1 << 30  # work of a turn that reads all that was sent before it

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from runahead.runtime import messages as m
-from runahead.runtime.interval_log import Snapshot
+from runahead.runtime.engine.interval_log import Snapshot
+from runahead.runtime.wire import messages as m
 
 
 @dataclass(frozen=True, slots=True)

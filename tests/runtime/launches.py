@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from runahead.cuda_graphs.device import Device, Program
 from runahead.cuda_graphs.rings import TOKEN_MASK, RingMemory
 from runahead.cuda_graphs.shape import Form, LaunchShape
-from runahead.runtime.admission import NO_COUNTS, admission_record, penalty_list
+from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.plan import Admission, Chunk, LaunchPlan, stage
-from runahead.runtime.request import SamplingParams, StoppingParams
-from runahead.runtime.slot_pool import NO_SLOT
+from runahead.runtime.scheduler.admission_record import NO_COUNTS, admission_record, penalty_list
+from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 
 ENDLESS = StoppingParams(max_tokens=10_000, ignore_eos=True)
 _NO_APPENDS = np.zeros((0, 3), np.int32)

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import cache
 
 from runahead.cuda_graphs.simulated_device import at_once, seeded_schedule
-from runahead.runtime import messages as m
-from runahead.runtime.engine import Barrier
+from runahead.runtime.engine.loop import Barrier
+from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.plan import PLAN_WORDS
-from runahead.runtime.request import FinishReason
-from runahead.runtime.rows import RowPhase
-from runahead.runtime.slot_pool import NO_SLOT
+from runahead.runtime.scheduler.rows import RowPhase
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import FinishReason
 from tests.runtime.chain import Chain, make_chain, tightest_plan
-from tests.runtime.hash_model import EOS, VOCAB, completion
+from tests.runtime.programs.hash_model import EOS, VOCAB, completion
 
 OWNERS = (1, 2)
 Key = tuple[int, int]  # front end, handle

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from runahead.runtime.lifecycle import Request
+from runahead.runtime.scheduler.lifecycle import Request
 from tests.runtime.chain import Chain, make_chain, no_step
-from tests.runtime.hash_model import completion
+from tests.runtime.programs.hash_model import completion
 
 SHORTAGE = 13  # the launch for which blocks are lacking
 

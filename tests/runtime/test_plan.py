@@ -5,11 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runahead.runtime.admission import admission_record, largest_record_words, penalty_list, record_words, token_mask
 from runahead.runtime.plan import HEADER, HEADER_WORDS, Admission, Chunk, LaunchPlan, PlanHeader, read_plan, stage
-from runahead.runtime.plan_builder import PlanBuilder
-from runahead.runtime.request import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams
 from runahead.runtime.row_record import ADMIT_WORDS, PROMPT_BIT, ROW_RECORD, read_admission
+from runahead.runtime.scheduler.admission_record import (
+    admission_record,
+    largest_record_words,
+    penalty_list,
+    record_words,
+    token_mask,
+)
+from runahead.runtime.scheduler.plan_builder import PlanBuilder
+from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams
 from runahead.runtime.words import NUMPY_TYPES
 
 SAMPLING = SamplingParams(

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from runahead.runtime import messages as m
-from runahead.runtime.histogram import BOUNDS_S
-from runahead.runtime.request import FinishReason
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.histogram import BOUNDS_S
+from runahead.runtime.wire.parameters import FinishReason
 
 TIMEOUT_S = 10.0
 

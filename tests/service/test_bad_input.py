@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from google.rpc import error_details_pb2
 
-from runahead.runtime.admission import token_mask
-from runahead.runtime.request import FinishReason
+from runahead.runtime.scheduler.admission_record import token_mask
+from runahead.runtime.wire.parameters import FinishReason
 from runahead.service import validation
 from runahead.service.decoding import MALFORMED_SENTENCE
 from runahead.service.errors import ServiceError

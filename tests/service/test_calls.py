@@ -8,8 +8,8 @@ import re
 import grpc
 import pytest
 
-from runahead.runtime import messages as m
-from runahead.runtime.histogram import BOUNDS_S
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.histogram import BOUNDS_S
 from runahead.service.limits import LIMITS
 from runahead.service.stats import FrontEndCounters, server_stats
 from runahead.v1 import (

@@ -18,8 +18,8 @@ import pytest
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from runahead.runtime.config import EngineConfig
 from runahead.runtime.log_output import LogOutput
+from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.service import cli
 from runahead.service.request_flags import add_flags
 from runahead.service.server import ServerConfig

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runahead.runtime import messages as m
-from runahead.runtime.request import FinishReason
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import FinishReason
 from runahead.service.engine_client import SocketEngineClient
 from runahead.service.request_stream import EngineLostError, RequestStream, SlowReaderError
 from runahead.service.validation import check_request

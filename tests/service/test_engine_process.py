@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from runahead.runtime.config import ConfigError, EngineConfig
 from runahead.runtime.log_output import LogOutput
+from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 from runahead.service import engine_process
 from runahead.service.engine_process import EngineProcess, EngineStartError
 from runahead.service.server import EXIT_CANNOT_START, ServerConfig, check_server_config
@@ -177,7 +177,7 @@ def test_a_host_that_is_no_name_exits_2_with_a_sentence(tmp_path: Path) -> None:
 
 def serve(model: Path, port: int, **options: object) -> subprocess.CompletedProcess[str]:
     program = (
-        "import sys\nfrom runahead.runtime.config import EngineConfig\n"
+        "import sys\nfrom runahead.runtime.wire.engine_config import EngineConfig\n"
         "from runahead.service.server import ServerConfig, run\n"
         f"sys.exit(run(ServerConfig(engine=EngineConfig(model=sys.argv[1]), port=int(sys.argv[2]), **{options!r})))"
     )

@@ -8,8 +8,8 @@ from google.rpc import error_details_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from runahead.runtime import messages as m
-from runahead.runtime.request import FinishReason
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import FinishReason
 from runahead.service.errors import INTERNAL_SENTENCE
 from runahead.v1 import (
     GenerateOnceRequest,

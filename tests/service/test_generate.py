@@ -5,9 +5,9 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from runahead.runtime import messages as m
-from runahead.runtime.request import FinishReason as EngineReason
-from runahead.runtime.request import SamplingParams, StoppingParams
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import FinishReason as EngineReason
+from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from runahead.v1 import (
     AbortOutcome,
     AbortRequest,

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from google.rpc import error_details_pb2
 
-from runahead.runtime import messages as m
-from runahead.runtime.request import FinishReason as EngineReason
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import FinishReason as EngineReason
 from runahead.service.errors import ServiceError
 from runahead.service.limits import LIMITS
 from runahead.service.prompt_events import PromptEvents, check_once_prompt

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from runahead.runtime.config import ConfigError, EngineConfig, check_config
+from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
 from runahead.service.settings import (
     Settings,
     SettingsError,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runahead.runtime.config import ConfigError
+from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.text import CompletionText
 from runahead.service.token_bytes import TokenBytes, token_bytes
 from tests.service.small_tokenizers import END_ID, byte_level_tokenizer, sentencepiece_tokenizer

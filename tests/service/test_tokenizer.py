@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import decoders
 
-from runahead.runtime.config import ConfigError
+from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.tokenizer import TextTokenizer, load_tokenizer
 from tests.service.small_tokenizers import END_ID, byte_level_tokenizer
 

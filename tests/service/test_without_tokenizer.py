@@ -31,7 +31,7 @@ from runahead.v1 import (
     TokenIds,
     TokenizeRequest,
 )
-from tests.models.checkpoints import CASES, save
+from tests.runtime.models.checkpoints import CASES, save
 from tests.service.rpc_errors import code, failure, fields, words
 from tests.service.small_tokenizers import byte_level_tokenizer
 

@@ -8,18 +8,18 @@ from typing import Any, Final
 
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings
 from runahead.cuda_graphs.simulated_device import at_once, seeded_schedule
-from runahead.runtime import messages as m
-from runahead.runtime.block_pool import BlockPool
-from runahead.runtime.engine import Engine
-from runahead.runtime.interval_log import Snapshot
-from runahead.runtime.ledger import Launch
-from runahead.runtime.lifecycle import Release
-from runahead.runtime.limits import SchedulerLimits
-from runahead.runtime.request import MAX_STOP_IDS
-from runahead.runtime.rows import Rows
-from runahead.runtime.slot_pool import NO_SLOT
+from runahead.runtime.engine.interval_log import Snapshot
+from runahead.runtime.engine.loop import Engine
+from runahead.runtime.memory.block_pool import BlockPool
+from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.scheduler.ledger import Launch
+from runahead.runtime.scheduler.lifecycle import Release
+from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
+from runahead.runtime.scheduler.rows import Rows
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import MAX_STOP_IDS
 from tests.runtime.chain import BULK_WORDS, EVERYTHING, Chain, MemoryLinks, WatchedLedger, WatchedPoison
-from tests.runtime.hash_model import EOS, VOCAB
+from tests.runtime.programs.hash_model import EOS, VOCAB
 from tests.simulation.clock import Clock, TimedDevice
 from tests.simulation.drafts import DraftProgram
 from tests.simulation.policy import HeldToItsWord

@@ -12,9 +12,9 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from runahead.runtime import messages as m
-from runahead.runtime.registry import EARLY_ABORT_S
-from runahead.runtime.request import FinishReason
+from runahead.runtime.engine.live_requests import EARLY_ABORT_S
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import FinishReason
 from tests.simulation.oracle import answer
 from tests.simulation.script import Script, Wires
 from tests.simulation.transcript import Transcript

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from runahead.runtime.request import FinishReason
+from runahead.runtime.wire.parameters import FinishReason
 from tests.simulation.life import Broken, Life, Told
 from tests.simulation.oracle import Answer, answer
 from tests.simulation.script import SERIAL, Script

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, VOID, RingMemory, cell_tag
 from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime import plan as layout
-from runahead.runtime.hash_draw import draw
-from runahead.runtime.host_rows import Queries
+from runahead.runtime.programs.host_rows import Queries
+from tests.runtime.programs.hash_draw import draw
 from tests.simulation.programs import Sickness, SimulatedProgram, SimulatedRows
 from tests.simulation.script import DRAFTS
 

@@ -6,7 +6,7 @@ import struct
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from tests.runtime.hash_model import VOCAB
+from tests.runtime.programs.hash_model import VOCAB
 from tests.simulation.script import Ask
 
 _MASK = (1 << 64) - 1

@@ -9,11 +9,11 @@ from typing import Final
 
 import numpy as np
 
-from runahead.runtime import messages as m
-from runahead.runtime.lifecycle import Request
-from runahead.runtime.preparation import prepared_submit
-from runahead.runtime.request import FinishReason, SamplingParams, StoppingParams
-from tests.runtime.hash_model import VOCAB
+from runahead.runtime.scheduler.lifecycle import Request
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
+from runahead.runtime.wire.preparation import prepared_submit
+from tests.runtime.programs.hash_model import VOCAB
 
 CONTEXT: Final = 64
 BLOCK_SIZE: Final = 8

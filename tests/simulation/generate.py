@@ -6,10 +6,10 @@ import random
 from dataclasses import replace
 from typing import Any, Final
 
-from runahead.runtime.interval_log import LogMode
+from runahead.runtime.engine.interval_log import LogMode
 from runahead.runtime.plan import PLAN_WORDS
 from tests.runtime.chain import tightest_plan
-from tests.runtime.hash_model import VOCAB
+from tests.runtime.programs.hash_model import VOCAB
 from tests.simulation.script import DEPTHS, DRAFTS, Ask, Event, Kind, Mode, Script, World
 from tests.simulation.sieges import besieged, besieged_in_its_prompt
 

@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from runahead.runtime.lifecycle import MAX_EVICTIONS, Request
-from runahead.runtime.rows import RowPhase
+from runahead.runtime.scheduler.lifecycle import MAX_EVICTIONS, Request
+from runahead.runtime.scheduler.rows import RowPhase
 from tests.simulation.assembly import SimulatedChain
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runahead.runtime.rows import RowPhase
+from runahead.runtime.scheduler.rows import RowPhase
 from tests.simulation.assembly import SimulatedChain
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from runahead.cuda_graphs.device import DeviceError
-from runahead.runtime import messages as m
-from runahead.runtime.engine import Barrier
-from runahead.runtime.preparation import prepared_submit
-from runahead.runtime.request import FinishReason
-from runahead.runtime.watchdog import LaunchHungError, NoProgressError
+from runahead.runtime.engine.loop import Barrier
+from runahead.runtime.engine.watchdog import LaunchHungError, NoProgressError
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import FinishReason
+from runahead.runtime.wire.preparation import prepared_submit
 from tests.runtime.chain import EVERYTHING
 from tests.simulation.assembly import make_chain
 from tests.simulation.book import Book

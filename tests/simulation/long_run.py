@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from runahead.cuda_graphs.simulated_device import seeded_schedule
-from runahead.runtime import messages as m
-from runahead.runtime.engine import Barrier
-from runahead.runtime.interval_log import Snapshot
-from runahead.runtime.request import FinishReason
+from runahead.runtime.engine.interval_log import Snapshot
+from runahead.runtime.engine.loop import Barrier
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import FinishReason
 from tests.runtime.chain import Chain, make_chain
 from tests.runtime.from_zero import Begun
 from tests.simulation.endless import BLOCK_SIZE, CONTEXT, Endless

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runahead.runtime.request import FinishReason
-from tests.runtime.hash_model import EOS, VOCAB
+from runahead.runtime.wire.parameters import FinishReason
+from tests.runtime.programs.hash_model import EOS, VOCAB
 from tests.simulation.draws import drawn
 from tests.simulation.script import Ask, Mode, World
 

@@ -7,12 +7,12 @@ from array import array
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.block_pool import BlockPool
-from runahead.runtime.ledger import Ledger
-from runahead.runtime.lifecycle import MAX_EVICTIONS, Deferred, Ending, Request
-from runahead.runtime.limits import SchedulerLimits
-from runahead.runtime.rows import RowPhase, Rows
-from runahead.runtime.scheduler import Scheduler
+from runahead.runtime.memory.block_pool import BlockPool
+from runahead.runtime.scheduler.ledger import Ledger
+from runahead.runtime.scheduler.lifecycle import MAX_EVICTIONS, Deferred, Ending, Request
+from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
+from runahead.runtime.scheduler.rows import RowPhase, Rows
+from runahead.runtime.scheduler.scheduler import Scheduler
 
 
 def _order_of_service(row: Request) -> tuple[int, bool, int]:

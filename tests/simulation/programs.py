@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.cuda_graphs.shape import LaunchShape
-from runahead.runtime.hash_program import HashProgram
-from runahead.runtime.host_rows import HostRows, Queries
-from runahead.runtime.request import MAX_BIAS, MAX_STOP_IDS
+from runahead.runtime.programs.host_rows import HostRows, Queries
 from runahead.runtime.row_record import read_admission
+from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS
+from tests.runtime.programs.hash_program import HashProgram
 from tests.simulation.oracle import STATE_INIT, next_state, state_digest
 
 _NAN = -(1 << 21)  # in a KV block: what was computed there is not finite

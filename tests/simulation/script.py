@@ -10,11 +10,11 @@ from typing import Final
 
 import msgspec
 
-from runahead.runtime.interval_log import LogMode
-from runahead.runtime.lifecycle import Request
+from runahead.runtime.engine.interval_log import LogMode
 from runahead.runtime.plan import PLAN_WORDS
-from runahead.runtime.request import SamplingParams, StoppingParams
-from tests.runtime.hash_model import VOCAB
+from runahead.runtime.scheduler.lifecycle import Request
+from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
+from tests.runtime.programs.hash_model import VOCAB
 
 SERIAL: Final = 0
 DEPTHS: Final = (1, 2, 3, 4)

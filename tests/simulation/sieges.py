@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from runahead.runtime.plan import PLAN_WORDS
-from tests.runtime.hash_model import VOCAB
+from tests.runtime.programs.hash_model import VOCAB
 from tests.simulation.script import Ask, Script, World
 
 _LONGEST: Final = 96

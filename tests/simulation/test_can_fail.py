@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from runahead.runtime import messages as m
-from runahead.runtime.intake import Intake
-from runahead.runtime.ledger import Ledger
-from runahead.runtime.lifecycle import Deferred, Eviction, Release, Request
-from runahead.runtime.registry import Registry, Tracked
-from runahead.runtime.request import FinishReason
-from runahead.runtime.rows import Rows
-from runahead.runtime.slot_pool import NO_SLOT
+from runahead.runtime.engine.intake import Intake
+from runahead.runtime.engine.live_requests import Registry, Tracked
+from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.scheduler.ledger import Ledger
+from runahead.runtime.scheduler.lifecycle import Deferred, Eviction, Release, Request
+from runahead.runtime.scheduler.rows import Rows
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import FinishReason
 from tests.simulation.generate import make_script
 from tests.simulation.life import Broken
 from tests.simulation.script import Script, read_script

@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import runahead.runtime.hash_draw
-import runahead.runtime.hash_program
-import runahead.runtime.new_row
+import runahead.runtime.scheduler.new_row
+import tests.runtime.programs.hash_draw
+import tests.runtime.programs.hash_program
 from runahead.cuda_graphs.shape import Form
-from runahead.runtime import messages as m
-from runahead.runtime.admission import needs_full
-from runahead.runtime.host_rows import HostRows
-from runahead.runtime.lifecycle import Commit
-from runahead.runtime.publisher import Publisher
-from runahead.runtime.request import SamplingParams, StoppingParams
+from runahead.runtime.engine.publisher import Publisher
+from runahead.runtime.programs.host_rows import HostRows
 from runahead.runtime.row_record import read_admission
+from runahead.runtime.scheduler.admission_record import needs_full
+from runahead.runtime.scheduler.lifecycle import Commit
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.simulation.test_can_fail import broken_seeds, is_seen
 
 _admit, _logprobs = HostRows._admit, Publisher._logprobs
-_draw = runahead.runtime.hash_draw.draw
+_draw = tests.runtime.programs.hash_draw.draw
 
 
 def full_without_filters(sampling: SamplingParams, stopping: StoppingParams) -> bool:
@@ -72,12 +72,12 @@ def of_another_token(publisher: Publisher, commit: Commit, mine: NDArray[np.intp
         pytest.param(place, name, mistake, id=mistake.__name__)
         for place, name, mistakes in (
             (
-                runahead.runtime.new_row,
+                runahead.runtime.scheduler.new_row,
                 "needs_full",
                 [full_without_filters, full_without_masks, full_without_log_probabilities],
             ),
             (HostRows, "_admit", [masks_stay, a_neighbours_temperature]),
-            (runahead.runtime.hash_program, "draw", [half_a_seed, the_token_before]),
+            (tests.runtime.programs.hash_program, "draw", [half_a_seed, the_token_before]),
             (Publisher, "_logprobs", [of_another_row, of_another_token]),
         )
         for mistake in mistakes

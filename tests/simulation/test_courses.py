@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import pytest
 
-from runahead.runtime import messages as m
+from runahead.runtime.wire import messages as m
 from tests.runtime.chain import MemoryLinks
-from tests.runtime.test_course import Continued, Recorder, check_same_truth, nothing_is_taken_over
+from tests.runtime.scheduler.test_course import Continued, Recorder, check_same_truth, nothing_is_taken_over
 from tests.simulation.assembly import SimulatedChain
 from tests.simulation.generate import make_script, mode_of
 from tests.simulation.life import Life

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runahead.runtime.request import SamplingParams
-from tests.runtime.hash_model import EOS, completion
+from runahead.runtime.wire.parameters import SamplingParams
+from tests.runtime.programs.hash_model import EOS, completion
 from tests.simulation.generate import make_script
 from tests.simulation.oracle import answer
 from tests.simulation.script import Mode

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from runahead.runtime import messages as m
-from runahead.runtime.request import FinishReason
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import FinishReason
 from tests.simulation.oracle import Entry
 from tests.simulation.script import Ask, Script, Wires
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runahead.runtime.forward_batch import ForwardBatch
+from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.kernel_set import AttentionShape
 
 # The softmax sums in vector lanes, key j in lane j modulo the vector's width: rows end at a multiple of the widest.

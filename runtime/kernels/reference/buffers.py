@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runahead.runtime.forward_batch import ForwardBatch
+from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.kernel_set import AttentionShape
 from runahead.runtime.kernels.reference.linear import Products
 from runahead.runtime.kernels.reference.norm import RmsNorm

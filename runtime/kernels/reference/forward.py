@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.enqueue_watch import unwatched
-from runahead.runtime.forward_batch import ForwardBatch, KVCache
+from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.kernel_set import Layers, LayerWeights
 from runahead.runtime.kernels.reference.attention import AttentionPlan, attend, plan_attention, silence_sparse_warning
 from runahead.runtime.kernels.reference.buffers import Buffers, Sizes

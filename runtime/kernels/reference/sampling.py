@@ -36,7 +36,7 @@ from runahead.runtime.kernels.reference.sampling_filters import (
     mask_disallowed,
     mask_ids,
 )
-from runahead.runtime.row_state import PenaltyState, RowState
+from runahead.runtime.kernels.row_state import PenaltyState, RowState
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]

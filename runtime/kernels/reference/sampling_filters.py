@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.runtime.kernels.reference.philox import exp32
-from runahead.runtime.row_state import RowState
+from runahead.runtime.kernels.row_state import RowState
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]

@@ -1,5 +1,5 @@
-"""The row state on a GPU, and what S and apply do to it: `runahead.runtime.host_rows` as kernels, with no wait for the
-host."""
+"""The row state on a GPU, and what S and apply do to it: `runahead.runtime.programs.host_rows` as kernels, with no wait
+for the host."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import RingMemory
-from runahead.runtime.forward_batch import ForwardBatch
+from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.row_state import make_penalty_state, make_row_state, penalty_fields, row_fields
 from runahead.runtime.kernels.triton.finite import publish_finite
 from runahead.runtime.kernels.triton.prompt_logprobs import PromptBuffers, find_targets, leave_prompt_logprobs
 from runahead.runtime.kernels.triton.publish import ResultRing, publish, publish_logprobs
 from runahead.runtime.kernels.triton.queries import make_query_buffers, prepare_queries
 from runahead.runtime.kernels.triton.take_plan import make_row_list, take_plan
-from runahead.runtime.row_state import make_penalty_state, make_row_state, penalty_fields, row_fields
 
 
 class DeviceRows:

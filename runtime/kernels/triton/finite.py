@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from runahead.runtime.forward_batch import ForwardBatch
+from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.triton.prompt_logprobs import PromptBuffers
 
 _TILE: Final = 4096

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from runahead.cuda_graphs.enqueue_watch import unwatched
-from runahead.runtime.forward_batch import ForwardBatch, KVCache
+from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.kernel_set import AttentionShape, Layers, LayerWeights, RopeTable
 from runahead.runtime.kernels.triton import activation, embedding, norms
 from runahead.runtime.kernels.triton.chunk_attention import chunk_attention

@@ -17,12 +17,12 @@ import torch
 import triton
 import triton.language as tl
 
+from runahead.runtime.kernels.row_state import RowState
 from runahead.runtime.kernels.triton.publish import ResultRing, publish_prompt_logprobs
 from runahead.runtime.kernels.triton.row_parameters import int_of, place_of
 from runahead.runtime.kernels.triton.sampling_draw import scan
 from runahead.runtime.kernels.triton.sampling_logprobs import LogprobBuffers, enqueue_logprobs, make_logprob_buffers
 from runahead.runtime.kernels.triton.take_plan import NO_CHUNK, RowList
-from runahead.runtime.row_state import RowState
 
 _TILE: Final = 32  # query tokens whose logits are made at a time
 _TARGET_TILE: Final = 128

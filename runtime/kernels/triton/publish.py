@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 
 from runahead.cuda_graphs import rings
+from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.kernels.triton.row_parameters import int_of, place_of
 from runahead.runtime.kernels.triton.sampling_logprobs import LogprobBuffers
 from runahead.runtime.kernels.triton.take_plan import RowList
-from runahead.runtime.row_state import PenaltyState, RowState
 
 _MIN_POSITION = place_of("min_position")
 _MAX_POSITION = place_of("max_position")

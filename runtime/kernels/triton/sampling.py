@@ -16,6 +16,7 @@ import triton
 
 from runahead.cuda_graphs.shape import Form
 from runahead.runtime.kernels.reference.sampling import Sampled
+from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.kernels.triton.sampling_draw import TILE, draw_kernel, finish_kernel, scan
 from runahead.runtime.kernels.triton.sampling_filters import (
     bias_kernel,
@@ -25,7 +26,6 @@ from runahead.runtime.kernels.triton.sampling_filters import (
     score_kernel,
 )
 from runahead.runtime.kernels.triton.sampling_logprobs import LogprobBuffers, enqueue_logprobs, make_logprob_buffers
-from runahead.runtime.row_state import PenaltyState, RowState
 
 _CUT_BLOCK: Final = 4096  # tokens that the search for a border looks at in one step
 _BIAS_BLOCK: Final = 256

@@ -17,8 +17,8 @@ import triton.language as tl
 
 from runahead.cuda_graphs import rings
 from runahead.runtime import plan as layout
+from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.kernels.triton.admit import admit, word
-from runahead.runtime.row_state import PenaltyState, RowState
 
 _APPEND_TILE: Final = 32
 _RECORD_TILE: Final = 256

@@ -1,0 +1,96 @@
+"""Everything that `Stats` shows, gathered in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from runahead.cuda_graphs.device import Device
+from runahead.runtime.engine.figures import Figures
+from runahead.runtime.engine.latencies import Latencies
+from runahead.runtime.scheduler.scheduler import Scheduler
+from runahead.runtime.wire.histogram import Histogram
+from runahead.runtime.wire.messages import EngineStats, EventStats, HistogramStats
+
+
+def engine_stats(
+    scheduler: Scheduler,
+    device: Device,
+    figures: Figures,
+    latencies: Latencies,
+    run_ahead_asked: int,
+    intake: Mapping[str, int],
+    uptime_s: float,
+    host_s: float,
+) -> EngineStats:
+    """A snapshot. Figures of launches are those of retired ones. run_ahead_asked: as the engine was configured."""
+    ledger, pool, rows, counters = scheduler.ledger, scheduler.pool, scheduler.rows, scheduler.tally.counters
+    return EngineStats(
+        uptime_s=uptime_s,
+        waiting=len(scheduler.waiting),
+        running=len(scheduler.holdings.requests()),
+        paused=len(scheduler.holdings.paused),
+        finished=dict(scheduler.tally.finished),
+        submitted=counters["submitted"],
+        admitted=counters["admitted"],
+        prompt_tokens=counters["prompt_tokens"],
+        generated_tokens=counters["generated_tokens"],
+        void_rows=counters["void_rows"],
+        prefill_chunks=counters["prefill_chunks"],
+        cached_tokens=counters["cached_tokens"],
+        recomputed_tokens=counters["recomputed_tokens"],
+        aborted=dict(scheduler.tally.aborted),
+        blocks_reserved=counters["blocks_reserved"],
+        blocks_adopted=counters["blocks_adopted"],
+        blocks_returned=counters["blocks_returned"],
+        events=_events(scheduler.tally.events, figures),
+        blocks_total=pool.total,
+        blocks_free=pool.free,
+        blocks_owned=pool.owned,
+        blocks_fenced=pool.fenced,
+        blocks_cached=pool.cached,
+        rows_total=rows.max_rows,
+        rows_free=rows.free,
+        rows_fenced=rows.fenced,
+        penalty_slots_total=scheduler.holdings.penalty_slots.total,
+        penalty_slots_free=scheduler.holdings.penalty_slots.free,
+        penalty_slots_fenced=scheduler.holdings.penalty_slots.fenced,
+        run_ahead=run_ahead_asked,
+        ledger_depth=ledger.uncommitted,
+        ledger_depth_max=figures.depth_max,
+        held_back=figures.held_back,
+        launches=ledger.launched,
+        launches_retired=figures.retired,
+        launches_by_kind=dict(figures.launches_by_kind),
+        launches_by_depth=dict(figures.launches_by_depth),
+        overlapped=figures.overlapped,
+        firsts_after_idle=figures.firsts_after_idle,
+        overlap_ratio=figures.overlap_ratio,
+        device_idle_s=figures.idle_ns / 1e9,
+        device_busy_s=figures.busy_ns / 1e9,
+        device_idle_inside_s=figures.idle_inside_ns / 1e9,
+        host_s=host_s,
+        waits=device.counters.waits,
+        bytes_to_device=device.counters.bytes_to_device,
+        graph_captures=device.counters.graph_captures,
+        graph_replays=device.counters.graph_replays,
+        fallbacks=dict(device.counters.fallbacks),
+        barriers=dict(figures.barriers),
+        barrier_s=dict(figures.barrier_s),
+        deferred_releases=ledger.deferred_total,
+        front_ends_lost=intake.get("front_ends_lost", 0),
+        first_token=_histogram(latencies.first_token),
+        inter_token=_histogram(latencies.inter_token),
+    )
+
+
+def _histogram(histogram: Histogram) -> HistogramStats:
+    return HistogramStats(histogram.counts.tolist(), histogram.sum_s)
+
+
+def _events(since_the_last_launch: Mapping[str, int], figures: Figures) -> dict[str, EventStats]:
+    """All events. Those that no launch has followed yet have neither held the chain nor met it idle."""
+    stats = {kind: EventStats(event.count, event.held, event.idle) for kind, event in figures.events.items()}
+    for kind, count in since_the_last_launch.items():
+        counted = stats.get(kind, EventStats(0, 0, 0))
+        stats[kind] = EventStats(counted.count + count, counted.held, counted.idle)
+    return stats

@@ -1,0 +1,220 @@
+"""What front ends ask for, turned into changes of the scheduler's queue and rows, between two launches.
+
+However much arrives at once, a turn of the loop does a bounded part of it; the rest stays in order for the turns after
+it. What takes several turns, to abort thousands of requests, is exact all the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+
+from runahead.runtime.engine.links import Links
+from runahead.runtime.engine.live_requests import Registry, Tracked
+from runahead.runtime.engine.publisher import Publisher
+from runahead.runtime.scheduler.lifecycle import Request
+from runahead.runtime.scheduler.scheduler import NeverFits, Scheduler
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import FinishReason
+
+TURN_WORK: Final = 4  # pieces of work a turn, of some 10 microseconds each: a request queued, one ended
+_LONG_BYTES: Final = 1 << 16  # of a message that is another piece of work
+_STATS_WORK: Final = 3  # to encode an answer
+STATS_S: Final = 0.05  # figures are gathered so often at most; who asks meanwhile has the next ones
+
+
+class Intake:
+    """Takes messages in the order in which they arrived.
+
+    max_queue: requests that may wait for a row. clock: seconds, monotonic. turn_work: pieces of work that a turn does.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        registry: Registry,
+        publisher: Publisher,
+        links: Links,
+        stats: Callable[[], m.EngineStats],
+        max_queue: int,
+        clock: Callable[[], float],
+        turn_work: int = TURN_WORK,
+    ) -> None:
+        self.counters: Counter[str] = Counter()
+        self._scheduler = scheduler
+        self._registry = registry
+        self._publisher = publisher
+        self._links = links
+        self._stats = stats
+        self._max_queue = max_queue
+        self._clock = clock
+        self._turn_work = turn_work
+        self._doing: Iterator[int] | None = None  # what was begun, piece by piece, until its end
+        self._asked: deque[tuple[int, int]] = deque()  # (front end, call) of those who wait for Stats
+        self._answers: deque[tuple[int, m.StatsReply]] = deque()  # not sent yet
+        self._gathered_at = -STATS_S
+
+    def take(self) -> None:
+        """What has arrived, as far as a turn's work goes."""
+        arrived, left = iter(self._links.receive()), self._turn_work
+        self._gather()
+        while left > 0:
+            if self._doing is not None:
+                work = next(self._doing, 0)
+                left -= work
+                self._doing = self._doing if work else None
+            elif self._answers:
+                self._links.send(*self._answers.popleft())
+                left -= _STATS_WORK
+            elif (message := next(arrived, None)) is not None:
+                self._doing = self._begin(*message)
+            else:
+                return
+
+    @property
+    def has_more(self) -> bool:
+        """The next turn has something to do that arrived before."""
+        return self._doing is not None or bool(self._answers) or self._links.has_more
+
+    def wait_s(self, most_s: float) -> float:
+        """For how long the loop may wait for something to happen: not at all, or until somebody's answer is due."""
+        if self.has_more:
+            return 0.0
+        if self._asked:
+            return min(most_s, max(0.0, self._gathered_at + STATS_S - self._clock()))
+        return most_s
+
+    def _begin(self, owner: int, message: m.ToEngine | None) -> Iterator[int]:
+        """Does what a message asks for, and says after each piece how much work it was."""
+        match message:
+            case m.Submit():
+                self._submit(owner, message)
+                yield 1 + (len(message.prompt) + len(message.prompt_ids) + len(message.block_keys)) // _LONG_BYTES
+            case m.Cancel():
+                self._drop(self._registry.by_handle(owner, message.handle), message.reason)
+                yield 1
+            case m.Abort():
+                yield from self._abort(owner, message)
+            case m.StatsQuery():
+                self._asked.append((owner, message.call))
+                self._gather()
+                yield 1
+            case None:
+                yield from self._lose(owner)
+
+    def _gather(self) -> None:
+        """Figures for all who have asked, unless the last ones were gathered a moment ago."""
+        if self._asked and self._clock() - self._gathered_at >= STATS_S:
+            stats, self._gathered_at = self._stats(), self._clock()
+            self._answers += ((owner, m.StatsReply(call, stats)) for owner, call in self._asked)
+            self._asked.clear()
+
+    def _submit(self, owner: int, submit: m.Submit) -> None:
+        submitted_at = self._clock() if submit.submitted_at is None else submit.submitted_at
+        was_aborted = self._registry.was_aborted_early(submit.request_id, submitted_at)
+        refusal = self._refusal(submit, needs_room=not was_aborted)
+        if refusal is not None:
+            self._links.send(owner, refusal)
+            return
+        prompt = np.frombuffer(submit.prompt, np.int32)
+        request = Request(
+            owner=owner,
+            handle=submit.handle,
+            request_id=submit.request_id,
+            prompt=prompt,
+            sampling=submit.sampling,
+            stopping=submit.stopping,
+            max_len=min(prompt.size + submit.stopping.max_tokens, self._scheduler.limits.context_length),
+            priority=submit.priority,
+            salt=submit.cache_salt,
+            prompt_ids=np.frombuffer(submit.prompt_ids, np.int32),
+            block_keys=submit.block_keys,
+        )
+        try:
+            self._scheduler.submit(request)
+        except NeverFits as error:
+            field = "prompt" if error.prompt_alone else "stopping.max_tokens"
+            self._links.send(owner, m.Refused(submit.handle, "INVALID_ARGUMENT", str(error), field))
+            return
+        self._registry.add(Tracked(request, submitted_at))
+        self._links.send(owner, m.Accepted(submit.handle))
+        if was_aborted:
+            self._end(request)
+
+    def _refusal(self, submit: m.Submit, needs_room: bool) -> m.Refused | None:
+        """Why it is not taken. What a request can get wrong by itself, the front end has mostly refused before.
+
+        needs_room: it is to wait. One that was aborted before it came is told so, and not to try again later.
+        """
+        if self._registry.by_id(submit.request_id) is not None:
+            return m.Refused(submit.handle, "ALREADY_EXISTS", "a request with this id is being served", "request_id")
+        if needs_room and len(self._scheduler.waiting) >= self._max_queue + self._scheduler.rows.free:
+            return m.Refused(submit.handle, "RESOURCE_EXHAUSTED", f"{self._max_queue} requests are waiting already")
+        if submit.sampling.has_penalty and not self._scheduler.holdings.penalty_slots.total:
+            return m.Refused(
+                submit.handle, "INVALID_ARGUMENT", "penalties are off on this server (penalty_slots is 0)", "sampling"
+            )
+        tokens, context = len(submit.prompt) // 4, self._scheduler.limits.context_length
+        if not 0 < tokens < context:
+            return m.Refused(
+                submit.handle,
+                "INVALID_ARGUMENT",
+                f"the prompt has {tokens} tokens; it must have 1 to {context - 1}",
+                "prompt",
+            )
+        return None
+
+    def _abort(self, owner: int, abort: m.Abort) -> Iterator[int]:
+        """Of all, those that live now: one that has ended by itself before its turn came was not aborted.
+
+        The youngest end first, or those who wait would be given rows meanwhile.
+        """
+        if abort.all_requests:
+            ended = []
+            for request_id in reversed(self._registry.ids()):
+                if self._registry.by_id(request_id) is not None:
+                    self._abort_one(request_id)
+                    ended.append(request_id)
+                yield 1
+            ended.reverse()
+            self._links.send(owner, m.AbortResult(abort.call, tuple(ended), ("ABORTED",) * len(ended)))
+            yield 1
+            return
+        found = []
+        for request_id in abort.request_ids:
+            found.append(self._abort_one(request_id))
+            yield 1
+        self._links.send(owner, m.AbortResult(abort.call, abort.request_ids, tuple(found)))
+        yield 1
+
+    def _abort_one(self, request_id: str) -> str:
+        tracked = self._registry.by_id(request_id)
+        if tracked is not None:
+            self._end(tracked.request)
+            return "ABORTED"
+        if self._registry.has_finished(request_id):
+            return "ALREADY_FINISHED"
+        self._registry.abort_early(request_id, self._clock())
+        return "NOT_FOUND"
+
+    def _end(self, request: Request) -> None:
+        """Aborted, and its stream is told."""
+        self._publisher.end(self._scheduler.stop(request, FinishReason.ABORTED), self._clock())
+
+    def _drop(self, tracked: Tracked | None, reason: FinishReason) -> None:
+        """Ended without a word: nobody listens any more."""
+        if tracked is not None:
+            self._scheduler.stop(tracked.request, reason)
+            self._registry.remove(tracked.request)
+
+    def _lose(self, owner: int) -> Iterator[int]:
+        """The youngest end first, as in `_abort`."""
+        self.counters["front_ends_lost"] += 1
+        yield 1
+        for tracked in reversed(self._registry.of_owner(owner)):
+            if self._registry.by_handle(owner, tracked.request.handle) is tracked:  # it has not ended meanwhile
+                self._drop(tracked, FinishReason.CANCELLED)
+            yield 1

@@ -1,0 +1,85 @@
+"""Which requests the service knows, by id and by the front end's handle: what is service-wide lives here."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from dataclasses import dataclass, field
+
+from runahead.runtime.scheduler.lifecycle import Request
+
+# How many ids of finished requests, and of requests aborted before they arrived, are remembered, and how long.
+MAX_REMEMBERED = 8192
+EARLY_ABORT_S = 60.0
+
+
+@dataclass(slots=True, eq=False)
+class Tracked:
+    """A live request and when things happened to it, in seconds on the engine's clock. 0: not yet."""
+
+    request: Request
+    submitted_at: float
+    admitted_at: float = 0.0
+    first_token_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Registry:
+    """Live requests, ids that have finished, and ids aborted before they arrived."""
+
+    _by_owner: defaultdict[int, dict[int, Tracked]] = field(default_factory=lambda: defaultdict(dict))  # by handle
+    _by_id: dict[str, Tracked] = field(default_factory=dict)
+    _finished: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    _aborted_early: OrderedDict[str, float] = field(default_factory=OrderedDict)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def add(self, tracked: Tracked) -> None:
+        request = tracked.request
+        self._by_owner[request.owner][request.handle] = tracked
+        self._by_id[request.request_id] = tracked
+
+    def remove(self, request: Request) -> Tracked:
+        """The request has ended; its id is remembered as finished."""
+        del self._by_id[request.request_id]
+        self._finished[request.request_id] = None
+        while len(self._finished) > MAX_REMEMBERED:
+            self._finished.popitem(last=False)
+        own = self._by_owner[request.owner]
+        tracked = own.pop(request.handle)
+        if not own:
+            del self._by_owner[request.owner]
+        return tracked
+
+    def by_handle(self, owner: int, handle: int) -> Tracked | None:
+        return self._by_owner[owner].get(handle) if owner in self._by_owner else None
+
+    def by_id(self, request_id: str) -> Tracked | None:
+        return self._by_id.get(request_id)
+
+    def ids(self) -> tuple[str, ...]:
+        """Of all that live now."""
+        return tuple(self._by_id)
+
+    def all(self) -> list[Tracked]:
+        """All that live now."""
+        return list(self._by_id.values())
+
+    def of_owner(self, owner: int) -> list[Tracked]:
+        """Those of one front end that live now."""
+        return list(self._by_owner[owner].values()) if owner in self._by_owner else []
+
+    def has_finished(self, request_id: str) -> bool:
+        return request_id in self._finished
+
+    def abort_early(self, request_id: str, now: float) -> None:
+        """Remember that this id is aborted, should it still arrive."""
+        self._aborted_early[request_id] = now + EARLY_ABORT_S
+        self._aborted_early.move_to_end(request_id)
+        while len(self._aborted_early) > MAX_REMEMBERED:
+            self._aborted_early.popitem(last=False)
+
+    def was_aborted_early(self, request_id: str, submitted_at: float) -> bool:
+        """Was it aborted before it was taken, not too long before it was submitted? The answer is given once, to the
+        next that bears the id, whatever becomes of that one."""
+        return self._aborted_early.pop(request_id, 0.0) > submitted_at

@@ -1,0 +1,310 @@
+"""The engine's loop: one for every depth.
+
+take what arrived; while the ledger has room, plan, stage, launch; wait for the oldest mark; commit and retire what
+it allows; publish.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+
+from runahead.cuda_graphs.device import Device, DeviceError
+from runahead.cuda_graphs.rings import FAULT_NONE, STATUS_FAULT
+from runahead.runtime.engine.chain_facts import chain_facts
+from runahead.runtime.engine.engine_stats import engine_stats
+from runahead.runtime.engine.figures import Figures
+from runahead.runtime.engine.intake import TURN_WORK, Intake
+from runahead.runtime.engine.interval_log import IntervalLog, LogMode, Snapshot, Totals
+from runahead.runtime.engine.links import Links
+from runahead.runtime.engine.live_requests import Registry
+from runahead.runtime.engine.publisher import Publisher
+from runahead.runtime.engine.row_check import check_rows
+from runahead.runtime.engine.watchdog import Watchdog
+from runahead.runtime.plan import stage
+from runahead.runtime.scheduler.ledger import Launch, Ledger, LedgerError
+from runahead.runtime.scheduler.lifecycle import Deferred, PromptPart, Release
+from runahead.runtime.scheduler.scheduler import Scheduler
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.engine_config import LAUNCH_TIMEOUT_S
+from runahead.runtime.wire.parameters import FinishReason
+
+_NEVER: Final = 1 << 62
+_WAIT_S: Final = 0.25  # a wait that sees no mark ends after this long, and the loop looks again
+
+
+class Poison(Protocol):
+    """The test mode: whatever is given back is filled with nonsense."""
+
+    def ring_slot(self, number: int) -> None: ...
+
+    def release(self, resource: Release) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """Why the chain is drained before the next plan."""
+
+    reason: str
+
+
+def _no_snapshot(snapshot: Snapshot) -> None:
+    pass
+
+
+class Engine:
+    """Requests in, tokens out, launches in between.
+
+    max_queue: requests that may wait for a row. launch_timeout_s: how long launches may be in flight without any mark,
+    and requests be served without any progress. log_interval, log_mode: see `runahead.runtime.engine.interval_log`;
+    snapshots go to `write_snapshot`. run_ahead_asked: the depth that was configured, which `Stats` shows beside the one
+    that was reached; None: the ledger's. clock: seconds, monotonic. turn_work: see `Intake`.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        scheduler: Scheduler,
+        links: Links,
+        *,
+        max_queue: int,
+        poison: Poison | None = None,
+        launch_timeout_s: float = LAUNCH_TIMEOUT_S,
+        log_interval: int = 0,
+        log_mode: LogMode = LogMode.EVENTS,
+        write_snapshot: Callable[[Snapshot], None] = _no_snapshot,
+        run_ahead_asked: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        turn_work: int = TURN_WORK,
+    ) -> None:
+        self.device = device
+        self.scheduler = scheduler
+        self.ledger: Ledger[Deferred] = scheduler.ledger
+        self.figures = Figures()
+        self.registry = Registry()
+        self.publisher = Publisher(links, scheduler.rows, device.rings, self.registry)
+        self.intake = Intake(scheduler, self.registry, self.publisher, links, self.stats, max_queue, clock, turn_work)
+        self._links = links
+        self._poison = poison
+        self._clock = clock
+        self._watchdog = Watchdog(launch_timeout_s, clock)
+        self._interval_log = IntervalLog(log_interval, log_mode, write_snapshot, self.ledger.launched)
+        self._run_ahead_asked = self.ledger.run_ahead if run_ahead_asked is None else run_ahead_asked
+        self._started_at = clock()
+        self._waited_s = 0.0  # on marks and arrivals
+        self._nothing_to_do_s = 0.0  # of these, on arrivals alone
+        self._logging_drain_s = 0.0  # for the next logging barrier, so far
+        self.waits = 0  # grows for as long as the loop turns, drains included
+        self._idle_after = self.ledger.launched  # the newest launch when the loop last had nothing to do
+
+    # ------------------------------------------------------------ the loop
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Turn until `stopping`, then drain. Raises DeviceError or LedgerError if the chain broke."""
+        while not stopping():
+            self.turn()
+        self.drain(Barrier("shutdown"))
+
+    def turn(self) -> None:
+        """One turn of the loop."""
+        self.intake.take()
+        self._give_back()
+        while self._has_room() and (self._launch_next() or self._give_back()):
+            pass
+        self._wait()
+        self._settle()
+
+    def drain(self, barrier: Barrier) -> None:
+        """Wait until everything enqueued has retired, then compare the device's rows with the host's."""
+        self.figures.barrier(barrier.reason, self._drain())
+
+    def _drain(self) -> float:
+        """Returns the seconds it took."""
+        begun = self._clock()
+        while self.ledger.in_flight:
+            self._wait_for_mark((), _WAIT_S)  # what arrives meanwhile is taken afterwards
+            self._settle()
+        check_rows(self.device.read_rows(), self.scheduler)
+        return self._clock() - begun
+
+    def _has_room(self) -> bool:
+        """May another launch be enqueued now? Counts those that only the bound in tokens holds back."""
+        ledger = self.ledger
+        if not ledger.has_room:
+            return False
+        if ledger.prompt_room >= self.scheduler.limits.max_prefill_tokens:
+            return True  # for any plan there is
+        if ledger.has_room_for(self.scheduler.prompt_tokens_wanted()):
+            return True
+        self.figures.held_back += 1
+        return False
+
+    def _launch_next(self) -> bool:
+        """Plan, stage, launch. False if there is nothing to launch."""
+        rings, ledger = self.device.rings, self.ledger
+        is_barrier = self._interval_log.drains_before(ledger.launched + 1)
+        if is_barrier and (ledger.in_flight or len(self.registry)):
+            self._logging_drain_s += self._drain()
+        plan = self.scheduler.plan()
+        if plan is None:
+            return False
+        if is_barrier:
+            self._interval_log.drained(self._totals(ledger.launched))
+            self.figures.barrier("logging", self._logging_drain_s)
+            self._logging_drain_s = 0.0
+        if plan.number - rings.layout.slots > ledger.retired:
+            raise LedgerError(f"plan {plan.number} would overwrite a slot of a launch that has not retired")
+        slot = rings.slot(plan.number)
+        stage(plan, rings.plan[slot], rings.bulk[slot])
+        first = self._idle_after == ledger.launched
+        overlapped = not first and self.device.ended() < ledger.launched
+        launch = self.scheduler.launch_of(plan, first, overlapped)
+        self.device.launch(launch.shape)
+        ledger.enqueue(launch)
+        self.figures.enqueued(launch, ledger.uncommitted)
+        if self.scheduler.tally.events:
+            self.figures.lifecycle(self.scheduler.tally.events, launch)
+            self.scheduler.tally.events.clear()
+        for admission in plan.admissions:
+            self.publisher.admitted(self.scheduler.holdings.by_slot[admission.slot], self._clock())
+        return True
+
+    def _wait(self) -> None:
+        """For the oldest mark outstanding, or an arrival."""
+        ledger = self.ledger
+        has_more = self.scheduler.waiting.look_further()  # to do that no mark or arrival tells of
+        wait_s = 0.0 if has_more else self.intake.wait_s(_WAIT_S)
+        has_more = has_more or self.intake.has_more
+        if ledger.in_flight:
+            self._wait_for_mark(self._links.wake_fds(), wait_s)
+            return
+        self.waits += 1
+        if has_more:
+            return
+        if len(self.registry):
+            raise LedgerError(f"nothing is in flight and {len(self.registry)} requests wait")
+        self._idle_after = ledger.launched
+        begun = self._clock()
+        self._links.wait(wait_s)
+        waited_s = self._clock() - begun
+        self._nothing_to_do_s += waited_s
+        self._waited_s += waited_s
+
+    def _wait_for_mark(self, wake_fds: Sequence[int], wait_s: float) -> None:
+        """For the oldest one outstanding, one of these descriptors, or so long."""
+        ledger, begun = self.ledger, self._clock()
+        self.waits += 1
+        if ledger.waits_for_tokens:
+            self.device.wait(ledger.committed, _NEVER, wake_fds, wait_s)
+        else:
+            self.device.wait(_NEVER, ledger.ended, wake_fds, wait_s)
+        self._waited_s += self._clock() - begun
+
+    def _settle(self) -> None:
+        """Commit, retire and give back what the marks allow."""
+        sampled = self.device.sampled()
+        # The S of a launch runs after the F of the one before.
+        ended = max(self.device.ended(), sampled - 1)
+        before = self.ledger.ended
+        self.ledger.end(ended)
+        for number in range(before + 1, ended + 1):
+            self._raise_fault(number)
+        self._retire()
+        while self.ledger.committed < sampled:
+            self._commit(self.ledger.next_to_commit())
+            self._retire()
+        self._give_back()
+        self.scheduler.holdings.publish_some()
+        self._look_after_progress()
+
+    def _retire(self) -> None:
+        """What launches have left that is read once they have retired, before the tokens of later ones."""
+        rings = self.device.rings
+        for launch in self.ledger.retire():
+            self.figures.retire(launch, rings)
+            slot, rows = rings.slot(launch.number), launch.row_slots
+            finite = rings.finite[slot, : rows.size] == 1
+            if np.count_nonzero(finite) < rows.size:
+                self.scheduler.holdings.not_finite(rows[~finite])
+            for part in launch.prompt_parts:
+                self._publish_prompt(slot, part)
+            if self._interval_log.is_logged(launch.number):
+                launch_s = int(rings.end_ns[slot] - rings.start_ns[slot]) / 1e9
+                self._interval_log.retired(launch, launch_s, self._totals(launch.number), self.scheduler.pool)
+            if self._poison is not None:
+                self._poison.ring_slot(launch.number)
+
+    def _publish_prompt(self, slot: int, part: PromptPart) -> None:
+        """Log-probabilities of a prompt, unless its request has ended since; it ends now if its row is not finite."""
+        if self.scheduler.rows.epoch[part.slot] != part.epoch:
+            return
+        if self.scheduler.rows.finite[part.slot]:
+            self.publisher.publish_prompt(slot, part)
+        else:
+            self.publisher.end(self.scheduler.stop(part.request, FinishReason.NON_FINITE), self._clock())
+
+    def _give_back(self) -> bool:
+        """Whatever the fence lets go: what ended outside a commit may be due before any mark moves. False: nothing."""
+        due = self.ledger.due()
+        for resource in due:
+            freed = self.scheduler.release(resource)
+            if self._poison is not None:
+                self._poison.release(freed)
+        return bool(due)
+
+    def _look_after_progress(self) -> None:
+        ledger, counters = self.ledger, self.scheduler.tally.counters
+        marks = (ledger.committed, ledger.ended)
+        work = (counters["generated_tokens"], counters["prefill_chunks"])
+        self._watchdog.look(ledger.in_flight, marks, len(self.registry), work)
+
+    def _commit(self, launch: Launch) -> None:
+        rings = self.device.rings
+        cells = rings.cells[rings.slot(launch.number), : launch.sample_slots.size]
+        commit = self.scheduler.commit(launch, cells)  # a launch that samples nothing may have crossed borders
+        if launch.shape.sample_rows:
+            self.publisher.publish(commit, self._clock())
+        self.ledger.commit(launch.number)
+
+    def _raise_fault(self, number: int) -> None:
+        fault = int(self.device.rings.status[self.device.rings.slot(number), STATUS_FAULT])
+        if fault != FAULT_NONE:
+            raise DeviceError(f"launch {number} ended with fault {fault}: the device was handed another launch's plan")
+
+    def stats(self) -> m.EngineStats:
+        """Everything `Stats` shows, at this moment."""
+        return engine_stats(
+            self.scheduler,
+            self.device,
+            self.figures,
+            self.publisher.latencies,
+            self._run_ahead_asked,
+            self.intake.counters,
+            self._uptime_s(),
+            self._host_s(),
+        )
+
+    def facts(self, info: m.EngineInfo) -> dict[str, object]:
+        """What the chain runs with, by name."""
+        return chain_facts(self.scheduler, self.device, self._interval_log, self._watchdog, info, self._run_ahead_asked)
+
+    def _totals(self, launch: int) -> Totals:
+        figures = self.figures
+        return Totals(
+            launch,
+            self.scheduler.tally.counters["generated_tokens"],
+            self._uptime_s() - self._nothing_to_do_s,
+            self._host_s(),
+            figures.busy_ns / 1e9,
+            figures.idle_ns / 1e9,
+        )
+
+    def _uptime_s(self) -> float:
+        return self._clock() - self._started_at
+
+    def _host_s(self) -> float:
+        return self._uptime_s() - self._waited_s

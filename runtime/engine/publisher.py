@@ -1,0 +1,139 @@
+"""Commits on their way to the front ends: columns, one message a launch and front end."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runahead.cuda_graphs.rings import RingMemory
+from runahead.runtime.engine.latencies import Latencies
+from runahead.runtime.engine.links import Links
+from runahead.runtime.engine.live_requests import Registry
+from runahead.runtime.scheduler.lifecycle import Commit, Ending, PromptPart, Request
+from runahead.runtime.scheduler.rows import Rows
+from runahead.runtime.wire import messages as m
+
+NOT_SEEN_S: Final = -1.0  # the time of a part that a request did not come to
+_NO_HANDLES: Final = np.zeros(0, np.int64)
+
+
+class Addressed(NamedTuple):
+    """Which of a commit's tokens go to which front end. Commits with the same column of handles have the same.
+
+    handles: [n] the column. parts: front end, places of its tokens, their handles as bytes. want_logprobs: some do.
+    """
+
+    handles: NDArray[np.int64]
+    parts: tuple[tuple[int, NDArray[np.intp] | slice, bytes], ...]
+    want_logprobs: bool
+
+
+class Publisher:
+    """Sends what was committed. Never blocks, never keeps a token back."""
+
+    def __init__(self, links: Links, rows: Rows, rings: RingMemory, registry: Registry) -> None:
+        self._links = links
+        self._rows = rows
+        self._rings = rings
+        self._registry = registry
+        self.latencies = Latencies(rows, rings.layout.drafts)
+        self._to = Addressed(_NO_HANDLES, (), False)  # of the newest commit
+
+    def admitted(self, request: Request | None, now: float) -> None:
+        """A launch that holds the request's row was enqueued. Its front end is told of the first time."""
+        assert request is not None
+        tracked = self._registry.by_handle(request.owner, request.handle)
+        assert tracked is not None
+        if not tracked.admitted_at:
+            tracked.admitted_at = now
+            queue_s = now - tracked.submitted_at
+            self._links.send(request.owner, m.Admitted(request.handle, request.cached_tokens, queue_s))
+
+    def publish_prompt(self, slot: int, part: PromptPart) -> None:
+        """Send the log-probabilities that a launch, which has retired, left in this slot of the result ring.
+
+        Only what was not sent yet: a chunk that is computed again after an eviction begins with what was.
+        """
+        request, rings = part.request, self._rings
+        offset = request.next_prompt_logprob
+        end = min(part.start + 1 + part.count, request.prompt.size)
+        if end <= offset:
+            return
+        first = part.first_entry + offset - part.start - 1
+        entries, top = slice(first, first + end - offset), request.sampling.prompt_logprobs
+        self._links.send(
+            request.owner,
+            m.PromptLogprobs(
+                request.handle,
+                offset,
+                rings.prompt_logprob[slot, entries].tobytes(),
+                rings.prompt_top_ids[slot, entries, :top].tobytes(),
+                rings.prompt_top_logprobs[slot, entries, :top].tobytes(),
+            ),
+        )
+        request.next_prompt_logprob = end
+
+    def publish(self, commit: Commit, now: float) -> None:
+        """Send a launch's tokens. `now`: seconds on the engine's clock."""
+        firsts = commit.firsts.nonzero()[0].tolist()
+        for i in firsts:
+            tracked = self._registry.by_handle(int(commit.owners[i]), int(commit.handles[i]))
+            assert tracked is not None
+            tracked.first_token_at = now
+            self.latencies.first_token.add(now - tracked.submitted_at)
+        self.latencies.tokens(commit, bool(firsts), now)
+        if commit.handles is not self._to.handles:
+            self._to = self._addressed(commit)
+        finished = [(ending.request.owner, self._finished(ending, now)) for ending in commit.endings]
+        for owner, mine, handles in self._to.parts:
+            logprobs = self._logprobs(commit, mine) if self._to.want_logprobs else ()
+            ends = tuple(end for of, end in finished if of == owner) if finished else ()
+            self._links.send(owner, m.Output(commit.launch, handles, commit.tokens[mine].tobytes(), logprobs, ends))
+
+    def _addressed(self, commit: Commit) -> Addressed:
+        owners = {*commit.owners.tolist(), *(ending.request.owner for ending in commit.endings)}
+        parts: list[tuple[int, NDArray[np.intp] | slice, bytes]] = []
+        for owner in sorted(owners):
+            mine = slice(None) if len(owners) == 1 else (commit.owners == owner).nonzero()[0]
+            parts.append((owner, mine, commit.handles[mine].tobytes()))
+        want_logprobs = bool(np.count_nonzero(self._rows.logprobs.take(commit.slots) >= 0))
+        return Addressed(commit.handles, tuple(parts), want_logprobs)
+
+    def end(self, ending: Ending, now: float) -> None:
+        """A request was ended from outside; its stream is told."""
+        finished = self._finished(ending, now)
+        self._links.send(ending.request.owner, m.Output(0, b"", b"", (), (finished,)))
+
+    def _logprobs(self, commit: Commit, mine: NDArray[np.intp] | slice) -> tuple[m.Logprobs, ...]:
+        asked = self._rows.logprobs[commit.slots[mine]]
+        wanting = (asked >= 0).nonzero()[0].tolist()
+        slot, cells = self._rings.slot(commit.launch), commit.cells[mine]
+        found: list[m.Logprobs] = []
+        for index in wanting:
+            cell, count = int(cells[index]), int(asked[index])
+            found.append(
+                m.Logprobs(
+                    index,
+                    float(self._rings.logprob[slot, cell]),
+                    tuple(self._rings.top_ids[slot, cell, :count].tolist()),
+                    tuple(self._rings.top_logprobs[slot, cell, :count].tolist()),
+                )
+            )
+        return tuple(found)
+
+    def _finished(self, ending: Ending, now: float) -> m.Finished:
+        request = ending.request
+        tracked = self._registry.remove(request)
+        submitted, admitted, first = tracked.submitted_at, tracked.admitted_at, tracked.first_token_at
+        return m.Finished(
+            handle=request.handle,
+            reason=int(ending.reason),
+            stop_token_id=ending.stop_token_id,
+            cached_tokens=request.cached_tokens,
+            queue_s=admitted - submitted if admitted else NOT_SEEN_S,
+            prefill_s=first - admitted if first else NOT_SEEN_S,
+            first_token_s=first - submitted if first else NOT_SEEN_S,
+            decode_s=now - first if first else NOT_SEEN_S,
+        )

@@ -1,0 +1,198 @@
+"""Compares the device's row state with the host's truth, field by field, while nothing is in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runahead.runtime.kernels.row_state import penalty_fields, row_fields
+from runahead.runtime.row_record import ROW_RECORD, signed_64
+from runahead.runtime.scheduler.admission_record import SAMPLING_NUMBERS, token_mask
+from runahead.runtime.scheduler.ledger import LedgerError
+from runahead.runtime.scheduler.lifecycle import Request
+from runahead.runtime.scheduler.rows import Rows
+from runahead.runtime.scheduler.scheduler import Scheduler
+from runahead.runtime.words import NUMPY_TYPES
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """The n rows that somebody has, as the host knows them."""
+
+    rows: Rows
+    vocab_size: int
+    requests: list[Request]
+    slots: NDArray[np.int64]  # [n]
+
+    def those(self, wanted: Callable[[Request], object]) -> _Live:
+        """Some of them."""
+        chosen = [request for request in self.requests if wanted(request)]
+        return _live(chosen, self.rows, self.vocab_size)
+
+
+def _live(requests: list[Request], rows: Rows, vocab_size: int) -> _Live:
+    return _Live(rows, vocab_size, requests, np.array([request.slot for request in requests], np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """What a field must hold for m rows. Rows that a field says nothing of are left out.
+
+    places: of the rows in the field, by row slot or by penalty slot. counts: how many values each row has in it, the
+    first ones; None: all.
+    """
+
+    row_slots: NDArray[np.int64]  # [m]
+    places: NDArray[np.int64]  # [m]
+    values: NDArray[np.generic]  # [m] or [m, width]
+    counts: NDArray[np.int64] | None = None  # [m]
+
+
+_Field = Callable[[_Live], _Expected]
+
+
+def _column(values: Callable[[_Live], NDArray[np.generic]]) -> _Field:
+    """A field with a value, or a line, for each row."""
+    return lambda live: _Expected(live.slots, live.slots, values(live))
+
+
+def _parameter(name: str, value: Callable[[Request], float]) -> _Field:
+    """A field of `RowParameters`, in its type."""
+    dtype = NUMPY_TYPES[ROW_RECORD.fields[name].code]
+    return _column(lambda live: np.array([value(request) for request in live.requests], dtype))
+
+
+def _lists(values: Callable[[Request], Any], dtype: type[np.generic]) -> _Field:
+    """A list for each row, of a length of its own. What lies behind it is nobody's."""
+
+    def expected(live: _Live) -> _Expected:
+        lists = [values(request) for request in live.requests]
+        counts = np.array([len(values) for values in lists], np.int64)
+        table = np.zeros((len(lists), max(counts, default=0)), dtype)
+        table[np.arange(table.shape[1]) < counts[:, None]] = np.fromiter(chain.from_iterable(lists), dtype)
+        return _Expected(live.slots, live.slots, table, counts)
+
+    return expected
+
+
+def _seq_len(live: _Live) -> NDArray[np.generic]:
+    """A row that still reads its prompt has what was planned of it, others what is committed: nothing is in flight."""
+    rows, slots = live.rows, live.slots
+    is_prefilling = rows.least_len[slots] < rows.known_len[slots]
+    return np.where(is_prefilling, rows.least_len[slots], rows.committed_len[slots])
+
+
+def _last_token(live: _Live) -> _Expected:
+    """Rows that have said nothing since they were admitted have none."""
+    rows = live.rows
+    live = live.those(lambda request: rows.committed_len[request.slot] > rows.known_len[request.slot])
+    return _column(lambda live: rows.history[live.slots, rows.committed_len[live.slots] - 1])(live)
+
+
+def _allowed(live: _Live) -> _Expected:
+    """Rows without a list may say anything: nothing looks at their mask."""
+    live = live.those(lambda request: request.sampling.allowed_mask)
+    masks = [np.frombuffer(request.sampling.allowed_mask, np.int32) for request in live.requests]
+    return _Expected(live.slots, live.slots, _stacked(masks))
+
+
+def _by_penalty_slot(values: Callable[[Rows, Request, int], NDArray[np.generic]]) -> _Field:
+    """A line for each row that has penalties."""
+
+    def expected(live: _Live) -> _Expected:
+        live = live.those(lambda request: request.sampling.has_penalty)
+        places = np.array([request.penalty_slot for request in live.requests], np.int64)
+        lines = [values(live.rows, request, live.vocab_size) for request in live.requests]
+        return _Expected(live.slots, places, _stacked(lines))
+
+    return expected
+
+
+def _counts(rows: Rows, request: Request, vocab_size: int) -> NDArray[np.generic]:
+    """How often the completion holds each token. [vocab]"""
+    said = rows.history[request.slot, request.prompt.size : rows.committed_len[request.slot]]
+    return np.bincount(said, minlength=vocab_size)
+
+
+def _in_prompt(rows: Rows, request: Request, vocab_size: int) -> NDArray[np.generic]:
+    """The mask of the prompt's tokens, which only a repetition penalty looks at."""
+    return token_mask(request.prompt if request.sampling.repetition_penalty != 1 else (), vocab_size)
+
+
+def _stacked(lines: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:
+    return np.stack(lines) if lines else np.zeros((0, 0), np.int32)
+
+
+# Of the record alone: what its lists brought the row has changed since.
+OF_THE_RECORD: Final = frozenset({"block_count", "penalty_entries"})
+# What the host says that the device holds: every tensor of `runahead.runtime.kernels.row_state.RowState` and
+# `PenaltyState`; in place of `parameters` its fields.
+FIELDS: Final[Mapping[str, _Field]] = {
+    "alive": _column(lambda live: np.ones(live.slots.size, np.bool_)),
+    "seq_len": _column(_seq_len),
+    "last_token": _last_token,
+    "block_table": _lists(lambda request: request.blocks, np.int32),
+    **{name: _parameter(name, attrgetter(f"sampling.{name}")) for name in SAMPLING_NUMBERS},
+    "slot": _parameter("slot", lambda request: request.slot),
+    "seed": _parameter("seed", lambda request: signed_64(request.sampling.seed)),
+    "logprobs": _column(lambda live: live.rows.logprobs[live.slots]),
+    "prompt_logprobs": _column(lambda live: live.rows.prompt_logprobs[live.slots]),
+    "min_position": _column(lambda live: live.rows.min_position[live.slots]),
+    "max_position": _column(lambda live: live.rows.max_len[live.slots] - 1),
+    "stop_count": _column(lambda live: np.count_nonzero(live.rows.stop_ids[live.slots] >= 0, axis=1)),
+    "stop_ids": _column(lambda live: live.rows.stop_ids[live.slots]),
+    "bias_count": _parameter("bias_count", lambda request: len(request.sampling.bias_ids)),
+    "bias_ids": _lists(lambda request: request.sampling.bias_ids, np.int32),
+    "bias_values": _lists(lambda request: request.sampling.bias_values, np.float32),
+    "allowed_words": _parameter("allowed_words", lambda request: len(request.sampling.allowed_mask) // 4),
+    "allowed": _allowed,
+    "penalty_slot": _parameter("penalty_slot", lambda request: request.penalty_slot),
+    "state_slot": _parameter("state_slot", lambda request: request.state_slot),
+    "counts": _by_penalty_slot(_counts),
+    "in_prompt": _by_penalty_slot(_in_prompt),
+}
+_TENSORS: Final = frozenset((*row_fields(), *penalty_fields()))
+# A place where these differ would tell a token of somebody's prompt, and prompts are in no log.
+_UNSPOKEN: Final = frozenset({"in_prompt"})
+
+
+def check_rows(device: Mapping[str, NDArray[np.generic]], scheduler: Scheduler) -> None:
+    """device: its row state and penalty state by the names of their tensors; empty if it keeps none. What else it holds
+    is not looked at.
+
+    Raises LedgerError naming a row and a field that differ, or a tensor that the device does not hand over.
+    """
+    if not device:
+        return
+    if missing := sorted(_TENSORS - device.keys()):
+        raise LedgerError(f"the device's row state comes without {', '.join(missing)}")
+    held = {**device, **ROW_RECORD.columns(device["parameters"])}
+    live = _live(
+        [request for request in scheduler.holdings.by_slot if request], scheduler.rows, scheduler.limits.vocab_size
+    )
+    for name, field in FIELDS.items():
+        _compare(name, held[name], field(live))
+
+
+def _compare(name: str, device: NDArray[np.generic], expected: _Expected) -> None:
+    values = expected.values
+    found = device[expected.places]
+    if values.ndim == 2:
+        found = found[:, : values.shape[1]]
+    differs = found != values
+    if expected.counts is not None:
+        differs &= np.arange(values.shape[1]) < expected.counts[:, None]
+    if not np.count_nonzero(differs):
+        return
+    first = tuple(np.argwhere(differs)[0].tolist())
+    row = f"row {expected.row_slots[first[0]]}"
+    if name in _UNSPOKEN:
+        raise LedgerError(f"{row}: {name} differs between the device and the host")
+    place = f"[{first[1]}]" if values.ndim == 2 else ""
+    raise LedgerError(f"{row}: {name}{place} is {found[first]} on the device and {values[first]} on the host")

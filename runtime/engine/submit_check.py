@@ -1,0 +1,91 @@
+"""What a front end's message may say beyond the types of its fields. Pure.
+
+A message that breaks these rules could put nonsense into a row, or stop the engine for everybody. It ends the
+connection that it came by, and nothing else. Columns, which may be as long as the prompt, are checked in a few passes
+over an array. Lists are gone through entry by entry; `runahead.runtime.wire.messages` and
+`runahead.runtime.wire.parameters` bound their lengths.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runahead.runtime.memory.prefix_cache import KEY_BYTES
+from runahead.runtime.scheduler.admission_record import eos_and_stop_ids
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import MAX_STOP_IDS, FinishReason
+
+_CANCELLED = (FinishReason.STOP, FinishReason.CANCELLED)
+
+
+def check_message(message: m.ToEngine, info: m.EngineInfo, last_handle: int) -> None:
+    """Raises ProtocolError, whose sentence names what is wrong and repeats nothing of a prompt.
+
+    last_handle: the newest on the connection.
+    """
+    if isinstance(message, m.Submit):
+        if message.handle <= last_handle:
+            raise m.ProtocolError(f"a Submit has handle {message.handle}, and {last_handle} was there before")
+        _check_prompt(message, info)
+        sampling, stopping = message.sampling, message.stopping
+        if sampling.bias_ids or sampling.bias_values or stopping.stop_token_ids:
+            _check_ids(message, info)
+        if sampling.allowed_mask:
+            _check_mask(sampling.allowed_mask, info.vocab_size)
+        if stopping.min_tokens > stopping.max_tokens:
+            raise m.ProtocolError(f"a Submit has min_tokens {stopping.min_tokens} over its {stopping.max_tokens}")
+    elif isinstance(message, m.Cancel) and message.reason not in _CANCELLED:
+        raise m.ProtocolError(f"a Cancel has the reason {message.reason.name}, which is the engine's to give")
+
+
+def _check_prompt(submit: m.Submit, info: m.EngineInfo) -> None:
+    """The prompt, and what was made of it."""
+    prompt = _words(submit.prompt, "prompt")
+    if not prompt.size:
+        raise m.ProtocolError("a Submit has an empty prompt")
+    if np.maximum.reduce(prompt.view(np.uint32)) >= info.vocab_size:  # a negative id is a large number then
+        raise m.ProtocolError(f"a Submit's prompt has an id that is not in the vocabulary of {info.vocab_size}")
+    if submit.prompt_ids or submit.sampling.repetition_penalty != 1:
+        _check_distinct(submit, prompt.size, info.vocab_size)
+    keys = prompt.size // info.block_size if info.prefix_cache else 0
+    if len(submit.block_keys) != keys * KEY_BYTES:
+        raise m.ProtocolError(f"a Submit has {len(submit.block_keys)} bytes of keys for {keys} blocks")
+
+
+def _check_distinct(submit: m.Submit, prompt: int, vocab_size: int) -> None:
+    """The prompt's distinct ids. prompt: its tokens."""
+    ids, has_ids = _words(submit.prompt_ids, "prompt_ids"), submit.sampling.repetition_penalty != 1
+    if bool(ids.size) != has_ids or ids.size > prompt:
+        raise m.ProtocolError(f"a Submit has {ids.size} distinct ids for a prompt of {prompt}")
+    if has_ids and (ids[0] < 0 or ids[-1] >= vocab_size or not (ids[1:] > ids[:-1]).all()):
+        raise m.ProtocolError("a Submit's distinct ids are not ascending ids of the vocabulary")
+
+
+def _check_ids(submit: m.Submit, info: m.EngineInfo) -> None:
+    """Ids that are listed."""
+    sampling, stopping = submit.sampling, submit.stopping
+    if len(sampling.bias_ids) != len(sampling.bias_values):
+        raise m.ProtocolError(f"a Submit has {len(sampling.bias_ids)} ids and {len(sampling.bias_values)} biases")
+    if max((*sampling.bias_ids, *stopping.stop_token_ids), default=0) >= info.vocab_size:
+        raise m.ProtocolError(f"a Submit lists an id that is not in the vocabulary of {info.vocab_size}")
+    if len(set(sampling.bias_ids)) != len(sampling.bias_ids):
+        raise m.ProtocolError("a Submit has two biases for one id")
+    ends = len(eos_and_stop_ids(stopping, info.eos_token_ids))
+    if ends > MAX_STOP_IDS:
+        raise m.ProtocolError(f"a Submit ends with any of {ends} ids, and a row holds {MAX_STOP_IDS}")
+
+
+def _check_mask(mask: bytes, vocab_size: int) -> None:
+    words = _words(mask, "allowed_mask").view(np.uint32)
+    spare = words.size * 32 - vocab_size  # bits behind the vocabulary, in the last word
+    if not 0 <= spare < 32 or (spare and int(words[-1]) >> (32 - spare)):
+        raise m.ProtocolError(f"a Submit's allowed_mask of {words.size} words does not fit {vocab_size} ids")
+    if not words.any():
+        raise m.ProtocolError("a Submit's allowed_mask allows nothing")
+
+
+def _words(column: bytes, name: str) -> NDArray[np.int32]:
+    if len(column) % 4:
+        raise m.ProtocolError(f"a Submit's {name} has {len(column)} bytes, no whole number of int32")
+    return np.frombuffer(column, np.int32)

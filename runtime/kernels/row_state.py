@@ -1,0 +1,95 @@
+"""The device's row state: everything a launch knows of a row, by `row_slot`. S, apply and F are all that write it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from runahead.runtime.row_record import ROW_RECORD, RowParameters
+from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS
+
+if TYPE_CHECKING:  # NumPy's programs need the names of the fields alone
+    import torch
+
+
+@dataclass(frozen=True)
+class RowState(RowParameters["torch.Tensor"]):
+    """Tensors whose first dimension is `slots` = max_rows + 1. The last slot is the null row that padding names.
+
+    The fields of `RowParameters` are views of `parameters`: their elements are ADMIT_WORDS words apart.
+    """
+
+    last_token: torch.Tensor  # int32 [slots] the newest token: the input of the row's next decode step
+    seq_len: torch.Tensor  # int32 [slots] tokens known: prompt so far prefilled, and sampled; the next token's position
+    alive: torch.Tensor  # bool [slots] cleared by S when the row ends
+    block_table: torch.Tensor  # int32 [slots, max_blocks] block 0 is the null block
+    parameters: torch.Tensor  # int32 [slots, ADMIT_WORDS] the head of the row's admission record
+    stop_ids: torch.Tensor  # int32 [slots, MAX_STOP_IDS] padded with -1
+    bias_ids: torch.Tensor  # int32 [slots, MAX_BIAS] the first `bias_count`
+    bias_values: torch.Tensor  # float32 [slots, MAX_BIAS]
+    allowed: torch.Tensor  # int32 [slots, ceil(vocab / 32)] bit v % 32 of word v // 32 allows token v
+
+    def __post_init__(self) -> None:
+        import torch
+
+        types = {"i": torch.int32, "f": torch.float32, "q": torch.int64}
+        for name, column in ROW_RECORD.columns(self.parameters, types).items():
+            object.__setattr__(self, name, column)
+
+    @property
+    def slots(self) -> int:
+        return int(self.seq_len.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class PenaltyState:
+    """What rows with penalties have said so far, by `penalty_slot`. The last slot is nobody's.
+
+    S counts the token that it keeps; an admission clears its slot and writes what is known of the row.
+    """
+
+    counts: torch.Tensor  # int32 [penalty_slots + 1, vocab] occurrences in the completion
+    in_prompt: torch.Tensor  # int32 [penalty_slots + 1, ceil(vocab / 32)] bits as in `RowState.allowed`
+
+
+def make_penalty_state(penalty_slots: int, vocab_size: int, device: torch.device) -> PenaltyState:
+    """Nothing said in any slot."""
+    import torch
+
+    return PenaltyState(
+        counts=torch.zeros((penalty_slots + 1, vocab_size), dtype=torch.int32, device=device),
+        in_prompt=torch.zeros((penalty_slots + 1, (vocab_size + 31) // 32), dtype=torch.int32, device=device),
+    )
+
+
+def make_row_state(max_rows: int, max_blocks: int, vocab_size: int, device: torch.device) -> RowState:
+    """A zeroed row state; every row dead, its parameters those that nobody has set, `stop_ids` all -1."""
+    import torch
+
+    slots = max_rows + 1
+
+    def i32(*shape: int) -> torch.Tensor:
+        return torch.zeros((slots, *shape), dtype=torch.int32, device=device)
+
+    free = torch.frombuffer(bytearray(ROW_RECORD.free()), dtype=torch.int32)
+    return RowState(
+        last_token=i32(),
+        seq_len=i32(),
+        alive=torch.zeros((slots,), dtype=torch.bool, device=device),
+        block_table=i32(max_blocks),
+        parameters=free.repeat(slots, 1).to(device),
+        stop_ids=i32(MAX_STOP_IDS) - 1,
+        bias_ids=i32(MAX_BIAS),
+        bias_values=torch.zeros((slots, MAX_BIAS), dtype=torch.float32, device=device),
+        allowed=i32((vocab_size + 31) // 32),
+    )
+
+
+def row_fields() -> tuple[str, ...]:
+    """Names of the tensors of `RowState`."""
+    return tuple(f.name for f in fields(RowState))
+
+
+def penalty_fields() -> tuple[str, ...]:
+    """Names of the tensors of `PenaltyState`."""
+    return tuple(f.name for f in fields(PenaltyState))

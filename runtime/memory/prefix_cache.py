@@ -1,0 +1,112 @@
+"""Keys of KV blocks by content: what a prefix is found again by. Pure.
+
+A block's key is the SHA-256 of the key before it and its own token ids. Before the first stands the salt, hashed twice:
+no salt can be chosen so that it stands for a key and a block. Equal keys mean the same tokens at the same positions
+under the same salt.
+
+Whoever asks may bring the keys of its prompt along, so that nobody hashes it again to look it up. They are believed in
+nothing else: a block is found where its token ids and the key before it are those that are looked for, up to the salt,
+which is hashed here; and the key that a block is published under is hashed here.
+"""
+
+from __future__ import annotations
+
+from array import array
+from hashlib import sha256
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runahead.runtime.memory.block_pool import BlockPool, Content
+
+KEY_BYTES: Final = 32
+
+
+def prompt_keys(salt: str, prompt: NDArray[np.int32], block_size: int) -> bytes:
+    """Keys of a prompt's full blocks, one after the other. prompt: int32 [n]. Bytes [n // block_size * KEY_BYTES]
+
+    A front end makes them, so that the engine's loop hashes no prompt.
+    """
+    keys, tokens, size = PrefixKeys(salt), np.ascontiguousarray(prompt, "<i4").tobytes(), 4 * block_size
+    return b"".join(
+        keys.content(place, tokens[place * size : (place + 1) * size]).key for place in range(len(tokens) // size)
+    )
+
+
+class PrefixKeys:
+    """The keys of one request's full blocks, made in order as its tokens become known.
+
+    salt: only requests of the same salt share blocks. given: keys of the first blocks, as `prompt_keys` makes them, to
+    look them up by.
+    """
+
+    def __init__(self, salt: str, given: bytes = b"") -> None:
+        self._keys = [sha256(sha256(salt.encode()).digest()).digest()]  # of the empty prefix, then of each block
+        self._given = given
+
+    def from_place(self, place: int) -> list[bytes]:
+        """Keys that were made for blocks from this place on."""
+        return self._keys[place + 1 :]
+
+    def content(self, place: int, tokens: bytes) -> Content:
+        """What the block at `place` holds. tokens: its own ids, int32. Places come in order, and may come again."""
+        before = self._keys[place]
+        if place == len(self._keys) - 1:
+            self._keys.append(sha256(before + tokens).digest())
+        return Content(self._keys[place + 1], tokens, before)
+
+    def sought(self, place: int, tokens: bytes) -> Content:
+        """As `content`, to look for: under the key that was given for the block, if its own is not known."""
+        given = self._given[place * KEY_BYTES : (place + 1) * KEY_BYTES]
+        if given and place == len(self._keys) - 1:
+            return Content(given, tokens, self._keys[place])
+        return self.content(place, tokens)
+
+    def found(self, place: int, content: Content) -> None:
+        """The pool holds a block with the content that was sought: the key that was given for it is right."""
+        if place == len(self._keys) - 1:
+            self._keys.append(content.key)
+
+
+class PrefixWalk:
+    """The findable blocks that a request's tokens begin with, looked for in pieces, each once.
+
+    They are never those that hold its last token: that token's logits are wanted, so that it is computed again whatever
+    is cached. While blocks come and go the walk stays right: the pool takes away what is forgotten, and only the place
+    where it ended is looked at again.
+
+    tokens: int32 [n]. Only the newest walk of a pool is right.
+    """
+
+    def __init__(self, pool: BlockPool, keys: PrefixKeys, tokens: NDArray[np.int32]) -> None:
+        self._pool = pool
+        self._keys = keys
+        self._tokens = np.ascontiguousarray(tokens).data.cast("B")
+        self._most = (tokens.size - 1) // pool.block_size
+        self._watched = pool.watch()
+        self.at_end = False  # for now: no block was found behind those that were, at the last look
+
+    def look(self, blocks: int) -> bool:
+        """Look at so many blocks more, at most. Returns `at_end`."""
+        self._pool.shorten()
+        found, size = self._watched.blocks, 4 * self._pool.block_size
+        for place in range(len(found), min(len(found) + blocks, self._most)):
+            tokens = bytes(self._tokens[place * size : (place + 1) * size])
+            content = self._keys.sought(place, tokens)
+            if not self._pool.extend(content):
+                self.at_end = True
+                return True
+            self._keys.found(place, content)
+        self.at_end = len(found) == self._most
+        return self.at_end
+
+    @property
+    def blocks(self) -> array[int]:
+        """Those found, in order."""
+        return self._watched.blocks
+
+    @property
+    def unheld(self) -> int:
+        """Of these, the available ones: sharing them leaves so many fewer to take."""
+        return self._watched.unheld

@@ -1,0 +1,1 @@
+"""The engine's process: started, put together, ended."""

@@ -1,0 +1,186 @@
+"""The engine's process: `python -m runahead.runtime.process.main`, started by a front end.
+
+The first line of standard input is JSON: {"socket": path, "config": EngineConfig, "log": LogOutput}. One line on
+standard output, `ready`, says that the engine listens there. It ends when standard input does (its parent has died), or
+on SIGTERM.
+Exit codes: 0 after a shutdown, 1 if the chain broke, 2 if it could not start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import msgspec
+import structlog
+import torch
+
+from runahead.cuda_graphs.device import DeviceError
+from runahead.runtime.engine.interval_log import LogMode
+from runahead.runtime.engine.links import SocketLinks
+from runahead.runtime.engine.loop import Engine
+from runahead.runtime.engine.loop_guard import LoopGuard
+from runahead.runtime.engine.watchdog import LaunchHungError, NoProgressError
+from runahead.runtime.kernels.reference.linear import RowInvarianceError
+from runahead.runtime.log_output import LogOutput, log_to_stderr
+from runahead.runtime.models.config import CheckpointError
+from runahead.runtime.process.assemble import Assembled, assemble
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
+
+EXIT_BROKEN: Final = 1
+EXIT_CANNOT_START: Final = 2
+_TURN_S: Final = 1.0  # a turn that only waits ends well within this
+_DEVICE_SENTENCE: Final = "the device failed and the engine has stopped"
+_INTERNAL_SENTENCE: Final = "the engine met an internal error and has stopped"
+_SHUTDOWN_SENTENCE: Final = "the server is shutting down"
+
+
+class Orders(msgspec.Struct, frozen=True):
+    """The first line of standard input."""
+
+    socket: str
+    config: EngineConfig
+    log: LogOutput = LogOutput()
+
+
+def main() -> int:
+    """Run the engine until its parent is gone or it is told to stop. Returns the exit code."""
+    log = structlog.get_logger("engine")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front end decides
+    stop = _Stop()
+    signal.signal(signal.SIGTERM, stop.on_signal)
+    try:
+        orders = msgspec.json.decode(_first_line(), type=Orders)
+        log_to_stderr(orders.log)
+        parts = assemble(orders.config, _progress(log))
+        links = SocketLinks(
+            Path(orders.socket),
+            _welcome(parts),
+            lambda owner, why: log.warning("front_end_refused", owner=owner, why=why),
+            parent_fd=sys.stdin.fileno(),
+            connected=orders.config.counters_from,
+        )
+    except (ConfigError, CheckpointError, RowInvarianceError, msgspec.MsgspecError, OSError) as error:
+        print(error, file=sys.stderr, flush=True)
+        return EXIT_CANNOT_START
+    gc.collect()
+    gc.freeze()  # what was made so far lives as long as the process: no collection need look at it again
+    engine = Engine(
+        parts.device,
+        parts.scheduler,
+        links,
+        max_queue=orders.config.max_queue,
+        poison=parts.poison,
+        launch_timeout_s=orders.config.launch_timeout_s,
+        log_interval=orders.config.log_interval,
+        log_mode=LogMode(orders.config.log_mode),
+        write_snapshot=lambda snapshot: log.info("snapshot", **asdict(snapshot)),
+        run_ahead_asked=orders.config.run_ahead,
+    )
+    log.info("chain", **engine.facts(parts.info), threads=torch.get_num_threads())
+    log.info("engine_ready", **msgspec.to_builtins(parts.info))
+    if orders.config.log_interval == 1 and orders.config.log_mode == LogMode.BARRIER:
+        log.warning("serial", why="log_interval is 1 and log_mode is barrier: the chain drains before every launch")
+    print("ready", flush=True)
+    return _run(engine, links, stop, log, orders.config.launch_timeout_s)
+
+
+def _run(engine: Engine, links: SocketLinks, stop: _Stop, log: structlog.stdlib.BoundLogger, limit_s: float) -> int:
+    code = 0
+    guard = LoopGuard(lambda: engine.waits, limit_s + _TURN_S, lambda: _stop_standing(engine, log))
+    guard.start()
+    try:
+        engine.run(lambda: stop.asked or links.parent_gone)
+        links.broadcast(m.Failed("SHUTDOWN", _SHUTDOWN_SENTENCE))
+        log.info("engine_stopped", launches=engine.ledger.launched)
+    except LaunchHungError as error:
+        log.error("launch_hung", what=str(error), launches=engine.ledger.launched)
+        faulthandler.dump_traceback(sys.stderr)
+        links.broadcast(m.Failed("DEVICE", _DEVICE_SENTENCE))
+        code = EXIT_BROKEN
+    except NoProgressError as error:
+        log.error("no_progress", what=str(error), launches=engine.ledger.launched)
+        faulthandler.dump_traceback(sys.stderr)
+        links.broadcast(m.Failed("INTERNAL", _INTERNAL_SENTENCE))
+        code = EXIT_BROKEN
+    except DeviceError:
+        log.exception("device_failed", launches=engine.ledger.launched)
+        links.broadcast(m.Failed("DEVICE", _DEVICE_SENTENCE))
+        code = EXIT_BROKEN
+    except Exception:
+        log.exception("engine_failed", launches=engine.ledger.launched)
+        links.broadcast(m.Failed("INTERNAL", _INTERNAL_SENTENCE))
+        code = EXIT_BROKEN
+    guard.end()
+    links.close()
+    if links.parent_gone:  # nobody else is left to take away the folder that it made for the socket
+        with contextlib.suppress(OSError):
+            links.path.parent.rmdir()
+    if code == 0:
+        engine.device.close()
+    return code
+
+
+def _stop_standing(engine: Engine, log: structlog.stdlib.BoundLogger) -> None:
+    """The loop's thread is somewhere and does not come back: the sockets close with the process, and say so."""
+    log.error("loop_hung", launches=engine.ledger.launched)
+    faulthandler.dump_traceback(sys.stderr)
+    os._exit(EXIT_BROKEN)
+
+
+class _Stop:
+    """Set by SIGTERM."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+
+
+def _first_line() -> bytes:
+    """Unbuffered: what follows the line stays in the pipe, where its end is watched for."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = os.read(sys.stdin.fileno(), 1)
+        if not byte:
+            raise ConfigError("standard input ended before the engine's orders")
+        line += byte
+    return bytes(line)
+
+
+def _welcome(parts: Assembled) -> Callable[[], m.Welcome]:
+    welcome = m.Welcome(m.PROTOCOL_VERSION, secrets.token_hex(8), parts.info)
+    return lambda: welcome
+
+
+def _progress(log: structlog.stdlib.BoundLogger) -> Callable[[int, int], None]:
+    """Logs each further tenth of the bytes loaded."""
+    shown = -1
+
+    def progress(done: int, total: int) -> None:
+        nonlocal shown
+        tenth = 10 * done // max(total, 1)
+        if tenth > shown:
+            shown = tenth
+            log.info("loading", percent=10 * tenth, bytes=done, of_bytes=total)
+
+    return progress
+
+
+if __name__ == "__main__":
+    exit_code = main()
+    if exit_code == EXIT_BROKEN:
+        os._exit(exit_code)  # a device that hangs would keep an orderly exit from ending
+    sys.exit(exit_code)

@@ -1,0 +1,50 @@
+"""The test mode of the CPU devices: whatever is given back is filled with nonsense, so that a late reader shows."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from runahead.cuda_graphs.rings import RingMemory, cell_tag
+from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.scheduler.lifecycle import Release
+
+_NONSENSE = -(1 << 20)
+
+
+class PoisonedProgram(Protocol):
+    """A program whose memory can be poisoned from the host."""
+
+    def poison_blocks(self, blocks: tuple[int, ...]) -> None: ...
+
+    def poison_slot(self, slot: int) -> None: ...
+
+    def poison_penalty_slot(self, slot: int) -> None: ...
+
+
+class RingPoison:
+    """Poisons staging and result slots, KV blocks and row slots."""
+
+    def __init__(self, program: PoisonedProgram, rings: RingMemory) -> None:
+        self._program = program
+        self._rings = rings
+
+    def ring_slot(self, number: int) -> None:
+        """The slots of a launch that has retired."""
+        slot = self._rings.slot(number)
+        self._rings.plan[slot] = _NONSENSE
+        self._rings.bulk[slot] = _NONSENSE
+        self._rings.cells[slot] = cell_tag(number - 1)  # what no launch of this slot writes
+        self._rings.logprob[slot] = float("nan")
+        self._rings.finite[slot] = -1
+        self._rings.prompt_logprob[slot] = float("nan")
+        self._rings.prompt_top_ids[slot] = _NONSENSE
+        self._rings.prompt_top_logprobs[slot] = float("nan")
+
+    def release(self, resource: Release) -> None:
+        """What the fence has let go and nobody holds any more."""
+        if resource.blocks:
+            self._program.poison_blocks(tuple(resource.blocks))
+        if resource.slot != NO_SLOT:
+            self._program.poison_slot(resource.slot)
+        if resource.penalty_slot != NO_SLOT:
+            self._program.poison_penalty_slot(resource.penalty_slot)

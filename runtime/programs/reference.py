@@ -1,0 +1,143 @@
+"""S, apply and F of a real model on the CPU, with the reference kernels. `CudaProgram` is the same on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from runahead.cuda_graphs.rings import RingMemory
+from runahead.cuda_graphs.shape import LaunchShape
+from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.reference.logprobs import log_probabilities
+from runahead.runtime.kernels.reference.sampling import sample_rows
+from runahead.runtime.kernels.row_state import PenaltyState, RowState, row_fields
+from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.programs.host_rows import HostRows, Queries
+from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS
+
+_TILE: Final = 32  # query tokens whose logits are computed at a time for prompt log-probabilities
+
+
+class HostProgram:
+    """A `runahead.cuda_graphs.device.Program` over a `Decoder` in ordinary memory.
+
+    num_blocks counts the null block. Logits stay by row slot, float32 [max_rows + 1, vocab], from one F to the next S.
+    launched: the number that the first launch comes after.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        rings: RingMemory,
+        *,
+        max_rows: int,
+        num_blocks: int,
+        block_size: int,
+        context_length: int,
+        penalty_slots: int = 0,
+        launched: int = 0,
+    ) -> None:
+        self._model = model
+        self._rings = rings
+        vocab = model.config.vocab_size
+        max_blocks = -(-context_length // block_size)
+        self.rows = HostRows(
+            rings, max_rows, max_blocks, vocab, block_size, MAX_STOP_IDS, MAX_BIAS, penalty_slots=penalty_slots,
+            launched=launched,
+        )  # fmt: skip
+        self._state = RowState(**{name: torch.from_numpy(getattr(self.rows, name)) for name in row_fields()})
+        self._penalties = PenaltyState(torch.from_numpy(self.rows.counts), torch.from_numpy(self.rows.in_prompt))
+        self._cache = model.make_cache(num_blocks, block_size)
+        self._logits = np.zeros((max_rows + 1, vocab), np.float32)
+
+    @torch.inference_mode()
+    def sample(self, shape: LaunchShape) -> None:
+        number = self.rows.begin()
+        if not shape.sample_rows:
+            return
+        places, slots = self.rows.to_sample()
+        index = torch.from_numpy(slots)
+        max_top = self._rings.layout.max_top
+        logits = torch.from_numpy(self._logits[slots])
+        sampled = sample_rows(logits, self._state, self._penalties, index, shape.form, max_top)
+        if sampled.logprob is not None and sampled.top_ids is not None and sampled.top_logprobs is not None:
+            slot = self._rings.slot(number)
+            self._rings.logprob[slot, places] = sampled.logprob.numpy()
+            self._rings.top_ids[slot, places] = sampled.top_ids.numpy()
+            self._rings.top_logprobs[slot, places] = sampled.top_logprobs.numpy()
+        self.rows.publish(places, slots, sampled.tokens.numpy().astype(np.int32), sampled.finite.numpy())
+
+    def apply(self, shape: LaunchShape) -> int:
+        return self.rows.apply()
+
+    @torch.inference_mode()
+    def forward(self, shape: LaunchShape) -> None:
+        if self.rows.rows.size == 0:
+            return
+        queries = self.rows.queries()
+        hidden = self._model.forward(self._batch(queries), self._cache)
+        if queries.sample_slots.size:
+            logits = self._model.logits(torch.from_numpy(hidden.numpy()[queries.last_query]))
+            self._logits[queries.sample_slots] = logits.numpy()
+        finite = np.isfinite(hidden.numpy()).all(axis=1)
+        if shape.prompt_logprobs:
+            self._leave_prompt_logprobs(hidden, queries, finite)
+        self.rows.publish_finite(finite, queries)
+
+    def _leave_prompt_logprobs(self, hidden: torch.Tensor, queries: Queries, finite: NDArray[np.bool_]) -> None:
+        """In tiles: the logits of a whole chunk would be large. hidden: [T, hidden]
+
+        finite: [T], becomes False for a query token whose logits are not: it leaves zeros, and its row has failed.
+        """
+        wanted = self.rows.prompt_queries(queries)
+        for first in range(0, wanted.index.size, _TILE):
+            tile = slice(first, first + _TILE)
+            index = wanted.index[tile]
+            logits = self._model.logits(hidden[torch.from_numpy(index)]).numpy()
+            good = np.isfinite(logits).all(axis=1)
+            finite[index[~good]] = False
+            asked = np.where(good, wanted.asked[tile], np.int32(-1))
+            found = log_probabilities(logits, wanted.target[tile], asked, self._rings.layout.max_top)
+            self.rows.publish_prompt_logprobs(index, found.chosen, found.top_ids, found.top)
+
+    def _batch(self, queries: Queries) -> ForwardBatch:
+        rows, tokens = queries.slots.size, queries.token_ids.size
+        longest = int(queries.seq_lens.max())
+        return ForwardBatch(
+            token_ids=torch.from_numpy(queries.token_ids),
+            positions=torch.from_numpy(queries.positions),
+            slot_mapping=torch.from_numpy(queries.slot_mapping),
+            query_start_loc=torch.from_numpy(queries.query_start_loc),
+            seq_lens=torch.from_numpy(queries.seq_lens),
+            block_tables=torch.from_numpy(self.rows.block_table[queries.slots]),
+            num_tokens=tokens,
+            num_rows=rows,
+            max_seq_len=longest,
+            is_decode=tokens == rows and not self.rows.chunks.size,
+        )
+
+    def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
+        return self.rows.read()
+
+    # ------------------------------------------------------------ the test mode
+
+    def poison_blocks(self, blocks: tuple[int, ...]) -> None:
+        """NaN into KV blocks that nobody may read any more."""
+        index = torch.tensor(blocks, dtype=torch.int64)
+        for tensor in (*self._cache.keys, *self._cache.values):
+            tensor[index] = float("nan")
+
+    def poison_slot(self, slot: int) -> None:
+        """NaN and nonsense into a row slot that nobody may name any more."""
+        self._logits[slot] = np.nan
+        self.rows.last_token[slot] = -(1 << 20)
+        self.rows.block_table[slot] = 1 << 20
+        self.rows.alive[slot] = False
+
+    def poison_penalty_slot(self, slot: int) -> None:
+        """Every token was said, and often: nonsense for a penalty slot that nobody may name any more."""
+        self.rows.poison_penalty_slot(slot)

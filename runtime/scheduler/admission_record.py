@@ -1,0 +1,148 @@
+"""What a row's slot must hold on the device before its first F, as a record for the bulk slot. Pure."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.row_record import (
+    ADMIT_WORDS,
+    COUNT_SEEN,
+    COUNT_TOKEN,
+    COUNT_WORDS,
+    PROMPT_BIT,
+    ROW_RECORD,
+    signed_64,
+)
+from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams
+
+# The numbers of a record that are the request's own, in the order of the record.
+SAMPLING_NUMBERS: Final = ROW_RECORD.names[ROW_RECORD.names.index("slot") + 1 : ROW_RECORD.names.index("seed")]
+_numbers_of: Callable[[SamplingParams], tuple[float, ...]] = attrgetter(*SAMPLING_NUMBERS)
+
+NO_COUNTS: Final = np.zeros((0, COUNT_WORDS), np.int32)
+
+
+def eos_and_stop_ids(stopping: StoppingParams, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Ids that end the row, each once: the model's end-of-sequence ids unless ignored, then the request's own."""
+    eos = () if stopping.ignore_eos else eos_token_ids
+    return tuple(dict.fromkeys((*eos, *stopping.stop_token_ids)))
+
+
+def needs_full(sampling: SamplingParams, stopping: StoppingParams) -> bool:
+    """True if the row asks for more than greedy or temperature sampling."""
+    if sampling.has_penalty:
+        return True
+    masks = bool(sampling.bias_ids or sampling.allowed_mask or stopping.min_tokens)
+    return sampling.has_filter or masks or sampling.logprobs >= 0
+
+
+def record_words(
+    sampling: SamplingParams,
+    stopping: StoppingParams,
+    eos_token_ids: tuple[int, ...],
+    *,
+    blocks: int = 0,
+    counts: int = 0,
+) -> int:
+    """Words of the record that `admission_record` makes, without making it.
+
+    blocks: how many it names. counts: entries of its penalty list.
+    """
+    stops = len(eos_and_stop_ids(stopping, eos_token_ids))
+    lists = stops + 2 * len(sampling.bias_ids) + len(sampling.allowed_mask) // 4 + blocks
+    return ADMIT_WORDS + lists + COUNT_WORDS * counts
+
+
+def largest_record_words(vocab_size: int, context_length: int, max_blocks: int) -> int:
+    """Words of the largest record that any request can need."""
+    lists = MAX_STOP_IDS + 2 * MAX_BIAS + (vocab_size + 31) // 32 + max_blocks
+    return ADMIT_WORDS + lists + COUNT_WORDS * min(context_length, vocab_size)
+
+
+def token_mask(token_ids: Sequence[int] | NDArray[np.integer[Any]], vocab_size: int) -> NDArray[np.int32]:
+    """A bit for each token of the vocabulary: bit v % 32 of word v // 32. [ceil(vocab / 32)]"""
+    said = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
+    said[np.asarray(token_ids, np.int64)] = True
+    return np.packbits(said, bitorder="little").view("<i4")
+
+
+def admission_record(
+    slot: int,
+    sampling: SamplingParams,
+    stopping: StoppingParams,
+    prompt_len: int,
+    max_len: int,
+    eos_token_ids: tuple[int, ...],
+    *,
+    blocks: Sequence[int] = (),
+    penalty_slot: int = NO_SLOT,
+    state_slot: int = NO_SLOT,
+    counts: NDArray[np.int32] = NO_COUNTS,
+) -> NDArray[np.int32]:
+    """The record of one admission, laid out as `runahead.runtime.row_record` says. [record_words]
+
+    prompt_len: tokens of the original prompt, whatever else is known of the request by now.
+    blocks: what the row's block table begins with: its cached prefix.
+    counts: int32 [n, COUNT_WORDS], with penalties only: see `penalty_list`.
+    Raises ValueError for penalties without a penalty slot.
+    """
+    has_penalty = sampling.has_penalty
+    if has_penalty and penalty_slot < 0:
+        raise ValueError("a request with penalties was admitted without a penalty slot")
+    stops = eos_and_stop_ids(stopping, eos_token_ids)
+    rest = (
+        signed_64(sampling.seed),
+        prompt_len + stopping.min_tokens,
+        max_len - 1,
+        len(stops),
+        len(sampling.bias_ids),
+        len(sampling.allowed_mask) // 4,
+        len(blocks),
+        penalty_slot if has_penalty else NO_SLOT,
+        len(counts),
+        state_slot,
+    )
+    head = ROW_RECORD.struct.pack(*((slot,) + _numbers_of(sampling) + rest))  # noqa: RUF005 (faster than unpacking)
+    parts: list[bytes | array[Any] | memoryview] = [head, array("i", stops)]
+    if sampling.bias_ids:
+        parts += (array("i", sampling.bias_ids), array("f", sampling.bias_values))
+    parts += (sampling.allowed_mask, array("i", blocks))
+    if len(counts):
+        parts.append(np.ascontiguousarray(counts).data)
+    return np.frombuffer(b"".join(parts), np.int32)
+
+
+def penalty_list(prompt_ids: NDArray[np.int32], completion: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Which tokens a row has said, and how often: int32 [n, COUNT_WORDS], each token once, ids ascending.
+
+    prompt_ids: the prompt's distinct ids, ascending, where a repetition penalty looks at them; else none.
+    completion: [m] what the request had said before it was evicted, in any order.
+
+    The work beside copying `prompt_ids` is in proportion to the completion, however long the prompt is.
+    """
+    if not completion.size:
+        return _entries(prompt_ids, PROMPT_BIT)
+    said, times = np.unique(completion, return_counts=True)
+    places = np.searchsorted(prompt_ids, said)
+    found = np.zeros(said.size, np.bool_)
+    if prompt_ids.size:
+        found = prompt_ids[np.minimum(places, prompt_ids.size - 1)] == said
+    ids, seen = prompt_ids, np.full(prompt_ids.size, PROMPT_BIT, np.int32)
+    seen[places[found]] |= times[found].astype(np.int32)
+    if not found.all():
+        new = ~found
+        ids, seen = np.insert(ids, places[new], said[new]), np.insert(seen, places[new], times[new])
+    return _entries(ids, seen)
+
+
+def _entries(ids: NDArray[np.int32], seen: NDArray[np.int32] | int) -> NDArray[np.int32]:
+    entries = np.empty((ids.size, COUNT_WORDS), np.int32)
+    entries[:, COUNT_TOKEN], entries[:, COUNT_SEEN] = ids, seen
+    return entries

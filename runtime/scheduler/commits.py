@@ -1,0 +1,113 @@
+"""What a launch's tokens mean: into the host's truth, row by row, and who ended with them. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runahead.runtime.scheduler.holdings import Holdings
+from runahead.runtime.scheduler.kept_rows import KeptRows
+from runahead.runtime.scheduler.ledger import Launch, LedgerError
+from runahead.runtime.scheduler.lifecycle import NOT_A_TOKEN, Commit, Ending
+from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
+from runahead.runtime.scheduler.result_cells import read_cells
+from runahead.runtime.scheduler.tally import Tally
+from runahead.runtime.wire.parameters import FinishReason
+
+
+class Commits:
+    """Takes launches in order."""
+
+    def __init__(self, limits: SchedulerLimits, holdings: Holdings, tally: Tally) -> None:
+        self._limits = limits
+        self._holdings = holdings
+        self._rows = holdings.rows
+        self._tally = tally
+        self._kept: KeptRows | None = None  # what the commits after the newest one may have in common with it
+
+    def take(self, launch: Launch, cells: NDArray[np.int64]) -> Commit:
+        """Take a launch's result cells, [sample_rows, 1 + K], into the host's truth.
+
+        Raises LedgerError where the device's verdict on the end of a row is not the host's.
+        """
+        commit = self._kept.take(launch, cells) if self._kept is not None else None
+        if commit is None:
+            commit = self._look(launch, cells)
+            # The very same array: the plan has continued the one before.
+            goes_on = launch.row_slots is launch.sample_slots and commit.slots.size == launch.sample_slots.size
+            if goes_on and not commit.endings and not self._limits.drafts:
+                self._kept = KeptRows(launch, commit, self._rows)
+            else:
+                self._kept = None
+        self._settle_crossed(launch)
+        self._tally.counters["generated_tokens"] += commit.tokens.size
+        return commit
+
+    def _look(self, launch: Launch, cells: NDArray[np.int64]) -> Commit:
+        """Every row's tokens, and who ended with them."""
+        rows = self._rows
+        sampled = launch.sample_slots.astype(np.intp)  # the type that NumPy looks rows up by without converting them
+        kept = (launch.samples & rows.still(sampled, launch.sample_epochs)).nonzero()[0]
+        if kept.size < launch.samples.size:
+            self._tally.counters["void_rows"] += int(np.count_nonzero(launch.samples)) - kept.size
+        found = read_cells(cells[kept], launch.number)
+        row_slots = sampled[kept]
+        slots, tokens = row_slots[found.row], found.token
+        positions = rows.committed_len[slots] + found.offset
+        stops = rows.stop_ids[slots, : rows.stop_width] == tokens[:, None]
+        if np.count_nonzero(stops):
+            stops = stops.any(1) & (positions >= rows.min_position[slots])
+        else:
+            stops = np.zeros(tokens.size, np.bool_)
+        ended = stops | (positions + 1 >= rows.max_len[slots]) | found.failed
+        if np.count_nonzero(ended != found.stopped):
+            raise LedgerError(f"launch {launch.number}: host and device disagree on which rows ended")
+        if not isinstance(found.row, slice):
+            self._tighten(launch.number, row_slots, np.bincount(found.row, minlength=kept.size))
+        verdicts = [
+            (int(slots[i]), int(tokens[i]), bool(stops[i]), bool(found.failed[i])) for i in ended.nonzero()[0].tolist()
+        ]
+        kept = kept[found.row]
+        if np.count_nonzero(found.failed):
+            good = ~found.failed
+            kept, slots, tokens, positions = kept[good], slots[good], tokens[good], positions[good]
+        rows.history[slots, positions] = tokens
+        rows.committed_len[slots] = positions + 1  # of several tokens of a row the last one's length stays
+        owners, handles = rows.owner[slots], rows.handle[slots]
+        endings = tuple(self._ending(*verdict) for verdict in verdicts)
+        firsts = positions == rows.prompt_len[slots]
+        return Commit(launch.number, kept, slots.astype(np.int32), tokens, owners, handles, firsts, endings)
+
+    def _tighten(self, number: int, slots: NDArray[np.intp], brought: NDArray[np.int64]) -> None:
+        """The bounds of rows that brought so many tokens in launch `number`, of which 1 or 1 + drafts were allowed for.
+
+        A row that is in no plan from this launch on was allowed for none yet: the next plan will allow for one. [n]
+        """
+        rows = self._rows
+        allowed = 1 + self._limits.drafts * (rows.committed_len[slots] > rows.known_len[slots])
+        counted = np.where(rows.last_launch[slots] >= number, allowed, 1)
+        rows.least_len[slots] += brought - 1
+        rows.most_len[slots] += brought - counted
+
+    def _settle_crossed(self, launch: Launch) -> None:
+        """Blocks reserved for a border: rows that go on have adopted theirs, the fence returns those of the others."""
+        if launch.crossed_slots.size:
+            adopted = int(np.count_nonzero(self._rows.still(launch.crossed_slots, launch.crossed_epochs)))
+            self._tally.counters["blocks_adopted"] += adopted
+            self._tally.counters["blocks_returned"] += launch.crossed_slots.size - adopted
+
+    def _ending(self, slot: int, token: int, stopped: bool, failed: bool) -> Ending:
+        request, rows = self._holdings.request(slot), self._rows
+        reason = FinishReason.CONTEXT_LENGTH if request.context_limited else FinishReason.LENGTH
+        if failed:
+            reason = FinishReason.NON_FINITE
+            self._holdings.take_back(request)
+        elif stopped:
+            is_eos = token in self._limits.eos_token_ids and not request.stopping.ignore_eos
+            reason = FinishReason.END_OF_SEQUENCE if is_eos else FinishReason.STOP
+        # The last token is forwarded by nobody: a block that only it would fill is not full.
+        rows.least_len[slot] = min(rows.least_len[slot], rows.committed_len[slot] - 1)
+        self._holdings.end_row(request)
+        self._tally.finished[reason.name] += 1
+        self._tally.event("finished")
+        return Ending(request, reason, token if stopped and not failed else NOT_A_TOKEN)

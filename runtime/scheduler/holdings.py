@@ -1,0 +1,214 @@
+"""What rows hold (slots, blocks), how they come by it, and how the fence takes it back. Pure."""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from itertools import islice
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runahead.runtime.memory.block_pool import BlockPool
+from runahead.runtime.memory.prefix_cache import PrefixKeys, PrefixWalk
+from runahead.runtime.memory.slot_pool import NO_SLOT, SlotPool
+from runahead.runtime.scheduler.ledger import Ledger
+from runahead.runtime.scheduler.lifecycle import Deferred, Eviction, Filled, Release, Request
+from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
+from runahead.runtime.scheduler.rows import RowPhase, Rows
+
+_A_FEW: Final = 48  # blocks that join the prefix cache in a turn
+
+
+class Holdings:
+    """Pools of everything that a row can hold, and whose row each slot is.
+
+    paused: slots of rows left out of the last plan for want of blocks.
+    """
+
+    def __init__(self, limits: SchedulerLimits, rows: Rows, pool: BlockPool, ledger: Ledger[Deferred]) -> None:
+        self.rows = rows
+        self.pool = pool
+        self.penalty_slots = SlotPool(limits.penalty_slots, "penalty slot")
+        self.state_slots = SlotPool(rows.max_rows if limits.has_state else 0, "state slot")
+        self.by_slot: list[Request | None] = [None] * rows.max_rows
+        self.paused: frozenset[int] = frozenset()
+        self._limits = limits
+        self._ledger = ledger
+        self._filled: Filled = {}  # let go by the fence, not in the prefix cache yet; oldest first
+
+    def request(self, slot: int) -> Request:
+        """Whose row it is."""
+        request = self.by_slot[slot]
+        assert request is not None
+        return request
+
+    def requests(self) -> list[Request]:
+        """All that have a row."""
+        return [request for request in self.by_slot if request is not None]
+
+    def blocks_at_most(self, request: Request) -> int:
+        """Blocks of a request at its longest: its last token is never forwarded."""
+        return self.pool.blocks_for(request.max_len - 1)
+
+    # ------------------------------------------------------------ taken
+
+    def take_row(self, request: Request, prefix: array[int]) -> None:
+        """A row slot, what goes with it, and the cached blocks that its tokens begin with."""
+        request.slot = self.rows.take()
+        self.by_slot[request.slot] = request
+        if request.sampling.has_penalty:
+            request.penalty_slot = self.penalty_slots.take()
+        if self._limits.has_state:
+            request.state_slot = self.state_slots.take()
+        if prefix:
+            self.pool.share(prefix)
+        request.blocks = prefix[:]
+        request.shared = request.registered = len(prefix)
+
+    def take_blocks(self, request: Request, count: int) -> list[int]:
+        """More blocks for a row."""
+        taken = self.pool.take(count)
+        request.blocks.extend(taken)
+        self.rows.num_blocks[request.slot] = len(request.blocks)
+        return taken
+
+    # ------------------------------------------------------------ found again
+
+    def walk(self, request: Request) -> PrefixWalk:
+        """For the cached blocks that a request's tokens begin with; for none while log-probabilities of all its prompt
+        are owed."""
+        finds = self._limits.finds_prefixes and not request.wants_prompt_logprobs
+        return PrefixWalk(self.pool, self._keys(request), request.tokens if finds else request.tokens[:1])
+
+    def register(self, slots: list[int], numbers: list[int]) -> None:
+        """Blocks of rows that a launch, or an earlier one, fills may be found once it has retired. [n], [n]"""
+        if not self._limits.finds_prefixes:
+            return
+        filled: dict[int, Filled] = defaultdict(dict)
+        full = (self.rows.least_len[slots] // self.pool.block_size).tolist()
+        for slot, number, end in zip(slots, numbers, full, strict=True):
+            request = self.by_slot[slot]
+            assert request is not None
+            registered, blocks = request.registered, request.blocks
+            # A row that must end in a launch already enqueued counts tokens of later ones, for which it took no block.
+            if registered == end or registered == len(blocks):
+                continue
+            behind = filled[number]
+            for place in range(registered, min(end, len(blocks))):
+                behind[blocks[place]] = request, slot, place
+                request.registered = place + 1
+        for number, behind in filled.items():
+            self._ledger.defer(number, behind)
+
+    def take_back(self, request: Request) -> None:
+        """A row was not finite: nothing that it has written is found from now on, given up or not."""
+        self.rows.finite[request.slot] = False
+        self.pool.forget(self.pool.holding(self._keys(request).from_place(request.shared)))
+
+    def publish_some(self) -> None:
+        """Blocks that the fence has let go join the prefix cache: an eighth of them in a turn, the oldest, or a few.
+
+        Rows that came together fill their blocks together, and a block's key takes long to make.
+        """
+        if self._filled:
+            self._publish(list(islice(self._filled, max(_A_FEW, len(self._filled) // 8))))
+
+    def _publish(self, blocks: list[int]) -> None:
+        """Into the prefix cache, where every token is committed and nothing that wrote one was not finite."""
+        requests, in_slots, places = zip(*(self._filled.pop(block) for block in blocks), strict=True)
+        rows, size, slots = self.rows, self.pool.block_size, np.array(in_slots)
+        starts = np.array(places) * size
+        full = np.minimum(rows.committed_len[slots], rows.least_len[slots]) >= starts + size
+        good = (full & rows.finite[slots]).tolist()
+        tokens = rows.history[slots[:, None], starts[:, None] + np.arange(size)].tobytes()
+        end = 0
+        for is_good, block, request, place in zip(good, blocks, requests, places, strict=True):
+            begin, end = end, end + 4 * size
+            if is_good:
+                self.pool.publish(block, (request.keys or self._keys(request)).content(place, tokens[begin:end]))
+
+    def _keys(self, request: Request) -> PrefixKeys:
+        if request.keys is None:
+            request.keys = PrefixKeys(request.salt, request.block_keys)
+        return request.keys
+
+    # ------------------------------------------------------------ given up
+
+    def end_row(self, request: Request) -> None:
+        """Void what is in flight, and put what the row holds behind the fence."""
+        slot, rows = request.slot, self.rows
+        self._give_up_blocks(request)
+        self._ledger.defer(int(rows.last_naming[slot]), Release(slot=slot, penalty_slot=request.penalty_slot))
+        self._leave(request)
+
+    def evict(self, request: Request) -> None:
+        """The row is in no further plan. Its tokens in flight still count; then its request waits again."""
+        slot, rows = request.slot, self.rows
+        rows.enter(slot, RowPhase.LEAVING)
+        self.paused -= {slot}
+        self._give_up_blocks(request)
+        self._ledger.defer(int(rows.last_naming[slot]), Eviction(request, slot, int(rows.epoch[slot])))
+
+    def _give_up_blocks(self, request: Request) -> None:
+        """Blocks and state slot go behind the fence, until the last F that names them has retired."""
+        last = int(self.rows.last_launch[request.slot])
+        if request.blocks:
+            self.register([request.slot], [last])
+            self.pool.fence(request.blocks)
+        if request.state_slot != NO_SLOT:
+            self.state_slots.fence(request.state_slot)
+        if request.blocks or request.state_slot != NO_SLOT:
+            self._ledger.defer(last, Release(blocks=request.blocks, state_slot=request.state_slot))
+        request.blocks = array("i")
+        request.state_slot = NO_SLOT
+        request.registered = request.shared = 0
+
+    def _leave(self, request: Request) -> None:
+        """The row and its penalty slot are the fence's, and nobody's row."""
+        self.rows.fence(request.slot)
+        if request.penalty_slot != NO_SLOT:
+            self.penalty_slots.fence(request.penalty_slot)
+        self.paused -= {request.slot}
+        self.by_slot[request.slot] = None
+        request.slot = request.penalty_slot = NO_SLOT
+
+    # ------------------------------------------------------------ given back by the fence
+
+    def release(self, resource: Release | Filled) -> Release:
+        """The fence has let it go. Returns what nobody holds any more."""
+        if isinstance(resource, dict):
+            self._filled.update(resource)
+            return Release()
+        late = self._filled and [block for block in self.pool.unfindable(resource.blocks) if block in self._filled]
+        if late:
+            self._publish(late)
+        if resource.slot != NO_SLOT:
+            self.rows.release(resource.slot)
+        if resource.penalty_slot != NO_SLOT:
+            self.penalty_slots.release(resource.penalty_slot)
+        if resource.state_slot != NO_SLOT:
+            self.state_slots.release(resource.state_slot)
+        freed = self.pool.release(resource.blocks) if resource.blocks else []
+        return Release(resource.slot, tuple(freed), resource.penalty_slot, resource.state_slot)
+
+    def evicted(self, eviction: Eviction) -> Release:
+        """Every token of the leaving row is committed and nothing names its slots: they are free at once.
+
+        Returns them; nothing, if the request has ended since, and gave them up then.
+        """
+        request, slot, rows = eviction.request, eviction.slot, self.rows
+        if rows.epoch[slot] != eviction.epoch:
+            return Release()
+        request.tokens = rows.history[slot, : rows.committed_len[slot]].copy()
+        request.computed = int(rows.least_len[slot])
+        request.last_token_s = rows.token_times.last_s(slot)
+        request.evictions += 1
+        gone = Release(slot=slot, penalty_slot=request.penalty_slot)
+        self._leave(request)
+        return self.release(gone)
+
+    def not_finite(self, slots: NDArray[np.int32]) -> None:
+        """A launch that has retired left these rows a NaN or an infinity: nothing they write is found from now on."""
+        self.rows.finite[slots] = False

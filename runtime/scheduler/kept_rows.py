@@ -1,0 +1,74 @@
+"""Rows whose tokens launch after launch brings and the host keeps, all of them. Pure.
+
+While the launches' rows stay the same and no row has ended, most of a commit is the same each time: whose tokens they
+are, where in the history they go, that none is a first one, and with which launch a row is as long as it may become.
+What is left to look at is the cells. A row that begins changes nothing in this: the launch that admits it samples the
+rows of the one before.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runahead.runtime.scheduler.ledger import Launch
+from runahead.runtime.scheduler.lifecycle import Commit
+from runahead.runtime.scheduler.result_cells import only_tokens
+from runahead.runtime.scheduler.rows import Rows
+
+
+class KeptRows:
+    """What the commits after one have in common.
+
+    launch, commit: the one before them, of an engine without drafts. It kept a token of each of its rows, ended none,
+    and its F has the same rows: its `row_slots` are its `sample_slots`.
+    """
+
+    __slots__ = (
+        "_columns",
+        "_ended",
+        "_firsts",
+        "_history",
+        "_last",
+        "_places",
+        "_rows",
+        "_slots",
+        "_step",
+        "_stops",
+    )
+
+    def __init__(self, launch: Launch, commit: Commit, rows: Rows) -> None:
+        slots = launch.sample_slots.astype(np.int64)
+        lengths = rows.committed_len[slots]
+        self._rows = rows
+        self._ended = rows.ended
+        self._slots = launch.sample_slots
+        self._columns = commit
+        self._firsts = np.zeros(slots.size, np.bool_)
+        shortest = int(np.minimum.reduce(rows.max_len[slots] - lengths))
+        self._last = launch.number + shortest - 1  # after it a row ends by its length
+        self._history = rows.history.reshape(-1)
+        self._places = slots * rows.history.shape[1] + lengths - (1 + launch.number)  # in it, less the number
+        self._step = np.zeros(rows.max_rows, np.int32)  # [max_rows] tokens that a launch brings of each row
+        self._step[slots] = 1
+        stops = rows.stop_ids[slots, : rows.stop_width]
+        self._stops = stops if np.count_nonzero(stops >= 0) else None  # [n, stop ids]
+
+    def take(self, launch: Launch, cells: NDArray[np.int64]) -> Commit | None:
+        """Take a launch's cells, [n, 1], into the host's truth.
+
+        None, and nothing is changed, where there is more to see to: other rows, a row that ends or may end, or a cell
+        that holds anything but this launch's number and a token.
+        """
+        rows, number = self._rows, launch.number
+        if launch.sample_slots is not self._slots or self._ended != rows.ended or number > self._last:
+            return None
+        tokens = only_tokens(cells, number)
+        if tokens is None:
+            return None
+        if self._stops is not None and np.count_nonzero(self._stops == tokens[:, None]):
+            return None
+        self._history[self._places + number] = tokens
+        rows.committed_len += self._step
+        same = self._columns
+        return Commit(number, same.cells, same.slots, tokens, same.owners, same.handles, self._firsts, ())

@@ -1,0 +1,204 @@
+"""The ledger: which launches exist, how far each has come, and what waits for them. Pure.
+
+    STAGED -> LAUNCHED -> SAMPLED -> COMMITTED -> RETIRED
+
+A launch's state follows from its number and three marks that only grow, so nothing about what is in flight is stored
+twice. Everything that a launch may still touch is given back through one fence, `defer` and `due`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from typing import Final, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runahead.cuda_graphs.shape import LaunchShape
+from runahead.runtime.scheduler.lifecycle import PromptPart
+
+
+class LedgerError(RuntimeError):
+    """The chain's rules were broken: a mistake of ours. The engine stops."""
+
+
+NO_SLOTS = np.zeros(0, np.int32)
+NO_EPOCHS = np.zeros(0, np.int64)
+_NO_FLAGS = np.zeros(0, np.bool_)
+
+
+class Launch(NamedTuple):
+    """One launch as it was planned.
+
+    sample_slots, sample_epochs, samples: the rows that its S looks at (those of the plan before), what epoch each had
+    then, and which of them are sampled. row_slots, row_epochs, row_samples: the same of its F, for the launch after.
+    crossed_slots, crossed_epochs: rows that were given a block since they cross into it with this launch. prompt_parts:
+    where it leaves log-probabilities of prompts. prompt_tokens: query tokens of its prompt chunks. overlapped: its
+    predecessor had not ended when it was enqueued. first: the loop had nothing to do before it, there was nothing to
+    overlap with.
+    """
+
+    shape: LaunchShape
+    sample_slots: NDArray[np.int32]
+    sample_epochs: NDArray[np.int64]
+    samples: NDArray[np.bool_]
+    row_slots: NDArray[np.int32]
+    row_epochs: NDArray[np.int64]
+    row_samples: NDArray[np.bool_]
+    crossed_slots: NDArray[np.int32] = NO_SLOTS
+    crossed_epochs: NDArray[np.int64] = NO_EPOCHS
+    prompt_parts: tuple[PromptPart, ...] = ()
+    prompt_tokens: int = 0
+    overlapped: bool = False
+    first: bool = False
+
+    @property
+    def number(self) -> int:
+        return self.shape.number
+
+    @property
+    def leaves_samples(self) -> bool:
+        """A next launch is owed: logits of this one's F wait to be sampled."""
+        return bool(np.count_nonzero(self.row_samples))
+
+
+_NO_BOUND: Final = 1 << 62
+
+Resource = TypeVar("Resource")
+
+
+class Ledger(Generic[Resource]):
+    """Launches in order, and resources behind the fence.
+
+    run_ahead: how many launches may be queued whose tokens the host has not committed; 0 is serial: a launch is
+    enqueued only when the one before has retired. run_ahead_tokens: no launch with prompt tokens is queued behind
+    uncommitted ones if theirs and its own together are more than this. launched: the number that the first launch comes
+    after.
+    """
+
+    def __init__(self, run_ahead: int, run_ahead_tokens: int, launched: int = 0) -> None:
+        self.run_ahead = run_ahead
+        self.run_ahead_tokens = run_ahead_tokens
+        # Numbers of the newest launch that has reached each mark.
+        self.launched = self.committed = self.ended = launched
+        self.deferred_total = 0
+        self._launches: deque[Launch] = deque()  # not retired, oldest first
+        self._last: Launch | None = None
+        self._fence: list[tuple[int, int, Resource]] = []  # heap by the launch that must retire
+
+    # ------------------------------------------------------------ what is in flight
+
+    @property
+    def retired(self) -> int:
+        """A launch has retired when its tokens are committed and its F has ended."""
+        return min(self.committed, self.ended)
+
+    @property
+    def uncommitted(self) -> int:
+        return self.launched - self.committed
+
+    @property
+    def uncommitted_prompt_tokens(self) -> int:
+        """Prompt tokens in the launches whose tokens the host has not committed."""
+        return sum(launch.prompt_tokens for launch in self._launches if launch.number > self.committed)
+
+    @property
+    def in_flight(self) -> int:
+        """Launches that have not retired."""
+        return self.launched - self.retired
+
+    @property
+    def owes_a_launch(self) -> bool:
+        """The last launch left logits that nothing has been enqueued to sample."""
+        return self._last is not None and self._last.leaves_samples
+
+    @property
+    def has_room(self) -> bool:
+        """May a launch be enqueued now, as far as the depth goes?"""
+        return self.in_flight == 0 if self.run_ahead == 0 else self.uncommitted < self.run_ahead
+
+    def has_room_for(self, prompt_tokens: int) -> bool:
+        """May a launch with this many prompt tokens be queued behind those that are uncommitted?"""
+        return not prompt_tokens or prompt_tokens <= self.prompt_room
+
+    @property
+    def prompt_room(self) -> int:
+        """Prompt tokens that a launch may carry which is queued now."""
+        return self.run_ahead_tokens - self.uncommitted_prompt_tokens if self.uncommitted else _NO_BOUND
+
+    @property
+    def waits_for_tokens(self) -> bool:
+        """The oldest mark outstanding is a sampled one. Serial waits for the end of F before it looks at anything."""
+        return self.uncommitted > 0 and self.run_ahead > 0
+
+    def launches(self) -> Iterator[Launch]:
+        """Those that have not retired, oldest first."""
+        return iter(self._launches)
+
+    # ------------------------------------------------------------ the chain
+
+    def last_rows(self) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.bool_]]:
+        """Slots, epochs and sample flags of the last launch's F: the device's row list, sampled by the next S."""
+        if self._last is None:
+            return NO_SLOTS, NO_EPOCHS, _NO_FLAGS
+        return self._last.row_slots, self._last.row_epochs, self._last.row_samples
+
+    def enqueue(self, launch: Launch) -> None:
+        """The launch was handed to the device. Raises LedgerError if it is not the next one."""
+        number = launch.number
+        if number != self.launched + 1:
+            raise LedgerError(f"launch {number} was enqueued after launch {self.launched}")
+        self.launched = number
+        self._launches.append(launch)
+        self._last = launch
+
+    def next_to_commit(self) -> Launch:
+        """The oldest launch whose tokens are not committed. Raises LedgerError if there is none."""
+        for launch in self._launches:
+            if launch.number == self.committed + 1:
+                return launch
+        raise LedgerError("there is no launch to commit")
+
+    def commit(self, number: int) -> None:
+        """The launch's tokens are in the host's truth. Raises LedgerError out of order."""
+        if number != self.committed + 1 or number > self.launched:
+            raise LedgerError(f"launch {number} was committed after {self.committed} of {self.launched}")
+        self.committed = number
+
+    def end(self, number: int) -> None:
+        """F of this launch and of all before has ended. Raises LedgerError if a mark goes back or runs ahead."""
+        if not self.ended <= number <= self.launched:
+            raise LedgerError(f"the end mark went from {self.ended} to {number} of {self.launched}")
+        self.ended = number
+
+    def retire(self) -> list[Launch]:
+        """Launches that have retired since the last call, in order."""
+        gone: list[Launch] = []
+        retired = self.retired
+        while self._launches and self._launches[0].shape.number <= retired:
+            gone.append(self._launches.popleft())
+        return gone
+
+    # ------------------------------------------------------------ the fence
+
+    def defer(self, number: int, resource: Resource) -> None:
+        """Give `resource` back when launch `number`, the last that names it, has retired."""
+        if number > self.launched + 1:
+            raise LedgerError(f"a resource waits for launch {number}, {self.launched} were made")
+        self.deferred_total += 1
+        heapq.heappush(self._fence, (number, self.deferred_total, resource))
+
+    @property
+    def fenced(self) -> int:
+        """Resources behind the fence."""
+        return len(self._fence)
+
+    def due(self) -> list[Resource]:
+        """Resources whose launch has retired, each exactly once."""
+        free: list[Resource] = []
+        retired = self.retired
+        while self._fence and self._fence[0][0] <= retired:
+            free.append(heapq.heappop(self._fence)[2])
+        return free

@@ -1,0 +1,160 @@
+"""What the scheduler passes on: a request and what it holds, what waits behind the fence, what a commit brought."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runahead.runtime.memory.prefix_cache import PrefixKeys
+from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
+
+NOT_A_TOKEN = -1
+MAX_EVICTIONS: Final = 3  # a request evicted so often is protected: others of its priority leave before it
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request from the queue to its end. Slots are NO_SLOT while it waits.
+
+    prompt_ids: the prompt's distinct ids, ascending, where a repetition penalty looks at them; else none.
+    block_keys: keys of the prompt's full blocks, 32 bytes each, made by the front end; none: they are made when needed.
+    blocks: its KV blocks, in order, int32: thousands are copied at once and never looked at one by one.
+    tokens: all that is known when it is admitted: its prompt, and after an eviction its completion so far.
+    cached_tokens: of its prompt, taken from the prefix cache when it was first admitted.
+    shared: of its blocks, the first ones, which it found in the prefix cache.
+    registered: of its blocks, those that will be findable once the launches that wrote them have retired.
+    evictions: how often it gave up its row and its blocks.
+    computed: of its tokens, those that had been through the model when it did so last.
+    next_prompt_logprob: place in the prompt of the next token whose log-probability is to be sent.
+    last_token_s: when its last token before its last eviction was sent, on the engine's clock. NaN: it had none.
+    """
+
+    owner: int
+    handle: int
+    request_id: str
+    prompt: NDArray[np.int32]  # [prompt tokens]
+    sampling: SamplingParams
+    stopping: StoppingParams
+    max_len: int
+    priority: int = 0
+    salt: str = ""
+    prompt_ids: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    block_keys: bytes = b""
+    order: int = 0
+    slot: int = NO_SLOT
+    penalty_slot: int = NO_SLOT
+    state_slot: int = NO_SLOT
+    blocks: array[int] = field(default_factory=lambda: array("i"))
+    tokens: NDArray[np.int32] = field(init=False)
+    keys: PrefixKeys | None = None
+    cached_tokens: int = 0
+    shared: int = 0
+    registered: int = 0
+    evictions: int = 0
+    computed: int = 0
+    next_prompt_logprob: int = 1
+    last_token_s: float = math.nan
+
+    def __post_init__(self) -> None:
+        self.tokens = self.prompt
+
+    @property
+    def context_limited(self) -> bool:
+        """It ends at the context's length, before its own max_tokens."""
+        return self.max_len < self.prompt.size + self.stopping.max_tokens
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Log-probabilities of its prompt were asked for, and not all of them are sent."""
+        return self.sampling.prompt_logprobs >= 0 and self.next_prompt_logprob < self.prompt.size
+
+    @property
+    def is_protected(self) -> bool:
+        """It was evicted as often as any request may be, unless for one of a higher priority."""
+        return self.evictions >= MAX_EVICTIONS
+
+    @property
+    def rank(self) -> tuple[int, bool, int]:
+        """Higher priority first, of equals those that are protected, then first come first served.
+
+        It changes with an eviction alone, while the request is in no queue.
+        """
+        return -self.priority, not self.is_protected, self.order
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What a row gives back behind the fence.
+
+    With its last F: its blocks and its state slot. With the S after that: its row slot and its penalty slot.
+    """
+
+    slot: int = NO_SLOT
+    blocks: Sequence[int] = ()
+    penalty_slot: int = NO_SLOT
+    state_slot: int = NO_SLOT
+
+
+# Blocks whose last token a launch has written: once it has retired, they may join the prefix cache. By block: whose it
+# is, the row's slot, and the block's place in the row's block table.
+Filled = dict[int, tuple[Request, int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """The tokens that a leaving row had in flight are committed: its request waits again.
+
+    epoch: of the row when it was told to leave; another one means that the request has ended since.
+    """
+
+    request: Request
+    slot: int
+    epoch: int
+
+
+Deferred = Release | Filled | Eviction
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A request has ended. stop_token_id: the id that ended it, or NOT_A_TOKEN."""
+
+    request: Request
+    reason: FinishReason
+    stop_token_id: int = NOT_A_TOKEN
+
+
+class Commit(NamedTuple):
+    """What a launch brought: columns over the tokens that are kept, and the requests that ended with it."""
+
+    launch: int
+    cells: NDArray[np.intp]  # [n] place of the token's row in the launch's result cells
+    slots: NDArray[np.int32]  # [n]
+    tokens: NDArray[np.int32]  # [n]
+    owners: NDArray[np.int64]  # [n]
+    handles: NDArray[np.int64]  # [n]
+    firsts: NDArray[np.bool_]  # [n] the token is the first of its request
+    endings: tuple[Ending, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """Query tokens of a chunk whose log-probabilities the launch leaves.
+
+    start: position of the first of them. first_entry: its place among the launch's query tokens. count: entries; entry
+    i is about the prompt token at start + 1 + i.
+    """
+
+    request: Request
+    epoch: int
+    slot: int
+    start: int
+    first_entry: int
+    count: int

@@ -1,0 +1,35 @@
+"""Where a launch leaves the log-probabilities of prompts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runahead.runtime.plan import Chunk, LaunchPlan
+from runahead.runtime.scheduler.lifecycle import PromptPart, Request
+
+
+def prompt_parts(
+    plan: LaunchPlan, asked: Sequence[tuple[Request, Chunk]], epochs: NDArray[np.int64], decode_tokens: int
+) -> tuple[PromptPart, ...]:
+    """asked: chunks of the plan whose requests want them. epochs: [max_rows] of rows by slot. decode_tokens: query
+    tokens of a row that goes on decoding."""
+    if not asked:
+        return ()
+    tokens = np.full(plan.rows.size, decode_tokens)
+    for chunk in plan.chunks:
+        tokens[np.searchsorted(plan.rows, chunk.slot)] = chunk.tokens.size
+    begins = np.cumsum(tokens) - tokens
+    return tuple(
+        PromptPart(
+            request,
+            int(epochs[chunk.slot]),
+            chunk.slot,
+            chunk.start,
+            int(begins[np.searchsorted(plan.rows, chunk.slot)]),
+            chunk.tokens.size - chunk.samples,
+        )
+        for request, chunk in asked
+    )

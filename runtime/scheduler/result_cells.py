@@ -1,0 +1,60 @@
+"""What S decided, read from a launch's result cells: columns over its tokens. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, TOKEN_MASK, VOID, cell_tag, low_word
+from runahead.runtime.scheduler.ledger import LedgerError
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """Columns over the tokens of a launch, row by row, those of a row in their order."""
+
+    row: NDArray[np.intp] | slice  # [n] place of the token's row among the rows that were read; a slice: each has one
+    offset: NDArray[np.intp] | int  # [n] its place among the row's tokens of this launch
+    token: NDArray[np.int32]  # [n]
+    stopped: NDArray[np.bool_]  # [n] the device ended the row with it
+    failed: NDArray[np.bool_]  # [n] the row's logits were not finite: the token means nothing
+
+
+def only_tokens(cells: NDArray[np.int64], number: int) -> NDArray[np.int32] | None:
+    """The tokens in `cells`, [n, 1 + K], of which only the first of each row is looked at: [n].
+
+    None where one of these holds anything but this launch's number and a token.
+    """
+    words = cells[:, 0] ^ cell_tag(number)
+    return None if int(np.bitwise_or.reduce(words)) & ~TOKEN_MASK else words.astype(np.int32)
+
+
+def read_cells(cells: NDArray[np.int64], number: int) -> SampledTokens:
+    """The tokens in `cells`, [rows, 1 + K], of rows that go on: a first cell each, then as many as were accepted.
+
+    cells: contiguous.
+
+    Raises LedgerError where a cell is another launch's, a row has no token, or a token follows a gap or an end.
+    """
+    if cells.shape[1] == 1 and (tokens := only_tokens(cells, number)) is not None:
+        none = np.zeros(tokens.size, np.bool_)
+        return SampledTokens(slice(None), 0, tokens, stopped=none, failed=none)
+    words = cells.view(np.int32)  # the low half of a cell comes first
+    if np.count_nonzero(words[:, 1::2] != low_word(number)):
+        raise LedgerError(f"launch {number}: its result slot holds another launch's tokens")
+    low = words[:, 0::2]
+    if np.count_nonzero(low[:, 0] & VOID):
+        raise LedgerError(f"launch {number}: the device ended a row that goes on")
+    row, offset, found = _accepted(low, number) if low.shape[1] > 1 else (slice(None), 0, low[:, 0])
+    return SampledTokens(row, offset, found & TOKEN_MASK, (found & STOPPED) != 0, (found & NON_FINITE) != 0)
+
+
+def _accepted(low: NDArray[np.int32], number: int) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int32]]:
+    """Rows, offsets and words of the cells, [rows, 1 + K], that hold tokens."""
+    there = (low & VOID) == 0
+    if np.count_nonzero(there[:, 1:] & (~there[:, :-1] | ((low[:, :-1] & STOPPED) != 0))):
+        raise LedgerError(f"launch {number}: a token follows a gap or the end of its row")
+    row, offset = there.nonzero()
+    return row, offset, low[row, offset]

@@ -1,0 +1,400 @@
+"""Who is in the next launch. Pure: no clock, no device, no thread.
+
+The scheduler never waits for a token: it plans from lengths alone, which it can bound in advance. A row that turns out
+to have ended is void in the launches already enqueued, one wasted row each, and nothing is rolled back.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.runtime.memory.block_pool import BlockPool
+from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.plan import Chunk, LaunchPlan
+from runahead.runtime.scheduler.commits import Commits
+from runahead.runtime.scheduler.course import Course
+from runahead.runtime.scheduler.holdings import Holdings
+from runahead.runtime.scheduler.ledger import NO_EPOCHS, NO_SLOTS, Launch, Ledger, LedgerError
+from runahead.runtime.scheduler.lifecycle import NOT_A_TOKEN, Commit, Deferred, Ending, Eviction, Release, Request
+from runahead.runtime.scheduler.new_row import begin_row, words_of
+from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
+from runahead.runtime.scheduler.plan_builder import NO_APPENDS, PlanBuilder
+from runahead.runtime.scheduler.prompt_parts import prompt_parts
+from runahead.runtime.scheduler.rationing import Need, choose_victim, ration
+from runahead.runtime.scheduler.rows import RowPhase, Rows
+from runahead.runtime.scheduler.tally import Tally
+from runahead.runtime.scheduler.waiting import WaitingQueue
+from runahead.runtime.wire.parameters import FinishReason
+
+# Members of an enum are looked up slowly; the steady step reads these thousands of times a second.
+_PREFILL = int(RowPhase.PREFILL)
+_DECODE = int(RowPhase.DECODE)
+_LEAVING = int(RowPhase.LEAVING)
+
+
+class NeverFits(ValueError):
+    """The request is larger than the whole pool; `prompt_alone`: so is its prompt without a completion."""
+
+    def __init__(self, sentence: str, prompt_alone: bool) -> None:
+        super().__init__(sentence)
+        self.prompt_alone = prompt_alone
+
+
+class Scheduler:
+    """Requests and rows in, plans out; results in, commits out."""
+
+    def __init__(self, limits: SchedulerLimits, rows: Rows, pool: BlockPool, ledger: Ledger[Deferred]) -> None:
+        self.limits = limits
+        self.rows = rows
+        self.pool = pool
+        self.ledger = ledger
+        self.tally = Tally()
+        self.holdings = Holdings(limits, rows, pool, ledger)
+        self.waiting = WaitingQueue(self.holdings)
+        self._commits = Commits(limits, self.holdings, self.tally)
+        self._arrivals = 0
+        self._crossed: list[int] = []  # slots that the newest plan gave a block for a border
+        self._prompt_parts: list[tuple[Request, Chunk]] = []  # of the newest plan
+        self._course: Course | None = None  # what the launches after the newest plan have in common with it
+
+    # ------------------------------------------------------------ requests
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises NeverFits if the whole pool could not hold it."""
+        if self.holdings.blocks_at_most(request) > self.pool.total:
+            holds = self.pool.total * self.pool.block_size
+            raise NeverFits(
+                f"the request may grow to {request.max_len} tokens, {request.prompt.size} of them its prompt; "
+                f"the KV cache holds {holds}",
+                prompt_alone=request.prompt.size > holds,
+            )
+        self._arrivals += 1
+        request.order = self._arrivals
+        self.waiting.add(request)
+        self.tally.counters["submitted"] += 1
+
+    def stop(self, request: Request, reason: FinishReason) -> Ending:
+        """End a request from outside a commit, whatever its phase; its tokens in flight are void."""
+        if reason in (FinishReason.ABORTED, FinishReason.CANCELLED):
+            self.tally.aborted[self.phase_of(request)] += 1
+            self.tally.event("aborted")
+        else:  # a stop string, which the front end has found, or a prompt that is not finite: ends like others
+            self.tally.event("finished")
+        if reason == FinishReason.NON_FINITE:
+            self.holdings.take_back(request)
+        if request.slot == NO_SLOT:
+            self.waiting.remove(request)
+        else:
+            self.holdings.end_row(request)
+        self.tally.finished[reason.name] += 1
+        return Ending(request, reason)
+
+    def evict(self, request: Request) -> None:
+        """Take a row's blocks back. Its tokens in flight still count; then the request waits again."""
+        self.holdings.evict(request)
+        self.tally.event("evicted")
+
+    def phase_of(self, request: Request) -> str:
+        """WAITING, PAUSED, or the phase of its row."""
+        if request.slot == NO_SLOT:
+            return "WAITING"
+        if request.slot in self.holdings.paused:
+            return "PAUSED"
+        return RowPhase(int(self.rows.phase[request.slot])).name
+
+    def commit(self, launch: Launch, cells: NDArray[np.int64]) -> Commit:
+        """See `Commits.take`."""
+        return self._commits.take(launch, cells)
+
+    def release(self, resource: Deferred) -> Release:
+        """The fence has let it go. Returns what nobody holds any more."""
+        if not isinstance(resource, Eviction):
+            return self.holdings.release(resource)
+        freed = self.holdings.evicted(resource)
+        if freed.slot != NO_SLOT:
+            self.waiting.add(resource.request)
+        return freed
+
+    # ------------------------------------------------------------ planning
+
+    def prompt_tokens_wanted(self) -> int:
+        """Prompt tokens that the next plan would carry, at most: of rows' next chunks, and of those to be admitted.
+
+        None of those to be admitted while rows are paused, or a prefix is not looked up to its end. What a plan carries
+        is bounded as it is made, whatever is said here.
+        """
+        rows, limits, size = self.rows, self.limits, self.limits.prefill_chunk
+        slots, tokens = (rows.phase == _PREFILL).nonzero()[0], 0
+        if slots.size:
+            starts = rows.least_len[slots]
+            tokens = int((np.minimum((starts // size + 1) * size, rows.known_len[slots]) - starts).sum())
+        if tokens < limits.max_prefill_tokens and self.waiting:
+            tokens += self.waiting.tokens_at_most(size, limits.max_prefill_tokens - tokens, limits.admissions)
+        return min(limits.max_prefill_tokens, tokens)
+
+    def plan(self) -> LaunchPlan | None:
+        """The next launch's plan, or None if no row can go on and nothing is left to sample.
+
+        What it takes (blocks, slots) is taken: the plan must be launched.
+        """
+        self._crossed, self._prompt_parts = [], []
+        return self._continued() or self._made_anew()
+
+    def _continued(self) -> LaunchPlan | None:
+        """The next plan of a course: its rows, one token further. None if it has ended, or something is to be decided.
+
+        It is the plan that `_made_anew` would make, without asking what can't have changed.
+        """
+        course, number = self._course, self.ledger.launched + 1
+        if course is None or not course.holds(number):
+            return None
+        if self.waiting and self.waiting.next_admission() is not None:
+            return None
+        rows, slots = self.rows, course.plan.rows
+        appends = NO_APPENDS
+        crossing = course.crossing(number)
+        if crossing.size:
+            builder = self._builder(number)
+            if crossing.size > min(self.pool.available, builder.appends_left(slots.size)):
+                return None
+            self._cross(builder, crossing, rows.most_len[crossing] + 1)
+            appends = builder.appends()
+        rows.planned += course.step
+        return LaunchPlan(
+            number=number,
+            rows=slots,
+            samples=course.plan.samples,
+            row_list_changed=False,
+            appends=appends,
+            tokens=slots.size,
+        )
+
+    def _made_anew(self) -> LaunchPlan | None:
+        """The next plan, from what every row needs."""
+        builder, self._course = self._builder(self.ledger.launched + 1), None
+        slots, wanted, crossing = self._decode_needs()
+        chunks = (self.rows.phase == _PREFILL).nonzero()[0]
+        if chunks.size or self.holdings.paused or np.count_nonzero(crossing):
+            self._share_out(slots[crossing], wanted[crossing], chunks)
+            if self.holdings.paused:
+                going = self._goes_on(slots)
+                slots, wanted, crossing = slots[going], wanted[going], crossing[going]
+                chunks = chunks[self._goes_on(chunks)]
+        self._plan_decode(builder, slots, wanted, crossing)
+        if chunks.size:
+            self._plan_prefill(builder, chunks.tolist())
+        if self.waiting:
+            self._admit(builder)
+        last_slots, _, last_samples = self.ledger.last_rows()
+        if not builder.has_rows and not self.ledger.owes_a_launch:
+            return None
+        plan = builder.build(last_slots, last_samples)
+        everybody = slots.size + chunks.size + len(plan.admissions)
+        all_decode = 0 < everybody == np.count_nonzero(plan.samples)  # from here on: none is left out or in its prompt
+        if all_decode and not (self.holdings.paused or self.limits.drafts):
+            self._course = Course(plan, self.rows, self.pool.block_size)
+        return plan
+
+    def _builder(self, number: int) -> PlanBuilder:
+        limits = self.limits
+        return PlanBuilder(
+            number,
+            limits.plan_words,
+            limits.bulk_words,
+            min(limits.max_prefill_tokens, self.ledger.prompt_room),
+            decode_tokens=1 + limits.drafts,
+        )
+
+    def launch_of(self, plan: LaunchPlan, first: bool, overlapped: bool) -> Launch:
+        """The ledger's record of a plan, and the shape that the device is told. first, overlapped: see `Launch`."""
+        slots, epochs, samples = self.ledger.last_rows()
+        course = self._course
+        if course is not None and plan is not course.plan:  # its rows are those of the launch before, as they were
+            sample_rows, full, row_epochs = slots.size, course.needs_full, epochs
+        else:
+            sample_rows = slots.size if self.ledger.owes_a_launch else 0
+            full = sample_rows > 0 and bool(np.count_nonzero(self.rows.needs_full.take(slots) & samples))
+            planned = plan.rows.astype(np.intp)
+            row_epochs = self.rows.epoch[planned]
+            self.rows.last_launch[planned] = plan.number
+            self.rows.last_naming[planned] = plan.number + plan.samples
+        shape = LaunchShape(
+            number=plan.number,
+            sample_rows=sample_rows,
+            form=Form.FULL if full else Form.PLAIN,
+            rows=plan.rows.size,
+            tokens=plan.tokens,
+            prompt_logprobs=bool(self._prompt_parts),
+        )
+        crossed = np.array(self._crossed, np.int32) if self._crossed else NO_SLOTS
+        return Launch(
+            shape=shape,
+            sample_slots=slots,
+            sample_epochs=epochs,
+            samples=samples,
+            row_slots=plan.rows,
+            row_epochs=row_epochs,
+            row_samples=plan.samples,
+            crossed_slots=crossed,
+            crossed_epochs=self.rows.epoch[crossed] if crossed.size else NO_EPOCHS,
+            prompt_parts=prompt_parts(plan, self._prompt_parts, self.rows.epoch, 1 + self.limits.drafts),
+            prompt_tokens=sum(chunk.tokens.size for chunk in plan.chunks) if plan.chunks else 0,
+            overlapped=overlapped,
+            first=first,
+        )
+
+    def _decode_needs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Rows that may go on decoding, the tokens that their blocks must hold then, and whether that crosses a border.
+
+        A row is planned while the fewest tokens it can have leave it room for one more.
+        """
+        rows, drafts = self.rows, self.limits.drafts
+        slots = ((rows.phase == _DECODE) & (rows.least_len < rows.max_len - 1)).nonzero()[0]
+        wanted = rows.most_len[slots] + 1
+        if drafts:  # the first token after a prompt comes alone; then drafts are verified, and as many are made again
+            wanted += drafts * self._unverified(slots)
+            wanted = np.minimum(wanted + drafts, rows.max_len[slots] - 1)
+        return slots, wanted, wanted > rows.num_blocks[slots] * self.pool.block_size
+
+    def _unverified(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Rows whose last F held drafts that no committed S has verified: how many are kept is not known. [n]"""
+        rows = self.rows
+        had_drafts = rows.least_len[slots] > rows.known_len[slots]
+        return np.logical_and(had_drafts, rows.last_launch[slots] >= self.ledger.committed)
+
+    def _share_out(self, crossing: NDArray[np.int64], wanted: NDArray[np.int64], chunks: NDArray[np.int64]) -> None:
+        """Decide which rows wait for blocks, and whether one gives up its own."""
+        pool, held = self.pool, self.holdings
+        slots = [*crossing.tolist(), *chunks.tolist()]
+        blocks = (-(-wanted // pool.block_size) - self.rows.num_blocks[crossing]).tolist()
+        blocks += [self._chunk_blocks(slot) for slot in chunks.tolist()]
+        shortage = None
+        if sum(blocks) > pool.available:
+            shortage = ration(
+                [Need(held.request(slot), n) for slot, n in zip(slots, blocks, strict=True)], pool.available
+            )
+        paused = frozenset(request.slot for request in shortage.waiting) if shortage else frozenset[int]()
+        self.tally.event("paused", len(paused - held.paused))
+        self.tally.event("resumed", len(held.paused - paused))
+        held.paused = paused
+        if shortage is not None and shortage.missing > pool.fenced:
+            victim = choose_victim(shortage, [r for r in held.requests() if self.rows.phase[r.slot] != _LEAVING])
+            if victim is not None:
+                self.evict(victim)
+
+    def _plan_decode(
+        self,
+        builder: PlanBuilder,
+        slots: NDArray[np.int64],
+        wanted: NDArray[np.int64],
+        crossing: NDArray[np.bool_],
+    ) -> None:
+        """Every row past its prompt goes on; one whose next block does not fit the plan waits for the next."""
+        rows = self.rows
+        if np.count_nonzero(crossing):
+            room = builder.appends_left(slots.size)
+            self._cross(builder, slots[crossing][:room], wanted[crossing][:room])
+            late = slots[crossing][room:]
+            if late.size:
+                stays = ~np.isin(slots, late)
+                slots, wanted = slots[stays], wanted[stays]
+        if self.limits.drafts:
+            rows.most_len[slots] += 1 + self.limits.drafts * self._unverified(slots)
+        else:
+            rows.most_len[slots] = wanted
+        rows.least_len[slots] += 1
+        if slots.size:
+            builder.decode(slots.astype(np.int32))
+
+    def _cross(self, builder: PlanBuilder, slots: NDArray[np.int64], wanted: NDArray[np.int64]) -> None:
+        """Reserve the blocks behind a border for rows that cross it with this launch."""
+        rows = self.rows
+        self.holdings.register(slots.tolist(), rows.last_launch[slots].tolist())
+        counts = -(-wanted // self.pool.block_size) - rows.num_blocks[slots]
+        while np.count_nonzero(counts > 0):  # once, unless drafts may reach two borders further
+            crossing = slots[counts > 0]
+            crossed, places = crossing.tolist(), rows.num_blocks[crossing].tolist()
+            taken = self.pool.take(len(crossed))
+            self._crossed += crossed
+            for slot, block in zip(crossed, taken, strict=True):
+                self.holdings.request(slot).blocks.append(block)
+            builder.append_each(crossed, places, taken)
+            rows.num_blocks[crossing] += 1
+            counts -= 1
+        self.tally.counters["blocks_reserved"] += len(self._crossed)
+
+    def _goes_on(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these rows neither wait for blocks nor were told to leave. [n]"""
+        going: NDArray[np.bool_] = ~np.isin(slots, list(self.holdings.paused)) & (self.rows.phase[slots] != _LEAVING)
+        return going
+
+    def _plan_prefill(self, builder: PlanBuilder, slots: list[int]) -> None:
+        """The next chunk of each of these rows, by rank, while the budget lasts."""
+        for slot in sorted(slots, key=lambda s: self.holdings.request(s).rank):
+            if not self._plan_chunk(builder, slot):
+                return
+
+    def _cut(self, start: int, request: Request) -> int:
+        """Where a chunk from `start` on ends: at a multiple of the chunk size, which depends on the request alone."""
+        size = self.limits.prefill_chunk
+        return min((start // size + 1) * size, request.tokens.size)
+
+    def _chunk_blocks(self, slot: int) -> int:
+        end = self._cut(int(self.rows.least_len[slot]), self.holdings.request(slot))
+        return self.pool.blocks_for(end) - int(self.rows.num_blocks[slot])
+
+    def _plan_chunk(self, builder: PlanBuilder, slot: int) -> bool:
+        rows, request = self.rows, self.holdings.request(slot)
+        start, have = int(rows.least_len[slot]), len(request.blocks)
+        end = self._cut(start, request)
+        blocks = self.pool.blocks_for(end) - have
+        if not builder.fits(end - start, blocks, 0):
+            return False  # its blocks are there: rows that lack some pause, and are not planned
+        builder.append_blocks(slot, have, self.holdings.take_blocks(request, blocks))
+        last = end == request.tokens.size
+        target = int(request.tokens[end]) if request.wants_prompt_logprobs and not last else NOT_A_TOKEN
+        chunk = Chunk(slot, start, request.tokens[start:end], last, target)
+        builder.chunk(chunk)
+        if request.wants_prompt_logprobs:
+            self._prompt_parts.append((request, chunk))
+        rows.least_len[slot] = rows.most_len[slot] = end
+        if last:
+            rows.enter(slot, RowPhase.DECODE)
+        self.holdings.register([slot], [builder.number])
+        self.tally.counters["prefill_chunks"] += 1
+        self.tally.event("chunk")
+        return True
+
+    # ------------------------------------------------------------ admission
+
+    def _admit(self, builder: PlanBuilder) -> None:
+        """Waiting requests get a row, their first blocks and their first chunk, by rank."""
+        pool = self.pool
+        for _ in range(self.limits.admissions):
+            if (found := self.waiting.next_admission()) is None:
+                return
+            request, prefix = found
+            start = len(prefix) * pool.block_size
+            first = self._cut(start, request)
+            words = words_of(request, len(prefix), self.limits)
+            if not builder.fits(first - start, pool.blocks_for(first) - len(prefix), words):
+                return
+            self.waiting.remove(request)
+            self.holdings.take_row(request, prefix)
+            self._count_admission(request, start)
+            builder.admit(begin_row(self.rows, request, pool.block_size, self.limits))
+            if not self._plan_chunk(builder, request.slot):
+                raise LedgerError("an admitted row's first chunk does not fit the plan that was measured for it")
+
+    def _count_admission(self, request: Request, cached: int) -> None:
+        if request.evictions:
+            self.tally.counters["recomputed_tokens"] += max(0, request.computed - cached)
+            self.tally.event("readmitted")
+            return
+        request.cached_tokens = cached
+        self.tally.counters["admitted"] += 1
+        self.tally.counters["prompt_tokens"] += request.prompt.size
+        self.tally.counters["cached_tokens"] += cached
+        self.tally.event("admitted")

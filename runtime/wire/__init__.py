@@ -1,0 +1,1 @@
+"""What crosses the socket between a front end and the engine."""

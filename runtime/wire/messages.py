@@ -1,0 +1,376 @@
+"""What an engine and a front end say to each other over their Unix socket.
+
+A frame is a little-endian uint32 length and that many bytes of MessagePack: one struct of the unions below. No pickle,
+no tensors. Columns travel as the raw little-endian bytes of NumPy arrays; `handle` names a request on one connection
+and is chosen by the front end, counting up from 1; it has 64 bits, here and in columns.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated, Final
+
+import msgspec
+
+from runahead.runtime.wire.parameters import MAX_ABORT_IDS, MAX_TEXT, FinishReason, SamplingParams, StoppingParams
+
+PROTOCOL_VERSION: Final = 3
+MAX_FRAME_BYTES: Final = 64 << 20
+MAX_HANDLE: Final = (1 << 63) - 1
+_LENGTH: Final = struct.Struct("<I")
+_Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+
+
+class ProtocolError(RuntimeError):
+    """The other side sent something that is not this protocol."""
+
+
+# ---------------------------------------------------------------- front end to engine
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    protocol: int
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """A request, and what takes long to make of it: see `runahead.runtime.wire.preparation`, which makes it in the
+    front end.
+
+    prompt: int32 token ids, never empty. prompt_ids: int32, its distinct ids, ascending, where a repetition penalty
+    looks at them; else empty. block_keys: keys of its full blocks, 32 bytes each, to look them up by, where the engine
+    has a prefix cache; else empty. submitted_at: when the front end was asked for it, in seconds of the machine's
+    monotonic clock, which all its processes share: what the request waits in a socket counts too. The engine believes
+    no time before the connection or after it has read the message; None is when it has read it.
+    """
+
+    handle: Annotated[int, msgspec.Meta(ge=1, le=MAX_HANDLE)]
+    request_id: _Text
+    prompt: bytes
+    sampling: SamplingParams
+    stopping: StoppingParams
+    priority: int = 0
+    cache_salt: _Text = ""
+    prompt_ids: bytes = b""
+    block_keys: bytes = b""
+    submitted_at: float | None = None
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """End the row without a word: nothing is answered, outputs may still arrive.
+
+    reason: what to count it under: STOP where a stop string was found, CANCELLED where the stream is gone.
+    """
+
+    handle: int
+    reason: FinishReason = FinishReason.CANCELLED
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """End requests by id, from any front end. Empty `request_ids` with `all_requests` means every one.
+
+    Each aborted request's own stream gets a `Finished` with ABORTED.
+    """
+
+    call: int
+    request_ids: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=MAX_ABORT_IDS)]
+    all_requests: bool = False
+
+
+class StatsQuery(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    call: int
+
+
+ToEngine = Hello | Submit | Cancel | Abort | StatsQuery
+
+
+# ---------------------------------------------------------------- engine to front end
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What the engine serves, and the limits it was started with."""
+
+    model: str
+    architecture: str
+    vocab_size: int
+    context_length: int
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int  # -1: none
+    max_rows: int
+    max_queue: int
+    num_blocks: int
+    block_size: int
+    run_ahead: int  # 0: serial
+    device: str
+    dtype: str
+    parameters: int
+    penalty_slots: int = 0  # rows that may have penalties at a time; 0: none may
+    prefix_cache: bool = False
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=101):
+    protocol: int
+    server_id: str
+    info: EngineInfo
+
+
+class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=102):
+    """The request is queued. The first thing said of every handle that is not refused."""
+
+    handle: int
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag=103):
+    """The request is not queued, and nothing else is said of its handle.
+
+    code: ALREADY_EXISTS, RESOURCE_EXHAUSTED or INVALID_ARGUMENT. field: the path of the offending field, or empty.
+    """
+
+    handle: int
+    code: str
+    message: str
+    field: str = ""
+
+
+class Admitted(msgspec.Struct, frozen=True, array_like=True, tag=109):
+    """The request was given a row for the first time. Said once, before anything of its prompt or its tokens.
+
+    cached_tokens: of its prompt, those taken from the prefix cache; as in its `Finished`. queue_s: seconds since it was
+    submitted, on the engine's clock.
+    """
+
+    handle: int
+    cached_tokens: int
+    queue_s: float
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True):
+    """A request's end; nothing follows it.
+
+    reason: a `FinishReason`. stop_token_id: the id that ended it, or -1. Times are seconds on the engine's clock, -1
+    for a part that the request did not come to: in the queue, from admission to the first token, from submission to the
+    first token, and from the first token to the last.
+    """
+
+    handle: int
+    reason: int
+    stop_token_id: int = -1
+    cached_tokens: int = 0
+    queue_s: float = -1.0
+    prefill_s: float = -1.0
+    first_token_s: float = -1.0
+    decode_s: float = -1.0
+
+
+class Logprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of one token of an `Output`: `index` is the token's place in its columns."""
+
+    index: int
+    chosen: float
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True, tag=104):
+    """What one commit brought for this front end. A token and the `Finished` of its request come in one message."""
+
+    launch: int
+    handles: bytes  # int64 [n]
+    tokens: bytes  # int32 [n]
+    logprobs: tuple[Logprobs, ...] = ()
+    finished: tuple[Finished, ...] = ()
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag=108):
+    """Log-probabilities of consecutive prompt tokens of one request, in the model's own distribution.
+
+    All of a request's come before its first token, in order, each once; the prompt's first token has none. offset: the
+    place in the prompt of the first token described. chosen: float32 [n]. top_ids: int32 [n, top], top_logprobs:
+    float32 [n, top], most likely first; top is what was asked for.
+    """
+
+    handle: int
+    offset: int
+    chosen: bytes
+    top_ids: bytes = b""
+    top_logprobs: bytes = b""
+
+
+class AbortResult(msgspec.Struct, frozen=True, array_like=True, tag=105):
+    """outcomes: one of ABORTED, ALREADY_FINISHED, NOT_FOUND for each of `request_ids`, in their order; for
+    `all_requests`, the ids that were aborted."""
+
+    call: int
+    request_ids: tuple[str, ...]
+    outcomes: tuple[str, ...]
+
+
+class EventStats(msgspec.Struct, frozen=True):
+    """How often a kind of lifecycle event happened, and what became of the chain.
+
+    held: the next launch was enqueued while its predecessor still ran. idle: there was no chain to hold, the next
+    launch was the first after the loop had nothing to do.
+    """
+
+    count: int
+    held: int
+    idle: int
+
+
+class HistogramStats(msgspec.Struct, frozen=True):
+    """Times in the buckets of `runahead.runtime.wire.histogram.BOUNDS_S`. counts: one more than there are bounds.
+    sum_s: seconds."""
+
+    counts: list[int]
+    sum_s: float
+
+
+class EngineStats(msgspec.Struct, frozen=True):
+    """Figures since the start, from retired launches only where they concern launches. Times are seconds."""
+
+    uptime_s: float
+    waiting: int
+    running: int
+    paused: int  # of the running ones: left out of the last plan for want of blocks
+    finished: dict[str, int]  # requests, by FinishReason name
+    submitted: int
+    admitted: int
+    prompt_tokens: int
+    generated_tokens: int
+    void_rows: int
+    prefill_chunks: int
+    cached_tokens: int  # of prompts, taken from the prefix cache
+    recomputed_tokens: int  # prefilled again after an eviction
+    aborted: dict[str, int]  # requests ended from outside, by phase: WAITING, PREFILL, DECODE, PAUSED, LEAVING
+    blocks_reserved: int  # taken for a boundary that a launch would cross
+    blocks_adopted: int  # of these, by rows that went on
+    blocks_returned: int  # of these, by rows that had ended
+    events: dict[str, EventStats]  # admitted, chunk, finished, aborted, paused, resumed, evicted, readmitted
+    blocks_total: int
+    blocks_free: int
+    blocks_owned: int
+    blocks_fenced: int
+    blocks_cached: int
+    rows_total: int
+    rows_free: int
+    rows_fenced: int
+    penalty_slots_total: int
+    penalty_slots_free: int
+    penalty_slots_fenced: int
+    run_ahead: int  # asked for, as the engine was configured; 0: serial
+    ledger_depth: int  # launches now queued and not committed
+    ledger_depth_max: int  # reached: the most that were uncommitted when a launch was enqueued, itself included
+    held_back: int  # times only the bound in prompt tokens kept a launch from being queued
+    launches: int
+    launches_retired: int
+    launches_by_kind: dict[str, int]  # decode, mixed, closing
+    launches_by_depth: dict[int, int]  # uncommitted launches at the moment of enqueueing, this one included
+    overlapped: int
+    firsts_after_idle: int
+    overlap_ratio: float  # overlapped / (retired launches - firsts after idle); 0 before the first
+    device_idle_s: float  # between the F of a launch and the S of the next, firsts after idle left out
+    device_busy_s: float  # from the start of each S to the end of its F
+    device_idle_inside_s: float  # of the busy time, at most, the device had nothing to run
+    host_s: float  # the loop's own time, waits left out
+    waits: int
+    bytes_to_device: int
+    graph_captures: int
+    graph_replays: int
+    fallbacks: dict[str, int]
+    barriers: dict[str, int]
+    barrier_s: dict[str, float]
+    deferred_releases: int
+    front_ends_lost: int
+    first_token: HistogramStats  # from submission to the first token
+    inter_token: HistogramStats  # from each token of a request to its next
+
+
+class StatsReply(msgspec.Struct, frozen=True, array_like=True, tag=106):
+    call: int
+    stats: EngineStats
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag=107):
+    """The engine stops: every request of this connection has ended, with this. The socket closes next.
+
+    reason: SHUTDOWN, DEVICE or INTERNAL. message: a fixed sentence, fit for a client.
+    """
+
+    reason: str
+    message: str
+
+
+ToFrontEnd = Welcome | Accepted | Refused | Admitted | PromptLogprobs | Output | AbortResult | StatsReply | Failed
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_to_engine: Final[msgspec.msgpack.Decoder[ToEngine]] = msgspec.msgpack.Decoder(ToEngine)
+_to_front_end: Final[msgspec.msgpack.Decoder[ToFrontEnd]] = msgspec.msgpack.Decoder(ToFrontEnd)
+
+
+def encode_frame(message: ToEngine | ToFrontEnd) -> bytes:
+    """Length and body, ready to send."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+def decode_to_engine(body: bytes) -> ToEngine:
+    """Raises ProtocolError. What a message may say beyond its types is for `runahead.runtime.engine.submit_check` to
+    tell."""
+    try:
+        return _to_engine.decode(body)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"a front end sent an unreadable message: {error}") from error
+    except UnicodeDecodeError as error:  # which repeats the text
+        raise ProtocolError("a front end sent an unreadable message: a text is not UTF-8") from error
+    except RecursionError as error:
+        raise ProtocolError("a front end sent an unreadable message: lists in lists without end") from error
+
+
+def decode_to_front_end(body: bytes) -> ToFrontEnd:
+    """Raises ProtocolError."""
+    try:
+        return _to_front_end.decode(body)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"the engine sent an unreadable message: {error}") from error
+
+
+class FrameReader:
+    """Cuts a byte stream into frame bodies."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._start = 0  # of what was not taken yet
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The bodies completed by `data`. Raises ProtocolError on a frame over MAX_FRAME_BYTES."""
+        self.add(data)
+        bodies: list[bytes] = []
+        while (body := self.take()) is not None:
+            bodies.append(body)
+        return bodies
+
+    def add(self, data: bytes) -> None:
+        """More of the stream."""
+        del self._buffer[: self._start]
+        self._start = 0
+        self._buffer += data
+
+    def take(self) -> bytes | None:
+        """The next body, or None if it is not complete. Raises ProtocolError on a frame over MAX_FRAME_BYTES."""
+        if not self.has_frame:
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer, self._start)
+        if length > MAX_FRAME_BYTES:
+            raise ProtocolError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+        begin = self._start + _LENGTH.size
+        self._start = begin + length
+        with memoryview(self._buffer) as view:
+            return bytes(view[begin : self._start])
+
+    @property
+    def has_frame(self) -> bool:
+        """`take` has something to give, or to complain of."""
+        there = len(self._buffer) - self._start - _LENGTH.size
+        if there < 0:
+            return False
+        (length,) = _LENGTH.unpack_from(self._buffer, self._start)
+        return bool(there >= length or length > MAX_FRAME_BYTES)

@@ -1,0 +1,48 @@
+"""Everything about a request that takes long to make, made before the engine's loop sees it: in the front end. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runahead.runtime.memory.prefix_cache import prompt_keys
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
+
+
+def prepared_submit(
+    handle: int,
+    request_id: str,
+    prompt: NDArray[np.int32],
+    sampling: SamplingParams,
+    stopping: StoppingParams,
+    *,
+    block_size: int,
+    priority: int = 0,
+    cache_salt: str = "",
+    submitted_at: float | None = None,
+) -> m.Submit:
+    """The message that asks for a completion of `prompt`, int32 [n].
+
+    block_size: of the engine's KV blocks if it has a prefix cache, else 0. submitted_at: see `Submit`.
+    """
+    tokens = np.ascontiguousarray(prompt, np.dtype("<i4"))
+    repeats = sampling.repetition_penalty != 1
+    return m.Submit(
+        handle=handle,
+        request_id=request_id,
+        prompt=tokens.tobytes(),
+        sampling=sampling,
+        stopping=stopping,
+        priority=priority,
+        cache_salt=cache_salt,
+        prompt_ids=_distinct(tokens).tobytes() if repeats else b"",
+        block_keys=prompt_keys(cache_salt, tokens, block_size) if block_size else b"",
+        submitted_at=submitted_at,
+    )
+
+
+def _distinct(tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Each id once, ascending."""
+    ordered = np.sort(tokens)
+    return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if ordered.size else ordered

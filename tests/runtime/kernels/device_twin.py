@@ -1,0 +1,144 @@
+"""Row state on the device beside the reference, `HostRows`: fed the same, it must hold the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from runahead.cuda_graphs.rings import FAULT_NONE, STATUS_BYTES, STATUS_FAULT, RingLayout, RingMemory, allocate_rings
+from runahead.runtime.kernels.row_state import penalty_fields, row_fields
+from runahead.runtime.kernels.triton.device_rows import DeviceRows
+from runahead.runtime.kernels.triton.prompt_logprobs import find_targets, make_prompt_buffers
+from runahead.runtime.plan import read_plan
+from runahead.runtime.programs.host_rows import HostRows, Queries
+
+
+def mapped_rings(layout: RingLayout, device: torch.device) -> RingMemory:
+    """Rings that kernels on `device` reach."""
+
+    def allocate(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic]:
+        tensor = torch.from_numpy(np.zeros(shape, dtype))
+        return (tensor.pin_memory() if device.type == "cuda" else tensor).numpy()
+
+    return allocate_rings(layout, allocate)
+
+
+class DeviceTwin:
+    """S and apply by the kernels, after the same of `host` by the reference. Everything is compared after each.
+
+    It has rings of its own, of the layout of the host's. max_tokens: query tokens of a launch, at most.
+    """
+
+    def __init__(
+        self, host: HostRows, device: torch.device, *, max_tokens: int, context_length: int, launched: int = 0
+    ) -> None:
+        self.host = host
+        self._max_rows = host.alive.size - 1
+        self.rings = mapped_rings(host.rings.layout, device)
+        self.device = DeviceRows(
+            self.rings,
+            max_rows=self._max_rows,
+            max_tokens=max_tokens,
+            block_size=host.block_size,
+            context_length=context_length,
+            vocab_size=host.vocab_size,
+            device=device,
+            penalty_slots=len(host.counts) - 1,
+        )
+        self.device.reset(launched)
+        self._prompt = make_prompt_buffers(max_tokens, host.vocab_size, host.rings.layout.max_top, device)
+
+    # ------------------------------------------------------------ S
+
+    def publish(
+        self, places: NDArray[np.intp], tokens: NDArray[np.int32], finite: NDArray[np.bool_], *, padding: int = 0
+    ) -> NDArray[np.int64]:
+        """`tokens` [n] of the rows at these places of the list, which the reference has published already. Returns the
+        cells. padding: places beyond the list that a captured bucket looks at, if it is as large."""
+        count = min(self.host.rows.size + padding, self._max_rows)
+        padded, all_finite = np.full(count, 7, np.int64), np.zeros(count, np.bool_)
+        padded[places], all_finite[places] = tokens, finite
+        where = self.device.counter.device
+        self.device.publish(count, torch.from_numpy(padded).to(where), torch.from_numpy(all_finite).to(where))
+        self._synchronize()
+        ring = self.host.rings.slot(self.host.number)
+        expected: NDArray[np.int64] = self.host.rings.cells[ring, places, 0]
+        assert self.rings.cells[ring, places, 0].tolist() == expected.tolist(), "the cells"
+        self._compare_state()
+        return expected
+
+    # ------------------------------------------------------------ apply
+
+    def apply(self, read: int, *, padding: int = 0) -> int:
+        """The plan that the reference has just taken from its staging slot, which was `read` bytes long. Returns how
+        many query tokens leave prompt log-probabilities. padding: rows beyond the list, of a launch of decode rows."""
+        host = self.host
+        ring = host.rings.slot(host.number)
+        for mine, theirs in ((self.rings.plan, host.rings.plan), (self.rings.bulk, host.rings.bulk)):
+            mine[ring] = theirs[ring]
+        plan = read_plan(host.rings.plan[ring])
+        rows, tokens = plan.num_rows, plan.tokens
+        padding = min(padding, self._max_rows - rows) if rows and not host.chunks.size else 0
+        self.device.apply(rows + padding, tokens + padding)
+        self._synchronize()
+        assert self.rings.status[ring, STATUS_FAULT] == FAULT_NONE
+        assert self.rings.status[ring, STATUS_BYTES] == read
+        assert int(self.device.counter) == host.number
+        self._compare_state()
+        if not rows:
+            return 0
+        queries = HostRows.queries(host)
+        self._compare_queries(queries)
+        return self._compare_prompts(queries)
+
+    def forget(self, *, slot: int = -1, penalty_slot: int = -1) -> None:
+        """Somebody has changed a row slot or a penalty slot of the reference by hand: the device's is made the same."""
+        for names, place in ((row_fields(), slot), (penalty_fields(), penalty_slot)):
+            for name in names if place >= 0 else ():
+                held = self.device.state if names == row_fields() else self.device.penalties
+                getattr(held, name)[place] = torch.from_numpy(np.array(getattr(self.host, name)[place]))
+
+    # ------------------------------------------------------------ what is compared
+
+    def _compare_state(self) -> None:
+        for name, found in self.device.read().items():
+            expected = getattr(self.host, name)
+            if not np.array_equal(found, expected):
+                lines = np.unique(np.argwhere(found != expected)[:, 0]).tolist()
+                raise AssertionError(f"launch {self.host.number}: {name} of {lines}: {found[lines]}, {expected[lines]}")
+
+    def _compare_queries(self, expected: Queries) -> None:
+        rows, tokens = expected.slots.size, expected.token_ids.size
+        batch = self.device.batch(rows, tokens)
+        for name in ("token_ids", "seq_lens", "query_start_loc"):
+            assert getattr(batch, name).tolist() == getattr(expected, name).tolist(), name
+        alive = np.repeat(expected.seq_lens > 0, np.diff(expected.query_start_loc))
+        mapping = batch.slot_mapping.cpu().numpy()
+        assert batch.positions.cpu().numpy()[alive].tolist() == expected.positions[alive].tolist(), "positions"
+        assert mapping[alive].tolist() == expected.slot_mapping[alive].tolist(), "slot_mapping"
+        assert bool((mapping[~alive] < self.host.block_size).all()), "masked tokens go to the null block"
+        tables = batch.block_tables.cpu().numpy()
+        for row, length in enumerate(expected.seq_lens.tolist()):
+            used = -(-length // self.host.block_size)
+            assert tables[row, :used].tolist() == self.host.block_table[expected.slots[row], :used].tolist(), "tables"
+        last = self.device.queries.last_query[:rows].cpu().numpy()
+        assert last[self.host.samples].tolist() == expected.last_query.tolist(), "last_query"
+
+    def _compare_prompts(self, queries: Queries) -> int:
+        wanted = self.host.prompt_queries(queries)
+        if not self.host.chunks.size:
+            assert not wanted.index.size
+            return 0
+        device, prompt, tokens = self.device, self._prompt, queries.token_ids.size
+        find_targets(queries.slots.size, tokens, device.counter, device._bulk, device.rows, device.state, prompt)
+        asked = prompt.asked[:tokens].cpu().numpy()
+        assert np.flatnonzero(asked >= 0).tolist() == np.sort(wanted.index).tolist(), "who asked"
+        assert asked[wanted.index].tolist() == wanted.asked.tolist(), "how many were asked for"
+        assert prompt.wanted[:tokens].tolist() == (asked >= 0).tolist()
+        assert prompt.target.cpu().numpy()[wanted.index].tolist() == wanted.target.tolist(), "targets"
+        return int(wanted.index.size)
+
+    def _synchronize(self) -> None:
+        if self.device.counter.device.type == "cuda":
+            torch.cuda.synchronize()

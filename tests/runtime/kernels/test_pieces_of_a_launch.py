@@ -1,0 +1,128 @@
+"""Where the CUDA device looks up while it enqueues a launch that is no graph: after apply, each layer, and F's end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.runtime.kernels.triton_device import triton_device
+
+DEVICE = triton_device()
+
+from runahead.cuda_graphs import cuda_device, marks  # noqa: E402
+from runahead.cuda_graphs.cuda_device import CudaDevice  # noqa: E402
+from runahead.cuda_graphs.device import DeviceCounters  # noqa: E402
+from runahead.cuda_graphs.enqueue_watch import unwatched  # noqa: E402
+from runahead.cuda_graphs.graph_pool import GraphKey  # noqa: E402
+from runahead.cuda_graphs.rings import RingLayout, allocate_rings  # noqa: E402
+from runahead.cuda_graphs.shape import Form, LaunchShape  # noqa: E402
+from runahead.runtime.kernels.forward_batch import ForwardBatch  # noqa: E402
+from runahead.runtime.kernels.kernel_set import KernelSet  # noqa: E402
+from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
+from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.models.decoder import Decoder  # noqa: E402
+from tests.gpu import gpu_chain  # noqa: E402
+
+STALE_NS, IDLE_NS = 77, 1234
+
+
+class Steps(list[str]):
+    """What the device did, in order; it stands for the program, the graphs and the watch of a device."""
+
+    idle_ns = IDLE_NS
+
+    def replay(self, key: GraphKey) -> None:
+        self.append(f"replay {key.piece}")
+
+    def begin(self) -> None:
+        self.append("begin")
+
+    def first_piece(self) -> None:
+        self.append("first")
+
+    def piece(self) -> None:
+        self.append("look")
+
+    def apply(self, shape: LaunchShape) -> int:
+        self.append("apply")
+        return 0
+
+    def forward(self, shape: LaunchShape, between: Callable[[], None] = unwatched) -> None:
+        for _ in range(2):
+            self.append("layer")
+            between()
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[CudaDevice, Steps]:
+    """A device without CUDA: what it enqueues is written down."""
+    steps, device = Steps(), CudaDevice.__new__(CudaDevice)
+    device.rings = allocate_rings(RingLayout(4, 64, 64, 4, 1))
+    device.rings.idle_ns[:] = STALE_NS
+    device.counters, device.buckets = DeviceCounters(), (1, 4)
+    device._program = device.graphs = device._watch = steps  # type: ignore[assignment]
+    device._counter = device._marks_on_device = device._end_ns = torch.zeros(1)
+    monkeypatch.setattr(marks, "ended", lambda *_: steps.append("ended"))
+    assert vars(cuda_device)["marks"] is marks
+    return device, steps
+
+
+def test_a_mixed_launch_is_watched_after_each_of_its_pieces(parts: tuple[CudaDevice, Steps]) -> None:
+    device, steps = parts
+    device._enqueue(LaunchShape(5, 2, Form.PLAIN, rows=2, tokens=20))
+    assert steps == [
+        "begin", "replay sample", "first", "apply", "look", "layer", "look", "layer", "look", "ended", "look",
+    ]  # fmt: skip
+    assert device.rings.idle_ns.tolist() == [STALE_NS, IDLE_NS, STALE_NS, STALE_NS]
+
+
+def test_a_closing_launch_is_watched_too(parts: tuple[CudaDevice, Steps]) -> None:
+    device, steps = parts
+    device._enqueue(LaunchShape(6, 2, Form.PLAIN, rows=0, tokens=0))
+    assert steps == ["begin", "replay sample", "first", "apply", "look", "ended", "look"]
+    assert device.rings.idle_ns[2] == IDLE_NS
+
+
+def test_a_launch_that_is_one_graph_is_not_watched_and_has_no_idle_time_inside(
+    parts: tuple[CudaDevice, Steps],
+) -> None:
+    device, steps = parts
+    device._enqueue(LaunchShape(7, 2, Form.PLAIN, rows=2, tokens=2))
+    assert steps == ["replay launch"]
+    assert device.rings.idle_ns.tolist() == [STALE_NS, STALE_NS, STALE_NS, 0], "not what an earlier launch left"
+
+
+def test_nothing_is_looked_at_while_a_graph_is_captured(parts: tuple[CudaDevice, Steps]) -> None:
+    device, steps = parts
+    device._after_sampling(LaunchShape(8, 2, Form.PLAIN, rows=2, tokens=2))
+    assert steps == ["apply", "layer", "layer", "ended"]
+
+
+@pytest.mark.parametrize("kernels", [ReferenceKernels(), TritonKernelSet()], ids=["reference", "triton"])
+def test_a_forward_says_when_each_layer_is_enqueued(kernels: KernelSet) -> None:
+    config = gpu_chain.small_config()
+    device = DEVICE if isinstance(kernels, TritonKernelSet) else torch.device("cpu")
+    decoder = Decoder(config, gpu_chain.moved(gpu_chain.random_weights(config), device), kernels)
+    cache = decoder.make_cache(2, 16)
+
+    def ints(*values: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    batch = ForwardBatch(
+        token_ids=ints(3, 4),
+        positions=ints(0, 1),
+        slot_mapping=ints(16, 17),
+        query_start_loc=ints(0, 2, dtype=torch.int32),
+        seq_lens=ints(2, dtype=torch.int32),
+        block_tables=ints(1, dtype=torch.int32)[None],
+        num_tokens=2,
+        num_rows=1,
+        max_seq_len=2,
+        is_decode=False,
+    )
+    written: list[list[bool]] = []
+    with torch.inference_mode():
+        decoder.forward(batch, cache, lambda: written.append([bool(keys[1].any()) for keys in cache.keys]))
+    assert written == [[True, False], [True, True]], "after each layer, and before the next"

@@ -1,0 +1,143 @@
+"""The simulator's lives on the row kernels: every plan that its engine stages and every token that it samples, with all
+the evictions, pauses, aborts and slots used again, leave the row state of the reference after each S and each apply."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from functools import cache
+from typing import Final
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.runtime.kernels.triton_device import triton_device
+
+DEVICE = triton_device()
+
+from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, VOID  # noqa: E402
+from runahead.runtime.plan import HEADER_WORDS, read_plan  # noqa: E402
+from runahead.runtime.row_record import read_admission  # noqa: E402
+from tests.runtime.kernels.device_twin import DeviceTwin  # noqa: E402
+from tests.simulation.generate import make_script, mode_of  # noqa: E402
+from tests.simulation.life import Life  # noqa: E402
+from tests.simulation.programs import SimulatedRows  # noqa: E402
+from tests.simulation.script import SERIAL, Mode  # noqa: E402
+
+# Drafts have several tokens a row and launch, which the kernels don't.
+SEEDS: Final = [seed for seed in range(100) if mode_of(seed) is not Mode.DRAFTS][:50]
+# The interpreter takes 25 ms a launch: a few lives in every run, each at one of its depths, and all by `make kernels`.
+IN_EVERY_RUN: Final = 12
+WANTED: Final = (
+    "stopped",
+    "void",
+    "not finite",
+    "steady launch",
+    "closing launch",
+    "chunk that is sampled",
+    "chunk that is not",
+    "prompt log-probabilities",
+    "admission",
+    "admission with a cached prefix",
+    "admission with penalties",
+    "append",
+    "rows compared with the host's truth",
+)
+
+pytestmark = pytest.mark.timeout(900)
+
+
+class Follower:
+    """The kernels do, after each step of a life's device, what its row state has just done. `seen` counts what."""
+
+    def __init__(self, life: Life) -> None:
+        self.seen: Counter[str] = Counter()
+        self._program = program = life.chain.program
+        self._rows = program.rows
+        assert isinstance(self._rows, SimulatedRows)
+        self._twin = DeviceTwin(
+            self._rows,
+            DEVICE,
+            max_tokens=self._rows.rings.layout.prompt_tokens,
+            context_length=life.script.world.context_length,
+        )
+        self._publish, self._apply, self._read = self._rows.publish, self._rows.apply, program.read_rows
+        self._poison_slot, self._poison_penalty_slot = program.poison_slot, program.poison_penalty_slot
+        self._rows.publish, self._rows.apply = self.publish, self.apply  # type: ignore[method-assign]
+        program.poison_slot, program.poison_penalty_slot = self.poison_slot, self.poison_penalty_slot  # type: ignore[method-assign]
+        program.read_rows = self.read_rows  # type: ignore[method-assign]
+
+    def publish(
+        self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_]
+    ) -> None:
+        self._publish(places, slots, tokens, finite)
+        cells = self._twin.publish(places, tokens, finite, padding=self._rows.number % 3)
+        for name, flag in (("stopped", STOPPED), ("void", VOID), ("not finite", NON_FINITE)):
+            self.seen[name] += int(np.count_nonzero(cells & flag))
+
+    def apply(self) -> int:
+        read = self._apply()
+        self.seen["prompt log-probabilities"] += self._twin.apply(read, padding=self._rows.number % 2)
+        ring = self._rows.rings.slot(self._rows.number)
+        plan, bulk = read_plan(self._rows.rings.plan[ring]), self._rows.rings.bulk[ring]
+        self.seen["steady launch"] += plan.num_rows > 0 and plan.words == HEADER_WORDS
+        self.seen["closing launch"] += plan.num_rows == 0
+        self.seen["append"] += len(plan.appends)
+        for *_, samples in plan.chunks.tolist():
+            self.seen["chunk that is sampled" if samples else "chunk that is not"] += 1
+        for offset in plan.admissions.tolist():
+            record = read_admission(bulk, offset)
+            self.seen["admission"] += 1
+            self.seen["admission with a cached prefix"] += record.blocks.size > 0
+            self.seen["admission with penalties"] += record.counts.size > 0
+        return read
+
+    def poison_slot(self, slot: int) -> None:
+        self._poison_slot(slot)
+        self._twin.forget(slot=slot)
+
+    def poison_penalty_slot(self, slot: int) -> None:
+        self._poison_penalty_slot(slot)
+        self._twin.forget(penalty_slot=slot)
+
+    def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
+        """What a drain compares with the host's truth: the kernels' rows."""
+        self.seen["rows compared with the host's truth"] += int(np.count_nonzero(self._rows.alive))
+        return {**self._read(), **self._twin.device.read()}
+
+
+@cache
+def followed(seed: int, depth: int) -> Counter[str]:
+    """What happened in the life of this seed at this depth. Raises Broken where a kernel did anything else."""
+    life = Life(make_script(seed), depth)
+    follower = Follower(life)
+    life.live()
+    return follower.seen
+
+
+def depths_of(seed: int) -> tuple[int, ...]:
+    return (SERIAL, *make_script(seed).world.depths)
+
+
+def depth_in_every_run(index: int) -> int:
+    """Each of a script's depths has its turn."""
+    depths = depths_of(SEEDS[index])
+    return depths[index % len(depths)]
+
+
+@pytest.mark.parametrize("index", range(IN_EVERY_RUN))
+def test_a_life_of_the_simulator_leaves_the_rows_of_the_reference(index: int) -> None:
+    assert followed(SEEDS[index], depth_in_every_run(index))["admission"]
+
+
+def test_the_lives_of_every_run_hold_every_kind_of_step() -> None:
+    seen = sum((followed(SEEDS[index], depth_in_every_run(index)) for index in range(IN_EVERY_RUN)), Counter[str]())
+    assert not [what for what in WANTED if not seen[what]], seen
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("seed", SEEDS)
+def test_fifty_lives_at_every_depth_leave_the_rows_of_the_reference(seed: int) -> None:
+    for depth in depths_of(seed):
+        assert followed(seed, depth)["admission"]

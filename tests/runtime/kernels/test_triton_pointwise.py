@@ -1,0 +1,110 @@
+"""Norms, activation, rotation, the cache write, the embedding and the one-row product in Triton, against plain torch in
+float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.runtime.kernels.triton_device import TOLERANCE, dtypes, relative_error, triton_device
+
+DEVICE = triton_device()
+
+from runahead.runtime.kernels.triton.activation import silu_mul  # noqa: E402
+from runahead.runtime.kernels.triton.embedding import embed  # noqa: E402
+from runahead.runtime.kernels.triton.gemv import gemv  # noqa: E402
+from runahead.runtime.kernels.triton.norms import add_rms_norm, rms_norm  # noqa: E402
+from runahead.runtime.kernels.triton.rotary import rotate_and_write  # noqa: E402
+
+EPS = 1e-5
+
+
+def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    wide = x.double()
+    return wide / (wide.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+
+
+@pytest.mark.parametrize("dtype", dtypes(DEVICE))
+@pytest.mark.parametrize("width", [64, 96, 1000])
+def test_rms_norm_is_the_textbook_one(dtype: torch.dtype, width: int) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(7, width, device=DEVICE).to(dtype)
+    weight = torch.randn(width, device=DEVICE).to(dtype)
+    assert relative_error(rms_norm(x, weight, EPS), normed(x, weight)) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", dtypes(DEVICE))
+def test_the_residual_grows_in_place_before_it_is_normed(dtype: torch.dtype) -> None:
+    torch.manual_seed(2)
+    x, residual = (torch.randn(5, 96, device=DEVICE).to(dtype) for _ in range(2))
+    weight = torch.randn(96, device=DEVICE).to(dtype)
+    total = (x.float() + residual.float()).to(dtype)
+    out = add_rms_norm(x, residual, weight, EPS)
+    assert torch.equal(residual, total)
+    assert relative_error(out, normed(total, weight)) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", dtypes(DEVICE))
+@pytest.mark.parametrize("width", [48, 700])
+def test_silu_mul_takes_the_gate_from_the_first_half(dtype: torch.dtype, width: int) -> None:
+    torch.manual_seed(3)
+    gate_up = torch.randn(6, 2 * width, device=DEVICE).to(dtype)
+    gate, up = gate_up.double().split(width, 1)
+    assert relative_error(silu_mul(gate_up), torch.nn.functional.silu(gate) * up) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", dtypes(DEVICE))
+@pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (6, 2, 24), (3, 3, 64)])
+def test_queries_are_rotated_and_keys_and_values_land_in_their_slots(
+    dtype: torch.dtype, with_norm: bool, heads: int, kv_heads: int, dim: int
+) -> None:
+    torch.manual_seed(4)
+    tokens, block_size = 5, 8
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim, device=DEVICE).to(dtype)
+    angles = torch.randn(40, dim // 2, device=DEVICE)
+    cos, sin = angles.cos().contiguous(), angles.sin().contiguous()
+    positions = torch.tensor([0, 3, 39, 7, 1_000_000], device=DEVICE)
+    slots = torch.tensor([8, 17, 31, 30, 0], device=DEVICE)
+    keys = torch.full((4, block_size, kv_heads, dim), float("nan"), dtype=dtype, device=DEVICE)
+    values = keys.clone()
+    q_norm = torch.randn(dim, device=DEVICE).to(dtype) if with_norm else None
+    k_norm = torch.randn(dim, device=DEVICE).to(dtype) if with_norm else None
+
+    q = rotate_and_write(qkv, cos, sin, positions, slots, keys, values, heads, q_norm, k_norm, EPS)
+
+    q_in, k_in, v_in = qkv.view(tokens, heads + 2 * kv_heads, dim).split([heads, kv_heads, kv_heads], 1)
+    at = positions.clamp(0, 39)
+    for found, given, norm in ((q, q_in, q_norm), (keys.view(-1, kv_heads, dim)[slots], k_in, k_norm)):
+        wide = normed(given, norm) if norm is not None else given.double()
+        low, high = wide.split(dim // 2, -1)
+        c, s = cos[at].double()[:, None], sin[at].double()[:, None]
+        expected = torch.cat([low * c - high * s, high * c + low * s], -1)
+        assert relative_error(found, expected) < TOLERANCE[dtype]
+    assert torch.equal(values.view(-1, kv_heads, dim)[slots], v_in)
+    untouched = torch.ones(32, dtype=torch.bool)
+    untouched[slots.cpu()] = False
+    assert bool(keys.view(-1, kv_heads, dim)[untouched.to(DEVICE)].isnan().all())
+
+
+@pytest.mark.parametrize("dtype", dtypes(DEVICE))
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(
+    ("depth", "outputs"),
+    [(64, 96), (100, 37), (640, 256), (1024, 1030), pytest.param(2500, 8200, marks=pytest.mark.large)],
+)
+def test_the_product_of_one_row(dtype: torch.dtype, biased: bool, depth: int, outputs: int) -> None:
+    torch.manual_seed(5)
+    x = torch.randn(1, depth, device=DEVICE).to(dtype)
+    weight = torch.randn(outputs, depth, device=DEVICE).to(dtype)
+    bias = torch.randn(outputs, device=DEVICE).to(dtype) if biased else None
+    expected = x.double() @ weight.double().t() + (bias.double() if bias is not None else 0.0)
+    assert relative_error(gemv(x, weight, bias), expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("width", [48, 1500])
+def test_the_embedding_is_a_row_of_the_table(width: int) -> None:
+    torch.manual_seed(6)
+    table = torch.randn(50, width, device=DEVICE)
+    token_ids = torch.tensor([0, 49, 7, 7], device=DEVICE)
+    assert torch.equal(embed(token_ids, table), table[token_ids])

@@ -1,0 +1,94 @@
+"""A whole launch in Triton, S, apply and F, on the host device, so that no captured graph is needed: the tokens of
+the reference program for the same requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from runahead.cuda_graphs.enqueue_watch import unwatched
+from runahead.cuda_graphs.shape import LaunchShape
+from tests.runtime.kernels.triton_device import triton_device
+
+DEVICE = triton_device()
+pytestmark = pytest.mark.timeout(600)  # a whole engine in Triton's interpreter takes its time
+
+from runahead.cuda_graphs.host_device import HostDevice  # noqa: E402
+from runahead.cuda_graphs.rings import RingMemory, allocate_rings  # noqa: E402
+from runahead.runtime.engine.loop import Barrier  # noqa: E402
+from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.models.config import ModelConfig  # noqa: E402
+from runahead.runtime.models.decoder import Decoder  # noqa: E402
+from runahead.runtime.programs.triton import CudaProgram  # noqa: E402
+from tests.gpu import gpu_chain  # noqa: E402
+
+MAX_ROWS = 5
+NUM_BLOCKS = 40
+REQUESTS = 9
+
+
+def eager_engine(run_ahead: int) -> gpu_chain.EngineUnderTest:
+    """Triton kernels launched one by one from the host device's thread."""
+    config = gpu_chain.small_config(max_position_embeddings=96, qk_norm=True, windows=(0, 24))
+    layout = gpu_chain.layout_for(run_ahead, MAX_ROWS)
+    rings: RingMemory
+    if DEVICE.type == "cuda":
+        from runahead.cuda_graphs.cuda_device import allocate_mapped_rings
+
+        rings = allocate_mapped_rings(layout)
+    else:
+        rings = allocate_rings(layout)
+    weights = gpu_chain.moved(gpu_chain.random_weights(config), DEVICE)
+    program = _Synchronous(
+        Decoder(config, weights, TritonKernelSet()),
+        rings,
+        max_rows=MAX_ROWS,
+        max_tokens=MAX_ROWS + gpu_chain.MAX_PREFILL_TOKENS,
+        num_blocks=NUM_BLOCKS,
+        block_size=gpu_chain.BLOCK_SIZE,
+        context_length=config.max_position_embeddings,
+        penalty_slots=gpu_chain.PENALTY_SLOTS,
+    )
+    program.poison_blocks(tuple(range(1, NUM_BLOCKS)))
+    return gpu_chain.engine_over(config, HostDevice(program, rings), program, run_ahead, MAX_ROWS, NUM_BLOCKS)
+
+
+class _Synchronous(CudaProgram):
+    """Waits for the device after each part, as the host device expects of a program."""
+
+    def sample(self, shape: LaunchShape) -> None:
+        super().sample(shape)
+        self._wait()
+
+    def forward(self, shape: LaunchShape, between: Callable[[], None] = unwatched) -> None:
+        super().forward(shape, between)
+        self._wait()
+
+    def _wait(self) -> None:
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def served(under_test: gpu_chain.EngineUnderTest, config: ModelConfig) -> tuple[dict[int, list[int]], dict[int, int]]:
+    """Tokens and finish reasons. Half way the device's rows are compared with the host's, and at the end."""
+    with torch.inference_mode():
+        for handle, (prompt, sampling, stopping) in enumerate(gpu_chain.random_requests(config, REQUESTS, seed=4)):
+            under_test.submit(handle, prompt[:60], sampling, stopping)
+        while len(under_test.tokens()) < REQUESTS // 2:
+            under_test.engine.turn()
+        under_test.engine.drain(Barrier("test"))
+        assert any(under_test.engine.scheduler.holdings.by_slot), "nobody had a row when they were compared"
+        under_test.run()
+    under_test.device.close()
+    return under_test.tokens(), under_test.reasons()
+
+
+@pytest.mark.parametrize("run_ahead", [2, *(pytest.param(depth, marks=pytest.mark.large) for depth in (0, 1, 3, 4))])
+def test_the_tokens_of_the_reference_for_rows_of_every_kind(run_ahead: int) -> None:
+    config = gpu_chain.small_config(max_position_embeddings=96, qk_norm=True, windows=(0, 24))
+    weights = gpu_chain.random_weights(config)
+    expected = served(gpu_chain.cpu_engine(config, weights, 2, max_rows=MAX_ROWS, num_blocks=NUM_BLOCKS), config)
+    assert served(eager_engine(run_ahead), config) == expected
+    assert len(expected[1]) == REQUESTS

@@ -1,0 +1,75 @@
+"""Every architecture through the whole chain, at every depth: 64 greedy tokens of each neighbour are the oracle's."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from runahead.runtime.engine.loop import Barrier, Engine
+from runahead.runtime.process.assemble import assemble
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.engine_config import EngineConfig
+from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
+from tests.runtime.chain import MemoryLinks
+from tests.runtime.models.checkpoints import CASES, Case, save
+
+DEPTHS = (0, 1, 2, 4)
+LENGTHS = (1, 7, 40, 65, 16)  # of the prompts: shorter than a chunk, several chunks, ending with one and just after
+TOKENS = 64
+NEAR_TIE = 2e-4  # two logits closer than the two sides agree to
+
+
+def prompts(vocab: int) -> list[list[int]]:
+    return [[(37 * i + 11 * j) % vocab for j in range(length)] for i, length in enumerate(LENGTHS)]
+
+
+def completions(folder: Path, depth: int, vocab: int) -> dict[int, list[int]]:
+    """What the engine generates, in the CPU device's test mode: delays, and poison in what is given back."""
+    config = EngineConfig(
+        model=str(folder), run_ahead=depth, max_rows=4, block_size=8, prefill_chunk=16, max_prefill_tokens=32,
+        num_blocks=100, threads=1, jitter_seed=depth,
+    )  # fmt: skip
+    parts = assemble(config, lambda done, total: None)
+    links = MemoryLinks()
+    engine = Engine(parts.device, parts.scheduler, links, max_queue=10, poison=parts.poison)
+    stopping = StoppingParams(TOKENS, ignore_eos=True)
+    for handle, prompt in enumerate(prompts(vocab)):
+        tokens = np.asarray(prompt, np.int32).tobytes()
+        links.tell(1, m.Submit(handle, f"r{handle}", tokens, SamplingParams(temperature=0.0), stopping))
+    engine.turn()
+    while len(engine.registry):
+        engine.turn()
+    engine.drain(Barrier("test"))
+    parts.device.close()
+    found: dict[int, list[int]] = defaultdict(list)
+    for _, output in links.sent:
+        if isinstance(output, m.Output):
+            handles, ids = np.frombuffer(output.handles, np.int64), np.frombuffer(output.tokens, np.int32)
+            for handle, token in zip(handles.tolist(), ids.tolist(), strict=True):
+                found[handle].append(token)
+    return found
+
+
+@torch.inference_mode()
+def assert_greedy(oracle: PreTrainedModel, prompt: list[int], completion: list[int]) -> None:
+    """Each token is the oracle's choice after the tokens before it."""
+    assert len(completion) == TOKENS
+    logits = oracle(torch.tensor([prompt + completion[:-1]])).logits[0, len(prompt) - 1 :]
+    chosen = logits.gather(1, torch.tensor(completion)[:, None])[:, 0]
+    assert torch.all(chosen >= logits.max(dim=1).values - NEAR_TIE)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_64_greedy_tokens_with_neighbours(case: Case, tmp_path: Path) -> None:
+    oracle = save(case, tmp_path)
+    vocab = oracle.config.vocab_size
+    serial = completions(tmp_path, DEPTHS[0], vocab)
+    for handle, prompt in enumerate(prompts(vocab)):
+        assert_greedy(oracle, prompt, serial[handle])
+    for depth in DEPTHS[1:]:
+        assert completions(tmp_path, depth, vocab) == serial, f"depth {depth}"

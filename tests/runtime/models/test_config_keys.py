@@ -1,0 +1,284 @@
+"""Every key of config.json is read, or known to change no number, or refused by its name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import (
+    AutoConfig,
+    GenerationConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from runahead.runtime.models.config import CheckpointError, ModelConfig, parse_config
+from runahead.runtime.models.config_keys import (
+    LLAMA,
+    MISTRAL,
+    MODEL_TYPES,
+    NEUTRAL,
+    QWEN2,
+    QWEN3,
+    ROPE_UNDERSTOOD,
+    UNDERSTOOD,
+    UNREAD,
+    UNREAD_BY,
+)
+from tests.runtime.models.checkpoints import FULL, LLAMA3_ROPE, SLIDING
+from tests.runtime.models.public_configs import OF_EVERY_CLASS, PUBLIC
+from tests.runtime.models.test_model_config import RAW
+
+CLASSES: dict[str, type[PreTrainedConfig]] = {
+    LLAMA: LlamaConfig,
+    QWEN2: Qwen2Config,
+    QWEN3: Qwen3Config,
+    MISTRAL: MistralConfig,
+}
+
+
+def parse(architecture: str = LLAMA, **changes: Any) -> ModelConfig:
+    return parse_config({**RAW, "architectures": [architecture], **changes}, ())
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_checkpoint_is_accepted_and_read_as_transformers_reads_it(name: str, tmp_path: Path) -> None:
+    raw = PUBLIC[name]
+    config = parse_config(raw, ())
+    (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    theirs = AutoConfig.from_pretrained(tmp_path)
+    assert config.windows == windows_of(theirs)
+    assert config.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert config.rope_scaling.kind == theirs.rope_parameters["rope_type"]
+    assert config.rope_scaling.factor == theirs.rope_parameters.get("factor", 1.0)
+    assert config.num_kv_heads == theirs.num_key_value_heads
+    head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
+    assert config.head_dim == head_dim
+
+
+@pytest.mark.parametrize("architecture", CLASSES)
+def test_whatever_transformers_writes_for_an_architecture_is_accepted(architecture: str) -> None:
+    config = CLASSES[architecture](architectures=[architecture], dtype="bfloat16")
+    for written in (config.to_dict(), config.to_diff_dict(), {**OF_EVERY_CLASS, **config.to_dict()}):
+        assert parse_config(written, ()).windows == windows_of(config)
+
+
+def test_every_default_of_generate_is_known_to_change_no_number() -> None:
+    listed = frozenset[str]().union(*(group.keys for group in UNREAD))
+    assert GenerationConfig._get_default_generation_params().keys() <= listed
+
+
+@pytest.mark.parametrize("architecture", CLASSES)
+def test_a_key_that_is_left_out_counts_as_transformers_counts_it(architecture: str) -> None:
+    given: dict[str, Any] = {"vocab_size": 160, "hidden_size": 512, "intermediate_size": 96, "num_hidden_layers": 30}
+    given |= {"num_attention_heads": 32, "use_sliding_window": True if architecture in (QWEN2, QWEN3) else None}
+    ours = parse_config({**given, "architectures": [architecture]}, ())
+    theirs = CLASSES[architecture](**given)
+    assert ours.num_kv_heads == theirs.num_key_value_heads
+    assert ours.max_position_embeddings == theirs.max_position_embeddings
+    assert ours.head_dim == getattr(theirs, "head_dim", 512 // 32)
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert ours.windows == windows_of(theirs)
+
+
+UNKNOWN: dict[str, Any] = {
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "logits_scaling": 8.0,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 1.0,
+    "rope_interleaved": True,
+    "use_mrope": True,
+    "is_causal": False,
+    "is_encoder_decoder": True,
+    "pruned_heads": {"0": [1]},
+    "per_layer_config": {"1": {"intermediate_size": 32}},
+    "auto_map": {"AutoModelForCausalLM": "modeling.Other"},
+    "activation": "relu2",
+    "num_local_experts": 8,
+    "compression_config": {},
+    "a_switch_of_tomorrow": None,
+}
+
+
+@pytest.mark.parametrize("architecture", CLASSES)
+@pytest.mark.parametrize("key", UNKNOWN)
+def test_a_key_that_may_change_a_number_is_refused_by_name(architecture: str, key: str) -> None:
+    with pytest.raises(CheckpointError, match=key):
+        parse(architecture, **{key: UNKNOWN[key]})
+
+
+def test_all_unknown_keys_are_named_at_once() -> None:
+    with pytest.raises(CheckpointError, match=r"not understood for LlamaForCausalLM .*: one, two;"):
+        parse(two=2, one=1)
+
+
+@pytest.mark.parametrize("group", NEUTRAL, ids=lambda group: group.what)
+def test_what_is_not_served_is_accepted_where_it_is_not_done(group: Any) -> None:
+    for key, values in group.values.items():
+        for value in values:
+            assert parse(**{key: value}) == parse()
+
+
+@pytest.mark.parametrize("architecture", CLASSES)
+def test_a_key_that_changes_no_number_is_accepted_with_any_value(architecture: str) -> None:
+    for group in (*UNREAD, *UNREAD_BY[architecture]):
+        assert group.why.endswith(".")
+        for key in group.keys:
+            assert parse(architecture, **{key: "anything"}) == parse(architecture)
+
+
+@pytest.mark.parametrize("architecture", CLASSES)
+def test_a_key_is_in_one_table_only(architecture: str) -> None:
+    tables = [*(group.keys for group in (*UNREAD, *UNREAD_BY[architecture])), UNDERSTOOD[architecture]]
+    tables += [frozenset(group.values) for group in NEUTRAL]
+    assert sum(map(len, tables)) == len(frozenset[str]().union(*tables))
+
+
+class Recorder(dict[str, Any]):
+    """Remembers which keys were asked for."""
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        super().__init__(raw)
+        self.asked: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+
+@pytest.mark.parametrize("architecture", CLASSES)
+def test_every_key_that_counts_as_understood_is_read(architecture: str) -> None:
+    windowed = architecture in (QWEN2, QWEN3)
+    raw = {**RAW, "architectures": [architecture], "use_sliding_window": True if windowed else None}
+    raw |= {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}}
+    asked: set[str] = set()
+    for older in (raw, {**raw, "rope_scaling": None}):
+        recorder = Recorder(older)
+        parse_config(recorder, ())
+        asked |= recorder.asked
+    asked |= {"eos_token_id"}  # read by load_config, together with that of generation_config.json
+    assert asked >= UNDERSTOOD[architecture]
+    assert asked <= UNDERSTOOD[architecture] | {"max_window_layers", "attention_bias", "mlp_bias"}
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        ({"rope_type": "llama3", **LLAMA3_ROPE, "mscale": 1.0}, "not understood for rope_type 'llama3': mscale"),
+        (
+            {"rope_type": "linear", "factor": 2.0, "low_freq_factor": 1.0},
+            "for rope_type 'linear': low_freq_factor",
+        ),
+        ({"rope_type": "default", "mrope_section": [8, 4, 4]}, "for rope_type 'default': mrope_section"),
+        ({"rope_type": "default", "factor": 2.0}, "for rope_type 'default': factor"),
+        ({"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"rope_type": "llama3", "type": "linear", "factor": 2.0}, "rope_type 'llama3' and type 'linear'"),
+        ({"rope_type": ["linear"]}, "rope_type \\['linear'\\]; supported are default, linear, llama3"),
+    ],
+)
+def test_a_key_of_rope_that_may_change_a_number_is_refused_by_name(rope: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        parse(rope_scaling=rope)
+
+
+def test_the_kinds_of_rope_that_are_understood_take_each_of_their_keys() -> None:
+    values = {**LLAMA3_ROPE, "partial_rotary_factor": 1.0, "original_max_position_embeddings": 32}
+    for kind, keys in ROPE_UNDERSTOOD.items():
+        rope = {**{key: values.get(key) for key in keys}, "rope_type": kind, "type": kind}
+        assert parse(rope_parameters=rope).rope_scaling.kind == kind
+
+
+def test_the_older_rope_scaling_wins_over_rope_parameters_and_the_outer_length_over_the_inner(tmp_path: Path) -> None:
+    raw = {
+        **RAW, "model_type": "llama", "rope_scaling": dict(LLAMA3_ROPE), "original_max_position_embeddings": 64,
+        "rope_parameters": {"rope_type": "linear", "factor": 2.0},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    config = AutoConfig.from_pretrained(tmp_path)
+    config.standardize_rope_params()  # as a model does before it takes its frequencies from it
+    theirs = config.rope_parameters
+    ours = parse_config(raw, ()).rope_scaling
+    assert (ours.kind, ours.factor) == (theirs["rope_type"], theirs["factor"]) == ("llama3", 8.0)
+    assert ours.original_positions == theirs["original_max_position_embeddings"] == 64
+
+
+def windows_of(config: PreTrainedConfig) -> tuple[int, ...]:
+    """Each layer's window as the classes of transformers have it."""
+    window = getattr(config, "sliding_window", None) or 0
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return (window,) * config.num_hidden_layers
+    return tuple(window if kind == SLIDING else 0 for kind in kinds)
+
+
+WINDOWS: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
+    (LLAMA, {}, (0, 0, 0)),
+    (LLAMA, {"sliding_window": None, "use_sliding_window": False, "layer_types": [FULL] * 3}, (0, 0, 0)),
+    (MISTRAL, {}, (4096, 4096, 4096)),
+    (MISTRAL, {"sliding_window": 9}, (9, 9, 9)),
+    (MISTRAL, {"sliding_window": 9, "layer_types": None}, (9, 9, 9)),
+    (MISTRAL, {"sliding_window": 9, "layer_types": [SLIDING, FULL, SLIDING]}, (9, 0, 9)),
+    (MISTRAL, {"sliding_window": 9, "layer_types": [FULL, FULL, FULL]}, (0, 0, 0)),
+    (MISTRAL, {"sliding_window": None, "layer_types": [FULL, FULL, FULL]}, (0, 0, 0)),
+    (MISTRAL, {"sliding_window": 9, "use_sliding_window": True}, (9, 9, 9)),
+    (QWEN2, {"sliding_window": 9}, (0, 0, 0)),
+    (QWEN2, {"use_sliding_window": True, "max_window_layers": 2}, (0, 0, 4096)),
+    (QWEN2, {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}, (0, 0, 0)),
+    (QWEN2, {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}, (0, 9, 9)),
+    (QWEN3, {"use_sliding_window": True, "sliding_window": 9}, (0, 0, 0)),
+    (QWEN3, {"use_sliding_window": True, "sliding_window": 9, "layer_types": [FULL, SLIDING, FULL]}, (0, 9, 0)),
+    (QWEN3, {"use_sliding_window": False, "sliding_window": 9, "layer_types": [FULL] * 3}, (0, 0, 0)),
+]
+
+
+@pytest.mark.parametrize(("architecture", "changes", "expected"), WINDOWS, ids=str)
+def test_each_layer_has_the_window_that_transformers_gives_it(
+    architecture: str, changes: dict[str, Any], expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    raw = {**RAW, "architectures": [architecture], "model_type": MODEL_TYPES[architecture], "head_dim": 16, **changes}
+    (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    assert parse_config(raw, ()).windows == windows_of(AutoConfig.from_pretrained(tmp_path)) == expected
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "message"),
+    [
+        (
+            QWEN2,
+            {"sliding_window": 9, "layer_types": [FULL, SLIDING, FULL]},
+            "layer_types has sliding_attention, and Qwen2",
+        ),
+        (
+            MISTRAL,
+            {"sliding_window": None, "layer_types": [SLIDING] * 3},
+            "layer_types has sliding_attention, and Mistral",
+        ),
+        (MISTRAL, {"layer_types": [FULL, FULL]}, r"layer_types is \['full_attention', 'full_attention'\]"),
+        (MISTRAL, {"layer_types": [FULL, FULL, "chunked_attention"]}, "layer_types is .*chunked_attention"),
+        (LLAMA, {"layer_types": [FULL, FULL, SLIDING]}, "layer_types has sliding_attention, and Llama"),
+        (LLAMA, {"sliding_window": 9}, "sliding_window is 9, and LlamaForCausalLM attends to all tokens"),
+        (LLAMA, {"use_sliding_window": True}, "use_sliding_window is True, and LlamaForCausalLM"),
+        (
+            MISTRAL,
+            {"sliding_window": 9, "use_sliding_window": False},
+            "use_sliding_window is False and sliding_window 9",
+        ),
+        (MISTRAL, {"max_window_layers": 2}, "not understood for Mistral.*: max_window_layers"),
+        (QWEN2, {"model_type": "qwen3"}, "model_type is 'qwen3'; that of Qwen2ForCausalLM is 'qwen2'"),
+        (LLAMA, {"dtype": {"": "bfloat16"}}, "dtype is {'': 'bfloat16'}"),
+    ],
+    ids=str,
+)
+def test_what_contradicts_itself_is_refused_by_name(architecture: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        parse(architecture, **changes)

@@ -1,0 +1,44 @@
+"""What an engine is configured with is what its scheduler and its ledger work with, setting by setting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from runahead.runtime.process.assemble import make_scheduler
+from runahead.runtime.scheduler.scheduler import Scheduler
+from runahead.runtime.wire.engine_config import EngineConfig
+from tests.gpu.gpu_chain import small_config
+
+CONFIG = EngineConfig(model="any")
+READ: dict[str, Callable[[Scheduler], object]] = {
+    "run_ahead": lambda scheduler: scheduler.ledger.run_ahead,
+    "run_ahead_tokens": lambda scheduler: scheduler.ledger.run_ahead_tokens,
+    "max_rows": lambda scheduler: scheduler.rows.max_rows,
+    "block_size": lambda scheduler: scheduler.pool.block_size,
+    "prefill_chunk": lambda scheduler: scheduler.limits.prefill_chunk,
+    "max_prefill_tokens": lambda scheduler: scheduler.limits.max_prefill_tokens,
+    "penalty_slots": lambda scheduler: scheduler.holdings.penalty_slots.total,
+    "prefix_cache": lambda scheduler: scheduler.limits.prefix_cache,
+}
+OTHERS = {
+    "run_ahead": 4,
+    "run_ahead_tokens": 700,
+    "max_rows": 7,
+    "block_size": 32,
+    "prefill_chunk": 64,
+    "max_prefill_tokens": 384,
+    "penalty_slots": 3,
+    "prefix_cache": False,
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_setting_is_what_the_chain_works_with(name: str) -> None:
+    model = small_config(max_position_embeddings=2048)
+    for value in (getattr(CONFIG, name), OTHERS[name]):
+        config = msgspec.structs.replace(CONFIG, **{name: value})
+        assert READ[name](make_scheduler(config, model, 200, 2048)) == value
+    assert OTHERS[name] != getattr(CONFIG, name)

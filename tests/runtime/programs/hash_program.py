@@ -1,0 +1,183 @@
+"""A model that a mistake cannot hide from: each token is a hash of every token before it, found by walking the row's
+block table as the device's own state holds it when the work runs. A wrong table, a block reused too early or a stale
+plan changes the tokens.
+
+What else S looks at (seed, temperature, filters, bias, allowed tokens, penalties) has its say as
+`tests.runtime.programs.hash_draw` says. Log-probabilities, of the prompt and of what is generated, are made up from the
+same hash, before any of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runahead.cuda_graphs.rings import RingMemory, cell_tag
+from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.runtime.programs.host_rows import HostRows, Queries
+from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS
+from tests.runtime.programs.hash_draw import draw, is_steered
+
+_POISON = -(1 << 20)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_HALF = np.uint64(32)
+
+
+class HashProgram:
+    """KV blocks [num_blocks, block_size] hold token ids; the logits of a row are one number.
+
+    launched: the number that the first launch comes after.
+    """
+
+    def __init__(
+        self,
+        rings: RingMemory,
+        *,
+        max_rows: int,
+        num_blocks: int,
+        block_size: int,
+        context_length: int,
+        vocab_size: int,
+        penalty_slots: int = 0,
+        launched: int = 0,
+    ) -> None:
+        max_blocks = -(-context_length // block_size)
+        self.rows = HostRows(
+            rings, max_rows, max_blocks, vocab_size, block_size, MAX_STOP_IDS, MAX_BIAS, penalty_slots=penalty_slots,
+            launched=launched,
+        )  # fmt: skip
+        self.cache = np.full((num_blocks, block_size), _POISON, np.int64)
+        self._hashes = np.zeros(max_rows + 1, np.uint64)
+
+    def sample(self, shape: LaunchShape) -> None:
+        self.rows.begin()
+        if not shape.sample_rows:
+            return
+        rows = self.rows
+        places, slots = rows.to_sample()
+        hashes = self._hashes[slots]
+        tokens = ((hashes ^ rows.seed[slots].view(np.uint64)) % np.uint64(rows.vocab_size)).astype(np.int32)
+        for i in np.flatnonzero(is_steered(rows, slots, shape.form)).tolist():
+            slot = int(slots[i])
+            tokens[i] = draw(rows, slot, int(hashes[i]), int(rows.seq_len[slot]), shape.form)
+        if shape.form is Form.FULL:
+            self._leave_logprobs(places, slots, tokens)
+        rows.publish(places, slots, tokens, np.ones(slots.size, np.bool_))
+
+    def apply(self, shape: LaunchShape) -> int:
+        return self.rows.apply()
+
+    def forward(self, shape: LaunchShape) -> None:
+        if self.rows.rows.size == 0:
+            return
+        queries = self.rows.queries()
+        self.cache.reshape(-1)[queries.slot_mapping] = queries.token_ids
+        for slot in queries.sample_slots.tolist():
+            self._hashes[slot] = self._hash(slot)
+        self.rows.publish_finite(self.finite_tokens(queries), queries)
+        if shape.prompt_logprobs:
+            self._leave_prompt_logprobs(queries)
+
+    def finite_tokens(self, queries: Queries) -> NDArray[np.bool_]:
+        """Which query tokens have finite hidden states, [T]: all of them, unless a test says otherwise."""
+        return np.ones(queries.token_ids.size, np.bool_)
+
+    def _hash(self, slot: int) -> np.uint64:
+        """Of all tokens that the row's block table finds in the cache."""
+        total = np.bitwise_xor.reduce(self._mixed(slot))
+        return np.uint64(total ^ (total >> _HALF))
+
+    def _mixed(self, slot: int) -> NDArray[np.uint64]:
+        """A number for each of the row's tokens, [seq_len], after its place and what the cache holds there."""
+        length = int(self.rows.seq_len[slot]) if self.rows.alive[slot] else 0
+        size = self.rows.block_size
+        blocks = self.rows.block_table[slot, : -(-length // size)]
+        tokens = self.cache[blocks].reshape(-1)[:length].astype(np.uint64)
+        weights = np.arange(1, length + 1, dtype=np.uint64) * _GOLDEN
+        mixed = (tokens + np.uint64(1)) * (weights | np.uint64(1))
+        mixed ^= mixed >> np.uint64(29)
+        return mixed
+
+    def _leave_logprobs(self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
+        """Of the tokens [n] of rows that asked."""
+        asking = np.flatnonzero(self.rows.logprobs[slots] >= 0)
+        if asking.size:
+            rings, cells = self.rows.rings, places[asking]
+            slot, of = rings.slot(self.rows.number), slots[asking]
+            found = self._made_up(self._hashes[of], tokens[asking], self.rows.logprobs[of])
+            rings.logprob[slot, cells], rings.top_ids[slot, cells], rings.top_logprobs[slot, cells] = found
+
+    def _leave_prompt_logprobs(self, queries: Queries) -> None:
+        """Made up of the hash of the tokens up to and with the query token, as the cache holds them, and the target."""
+        wanted = self.rows.prompt_queries(queries)
+        place = np.searchsorted(queries.query_start_loc, wanted.index, side="right") - 1
+        for row in np.unique(place).tolist():
+            here = place == row
+            index = wanted.index[here]
+            totals = np.bitwise_xor.accumulate(self._mixed(int(queries.slots[row])))[queries.positions[index]]
+            found = self._made_up(totals ^ (totals >> _HALF), wanted.target[here], wanted.asked[here])
+            self.rows.publish_prompt_logprobs(index, *found)
+
+    def _made_up(
+        self, hashes: NDArray[np.uint64], tokens: NDArray[np.integer], asked: NDArray[np.int32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
+        """Log-probabilities of tokens [n] after what the hashes [n] are of, [n]; the most likely tokens and theirs, as
+        many as each row asked for, [n, max_top]."""
+        ranks = np.arange(self.rows.rings.layout.max_top, dtype=np.uint64)
+        shown = ranks < asked.astype(np.uint64)[:, None]
+        top_ids = (hashes[:, None] + ranks) % np.uint64(self.rows.vocab_size)
+        top = -(hashes[:, None] % np.uint64(16) + ranks).astype(np.float32)
+        chosen = (hashes ^ tokens.astype(np.uint64) * _GOLDEN) % np.uint64(4096)
+        return (
+            chosen.astype(np.float32) / np.float32(-256),
+            np.where(shown, top_ids, np.uint64(0)).astype(np.int32),
+            np.where(shown, top, np.float32(0)),
+        )
+
+    def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
+        return self.rows.read()
+
+    def poison_blocks(self, blocks: tuple[int, ...]) -> None:
+        """Nonsense into KV blocks that nobody may read any more."""
+        self.cache[list(blocks)] = _POISON
+
+    def poison_slot(self, slot: int) -> None:
+        """Nonsense into a row slot that nobody may name any more."""
+        self.rows.last_token[slot] = _POISON
+        self.rows.block_table[slot] = 1
+        self.rows.alive[slot] = False
+        self._hashes[slot] = 0xDEAD
+
+    def poison_penalty_slot(self, slot: int) -> None:
+        """Nonsense into a penalty slot that nobody may name any more."""
+        self.rows.poison_penalty_slot(slot)
+
+
+class NullProgram:
+    """Publishes the same token for every row and computes nothing: what is left is the engine's own time.
+
+    launched: the number that the first launch comes after.
+    """
+
+    def __init__(self, rings: RingMemory, *, max_rows: int, token: int, launched: int = 0) -> None:
+        self._rings = rings
+        self._token = token
+        self._number = launched
+        self._cells = np.full(max_rows, token, np.int64)
+        rings.finite[:] = 1
+
+    def sample(self, shape: LaunchShape) -> None:
+        self._number += 1
+        cells = self._rings.cells[self._rings.slot(self._number), : shape.sample_rows, 0]
+        np.bitwise_or(self._cells[: shape.sample_rows], cell_tag(self._number), out=cells)
+
+    def apply(self, shape: LaunchShape) -> int:
+        return 0
+
+    def forward(self, shape: LaunchShape) -> None:
+        pass
+
+    def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
+        return {}

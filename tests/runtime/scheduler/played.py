@@ -1,0 +1,182 @@
+"""The scheduler and its ledger, played by hand: a device of a few Python lines brings one or more tokens a launch.
+
+It knows of a row what the launches told it: how many tokens it has, whether it goes on. What it brings is a function of
+the row and the place, and ends nothing but by length.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runahead.cuda_graphs.rings import STOPPED, VOID, cell_tag
+from runahead.runtime.memory.block_pool import BlockPool
+from runahead.runtime.plan import PLAN_WORDS, LaunchPlan
+from runahead.runtime.scheduler.ledger import Launch, Ledger
+from runahead.runtime.scheduler.lifecycle import Deferred, Request
+from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
+from runahead.runtime.scheduler.rows import RowPhase, Rows
+from runahead.runtime.scheduler.scheduler import Scheduler
+from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
+
+CONTEXT = 256
+VOCAB = 97
+
+
+def token(handle: int, position: int) -> int:
+    """What every device answers: never the end of a sequence."""
+    return (7 * position + 13 * handle) % 90 + 5
+
+
+@dataclass
+class DeviceRow:
+    """What the device knows of a row once all that was enqueued has run."""
+
+    handle: int = 0
+    length: int = 0
+    known: int = 0
+    max_len: int = 0
+    alive: bool = False
+
+
+@dataclass
+class Played:
+    """drafts: tokens that a launch may bring of a row beside the one it samples. dice: how many it brings."""
+
+    drafts: int = 0
+    has_state: bool = False
+    run_ahead: int = 2
+    blocks: int = 40
+    max_rows: int = 4
+    plan_words: int = PLAN_WORDS
+    seed: int = 0
+    said: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    ended: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        limits = SchedulerLimits(
+            CONTEXT, VOCAB, (1,), 16, 32, self.plan_words, 4096, drafts=self.drafts, has_state=self.has_state
+        )
+        self.ledger: Ledger[Deferred] = Ledger(self.run_ahead, 512)
+        rows, pool = Rows(self.max_rows, 8, CONTEXT), BlockPool(1 + self.blocks, 8)
+        self.scheduler = Scheduler(limits, rows, pool, self.ledger)
+        self.device = [DeviceRow() for _ in range(self.max_rows)]
+        self.plans: list[LaunchPlan] = []
+        self._cells: dict[int, NDArray[np.int64]] = {}
+        self._dice = random.Random(self.seed)
+
+    def submit(self, handle: int, length: int, count: int, priority: int = 0) -> Request:
+        prompt = np.full(length, handle + 2, np.int32)
+        stopping = StoppingParams(count, ignore_eos=True)
+        request = Request(1, handle, f"r{handle}", prompt, SamplingParams(), stopping, length + count, priority)
+        self.scheduler.submit(request)
+        return request
+
+    # ------------------------------------------------------------ the chain
+
+    def launch(self) -> bool:
+        """Plan and enqueue a launch, and let the device run it. False if there is nothing to launch."""
+        plan = self.scheduler.plan()
+        if plan is None:
+            return False
+        launch = self.scheduler.launch_of(plan, first=False, overlapped=False)
+        self.ledger.enqueue(launch)
+        self.plans.append(plan)
+        self._cells[launch.number] = self._sampled(launch)
+        self._applied(plan)
+        self._check_plan(plan)
+        return True
+
+    def commit(self) -> None:
+        """The oldest launch's tokens reach the host, and its F ends."""
+        launch = self.ledger.next_to_commit()
+        brought = self.scheduler.commit(launch, self._cells.pop(launch.number))
+        for handle, found in zip(brought.handles.tolist(), brought.tokens.tolist(), strict=True):
+            self.said[handle].append(found)
+        self.ended += [ending.request.handle for ending in brought.endings]
+        self.ledger.commit(launch.number)
+        self.ledger.end(launch.number)
+        self.ledger.retire()
+        self.give_back()
+
+    def give_back(self) -> bool:
+        due = self.ledger.due()
+        for resource in due:
+            self.scheduler.release(resource)
+        self.scheduler.holdings.publish_some()
+        self.check()
+        return bool(due)
+
+    def turn(self) -> bool:
+        """As the engine's loop does it. False if nothing is left to do."""
+        while self.ledger.has_room and (self.launch() or self.give_back()):
+            pass
+        if not self.ledger.uncommitted:
+            return False
+        self.commit()
+        return True
+
+    def run(self) -> None:
+        while self.turn():
+            pass
+        assert not self.scheduler.waiting
+        assert not self.scheduler.holdings.requests()
+
+    # ------------------------------------------------------------ the device
+
+    def _sampled(self, launch: Launch) -> NDArray[np.int64]:
+        cells = np.full((launch.sample_slots.size, 1 + self.drafts), VOID, np.int64)
+        for place in np.flatnonzero(launch.samples).tolist():
+            row = self.device[launch.sample_slots[place]]
+            if not row.alive:
+                continue
+            # The first token after a prompt comes alone: nothing was drafted yet.
+            most = 1 if row.length == row.known else 1 + self.drafts
+            for offset in range(min(self._dice.randint(1, most), row.max_len - row.length)):
+                cells[place, offset] = token(row.handle, row.length)
+                row.length += 1
+                row.alive = row.length < row.max_len
+                cells[place, offset] |= 0 if row.alive else STOPPED
+        return cells | cell_tag(launch.number)
+
+    def _applied(self, plan: LaunchPlan) -> None:
+        for admission in plan.admissions:
+            request = self.scheduler.holdings.by_slot[admission.slot]
+            assert request is not None
+            known = request.tokens.size
+            self.device[admission.slot] = DeviceRow(request.handle, 0, known, request.max_len, True)
+        for chunk in plan.chunks:
+            self.device[chunk.slot].length = chunk.start + chunk.tokens.size
+
+    # ------------------------------------------------------------ what is so at any time
+
+    def _check_plan(self, plan: LaunchPlan) -> None:
+        """The host's bounds hold what the device has, and every query token of F has a block."""
+        rows, size = self.scheduler.rows, self.scheduler.pool.block_size
+        assert not set(plan.rows.tolist()) & self.scheduler.holdings.paused, "a paused row is in the plan"
+        chunks = {chunk.slot for chunk in plan.chunks}
+        for slot in plan.rows.tolist():
+            row = self.device[slot]
+            if not row.alive:
+                continue
+            drafted = 0 if slot in chunks else self.drafts
+            assert rows.least_len[slot] <= row.length <= rows.most_len[slot]
+            assert min(row.length + drafted, row.max_len - 1) <= rows.num_blocks[slot] * size
+            if self.has_state:
+                request = self.scheduler.holdings.by_slot[slot]
+                assert request is not None
+                assert request.state_slot >= 0
+
+    def check(self) -> None:
+        scheduler = self.scheduler
+        scheduler.pool.check()
+        scheduler.rows.check()
+        scheduler.holdings.state_slots.check()
+        leaving = int(np.count_nonzero(scheduler.rows.phase == RowPhase.LEAVING))
+        assert scheduler.holdings.state_slots.owned == (
+            len(scheduler.holdings.requests()) - leaving if self.has_state else 0
+        )
