@@ -59,7 +59,7 @@ def started_service(flags: Sequence[str] = ()) -> Iterator[LocalService]:
         command = [
             sys.executable,
             "-m",
-            "runahead.service",
+            "runahead",
             "serve",
             "--host",
             "127.0.0.1",

@@ -10,6 +10,7 @@ import sysconfig
 import venv
 import zipfile
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import grpc
@@ -110,6 +111,17 @@ def test_a_wheel_serves_and_generates_from_somebodys_own_folder(environment: Pat
     done = subprocess.run([*command, *flags], cwd=folder, env=variables(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+def test_a_wheel_runs_as_a_module_and_says_its_version(environment: Path, folder: Path) -> None:
+    number = metadata.version("runahead-server")
+    for arguments in (
+        ["-m", "runahead", "--version"],
+        ["-c", "import runahead; print('runahead', runahead.__version__)"],
+    ):
+        command = [str(environment / "python"), "-P", *arguments]
+        done = subprocess.run(command, cwd=folder, env=variables(), capture_output=True, text=True, check=True)
+        assert done.stdout == f"runahead {number}\n", "its sources were no checkout"
 
 
 def test_what_was_served_is_the_wheel(environment: Path) -> None:

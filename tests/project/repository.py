@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PACKAGES: Final = ("cuda_graphs", "runtime", "service")  # what is installed
+PACKAGES: Final = ("cuda_graphs", "protos/runahead", "runtime", "service")  # what is installed
 TOOLS: Final = ("benchmarks",)
 TESTS: Final = ("tests",)
 KERNELS: Final = ("runtime/kernels/triton",)  # a kernel is one function, however long
 ENTRY_POINTS: Final = (
     "service/cli.py",  # the command `runahead`
-    "service/__main__.py",
+    "protos/runahead/__main__.py",  # python -m runahead
     "runtime/process/main.py",  # the front end starts it by its name
     "benchmarks/bench.py",  # make bench, which measures the host on a device of its own
 )
@@ -52,6 +52,8 @@ def documents() -> Iterator[Path]:
 def module_of(path: Path) -> str:
     """The name by which a file is imported."""
     name = name_of(path).removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+    if path.is_relative_to(ROOT / "protos"):
+        return name.removeprefix("protos.")
     return f"runahead.{name}" if name.partition(".")[0] in PACKAGES else name
 
 

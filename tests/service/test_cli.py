@@ -220,7 +220,7 @@ def test_a_value_that_cannot_be_is_named_and_nothing_is_sent(
 
 
 def test_an_interrupt_cancels_the_call(url: str, service: ScriptedService) -> None:
-    command = [sys.executable, "-m", "runahead.service", "generate", "endless", "--url", url]
+    command = [sys.executable, "-m", "runahead", "generate", "endless", "--url", url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as client:
         assert client.stdout is not None
         assert client.stdout.read(11) == b"    return "
@@ -232,14 +232,14 @@ def test_an_interrupt_cancels_the_call(url: str, service: ScriptedService) -> No
 
 
 def test_a_reader_that_goes_away_ends_the_client_without_a_traceback(url: str) -> None:
-    command = f"'{sys.executable}' -m runahead.service generate hello --url {url} | true"
+    command = f"'{sys.executable}' -m runahead generate hello --url {url} | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
 
 
 def test_a_prompt_that_is_not_utf8_is_a_usage_error(url: str, service: ScriptedService) -> None:
-    command = [sys.executable, "-m", "runahead.service", "generate", "--url", url]
+    command = [sys.executable, "-m", "runahead", "generate", "--url", url]
     for encoding in ("utf-8", "utf-8:surrogateescape"):
         environment = {"PYTHONIOENCODING": encoding}
         done = subprocess.run(command, input=b"\xff", capture_output=True, env=environment, timeout=60, check=False)
@@ -248,7 +248,7 @@ def test_a_prompt_that_is_not_utf8_is_a_usage_error(url: str, service: ScriptedS
 
 
 def test_a_terminal_that_cannot_show_a_character_gets_the_rest(url: str) -> None:
-    command = [sys.executable, "-m", "runahead.service", "generate", "accents", "--url", url]
+    command = [sys.executable, "-m", "runahead", "generate", "accents", "--url", url]
     environment = {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, capture_output=True, env=environment, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, b"    return caf?42\n")

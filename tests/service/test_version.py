@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+import runahead
 from runahead.service import version
 from runahead.service.version import COMMIT_FILE, commit_of, full_version, write_commit
 
@@ -73,6 +75,17 @@ def test_a_folder_inside_somebody_elses_checkout_does_not_name_their_commit(chec
 def test_a_checkout_that_git_cannot_read_names_no_commit(tmp_path: Path) -> None:
     (tmp_path / ".git").write_text("nonsense")
     assert commit_of(tmp_path) is None
+
+
+def test_the_package_says_what_the_command_says() -> None:
+    assert runahead.__version__ == full_version()
+    done = subprocess.run([sys.executable, "-m", "runahead", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"runahead {full_version()}\n"
+
+
+def test_the_package_has_no_other_name_that_was_not_given_to_it() -> None:
+    with pytest.raises(AttributeError, match="module 'runahead' has no attribute '__versoin__'"):
+        getattr(runahead, "__versoin__")  # noqa: B009 - a type checker refuses it as an attribute
 
 
 def test_sources_that_are_not_installed_have_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

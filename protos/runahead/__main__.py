@@ -1,4 +1,4 @@
-"""`python -m runahead.service`: the same as `runahead`."""
+"""`python -m runahead`: the same as the command `runahead`."""
 
 from runahead.service.cli import main
 
