@@ -3,7 +3,17 @@
     STAGED -> LAUNCHED -> SAMPLED -> COMMITTED -> RETIRED
 
 A launch's state follows from its number and three marks that only grow, so nothing about what is in flight is stored
-twice. Everything that a launch may still touch is given back through one fence, `defer` and `due`.
+twice. With run_ahead=2, while the device runs F of launch 13:
+
+    launch         12         13            14          15          16
+    on the device  over       F runs        queued      queued      not planned
+    its state      RETIRED    COMMITTED     LAUNCHED    LAUNCHED
+                      ^           ^                        ^
+                 ended = 12   committed = 13          launched = 15
+
+Two launches are uncommitted, so there is no room for launch 16 before the tokens of launch 14 are here. Everything that
+a launch may still touch is given back through one fence, `defer` and `due`: a block that launches 13, 14 and 15 name is
+deferred to launch 15, and due once that launch is committed and ended.
 """
 
 from __future__ import annotations
