@@ -57,8 +57,10 @@ def tell():
     # By module, since one may have a second name, as `__mp_main__` is `__main__`.
     modules = {id(module): (name, module) for name, module in reversed(sys.modules.items())}
     loaded = {name: getattr(module, "__file__", None) for name, module in modules.values()}
-    with open(os.path.join(os.environ["WITNESS"], f"{os.getpid()}.json"), "w") as file:
+    place = os.path.join(os.environ["WITNESS"], str(os.getpid()))
+    with open(place, "w") as file:
         json.dump({"arguments": sys.orig_argv, "modules": {name: path for name, path in loaded.items() if path}}, file)
+    os.rename(place, place + ".json")  # whole, whenever the process is ended
 
 atexit.register(tell)
 """
@@ -78,7 +80,7 @@ def loaded_by(command: Sequence[str], folder: Path) -> list[dict[str, Path]]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "WITNESS": str(folder / "witness")}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    told = [json.loads(file.read_text()) for file in (folder / "witness").iterdir()]
+    told = [json.loads(file.read_text()) for file in (folder / "witness").glob("*.json")]
     return [{name: Path(file).resolve() for name, file in process["modules"].items()} for process in told]
 
 
@@ -121,6 +123,14 @@ def test_a_file_that_is_loaded_twice_is_seen(tmp_path: Path) -> None:
     program = "import sys; sys.path.insert(0, '.'); import service.limits, runahead.service.limits"
     (modules,) = loaded_by([sys.executable, "-c", program], tmp_path)
     assert sorted(names_of_files(modules)["service/limits.py"]) == ["runahead.service.limits", "service.limits"]
+
+
+def test_a_process_that_is_killed_while_it_tells_is_left_out(tmp_path: Path) -> None:
+    """A pool of workers does so to those that are still there when the work is done."""
+    tells_half = "(file.write('{'), file.flush(), os.kill(os.getpid(), signal.SIGKILL))"
+    killed = f"import json, os, signal; json.dump = lambda what, file: {tells_half}"
+    program = f"import subprocess, sys; assert subprocess.run([sys.executable, '-c', {killed!r}]).returncode == -9"
+    assert len(loaded_by([sys.executable, "-c", program], tmp_path)) == 1
 
 
 def test_the_engines_process_is_named_once_and_the_name_resolves() -> None:
