@@ -15,7 +15,7 @@ import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import escape
@@ -36,7 +36,7 @@ from runahead.runtime.wire.preparation import prepared_submit
 
 BUNDLED: Final = Path(runahead.runtime.models.__path__[0]) / "bundled"
 ROWS: Final = 8
-SHOWN: Final = 5  # launches of each panel
+SHOWN: Final = 5  # launches of the slower panel
 _WARM: Final = 60  # launches before those
 _RUN: Final = 200  # launches of the whole run
 
@@ -158,7 +158,7 @@ def record(run_ahead: int, device: str) -> Run:
 
 
 def _cut(watched: WatchedDevice, offset: int, name: str, slack_us: float) -> Run:
-    """SHOWN launches in a row whose steps are, the worst of them, as near the median step as there are."""
+    """From SHOWN launches in a row on whose steps are, the worst of them, as near the median step as there are."""
     steps = np.diff([watched.started[n] for n in range(_WARM, _RUN)])
     off = np.lib.stride_tricks.sliding_window_view(np.abs(steps - np.median(steps)), SHOWN).max(axis=1)
     first = _WARM + int(np.argmin(off))
@@ -172,7 +172,7 @@ def _cut(watched: WatchedDevice, offset: int, name: str, slack_us: float) -> Run
         name,
         work=[((before[1] - zero) / 1e3, (after[0] - zero) / 1e3) for before, after in pairwise(watched.waits)],
         enqueued={n: (at - zero) / 1e3 for n, at in watched.enqueued.items()},
-        launches={n: (shown(watched.started[n]), shown(watched.stopped[n])) for n in range(first, first + SHOWN)},
+        launches={n: (shown(watched.started[n]), shown(watched.stopped[n])) for n in range(first, _RUN)},
         idle_us=float(np.median(gaps)) / 1e3,
         step_us=float(np.median(steps)) / 1e3,
         slack_us=slack_us,
@@ -218,7 +218,7 @@ def draw(runs: Sequence[Run], caption: str) -> str:
     """Both runs to one scale, as SVG."""
     panel = 150
     drawing = Drawing(panel * len(runs) + 60)
-    span = max(max(end for _, end in run.launches.values()) for run in runs)
+    span = max(run.launches[min(run.launches) + SHOWN - 1][1] for run in runs)
     scale = (WIDTH - LEFT - 20) / span
     for place, run in enumerate(runs):
         _draw_panel(drawing, run, 20 + place * panel, span, scale)
@@ -231,9 +231,8 @@ def draw(runs: Sequence[Run], caption: str) -> str:
 
 
 def _tick(span: float) -> int:
-    """Microseconds between the marks of the scale: ten of them at most."""
-    steps = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000)
-    return next(step for step in steps if span / step <= 10)
+    """Microseconds between the marks of the scale, 1, 2 or 5 times a power of ten: ten of them at most."""
+    return next(step * 10**power for power in count(1) for step in (1, 2, 5) if span / (step * 10**power) <= 10)
 
 
 def _draw_panel(drawing: Drawing, run: Run, top: float, span: float, scale: float) -> None:
@@ -252,11 +251,15 @@ def _draw_panel(drawing: Drawing, run: Run, top: float, span: float, scale: floa
             drawing.bar(
                 x(max(begin, 0)), host, (min(end, span) - max(begin, 0)) * scale, height, _HOST, f"{end - begin:.0f} µs"
             )
-    numbers = sorted(run.launches)
+    numbers = [number for number, (begin, _) in sorted(run.launches.items()) if begin < span]
     for number in numbers:
         begin, end = run.launches[number]
-        drawing.bar(x(begin), device, (end - begin) * scale, height, _DEVICE, f"launch {number}: {end - begin:.0f} µs")
-        drawing.text((x(begin) + x(end)) / 2, device + 18, str(number), colour="#ffffff", anchor="middle")
+        until = min(end, span)
+        drawing.bar(
+            x(begin), device, (until - begin) * scale, height, _DEVICE, f"launch {number}: {end - begin:.0f} µs"
+        )
+        if until == end:
+            drawing.text((x(begin) + x(end)) / 2, device + 18, str(number), colour="#ffffff", anchor="middle")
     for before, after in pairwise(numbers):
         idle = run.launches[before][1], run.launches[after][0]
         drawing.bar(x(idle[0]), device, (idle[1] - idle[0]) * scale, height, _IDLE, f"idle: {idle[1] - idle[0]:.1f} µs")
@@ -264,7 +267,7 @@ def _draw_panel(drawing: Drawing, run: Run, top: float, span: float, scale: floa
         if 0 <= at <= span:
             drawing.line(x(at), host - 4, x(at), host + height)
             drawing.text(x(at), host - 7, str(number), anchor="middle")
-            if number in run.launches:
+            if number in numbers:
                 drawing.line(x(at), host + height, x(run.launches[number][0]), device)
 
 
