@@ -30,7 +30,7 @@ from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.weights import dummy_weights
 from runahead.runtime.plan import PLAN_WORDS
-from runahead.runtime.programs.triton import CudaProgram
+from runahead.runtime.programs.triton import TritonProgram
 from runahead.runtime.scheduler.ledger import Ledger
 from runahead.runtime.scheduler.lifecycle import Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
@@ -127,7 +127,7 @@ def steady_decode(model: Decoder, rows: int, run_ahead: int, temperature: float)
     layout = RingLayout(run_ahead + 2, PLAN_WORDS, bulk_words, rows, 4)
     rings = allocate_mapped_rings(layout)
     num_blocks = rows * CONTEXT // BLOCK_SIZE + 1
-    program = CudaProgram(
+    program = TritonProgram(
         model,
         rings,
         max_rows=rows,

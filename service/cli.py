@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from runahead.runtime.log_output import LogOutput
-from runahead.service import generate, request_flags, settings
+from runahead.service import generate_command, request_flags, settings
 from runahead.service.cli_parser import EXIT_USAGE, Parser, parse
 from runahead.service.shell_completion import SHELLS, completion_script
 from runahead.service.version import full_version
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         actions = [action for command in commands.values() for action in command.actions]
         print(completion_script(parser, actions, parsed.shell))
         return 0
-    return generate.run(parsed)
+    return generate_command.run(parsed)
 
 
 def _parser() -> tuple[Parser, dict[str, Parser]]:

@@ -10,11 +10,11 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from runahead.runtime.wire.engine_config import ConfigError
-from runahead.service.decoding import DecodingInterceptor
 from runahead.service.engine_client import EngineClient
 from runahead.service.health import HealthServicer
 from runahead.service.limits import LIMITS
 from runahead.service.reflection import add_reflection
+from runahead.service.request_parsing import ParsingInterceptor
 from runahead.service.servicer import GenerationServicer
 from runahead.service.tokenizer import TextTokenizer
 from runahead.v1 import add_GenerationServiceServicer_to_server, generation_service_pb2
@@ -39,7 +39,7 @@ class FrontEnd:
 
     def __init__(self, engine: EngineClient, tokenizer: TextTokenizer | None, max_streams: int) -> None:
         self._engine = engine
-        self._server = grpc.aio.server(interceptors=[DecodingInterceptor()], options=_OPTIONS)
+        self._server = grpc.aio.server(interceptors=[ParsingInterceptor()], options=_OPTIONS)
         self._health = HealthServicer((_GENERATION,))
         self.servicer = GenerationServicer(engine, tokenizer, max_streams)
         add_GenerationServiceServicer_to_server(self.servicer, self._server)

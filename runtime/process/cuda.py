@@ -24,7 +24,7 @@ from runahead.runtime.process.assemble import (
     make_scheduler,
     ring_layout,
 )
-from runahead.runtime.programs.triton import CudaProgram
+from runahead.runtime.programs.triton import TritonProgram
 from runahead.runtime.wire.engine_config import EngineConfig
 
 _CACHE_SHARE: Final = 0.85  # of the GPU's memory left after the weights, for the KV cache
@@ -46,7 +46,7 @@ def assemble_cuda(config: EngineConfig, progress: Progress) -> Assembled:
     check_blocks(blocks, config, context)
     rings = allocate_mapped_rings(ring_layout(config, model.config))
     mixed_tokens = config.max_rows + config.max_prefill_tokens
-    program = CudaProgram(
+    program = TritonProgram(
         model,
         rings,
         max_rows=config.max_rows,

@@ -102,7 +102,7 @@ class HostRows(RowParameters[NDArray[Any]]):
         places = np.flatnonzero(self.samples)
         return places, self.rows[places]
 
-    def publish(
+    def advance(
         self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_]
     ) -> None:
         """Advance the rows by their tokens [n], count them where there are penalties, end the rows that stop, and write
@@ -260,7 +260,7 @@ class HostRows(RowParameters[NDArray[Any]]):
 
     # ------------------------------------------------------------ what F leaves
 
-    def publish_finite(self, finite: NDArray[np.bool_], queries: Queries) -> None:
+    def write_finite(self, finite: NDArray[np.bool_], queries: Queries) -> None:
         """The flag of every row of F. finite: [T], True for a query token all of whose numbers are: its final hidden
         state, and its logits where log-probabilities of the prompt were made of them.
 
@@ -271,7 +271,7 @@ class HostRows(RowParameters[NDArray[Any]]):
         flags = self.rings.finite[self.rings.slot(self.number), : queries.slots.size]
         np.logical_or(finite, queries.seq_lens == 0, out=flags, casting="unsafe")
 
-    def publish_prompt_logprobs(
+    def write_prompt_logprobs(
         self, places: NDArray[np.int64], chosen: NDArray[np.float32], top_ids: NDArray[np.int32],
         top: NDArray[np.float32],
     ) -> None:  # fmt: skip

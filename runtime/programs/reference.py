@@ -1,4 +1,4 @@
-"""S, apply and F of a real model on the CPU, with the reference kernels. `CudaProgram` is the same on a GPU."""
+"""S, apply and F of a real model on the CPU, with the reference kernels. `TritonProgram` is the same on a GPU."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class HostProgram:
             self._rings.logprob[slot, places] = sampled.logprob.numpy()
             self._rings.top_ids[slot, places] = sampled.top_ids.numpy()
             self._rings.top_logprobs[slot, places] = sampled.top_logprobs.numpy()
-        self.rows.publish(places, slots, sampled.tokens.numpy().astype(np.int32), sampled.finite.numpy())
+        self.rows.advance(places, slots, sampled.tokens.numpy().astype(np.int32), sampled.finite.numpy())
 
     def apply(self, shape: LaunchShape) -> int:
         return self.rows.apply()
@@ -86,7 +86,7 @@ class HostProgram:
         finite = np.isfinite(hidden.numpy()).all(axis=1)
         if shape.prompt_logprobs:
             self._leave_prompt_logprobs(hidden, queries, finite)
-        self.rows.publish_finite(finite, queries)
+        self.rows.write_finite(finite, queries)
 
     def _leave_prompt_logprobs(self, hidden: torch.Tensor, queries: Queries, finite: NDArray[np.bool_]) -> None:
         """In tiles: the logits of a whole chunk would be large. hidden: [T, hidden]
@@ -102,7 +102,7 @@ class HostProgram:
             finite[index[~good]] = False
             asked = np.where(good, wanted.asked[tile], np.int32(-1))
             found = log_probabilities(logits, wanted.target[tile], asked, self._rings.layout.max_top)
-            self.rows.publish_prompt_logprobs(index, found.chosen, found.top_ids, found.top)
+            self.rows.write_prompt_logprobs(index, found.chosen, found.top_ids, found.top)
 
     def _batch(self, queries: Queries) -> ForwardBatch:
         rows, tokens = queries.slots.size, queries.token_ids.size

@@ -21,7 +21,7 @@ from runahead.runtime.kernels.triton.sampling import make_sampler_buffers, sampl
 from runahead.runtime.models.decoder import Decoder
 
 
-class CudaProgram:
+class TritonProgram:
     """A `runahead.cuda_graphs.cuda_device.CudaProgram` over a `Decoder` on a GPU.
 
     num_blocks counts the null block. max_tokens: query tokens of a launch, at most. Logits stay by place in the row
@@ -64,8 +64,8 @@ class CudaProgram:
         slots = self.rows.rows.sample_slots[:count]
         sampled = sample_rows_cuda(self._logits, self.rows.state, self.rows.penalties, slots, shape.form, self._sampler)
         if sampled.logprob is not None and sampled.top_ids is not None and sampled.top_logprobs is not None:
-            self.rows.publish_logprobs(count, sampled.logprob, sampled.top_ids, sampled.top_logprobs)
-        self.rows.publish(count, sampled.tokens, sampled.finite)
+            self.rows.write_logprobs(count, sampled.logprob, sampled.top_ids, sampled.top_logprobs)
+        self.rows.advance(count, sampled.tokens, sampled.finite)
 
     def apply(self, shape: LaunchShape) -> int:
         self.rows.apply(shape.rows, shape.tokens)
@@ -79,8 +79,8 @@ class CudaProgram:
             last = hidden.index_select(0, self.rows.queries.last_query[: shape.rows])
         self._logits[: shape.rows].copy_(self._raw_logits(last))
         if shape.prompt_logprobs:
-            self.rows.publish_prompt_logprobs(hidden, batch, self._raw_logits, self._prompt)
-        self.rows.publish_finite(hidden, batch, self._prompt if shape.prompt_logprobs else None)
+            self.rows.write_prompt_logprobs(hidden, batch, self._raw_logits, self._prompt)
+        self.rows.write_finite(hidden, batch, self._prompt if shape.prompt_logprobs else None)
 
     def _raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """In the model's dtype: the decoder's own float32 copy is spared, the copy into a buffer converts."""

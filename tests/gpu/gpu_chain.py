@@ -195,11 +195,11 @@ def cuda_engine(
     """The same on the GPU: captured graphs, Triton kernels. Free KV blocks are NaN at the start."""
     from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
     from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
-    from runahead.runtime.programs.triton import CudaProgram
+    from runahead.runtime.programs.triton import TritonProgram
 
     rings = allocate_mapped_rings(layout_for(run_ahead, max_rows))
     model = Decoder(config, moved(weights, torch.device("cuda")), TritonKernelSet())
-    program = CudaProgram(
+    program = TritonProgram(
         model,
         rings,
         max_rows=max_rows,

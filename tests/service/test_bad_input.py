@@ -17,9 +17,9 @@ from google.rpc import error_details_pb2
 from runahead.runtime.scheduler.admission_record import token_mask
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.service import validation
-from runahead.service.decoding import MALFORMED_SENTENCE
 from runahead.service.errors import ServiceError
 from runahead.service.limits import LIMITS
+from runahead.service.request_parsing import MALFORMED_SENTENCE
 from runahead.service.validation import check_request
 from runahead.v1 import (
     AbortRequest,

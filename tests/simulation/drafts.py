@@ -71,7 +71,7 @@ class DraftRows(SimulatedRows):
         return queries
 
     def keep(self, slot: int, token: int, is_finite: bool) -> int:
-        """One more token of a live row, as `HostRows.publish` does it. Returns the low half of its cell."""
+        """One more token of a live row, as `HostRows.advance` does it. Returns the low half of its cell."""
         self.sampled(slot)
         position = int(self.seq_len[slot])
         stops = token in self.stop_ids[slot] and position >= self.min_position[slot]
@@ -143,7 +143,7 @@ class DraftProgram(SimulatedProgram):
                 self._right[slot] = _CHUNK
             elif queries.seq_lens[row]:
                 self._draft(slot, queries.slot_mapping[begin:end], int(queries.token_ids[begin]))
-        self.rows.publish_finite(self.finite_tokens(queries), queries)
+        self.rows.write_finite(self.finite_tokens(queries), queries)
         if shape.prompt_logprobs:
             self._leave_prompt_logprobs(queries)
 

@@ -63,14 +63,14 @@ class SimulatedRows(HostRows):
         sickness = self.sickness_of(slot)
         return not self.sick[slot] and (sickness is None or sickness.logits != position)
 
-    def publish(
+    def advance(
         self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_]
     ) -> None:
         for i, slot in enumerate(slots.tolist()):
             finite[i] = self.has_finite_logits(slot, int(self.seq_len[slot]))
             if self.alive[slot]:
                 self.sampled(slot)
-        super().publish(places, slots, tokens, finite)
+        super().advance(places, slots, tokens, finite)
 
     def sampled(self, slot: int) -> None:
         """A live row is about to get its next token. Raises SampledTwice."""

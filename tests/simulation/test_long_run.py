@@ -41,15 +41,15 @@ def test_the_seed_decides_what_happens() -> None:
 
 
 def test_a_token_that_differs_after_the_border_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    publish = HostRows.publish
+    advance = HostRows.advance
 
     def lossy(
         rows: HostRows, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32],
         finite: NDArray[np.bool_],
     ) -> None:  # fmt: skip
-        publish(rows, places, slots, tokens ^ (1 if rows.number > (1 << 31) + 5 else 0), finite)
+        advance(rows, places, slots, tokens ^ (1 if rows.number > (1 << 31) + 5 else 0), finite)
 
-    monkeypatch.setattr(HostRows, "publish", lossy)
+    monkeypatch.setattr(HostRows, "advance", lossy)
     pair = Pair(2, 1 << 31, BEFORE, seed=1)
     with pytest.raises(Differs, match=r"depth 2, turn \d+: message to a front end"):
         turned(pair, TURNS)

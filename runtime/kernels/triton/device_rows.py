@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.row_state import make_penalty_state, make_row_state, penalty_fields, row_fields
-from runahead.runtime.kernels.triton.finite import publish_finite
+from runahead.runtime.kernels.triton.finite import write_finite
 from runahead.runtime.kernels.triton.prompt_logprobs import PromptBuffers, find_targets, leave_prompt_logprobs
-from runahead.runtime.kernels.triton.publish import ResultRing, publish, publish_logprobs
 from runahead.runtime.kernels.triton.queries import make_query_buffers, prepare_queries
 from runahead.runtime.kernels.triton.take_plan import make_row_list, take_plan
+from runahead.runtime.kernels.triton.write_results import ResultRing, advance, write_logprobs
 
 
 class DeviceRows:
@@ -66,15 +66,15 @@ class DeviceRows:
 
     # ------------------------------------------------------------ S
 
-    def publish_logprobs(
+    def write_logprobs(
         self, num_rows: int, logprob: torch.Tensor, top_ids: torch.Tensor, top_logprobs: torch.Tensor
     ) -> None:
-        """Before `publish`, in the full form. float32 [n], int32 [n, max_top], float32 [n, max_top]."""
-        publish_logprobs(num_rows, self.counter, self.rows, logprob, top_ids, top_logprobs, self.state, self._results)
+        """Before `advance`, in the full form. float32 [n], int32 [n, max_top], float32 [n, max_top]."""
+        write_logprobs(num_rows, self.counter, self.rows, logprob, top_ids, top_logprobs, self.state, self._results)
 
-    def publish(self, num_rows: int, tokens: torch.Tensor, finite: torch.Tensor) -> None:
+    def advance(self, num_rows: int, tokens: torch.Tensor, finite: torch.Tensor) -> None:
         """Advance the sample rows by their tokens [n], count them, end those that stop, and store the result cells."""
-        publish(num_rows, self.counter, self.rows, tokens, finite, self.state, self.penalties, self._results)
+        advance(num_rows, self.counter, self.rows, tokens, finite, self.state, self.penalties, self._results)
 
     # ------------------------------------------------------------ apply
 
@@ -114,14 +114,14 @@ class DeviceRows:
             is_decode=is_decode,
         )
 
-    def publish_finite(self, hidden: torch.Tensor, batch: ForwardBatch, prompt: PromptBuffers | None = None) -> None:
+    def write_finite(self, hidden: torch.Tensor, batch: ForwardBatch, prompt: PromptBuffers | None = None) -> None:
         """The flag of every row of `batch`: whether its final hidden states, of [T, hidden], are finite.
 
-        prompt: after `publish_prompt_logprobs` with these buffers, the logits made there count too.
+        prompt: after `write_prompt_logprobs` with these buffers, the logits made there count too.
         """
-        publish_finite(self.counter, hidden, batch, self._results.finite, prompt)
+        write_finite(self.counter, hidden, batch, self._results.finite, prompt)
 
-    def publish_prompt_logprobs(
+    def write_prompt_logprobs(
         self,
         hidden: torch.Tensor,
         batch: ForwardBatch,

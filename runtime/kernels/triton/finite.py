@@ -52,7 +52,7 @@ def _finite_kernel(
     tl.store(flags + at, (tl.max(bad, 0) == 0).to(tl.int8), mask=row < RING_ROWS)
 
 
-def publish_finite(
+def write_finite(
     counter: torch.Tensor,
     hidden: torch.Tensor,
     batch: ForwardBatch,

@@ -18,11 +18,11 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.row_state import RowState
-from runahead.runtime.kernels.triton.publish import ResultRing, publish_prompt_logprobs
 from runahead.runtime.kernels.triton.row_parameters import int_of, place_of
 from runahead.runtime.kernels.triton.sampling_draw import scan
 from runahead.runtime.kernels.triton.sampling_logprobs import LogprobBuffers, enqueue_logprobs, make_logprob_buffers
 from runahead.runtime.kernels.triton.take_plan import NO_CHUNK, RowList
+from runahead.runtime.kernels.triton.write_results import ResultRing, write_prompt_logprobs
 
 _TILE: Final = 32  # query tokens whose logits are made at a time
 _TARGET_TILE: Final = 128
@@ -142,7 +142,7 @@ def leave_prompt_logprobs(
     """Log-probabilities of the query tokens that `find_targets` found, into the result ring of the running launch.
 
     hidden: [T, hidden] final hidden states. logits_of: [n, hidden] to [n, vocab]. A query token whose logits are not
-    finite leaves zeros, and a peak of +inf in `partial_max`: its row has failed (`finite.publish_finite`).
+    finite leaves zeros, and a peak of +inf in `partial_max`: its row has failed (`finite.write_finite`).
     """
     tokens = hidden.shape[0]
     for first in range(0, tokens, _TILE):
@@ -164,4 +164,4 @@ def leave_prompt_logprobs(
             buffers.target[first : first + _TILE],
             buffers.found,
         )
-        publish_prompt_logprobs(counter, places, buffers.asked, buffers.found, results)
+        write_prompt_logprobs(counter, places, buffers.asked, buffers.found, results)

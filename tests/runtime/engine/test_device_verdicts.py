@@ -25,11 +25,11 @@ class SickRows(HostRows):
     sick_seeds: tuple[int, ...] = ()
     sick_from = 0
 
-    def publish(
+    def advance(
         self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_]
     ) -> None:
         sick = np.isin(self.seed[slots], self.sick_seeds) & (self.seq_len[slots] >= self.sick_from)
-        super().publish(places, slots, tokens, finite & ~sick)
+        super().advance(places, slots, tokens, finite & ~sick)
 
 
 class SickProgram(HashProgram):

@@ -51,16 +51,16 @@ class DeviceTwin:
 
     # ------------------------------------------------------------ S
 
-    def publish(
+    def advance(
         self, places: NDArray[np.intp], tokens: NDArray[np.int32], finite: NDArray[np.bool_], *, padding: int = 0
     ) -> NDArray[np.int64]:
-        """`tokens` [n] of the rows at these places of the list, which the reference has published already. Returns the
-        cells. padding: places beyond the list that a captured bucket looks at, if it is as large."""
+        """`tokens` [n] of the rows at these places of the list, which the reference has advanced by them already.
+        Returns the cells. padding: places beyond the list that a captured bucket looks at, if it is as large."""
         count = min(self.host.rows.size + padding, self._max_rows)
         padded, all_finite = np.full(count, 7, np.int64), np.zeros(count, np.bool_)
         padded[places], all_finite[places] = tokens, finite
         where = self.device.counter.device
-        self.device.publish(count, torch.from_numpy(padded).to(where), torch.from_numpy(all_finite).to(where))
+        self.device.advance(count, torch.from_numpy(padded).to(where), torch.from_numpy(all_finite).to(where))
         self._synchronize()
         ring = self.host.rings.slot(self.host.number)
         expected: NDArray[np.int64] = self.host.rings.cells[ring, places, 0]

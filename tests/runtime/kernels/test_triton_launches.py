@@ -15,7 +15,7 @@ from runahead.cuda_graphs.rings import allocate_rings  # noqa: E402
 from runahead.cuda_graphs.shape import LaunchShape  # noqa: E402
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
-from runahead.runtime.programs.triton import CudaProgram  # noqa: E402
+from runahead.runtime.programs.triton import TritonProgram  # noqa: E402
 from tests.gpu import gpu_chain, launch_scenarios  # noqa: E402
 from tests.runtime.launches import over_program  # noqa: E402
 
@@ -41,7 +41,7 @@ def triton_stage() -> launch_scenarios.Stage:
     else:
         rings = allocate_rings(launch_scenarios.LAYOUT)
     config = launch_scenarios.CONFIG
-    program = CudaProgram(
+    program = TritonProgram(
         Decoder(config, gpu_chain.moved(gpu_chain.random_weights(config), DEVICE), TritonKernelSet()),
         rings,
         max_rows=launch_scenarios.ROWS,

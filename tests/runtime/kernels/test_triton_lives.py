@@ -62,17 +62,17 @@ class Follower:
             max_tokens=self._rows.rings.layout.prompt_tokens,
             context_length=life.script.world.context_length,
         )
-        self._publish, self._apply, self._read = self._rows.publish, self._rows.apply, program.read_rows
+        self._advance, self._apply, self._read = self._rows.advance, self._rows.apply, program.read_rows
         self._poison_slot, self._poison_penalty_slot = program.poison_slot, program.poison_penalty_slot
-        self._rows.publish, self._rows.apply = self.publish, self.apply  # type: ignore[method-assign]
+        self._rows.advance, self._rows.apply = self.advance, self.apply  # type: ignore[method-assign]
         program.poison_slot, program.poison_penalty_slot = self.poison_slot, self.poison_penalty_slot  # type: ignore[method-assign]
         program.read_rows = self.read_rows  # type: ignore[method-assign]
 
-    def publish(
+    def advance(
         self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_]
     ) -> None:
-        self._publish(places, slots, tokens, finite)
-        cells = self._twin.publish(places, tokens, finite, padding=self._rows.number % 3)
+        self._advance(places, slots, tokens, finite)
+        cells = self._twin.advance(places, tokens, finite, padding=self._rows.number % 3)
         for name, flag in (("stopped", STOPPED), ("void", VOID), ("not finite", NON_FINITE)):
             self.seen[name] += int(np.count_nonzero(cells & flag))
 

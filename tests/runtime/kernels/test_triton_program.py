@@ -21,7 +21,7 @@ from runahead.runtime.engine.loop import Barrier  # noqa: E402
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.models.config import ModelConfig  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
-from runahead.runtime.programs.triton import CudaProgram  # noqa: E402
+from runahead.runtime.programs.triton import TritonProgram  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 
 MAX_ROWS = 5
@@ -55,7 +55,7 @@ def eager_engine(run_ahead: int) -> gpu_chain.EngineUnderTest:
     return gpu_chain.engine_over(config, HostDevice(program, rings), program, run_ahead, MAX_ROWS, NUM_BLOCKS)
 
 
-class _Synchronous(CudaProgram):
+class _Synchronous(TritonProgram):
     """Waits for the device after each part, as the host device expects of a program."""
 
     def sample(self, shape: LaunchShape) -> None:

@@ -20,7 +20,7 @@ from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from runahead.runtime.models.weights import ModelWeights  # noqa: E402
 from runahead.runtime.plan import PLAN_WORDS  # noqa: E402
 from runahead.runtime.programs.reference import HostProgram  # noqa: E402
-from runahead.runtime.programs.triton import CudaProgram  # noqa: E402
+from runahead.runtime.programs.triton import TritonProgram  # noqa: E402
 from runahead.runtime.wire.parameters import SamplingParams  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 from tests.gpu.overflowing_head import overflowing  # noqa: E402
@@ -61,7 +61,7 @@ def on_triton(weights: ModelWeights) -> Launches:
     else:
         rings = allocate_rings(LAYOUT)
     model = Decoder(CONFIG, gpu_chain.moved(weights, DEVICE), TritonKernelSet())
-    run_all = over_program(CudaProgram(model, rings, max_tokens=64, **SIZES))
+    run_all = over_program(TritonProgram(model, rings, max_tokens=64, **SIZES))
 
     def run(shape: LaunchShape) -> None:
         run_all(shape)

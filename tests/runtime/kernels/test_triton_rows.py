@@ -78,8 +78,8 @@ class Pair:
         finite = np.array([self.dice.random() > 0.03 for _ in range(rows)], np.bool_)
         tokens[~finite] = 0
         if rows:
-            self.host.publish(places, slots, tokens[places], finite[places])
-            expected = self.twin.publish(places, tokens[places], finite[places], padding=self.dice.randrange(3))
+            self.host.advance(places, slots, tokens[places], finite[places])
+            expected = self.twin.advance(places, tokens[places], finite[places], padding=self.dice.randrange(3))
             for name, flag in (("stopped", STOPPED), ("void", VOID), ("non-finite", NON_FINITE)):
                 self.seen[name] += int(np.count_nonzero(expected & flag))
 

@@ -64,7 +64,7 @@ class HashProgram:
             tokens[i] = draw(rows, slot, int(hashes[i]), int(rows.seq_len[slot]), shape.form)
         if shape.form is Form.FULL:
             self._leave_logprobs(places, slots, tokens)
-        rows.publish(places, slots, tokens, np.ones(slots.size, np.bool_))
+        rows.advance(places, slots, tokens, np.ones(slots.size, np.bool_))
 
     def apply(self, shape: LaunchShape) -> int:
         return self.rows.apply()
@@ -76,7 +76,7 @@ class HashProgram:
         self.cache.reshape(-1)[queries.slot_mapping] = queries.token_ids
         for slot in queries.sample_slots.tolist():
             self._hashes[slot] = self._hash(slot)
-        self.rows.publish_finite(self.finite_tokens(queries), queries)
+        self.rows.write_finite(self.finite_tokens(queries), queries)
         if shape.prompt_logprobs:
             self._leave_prompt_logprobs(queries)
 
@@ -118,7 +118,7 @@ class HashProgram:
             index = wanted.index[here]
             totals = np.bitwise_xor.accumulate(self._mixed(int(queries.slots[row])))[queries.positions[index]]
             found = self._made_up(totals ^ (totals >> _HALF), wanted.target[here], wanted.asked[here])
-            self.rows.publish_prompt_logprobs(index, *found)
+            self.rows.write_prompt_logprobs(index, *found)
 
     def _made_up(
         self, hashes: NDArray[np.uint64], tokens: NDArray[np.integer], asked: NDArray[np.int32]

@@ -70,11 +70,11 @@ def admit(rows: HostRows, number: int, entry: Admission) -> None:
     run(rows, plan_of(number, [slot], appends=[(slot, 0, 5)], chunks=(chunk_of(slot, 0, 8),), admissions=(entry,)))
 
 
-def publish(rows: HostRows, tokens: dict[int, int], finite: tuple[bool, ...] | None = None) -> np.ndarray:
+def advance(rows: HostRows, tokens: dict[int, int], finite: tuple[bool, ...] | None = None) -> np.ndarray:
     """S of the next launch, which finds these tokens, by slot. Returns the low halves of the cells."""
     number = rows.begin()
     slots = np.array(list(tokens), np.int64)
-    rows.publish(
+    rows.advance(
         np.arange(slots.size),
         slots,
         np.array(list(tokens.values()), np.int32),

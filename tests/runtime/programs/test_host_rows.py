@@ -23,11 +23,11 @@ from tests.runtime.programs.host_rows import (
     VOCAB,
     admission,
     admit,
+    advance,
     chunk_of,
     decoding,
     make_rows,
     plan_of,
-    publish,
     run,
     stopping_rows,
 )
@@ -192,7 +192,7 @@ def test_an_admission_touches_no_other_slot() -> None:
 
 def test_a_token_goes_to_the_row_and_to_its_cell() -> None:
     rows = stopping_rows()
-    assert publish(rows, {0: 40, 1: 41}).tolist() == [40, 41]
+    assert advance(rows, {0: 40, 1: 41}).tolist() == [40, 41]
     assert rows.last_token[:2].tolist() == [40, 41]
     assert rows.seq_len[:2].tolist() == [7, 10]
     assert rows.alive[:2].all()
@@ -201,21 +201,21 @@ def test_a_token_goes_to_the_row_and_to_its_cell() -> None:
 def test_a_stop_id_ends_the_row_but_not_below_its_min_position() -> None:
     rows = stopping_rows()
     rows.min_position[:2] = (6, 10)
-    assert publish(rows, {0: 50, 1: 50}).tolist() == [50 | STOPPED, 50]
+    assert advance(rows, {0: 50, 1: 50}).tolist() == [50 | STOPPED, 50]
     assert rows.alive[:2].tolist() == [False, True]
-    assert publish(rows, {1: 50}).tolist() == [50 | STOPPED]
+    assert advance(rows, {1: 50}).tolist() == [50 | STOPPED]
 
 
 def test_the_last_position_ends_the_row_whatever_its_token() -> None:
     rows = stopping_rows()
     rows.max_position[0] = 6
-    assert publish(rows, {0: 40, 1: 41}).tolist() == [40 | STOPPED, 41]
+    assert advance(rows, {0: 40, 1: 41}).tolist() == [40 | STOPPED, 41]
     assert rows.seq_len[0] == 7
 
 
 def test_a_row_that_is_not_finite_ends_and_does_not_advance() -> None:
     rows = stopping_rows()
-    low = publish(rows, {0: 40, 1: 41}, finite=(False, True))
+    low = advance(rows, {0: 40, 1: 41}, finite=(False, True))
     assert low[0] & ~TOKEN_MASK == STOPPED | NON_FINITE
     assert low[1] == 41
     assert rows.seq_len[:2].tolist() == [6, 10]
@@ -225,5 +225,5 @@ def test_a_row_that_is_not_finite_ends_and_does_not_advance() -> None:
 def test_a_row_that_had_ended_stays_as_it_is_and_its_cell_is_void() -> None:
     rows = stopping_rows()
     rows.alive[0] = False
-    assert publish(rows, {0: 50, 1: 41}).tolist() == [VOID, 41]
+    assert advance(rows, {0: 50, 1: 41}).tolist() == [VOID, 41]
     assert (rows.last_token[0], rows.seq_len[0], rows.alive[0]) == (20, 6, False)

@@ -13,11 +13,11 @@ from tests.runtime.programs.host_rows import (
     RICH,
     admission,
     admit,
+    advance,
     chunk_of,
     decoding,
     make_rows,
     plan_of,
-    publish,
     run,
     stopping_rows,
 )
@@ -70,8 +70,8 @@ def test_an_admission_without_penalties_leaves_every_penalty_slot_alone() -> Non
 def test_a_token_that_is_kept_is_counted_in_its_row_s_penalty_slot() -> None:
     rows = stopping_rows()
     rows.penalty_slot[0] = 1
-    publish(rows, {0: 40, 1: 41})
-    publish(rows, {1: 40, 0: 40})
+    advance(rows, {0: 40, 1: 41})
+    advance(rows, {1: 40, 0: 40})
     assert rows.counts[1].nonzero()[0].tolist() == [40]
     assert rows.counts[1, 40] == 2
     assert not rows.counts[[0, PENALTY_SLOTS]].any()
@@ -81,7 +81,7 @@ def test_a_token_of_a_row_that_had_ended_or_is_not_finite_is_not_counted() -> No
     rows = stopping_rows()
     rows.penalty_slot[:2] = (0, 1)
     rows.alive[0] = False
-    publish(rows, {0: 40, 1: 41}, finite=(True, False))
+    advance(rows, {0: 40, 1: 41}, finite=(True, False))
     assert not rows.counts.any()
 
 
@@ -120,8 +120,8 @@ def test_a_row_is_finite_if_all_its_query_tokens_are_or_if_it_is_masked() -> Non
     rows.alive[2] = False
     rows.rings.finite[:] = -1
     run(rows, plan_of(1, [0, 1, 2, 3], chunks=(chunk_of(1, 0, 3), chunk_of(3, 0, 2))))
-    rows.publish_finite(np.array([True, True, False, True, False, True, True]), rows.queries())
+    rows.write_finite(np.array([True, True, False, True, False, True, True]), rows.queries())
     assert rows.rings.finite[1].tolist() == [1, 0, 1, 1]
     run(rows, plan_of(2, [0, 1, 2]))
-    rows.publish_finite(np.array([False, True, False]), rows.queries())
+    rows.write_finite(np.array([False, True, False]), rows.queries())
     assert rows.rings.finite[2].tolist() == [0, 1, 1, -1]

@@ -13,7 +13,7 @@ MALFORMED_SENTENCE: Final = "the request's bytes are not a message of this metho
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class DecodingInterceptor(grpc.aio.ServerInterceptor):
+class ParsingInterceptor(grpc.aio.ServerInterceptor):
     """Decodes requests inside the call. The library does it before, and answers UNKNOWN with the name of a class."""
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:

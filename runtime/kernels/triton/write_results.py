@@ -1,4 +1,4 @@
-"""The end of S: rows advance by their tokens, those that stop are ended, and the result cells are written."""
+"""The end of S: rows advance by their tokens, those that stop are ended, and the result ring is written."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
@@ -42,7 +42,7 @@ class ResultRing:
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _publish_kernel(
+def _advance_kernel(
     counter,
     sample_slots,
     tokens,
@@ -89,10 +89,10 @@ def _publish_kernel(
     tl.store(cells + ((number % SLOTS) * RING_ROWS + row) * CELLS, cell, mask=ok)
 
 
-_PUBLISH_ROWS = 16
+_ADVANCE_ROWS = 16
 
 
-def publish(
+def advance(
     num_rows: int,
     counter: torch.Tensor,
     rows: RowList,
@@ -109,7 +109,7 @@ def publish(
     are looked at; those that name the null slot are passed over. tokens: int32 or int64 [num_rows]. finite: bool
     [num_rows]. A row that had ended before stays as it is, and its cell is VOID.
     """
-    _publish_kernel[(triton.cdiv(num_rows, _PUBLISH_ROWS),)](
+    _advance_kernel[(triton.cdiv(num_rows, _ADVANCE_ROWS),)](
         counter,
         rows.sample_slots,
         tokens,
@@ -127,7 +127,7 @@ def publish(
         CELLS=results.cells.shape[2],
         VOCAB=penalties.counts.shape[1],
         NULL_SLOT=state.slots - 1,
-        ROWS=_PUBLISH_ROWS,
+        ROWS=_ADVANCE_ROWS,
         MAX_STOP_IDS=state.stop_ids.shape[1],
         num_warps=4,
     )
@@ -195,7 +195,7 @@ def _logprobs_kernel(
         )
 
 
-def publish_logprobs(
+def write_logprobs(
     num_rows: int,
     counter: torch.Tensor,
     rows: RowList,
@@ -267,7 +267,7 @@ def _prompt_logprobs_kernel(
         )
 
 
-def publish_prompt_logprobs(
+def write_prompt_logprobs(
     counter: torch.Tensor, places: torch.Tensor, asked: torch.Tensor, found: LogprobBuffers, results: ResultRing
 ) -> None:
     """Log-probabilities of the query tokens `places`, int32 [n], into the result slot of the launch whose plan was
