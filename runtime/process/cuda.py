@@ -14,7 +14,7 @@ from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
 from runahead.runtime.models.config import load_config
 from runahead.runtime.models.load import load_model
-from runahead.runtime.process.assemble import (
+from runahead.runtime.process.parts import (
     Assembled,
     Progress,
     blocks_in,
@@ -33,7 +33,7 @@ _CACHE_SHARE: Final = 0.85  # of the GPU's memory left after the weights, for th
 def assemble_cuda(config: EngineConfig, progress: Progress) -> Assembled:
     """Load the model onto the current GPU and capture its graphs. `progress`: bytes loaded, bytes in all.
 
-    Raises ConfigError for settings that can't be, CheckpointError for a checkpoint that can't be served.
+    Raises ConfigError for invalid settings, CheckpointError for a checkpoint that can't be served.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)

@@ -34,7 +34,8 @@ from runahead.runtime.engine.watchdog import LaunchHungError, NoProgressError
 from runahead.runtime.kernels.reference.linear import RowInvarianceError
 from runahead.runtime.log_output import LogOutput, log_to_stderr
 from runahead.runtime.models.config import CheckpointError
-from runahead.runtime.process.assemble import Assembled, assemble
+from runahead.runtime.process.assemble import assemble
+from runahead.runtime.process.parts import Assembled
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 

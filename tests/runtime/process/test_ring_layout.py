@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from runahead.runtime.plan import Chunk
-from runahead.runtime.process.assemble import ring_layout
+from runahead.runtime.process.parts import ring_layout
 from runahead.runtime.scheduler.admission_record import admission_record, penalty_list, token_mask
 from runahead.runtime.scheduler.plan_builder import PlanBuilder
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig

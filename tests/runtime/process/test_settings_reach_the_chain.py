@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from runahead.runtime.process.assemble import make_scheduler
+from runahead.runtime.process.parts import make_scheduler
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire.engine_config import EngineConfig
 from tests.gpu.gpu_chain import small_config

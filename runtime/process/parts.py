@@ -1,0 +1,152 @@
+"""What an engine is made of on whatever device: sizes and checks that follow from the configuration and the model, the
+scheduler, and what the engine says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from runahead.cuda_graphs.device import Device
+from runahead.cuda_graphs.rings import RingLayout
+from runahead.runtime.engine.loop import Poison
+from runahead.runtime.memory.block_pool import BlockPool
+from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.plan import PLAN_WORDS
+from runahead.runtime.scheduler.admission_record import largest_record_words
+from runahead.runtime.scheduler.ledger import Ledger
+from runahead.runtime.scheduler.lifecycle import Deferred
+from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
+from runahead.runtime.scheduler.rows import Rows
+from runahead.runtime.scheduler.scheduler import Scheduler
+from runahead.runtime.wire.engine_config import MAX_CONTEXT, ConfigError, EngineConfig
+from runahead.runtime.wire.messages import EngineInfo
+from runahead.runtime.wire.parameters import MAX_STOP_IDS, MAX_TOP_LOGPROBS
+
+MAX_EOS_IDS: Final = MAX_STOP_IDS // 2  # the other half is the request's own stop ids
+_RECORDS: Final = 3  # admission records with long lists that a bulk slot holds beside the largest
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """Everything an `Engine` is made of, and what it tells its front ends of itself."""
+
+    device: Device
+    scheduler: Scheduler
+    info: EngineInfo
+    poison: Poison | None
+
+
+def check_model(config: EngineConfig, model: ModelConfig) -> int:
+    """Refuses settings that the model's `config.json` alone shows to be invalid, before any weight is read. Returns the
+    context length.
+
+    Raises ConfigError for a context that is longer than the model's, too few `num_blocks`, a model with too many end
+    tokens.
+    """
+    context = context_length(config, model)
+    if config.num_blocks:
+        check_blocks(config.num_blocks, config, context)
+    if len(model.eos_token_ids) > MAX_EOS_IDS:
+        raise ConfigError(f"the model names {len(model.eos_token_ids)} end-of-sequence ids; at most {MAX_EOS_IDS} work")
+    return context
+
+
+def context_length(config: EngineConfig, model: ModelConfig) -> int:
+    """The configured context, or the model's. Raises ConfigError if that is longer than it may be."""
+    if config.context_length > model.max_position_embeddings:
+        raise ConfigError(
+            f"context_length ({config.context_length}) is more than the model's {model.max_position_embeddings}"
+        )
+    context = config.context_length or model.max_position_embeddings
+    if context > MAX_CONTEXT:
+        raise ConfigError(f"the model's context is {context} tokens; set context_length to {MAX_CONTEXT} or less")
+    return context
+
+
+def block_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of one KV block in all layers."""
+    return 2 * model.num_layers * config.block_size * model.num_kv_heads * model.head_dim * dtype.itemsize
+
+
+def blocks_in(memory: int, config: EngineConfig, model: ModelConfig, context: int, dtype: torch.dtype) -> int:
+    """KV blocks in `memory` bytes, the null block included; never more than every row at full length needs."""
+    most = config.max_rows * -(-context // config.block_size) + 1
+    return min(most, memory // block_bytes(config, model, dtype))
+
+
+def check_blocks(blocks: int, config: EngineConfig, context: int) -> None:
+    """Raises ConfigError if not even one row of full length fits."""
+    needed = -(-context // config.block_size) + 1
+    if blocks < needed and not config.num_blocks:
+        raise ConfigError(f"memory holds {blocks} KV blocks; one request of {context} tokens needs {needed}")
+    if blocks < 2:
+        raise ConfigError(f"num_blocks must be at least 2 (one is the null block), and is {blocks}")
+
+
+def ring_layout(config: EngineConfig, model: ModelConfig) -> RingLayout:
+    """Sizes of the rings: `run_ahead` + 2 slots.
+
+    A bulk slot holds the chunks of any launch, the largest admission record there can be, and a few more without a
+    cached prefix or penalties.
+
+    Raises ConfigError for a context that is longer than the model's.
+    """
+    context = context_length(config, model)
+    largest = largest_record_words(model.vocab_size, context, -(-context // config.block_size))
+    ordinary = largest_record_words(model.vocab_size, 0, 0)
+    tokens = config.max_prefill_tokens + config.max_rows  # query tokens of a launch; a chunk has a word more than those
+    return RingLayout(
+        slots=config.run_ahead + 2,
+        plan_words=PLAN_WORDS,
+        bulk_words=tokens + largest + _RECORDS * ordinary,
+        rows=config.max_rows,
+        max_top=MAX_TOP_LOGPROBS,
+        prompt_tokens=tokens,
+    )
+
+
+def make_scheduler(config: EngineConfig, model: ModelConfig, blocks: int, context: int) -> Scheduler:
+    """The scheduler with its rows, pool and ledger, for a model that `check_model` has passed."""
+    limits = SchedulerLimits(
+        context_length=context,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        prefill_chunk=config.prefill_chunk,
+        max_prefill_tokens=config.max_prefill_tokens,
+        plan_words=PLAN_WORDS,
+        bulk_words=ring_layout(config, model).bulk_words,
+        penalty_slots=config.penalty_slots,
+        prefix_cache=config.prefix_cache,
+    )
+    ledger: Ledger[Deferred] = Ledger(config.run_ahead, config.run_ahead_tokens, config.counters_from)
+    rows = Rows(config.max_rows, MAX_STOP_IDS, context, epoch=config.counters_from)
+    return Scheduler(limits, rows, BlockPool(blocks, config.block_size), ledger)
+
+
+def engine_info(config: EngineConfig, model: Decoder, blocks: int, context: int, dtype: torch.dtype) -> EngineInfo:
+    """What the engine says of itself."""
+    return EngineInfo(
+        model=config.served_name or Path(config.model).name,
+        architecture=model.config.architecture,
+        vocab_size=model.config.vocab_size,
+        context_length=context,
+        eos_token_ids=model.config.eos_token_ids,
+        bos_token_id=-1 if model.config.bos_token_id is None else model.config.bos_token_id,
+        max_rows=config.max_rows,
+        max_queue=config.max_queue,
+        num_blocks=blocks,
+        block_size=config.block_size,
+        run_ahead=config.run_ahead,
+        device=config.device,
+        dtype=str(dtype).removeprefix("torch."),
+        parameters=model.num_parameters,
+        penalty_slots=config.penalty_slots,
+        prefix_cache=config.prefix_cache,
+    )
