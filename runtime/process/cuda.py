@@ -31,7 +31,9 @@ _CACHE_SHARE: Final = 0.85  # of the GPU's memory left after the weights, for th
 
 
 def assemble_cuda(config: EngineConfig, progress: Progress) -> Assembled:
-    """Load the model onto the current GPU and capture its graphs. `progress`: bytes loaded, bytes in all.
+    """Load the model onto the current GPU and capture its graphs, and log how many are captured.
+
+    progress: bytes loaded, bytes in all.
 
     Raises ConfigError for invalid settings, CheckpointError for a checkpoint that can't be served.
     """
@@ -62,7 +64,7 @@ def assemble_cuda(config: EngineConfig, progress: Progress) -> Assembled:
             rings,
             max_rows=config.max_rows,
             mixed_tokens=config.max_prefill_tokens,
-            progress=progress,
+            progress=_log_captures(),
             launched=config.counters_from,
         ),
         make_scheduler(config, model.config, blocks, context),

@@ -1,0 +1,61 @@
+"""While graphs are captured, which may take longer than to load the weights, a start on a GPU says how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from runahead.cuda_graphs.rings import allocate_rings
+from runahead.runtime import models
+from runahead.runtime.kernels.reference.forward import ReferenceKernels
+from runahead.runtime.models.load import load_model
+from runahead.runtime.wire.engine_config import EngineConfig
+
+pytest.importorskip("triton")
+from runahead.runtime.process import cuda
+
+BUNDLED = Path(models.__path__[0]) / "bundled"
+GRAPHS = 10
+
+
+class CapturingDevice:
+    """Says what a device says while it captures its graphs, and captures none."""
+
+    def __init__(self, program: object, rings: object, *, progress: Callable[[int, int], None], **rest: Any) -> None:
+        for done in range(1, GRAPHS + 1):
+            progress(done, GRAPHS)
+
+
+@pytest.fixture
+def a_gpu_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start on a GPU whose model and rings are on the CPU."""
+
+    def load_on_the_cpu(folder: Path, device: Any, dtype: Any, load_format: str, kernels: Any, *rest: Any) -> object:
+        return load_model(folder, torch.device("cpu"), torch.float32, load_format, ReferenceKernels(), *rest)
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 28, 1 << 30))
+    monkeypatch.setattr(cuda, "load_model", load_on_the_cpu)
+    monkeypatch.setattr(cuda, "allocate_mapped_rings", allocate_rings)
+    monkeypatch.setattr(cuda, "CudaProgram", lambda *parts, **sizes: SimpleNamespace())
+    monkeypatch.setattr(cuda, "CudaDevice", CapturingDevice)
+
+
+@pytest.mark.usefixtures("a_gpu_on_the_cpu")
+def test_each_quarter_of_the_graphs_is_logged_and_none_of_it_as_bytes_loaded() -> None:
+    loaded: list[tuple[int, int]] = []
+    with capture_logs() as events:
+        cuda.assemble_cuda(
+            EngineConfig(model=str(BUNDLED), device="cuda", max_rows=4, context_length=256),
+            lambda done, total: loaded.append((done, total)),
+        )
+    said = [(event["graphs"], event["of_graphs"]) for event in events if event["event"] == "capturing"]
+    assert said == [(1, GRAPHS), (3, GRAPHS), (5, GRAPHS), (8, GRAPHS), (GRAPHS, GRAPHS)]
+    assert loaded[-1][0] == loaded[-1][1] > GRAPHS
+    assert all(total == loaded[-1][1] for _, total in loaded)
