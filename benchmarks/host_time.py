@@ -26,7 +26,7 @@ from runahead.runtime.engine.loop import Engine
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.scheduler.ledger import Ledger
-from runahead.runtime.scheduler.lifecycle import Deferred
+from runahead.runtime.scheduler.outcomes import Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.scheduler import Scheduler

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from runahead.runtime.scheduler.lifecycle import Commit
+from runahead.runtime.scheduler.outcomes import Commit
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.wire.histogram import Histogram
 

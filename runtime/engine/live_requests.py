@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field
 
-from runahead.runtime.scheduler.lifecycle import Request
+from runahead.runtime.scheduler.request import Request
 
 # How many ids of finished requests, and of requests aborted before they arrived, are remembered, and how long.
 MAX_REMEMBERED = 8192

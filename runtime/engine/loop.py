@@ -27,7 +27,7 @@ from runahead.runtime.engine.row_check import check_rows
 from runahead.runtime.engine.watchdog import Watchdog
 from runahead.runtime.plan import stage
 from runahead.runtime.scheduler.ledger import Launch, Ledger, LedgerError
-from runahead.runtime.scheduler.lifecycle import Deferred, PromptPart, Release
+from runahead.runtime.scheduler.outcomes import Deferred, PromptPart, Release
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import LAUNCH_TIMEOUT_S

@@ -11,7 +11,8 @@ from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime.engine.latencies import Latencies
 from runahead.runtime.engine.links import Links
 from runahead.runtime.engine.live_requests import Registry
-from runahead.runtime.scheduler.lifecycle import Commit, Ending, PromptPart, Request
+from runahead.runtime.scheduler.outcomes import Commit, Ending, PromptPart
+from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.wire import messages as m
 

@@ -15,7 +15,7 @@ from runahead.runtime.kernels.row_state import penalty_fields, row_fields
 from runahead.runtime.row_record import ROW_RECORD, signed_64
 from runahead.runtime.scheduler.admission_record import SAMPLING_NUMBERS, token_mask
 from runahead.runtime.scheduler.ledger import LedgerError
-from runahead.runtime.scheduler.lifecycle import Request
+from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.words import NUMPY_TYPES

@@ -19,7 +19,7 @@ from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.scheduler.admission_record import largest_record_words
 from runahead.runtime.scheduler.ledger import Ledger
-from runahead.runtime.scheduler.lifecycle import Deferred
+from runahead.runtime.scheduler.outcomes import Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.scheduler import Scheduler

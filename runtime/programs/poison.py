@@ -6,7 +6,7 @@ from typing import Protocol
 
 from runahead.cuda_graphs.rings import RingMemory, cell_tag
 from runahead.runtime.memory.slot_pool import NO_SLOT
-from runahead.runtime.scheduler.lifecycle import Release
+from runahead.runtime.scheduler.outcomes import Release
 
 _NONSENSE = -(1 << 20)
 

@@ -14,8 +14,9 @@ from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.memory.prefix_cache import PrefixKeys, PrefixWalk
 from runahead.runtime.memory.slot_pool import NO_SLOT, SlotPool
 from runahead.runtime.scheduler.ledger import Ledger
-from runahead.runtime.scheduler.lifecycle import Deferred, Eviction, Filled, Release, Request
+from runahead.runtime.scheduler.outcomes import Deferred, Eviction, Filled, Release
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
+from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import RowPhase, Rows
 
 _A_FEW: Final = 48  # blocks that join the prefix cache in a turn

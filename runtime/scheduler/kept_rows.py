@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.runtime.scheduler.ledger import Launch
-from runahead.runtime.scheduler.lifecycle import Commit
+from runahead.runtime.scheduler.outcomes import Commit
 from runahead.runtime.scheduler.result_cells import only_tokens
 from runahead.runtime.scheduler.rows import Rows
 

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.shape import LaunchShape
-from runahead.runtime.scheduler.lifecycle import PromptPart
+from runahead.runtime.scheduler.outcomes import PromptPart
 
 
 class LedgerError(RuntimeError):

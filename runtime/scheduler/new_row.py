@@ -15,8 +15,8 @@ from runahead.runtime.scheduler.admission_record import (
     penalty_list,
     record_words,
 )
-from runahead.runtime.scheduler.lifecycle import Request
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
+from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import RowPhase, Rows
 from runahead.runtime.wire.parameters import SamplingParams
 

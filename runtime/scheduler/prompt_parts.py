@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.runtime.plan import Chunk, LaunchPlan
-from runahead.runtime.scheduler.lifecycle import PromptPart, Request
+from runahead.runtime.scheduler.outcomes import PromptPart
+from runahead.runtime.scheduler.request import Request
 
 
 def prompt_parts(

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runahead.runtime.scheduler.lifecycle import Request
+from runahead.runtime.scheduler.request import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,13 @@ from runahead.runtime.scheduler.commits import Commits
 from runahead.runtime.scheduler.course import Course
 from runahead.runtime.scheduler.holdings import Holdings
 from runahead.runtime.scheduler.ledger import NO_EPOCHS, NO_SLOTS, Launch, Ledger, LedgerError
-from runahead.runtime.scheduler.lifecycle import NOT_A_TOKEN, Commit, Deferred, Ending, Eviction, Release, Request
 from runahead.runtime.scheduler.new_row import begin_row, words_of
+from runahead.runtime.scheduler.outcomes import NOT_A_TOKEN, Commit, Deferred, Ending, Eviction, Release
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.plan_builder import NO_APPENDS, PlanBuilder
 from runahead.runtime.scheduler.prompt_parts import prompt_parts
 from runahead.runtime.scheduler.rationing import Need, choose_victim, ration
+from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import RowPhase, Rows
 from runahead.runtime.scheduler.tally import Tally
 from runahead.runtime.scheduler.waiting import WaitingQueue

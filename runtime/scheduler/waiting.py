@@ -17,7 +17,7 @@ import numpy as np
 
 from runahead.runtime.memory.prefix_cache import PrefixWalk
 from runahead.runtime.scheduler.holdings import Holdings
-from runahead.runtime.scheduler.lifecycle import Request
+from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import RowPhase
 
 _PREFILL: Final = int(RowPhase.PREFILL)

@@ -18,7 +18,7 @@ from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, PLAN_WORDS
 from runahead.runtime.programs.poison import RingPoison
 from runahead.runtime.scheduler.ledger import Launch, Ledger
-from runahead.runtime.scheduler.lifecycle import Deferred, Release
+from runahead.runtime.scheduler.outcomes import Deferred, Release
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.scheduler import Scheduler

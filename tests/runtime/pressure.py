@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from runahead.runtime.scheduler.lifecycle import Request
+from runahead.runtime.scheduler.request import Request
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.programs.hash_model import completion
 

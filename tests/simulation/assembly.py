@@ -13,7 +13,7 @@ from runahead.runtime.engine.loop import Engine
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.scheduler.ledger import Launch
-from runahead.runtime.scheduler.lifecycle import Release
+from runahead.runtime.scheduler.outcomes import Release
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.wire import messages as m

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from runahead.runtime.scheduler.lifecycle import Request
+from runahead.runtime.scheduler.request import Request
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import prepared_submit

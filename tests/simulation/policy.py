@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.scheduler.ledger import Ledger
-from runahead.runtime.scheduler.lifecycle import MAX_EVICTIONS, Deferred, Ending, Request
+from runahead.runtime.scheduler.outcomes import Deferred, Ending
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
+from runahead.runtime.scheduler.request import MAX_EVICTIONS, Request
 from runahead.runtime.scheduler.rows import RowPhase, Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
 

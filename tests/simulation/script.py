@@ -12,7 +12,7 @@ import msgspec
 
 from runahead.runtime.engine.interval_log import LogMode
 from runahead.runtime.plan import PLAN_WORDS
-from runahead.runtime.scheduler.lifecycle import Request
+from runahead.runtime.scheduler.request import Request
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.runtime.programs.hash_model import VOCAB
 

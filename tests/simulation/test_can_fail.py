@@ -11,7 +11,8 @@ from runahead.runtime.engine.intake import Intake
 from runahead.runtime.engine.live_requests import Registry, Tracked
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.scheduler.ledger import Ledger
-from runahead.runtime.scheduler.lifecycle import Deferred, Eviction, Release, Request
+from runahead.runtime.scheduler.outcomes import Deferred, Eviction, Release
+from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason

@@ -17,7 +17,7 @@ from runahead.runtime.engine.publisher import Publisher
 from runahead.runtime.programs.host_rows import HostRows
 from runahead.runtime.row_record import read_admission
 from runahead.runtime.scheduler.admission_record import needs_full
-from runahead.runtime.scheduler.lifecycle import Commit
+from runahead.runtime.scheduler.outcomes import Commit
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.simulation.test_can_fail import broken_seeds, is_seen

@@ -17,8 +17,9 @@ from runahead.cuda_graphs.rings import STOPPED, VOID, cell_tag
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.plan import PLAN_WORDS, LaunchPlan
 from runahead.runtime.scheduler.ledger import Launch, Ledger
-from runahead.runtime.scheduler.lifecycle import Deferred, Request
+from runahead.runtime.scheduler.outcomes import Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
+from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import RowPhase, Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams

@@ -12,7 +12,7 @@ import pytest
 from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.plan import HEADER, HEADER_WORDS, LaunchPlan, read_plan
 from runahead.runtime.scheduler.ledger import Launch
-from runahead.runtime.scheduler.lifecycle import Commit
+from runahead.runtime.scheduler.outcomes import Commit
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire import messages as m
 from tests.runtime.chain import Chain, make_chain

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from runahead.cuda_graphs.simulated_device import seeded_schedule
-from runahead.runtime.scheduler.lifecycle import MAX_EVICTIONS
+from runahead.runtime.scheduler.request import MAX_EVICTIONS
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.pressure import events, request_of, whole
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runahead.runtime.scheduler.lifecycle import MAX_EVICTIONS, Request
 from runahead.runtime.scheduler.rationing import Need, Shortage, choose_victim, ration
+from runahead.runtime.scheduler.request import MAX_EVICTIONS, Request
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 
 

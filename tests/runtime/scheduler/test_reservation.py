@@ -11,7 +11,7 @@ from itertools import product
 
 import pytest
 
-from runahead.runtime.scheduler.lifecycle import Request
+from runahead.runtime.scheduler.request import Request
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
 from tests.runtime.chain import Chain, make_chain, no_step

@@ -14,8 +14,9 @@ from runahead.cuda_graphs.simulated_device import seeded_schedule
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.plan import CHUNK_ROW, CHUNK_START, CHUNK_TOKENS, PLAN_WORDS
 from runahead.runtime.scheduler.ledger import Launch, Ledger, LedgerError
-from runahead.runtime.scheduler.lifecycle import Deferred, Request
+from runahead.runtime.scheduler.outcomes import Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
+from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire import messages as m

@@ -7,7 +7,8 @@ import pytest
 
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.scheduler.ledger import Launch
-from runahead.runtime.scheduler.lifecycle import PromptPart, Request
+from runahead.runtime.scheduler.outcomes import PromptPart
+from runahead.runtime.scheduler.request import Request
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams
 from tests.runtime.chain import Chain, make_chain, no_step

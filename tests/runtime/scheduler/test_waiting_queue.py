@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runahead.runtime.memory import prefix_cache
-from runahead.runtime.scheduler.lifecycle import Request
+from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.waiting import WaitingQueue
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.runtime.chain import Chain, make_chain, no_step
