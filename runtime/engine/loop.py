@@ -28,6 +28,7 @@ from runahead.runtime.engine.watchdog import Watchdog
 from runahead.runtime.plan import stage
 from runahead.runtime.scheduler.ledger import Launch, Ledger, LedgerError
 from runahead.runtime.scheduler.outcomes import Deferred, PromptPart, Release
+from runahead.runtime.scheduler.planned import launch_of
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import LAUNCH_TIMEOUT_S
@@ -149,9 +150,10 @@ class Engine:
         is_barrier = self._interval_log.drains_before(ledger.launched + 1)
         if is_barrier and (ledger.in_flight or len(self.registry)):
             self._logging_drain_s += self._drain()
-        plan = self.scheduler.plan()
-        if plan is None:
+        planned = self.scheduler.plan()
+        if planned is None:
             return False
+        plan = planned.plan
         if is_barrier:
             self._interval_log.drained(self._totals(ledger.launched))
             self.figures.barrier("logging", self._logging_drain_s)
@@ -162,13 +164,12 @@ class Engine:
         stage(plan, rings.plan[slot], rings.bulk[slot])
         first = self._idle_after == ledger.launched
         overlapped = not first and self.device.ended() < ledger.launched
-        launch = self.scheduler.launch_of(plan, first, overlapped)
+        launch = launch_of(planned, first=first, overlapped=overlapped)
         self.device.launch(launch.shape)
         ledger.enqueue(launch)
         self.figures.enqueued(launch, ledger.uncommitted)
-        if self.scheduler.tally.events:
-            self.figures.lifecycle(self.scheduler.tally.events, launch)
-            self.scheduler.tally.events.clear()
+        if planned.events:
+            self.figures.lifecycle(planned.events, launch)
         for admission in plan.admissions:
             self.publisher.admitted(self.scheduler.holdings.by_slot[admission.slot], self._clock())
         return True

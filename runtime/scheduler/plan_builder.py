@@ -8,16 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, Admission, Chunk, LaunchPlan
+from runahead.runtime.scheduler.ledger import NO_SLOTS
+from runahead.runtime.scheduler.request import Request
 
 NO_APPENDS = np.zeros((0, APPEND_WORDS), np.int32)
-_NO_ROWS = np.zeros(0, np.int32)
 
 
 class PlanBuilder:
     """One launch's plan in the making.
 
     plan_words, bulk_words: int32 words of the two slots. max_prefill_tokens: prompt tokens a launch may carry.
-    decode_tokens: query tokens of a row that goes on decoding.
+    decode_tokens: query tokens of a row that goes on decoding. prompts_owed: requests, and those of their chunks that
+    leave log-probabilities of the prompt.
     """
 
     def __init__(
@@ -28,10 +30,12 @@ class PlanBuilder:
         self._plan_words = plan_words
         self._bulk_words = bulk_words
         self._prefill_left = max_prefill_tokens
-        self._decode = _NO_ROWS
+        self._decode = NO_SLOTS
         self._appends: list[tuple[int, int, int]] = []
         self._chunks: list[Chunk] = []
         self._admissions: list[Admission] = []
+        self._crossed: list[int] = []
+        self.prompts_owed: list[tuple[Request, Chunk]] = []
 
     @property
     def has_rows(self) -> bool:
@@ -61,10 +65,18 @@ class PlanBuilder:
     def append_blocks(self, slot: int, first_index: int, blocks: Sequence[int]) -> None:
         """block_table[slot, first_index + i] = blocks[i]."""
         count = len(blocks)
-        self.append_each([slot] * count, range(first_index, first_index + count), blocks)
+        self._append_each([slot] * count, range(first_index, first_index + count), blocks)
 
-    def append_each(self, slots: Sequence[int], places: Sequence[int], blocks: Sequence[int]) -> None:
-        """block_table[slots[i], places[i]] = blocks[i]."""
+    def cross(self, slots: Sequence[int], places: Sequence[int], blocks: Sequence[int]) -> None:
+        """These rows cross a border with this launch: block_table[slots[i], places[i]] = blocks[i]."""
+        self._append_each(slots, places, blocks)
+        self._crossed += slots
+
+    def crossed(self) -> NDArray[np.int32]:
+        """Slots of the rows that cross a border, one as often as it crosses. [n]"""
+        return np.array(self._crossed, np.int32) if self._crossed else NO_SLOTS
+
+    def _append_each(self, slots: Sequence[int], places: Sequence[int], blocks: Sequence[int]) -> None:
         self._appends += zip(slots, places, blocks, strict=True)
 
     def appends(self) -> NDArray[np.int32]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.plan import Chunk, LaunchPlan
@@ -21,11 +20,12 @@ from runahead.runtime.scheduler.new_row import begin_row, words_of
 from runahead.runtime.scheduler.outcomes import NOT_A_TOKEN, Commit, Deferred, Ending, Eviction, Release
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.plan_builder import NO_APPENDS, PlanBuilder
+from runahead.runtime.scheduler.planned import Planned
 from runahead.runtime.scheduler.prompt_parts import prompt_parts
 from runahead.runtime.scheduler.rationing import Need, choose_victim, ration
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import RowPhase, Rows
-from runahead.runtime.scheduler.tally import Tally
+from runahead.runtime.scheduler.tally import NO_EVENTS, Tally
 from runahead.runtime.scheduler.waiting import WaitingQueue
 from runahead.runtime.wire.parameters import FinishReason
 
@@ -56,8 +56,6 @@ class Scheduler:
         self.waiting = WaitingQueue(self.holdings)
         self._commits = Commits(limits, self.holdings, self.tally)
         self._arrivals = 0
-        self._crossed: list[int] = []  # slots that the newest plan gave a block for a border
-        self._prompt_parts: list[tuple[Request, Chunk]] = []  # of the newest plan
         self._course: Course | None = None  # what the launches after the newest plan have in common with it
 
     # ------------------------------------------------------------ requests
@@ -135,15 +133,14 @@ class Scheduler:
             tokens += self.waiting.tokens_at_most(size, limits.max_prefill_tokens - tokens, limits.admissions)
         return min(limits.max_prefill_tokens, tokens)
 
-    def plan(self) -> LaunchPlan | None:
+    def plan(self) -> Planned | None:
         """The next launch's plan, or None if no row can go on and nothing is left to sample.
 
-        What it takes (blocks, slots) is taken: the plan must be launched.
+        Its blocks and slots are given out, its rows are as its F leaves them: the plan must be launched.
         """
-        self._crossed, self._prompt_parts = [], []
         return self._continued() or self._made_anew()
 
-    def _continued(self) -> LaunchPlan | None:
+    def _continued(self) -> Planned | None:
         """The next plan of a course: its rows, one token further. None if it has ended, or something is to be decided.
 
         It is the plan that `_made_anew` would make, without asking what can't have changed.
@@ -154,16 +151,16 @@ class Scheduler:
         if self.waiting and self.waiting.next_admission() is not None:
             return None
         rows, slots = self.rows, course.plan.rows
-        appends = NO_APPENDS
+        appends, crossed = NO_APPENDS, NO_SLOTS
         crossing = course.crossing(number)
         if crossing.size:
             builder = self._builder(number)
             if crossing.size > min(self.pool.available, builder.appends_left(slots.size)):
                 return None
             self._cross(builder, crossing, rows.most_len[crossing] + 1)
-            appends = builder.appends()
+            appends, crossed = builder.appends(), builder.crossed()
         rows.planned += course.step
-        return LaunchPlan(
+        plan = LaunchPlan(
             number=number,
             rows=slots,
             samples=course.plan.samples,
@@ -171,8 +168,21 @@ class Scheduler:
             appends=appends,
             tokens=slots.size,
         )
+        sampled, epochs, samples = self.ledger.last_rows()  # the rows of the course, as they were
+        return Planned(
+            plan,
+            sampled,
+            epochs,
+            samples,
+            sample_rows=sampled.size,
+            needs_full=course.needs_full,
+            row_epochs=epochs,
+            events=self.tally.hand_over_events() if self.tally.events else NO_EVENTS,
+            crossed_slots=crossed,
+            crossed_epochs=rows.epoch[crossed] if crossed.size else NO_EPOCHS,
+        )
 
-    def _made_anew(self) -> LaunchPlan | None:
+    def _made_anew(self) -> Planned | None:
         """The next plan, from what every row needs."""
         builder, self._course = self._builder(self.ledger.launched + 1), None
         slots, wanted, crossing = self._decode_needs()
@@ -196,7 +206,28 @@ class Scheduler:
         all_decode = 0 < everybody == np.count_nonzero(plan.samples)  # from here on: none is left out or in its prompt
         if all_decode and not (self.holdings.paused or self.limits.drafts):
             self._course = Course(plan, self.rows, self.pool.block_size)
-        return plan
+        return self._planned(builder, plan)
+
+    def _planned(self, builder: PlanBuilder, plan: LaunchPlan) -> Planned:
+        """A plan that was made anew, with what was gathered as it was made; its rows note which launch holds them."""
+        slots, epochs, samples = self.ledger.last_rows()
+        sample_rows = slots.size if self.ledger.owes_a_launch else 0
+        rows, held, crossed = self.rows, plan.rows.astype(np.intp), builder.crossed()
+        rows.last_launch[held] = plan.number
+        rows.last_naming[held] = plan.number + plan.samples
+        return Planned(
+            plan,
+            slots,
+            epochs,
+            samples,
+            sample_rows=sample_rows,
+            needs_full=sample_rows > 0 and bool(np.count_nonzero(rows.needs_full.take(slots) & samples)),
+            row_epochs=rows.epoch[held],
+            events=self.tally.hand_over_events() if self.tally.events else NO_EVENTS,
+            crossed_slots=crossed,
+            crossed_epochs=rows.epoch[crossed] if crossed.size else NO_EPOCHS,
+            prompt_parts=prompt_parts(plan, builder.prompts_owed, rows.epoch, 1 + self.limits.drafts),
+        )
 
     def _builder(self, number: int) -> PlanBuilder:
         limits = self.limits
@@ -206,44 +237,6 @@ class Scheduler:
             limits.bulk_words,
             min(limits.max_prefill_tokens, self.ledger.prompt_room),
             decode_tokens=1 + limits.drafts,
-        )
-
-    def launch_of(self, plan: LaunchPlan, first: bool, overlapped: bool) -> Launch:
-        """The ledger's record of a plan, and the shape that the device is told. first, overlapped: see `Launch`."""
-        slots, epochs, samples = self.ledger.last_rows()
-        course = self._course
-        if course is not None and plan is not course.plan:  # its rows are those of the launch before, as they were
-            sample_rows, full, row_epochs = slots.size, course.needs_full, epochs
-        else:
-            sample_rows = slots.size if self.ledger.owes_a_launch else 0
-            full = sample_rows > 0 and bool(np.count_nonzero(self.rows.needs_full.take(slots) & samples))
-            planned = plan.rows.astype(np.intp)
-            row_epochs = self.rows.epoch[planned]
-            self.rows.last_launch[planned] = plan.number
-            self.rows.last_naming[planned] = plan.number + plan.samples
-        shape = LaunchShape(
-            number=plan.number,
-            sample_rows=sample_rows,
-            form=Form.FULL if full else Form.PLAIN,
-            rows=plan.rows.size,
-            tokens=plan.tokens,
-            prompt_logprobs=bool(self._prompt_parts),
-        )
-        crossed = np.array(self._crossed, np.int32) if self._crossed else NO_SLOTS
-        return Launch(
-            shape=shape,
-            sample_slots=slots,
-            sample_epochs=epochs,
-            samples=samples,
-            row_slots=plan.rows,
-            row_epochs=row_epochs,
-            row_samples=plan.samples,
-            crossed_slots=crossed,
-            crossed_epochs=self.rows.epoch[crossed] if crossed.size else NO_EPOCHS,
-            prompt_parts=prompt_parts(plan, self._prompt_parts, self.rows.epoch, 1 + self.limits.drafts),
-            prompt_tokens=sum(chunk.tokens.size for chunk in plan.chunks) if plan.chunks else 0,
-            overlapped=overlapped,
-            first=first,
         )
 
     def _decode_needs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
@@ -318,13 +311,12 @@ class Scheduler:
             crossing = slots[counts > 0]
             crossed, places = crossing.tolist(), rows.num_blocks[crossing].tolist()
             taken = self.pool.take(len(crossed))
-            self._crossed += crossed
             for slot, block in zip(crossed, taken, strict=True):
                 self.holdings.request(slot).blocks.append(block)
-            builder.append_each(crossed, places, taken)
+            builder.cross(crossed, places, taken)
             rows.num_blocks[crossing] += 1
             counts -= 1
-        self.tally.counters["blocks_reserved"] += len(self._crossed)
+            self.tally.counters["blocks_reserved"] += len(crossed)
 
     def _goes_on(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these rows neither wait for blocks nor were told to leave. [n]"""
@@ -359,7 +351,7 @@ class Scheduler:
         chunk = Chunk(slot, start, request.tokens[start:end], last, target)
         builder.chunk(chunk)
         if request.wants_prompt_logprobs:
-            self._prompt_parts.append((request, chunk))
+            builder.prompts_owed.append((request, chunk))
         rows.least_len[slot] = rows.most_len[slot] = end
         if last:
             rows.enter(slot, RowPhase.DECODE)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+NO_EVENTS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -11,7 +16,7 @@ class Tally:
     """What has happened since the start.
 
     finished: requests by the name of their reason. aborted: requests ended from outside, by phase. events: lifecycle
-    events since the last launch, by kind; whoever counts them takes them away.
+    events since the last plan, by kind.
     """
 
     counters: Counter[str] = field(default_factory=Counter)
@@ -22,3 +27,8 @@ class Tally:
     def event(self, kind: str, times: int = 1) -> None:
         if times:
             self.events[kind] += times
+
+    def hand_over_events(self) -> Mapping[str, int]:
+        """Those since the last plan, for the next one: they are counted from zero again."""
+        events, self.events = self.events, Counter()
+        return events

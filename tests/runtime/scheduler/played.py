@@ -7,7 +7,7 @@ the row and the place, and ends nothing but by length.
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +19,7 @@ from runahead.runtime.plan import PLAN_WORDS, LaunchPlan
 from runahead.runtime.scheduler.ledger import Launch, Ledger
 from runahead.runtime.scheduler.outcomes import Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
+from runahead.runtime.scheduler.planned import launch_of
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import RowPhase, Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
@@ -67,6 +68,7 @@ class Played:
         self.scheduler = Scheduler(limits, rows, pool, self.ledger)
         self.device = [DeviceRow() for _ in range(self.max_rows)]
         self.plans: list[LaunchPlan] = []
+        self.events: Counter[str] = Counter()  # of all plans
         self._cells: dict[int, NDArray[np.int64]] = {}
         self._dice = random.Random(self.seed)
 
@@ -81,10 +83,11 @@ class Played:
 
     def launch(self) -> bool:
         """Plan and enqueue a launch, and let the device run it. False if there is nothing to launch."""
-        plan = self.scheduler.plan()
-        if plan is None:
+        planned = self.scheduler.plan()
+        if planned is None:
             return False
-        launch = self.scheduler.launch_of(plan, first=False, overlapped=False)
+        plan, launch = planned.plan, launch_of(planned, first=False, overlapped=False)
+        self.events.update(planned.events)
         self.ledger.enqueue(launch)
         self.plans.append(plan)
         self._cells[launch.number] = self._sampled(launch)

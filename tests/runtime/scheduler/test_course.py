@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from runahead.cuda_graphs.shape import LaunchShape
-from runahead.runtime.plan import HEADER, HEADER_WORDS, LaunchPlan, read_plan
+from runahead.runtime.plan import HEADER, HEADER_WORDS, read_plan
 from runahead.runtime.scheduler.ledger import Launch
 from runahead.runtime.scheduler.outcomes import Commit
+from runahead.runtime.scheduler.planned import Planned
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire import messages as m
 from tests.runtime.chain import Chain, make_chain
@@ -67,12 +68,12 @@ class Continued:
         self.seen: Counter[str] = Counter()
         continued = scheduler._continued
 
-        def counted() -> LaunchPlan | None:
-            plan = continued()
-            if plan is not None:
+        def counted() -> Planned | None:
+            planned = continued()
+            if planned is not None:
                 self.seen["plans"] += 1
-                self.seen["borders"] += len(plan.appends)
-            return plan
+                self.seen["borders"] += len(planned.plan.appends)
+            return planned
 
         scheduler._continued = counted  # type: ignore[method-assign]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runahead.runtime.plan import LaunchPlan
+from runahead.runtime.scheduler.planned import Planned
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.pressure import SHORTAGE, whole
 
@@ -32,7 +32,7 @@ def test_a_paused_row_goes_on_with_the_first_plan_after_its_blocks_have_come(dep
         tuple[int, bool]
     ] = []  # of each plan: blocks to be had when it was made, and whether a row waits for one
 
-    def watched() -> LaunchPlan | None:
+    def watched() -> Planned | None:
         blocks, made = scheduler.pool.available, plan()
         seen.append((blocks, bool(scheduler.holdings.paused)))
         return made

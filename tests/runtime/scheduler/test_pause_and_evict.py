@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from runahead.runtime.scheduler.ledger import LedgerError
+from runahead.runtime.scheduler.planned import Planned
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
@@ -185,9 +186,10 @@ def test_a_finished_requests_neighbour_is_evicted_in_the_same_plan(depth: int, m
     seen: list[tuple[int, int]] = []  # requests finished and rows evicted, at every plan
     plan = scheduler.plan
 
-    def watched_plan() -> object:
+    def watched_plan() -> Planned | None:
         planned = plan()
-        seen.append((sum(scheduler.tally.finished.values()), scheduler.tally.events["evicted"]))
+        evicted = 0 if planned is None else planned.events.get("evicted", 0)
+        seen.append((sum(scheduler.tally.finished.values()), evicted))
         return planned
 
     monkeypatch.setattr(scheduler, "plan", watched_plan)

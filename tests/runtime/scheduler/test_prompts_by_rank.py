@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runahead.runtime.plan import LaunchPlan
+from runahead.runtime.scheduler.planned import Planned
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.pressure import whole
 
@@ -16,10 +17,10 @@ def plans_of(chain: Chain) -> list[LaunchPlan]:
     scheduler = chain.engine.scheduler
     plan, plans = scheduler.plan, list[LaunchPlan]()
 
-    def watched() -> LaunchPlan | None:
+    def watched() -> Planned | None:
         made = plan()
         if made:
-            plans.append(made)
+            plans.append(made.plan)
         return made
 
     scheduler.plan = watched  # type: ignore[method-assign]

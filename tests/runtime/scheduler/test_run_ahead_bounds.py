@@ -98,7 +98,7 @@ def test_a_plan_never_carries_more_prompt_tokens_than_were_asked_for_beforehand(
     def watched_plan() -> object:
         wanted.append(scheduler.prompt_tokens_wanted())
         made = plan()
-        carried.append(sum(chunk.tokens.size for chunk in made.chunks) if made else 0)
+        carried.append(sum(chunk.tokens.size for chunk in made.plan.chunks) if made else 0)
         return made
 
     scheduler.plan = watched_plan  # type: ignore[method-assign, assignment]

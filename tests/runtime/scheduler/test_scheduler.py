@@ -16,6 +16,7 @@ from runahead.runtime.plan import CHUNK_ROW, CHUNK_START, CHUNK_TOKENS, PLAN_WOR
 from runahead.runtime.scheduler.ledger import Launch, Ledger, LedgerError
 from runahead.runtime.scheduler.outcomes import Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
+from runahead.runtime.scheduler.planned import launch_of
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
@@ -118,9 +119,9 @@ def one_row(stopping: StoppingParams, context_length: int = 64) -> tuple[Schedul
     scheduler.submit(Request(1, 7, "r7", prompt, SamplingParams(), stopping, max_len))
     launches = []
     for _ in range(2):
-        plan = scheduler.plan()
-        assert plan is not None
-        launches.append(scheduler.launch_of(plan, first=False, overlapped=False))
+        planned = scheduler.plan()
+        assert planned is not None
+        launches.append(launch_of(planned, first=False, overlapped=False))
         ledger.enqueue(launches[-1])
     assert scheduler.commit(launches[0], np.zeros((0, 1), np.int64)).tokens.size == 0
     return scheduler, launches[1]

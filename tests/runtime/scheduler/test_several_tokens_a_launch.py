@@ -71,7 +71,7 @@ def test_these_rows_were_paused_and_evicted() -> None:
         ask_some(played, 8, 40)
         played.run()
         for kind in seen:
-            seen[kind] += played.scheduler.tally.events[kind]
+            seen[kind] += played.events[kind]
     assert min(seen.values()) > 0, seen
 
 
@@ -131,7 +131,7 @@ def test_rows_in_the_tightest_plan_say_all_that_they_have_to_say(depth: int, dra
         played.submit(handle, *lengths)
     played.run()
     check_all(played, asked)
-    assert played.scheduler.tally.events["paused"] == 0, "it is not blocks that they wait for"
+    assert played.events["paused"] == 0, "it is not blocks that they wait for"
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_of_eight_rows_that_cross_together_as_many_go_on_as_fit_the_plan(plan_wo
     played.turn()
     assert [plan.appends.shape[0] for plan in played.plans[8:10]] == crossing
     assert [plan.rows.size for plan in played.plans[8:10]] == [crossing[0], 8]
-    assert played.scheduler.tally.events["paused"] == 0
+    assert played.events["paused"] == 0
     played.run()
     check_all(played, asked)
 
