@@ -1,17 +1,21 @@
-"""The dense decoder: Llama, Qwen2, Qwen3 and Mistral differ in their configuration only."""
+"""The decoder: any model's layers, one after the other, by the kernels that it is given."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from runahead.cuda_graphs.enqueue_watch import unwatched
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.kernel_set import AttentionShape, KernelSet, Layers
+from runahead.runtime.kernels.kernel_set import BoundKernels, KernelSet
+from runahead.runtime.kernels.layers import Ends, Layer
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.rope import rope_table
 from runahead.runtime.models.weights import ModelWeights
+
+Work = Callable[[Any], None]  # on a stream of the kernels
 
 
 class Decoder:
@@ -26,15 +30,9 @@ class Decoder:
         self.kernels = kernels
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
-        shape = AttentionShape(
-            config.num_heads, config.num_kv_heads, config.head_dim, config.head_dim**-0.5, config.rms_norm_eps
-        )
         rope = rope_table(config, positions or config.max_position_embeddings, self.device)
-        self._layers = kernels.bind(
-            Layers(
-                shape, config.windows, config.rms_norm_eps, weights.embedding, weights.layers, weights.final_norm, rope
-            )
-        )
+        self._kernels = kernels.bind(Ends(weights.embedding, weights.final_norm, rope))
+        self._layers = tuple(_bound(self._kernels, layer, place) for place, layer in enumerate(weights.layers))
 
     @property
     def num_parameters(self) -> int:
@@ -54,10 +52,20 @@ class Decoder:
     def forward(self, batch: ForwardBatch, cache: KVCache, between: Callable[[], None] = unwatched) -> torch.Tensor:
         """Writes the K and V of the batch's tokens. Returns hidden states after the final norm, [T, hidden].
 
-        between: called after each layer.
+        between: called after each layer; where host and device are two, when it has been enqueued.
         """
-        return self._layers.forward(batch, cache, between)
+        with self._kernels.stream(batch, cache) as stream:
+            for mix, feed_forward in self._layers:
+                mix(stream)
+                feed_forward(stream)
+                between()
+            return self._kernels.end(stream)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [n, hidden], rows of what `forward` returned. Returns float32 [n, vocab]."""
         return self.kernels.linear(hidden, self.weights.lm_head).float()
+
+
+def _bound(kernels: BoundKernels[Any], layer: Layer, place: int) -> tuple[Work, Work]:
+    """The layer's work. place: of the mixer's keys and values in the cache."""
+    return kernels.attention(layer.mixer, place), kernels.dense(layer.feed_forward)

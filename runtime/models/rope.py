@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from runahead.runtime.kernels.kernel_set import RopeTable
+from runahead.runtime.kernels.layers import RopeTable
 from runahead.runtime.models.config import ModelConfig, RopeScaling
 
 

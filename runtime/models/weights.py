@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from runahead.runtime.kernels.kernel_set import LayerWeights
+from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, Layer, Linear, Norm
 from runahead.runtime.models.config import CheckpointError, ModelConfig
 from runahead.runtime.models.safetensors_folder import StoredTensor, open_folder
 
@@ -22,11 +22,11 @@ _HARMLESS = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """All of a dense decoder. parameters: as the checkpoint has them, a tied matrix once."""
+    """All of a decoder. parameters: as the checkpoint has them, a tied matrix once."""
 
     embedding: torch.Tensor  # [vocab, hidden]
-    layers: tuple[LayerWeights, ...]
-    final_norm: torch.Tensor  # [hidden]
+    layers: tuple[Layer, ...]
+    final_norm: Norm  # over hidden
     lm_head: torch.Tensor  # [vocab, hidden]
     parameters: int
 
@@ -156,27 +156,31 @@ def _assemble(
         assert tensor is not None, name
         return tensor
 
-    def matrix(name: str) -> torch.Tensor:
-        return pack(must(name))
+    def norm(name: str) -> Norm:
+        return Norm(must(name), config.rms_norm_eps)
 
+    def norm_if_there(name: str) -> Norm | None:
+        weight = take(name)
+        return None if weight is None else Norm(weight, config.rms_norm_eps)
+
+    def linear(name: str) -> Linear:
+        return Linear(pack(must(name)), take(f"{name}_bias"))
+
+    shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, config.head_dim**-0.5)
     embedding = must("embedding")
-    layers = tuple(
-        LayerWeights(
-            input_norm=must(f"{i}.input_norm"),
-            qkv=matrix(f"{i}.qkv"),
-            qkv_bias=take(f"{i}.qkv_bias"),
-            q_norm=take(f"{i}.q_norm"),
-            k_norm=take(f"{i}.k_norm"),
-            o=matrix(f"{i}.o"),
-            o_bias=take(f"{i}.o_bias"),
-            post_norm=must(f"{i}.post_norm"),
-            gate_up=matrix(f"{i}.gate_up"),
-            gate_up_bias=take(f"{i}.gate_up_bias"),
-            down=matrix(f"{i}.down"),
-            down_bias=take(f"{i}.down_bias"),
+    layers = []
+    for i, window in enumerate(config.windows):
+        mixer = Attention(
+            shape,
+            window,
+            norm=norm(f"{i}.input_norm"),
+            qkv=linear(f"{i}.qkv"),
+            q_norm=norm_if_there(f"{i}.q_norm"),
+            k_norm=norm_if_there(f"{i}.k_norm"),
+            o=linear(f"{i}.o"),
         )
-        for i in range(config.num_layers)
-    )
-    final_norm = must("final_norm")
-    head = pack(embedding) if config.tie_word_embeddings else matrix("lm_head")
-    return ModelWeights(embedding, layers, final_norm, head, parameters)
+        dense = Dense(norm(f"{i}.post_norm"), linear(f"{i}.gate_up"), linear(f"{i}.down"))
+        layers.append(Layer(mixer, dense))
+    final_norm = norm("final_norm")
+    head = pack(embedding if config.tie_word_embeddings else must("lm_head"))
+    return ModelWeights(embedding, tuple(layers), final_norm, head, parameters)

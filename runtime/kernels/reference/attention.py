@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
-from runahead.runtime.kernels.kernel_set import AttentionShape
+from runahead.runtime.kernels.layers import AttentionShape
 
 # The softmax sums in vector lanes, key j in lane j modulo the vector's width: rows end at a multiple of the widest.
 _LANES = 16

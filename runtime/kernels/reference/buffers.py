@@ -13,25 +13,17 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
-from runahead.runtime.kernels.kernel_set import AttentionShape
+from runahead.runtime.kernels.layers import AttentionShape
 from runahead.runtime.kernels.reference.linear import Products
 from runahead.runtime.kernels.reference.norm import RmsNorm
 from runahead.runtime.kernels.reference.rope import Rotation
 
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Of a model, whatever the number of tokens."""
-
-    shape: AttentionShape
-    hidden: int
-    intermediate: int
-    norm_eps: float
+# Floats are float32. A tensor and an array of one name are the same memory; `..._parts` are cut for a product.
 
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """Floats are float32. A tensor and an array of one name are the same memory; `..._parts` are cut for a product."""
+    """Of a batch's tokens, whatever the layers are."""
 
     tokens: int  # T
     token_ids: NDArray[np.int64]  # [T]
@@ -41,29 +33,10 @@ class Buffers:
     residual_array: NDArray[np.float32]
     norm: RmsNorm  # from the residual to what enters a product
     normed_parts: tuple[torch.Tensor, ...]  # of [T, hidden]
-    qkv: torch.Tensor  # [T, (heads + 2 * kv_heads) * head_dim]
-    heads: torch.Tensor  # [T * (heads + 2 * kv_heads), head_dim], the same memory
-    k: NDArray[np.float32]  # [T, kv_heads, head_dim], of `qkv`
-    v: NDArray[np.float32]
-    q_norm: RmsNorm  # of every query head, in place
-    k_norm: RmsNorm
-    rotation: Rotation  # of q and k, in place
-    gate_up: torch.Tensor  # [T, 2 * intermediate]
-    gate: NDArray[np.float32]  # [T, intermediate]
-    up: NDArray[np.float32]
-    gated: NDArray[np.float32]  # [T, intermediate] silu(gate) * up
-    gated_parts: tuple[torch.Tensor, ...]
 
     @staticmethod
-    def make(tokens: int, sizes: Sizes, products: Products) -> Buffers:
-        shape = sizes.shape
-        rotated, heads = shape.heads + shape.kv_heads, shape.heads + 2 * shape.kv_heads
-        residual, normed = torch.zeros((2, tokens, sizes.hidden)).unbind()
-        qkv = torch.zeros((tokens, heads * shape.head_dim))
-        gate_up = torch.zeros((tokens, 2 * sizes.intermediate))
-        gated = torch.zeros((tokens, sizes.intermediate))
-        by_head = qkv.numpy().reshape(tokens, heads, shape.head_dim)
-        q, k = by_head[:, : shape.heads], by_head[:, shape.heads : rotated]
+    def make(tokens: int, hidden: int, products: Products) -> Buffers:
+        residual, normed = torch.zeros((2, tokens, hidden)).unbind()
         return Buffers(
             tokens=tokens,
             token_ids=np.zeros(tokens, np.int64),
@@ -71,20 +44,8 @@ class Buffers:
             slots=np.zeros(tokens, np.int64),
             residual=residual,
             residual_array=residual.numpy(),
-            norm=RmsNorm.of(residual.numpy(), normed.numpy(), sizes.norm_eps),
+            norm=RmsNorm.of(residual.numpy(), normed.numpy()),
             normed_parts=products.cut(normed),
-            qkv=qkv,
-            heads=qkv.view(-1, shape.head_dim),
-            k=k,
-            v=by_head[:, rotated:],
-            q_norm=RmsNorm.of(q, q, shape.norm_eps),
-            k_norm=RmsNorm.of(k, k, shape.norm_eps),
-            rotation=Rotation.of(by_head.reshape(tokens, heads, 2, -1)[:, :rotated]),
-            gate_up=gate_up,
-            gate=gate_up.numpy()[:, : sizes.intermediate],
-            up=gate_up.numpy()[:, sizes.intermediate :],
-            gated=gated.numpy(),
-            gated_parts=products.cut(gated),
         )
 
     def take(self, batch: ForwardBatch) -> None:
@@ -97,3 +58,55 @@ class Buffers:
         ):
             mine[:count] = given.numpy()
             mine[count:] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBuffers:
+    """Of attention layers of one shape."""
+
+    qkv: torch.Tensor  # [T, (heads + 2 * kv_heads) * head_dim]
+    heads: torch.Tensor  # [T * (heads + 2 * kv_heads), head_dim], the same memory
+    k: NDArray[np.float32]  # [T, kv_heads, head_dim], of `qkv`
+    v: NDArray[np.float32]
+    q_norm: RmsNorm  # of every query head, in place
+    k_norm: RmsNorm
+    rotation: Rotation  # of q and k, in place
+
+    @staticmethod
+    def make(tokens: int, shape: AttentionShape) -> AttentionBuffers:
+        rotated, heads = shape.heads + shape.kv_heads, shape.heads + 2 * shape.kv_heads
+        qkv = torch.zeros((tokens, heads * shape.head_dim))
+        by_head = qkv.numpy().reshape(tokens, heads, shape.head_dim)
+        q, k = by_head[:, : shape.heads], by_head[:, shape.heads : rotated]
+        return AttentionBuffers(
+            qkv=qkv,
+            heads=qkv.view(-1, shape.head_dim),
+            k=k,
+            v=by_head[:, rotated:],
+            q_norm=RmsNorm.of(q, q),
+            k_norm=RmsNorm.of(k, k),
+            rotation=Rotation.of(by_head.reshape(tokens, heads, 2, -1)[:, :rotated]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DenseBuffers:
+    """Of dense layers of one width."""
+
+    gate_up: torch.Tensor  # [T, 2 * intermediate]
+    gate: NDArray[np.float32]  # [T, intermediate]
+    up: NDArray[np.float32]
+    gated: NDArray[np.float32]  # [T, intermediate] silu(gate) * up
+    gated_parts: tuple[torch.Tensor, ...]
+
+    @staticmethod
+    def make(tokens: int, intermediate: int, products: Products) -> DenseBuffers:
+        gate_up = torch.zeros((tokens, 2 * intermediate))
+        gated = torch.zeros((tokens, intermediate))
+        return DenseBuffers(
+            gate_up=gate_up,
+            gate=gate_up.numpy()[:, :intermediate],
+            up=gate_up.numpy()[:, intermediate:],
+            gated=gated.numpy(),
+            gated_parts=products.cut(gated),
+        )

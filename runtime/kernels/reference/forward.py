@@ -6,53 +6,25 @@ the weights' dtype.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runahead.cuda_graphs.enqueue_watch import unwatched
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.kernel_set import Layers, LayerWeights
+from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, Ends, Linear
 from runahead.runtime.kernels.reference.attention import AttentionPlan, attend, plan_attention, silence_sparse_warning
-from runahead.runtime.kernels.reference.buffers import Buffers, Sizes
+from runahead.runtime.kernels.reference.buffers import AttentionBuffers, Buffers, DenseBuffers
 from runahead.runtime.kernels.reference.linear import Product, Products, choose_products, linear
-from runahead.runtime.kernels.reference.norm import silu_mul
+from runahead.runtime.kernels.reference.norm import NormWeight, silu_mul
 from runahead.runtime.kernels.reference.rope import rope_factors
 
 _KEPT_TOKENS: Final = 64  # buffers of forwards up to this long are kept, one set a length: those of decode steps
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """A layer's weights as the kernels read them."""
-
-    window: int
-    input_norm: NDArray[np.float32]
-    qkv: Product
-    q_norm: NDArray[np.float32] | None
-    k_norm: NDArray[np.float32] | None
-    o: Product
-    post_norm: NDArray[np.float32]
-    gate_up: Product
-    down: Product
-
-    @staticmethod
-    def of(weights: LayerWeights, window: int, products: Products) -> _Layer:
-        return _Layer(
-            window,
-            _array(weights.input_norm),
-            products.bind(weights.qkv, weights.qkv_bias),
-            None if weights.q_norm is None else _array(weights.q_norm),
-            None if weights.k_norm is None else _array(weights.k_norm),
-            products.bind(weights.o, weights.o_bias),
-            _array(weights.post_norm),
-            products.bind(weights.gate_up, weights.gate_up_bias),
-            products.bind(weights.down, weights.down_bias),
-        )
+_Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,78 +47,131 @@ class _LayerCache:
         )
 
 
-class ReferenceLayers:
-    """`BoundLayers` of the reference. Reads the batch's lengths and tables on the host."""
+@dataclass(frozen=True, slots=True)
+class _Workspace:
+    """The buffers of a number of tokens: those of every layer, and by number those of each kind of layer."""
 
-    def __init__(self, model: Layers, products: Products) -> None:
-        layers = zip(model.layers, model.windows, strict=True)
-        self._layers = tuple(_Layer.of(weights, window, products) for weights, window in layers)
-        self._embedding = _array(model.embedding)
-        self._final_norm = _array(model.final_norm)
-        self._rope = rope_factors(model.rope)
+    buffers: Buffers
+    attention: tuple[AttentionBuffers, ...]
+    dense: tuple[DenseBuffers, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceStream:
+    """A batch's tokens under way."""
+
+    num_tokens: int  # without padding
+    work: _Workspace
+    caches: tuple[_LayerCache, ...]
+    plans: list[AttentionPlan]  # by number
+
+
+class ReferenceBoundKernels:
+    """`BoundKernels` of the reference. Reads the batch's lengths and tables on the host.
+
+    Layers that are alike share buffers, and attention layers that are alike a plan: the first of a kind gives it its
+    number.
+    """
+
+    def __init__(self, ends: Ends, products: Products) -> None:
         self._products = products
-        intermediate = model.layers[0].gate_up.shape[0] // 2
-        self._sizes = Sizes(model.shape, model.embedding.shape[1], intermediate, model.norm_eps)
-        self._buffers: dict[int, Buffers] = {}  # by T
+        self._embedding: NDArray[np.float32] = ends.embedding.float().numpy()
+        self._final_norm = NormWeight.of(ends.final_norm)
+        self._rope = rope_factors(ends.rope)
+        self._shapes: list[AttentionShape] = []
+        self._windows: list[tuple[int, int]] = []  # the number of a shape, and a window
+        self._widths: list[int] = []
+        self._work: dict[int, _Workspace] = {}  # by T
         self._cache: tuple[KVCache, tuple[_LayerCache, ...]] | None = None
-        self._plans: dict[int, AttentionPlan] = {}  # by window, of the forward before
+        self._plans: list[AttentionPlan] = []  # of the forward before
 
-    def forward(self, batch: ForwardBatch, cache: KVCache, between: Callable[[], None] = unwatched) -> torch.Tensor:
-        """See `BoundLayers.forward`."""
-        buffers = self._buffers_for(batch.num_tokens)
+    def attention(self, weights: Attention, place: int) -> Callable[[ReferenceStream], None]:
+        """See `BoundKernels.attention`."""
+        shape = _number(self._shapes, weights.shape)
+        plan = _number(self._windows, (shape, weights.window))
+        norm, qkv, o = NormWeight.of(weights.norm), self._bound(weights.qkv), self._bound(weights.o)
+        q_norm = None if weights.q_norm is None else NormWeight.of(weights.q_norm)
+        k_norm = None if weights.k_norm is None else NormWeight.of(weights.k_norm)
+        cut = self._products.cut
+
+        def mix(stream: ReferenceStream) -> None:
+            buffers, own, cache = stream.work.buffers, stream.work.attention[shape], stream.caches[place]
+            buffers.norm.apply(norm)
+            qkv.write(buffers.normed_parts, own.qkv)
+            if q_norm is not None and k_norm is not None:
+                own.q_norm.apply(q_norm)
+                own.k_norm.apply(k_norm)
+            own.rotation.apply()
+            cache.keys_by_slot[buffers.slots] = own.k
+            cache.values_by_slot[buffers.slots] = own.v
+            attended = attend(stream.plans[plan], own.heads, cache.keys_by_dim, cache.values_by_head)
+            o.add(cut(attended), buffers.residual)
+
+        return mix
+
+    def dense(self, weights: Dense) -> Callable[[ReferenceStream], None]:
+        """See `BoundKernels.dense`."""
+        width = _number(self._widths, weights.gate_up.weight.shape[0] // 2)
+        norm, gate_up, down = NormWeight.of(weights.norm), self._bound(weights.gate_up), self._bound(weights.down)
+
+        def feed_forward(stream: ReferenceStream) -> None:
+            buffers, own = stream.work.buffers, stream.work.dense[width]
+            buffers.norm.apply(norm)
+            gate_up.write(buffers.normed_parts, own.gate_up)
+            silu_mul(own.gate, own.up, own.gated)
+            down.add(own.gated_parts, buffers.residual)
+
+        return feed_forward
+
+    @contextmanager
+    def stream(self, batch: ForwardBatch, cache: KVCache) -> Iterator[ReferenceStream]:
+        """See `BoundKernels.stream`."""
+        work = self._work_for(batch.num_tokens)
         caches = self._caches_of(cache)
+        buffers = work.buffers
         with np.errstate(all="ignore"):  # numbers that are none stay in their row, and are found in its logits
             buffers.take(batch)
             np.take(self._embedding, buffers.token_ids, axis=0, out=buffers.residual_array, mode="clip")
-            buffers.rotation.turn_to(self._rope, buffers.positions)
-            plans = self._plan(batch, buffers.tokens, cache)
-            for layer, layer_cache in zip(self._layers, caches, strict=True):
-                self._add_attention(buffers, layer, layer_cache, plans[layer.window])
-                self._add_feed_forward(buffers, layer)
-                between()
-            buffers.norm.apply(self._final_norm)
-        return torch.from_numpy(buffers.norm.out[: batch.num_tokens].copy())
+            for own in work.attention:
+                own.rotation.turn_to(self._rope, buffers.positions)
+            self._plan(batch, buffers.tokens, cache)
+            yield ReferenceStream(batch.num_tokens, work, caches, self._plans)
 
-    def _add_attention(self, buffers: Buffers, layer: _Layer, cache: _LayerCache, plan: AttentionPlan) -> None:
-        buffers.norm.apply(layer.input_norm)
-        layer.qkv.write(buffers.normed_parts, buffers.qkv)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            buffers.q_norm.apply(layer.q_norm)
-            buffers.k_norm.apply(layer.k_norm)
-        buffers.rotation.apply()
-        cache.keys_by_slot[buffers.slots] = buffers.k
-        cache.values_by_slot[buffers.slots] = buffers.v
-        attended = attend(plan, buffers.heads, cache.keys_by_dim, cache.values_by_head)
-        layer.o.add(self._products.cut(attended), buffers.residual)
+    def end(self, stream: ReferenceStream) -> torch.Tensor:
+        """See `BoundKernels.end`."""
+        norm = stream.work.buffers.norm
+        norm.apply(self._final_norm)
+        return torch.from_numpy(norm.out[: stream.num_tokens].copy())
 
-    def _add_feed_forward(self, buffers: Buffers, layer: _Layer) -> None:
-        buffers.norm.apply(layer.post_norm)
-        layer.gate_up.write(buffers.normed_parts, buffers.gate_up)
-        silu_mul(buffers.gate, buffers.up, buffers.gated)
-        layer.down.add(buffers.gated_parts, buffers.residual)
+    def _bound(self, linear: Linear) -> Product:
+        return self._products.bind(linear.weight, linear.bias)
 
-    def _plan(self, batch: ForwardBatch, tokens: int, cache: KVCache) -> dict[int, AttentionPlan]:
-        """By window. Plans keep the buffers of the forward before where they fit."""
-        shape, block_size = self._sizes.shape, cache.block_size
-        slots, q_stride = cache.keys[0].shape[0] * block_size, shape.heads + 2 * shape.kv_heads
-        for window in {layer.window for layer in self._layers}:
-            self._plans[window] = plan_attention(
-                batch, tokens, q_stride, shape, slots, block_size, window, self._plans.get(window)
-            )
-        return self._plans
+    def _plan(self, batch: ForwardBatch, tokens: int, cache: KVCache) -> None:
+        """Plans keep the buffers of the forward before where they fit."""
+        before: Sequence[AttentionPlan | None] = self._plans or (None,) * len(self._windows)
+        plans: list[AttentionPlan] = []
+        for (number, window), plan in zip(self._windows, before, strict=True):
+            shape, slots = self._shapes[number], cache.keys[0].shape[0] * cache.block_size
+            q_stride = shape.heads + 2 * shape.kv_heads
+            plans.append(plan_attention(batch, tokens, q_stride, shape, slots, cache.block_size, window, plan))
+        self._plans = plans
 
-    def _buffers_for(self, num_tokens: int) -> Buffers:
+    def _work_for(self, num_tokens: int) -> _Workspace:
         tokens = num_tokens + -num_tokens % self._products.row_multiple
-        buffers = self._buffers.get(tokens)
-        if buffers is None:
-            buffers = Buffers.make(tokens, self._sizes, self._products)
+        work = self._work.get(tokens)
+        if work is None:
+            work = _Workspace(
+                Buffers.make(tokens, self._embedding.shape[1], self._products),
+                tuple(AttentionBuffers.make(tokens, shape) for shape in self._shapes),
+                tuple(DenseBuffers.make(tokens, width, self._products) for width in self._widths),
+            )
             if tokens <= _KEPT_TOKENS:
-                self._buffers[tokens] = buffers
-        return buffers
+                self._work[tokens] = work
+        return work
 
     def _caches_of(self, cache: KVCache) -> tuple[_LayerCache, ...]:
         if self._cache is None or self._cache[0] is not cache:
-            self._plans.clear()  # they are made for a number of slots
+            self._plans = []  # they are made for a number of slots
             views = tuple(_LayerCache.of(*pair) for pair in zip(cache.keys, cache.values, strict=True))
             self._cache = (cache, views)
         return self._cache[1]
@@ -172,10 +197,12 @@ class ReferenceKernels:
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return linear(self._products, x.float(), weight, bias)
 
-    def bind(self, layers: Layers) -> ReferenceLayers:
-        return ReferenceLayers(layers, self._products)
+    def bind(self, ends: Ends) -> ReferenceBoundKernels:
+        return ReferenceBoundKernels(ends, self._products)
 
 
-def _array(tensor: torch.Tensor) -> NDArray[np.float32]:
-    found: NDArray[np.float32] = tensor.float().numpy()
-    return found
+def _number(kinds: list[_Kind], kind: _Kind) -> int:
+    """The place of `kind` in the list, which it joins if it is not there."""
+    if kind not in kinds:
+        kinds.append(kind)
+    return kinds.index(kind)

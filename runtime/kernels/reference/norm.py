@@ -12,6 +12,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from runahead.runtime.kernels.layers import Norm
+
+
+@dataclass(frozen=True, slots=True)
+class NormWeight:
+    """A `Norm` as NumPy reads it."""
+
+    weight: NDArray[np.float32]  # [n]
+    eps: np.float32
+
+    @staticmethod
+    def of(norm: Norm) -> NormWeight:
+        return NormWeight(norm.weight.float().numpy(), np.float32(norm.eps))
+
 
 @dataclass(frozen=True, slots=True)
 class RmsNorm:
@@ -24,10 +38,9 @@ class RmsNorm:
     squares: NDArray[np.float32]  # [..., 1, 1] sums over a row
     scale: NDArray[np.float32]  # [..., 1], the same memory
     share: np.float32  # 1 / n
-    eps: np.float32
 
     @staticmethod
-    def of(x: NDArray[np.float32], out: NDArray[np.float32], eps: float) -> RmsNorm:
+    def of(x: NDArray[np.float32], out: NDArray[np.float32]) -> RmsNorm:
         squares = np.empty((*x.shape[:-1], 1, 1), np.float32)
         return RmsNorm(
             x,
@@ -37,21 +50,20 @@ class RmsNorm:
             squares,
             squares[..., 0],
             np.float32(1.0 / x.shape[-1]),
-            np.float32(eps),
         )
 
-    def apply(self, weight: NDArray[np.float32]) -> None:
-        """out = x / sqrt(mean(x^2) + eps) * weight. weight: [n].
+    def apply(self, norm: NormWeight) -> None:
+        """out = x / sqrt(mean(x^2) + eps) * weight.
 
         Only the mean is a sum, one dot product a row; what follows is exactly rounded, element by element.
         """
         scale, out = self.scale, self.out
         np.matmul(self.rows, self.columns, out=self.squares)
         np.multiply(scale, self.share, out=scale)
-        np.add(scale, self.eps, out=scale)
+        np.add(scale, norm.eps, out=scale)
         np.sqrt(scale, out=scale)
         np.divide(self.x, scale, out=out)
-        np.multiply(out, weight, out=out)
+        np.multiply(out, norm.weight, out=out)
 
 
 def silu_mul(gate: NDArray[np.float32], up: NDArray[np.float32], out: NDArray[np.float32]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.kernels.kernel_set import RopeTable
+from runahead.runtime.kernels.layers import RopeTable
 
 
 def rope_factors(table: RopeTable) -> NDArray[np.float32]:

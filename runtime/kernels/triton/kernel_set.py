@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from runahead.cuda_graphs.enqueue_watch import unwatched
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.kernel_set import AttentionShape, Layers, LayerWeights, RopeTable
+from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, Ends, Linear, Norm
 from runahead.runtime.kernels.triton import activation, embedding, norms
 from runahead.runtime.kernels.triton.chunk_attention import chunk_attention
 from runahead.runtime.kernels.triton.decode_attention import decode_attention
@@ -17,81 +18,56 @@ from runahead.runtime.kernels.triton.gemv import gemv
 from runahead.runtime.kernels.triton.rotary import rotate_and_write
 
 
-class TritonAttention:
-    """Attention of one forward: split over the context where every row has one query, tiled by queries otherwise."""
+@dataclass(slots=True)
+class TritonStream:
+    """A batch's tokens under way. The sum of residual and product is made by the norm that follows."""
 
-    def __init__(self, batch: ForwardBatch, cache: KVCache, shape: AttentionShape, rope: RopeTable) -> None:
-        self._batch = batch
-        self._cache = cache
-        self._shape = shape
-        self._rope = rope
+    batch: ForwardBatch
+    cache: KVCache
+    residual: torch.Tensor  # [T, hidden]
+    product: torch.Tensor | None = None  # [T, hidden] what the residual still lacks
 
-    def attend(self, index: int, window: int, layer: LayerWeights, qkv: torch.Tensor) -> torch.Tensor:
-        """Normalise (where the layer does) and rotate Q and K, write K and V, then attend causally.
-
-        index: of the layer. qkv: [T, (heads + 2 * kv_heads) * head_dim]. Returns [T, heads * head_dim]. Never waits for
-        the device: lengths and tables are read there.
-        """
-        batch, shape = self._batch, self._shape
-        keys, values = self._cache.keys[index], self._cache.values[index]
-        q = rotate_and_write(
-            qkv,
-            self._rope.cos,
-            self._rope.sin,
-            batch.positions,
-            batch.slot_mapping,
-            keys,
-            values,
-            shape.heads,
-            layer.q_norm,
-            layer.k_norm,
-            shape.norm_eps,
-        )
-        if batch.is_decode:
-            out = decode_attention(
-                q, keys, values, batch.block_tables, batch.seq_lens, shape.scale, window, batch.max_seq_len
-            )
-        else:
-            longest = batch.num_tokens - batch.num_rows + 1
-            out = chunk_attention(
-                q,
-                keys,
-                values,
-                batch.block_tables,
-                batch.seq_lens,
-                batch.query_start_loc,
-                longest,
-                shape.scale,
-                window,
-            )
-        return out.view(qkv.shape[0], shape.q_size)
+    def normed(self, norm: Norm) -> torch.Tensor:
+        """The norm of the whole sum, which the residual then is."""
+        if self.product is None:
+            return norms.rms_norm(self.residual, norm.weight, norm.eps)
+        product, self.product = self.product, None
+        return norms.add_rms_norm(product, self.residual, norm.weight, norm.eps)
 
 
-class TritonLayers:
-    """`BoundLayers` of Triton kernels."""
+class TritonBoundKernels:
+    """`BoundKernels` of Triton. Lengths and tables are read on the device."""
 
-    def __init__(self, model: Layers) -> None:
-        self._model = model
-        # The norm that follows each layer: the next layer's, and at last the final one.
-        self._next_norms = (*(layer.input_norm for layer in model.layers[1:]), model.final_norm)
+    def __init__(self, ends: Ends) -> None:
+        self._ends = ends
 
-    def forward(self, batch: ForwardBatch, cache: KVCache, between: Callable[[], None] = unwatched) -> torch.Tensor:
-        """As `BoundLayers.forward`. The sum of residual and product is made by the norm that follows."""
-        model, eps = self._model, self._model.norm_eps
-        attention = TritonAttention(batch, cache, model.shape, model.rope)
-        residual = embedding.embed(batch.token_ids, model.embedding)
-        x = norms.rms_norm(residual, model.layers[0].input_norm, eps)
-        for index, (layer, window, next_norm) in enumerate(
-            zip(model.layers, model.windows, self._next_norms, strict=True)
-        ):
-            qkv = _linear(x, layer.qkv, layer.qkv_bias)
-            x = _linear(attention.attend(index, window, layer, qkv), layer.o, layer.o_bias)
-            x = norms.add_rms_norm(x, residual, layer.post_norm, eps)
-            x = activation.silu_mul(_linear(x, layer.gate_up, layer.gate_up_bias))
-            x = _linear(x, layer.down, layer.down_bias)
-            x = norms.add_rms_norm(x, residual, next_norm, eps)
-            between()
-        return x
+    def attention(self, weights: Attention, place: int) -> Callable[[TritonStream], None]:
+        shape, rope = weights.shape, self._ends.rope
+
+        def mix(stream: TritonStream) -> None:
+            batch, keys, values = stream.batch, stream.cache.keys[place], stream.cache.values[place]
+            qkv = _product(stream.normed(weights.norm), weights.qkv)
+            q = rotate_and_write(
+                qkv, rope.cos, rope.sin, batch.positions, batch.slot_mapping, keys, values, shape.heads,
+                weights.q_norm, weights.k_norm,
+            )  # fmt: skip
+            attended = _attend(q, keys, values, batch, shape, weights.window)
+            stream.product = _product(attended.view(qkv.shape[0], shape.q_size), weights.o)
+
+        return mix
+
+    def dense(self, weights: Dense) -> Callable[[TritonStream], None]:
+        def feed_forward(stream: TritonStream) -> None:
+            gated = activation.silu_mul(_product(stream.normed(weights.norm), weights.gate_up))
+            stream.product = _product(gated, weights.down)
+
+        return feed_forward
+
+    def stream(self, batch: ForwardBatch, cache: KVCache) -> AbstractContextManager[TritonStream]:
+        return nullcontext(TritonStream(batch, cache, embedding.embed(batch.token_ids, self._ends.embedding)))
+
+    def end(self, stream: TritonStream) -> torch.Tensor:
+        return stream.normed(self._ends.final_norm)
 
 
 class TritonKernelSet:
@@ -107,8 +83,23 @@ class TritonKernelSet:
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return _linear(x, weight, bias)
 
-    def bind(self, layers: Layers) -> TritonLayers:
-        return TritonLayers(layers)
+    def bind(self, ends: Ends) -> TritonBoundKernels:
+        return TritonBoundKernels(ends)
+
+
+def _attend(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, batch: ForwardBatch, shape: AttentionShape, window: int
+) -> torch.Tensor:
+    """Split over the context where every row has one query, tiled by queries otherwise. Returns [T, heads, head_dim]"""
+    tables, seq_lens = batch.block_tables, batch.seq_lens
+    if batch.is_decode:
+        return decode_attention(q, keys, values, tables, seq_lens, shape.scale, window, batch.max_seq_len)
+    longest = batch.num_tokens - batch.num_rows + 1
+    return chunk_attention(q, keys, values, tables, seq_lens, batch.query_start_loc, longest, shape.scale, window)
+
+
+def _product(x: torch.Tensor, linear: Linear) -> torch.Tensor:
+    return _linear(x, linear.weight, linear.bias)
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

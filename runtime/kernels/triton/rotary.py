@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from runahead.runtime.kernels.layers import Norm
+
 
 @triton.jit
 def _normed(low, high, norm, i, inside, eps, HEAD_DIM: tl.constexpr):
@@ -92,23 +94,23 @@ def rotate_and_write(
     keys: torch.Tensor,
     values: torch.Tensor,
     q_heads: int,
-    q_norm: torch.Tensor | None = None,
-    k_norm: torch.Tensor | None = None,
-    eps: float = 0.0,
+    q_norm: Norm | None = None,
+    k_norm: Norm | None = None,
 ) -> torch.Tensor:
     """Rotate queries and keys (half-split convention), after a per-head norm where there is one; write the cache.
 
     qkv: contiguous [T, (q_heads + 2 * kv_heads) * D], queries, keys, values in order. cos, sin: [positions, D // 2].
     positions, slot_mapping: int64 [T]; a masked token's slot lies in the null block. keys, values: one layer's
-    [num_blocks, block_size, kv_heads, D]. q_norm, k_norm: [D], both or neither. Returns the queries, [T, q_heads, D].
+    [num_blocks, block_size, kv_heads, D]. q_norm, k_norm: over D, both or neither, with the same eps. Returns the
+    queries, [T, q_heads, D].
     """
     tokens = qkv.shape[0]
     kv_heads, head_dim = keys.shape[2], keys.shape[3]
     q = torch.empty((tokens, q_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     _rotate_and_write_kernel[(tokens, kv_heads)](
         qkv,
-        q_norm if q_norm is not None else qkv,
-        k_norm if k_norm is not None else qkv,
+        qkv if q_norm is None else q_norm.weight,
+        qkv if k_norm is None else k_norm.weight,
         cos,
         sin,
         positions,
@@ -116,7 +118,7 @@ def rotate_and_write(
         q,
         keys,
         values,
-        eps,
+        0.0 if q_norm is None else q_norm.eps,
         cos.shape[0],
         Q_HEADS=q_heads,
         KV_HEADS=kv_heads,

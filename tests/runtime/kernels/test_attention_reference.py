@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
-from runahead.runtime.kernels.kernel_set import AttentionShape
+from runahead.runtime.kernels.layers import AttentionShape
 from runahead.runtime.kernels.reference.attention import AttentionPlan, attend, plan_attention, silence_sparse_warning
 
-SHAPE = AttentionShape(heads=6, kv_heads=2, head_dim=24, scale=0.3, norm_eps=1e-6)
+SHAPE = AttentionShape(heads=6, kv_heads=2, head_dim=24, scale=0.3)
 BLOCK_SIZE = 8
 NAN = float("nan")
 

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from runahead.cuda_graphs.enqueue_watch import unwatched
-from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.kernel_set import BoundLayers, Layers, RopeTable
-from runahead.runtime.kernels.reference.forward import ReferenceKernels
+from runahead.runtime.kernels.layers import Ends, Norm, RopeTable
+from runahead.runtime.kernels.reference.forward import ReferenceBoundKernels, ReferenceKernels, ReferenceStream
 from runahead.runtime.kernels.reference.linear import (
     OneDnnProducts,
     Products,
@@ -21,7 +19,7 @@ from runahead.runtime.kernels.reference.linear import (
     linear,
     rows_keep_their_bits,
 )
-from runahead.runtime.kernels.reference.norm import RmsNorm, silu_mul
+from runahead.runtime.kernels.reference.norm import NormWeight, RmsNorm, silu_mul
 from runahead.runtime.kernels.reference.rope import Rotation, rope_factors
 from runahead.runtime.models.config import ModelConfig, RopeScaling
 from runahead.runtime.models.decoder import Decoder
@@ -127,7 +125,7 @@ def test_norms(width: int) -> None:
 
     def normed(part: torch.Tensor) -> torch.Tensor:
         out = torch.empty_like(part)
-        RmsNorm.of(part.numpy(), out.numpy(), 1e-6).apply(weight.numpy())
+        RmsNorm.of(part.numpy(), out.numpy()).apply(NormWeight.of(Norm(weight, 1e-6)))
         return out
 
     x = _draw(520 if width < 4096 else 80, width)
@@ -138,13 +136,13 @@ def test_norms(width: int) -> None:
 
 @pytest.mark.parametrize(("heads", "head_dim"), [(6, 64), (3, 40), (5, 18)])
 def test_norms_of_heads_in_place(heads: int, head_dim: int) -> None:
-    weight = _draw(head_dim).numpy()
+    weight = _draw(head_dim)
 
     def normed(part: torch.Tensor) -> torch.Tensor:
         """The heads but the last, which is left alone."""
         whole = part.clone()
         some = whole.numpy()[:, :-1]
-        RmsNorm.of(some, some, 1e-6).apply(weight)
+        RmsNorm.of(some, some).apply(NormWeight.of(Norm(weight, 1e-6)))
         assert torch.equal(whole[:, -1], part[:, -1])
         return whole
 
@@ -234,17 +232,14 @@ def test_a_decoder_of_the_bundled_shape() -> None:
 class CrossingRows(ReferenceKernels):
     """A kernel set that lets one bit of a forward's first row into its last."""
 
-    def bind(self, layers: Layers) -> BoundLayers:  # type: ignore[override]
-        return CrossingLayers(super().bind(layers))
+    def bind(self, ends: Ends) -> ReferenceBoundKernels:
+        return CrossingBoundKernels(ends, choose_products())
 
 
-class CrossingLayers:
-    def __init__(self, inner: BoundLayers) -> None:
-        self.inner = inner
-
-    def forward(self, batch: ForwardBatch, cache: KVCache, between: Callable[[], None] = unwatched) -> torch.Tensor:
-        hidden = self.inner.forward(batch, cache, between)
-        if batch.num_tokens > 1:
+class CrossingBoundKernels(ReferenceBoundKernels):
+    def end(self, stream: ReferenceStream) -> torch.Tensor:
+        hidden = super().end(stream)
+        if len(hidden) > 1:
             hidden[-1] += hidden[0] * 1e-7
         return hidden
 

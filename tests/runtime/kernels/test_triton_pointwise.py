@@ -10,6 +10,7 @@ from tests.runtime.kernels.triton_device import TOLERANCE, dtypes, relative_erro
 
 DEVICE = triton_device()
 
+from runahead.runtime.kernels.layers import Norm  # noqa: E402
 from runahead.runtime.kernels.triton.activation import silu_mul  # noqa: E402
 from runahead.runtime.kernels.triton.embedding import embed  # noqa: E402
 from runahead.runtime.kernels.triton.gemv import gemv  # noqa: E402
@@ -68,15 +69,15 @@ def test_queries_are_rotated_and_keys_and_values_land_in_their_slots(
     slots = torch.tensor([8, 17, 31, 30, 0], device=DEVICE)
     keys = torch.full((4, block_size, kv_heads, dim), float("nan"), dtype=dtype, device=DEVICE)
     values = keys.clone()
-    q_norm = torch.randn(dim, device=DEVICE).to(dtype) if with_norm else None
-    k_norm = torch.randn(dim, device=DEVICE).to(dtype) if with_norm else None
+    q_norm = Norm(torch.randn(dim, device=DEVICE).to(dtype), EPS) if with_norm else None
+    k_norm = Norm(torch.randn(dim, device=DEVICE).to(dtype), EPS) if with_norm else None
 
-    q = rotate_and_write(qkv, cos, sin, positions, slots, keys, values, heads, q_norm, k_norm, EPS)
+    q = rotate_and_write(qkv, cos, sin, positions, slots, keys, values, heads, q_norm, k_norm)
 
     q_in, k_in, v_in = qkv.view(tokens, heads + 2 * kv_heads, dim).split([heads, kv_heads, kv_heads], 1)
     at = positions.clamp(0, 39)
     for found, given, norm in ((q, q_in, q_norm), (keys.view(-1, kv_heads, dim)[slots], k_in, k_norm)):
-        wide = normed(given, norm) if norm is not None else given.double()
+        wide = normed(given, norm.weight) if norm is not None else given.double()
         low, high = wide.split(dim // 2, -1)
         c, s = cos[at].double()[:, None], sin[at].double()[:, None]
         expected = torch.cat([low * c - high * s, high * c + low * s], -1)

@@ -45,9 +45,9 @@ def test_projections_are_packed_and_nothing_is_lost(folder: Path) -> None:
     weights = load(folder).weights
     layer, prefix = weights.layers[1], "model.layers.1."
     parts = [stored[f"{prefix}self_attn.{name}_proj.weight"] for name in "qkv"]
-    assert torch.equal(layer.qkv, torch.cat(parts))
+    assert torch.equal(layer.mixer.qkv.weight, torch.cat(parts))
     parts = [stored[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up")]
-    assert torch.equal(layer.gate_up, torch.cat(parts))
+    assert torch.equal(layer.feed_forward.gate_up.weight, torch.cat(parts))
     assert torch.equal(weights.lm_head, stored["lm_head.weight"])
     assert weights.parameters == sum(tensor.numel() for tensor in stored.values())
 
@@ -64,7 +64,7 @@ def test_weights_are_converted_to_the_dtype_asked_for(tmp_path: Path, asked: tor
     save(BY_NAME["llama_bfloat16_sharded"], tmp_path)
     decoder = load(tmp_path, asked)
     assert decoder.dtype is (asked or torch.bfloat16)
-    assert decoder.weights.layers[0].qkv.dtype is decoder.dtype
+    assert decoder.weights.layers[0].mixer.qkv.weight.dtype is decoder.dtype
 
 
 def test_a_bfloat16_decoder_comes_close_to_the_float32_one(tmp_path: Path) -> None:
@@ -95,8 +95,12 @@ def test_dummy_weights_need_a_config_only_and_are_the_same_every_time(tmp_path: 
     (tmp_path / "model.safetensors").unlink()
     first, second = load(tmp_path, load_format="dummy"), load(tmp_path, load_format="dummy")
     assert first.num_parameters == real.num_parameters
-    assert torch.equal(first.weights.layers[2].down, second.weights.layers[2].down)
-    assert not torch.equal(first.weights.layers[2].down, first.weights.layers[1].down)
+    assert torch.equal(
+        first.weights.layers[2].feed_forward.down.weight, second.weights.layers[2].feed_forward.down.weight
+    )
+    assert not torch.equal(
+        first.weights.layers[2].feed_forward.down.weight, first.weights.layers[1].feed_forward.down.weight
+    )
 
 
 def test_what_old_checkpoints_carry_for_nothing_is_passed_over(tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""What a model is made of, as kernels see it: layers, each a mixer and a feed-forward, with their weights.
+
+A *mixer* lets a token see those before it, a *feed-forward* works on each token alone. Each kind is a dataclass that
+holds its weights and what is fixed about it; a kernel set has one function for each kind (`BoundKernels`). Tensors are
+on the kernel set's device and of the model's dtype unless said otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """An RMS norm: x / sqrt(mean(x^2) + eps) * weight over the last dimension, the mean in float32."""
+
+    weight: torch.Tensor  # [n]
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A product, x @ weight.T + bias."""
+
+    weight: torch.Tensor  # [out, in], packed by the kernel set
+    bias: torch.Tensor | None  # [out]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Query head h reads KV head h // (heads // kv_heads). scale: multiplies the scores."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+
+    @property
+    def q_size(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """A mixer: x += o(attention(qkv(norm(x)))), causal, over keys and values that it keeps of every token.
+
+    window: a token attends to itself and the window - 1 tokens before it; 0: to all before it. q_norm, k_norm: of every
+    head before its rotation, both or neither. Queries, keys and values are one product.
+    """
+
+    shape: AttentionShape
+    window: int
+    norm: Norm  # over hidden
+    qkv: Linear  # hidden to (heads + 2 * kv_heads) * head_dim
+    q_norm: Norm | None  # over head_dim
+    k_norm: Norm | None
+    o: Linear  # heads * head_dim to hidden
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A feed-forward: x += down(silu(gate) * up), gate and up of norm(x), which are one product."""
+
+    norm: Norm  # over hidden
+    gate_up: Linear  # hidden to 2 * intermediate
+    down: Linear  # intermediate to hidden
+
+
+# Another kind joins its alias; `BoundKernels` says what else it takes.
+Mixer: TypeAlias = Attention
+FeedForward: TypeAlias = Dense
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    mixer: Mixer
+    feed_forward: FeedForward
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTable:
+    """Rotary angles by position. Element i of a head is rotated with element i + head_dim // 2."""
+
+    cos: torch.Tensor  # float32 [positions, head_dim // 2]
+    sin: torch.Tensor  # float32 [positions, head_dim // 2]
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What a model has beside its layers: where a token comes in and where it leaves."""
+
+    embedding: torch.Tensor  # [vocab, hidden]
+    final_norm: Norm  # over hidden
+    rope: RopeTable  # of every attention
