@@ -30,7 +30,7 @@ from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.wire import messages as m
-from runahead.runtime.wire.engine_config import EngineConfig
+from runahead.runtime.wire.engine_config import DeviceName, EngineConfig
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import prepared_submit
 
@@ -138,7 +138,7 @@ class Run:
     slack_us: float
 
 
-def record(run_ahead: int, device: str) -> Run:
+def record(run_ahead: int, device: DeviceName) -> Run:
     """A steady decode of ROWS rows, SHOWN launches out of its middle."""
     parts = assemble(EngineConfig(model=str(BUNDLED), device=device, run_ahead=run_ahead), lambda done, total: None)
     watched, front_end = WatchedDevice(parts.device), SilentFrontEnd()

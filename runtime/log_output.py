@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import structlog
 
-LEVELS: Final = {
+Level = Literal["debug", "info", "warning", "error"]
+Format = Literal["auto", "console", "json"]
+
+LEVELS: Final[dict[Level, int]] = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
     "warning": logging.WARNING,
@@ -26,8 +29,8 @@ class LogOutput(msgspec.Struct, frozen=True, kw_only=True):
     format: console (for people), json (one object a line), or auto: console where standard error is a terminal.
     """
 
-    level: str = "info"
-    format: str = "auto"
+    level: Level = "info"
+    format: Format = "auto"
 
 
 def log_to_stderr(output: LogOutput) -> None:

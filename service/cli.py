@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from runahead.runtime.log_output import LogOutput
+from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service import generate_command, request_flags, settings
 from runahead.service.cli_parser import EXIT_USAGE, Parser, parse
 from runahead.service.shell_completion import SHELLS, completion_script
@@ -68,17 +68,8 @@ def _serve(parsed: argparse.Namespace) -> int:
 
     try:
         chosen = settings.load_settings(vars(parsed), config_file=parsed.config)
-        config = ServerConfig(
-            engine=settings.engine_config(chosen),
-            tokenizer=chosen.tokenizer,
-            host=chosen.host,
-            port=chosen.port,
-            insecure=chosen.insecure,
-            max_streams=chosen.max_streams,
-            log=LogOutput(level=chosen.log_level, format=chosen.log_format),
-            shutdown_grace_s=chosen.shutdown_grace_s,
-        )
-    except settings.SettingsError as error:
+        config = ServerConfig(engine=settings.engine_config(chosen), front_end=chosen.front_end)
+    except (settings.SettingsError, ConfigError) as error:
         print(f"runahead serve: {error}", file=sys.stderr)
         return EXIT_USAGE
     return run(config)

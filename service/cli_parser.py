@@ -9,7 +9,6 @@ from itertools import takewhile
 from typing import Any, Final, NoReturn
 
 EXIT_USAGE: Final = 2
-_SHOWN: Final = 80
 
 
 class Parser(argparse.ArgumentParser):
@@ -43,12 +42,6 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     """`; did you mean X?`, to end a sentence with. Empty where nothing known is similar."""
     close = difflib.get_close_matches(given, list(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""
-
-
-def shown(value: object) -> str:
-    """A value in a sentence, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
 def parse(parser: Parser, commands: dict[str, Parser], arguments: Sequence[str]) -> argparse.Namespace:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from runahead.service.cli_parser import shown
+from runahead.runtime.wire.setting import shown
 from runahead.v1 import generate_pb2
 
 _GROUPS: Final = ("sampling", "stopping", "output")

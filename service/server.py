@@ -14,13 +14,14 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from runahead.runtime.log_output import LogOutput
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
+from runahead.runtime.wire.setting import settings_of
 from runahead.service.engine_client import SocketEngineClient
 from runahead.service.engine_process import EngineProcess, EngineStartError
 from runahead.service.front_end import FrontEnd
 from runahead.service.logs import configure_logs
 from runahead.service.request_stream import EngineLostError
+from runahead.service.settings import FrontEndSettings
 from runahead.service.tokenizer import TextTokenizer, load_tokenizer
 
 T = TypeVar("T")
@@ -32,39 +33,32 @@ EXIT_CANNOT_START: Final = 2
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """What a server is started with.
 
     engine: the engine's own settings; its checkpoint folder is where the tokenizer is, too.
-    tokenizer: auto reads it; none serves only those who send token ids, and looks at no file of it.
-    host, port: where to listen; port 0 takes any free one.
-    insecure: allows a host that other machines can reach, though nobody is asked who they are.
-    max_streams: completions that may be open at once.
-    log: what this process and the engine's log, and how.
-    shutdown_grace_s: how long a shutdown waits for the open completions.
+    front_end: those of this process; `model` in them has become the engine's folder.
     linger_s: how long NOT_SERVING is shown after the engine was lost, before the server stops.
     """
 
     engine: EngineConfig
-    tokenizer: str = "auto"
-    host: str = "127.0.0.1"
-    port: int = 50051
-    insecure: bool = False
-    max_streams: int = 1024
-    log: LogOutput = field(default_factory=LogOutput)
-    shutdown_grace_s: float = 10.0
+    front_end: FrontEndSettings = field(default_factory=FrontEndSettings)
     linger_s: float = 1.0
 
 
 def check_server_config(config: ServerConfig) -> None:
-    """Raises ConfigError for what can't be started. Bounds of single settings are in `runahead.service.settings`."""
+    """Raises ConfigError for what can't be started."""
     check_config(config.engine)
-    if config.tokenizer not in ("auto", "none"):
-        raise ConfigError(f"tokenizer must be auto or none, and is {config.tokenizer!r}")
-    if not config.insecure and not _is_loopback(config.host):
+    for name, setting in settings_of(FrontEndSettings).items():
+        try:
+            setting.check(getattr(config.front_end, name))
+        except ValueError as error:
+            raise ConfigError(f"{name} {error}") from error
+    host = config.front_end.host
+    if not config.front_end.insecure and not _is_loopback(host):
         raise ConfigError(
-            f"host {config.host!r} can be reached from other machines, and this server asks nobody who they are; "
+            f"host {host!r} can be reached from other machines, and this server asks nobody who they are; "
             "listen on 127.0.0.1, or add --insecure if the network is trusted"
         )
 
@@ -74,7 +68,7 @@ def run(config: ServerConfig) -> int:
     lost, 2 if the service could not start (a sentence on standard error says why)."""
     try:
         check_server_config(config)
-        configure_logs(config.log)
+        configure_logs(config.front_end.log)
         return asyncio.run(serve(config))
     except (ConfigError, EngineLostError, EngineStartError) as error:
         print(f"runahead serve: {error}", file=sys.stderr, flush=True)
@@ -86,10 +80,10 @@ async def serve(config: ServerConfig, on_ready: Callable[[int], None] | None = N
 
     Raises ConfigError, EngineStartError or EngineLostError if it can't start.
     """
-    _require_free(config.host, config.port)
-    tokenizer = None if config.tokenizer == "none" else load_tokenizer(Path(config.engine.model))
+    _require_free(config.front_end.host, config.front_end.port)
+    tokenizer = None if config.front_end.tokenizer == "none" else load_tokenizer(Path(config.engine.model))
     stop = _stop_on_signals()
-    engine = await _unless_stopped(EngineProcess.start(config.engine, config.log), stop)
+    engine = await _unless_stopped(EngineProcess.start(config.engine, config.front_end.log), stop)
     if engine is None:
         return EXIT_OK
     try:
@@ -98,7 +92,7 @@ async def serve(config: ServerConfig, on_ready: Callable[[int], None] | None = N
     finally:
         if tokenizer is not None:
             tokenizer.close()
-        exit_code = await engine.stop(config.shutdown_grace_s)
+        exit_code = await engine.stop(config.front_end.shutdown_grace_s)
         log.info("engine_ended", exit_code=exit_code)
 
 
@@ -109,16 +103,16 @@ async def _serve_engine(
     stop: asyncio.Event,
     on_ready: Callable[[int], None] | None,
 ) -> int:
-    front_end = FrontEnd(client, tokenizer, config.max_streams)
-    host = f"[{config.host}]" if ":" in config.host.strip("[]") else config.host
-    port = await front_end.start(f"{host}:{config.port}")
-    log.info("serving", host=config.host, port=port, model=client.info.model, run_ahead=client.info.run_ahead)
+    front_end = FrontEnd(client, tokenizer, config.front_end.max_streams)
+    host = f"[{config.front_end.host}]" if ":" in config.front_end.host.strip("[]") else config.front_end.host
+    port = await front_end.start(f"{host}:{config.front_end.port}")
+    log.info("serving", host=config.front_end.host, port=port, model=client.info.model, run_ahead=client.info.run_ahead)
     if on_ready is not None:
         on_ready(port)
     lost = await _unless_stopped(client.wait_lost(), stop)
     if lost is None:
         log.info("shutting_down", open_streams=front_end.servicer.counters.open_streams)
-        await front_end.stop(config.shutdown_grace_s)
+        await front_end.stop(config.front_end.shutdown_grace_s)
         return EXIT_OK
     log.error("engine_lost", reason=lost.reason)
     front_end.engine_lost()

@@ -13,22 +13,24 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args, get_origin
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 import runahead.runtime.models
-from runahead.runtime.wire.engine_config import SERIAL, EngineConfig
-from runahead.service.cli_parser import did_you_mean, shown
+from runahead.runtime.log_output import Format, Level, LogOutput
+from runahead.runtime.wire.engine_config import EngineConfig, EngineSettings, check_config
+from runahead.runtime.wire.setting import Setting, settings_of, shown
+from runahead.service.cli_parser import did_you_mean
 
 ENV_PREFIX: Final = "RUNAHEAD_"
 CONFIG_VARIABLE: Final = "RUNAHEAD_CONFIG"
 BUNDLED: Final = "bundled"
 
-_ENGINE: Final = EngineConfig(model="")  # its defaults are these settings' defaults
-_HIDDEN: Final = {"hidden": True}
+_LOG: Final = LogOutput()  # its defaults are these settings' defaults
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -44,58 +46,20 @@ class _Offered(tuple[str, ...]):
         return True
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The table. A field is a setting: its name, type, bounds, description and default.
+class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings that the engine does not get. A field is a setting, declared as those of the engine are: see
+    `runahead.runtime.wire.engine_config.EngineSettings`.
 
-    Bounds of what the engine is started with, and what can't go together, are in
-    `runahead.runtime.wire.engine_config.check_config`; whether the host may be listened on is in
-    `runahead.service.server.check_server_config`.
+    Whether the host may be listened on is in `runahead.service.server.check_server_config`.
     """
 
-    model: Annotated[str, Meta(description="checkpoint folder, or 'bundled' for the model in the package")] = BUNDLED
-    served_name: Annotated[str, Meta(description="name that clients see (default: the folder's)")] = ""
-    load_format: Annotated[
-        Literal["auto", "dummy"], Meta(description="auto: safetensors; dummy: random weights of the configured shape")
-    ] = "auto"
+    model: Annotated[  # the engine gets the folder
+        str,
+        Meta(description="checkpoint folder, or 'bundled' for the model in the package", extra={"metavar": "FOLDER"}),
+    ] = BUNDLED
     tokenizer: Annotated[
         Literal["auto", "none"], Meta(description="auto: the checkpoint's; none: only token ids are taken and given")
     ] = "auto"
-    device: Annotated[Literal["cpu", "cuda"], Meta(description="where launches run")] = "cpu"
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        Meta(description="of weights and arithmetic; auto: float32 on the CPU, the checkpoint's own on CUDA"),
-    ] = "auto"
-    run_ahead: Annotated[
-        Literal["serial", 1, 2, 3, 4], Meta(description="launches that may be queued ahead of the committed one")
-    ] = 2
-    run_ahead_tokens: Annotated[
-        int, Meta(description="prompt tokens that a launch and the uncommitted ones it is queued behind may carry")
-    ] = _ENGINE.run_ahead_tokens
-    max_rows: Annotated[int, Meta(description="requests that decode together")] = _ENGINE.max_rows
-    max_queue: Annotated[int, Meta(description="requests that may wait for a row")] = _ENGINE.max_queue
-    context_length: Annotated[int, Meta(description="tokens a request may hold; 0: the model's own")] = 0
-    block_size: Annotated[int, Meta(description="tokens a KV block holds, a power of two")] = _ENGINE.block_size
-    num_blocks: Annotated[int, Meta(description="KV blocks; 0: as many as memory allows")] = _ENGINE.num_blocks
-    prefill_chunk: Annotated[int, Meta(description="prompts are cut at multiples of this many tokens")] = (
-        _ENGINE.prefill_chunk
-    )
-    max_prefill_tokens: Annotated[int, Meta(description="prompt tokens a launch may carry")] = (
-        _ENGINE.max_prefill_tokens
-    )
-    prefix_cache: Annotated[bool, Meta(description="prompts share the KV blocks of prefixes computed before")] = (
-        _ENGINE.prefix_cache
-    )
-    penalty_slots: Annotated[
-        int, Meta(description="requests with penalties that decode together; 0: penalties are refused")
-    ] = _ENGINE.penalty_slots
-    log_interval: Annotated[int, Meta(description="a snapshot is logged every so many launches; 0: never")] = (
-        _ENGINE.log_interval
-    )
-    log_mode: Annotated[
-        Literal["events", "barrier"],
-        Meta(description="events: from marks that have passed; barrier: the chain drains before a logged launch"),
-    ] = "events"
-    threads: Annotated[int, Meta(description="torch threads on the CPU; 0: one core is left to the host")] = 0
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0: any free one")] = 50051
     insecure: Annotated[bool, Meta(description="allow an address that other machines can reach")] = False
@@ -103,51 +67,53 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     shutdown_grace_s: Annotated[
         float, Meta(ge=0, le=3600, description="seconds that a shutdown waits for open completions")
     ] = 10.0
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        Meta(description="least severe event that is logged, by the engine too"),
-    ] = "info"
-    log_format: Annotated[
-        Literal["auto", "console", "json"], Meta(description="auto: console on a terminal, json elsewhere")
-    ] = "auto"
-    launch_timeout_s: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=604_800,
-            description="the engine stops if a launch, a request or its loop has not come further for so long",
-        ),
-    ] = _ENGINE.launch_timeout_s
-    jitter_seed: Annotated[
-        Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None,
-        Meta(description="test mode of the CPU device", extra=_HIDDEN),
-    ] = None
-    counters_from: Annotated[int, Meta(description="test mode: where counters begin", extra=_HIDDEN)] = 0
+    log_level: Annotated[Level, Meta(description="least severe event that is logged, by the engine too")] = _LOG.level
+    log_format: Annotated[Format, Meta(description="auto: console on a terminal, json elsewhere")] = _LOG.format
+
+    @property
+    def log(self) -> LogOutput:
+        """What this process and the engine's log, and how."""
+        return LogOutput(level=self.log_level, format=self.log_format)
 
 
-_FIELDS: Final = {field.name: field for field in msgspec.structs.fields(Settings)}
+_FRONT_END: Final = settings_of(FrontEndSettings)
+SETTINGS: Final[Mapping[str, Setting]] = _FRONT_END | settings_of(EngineSettings)
 
 
-def setting_names() -> tuple[str, ...]:
-    """Names of all settings, hidden ones included, in the table's order."""
-    return tuple(_FIELDS)
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What was chosen. spelled: where each setting that was given was given, as messages call it."""
+
+    front_end: FrontEndSettings = field(default_factory=FrontEndSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    spelled: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def spelling(self, name: str) -> str:
+        """What messages call a setting: as it was given, or the flag to give it with."""
+        return self.spelled.get(name) or flag_of(name)
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def variable_of(name: str) -> str:
+    return ENV_PREFIX + name.upper()
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """One flag for each setting, and `--config`. Values stay text until `load_settings`."""
     parser.add_argument("--config", metavar="FILE", help=f"TOML file with settings [{CONFIG_VARIABLE}]")
-    for name in _FIELDS:
-        meta = _meta(name)
-        flag = "--" + name.replace("_", "-")
-        if meta.extra == _HIDDEN:
-            parser.add_argument(flag, help=argparse.SUPPRESS)
+    for name, setting in SETTINGS.items():
+        if setting.is_hidden:
+            parser.add_argument(flag_of(name), help=argparse.SUPPRESS)
             continue
-        help_text = f"{meta.description} [{ENV_PREFIX}{name.upper()}, default {_default(_FIELDS[name].default)}]"
-        if _base_type(name) is bool:
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help_text)
+        help_text = f"{setting.description} [{variable_of(name)}, default {default_text(setting) or 'unset'}]"
+        if setting.base is bool:
+            parser.add_argument(flag_of(name), action=argparse.BooleanOptionalAction, default=None, help=help_text)
         else:
-            offered = _Offered(map(str, _choices(name))) or None
-            parser.add_argument(flag, metavar=_metavar(name), choices=offered, help=help_text)
+            offered = _Offered(map(str, setting.choices)) or None
+            parser.add_argument(flag_of(name), metavar=setting.metavar, choices=offered, help=help_text)
 
 
 def load_settings(
@@ -160,48 +126,46 @@ def load_settings(
     environment = os.environ if environment is None else environment
     config_file = config_file or environment.get(CONFIG_VARIABLE)
     values: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
+
+    def take(name: str, written: object, source: str, *, strict: bool) -> None:
+        try:
+            values[name] = SETTINGS[name].read(written, strict=strict)
+        except ValueError as error:
+            raise SettingsError(f"{source} {error}") from error
+        spelled[name] = source
+
     for name, value in (_read_file(config_file) if config_file else {}).items():
-        _require_known(name, f"key {name!r} in {config_file}", _FIELDS)
-        values[name] = _convert(name, value, f"{name} in {config_file}", strict=True)
+        _require_known(name, f"key {name!r} in {config_file}", SETTINGS)
+        take(name, value, f"{name} in {config_file}", strict=True)
     for variable, text in environment.items():
         if not variable.startswith(ENV_PREFIX) or variable == CONFIG_VARIABLE:
             continue
         name = variable.removeprefix(ENV_PREFIX).lower()
-        _require_known(variable, f"environment variable {variable}", [ENV_PREFIX + n.upper() for n in _FIELDS])
-        values[name] = _convert(name, text, variable, strict=False)
+        _require_known(variable, f"environment variable {variable}", [variable_of(known) for known in SETTINGS])
+        take(name, text, variable, strict=False)
     for name, given in flags.items():
-        if given is not None and name in _FIELDS:
-            values[name] = _convert(name, given, "--" + name.replace("_", "-"), strict=False)
-    return Settings(**values)
+        if given is not None and name in SETTINGS:
+            take(name, given, flag_of(name), strict=False)
+    front_end = {name: value for name, value in values.items() if name in _FRONT_END}
+    engine = {name: value for name, value in values.items() if name not in _FRONT_END}
+    return Settings(FrontEndSettings(**front_end), EngineSettings(**engine), spelled)
 
 
 def engine_config(settings: Settings) -> EngineConfig:
-    """What the engine is started with, its bounds unchecked. Raises SettingsError for a model that is not there."""
-    folder = _model_folder(settings.model)
-    return EngineConfig(
-        model=str(folder),
-        served_name=settings.served_name or folder.name,
-        device=settings.device,
-        dtype=settings.dtype,
-        load_format=settings.load_format,
-        run_ahead=SERIAL if settings.run_ahead == "serial" else settings.run_ahead,
-        max_rows=settings.max_rows,
-        max_queue=settings.max_queue,
-        context_length=settings.context_length,
-        block_size=settings.block_size,
-        num_blocks=settings.num_blocks,
-        prefill_chunk=settings.prefill_chunk,
-        max_prefill_tokens=settings.max_prefill_tokens,
-        run_ahead_tokens=settings.run_ahead_tokens,
-        prefix_cache=settings.prefix_cache,
-        penalty_slots=settings.penalty_slots,
-        log_interval=settings.log_interval,
-        log_mode=settings.log_mode,
-        threads=settings.threads,
-        launch_timeout_s=settings.launch_timeout_s,
-        jitter_seed=settings.jitter_seed,
-        counters_from=settings.counters_from,
-    )
+    """What the engine is started with.
+
+    Raises ConfigError for settings that can't go together, SettingsError for a model that is not there.
+    """
+    check_config(settings.engine, settings.spelling)
+    folder = _model_folder(settings.front_end.model)
+    chosen = msgspec.structs.asdict(settings.engine)
+    return EngineConfig(**{**chosen, "model": str(folder), "served_name": settings.engine.served_name or folder.name})
+
+
+def default_text(setting: Setting) -> str:
+    """A setting's default, as it would be written."""
+    return str(setting.default).lower() if setting.base is bool else str(setting.default)
 
 
 def _model_folder(model: str) -> Path:
@@ -231,53 +195,3 @@ def _require_known(name: str, what: str, known: Iterable[str]) -> None:
     if name in known:
         return
     raise SettingsError(f"{what} is no setting" + did_you_mean(name, known))
-
-
-def _convert(name: str, value: object, source: str, *, strict: bool) -> object:
-    try:
-        if isinstance(value, str):
-            value.encode("utf-8")  # bytes of a flag or a variable that are no text
-        return msgspec.convert(value, _FIELDS[name].type, strict=strict)
-    except (msgspec.ValidationError, UnicodeError) as error:
-        raise SettingsError(f"{source} must be {_expected(name)}, and is {shown(value)}") from error
-
-
-def _meta(name: str) -> Meta:
-    meta: Meta = _FIELDS[name].type.__metadata__[0]
-    return meta
-
-
-def _base_type(name: str) -> object:
-    return _FIELDS[name].type.__origin__
-
-
-def _choices(name: str) -> tuple[object, ...]:
-    base = _base_type(name)
-    return get_args(base) if get_origin(base) is Literal else ()
-
-
-def _metavar(name: str) -> str:
-    if choices := _choices(name):
-        return "|".join(map(str, choices))
-    return "TEXT" if _base_type(name) is str else "N"
-
-
-def _expected(name: str) -> str:
-    """What a value of this setting looks like, to end a sentence with."""
-    if choices := [str(choice) for choice in _choices(name)]:
-        return ", ".join(choices[:-1]) + " or " + choices[-1]
-    if _base_type(name) is str:
-        return "text in UTF-8"
-    if _base_type(name) is bool:
-        return "true or false"
-    meta = _meta(name)
-    kind = "a number" if _base_type(name) is float else "a whole number"
-    if meta.gt is not None:
-        return f"{kind} above {meta.gt}, at most {meta.le}"
-    return kind + (f" from {meta.ge} to {meta.le}" if meta.ge is not None else "")
-
-
-def _default(default: object) -> str:
-    if default == "":
-        return "unset"
-    return str(default).lower() if isinstance(default, bool) else str(default)

@@ -10,17 +10,15 @@ from typing import Final
 
 SHELLS: Final = ("bash", "zsh", "fish")
 
-_FILES: Final = ("config",)  # by destination: flags whose values are files, and folders
-_FOLDERS: Final = ("model",)
-
 
 def completion_script(parser: argparse.ArgumentParser, actions: list[argparse.Action], shell: str) -> str:
-    """The script for one of SHELLS. actions: those of the parser's commands, told here which of them are paths."""
+    """The script for one of SHELLS. actions: those of the parser's commands. Those that show FILE or FOLDER for their
+    value are told here that they are paths."""
     import shtab  # takes longer to load than the rest of the command line, and nothing else uses it
 
     for action in actions:
-        if action.dest in _FILES:
+        if action.metavar == "FILE":
             action.complete = shtab.FILE  # type: ignore[attr-defined]
-        elif action.dest in _FOLDERS:
+        elif action.metavar == "FOLDER":
             action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
     return shtab.complete(parser, shell)

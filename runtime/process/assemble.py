@@ -47,8 +47,6 @@ def assemble(config: EngineConfig, progress: Progress) -> Assembled:
         return assemble_cuda(config, progress)
     torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 2) - 1))
     dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
-    if dtype is not torch.float32:
-        raise ConfigError(f"device cpu computes in float32; dtype {config.dtype} can't be combined with it")
     folder = Path(config.model)
     described = load_config(folder)
     context = check_model(config, described)

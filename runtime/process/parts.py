@@ -47,12 +47,9 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
     """Refuses settings that the model's `config.json` alone shows to be invalid, before any weight is read. Returns the
     context length.
 
-    Raises ConfigError for a context that is longer than the model's, too few `num_blocks`, a model with too many end
-    tokens.
+    Raises ConfigError for a context that is longer than the model's, a model with too many end tokens.
     """
     context = context_length(config, model)
-    if config.num_blocks:
-        check_blocks(config.num_blocks, config, context)
     if len(model.eos_token_ids) > MAX_EOS_IDS:
         raise ConfigError(f"the model names {len(model.eos_token_ids)} end-of-sequence ids; at most {MAX_EOS_IDS} work")
     return context
@@ -82,12 +79,10 @@ def blocks_in(memory: int, config: EngineConfig, model: ModelConfig, context: in
 
 
 def check_blocks(blocks: int, config: EngineConfig, context: int) -> None:
-    """Raises ConfigError if not even one row of full length fits."""
+    """Raises ConfigError if not even one row of full length fits into a pool that memory has sized."""
     needed = -(-context // config.block_size) + 1
     if blocks < needed and not config.num_blocks:
         raise ConfigError(f"memory holds {blocks} KV blocks; one request of {context} tokens needs {needed}")
-    if blocks < 2:
-        raise ConfigError(f"num_blocks must be at least 2 (one is the null block), and is {blocks}")
 
 
 def ring_layout(config: EngineConfig, model: ModelConfig) -> RingLayout:

@@ -1,10 +1,19 @@
-"""Everything the engine is started with, in one frozen struct. The front end makes it from its settings."""
+"""The engine's settings, each declared once, and all that the engine is started with.
+
+The front end makes flags, environment variables, keys of its file, help texts and README's table of what is declared
+here; the struct crosses the socket as it is.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Annotated, Final, Literal
+
 import msgspec
+from msgspec import Meta
 
 from runahead.runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, PLAN_WORDS
+from runahead.runtime.wire.setting import settings_of
 
 SERIAL = 0
 LAUNCH_TIMEOUT_S = 120.0
@@ -12,136 +21,178 @@ LAUNCH_TIMEOUT_S = 120.0
 # numbers; what bounds them is this alone.
 MAX_CONTEXT = 1 << 22
 
+DeviceName = Literal["cpu", "cuda"]
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+
 
 class ConfigError(ValueError):
     """A setting, or two that can't go together. The sentence names the setting."""
 
 
-class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """model: a checkpoint folder. device: cpu or cuda. run_ahead: 0 (serial) to 4.
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """A field is a setting: its name, type, bounds, description and default. `runahead.runtime.wire.setting` says what
+    else a declaration may hold."""
 
-    dtype: auto (float32 on the CPU, the checkpoint's own on CUDA), float32, bfloat16, float16.
-    load_format: auto (safetensors) or dummy (random weights of the configured shape).
-    context_length: 0 takes the model's own.
-    num_blocks: KV blocks, the null block included; 0 sizes the pool from memory.
-    prefill_chunk: prompts are cut at multiples of this many tokens.
-    max_prefill_tokens: prompt tokens a launch may carry, at least `prefill_chunk`.
-    run_ahead_tokens: a launch with prompt tokens is not queued behind uncommitted ones if together they carry more.
-    prefix_cache: full blocks are found again by their content.
-    penalty_slots: rows that may have penalties at a time; 0 refuses penalties.
-    log_interval: a snapshot of the engine is logged every so many launches; 0: never.
-    log_mode: events (from marks that have passed, no barrier) or barrier (the chain drains before the logged launch).
-    threads: torch threads of the CPU device; 0 leaves one core to the host.
-    launch_timeout_s: the engine stops if launches in flight, the requests or its own loop have not come further for so
-    long.
-    jitter_seed: a test mode of the host device: seeded delays, and poison in everything that is given back.
-    counters_from: a test mode: what counts up for as long as the service runs (launches, epochs of rows, front ends,
-    their handles and calls) begins after this number.
-    """
+    served_name: Annotated[str, Meta(description="name that clients see (default: the folder's)")] = ""
+    load_format: Annotated[
+        Literal["auto", "dummy"], Meta(description="auto: safetensors; dummy: random weights of the configured shape")
+    ] = "auto"
+    device: Annotated[DeviceName, Meta(description="where launches run")] = "cpu"
+    dtype: Annotated[
+        DtypeName,
+        Meta(description="of weights and arithmetic; auto: float32 on the CPU, the checkpoint's own on CUDA"),
+    ] = "auto"
+    run_ahead: Annotated[
+        int,
+        Meta(
+            ge=SERIAL,
+            le=4,
+            description="launches that may be queued ahead of the committed one",
+            extra={"words": {"serial": SERIAL}},
+        ),
+    ] = 2
+    run_ahead_tokens: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1 << 20,
+            description="prompt tokens that a launch and the uncommitted ones it is queued behind may carry",
+        ),
+    ] = 512
+    max_rows: Annotated[int, Meta(ge=1, le=512, description="requests that decode together")] = 64
+    max_queue: Annotated[int, Meta(ge=1, le=1 << 20, description="requests that may wait for a row")] = 1024
+    context_length: Annotated[
+        int, Meta(ge=0, le=MAX_CONTEXT, description="tokens a request may hold; 0: the model's own")
+    ] = 0
+    block_size: Annotated[int, Meta(ge=8, le=256, description="tokens a KV block holds, a power of two")] = 16
+    num_blocks: Annotated[  # the null block included
+        int, Meta(ge=0, le=1 << 24, description="KV blocks; 0: as many as memory allows")
+    ] = 0
+    prefill_chunk: Annotated[
+        int, Meta(ge=8, le=1 << 14, description="prompts are cut at multiples of this many tokens")
+    ] = 128
+    max_prefill_tokens: Annotated[int, Meta(ge=8, le=1 << 15, description="prompt tokens a launch may carry")] = 256
+    prefix_cache: Annotated[bool, Meta(description="prompts share the KV blocks of prefixes computed before")] = True
+    penalty_slots: Annotated[
+        int, Meta(ge=0, le=512, description="requests with penalties that decode together; 0: penalties are refused")
+    ] = 16
+    log_interval: Annotated[
+        int, Meta(ge=0, le=1 << 30, description="a snapshot is logged every so many launches; 0: never")
+    ] = 0
+    log_mode: Annotated[
+        Literal["events", "barrier"],
+        Meta(description="events: from marks that have passed; barrier: the chain drains before a logged launch"),
+    ] = "events"
+    threads: Annotated[
+        int, Meta(ge=0, le=1024, description="torch threads on the CPU; 0: one core is left to the host")
+    ] = 0
+    launch_timeout_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=604_800,
+            description="the engine stops if a launch, a request or its loop has not come further for so long",
+        ),
+    ] = LAUNCH_TIMEOUT_S
+    # Seeded delays, and poison in everything that is given back.
+    jitter_seed: (
+        Annotated[int, Meta(ge=0, le=(1 << 63) - 1, description="test mode of the CPU device", extra={"hidden": True})]
+        | None
+    ) = None
+    # What counts up for as long as the service runs (launches, epochs of rows, front ends, their handles and calls)
+    # begins after this number.
+    counters_from: Annotated[
+        int, Meta(ge=0, le=1 << 62, description="test mode: where counters begin", extra={"hidden": True})
+    ] = 0
+
+
+class EngineConfig(EngineSettings, frozen=True, kw_only=True):
+    """Everything that the engine is started with. model: a checkpoint folder."""
 
     model: str
-    served_name: str = ""
-    device: str = "cpu"
-    dtype: str = "auto"
-    load_format: str = "auto"
-    run_ahead: int = 2
-    max_rows: int = 64
-    max_queue: int = 1024
-    context_length: int = 0
-    block_size: int = 16
-    num_blocks: int = 0
-    prefill_chunk: int = 128
-    max_prefill_tokens: int = 256
-    run_ahead_tokens: int = 512
-    prefix_cache: bool = True
-    penalty_slots: int = 16
-    log_interval: int = 0
-    log_mode: str = "events"
-    threads: int = 0
-    launch_timeout_s: float = LAUNCH_TIMEOUT_S
-    jitter_seed: int | None = None
-    counters_from: int = 0
 
 
-def check_config(config: EngineConfig) -> None:
+_SETTINGS: Final = settings_of(EngineSettings)
+Spelling = Callable[[str], str]  # what somebody called a setting: a flag, a variable, or its name
+
+
+def check_config(config: EngineSettings, spelling: Spelling = str) -> None:
     """Raises ConfigError for the first setting, or pair of settings, that can't be."""
-    bounds = {
-        "run_ahead": (0, 4),
-        "max_rows": (1, 512),
-        "max_queue": (1, 1 << 20),
-        "block_size": (8, 256),
-        "num_blocks": (0, 1 << 24),
-        "prefill_chunk": (8, 1 << 14),
-        "max_prefill_tokens": (8, 1 << 15),
-        "run_ahead_tokens": (1, 1 << 20),
-        "context_length": (0, MAX_CONTEXT),
-        "threads": (0, 1024),
-        "penalty_slots": (0, 512),
-        "log_interval": (0, 1 << 30),
-        "counters_from": (0, 1 << 62),
-    }
-    for name, (low, high) in bounds.items():
-        value = getattr(config, name)
-        if not low <= value <= high:
-            raise ConfigError(f"{name} must be between {low} and {high}, and is {value}")
-    if not config.launch_timeout_s > 0:
-        raise ConfigError(f"launch_timeout_s must be more than 0, and is {config.launch_timeout_s}")
-    if config.log_mode not in ("events", "barrier"):
-        raise ConfigError(f"log_mode must be events or barrier, and is {config.log_mode!r}")
-    if config.device not in ("cpu", "cuda"):
-        raise ConfigError(f"device must be cpu or cuda, and is {config.device!r}")
-    if config.dtype not in ("auto", "float32", "bfloat16", "float16"):
-        raise ConfigError(f"dtype must be auto, float32, bfloat16 or float16, and is {config.dtype!r}")
-    if config.load_format not in ("auto", "dummy"):
-        raise ConfigError(f"load_format must be auto or dummy, and is {config.load_format!r}")
+    for name, setting in _SETTINGS.items():
+        try:
+            setting.check(getattr(config, name))
+        except ValueError as error:
+            raise ConfigError(f"{spelling(name)} {error}") from error
+
+    def given(name: str) -> str:
+        return f"{spelling(name)} ({getattr(config, name)})"
+
+    _check_lengths(config, spelling, given)
+    _check_pairs(config, spelling, given)
+    if config.num_blocks:
+        _check_pool(config, config.num_blocks - 1, spelling, given)  # one of them is the null block
+
+
+def _check_lengths(config: EngineSettings, spelling: Spelling, given: Spelling) -> None:
     if config.block_size & (config.block_size - 1):
-        raise ConfigError(f"block_size must be a power of two, and is {config.block_size}")
+        raise ConfigError(f"{spelling('block_size')} must be a power of two, and is {config.block_size}")
     if config.prefill_chunk % config.block_size:
-        raise ConfigError(
-            f"prefill_chunk ({config.prefill_chunk}) must be a multiple of block_size ({config.block_size})"
-        )
+        raise ConfigError(f"{given('prefill_chunk')} must be a multiple of {given('block_size')}")
     blocks = config.prefill_chunk // config.block_size
     words = HEADER_WORDS + config.max_rows + 2 + CHUNK_WORDS + APPEND_WORDS * blocks
     if words > PLAN_WORDS:
         raise ConfigError(
-            f"a prefill_chunk of {config.prefill_chunk} tokens is {blocks} blocks of {config.block_size} (block_size), "
-            f"more than a launch plan can name beside {config.max_rows} rows (max_rows)"
+            f"a {spelling('prefill_chunk')} of {config.prefill_chunk} tokens is {blocks} blocks of {config.block_size} "
+            f"({spelling('block_size')}), more than a launch plan can name beside {config.max_rows} rows "
+            f"({spelling('max_rows')})"
         )
-    _check_pairs(config)
 
 
-def _check_pairs(config: EngineConfig) -> None:
+def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) -> None:
     """Settings each of which could be, and which together can't: one of them would have no effect, or nothing would."""
+    cuda = f"{spelling('device')} cuda"
+    if config.device == "cpu" and config.dtype not in ("auto", "float32"):
+        raise ConfigError(
+            f"{spelling('device')} cpu computes in float32; {spelling('dtype')} {config.dtype} can't be combined with "
+            "it"
+        )
     if config.max_prefill_tokens < config.prefill_chunk:
         raise ConfigError(
-            f"max_prefill_tokens ({config.max_prefill_tokens}) must be at least prefill_chunk "
-            f"({config.prefill_chunk}), or no prompt could ever be prefilled"
+            f"{given('max_prefill_tokens')} must be at least {given('prefill_chunk')}, or no prompt could ever be "
+            "prefilled"
         )
     if config.jitter_seed is not None and config.device != "cpu":
-        raise ConfigError("jitter_seed is a test mode of the CPU device and can't be combined with device cuda")
+        raise ConfigError(
+            f"{spelling('jitter_seed')} is a test mode of the CPU device and can't be combined with {cuda}"
+        )
     if config.threads and config.device != "cpu":
-        raise ConfigError(f"threads ({config.threads}) are the CPU device's and have no effect with device cuda")
+        raise ConfigError(f"{given('threads')} are the CPU device's and have no effect with {cuda}")
     if config.run_ahead != SERIAL and config.run_ahead_tokens < config.prefill_chunk:
         raise ConfigError(
-            f"run_ahead_tokens ({config.run_ahead_tokens}) must be at least prefill_chunk ({config.prefill_chunk}), or "
-            f"a launch with a whole chunk of a prompt could never be queued behind another, though launches may carry "
-            f"{config.max_prefill_tokens} prompt tokens (max_prefill_tokens)"
+            f"{given('run_ahead_tokens')} must be at least {given('prefill_chunk')}, or a launch with a whole chunk of "
+            "a prompt could never be queued behind another, though launches may carry "
+            f"{config.max_prefill_tokens} prompt tokens ({spelling('max_prefill_tokens')})"
         )
     if config.log_mode == "barrier" and not config.log_interval:
-        raise ConfigError("log_mode barrier has no effect with log_interval 0: no launch is ever logged")
-    if config.num_blocks > 1:
-        _check_pool(config, config.num_blocks - 1)  # one of them is the null block
+        raise ConfigError(
+            f"{spelling('log_mode')} barrier has no effect with {spelling('log_interval')} 0: no launch is ever logged"
+        )
 
 
-def _check_pool(config: EngineConfig, blocks: int) -> None:
+def _check_pool(config: EngineSettings, blocks: int, spelling: Spelling, given: Spelling) -> None:
+    """blocks: of the pool, the null block left out."""
+    if blocks < 1:
+        raise ConfigError(
+            f"{spelling('num_blocks')} must be at least 2 (one is the null block), and is {config.num_blocks}"
+        )
     if config.max_rows > blocks:
         raise ConfigError(
-            f"max_rows ({config.max_rows}) is more than a pool of {config.num_blocks} (num_blocks) can serve: each row "
-            f"holds a KV block of its own, and one block is the null block"
+            f"{given('max_rows')} is more than a pool of {config.num_blocks} ({spelling('num_blocks')}) can serve: "
+            "each row holds a KV block of its own, and one block is the null block"
         )
     needed = -(-(config.context_length - 1) // config.block_size)  # the last token is never forwarded
     if needed > blocks:
         raise ConfigError(
-            f"context_length ({config.context_length}) takes {needed} KV blocks of {config.block_size} (block_size), "
-            f"and num_blocks ({config.num_blocks}) leaves {blocks} beside the null block: no request could fill it"
+            f"{given('context_length')} takes {needed} KV blocks of {config.block_size} ({spelling('block_size')}), "
+            f"and {given('num_blocks')} leaves {blocks} beside the null block: no request could fill it"
         )

@@ -9,7 +9,7 @@ import pytest
 
 from runahead.runtime.engine.loop import Barrier, Engine
 from runahead.runtime.process.assemble import assemble
-from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
+from runahead.runtime.wire.engine_config import ConfigError, DeviceName, DtypeName, EngineConfig
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.gpu.gpu_chain import EngineUnderTest
 from tests.runtime.chain import MemoryLinks
@@ -20,7 +20,7 @@ BUNDLED = Path(__file__).parents[2] / "runtime" / "models" / "bundled"
 
 
 def served(
-    device: str, run_ahead: int, dtype: str, counters_from: int = 0
+    device: DeviceName, run_ahead: int, dtype: DtypeName, counters_from: int = 0
 ) -> tuple[dict[int, list[int]], EngineUnderTest]:
     """Greedy tokens of twelve prompts, and the engine that made them."""
     config = EngineConfig(

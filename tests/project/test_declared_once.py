@@ -1,4 +1,5 @@
-"""A sampling parameter is declared in one place, and adding one touches the few files that a document names."""
+"""A sampling parameter and a setting are declared in one place, and adding one touches the few files that a document
+names."""
 
 from __future__ import annotations
 
@@ -13,6 +14,9 @@ import pytest
 from runahead.runtime import row_record
 from runahead.runtime.kernels.row_state import RowState
 from runahead.runtime.row_record import RowParameters
+from runahead.runtime.wire.engine_config import EngineSettings
+from runahead.runtime.wire.setting import settings_of
+from runahead.service.settings import SETTINGS, FrontEndSettings
 from tests.project.repository import PACKAGES, ROOT, name_of, parsed, sources
 
 MOST_FILES: Final = 8
@@ -31,26 +35,68 @@ def names_in(path: Path) -> frozenset[str]:
     return frozenset(word for word in words if isinstance(word, str))
 
 
-def files_of_the_document() -> set[str]:
-    """What docs/architecture.md says that a new sampling parameter touches."""
+def files_to_add(what: str) -> set[str]:
+    """Files that docs/architecture.md says are touched to add something."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    section = text.split("## To add a sampling parameter\n")[1].split("\n## ")[0]
+    section = text.split(f"## To add {what}\n")[1].split("\n## ")[0]
     steps = [line for line in section.splitlines() if re.match(r"\d\. |   ", line)]
     return set(re.findall(r"`([a-z_/]+\.py)`", "\n".join(steps)))
 
 
-def test_the_document_names_files_that_are_there() -> None:
-    assert files_of_the_document()
-    assert not [path for path in files_of_the_document() if not (ROOT / path).is_file()]
+@pytest.mark.parametrize("what", ["a sampling parameter", "a setting"])
+def test_the_document_names_files_that_are_there(what: str) -> None:
+    assert files_to_add(what)
+    assert not [path for path in files_to_add(what) if not (ROOT / path).is_file()]
 
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_sampling_parameter_stands_in_the_files_of_the_document_and_in_few_of_them(name: str) -> None:
     files = {name_of(path) for path in sources(*PACKAGES) if name in names_in(path)}
     assert len(files) <= MOST_FILES, sorted(files)
-    assert files <= files_of_the_document()
+    assert files <= files_to_add("a sampling parameter")
     assert name_of(Path(row_record.__file__)) in files
 
 
 def test_the_row_state_declares_no_parameter_again() -> None:
     assert not set(RowParameters.__annotations__) & set(RowState.__annotations__)
+
+
+def declarations() -> list[tuple[str, str]]:
+    """Fields that are declared with bounds or a description, each with its file."""
+    return [
+        (node.target.id, name_of(path))
+        for path in sources(*PACKAGES)
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id in SETTINGS
+        if any(isinstance(call, ast.Call) and ast.unparse(call.func) == "Meta" for call in ast.walk(node.annotation))
+    ]
+
+
+def test_each_setting_is_declared_once_in_a_file_of_the_document() -> None:
+    assert sorted(name for name, _ in declarations()) == sorted(SETTINGS)
+    assert {file for _, file in declarations()} <= files_to_add("a setting")
+
+
+def test_no_setting_is_the_engine_s_and_the_front_end_s() -> None:
+    assert not settings_of(EngineSettings).keys() & settings_of(FrontEndSettings).keys()
+
+
+def test_every_setting_has_a_description_and_every_number_has_bounds() -> None:
+    assert not [name for name, setting in SETTINGS.items() if not setting.description]
+    numbers = {name: setting.meta for name, setting in SETTINGS.items() if setting.base in (int, float)}
+    assert len(numbers) > 10
+    assert not [name for name, meta in numbers.items() if meta.le is None or (meta.ge is None and meta.gt is None)]
+
+
+# Words that mean nothing but the setting: neither a field of the contract nor of the engine's own parts.
+@pytest.mark.parametrize(
+    "name", ["load_format", "jitter_seed", "insecure", "shutdown_grace_s", "log_level", "log_format", "served_name"]
+)
+def test_a_setting_stands_where_it_is_declared_and_where_the_document_says_that_it_takes_effect(name: str) -> None:
+    files = {name_of(path) for path in sources(*PACKAGES) if name in names_in(path)}
+    assert files <= files_to_add("a setting") | {"runtime/models/load.py"}, "which `load_format` is for"
+
+
+@pytest.mark.parametrize("name", ["run_ahead_tokens", "prefill_chunk", "max_prefill_tokens", "log_interval", "threads"])
+def test_the_front_end_hands_a_setting_of_the_engine_on_without_its_name(name: str) -> None:
+    assert not [name_of(path) for path in sources("service") if name in names_in(path)]

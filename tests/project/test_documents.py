@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
 import tomllib
@@ -15,8 +14,8 @@ import pytest
 
 from runahead.service import request_flags, settings
 from runahead.service.cli_parser import Parser
-from runahead.service.settings import Settings, setting_names
 from tests.project.repository import ROOT, TESTS, TOOLS, calls, documents, name_of, sources
+from tests.project.settings_table import COMMAND, rows_of, table_rows
 
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
 MAKEFILE: Final = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -80,16 +79,9 @@ def test_the_documents_name_flags_and_targets_at_all() -> None:
     assert sum(line.startswith("make ") for line in lines) > 5
 
 
-def test_the_readme_lists_every_setting_with_its_default() -> None:
-    rows = re.findall(r"^\| `--([a-z-]+)` \| `(RUNAHEAD_[A-Z_]+)` \| ([^|]*)\| (.*) \|$", README, re.MULTILINE)
-    parser = Parser()
-    settings.add_flags(parser)
-    shown = {action.dest for action in parser.actions if action.help != argparse.SUPPRESS} & set(setting_names())
-    listed = {flag.replace("-", "_"): (variable, default.strip("` ")) for flag, variable, default, _ in rows}
-    assert set(listed) == shown
-    for name, (variable, default) in listed.items():
-        assert variable == "RUNAHEAD_" + name.upper()
-        assert default == str(getattr(Settings(), name)).lower()
+def test_the_readme_lists_every_setting_as_it_is_declared() -> None:
+    assert rows_of(README) == table_rows(), f"{COMMAND} writes them"
+    assert "| `--max-rows` | `RUNAHEAD_MAX_ROWS` | `64` | requests that decode together |" in rows_of(README)
 
 
 def test_the_readme_the_makefile_and_the_package_name_the_same_versions_of_python() -> None:

@@ -18,11 +18,11 @@ import pytest
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from runahead.runtime.log_output import LogOutput
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.service import cli
 from runahead.service.request_flags import add_flags
 from runahead.service.server import ServerConfig
+from runahead.service.settings import FrontEndSettings
 from runahead.v1 import generate_pb2, generation_service_pb2_grpc, model_pb2
 
 
@@ -272,15 +272,17 @@ def test_every_field_of_the_request_has_a_flag_with_a_help_text() -> None:
         (["--versoin"], "runahead: --versoin is no flag; did you mean --version?"),
         (["srve"], "runahead: 'srve' is no command; did you mean serve?"),
         (["completion", "bsh"], "bsh"),
-        (["serve", "--port", "70000"], "--port must be a whole number from 0 to 65535"),
+        (["serve", "--port", "70000"], "--port must be between 0 and 65535, and is 70000"),
         (["serve", "--device", "tpu"], "--device must be cpu or cuda"),
         (["serve", "--host", "0.0.0.0"], "--insecure"),
         (["serve", "--model", "some-org/some-model"], "hf download some-org/some-model"),
-        (["serve", "--max-rows", "0"], "max_rows must be between"),
-        (["serve", "--penalty-slots", "-1"], "penalty_slots must be between 0 and 512"),
-        (["serve", "--log-interval", "-1"], "log_interval must be between 0"),
+        (["serve", "--max-rows", "0"], "--max-rows must be between 1 and 512, and is 0"),
+        (["serve", "--penalty-slots", "-1"], "--penalty-slots must be between 0 and 512, and is -1"),
+        (["serve", "--log-interval", "-1"], "--log-interval must be between 0 and 1073741824, and is -1"),
         (["serve", "--log-mode", "drain"], "--log-mode must be events or barrier"),
-        (["serve", "--prefill-chunk", "24"], "prefill_chunk (24) must be a multiple of block_size (16)"),
+        (["serve", "--prefill-chunk", "24"], "--prefill-chunk (24) must be a multiple of --block-size (16)"),
+        (["serve", "--num-blocks", "1"], "--num-blocks must be at least 2 (one is the null block), and is 1"),
+        (["serve", "--dtype", "bfloat16"], "--device cpu computes in float32; --dtype bfloat16 can't be combined"),
         (["serve", "--config", "absent.toml"], "absent.toml"),
         (["dance"], "runahead: 'dance' is no command (see runahead --help)"),
         ([], "COMMAND"),
@@ -326,15 +328,15 @@ def test_every_setting_reaches_the_server(monkeypatch: pytest.MonkeyPatch, tmp_p
     flags += ["--shutdown-grace-s=0.5", "--tokenizer=none", "--log-format=json"]
     assert cli.main(["serve", *flags, "--run-ahead=serial", "--max-rows=3"]) == 0
     engine = EngineConfig(model=str(tmp_path), served_name=tmp_path.name, run_ahead=0, max_rows=3)
-    assert started == [
-        ServerConfig(
-            engine=engine,
-            tokenizer="none",
-            host="::",
-            port=1,
-            insecure=True,
-            max_streams=2,
-            log=LogOutput(level="error", format="json"),
-            shutdown_grace_s=0.5,
-        ),
-    ]
+    front_end = FrontEndSettings(
+        model=str(tmp_path),
+        tokenizer="none",
+        host="::",
+        port=1,
+        insecure=True,
+        max_streams=2,
+        log_level="error",
+        log_format="json",
+        shutdown_grace_s=0.5,
+    )
+    assert started == [ServerConfig(engine, front_end)]

@@ -20,6 +20,7 @@ from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 from runahead.service import engine_process
 from runahead.service.engine_process import EngineProcess, EngineStartError
 from runahead.service.server import EXIT_CANNOT_START, ServerConfig, check_server_config
+from runahead.service.settings import FrontEndSettings
 
 CONFIG = EngineConfig(model="/nowhere")
 LOG = LogOutput(level="warning", format="json")
@@ -128,20 +129,20 @@ def test_a_start_that_is_cancelled_leaves_no_process(tmp_path: Path, command: Ca
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "[::1]", "localhost"])
 def test_a_loopback_host_needs_no_permission(host: str) -> None:
-    check_server_config(ServerConfig(engine=CONFIG, host=host))
+    check_server_config(ServerConfig(CONFIG, FrontEndSettings(host=host)))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])
 def test_any_other_host_needs_insecure(host: str) -> None:
     with pytest.raises(ConfigError, match="--insecure"):
-        check_server_config(ServerConfig(engine=CONFIG, host=host))
-    check_server_config(ServerConfig(engine=CONFIG, host=host, insecure=True))
+        check_server_config(ServerConfig(CONFIG, FrontEndSettings(host=host)))
+    check_server_config(ServerConfig(CONFIG, FrontEndSettings(host=host, insecure=True)))
 
 
 def test_a_tokenizer_is_the_checkpoints_or_none() -> None:
-    check_server_config(ServerConfig(engine=CONFIG, tokenizer="none"))
+    check_server_config(ServerConfig(CONFIG, FrontEndSettings(tokenizer="none")))
     with pytest.raises(ConfigError, match="tokenizer must be auto or none, and is 'elsewhere'"):
-        check_server_config(ServerConfig(engine=CONFIG, tokenizer="elsewhere"))
+        check_server_config(ServerConfig(CONFIG, FrontEndSettings(tokenizer="elsewhere")))  # type: ignore[arg-type]
 
 
 def test_an_impossible_setting_of_the_engine_is_named() -> None:
@@ -179,7 +180,9 @@ def serve(model: Path, port: int, **options: object) -> subprocess.CompletedProc
     program = (
         "import sys\nfrom runahead.runtime.wire.engine_config import EngineConfig\n"
         "from runahead.service.server import ServerConfig, run\n"
-        f"sys.exit(run(ServerConfig(engine=EngineConfig(model=sys.argv[1]), port=int(sys.argv[2]), **{options!r})))"
+        "from runahead.service.settings import FrontEndSettings\n"
+        f"front_end = FrontEndSettings(port=int(sys.argv[2]), **{options!r})\n"
+        "sys.exit(run(ServerConfig(EngineConfig(model=sys.argv[1]), front_end)))"
     )
     command = [sys.executable, "-c", program, str(model), str(port)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -10,14 +10,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
+from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, EngineSettings
 from runahead.service.settings import (
+    SETTINGS,
+    FrontEndSettings,
     Settings,
     SettingsError,
     add_flags,
     engine_config,
+    flag_of,
     load_settings,
-    setting_names,
+    variable_of,
 )
 
 
@@ -25,6 +28,11 @@ def parse(*arguments: str) -> dict[str, object]:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     add_flags(parser)
     return vars(parser.parse_args(arguments))
+
+
+def chosen(settings: Settings) -> dict[str, object]:
+    """Every setting's value, by name."""
+    return {**msgspec.structs.asdict(settings.front_end), **msgspec.structs.asdict(settings.engine)}
 
 
 @pytest.fixture
@@ -40,13 +48,20 @@ def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(config_
     config_file.write_text("port = 1001\nmax_rows = 11\nmax_queue = 12\n")
     environment = {"RUNAHEAD_PORT": "1002", "RUNAHEAD_MAX_ROWS": "21"}
     settings = load_settings(parse("--port", "1003"), environment, str(config_file))
-    assert (settings.port, settings.max_rows, settings.max_queue) == (1003, 21, 12)
-    assert settings.block_size == Settings().block_size
+    assert (settings.front_end.port, settings.engine.max_rows, settings.engine.max_queue) == (1003, 21, 12)
+    assert settings.engine.block_size == Settings().engine.block_size
+    called = {name: settings.spelling(name) for name in ("port", "max_rows", "max_queue", "block_size")}
+    assert called == {
+        "port": "--port",
+        "max_rows": "RUNAHEAD_MAX_ROWS",
+        "max_queue": f"max_queue in {config_file}",
+        "block_size": "--block-size",
+    }
 
 
 def test_the_environment_may_name_the_file(config_file: Path) -> None:
     config_file.write_text('host = "::1"')
-    assert load_settings({}, {"RUNAHEAD_CONFIG": str(config_file)}).host == "::1"
+    assert load_settings({}, {"RUNAHEAD_CONFIG": str(config_file)}).front_end.host == "::1"
 
 
 def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> None:
@@ -54,33 +69,34 @@ def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> No
         "model": "elsewhere", "served_name": "name", "load_format": "dummy", "tokenizer": "none", "device": "cuda",
         "dtype": "bfloat16",
         "run_ahead": 4, "run_ahead_tokens": 7, "max_rows": 8, "max_queue": 9, "context_length": 10, "block_size": 32,
-        "num_blocks": 11, "prefill_chunk": 64, "max_prefill_tokens": 65, "prefix_cache": False, "penalty_slots": 5,
+        "num_blocks": 12, "prefill_chunk": 64, "max_prefill_tokens": 65, "prefix_cache": False, "penalty_slots": 5,
         "log_interval": 6, "log_mode": "barrier", "threads": 3, "launch_timeout_s": 60.5,
         "host": "localhost", "port": 1, "insecure": True, "max_streams": 2, "log_level": "debug",
         "log_format": "console", "jitter_seed": 5, "shutdown_grace_s": 2.5, "counters_from": 12,
     }  # fmt: skip
-    assert set(changed) == set(setting_names()), "this test must name every setting"
-    expected = Settings(**changed)
+    assert set(changed) == set(SETTINGS), "this test must name every setting"
+    defaults = chosen(Settings())
+    assert not [name for name, value in changed.items() if value == defaults[name]], "none is its default"
 
     flags = []
     for name, value in changed.items():
         flags.append(("--no-" if value is False else "--") + name.replace("_", "-"))
         if not isinstance(value, bool):
             flags.append(str(value))
-    assert load_settings(parse(*flags), {}) == expected
+    assert chosen(load_settings(parse(*flags), {})) == changed
 
     environment = {"RUNAHEAD_" + name.upper(): str(value) for name, value in changed.items()}
-    assert load_settings({}, environment) == expected
+    assert chosen(load_settings({}, environment)) == changed
 
     lines = [
         f"{name} = {str(value).lower() if isinstance(value, bool) else repr(value)}" for name, value in changed.items()
     ]
     config_file.write_text("\n".join(lines))
-    assert load_settings({}, {}, str(config_file)) == expected
+    assert chosen(load_settings({}, {}, str(config_file))) == changed
 
 
 def test_a_switch_can_be_turned_off_again_by_a_flag() -> None:
-    assert load_settings(parse("--no-insecure"), {"RUNAHEAD_INSECURE": "true"}).insecure is False
+    assert load_settings(parse("--no-insecure"), {"RUNAHEAD_INSECURE": "true"}).front_end.insecure is False
 
 
 @pytest.mark.parametrize(
@@ -91,21 +107,27 @@ def test_a_switch_can_be_turned_off_again_by_a_flag() -> None:
         ({}, "prot = 1", {}, "'prot' in .* is no setting; did you mean port?"),
         ({}, "port = '1'", {}, "port in .* must be a whole number"),
         ({}, "port = [", {}, "can't be read"),
-        ({}, "", {"port": "70000"}, "--port must be a whole number from 0 to 65535, and is '70000'"),
+        ({}, "", {"port": "70000"}, "--port must be between 0 and 65535, and is 70000"),
         ({}, "", {"run_ahead": "5"}, "--run-ahead must be .*serial"),
         ({}, "", {"device": "tpu"}, "--device must be cpu or cuda"),
         ({}, "", {"tokenizer": "mine"}, "--tokenizer must be auto or none, and is 'mine'"),
         ({"RUNAHEAD_INSECURE": "perhaps"}, "", {}, "RUNAHEAD_INSECURE must be true or false"),
-        ({}, "", {"max_streams": "0"}, "--max-streams must be a whole number from 1 to 100000"),
-        ({}, "", {"shutdown_grace_s": "-1"}, "--shutdown-grace-s must be a number from 0 to 3600"),
-        ({}, "", {"shutdown_grace_s": "nan"}, "--shutdown-grace-s must be a number from 0 to 3600"),
+        ({}, "", {"max_streams": "0"}, "--max-streams must be between 1 and 100000, and is 0"),
+        ({}, "", {"shutdown_grace_s": "-1"}, "--shutdown-grace-s must be between 0 and 3600, and is -1"),
+        ({}, "", {"shutdown_grace_s": "nan"}, "--shutdown-grace-s must be between 0 and 3600, and is nan"),
         ({}, "", {"log_mode": "drain"}, "--log-mode must be events or barrier, and is 'drain'"),
         ({}, "prefix_cache = 1", {}, "prefix_cache in .* must be true or false"),
         ({"RUNAHEAD_PENALTY_SLOTS": "few"}, "", {}, "RUNAHEAD_PENALTY_SLOTS must be a whole number"),
         ({}, "", {"log_interval": "1.5"}, "--log-interval must be a whole number"),
         ({}, "", {"served_name": "\udcff"}, r"--served-name must be text in UTF-8, and is '\\udcff'"),
-        ({}, "", {"launch_timeout_s": "inf"}, "--launch-timeout-s must be a number above 0, at most 604800"),
-        ({}, "", {"jitter_seed": "-1"}, "--jitter-seed must be a whole number"),
+        ({}, "", {"launch_timeout_s": "soon"}, "--launch-timeout-s must be a number above 0, at most 604800"),
+        ({}, "", {"launch_timeout_s": "0"}, "--launch-timeout-s must be more than 0 and at most 604800, and is 0"),
+        ({}, "", {"launch_timeout_s": "inf"}, "--launch-timeout-s must be more than 0 and at most 604800, and is inf"),
+        ({}, "", {"max_rows": "0"}, "--max-rows must be between 1 and 512, and is 0"),
+        ({"RUNAHEAD_MAX_ROWS": "513"}, "", {}, "RUNAHEAD_MAX_ROWS must be between 1 and 512, and is 513"),
+        ({}, "max_rows = 0", {}, "max_rows in .* must be between 1 and 512, and is 0"),
+        ({}, "", {"run_ahead": "0"}, "--run-ahead must be serial, 1, 2, 3 or 4, and is '0'"),
+        ({}, "", {"jitter_seed": "-1"}, "--jitter-seed must be between 0 and 9223372036854775807, and is -1"),
         ({}, "jitter_seed = 1.5", {}, "jitter_seed in .* must be a whole number"),
     ],
 )
@@ -125,7 +147,6 @@ def accepted_or_refused(name: str, flags: Mapping[str, object], environment: Map
     """The sentence that refuses the settings, before anything is started; None where they are taken."""
     try:
         config = engine_config(load_settings(flags, environment))
-        check_config(config)
         msgspec.json.encode(config)  # as it goes to the engine
     except (SettingsError, ConfigError) as refusal:
         return str(refusal)
@@ -133,17 +154,16 @@ def accepted_or_refused(name: str, flags: Mapping[str, object], environment: Map
 
 
 @pytest.mark.parametrize("text", NO_VALUE, ids=lambda text: ascii(text[:6]))
-@pytest.mark.parametrize("name", setting_names())
+@pytest.mark.parametrize("name", SETTINGS)
 def test_whatever_is_given_is_taken_or_refused_with_a_sentence_that_names_it(name: str, text: str) -> None:
-    variable = "RUNAHEAD_" + name.upper()
     for flags, environment, spelled in [
-        ({name: text}, {}, "--" + name.replace("_", "-")),
-        ({}, {variable: text}, variable),
+        ({name: text}, {}, flag_of(name)),
+        ({}, {variable_of(name): text}, variable_of(name)),
     ]:
         sentence = accepted_or_refused(name, flags, environment)
         if sentence is None:
             continue
-        assert spelled in sentence or name in sentence
+        assert spelled in sentence or name == "model"  # which is a folder that is not there
         assert text == "9" * 5000 or text == "" or text.strip("'") in sentence or ascii(text).strip("'") in sentence
         assert any(words in sentence for words in ("must be", "is no folder")), sentence
         assert "invalid" not in sentence and "codec" not in sentence
@@ -154,7 +174,7 @@ def test_no_setting_takes_all_that_is_no_value() -> None:
     """The test above asks nothing of a setting that takes everything: these are names, and taken as they are."""
     takes_all = {
         name
-        for name in setting_names()
+        for name in SETTINGS
         if all(accepted_or_refused(name, {name: text}, {}) is None for text in NO_VALUE if text != "\udcff")
     }
     assert takes_all == {"served_name", "host"}
@@ -170,7 +190,10 @@ def test_variables_of_other_programs_are_nobodys_business() -> None:
 
 
 def test_the_engine_gets_what_was_set(tmp_path: Path) -> None:
-    settings = Settings(model=str(tmp_path), run_ahead="serial", max_rows=3, threads=1, jitter_seed=9, counters_from=4)
+    settings = Settings(
+        FrontEndSettings(model=str(tmp_path)),
+        EngineSettings(run_ahead=0, max_rows=3, threads=1, jitter_seed=9, counters_from=4),
+    )
     assert engine_config(settings) == EngineConfig(
         model=str(tmp_path),
         served_name=tmp_path.name,
@@ -182,12 +205,43 @@ def test_the_engine_gets_what_was_set(tmp_path: Path) -> None:
     )
 
 
-def test_the_engine_gets_what_was_set_of_cache_penalties_and_logging() -> None:
-    settings = Settings(prefix_cache=False, penalty_slots=0, log_interval=1, log_mode="barrier")
-    config = engine_config(settings)
-    assert (config.prefix_cache, config.penalty_slots) == (False, 0)
-    assert (config.log_interval, config.log_mode) == (1, "barrier")
-    check_config(config)  # to log every launch behind a barrier is serial, and allowed
+def test_every_setting_of_the_engine_reaches_it(tmp_path: Path) -> None:
+    flags = {
+        "model": str(tmp_path), "served_name": "name", "load_format": "dummy", "device": "cuda", "dtype": "float16",
+        "run_ahead": "serial", "run_ahead_tokens": "600", "max_rows": "8", "max_queue": "9", "context_length": "10",
+        "block_size": "32", "num_blocks": "11", "prefill_chunk": "64", "max_prefill_tokens": "65",
+        "prefix_cache": "false", "penalty_slots": "5", "log_interval": "1", "log_mode": "barrier",
+        "launch_timeout_s": "60.5", "counters_from": "12",
+    }  # fmt: skip
+    config = msgspec.structs.asdict(engine_config(load_settings(flags, {})))
+    given = {name: SETTINGS[name].read(text, strict=False) for name, text in flags.items()}
+    of_the_cpu = {"threads": 0, "jitter_seed": None}  # these are refused beside device cuda, and tested above
+    assert config == {**given, **of_the_cpu}
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "file_text", "sentence"),
+    [
+        ({"prefill_chunk": "24"}, {}, "", r"^--prefill-chunk \(24\) must be a multiple of --block-size \(16\)$"),
+        ({}, {"RUNAHEAD_BLOCK_SIZE": "24"}, "", "^RUNAHEAD_BLOCK_SIZE must be a power of two, and is 24$"),
+        ({"device": "cuda"}, {"RUNAHEAD_THREADS": "3"}, "", r"^RUNAHEAD_THREADS \(3\) .* with --device cuda$"),
+        ({}, {}, "num_blocks = 1", r"^num_blocks in .*\.toml must be at least 2 \(one is the null block\), and is 1$"),
+        ({"max_rows": "9"}, {}, "num_blocks = 9", r"^--max-rows \(9\) .* 9 \(num_blocks in .*\.toml\) can serve: "),
+        ({"log_mode": "barrier"}, {}, "", "^--log-mode barrier has no effect with --log-interval 0: no launch"),
+        ({"dtype": "float16"}, {}, "", "^--device cpu computes in float32; --dtype float16 can't be combined with it$"),
+    ],
+)
+def test_settings_that_cannot_go_together_are_called_what_the_user_called_them(
+    flags: dict[str, object], environment: dict[str, str], file_text: str, sentence: str, config_file: Path
+) -> None:
+    config_file.write_text(file_text)
+    with pytest.raises(ConfigError, match=sentence):
+        engine_config(load_settings(flags, environment, str(config_file)))
+
+
+def test_every_launch_may_be_logged_behind_a_barrier() -> None:
+    config = engine_config(Settings(engine=EngineSettings(log_interval=1, log_mode="barrier")))
+    assert (config.log_interval, config.log_mode) == (1, "barrier")  # which is serial, and allowed
 
 
 def test_without_any_setting_the_engine_gets_its_own_defaults() -> None:
@@ -201,9 +255,9 @@ def test_the_default_model_is_the_one_in_the_package() -> None:
 
 def test_a_hub_id_gets_a_sentence_on_how_to_download_it() -> None:
     with pytest.raises(SettingsError, match=r"hf download some-org/Some-Model-1\.5B --local-dir Some-Model-1\.5B"):
-        engine_config(Settings(model="some-org/Some-Model-1.5B"))
+        engine_config(Settings(FrontEndSettings(model="some-org/Some-Model-1.5B")))
 
 
 def test_a_folder_that_is_not_there_is_named() -> None:
     with pytest.raises(SettingsError, match=r"'\./absent' is no folder"):
-        engine_config(Settings(model="./absent"))
+        engine_config(Settings(FrontEndSettings(model="./absent")))

@@ -1,0 +1,126 @@
+"""What the declaration of a setting says: its values, its description, and the sentence for a value that it can't have.
+
+A setting is a field of a struct, of a type that is `Annotated` with one `msgspec.Meta`. Its bounds and description are
+there. `Meta.extra` may have: `words`, the numbers that are written as words; `metavar`, what stands for the value in a
+help text, where FILE and FOLDER also tell a shell what to complete; `hidden`, true for a test mode that no help shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
+
+import msgspec
+
+_SHOWN: Final = 80
+_LITERAL: Final[Any] = Literal  # made of values that are known when it runs
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting. type: as declared. base: of that, without bounds and without None."""
+
+    name: str
+    default: Any
+    type: Any
+    base: Any
+    meta: msgspec.Meta
+
+    @property
+    def description(self) -> str:
+        return self.meta.description or ""
+
+    @property
+    def is_hidden(self) -> bool:
+        return bool(self._extra.get("hidden"))
+
+    @property
+    def choices(self) -> tuple[object, ...]:
+        """All values as they are written, where they are few; else empty."""
+        if words := self._words:
+            assert self.meta.ge is not None and self.meta.le is not None, "words stand among numbers with bounds"
+            written = {number: word for word, number in words.items()}
+            return tuple(written.get(number, number) for number in range(int(self.meta.ge), int(self.meta.le) + 1))
+        return get_args(self.base) if get_origin(self.base) is Literal else ()
+
+    @property
+    def metavar(self) -> str:
+        """What stands for the value in a help text."""
+        if self.choices:
+            return "|".join(map(str, self.choices))
+        return str(self._extra.get("metavar") or ("TEXT" if self.base is str else "N"))
+
+    def read(self, written: object, *, strict: bool) -> object:
+        """The value that somebody wrote. strict: it has a type, as in TOML; otherwise it is text.
+
+        Raises ValueError with the end of a sentence whose beginning is the setting, as the caller calls it.
+        """
+        try:
+            if isinstance(written, str):
+                written.encode("utf-8")  # bytes of a flag or a variable that are no text
+            value = msgspec.convert(written, _LITERAL[self.choices] if self.choices else self.type, strict=strict)
+        except (msgspec.ValidationError, UnicodeError) as error:
+            raise ValueError(self._refusal(written, strict)) from error
+        return self._words.get(value, value)
+
+    def check(self, value: object) -> None:
+        """Looks at a value that a struct holds. Raises ValueError as `read` does."""
+        try:
+            msgspec.convert(value, self.type)
+        except msgspec.ValidationError as error:
+            raise ValueError(self._refusal(value, strict=True)) from error
+
+    @property
+    def _extra(self) -> Mapping[str, Any]:
+        return self.meta.extra or {}
+
+    @property
+    def _words(self) -> Mapping[Any, int]:
+        words: Mapping[Any, int] = self._extra.get("words", {})
+        return words
+
+    def _refusal(self, value: object, strict: bool) -> str:
+        if self.choices or not self._is_number(value, strict):
+            return f"must be {self._values()}, and is {shown(value)}"
+        number = str(value) if len(str(value)) <= _SHOWN else shown(value)
+        if self.meta.gt is not None:
+            return f"must be more than {self.meta.gt} and at most {self.meta.le}, and is {number}"
+        return f"must be between {self.meta.ge} and {self.meta.le}, and is {number}"
+
+    def _is_number(self, value: object, strict: bool) -> bool:
+        """It is a number of the setting's kind, whatever its bounds."""
+        try:
+            return self.base in (int, float) and msgspec.convert(value, self.base, strict=strict) is not None
+        except (msgspec.ValidationError, UnicodeError):
+            return False
+
+    def _values(self) -> str:
+        """What a value looks like, to go on with a sentence."""
+        if choices := [str(choice) for choice in self.choices]:
+            return ", ".join(choices[:-1]) + " or " + choices[-1]
+        if self.base is str:
+            return "text in UTF-8"
+        if self.base is bool:
+            return "true or false"
+        kind = "a number" if self.base is float else "a whole number"
+        if self.meta.gt is not None:
+            return f"{kind} above {self.meta.gt}, at most {self.meta.le}"
+        return f"{kind} from {self.meta.ge} to {self.meta.le}"
+
+
+def settings_of(struct: type[msgspec.Struct]) -> dict[str, Setting]:
+    """The settings that a struct declares, by name, in its order."""
+    found: dict[str, Setting] = {}
+    for field in msgspec.structs.fields(struct):
+        for declared in (field.type, *get_args(field.type)):  # the second: of a setting that may be None
+            if get_origin(declared) is Annotated:
+                found[field.name] = Setting(field.name, field.default, field.type, *get_args(declared))
+                break
+    return found
+
+
+def shown(value: object) -> str:
+    """A value in a sentence, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."

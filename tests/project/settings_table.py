@@ -1,0 +1,36 @@
+"""README's table of settings, written from their declarations: `python -m tests.project.settings_table`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from runahead.service.settings import SETTINGS, default_text, flag_of, variable_of
+from tests.project.repository import ROOT
+
+COMMAND: Final = "python -m tests.project.settings_table"
+_HEAD: Final = ("| flag | variable | default | what |", "|---|---|---|---|")
+
+
+def table_rows() -> list[str]:
+    """One row for each setting that the help shows."""
+    rows: list[str] = []
+    for name, setting in SETTINGS.items():
+        if not setting.is_hidden:
+            default = f"`{default_text(setting)}`" if default_text(setting) else ""
+            rows.append(f"| `{flag_of(name)}` | `{variable_of(name)}` | {default} | {setting.description} |")
+    return rows
+
+
+def rows_of(readme: str) -> list[str]:
+    """The rows of the table that stands in a document. Raises ValueError where there is none."""
+    lines = readme.splitlines()
+    begin = lines.index(_HEAD[0]) + len(_HEAD)
+    end = next((at for at in range(begin, len(lines)) if not lines[at].startswith("|")), len(lines))
+    return lines[begin:end]
+
+
+if __name__ == "__main__":
+    path = ROOT / "README.md"
+    text = path.read_text(encoding="utf-8")
+    old = "\n".join([*_HEAD, *rows_of(text)])
+    path.write_text(text.replace(old, "\n".join([*_HEAD, *table_rows()])), encoding="utf-8")
