@@ -1,6 +1,6 @@
 """The CUDA device: one stream, a captured graph for every decode launch, marks polled in mapped memory.
 
-A decode launch is one graph replay and nothing else. What can't be a graph (prompt chunks in the launch, or no row
+A decode launch is one graph replay and nothing else. What is not captured (a launch with prompt chunks, or with no row
 left for F) is enqueued in pieces on the same stream and counted by reason.
 """
 
@@ -195,7 +195,7 @@ class CudaDevice:
         self.stream.synchronize()
 
     def _capture_all(self, progress: Callable[[int, int], None]) -> None:
-        """The largest first: the smaller ones then fit into the memory it took."""
+        """Capture the largest graph first: the smaller ones then fit into the memory that it took."""
         work: dict[Piece, Callable[[LaunchShape], None]] = {Piece.LAUNCH: self._whole, Piece.SAMPLE: self._sample}
         keys = [GraphKey(piece, rows, form) for rows in reversed(self.buckets) for form in Form for piece in Piece]
         for done, key in enumerate(keys):
@@ -207,7 +207,7 @@ class CudaDevice:
         progress(len(keys), len(keys))
 
     def _forget(self, launched: int) -> None:
-        """What warming up has counted and written, outside and in."""
+        """Set counters, marks and row state back to before the warm-up, on the host and on the device."""
         with torch.cuda.stream(self.stream), torch.inference_mode():
             self._program.reset(launched)
             self._counter.fill_(launched)

@@ -23,14 +23,15 @@ class DeviceError(RuntimeError):
 
 
 class Program(Protocol):
-    """The three parts of a launch, on the device's memory.
+    """The three parts of a launch, which work in the device's memory.
 
-    The device calls them in launch order: sample, apply, forward. Which launch is running, and so which ring slot is
-    meant, the program learns from a counter of its own that every `sample` advances: a captured graph holds no number.
+    The device calls them in launch order: sample, apply, forward. A program counts launches itself: every `sample`
+    advances its counter, which says which launch is running and which ring slot is its own. A captured graph could hold
+    no number.
     """
 
     def sample(self, shape: LaunchShape) -> None:
-        """S: advance the launch counter; a token for each sample row into the result slot's cells."""
+        """S: advance the launch counter, and write a token for each sample row into the cells of the result slot."""
 
     def apply(self, shape: LaunchShape) -> int:
         """Take the plan from its staging slot into the row state. Returns the bytes read from the rings

@@ -1,7 +1,8 @@
 """For how long the device may have had nothing to run inside a launch that the host enqueues piece by piece.
 
-A captured launch is in the queue at once. The pieces of another come one after the other, and when the device is faster
-than the host it runs dry between them, which no stamp at the launch's two ends shows.
+A captured launch is in the queue at once. Where a launch is not captured, its pieces are enqueued one after the other.
+A device that is faster than the host then runs out of work between two pieces, which the time stamps at the launch's
+start and end do not show.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ class Mark(Protocol):
 class EnqueueWatch:
     """An upper bound, from the host's clock and two marks.
 
-    The host looks up after each piece that it has enqueued, and asks whether the device had come, by then, to the end
-    of the piece before that one. If it had not, the device had work during all of the time in which the piece was
-    enqueued. If it had, it may have run dry, for no longer than that time. So the device was idle inside the launch for
-    at most the sum of those times; nothing is added for the pieces that the host enqueued in good time. What is too
-    much in it is what the device did run meanwhile.
+    After each piece that it has enqueued, the host asks whether the device has come to the end of the piece before. If
+    it has not, the device had work for all of the time that the enqueueing took. If it has, the device may have been
+    idle, for no longer than that time. So the device was idle inside the launch for at most the sum of those times;
+    nothing is added for a piece that was enqueued early enough. The sum is too large by what the device ran during
+    those times.
 
     make_mark: a mark on the stream that pieces are enqueued on. clock: ns, monotonic.
     """
@@ -51,7 +52,8 @@ class EnqueueWatch:
         self._since = self._clock()
 
     def first_piece(self) -> None:
-        """It has been enqueued. Idle time before it lies between two launches, and other stamps show that."""
+        """The first piece has been enqueued. Idle time before it lies between two launches, which other time stamps
+        show."""
         self._marks[_BEFORE].record()
 
     def piece(self) -> None:
@@ -65,5 +67,5 @@ class EnqueueWatch:
 
     @property
     def idle_ns(self) -> int:
-        """What the device was idle inside this launch, so far and at most."""
+        """For how long the device was idle inside this launch so far, at most."""
         return self._idle_ns

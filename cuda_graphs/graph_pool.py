@@ -22,7 +22,7 @@ class Piece(enum.StrEnum):
     """What a graph holds."""
 
     LAUNCH = "launch"  # S, apply and F
-    SAMPLE = "sample"  # S alone, for launches whose F is no decode step
+    SAMPLE = "sample"  # S alone, for launches whose F is not a decode step
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def buckets_for(max_rows: int) -> tuple[int, ...]:
 
 
 class GraphPool:
-    """CUDA graphs that share one memory pool, as they may: they replay one after the other on one stream."""
+    """CUDA graphs that share one memory pool, which is safe because they replay one after the other on one stream."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream

@@ -1,7 +1,7 @@
 """The host device: a worker thread that runs launches in order, so that the chain and its hazards exist on a CPU.
 
-The engine's thread stages a plan and goes on; the worker reads the staging slot when the launch *runs*. What would be a
-race on a GPU is a race here.
+The engine's thread stages a plan and goes on; the worker reads the staging slot only when the launch *runs*. So
+whatever would be a race on a GPU is a race here too.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class HostDevice:
     def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
         self.counters.waits += 1
         deadline = time.monotonic() + timeout_s
-        # Said before the marks are looked at, and looked at by the worker after it has set them: no mark is missed.
+        # Written before the marks are looked at. The worker reads it after it has set a mark, so that no mark is
+        # missed.
         self._awaited = (sampled, ended)
         while self._fault is None and self._sampled <= sampled and self._ended <= ended:
             ready, _, _ = select.select([self._mark_read, *wake_fds], [], [], max(0.0, deadline - time.monotonic()))

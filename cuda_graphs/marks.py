@@ -24,7 +24,7 @@ _ENDED = tl.constexpr(ENDED)
 
 @triton.jit
 def _release(pointer, value):
-    """Everything that this stream has stored so far is visible to the host before `value` is."""
+    """Store `value` so that the host sees it only after everything that this stream has stored before."""
     tl.inline_asm_elementwise(
         "{ fence.acq_rel.sys; st.volatile.global.b64 [$1], $2; mov.u32 $0, 0; }",
         "=r,l,l",

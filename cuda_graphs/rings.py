@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 # A result cell is one aligned 64-bit store: the launch number modulo 2**32 in the high half, what S decided in the low
-# half. The number wraps and is compared as such: a cell that was not written holds that of an earlier launch.
+# half. The number wraps around, and is compared in its wrapped form. A cell that was not written yet holds the number
+# of an earlier launch.
 TOKEN_MASK = (1 << 28) - 1
 STOPPED = 1 << 28  # the device ended the row with this token
 VOID = 1 << 29  # the row had ended before this launch: nothing was sampled
@@ -47,7 +48,7 @@ class RingLayout:
     bulk_words: int32 words of a bulk slot (prompt tokens and admission records of mixed launches).
     rows: most rows in a launch.
     max_top: most alternatives whose log-probabilities a row may ask for.
-    drafts: tokens a launch may keep of a row beside the one it samples.
+    drafts: tokens that a launch may keep of a row in addition to the one that it samples.
     prompt_tokens: query tokens of a launch whose prompt log-probabilities can be left.
     """
 
@@ -66,8 +67,9 @@ class RingMemory:
 
     What S leaves (cells, logprob, top_ids, top_logprobs) is readable once the launch is sampled. What F leaves (finite,
     prompt_*) is readable once it has ended. Entry j of prompt_* belongs to query token j of F, in the order of
-    `query_start_loc`, where its row asked for prompt log-probabilities and the next token of its prompt is known: it
-    says how likely that one was. The last query token of a row's last chunk has none.
+    `query_start_loc`, and says how likely the prompt's next token was. Only rows that asked for prompt
+    log-probabilities leave entries; the last query token of a row's last chunk, which no prompt token follows, has
+    none.
     """
 
     layout: RingLayout

@@ -16,12 +16,13 @@ class Form(enum.StrEnum):
 class LaunchShape(NamedTuple):
     """The host's description of one launch, S(number) -> apply(number) -> F(number).
 
-    number: the launch's place in the chain, without gaps; 64 bits hold it. The first is 1 but in tests.
+    number: the launch's place in the chain, without gaps; 64 bits hold it. The first is 1, except in tests.
     sample_rows: rows that S(number) looks at, all rows of plan number - 1 (0: there is nothing to sample).
     form: what those sample rows need.
     rows: rows of F(number); 0 makes the launch a closing one, S and copy-out alone.
     tokens: query tokens of F(number); equal to `rows` in a decode launch.
-    prompt_logprobs: a chunk of F leaves log-probabilities of its prompt. False spares everything that they cost.
+    prompt_logprobs: a chunk of F leaves log-probabilities of its prompt. False: the launch does none of the work for
+    them.
     """
 
     number: int

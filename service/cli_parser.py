@@ -12,7 +12,7 @@ EXIT_USAGE: Final = 2
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers what is wrong with one sentence, not with a page of usage, and knows its flags by name."""
+    """Answers a mistake with one sentence instead of a page of usage, and knows its flags by name."""
 
     def __init__(self, **options: Any) -> None:
         self.actions: list[argparse.Action] = []

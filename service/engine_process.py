@@ -74,7 +74,8 @@ class EngineProcess:
         return await self._process.wait()
 
     async def stop(self, grace_s: float) -> int:
-        """Ends the engine, kindly for `grace_s` seconds. Returns its exit code. Idempotent."""
+        """Ends the engine: it is asked to stop, and killed after `grace_s` seconds. Returns its exit code.
+        Idempotent."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:

@@ -1,4 +1,5 @@
-"""How a call ends when something goes wrong: one status, a fixed sentence, nothing of the server's inside."""
+"""How a call ends when something goes wrong: with one status and a fixed sentence that shows nothing of the server's
+inside."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ async def guarded(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[
         yield call
     except Exception as error:
         if context.cancelled():
-            return  # the client is gone: whatever failed, failed for that
+            return  # the client is gone, which is why something failed
         await context.abort_with_status(to_status(_as_service_error(error, call), call.request_id))
 
 
@@ -70,7 +71,7 @@ def _refusal(refused: RequestRefusedError, call: Call) -> ServiceError:
         case "RESOURCE_EXHAUSTED":
             return exhausted(refused.message, LIMITS.retry_s)
         case "INVALID_ARGUMENT":
-            # The engine refuses for its size alone what was checked here.
+            # Everything but the size was checked before the engine was asked.
             return invalid_argument([Violation(refused.field, f"{refused.field} is too large: {refused.message}")])
     log.error("unknown_refusal", request_id=call.request_id, code=refused.code)
     return internal()

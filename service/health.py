@@ -28,7 +28,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
             self._tell()
 
     def close(self) -> None:
-        """NOT_SERVING for good; watchers are told, and their calls end: an open one would hold a graceful stop."""
+        """NOT_SERVING for good. Watchers are told, and their calls end, since an open call would delay a graceful
+        stop."""
         self._serving = False
         self._closed = True
         self._tell()

@@ -25,8 +25,8 @@ class Limits:
     unread_prompt_bytes: the same for log-probabilities of the prompt, as the engine sends them. It is larger, since an
     engine may compute a prompt faster than the front end can turn it into messages.
     prompt_event_bytes: where a `prompt` event is cut.
-    once_prompt_bytes: what the prompt's tokens may take of an answer of GenerateOnce. Clients receive 4 MiB unless told
-    otherwise; the rest is for the completion.
+    once_prompt_bytes: bytes of an answer of GenerateOnce that the prompt's tokens may take. A client receives 4 MiB
+    unless it is set otherwise; the rest is for the completion.
     """
 
     request_id_length: int = 128

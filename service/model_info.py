@@ -11,7 +11,8 @@ from runahead.v1 import EngineConfiguration, GetModelInfoResponse, Limits, Speci
 def model_info(
     info: EngineInfo, server_id: str, tokenizer: TextTokenizer | None, max_streams: int
 ) -> GetModelInfoResponse:
-    """The served model, its tokenizer's special tokens and template, and the limits; without one, none of text."""
+    """The served model, its tokenizer's special tokens and template, and the limits; without a tokenizer, those about
+    text are 0."""
     specials = () if tokenizer is None else tokenizer.special_tokens
     stops, text_bytes, stop_bytes = LIMITS.stop_strings, LIMITS.prompt_text_bytes, LIMITS.stop_string_bytes
     if tokenizer is None:

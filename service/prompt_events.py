@@ -36,7 +36,8 @@ class PromptEvents:
         self._bound = request.text.max_tokens_per_message or sys.maxsize
 
     def without_logprobs(self) -> Iterator[Prompt]:
-        """What waits for nothing: with echo alone the whole prompt; else, of a prompt of one token, that token."""
+        """What need not wait for log-probabilities: with echo alone the whole prompt; otherwise the token of a prompt
+        that has only one."""
         if self._scored and len(self._prompt) > 1:
             return iter(())
         tokens = self._prompt.tolist() if self._scored or self._echo else ()

@@ -54,7 +54,7 @@ def _renamed(file: FileDescriptor) -> descriptor_pb2.FileDescriptorProto:
     proto.package = _V1
     for message in proto.message_type:
         for field in message.field:
-            if field.type_name:  # of a message; set at all, it says that the field is none of a scalar type
+            if field.type_name:  # of a message; a field of a scalar type must not have one at all
                 field.type_name = field.type_name.replace(f".{_V1ALPHA}.", f".{_V1}.")
     for service in proto.service:
         for method in service.method:

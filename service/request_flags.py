@@ -16,7 +16,7 @@ from runahead.runtime.wire.setting import shown
 from runahead.v1 import generate_pb2
 
 _GROUPS: Final = ("sampling", "stopping", "output")
-_MAX_TIMEOUT_S: Final = 31_536_000.0  # a year; a deadline too far away would wrap around and have passed
+_MAX_TIMEOUT_S: Final = 31_536_000.0  # a year; a deadline too far in the future would wrap around into the past
 _HELP: Final = {
     "request_id": "name of the request, for Abort (default: the server's choice)",
     "cache_salt": "share cached prefixes only with requests of the same salt",
@@ -98,13 +98,13 @@ def build_request(arguments: argparse.Namespace) -> generate_pb2.GenerateRequest
     else:
         try:
             request.text = _read_prompt(arguments.prompt)
-        except UnicodeError as error:  # bytes that decode to nothing, or to what no text may hold
+        except UnicodeError as error:  # bytes that are not UTF-8, or that hold a character which no text may hold
             raise UsageError("the prompt is not UTF-8") from error
     return request
 
 
 def check_url(url: str) -> None:
-    """Raises UsageError for what gRPC can make no address of."""
+    """Raises UsageError for what gRPC does not understand as an address."""
     try:
         if url.encode("utf-8"):
             return

@@ -1,4 +1,4 @@
-"""Bytes that are no message of the method's type end the call with INVALID_ARGUMENT, as any other bad input does."""
+"""Bytes that are not a message of the method's type end the call with INVALID_ARGUMENT, as any other bad input does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ParsingInterceptor(grpc.aio.ServerInterceptor):
-    """Decodes requests inside the call. The library does it before, and answers UNKNOWN with the name of a class."""
+    """Parses requests inside the call. The library would parse them before the call, and answer UNKNOWN with a class's
+    name."""
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         """The method's handler, taking bytes."""

@@ -48,7 +48,7 @@ class ServerConfig:
 
 
 def check_server_config(config: ServerConfig) -> None:
-    """Raises ConfigError for what can't be started."""
+    """Raises ConfigError for a configuration that is invalid."""
     check_config(config.engine)
     for name, setting in settings_of(FrontEndSettings).items():
         try:

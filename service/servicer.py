@@ -62,7 +62,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class OpenCompletion:
-    """A request that the engine has queued, and the completion that comes of it."""
+    """A request that the engine has queued, and the completion that is made of its tokens."""
 
     def __init__(
         self,
@@ -84,10 +84,10 @@ class OpenCompletion:
         return self._completion.finished
 
     def interrupt_writes(self) -> None:
-        """A write that is stuck, since nobody reads, is cancelled from now on if the stream fails.
+        """From now on, a write that is stuck because nobody reads is cancelled if the stream fails.
 
-        Not before the first write is done: it carries the call's headers, and no status can be sent while these are on
-        their way.
+        Called after the first write: that one carries the call's headers, and no status can be sent before they are
+        out.
         """
         self._stream.interrupt_with(_task().cancel)
 
@@ -109,7 +109,8 @@ class OpenCompletion:
         """
         deltas = list(self._completion.deltas(await self._stream.take()))
         if self.finished is not None:
-            # Before the end is written: were the stream still open, it could fail meanwhile, and an error follow it.
+            # Before the end is written: a stream that is still open could fail meanwhile, and an error would follow the
+            # end.
             self._engine.release(self._stream, EngineReason.STOP)
         return deltas
 
@@ -217,7 +218,7 @@ class GenerationServicer(GenerationServiceServicer):
 
     @asynccontextmanager
     async def _open(self, request: AnyGenerateRequest, call: Call) -> AsyncIterator[OpenCompletion]:
-        """Submits a request, and lets the engine go of it however the body ends."""
+        """Submits a request, and releases it in the engine however the body ends."""
         with self._place():
             checked, prompt = await self._check(request, call)
             stream = self._engine.submit(checked, prompt)

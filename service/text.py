@@ -21,10 +21,11 @@ class TextPiece:
 class CompletionText:
     """Turns tokens into text that is never taken back.
 
-    The text is that of all the tokens' bytes read as UTF-8 at once, U+FFFD where they are none; an incomplete character
-    waits for its end. Where a stop string may have begun, text waits too. A token is kept if it begins before the end
-    of the kept text, and a token that begins inside a character begins where the character does; without stop strings
-    every token is kept, and at once. Constant time a token, amortised, for a fixed set of stop strings.
+    The text is that of all the tokens' bytes read as UTF-8 at once, with U+FFFD for bytes that are not UTF-8; an
+    incomplete character waits for its end. Where a stop string may have begun, text waits too. A token is kept if it
+    begins before the end of the kept text, and a token that begins inside a character begins where the character does;
+    without stop strings every token is kept, and at once. Constant time a token, amortised, for a fixed set of stop
+    strings.
     """
 
     def __init__(self, table: TokenBytes, stops: tuple[str, ...] = (), include_stop: bool = False) -> None:

@@ -62,7 +62,8 @@ class TextParams:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRequest:
-    """A request that is fit for the engine, but for the length of a text prompt, which tokens will tell.
+    """A request that the engine can take. Only the length of a prompt in text is not checked: it is known once there
+    are tokens.
 
     prompt: text, or int32 [n] token ids. echo: the prompt's tokens are sent back.
     """
@@ -110,7 +111,8 @@ class Violations:
 
 
 def check_request(request: AnyGenerateRequest, info: EngineInfo, has_tokenizer: bool = True) -> CheckedRequest:
-    """Raises ServiceError (INVALID_ARGUMENT) naming every field that can't be; without a tokenizer, all text."""
+    """Raises ServiceError (INVALID_ARGUMENT) naming every invalid field; without a tokenizer, every field that is about
+    text."""
     found = Violations()
     _check_unknown_fields(request, found)
     if not has_tokenizer:

@@ -1,4 +1,4 @@
-"""The device's row state: everything a launch knows of a row, by `row_slot`. S, apply and F are all that write it."""
+"""The device's row state: everything a launch knows of a row, by `row_slot`. Nothing but S, apply and F writes it."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class RowState(RowParameters["torch.Tensor"]):
 
 @dataclass(frozen=True, slots=True)
 class PenaltyState:
-    """What rows with penalties have said so far, by `penalty_slot`. The last slot is nobody's.
+    """Tokens that rows with penalties hold so far, by `penalty_slot`. The last slot belongs to nobody.
 
-    S counts the token that it keeps; an admission clears its slot and writes what is known of the row.
+    S counts each token that it keeps; an admission clears the row's slot and writes what is known of the row.
     """
 
     counts: torch.Tensor  # int32 [penalty_slots + 1, vocab] occurrences in the completion
@@ -63,7 +63,8 @@ def make_penalty_state(penalty_slots: int, vocab_size: int, device: torch.device
 
 
 def make_row_state(max_rows: int, max_blocks: int, vocab_size: int, device: torch.device) -> RowState:
-    """A zeroed row state; every row dead, its parameters those that nobody has set, `stop_ids` all -1."""
+    """A zeroed row state: no row is alive, all parameters have the values of a slot without a row, `stop_ids` are
+    -1."""
     import torch
 
     slots = max_rows + 1

@@ -175,14 +175,14 @@ class HostRows(RowParameters[NDArray[Any]]):
         self.alive[slot] = True
 
     def _begin_penalties(self, penalty_slot: int, entries: NDArray[np.int32]) -> None:
-        """What is known of a row whose tokens are counted in this slot, and nothing of whom it was before."""
+        """Write what is known of the row that now has this slot, and remove what was known of the one before."""
         token, seen = entries[:, COUNT_TOKEN], entries[:, COUNT_SEEN]
         self.counts[penalty_slot] = 0
         self.counts[penalty_slot, token] = seen & ~PROMPT_BIT
         self.in_prompt[penalty_slot] = token_mask(token[(seen & PROMPT_BIT) != 0], self.vocab_size)
 
     def poison_penalty_slot(self, slot: int) -> None:
-        """Every token was said, and often: what a late reader of the slot would see."""
+        """Fill the slot with counts as if every token had been generated often, so that a late reader is seen."""
         self.counts[slot] = 1 << 20
         self.in_prompt[slot] = -1
 
@@ -243,7 +243,7 @@ class HostRows(RowParameters[NDArray[Any]]):
         )
 
     def prompt_queries(self, queries: Queries) -> PromptQueries:
-        """Those of this launch's query tokens that leave prompt log-probabilities."""
+        """The query tokens of this launch that leave prompt log-probabilities."""
         bulk = self.rings.bulk[self.rings.slot(self.number)]
         index, target, asked = [_NO_ROWS], [_NO_ROWS], [np.zeros(0, np.int32)]
         for place, _, count, offset, samples in self.chunks.tolist():
@@ -261,10 +261,10 @@ class HostRows(RowParameters[NDArray[Any]]):
     # ------------------------------------------------------------ what F leaves
 
     def write_finite(self, finite: NDArray[np.bool_], queries: Queries) -> None:
-        """The flag of every row of F. finite: [T], True for a query token all of whose numbers are: its final hidden
-        state, and its logits where log-probabilities of the prompt were made of them.
+        """Write the flag of every row of F. finite: [T], True for a query token all of whose numbers are: its final
+        hidden state, and its logits where log-probabilities of the prompt were made of them.
 
-        A row that F masked has computed nothing: it is finite.
+        A row that F masked has computed nothing, and counts as finite.
         """
         if queries.query_start_loc[-1] != queries.slots.size:
             finite = np.logical_and.reduceat(finite, queries.query_start_loc[:-1])

@@ -1,4 +1,4 @@
-"""The test mode of the CPU devices: whatever is given back is filled with nonsense, so that a late reader shows."""
+"""The test mode of the CPU devices: whatever is given back is filled with nonsense, so that a late reader is seen."""
 
 from __future__ import annotations
 

@@ -89,9 +89,10 @@ class HostProgram:
         self.rows.write_finite(finite, queries)
 
     def _leave_prompt_logprobs(self, hidden: torch.Tensor, queries: Queries, finite: NDArray[np.bool_]) -> None:
-        """In tiles: the logits of a whole chunk would be large. hidden: [T, hidden]
+        """Tile by tile, since the logits of a whole chunk would take much memory. hidden: [T, hidden].
 
-        finite: [T], becomes False for a query token whose logits are not: it leaves zeros, and its row has failed.
+        finite: [T], becomes False for a query token whose logits are not finite: it leaves zeros, and its row has
+        failed.
         """
         wanted = self.rows.prompt_queries(queries)
         for first in range(0, wanted.index.size, _TILE):
@@ -139,5 +140,5 @@ class HostProgram:
         self.rows.alive[slot] = False
 
     def poison_penalty_slot(self, slot: int) -> None:
-        """Every token was said, and often: nonsense for a penalty slot that nobody may name any more."""
+        """Counts as if every token had been generated often, into a penalty slot that nobody may name any more."""
         self.rows.poison_penalty_slot(slot)

@@ -83,7 +83,7 @@ class TritonProgram:
         self.rows.write_finite(hidden, batch, self._prompt if shape.prompt_logprobs else None)
 
     def _raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """In the model's dtype: the decoder's own float32 copy is spared, the copy into a buffer converts."""
+        """In the model's dtype. The copy into the buffer converts to float32, so that no second copy is made here."""
         return self._model.kernels.linear(hidden, self._model.weights.lm_head)
 
     def reset(self, launched: int) -> None:
@@ -95,7 +95,8 @@ class TritonProgram:
     # ------------------------------------------------------------ the test mode
 
     def poison_blocks(self, blocks: tuple[int, ...]) -> None:
-        """NaN into KV blocks that nobody may read any more. Waits for nothing, but copies the list: for tests."""
+        """NaN into KV blocks that nobody may read any more. It does not wait, but copies the list to the device: for
+        tests."""
         index = torch.tensor(blocks, dtype=torch.int64, device=self._model.device)
         for tensor in (*self._cache.keys, *self._cache.values):
             tensor[index] = float("nan")
@@ -108,6 +109,6 @@ class TritonProgram:
         state.alive[slot] = False
 
     def poison_penalty_slot(self, slot: int) -> None:
-        """Every token was said, and often: nonsense for a penalty slot that nobody may name any more."""
+        """Counts as if every token had been generated often, into a penalty slot that nobody may name any more."""
         self.rows.penalties.counts[slot] = 1 << 20
         self.rows.penalties.in_prompt[slot] = -1

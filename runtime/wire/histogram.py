@@ -37,7 +37,8 @@ class Histogram:
 
 
 def quantile(counts: Sequence[int], share: float) -> float:
-    """The time that `share` of those in a histogram do not exceed, evenly spread within its bucket; seconds.
+    """The time, in seconds, that `share` of the times in a histogram do not exceed. Times are taken to be spread evenly
+    within their bucket.
 
     counts: as `Histogram.counts`, not all zero. Those above every bound count as the highest bound.
     """

@@ -22,7 +22,7 @@ _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
 
 class ProtocolError(RuntimeError):
-    """The other side sent something that is not this protocol."""
+    """The other side sent something that this protocol does not allow."""
 
 
 # ---------------------------------------------------------------- front end to engine
@@ -33,14 +33,14 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A request, and what takes long to make of it: see `runahead.runtime.wire.preparation`, which makes it in the
-    front end.
+    """A request, with everything about it that takes long to compute: see `runahead.runtime.wire.preparation`, which
+    makes it in the front end.
 
     prompt: int32 token ids, never empty. prompt_ids: int32, its distinct ids, ascending, where a repetition penalty
     looks at them; else empty. block_keys: keys of its full blocks, 32 bytes each, to look them up by, where the engine
-    has a prefix cache; else empty. submitted_at: when the front end was asked for it, in seconds of the machine's
-    monotonic clock, which all its processes share: what the request waits in a socket counts too. The engine believes
-    no time before the connection or after it has read the message; None is when it has read it.
+    has a prefix cache; else empty. submitted_at: when the front end received the call, in seconds of the monotonic
+    clock, which all processes of a machine share, so that time spent in a socket counts too. The engine limits it to
+    the time between the connection and its own reading of the message; None stands for the latter.
     """
 
     handle: Annotated[int, msgspec.Meta(ge=1, le=MAX_HANDLE)]
@@ -56,7 +56,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """End the row without a word: nothing is answered, outputs may still arrive.
+    """End the request without an answer; outputs may still arrive.
 
     reason: what to count it under: STOP where a stop string was found, CANCELLED where the stream is gone.
     """
@@ -114,13 +114,13 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=101):
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=102):
-    """The request is queued. The first thing said of every handle that is not refused."""
+    """The request is queued. It is the first message about every handle that is not refused."""
 
     handle: int
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=103):
-    """The request is not queued, and nothing else is said of its handle.
+    """The request is not queued, and no other message about its handle follows.
 
     code: ALREADY_EXISTS, RESOURCE_EXHAUSTED or INVALID_ARGUMENT. field: the path of the offending field, or empty.
     """
@@ -132,10 +132,10 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=103):
 
 
 class Admitted(msgspec.Struct, frozen=True, array_like=True, tag=109):
-    """The request was given a row for the first time. Said once, before anything of its prompt or its tokens.
+    """The request was given a row for the first time. Sent once, before any message about its prompt or its tokens.
 
-    cached_tokens: of its prompt, those taken from the prefix cache; as in its `Finished`. queue_s: seconds since it was
-    submitted, on the engine's clock.
+    cached_tokens: how many tokens of its prompt were taken from the prefix cache, as in its `Finished`. queue_s:
+    seconds since it was submitted, on the engine's clock.
     """
 
     handle: int
@@ -147,7 +147,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     """A request's end; nothing follows it.
 
     reason: a `FinishReason`. stop_token_id: the id that ended it, or -1. Times are seconds on the engine's clock, -1
-    for a part that the request did not come to: in the queue, from admission to the first token, from submission to the
+    for a part that the request did not reach: in the queue, from admission to the first token, from submission to the
     first token, and from the first token to the last.
     """
 
@@ -205,7 +205,7 @@ class AbortResult(msgspec.Struct, frozen=True, array_like=True, tag=105):
 
 
 class EventStats(msgspec.Struct, frozen=True):
-    """How often a kind of lifecycle event happened, and what became of the chain.
+    """How often a kind of lifecycle event happened, and whether the chain went on without a gap.
 
     held: the next launch was enqueued while its predecessor still ran. idle: there was no chain to hold, the next
     launch was the first after the loop had nothing to do.
@@ -313,8 +313,8 @@ def encode_frame(message: ToEngine | ToFrontEnd) -> bytes:
 
 
 def decode_to_engine(body: bytes) -> ToEngine:
-    """Raises ProtocolError. What a message may say beyond its types is for `runahead.runtime.engine.submit_check` to
-    tell."""
+    """Raises ProtocolError. It checks types, and the bounds that they carry; `runahead.runtime.engine.submit_check`
+    checks the rest."""
     try:
         return _to_engine.decode(body)
     except msgspec.MsgspecError as error:

@@ -13,9 +13,9 @@ MAX_TOP_LOGPROBS = 20
 MAX_ABORT_IDS = 1024  # of one call: each is looked up, and may be remembered
 MAX_TEXT = 256  # characters of an id or a salt
 
-# What a message may say, whatever the model: what is outside can't be put into a row's state. NaN is outside too. A row
-# holds these as float32, so a bound is a value that float32 holds, rounded to the nearest.
-_SMALLEST: Final = 1e-45  # what is half as small is 0 in float32
+# Bounds that hold for every model: a value outside of them is invalid, since a row's state could not hold it. NaN is
+# outside too. A row holds these values as float32, so each bound is one that float32 holds, rounded to the nearest.
+_SMALLEST: Final = 1e-45  # in float32 the smallest number above 0
 _Float = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
 _Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -38,8 +38,8 @@ class FinishReason(enum.IntEnum):
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """How tokens are drawn. Validated and defaulted before it reaches the engine.
 
-    temperature: 0 is greedy. top_k: 0 is off. top_p: 1 is off, and 0 can't be. min_p: 0 is off. A temperature or a
-    min_p that is 0 in float32 is taken for 0.
+    temperature: 0 is greedy. top_k: 0 is off. top_p: 1 is off, 0 is invalid. min_p: 0 is off. A temperature or a min_p
+    that float32 rounds to 0 counts as 0.
     seed: 64 bits, always set: the front end draws one where the client left it unset.
     bias_ids, bias_values: added to the logits, at most 1,024.
     allowed_mask: int32 words, bit v % 32 of word v // 32 for token v of the vocabulary; empty means all.
@@ -71,7 +71,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def has_filter(self) -> bool:
-        """Some tokens can't be drawn because others are likelier. A greedy row looks at no filter."""
+        """Top-k, top-p or min-p may exclude tokens. A greedy row is not filtered, whatever these say."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 

@@ -1,4 +1,5 @@
-"""Everything about a request that takes long to make, made before the engine's loop sees it: in the front end. Pure."""
+"""Everything about a request that takes long to compute, computed in the front end, before the engine's loop sees
+it."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ The softmax between them runs over rows padded to a common width with keys of we
 
 A padding key names the token's own newest key, never a slot beyond the row: what lies there may be NaN.
 
-From one decode step to the next little changes but the numbers: a plan's buffers are filled again where they fit.
+From one decode step to the next little changes but the numbers, so that a plan's buffers are used again where they fit.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def attend(plan: AttentionPlan, q: torch.Tensor, keys: torch.Tensor, values: tor
 
 
 def silence_sparse_warning() -> None:
-    """torch says once a process that CSR tensors are in beta. The self-test is what we rely on instead."""
+    """torch warns once a process that CSR tensors are in beta. We rely on the self-test instead."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.sparse_csr_tensor(torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1), (1, 1), check_invariants=False)

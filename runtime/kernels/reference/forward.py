@@ -129,7 +129,7 @@ class ReferenceBoundKernels:
         work = self._work_for(batch.num_tokens)
         caches = self._caches_of(cache)
         buffers = work.buffers
-        with np.errstate(all="ignore"):  # numbers that are none stay in their row, and are found in its logits
+        with np.errstate(all="ignore"):  # a NaN or an infinity stays in its row, and is found in the row's logits
             buffers.take(batch)
             np.take(self._embedding, buffers.token_ids, axis=0, out=buffers.residual_array, mode="clip")
             for own in work.attention:

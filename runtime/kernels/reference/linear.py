@@ -1,8 +1,9 @@
 """Matrix products whose rows do not know of each other.
 
 A library's product picks its kernel, and with it the order of its sums, from the number of rows, the depth of the sum
-and the number of threads. Two ways were found to hold it to one order. Neither is promised by a library: which one a
-process uses is decided by trying (`runahead.runtime.models.cpu_kernels`), and where neither holds none is taken.
+and the number of threads. Two ways were found to hold it to one order. No library promises either of them. So a process
+tries them at its start (`runahead.runtime.models.cpu_kernels`), uses one that holds, and does not start where neither
+does.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class _BlasProduct:
 
 
 class OneDnnProducts:
-    """oneDNN's products of prepacked weights, rows in pairs: a single row of a deep sum is another kernel.
+    """oneDNN's products of prepacked weights, rows in pairs: oneDNN has another kernel for a single row of a deep sum.
 
     Measured one order of sums for every number of rows and threads, on AVX-512 and AVX2, slower than `BlasProducts` on
     the former.
@@ -172,7 +173,7 @@ def choose_products() -> Products:
 
 
 def rows_keep_their_bits(products: Products, shapes: Sequence[tuple[int, int]] = _SEEN_TO_DIFFER, few: int = 3) -> bool:
-    """Tries products of many numbers of rows against those of `few` rows at a time.
+    """Compares products of many rows at once with products of `few` rows at a time.
 
     shapes: (in, out) of the matrices; the default ones are a few milliseconds of work.
     """

@@ -21,7 +21,7 @@ I32 = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class LogProbabilities:
-    """Of n rows; zeros where a row did not ask, and past what it asked for."""
+    """Log-probabilities of n rows; zeros for a row that did not ask, and beyond as many as it asked for."""
 
     chosen: F32  # [n]
     top_ids: I32  # [n, max_top] most likely first

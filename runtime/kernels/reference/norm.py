@@ -1,8 +1,8 @@
 """RMS norm and the gated activation, row by row, in NumPy.
 
 A decode step streams every weight through the processor's caches, so that the small operations between two products
-find their code and data gone. NumPy's are the shortest path through such a cold cache. They also never cut an array
-among threads: an element's arithmetic depends on its column alone.
+find neither their code nor their data in a cache. NumPy runs the least code there. It also never divides an array among
+threads: an element's arithmetic depends on its column alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class NormWeight:
 
 @dataclass(frozen=True, slots=True)
 class RmsNorm:
-    """The RMS norm of an array, prepared: the arrays may change, where they lie may not. Everything is float32."""
+    """The RMS norm of an array, prepared once: the numbers in the arrays may change, their addresses may not.
+    Everything is float32."""
 
     x: NDArray[np.float32]  # [..., n]
     out: NDArray[np.float32]  # [..., n], may be x

@@ -1,4 +1,4 @@
-"""Penalties on what a row has said: the definition, which the kernels for CUDA follow bit by bit.
+"""Penalties on tokens that a row holds already: the definition, which the kernels for CUDA follow bit by bit.
 
 On the raw logits x of a row, before bias and masks, each step rounded to float32 on its own, no fused multiply-add:
 

@@ -18,7 +18,8 @@ def rope_factors(table: RopeTable) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """The rotation of an array's heads in place, prepared: the arrays may change, where they lie may not."""
+    """The rotation of an array's heads in place, prepared once: the numbers in the arrays may change, their addresses
+    may not."""
 
     halves: NDArray[np.float32]  # [T, heads, 2, head_dim // 2]
     swapped: NDArray[np.float32]  # the same memory, second half first
@@ -41,7 +42,7 @@ class Rotation:
         )
 
     def turn_to(self, table: NDArray[np.float32], positions: NDArray[np.int64]) -> None:
-        """Once a forward. table: of `rope_factors`. positions: [T], clamped to the table."""
+        """Called once a forward. table: of `rope_factors`. positions: [T], clamped to the table."""
         np.take(table, positions, axis=0, out=self.factors, mode="clip")
 
     def apply(self) -> None:

@@ -7,7 +7,7 @@ For each row, in this order:
 3. Penalties on what the row has said (`penalties`). Tokens that are not allowed and, below `min_position`, the stop ids
    are masked; then the bias is added to the others. If masks leave nothing, the token is the lowest allowed id: the
    allowed set is kept, `min_position` gives way. Where penalties take the logit of any token out of float32, or a bias
-   that of one that is not masked, the row fails as in 1: which of two such tokens is the likelier can't be told.
+   that of one that is not masked, the row fails as in 1, since such tokens could not be compared.
 4. Temperature 0 takes the highest logit. Any other divides the distance to the highest logit by the temperature, and
    the rest applies to that score: top-k, top-p of what top-k left, min-p of what top-p left (`kept_tokens`).
 5. The token is the one with the highest score + Gumbel noise (`philox.gumbel`), a function of seed, position and id.

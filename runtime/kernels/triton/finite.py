@@ -59,11 +59,11 @@ def write_finite(
     flags: torch.Tensor,
     prompt: PromptBuffers | None = None,
 ) -> None:
-    """1 for each row of `batch` all of whose numbers are finite; masked rows too.
+    """Write 1 for each row of `batch` whose numbers are all finite, and for masked rows.
 
-    These are its part of `hidden`, [T, hidden] contiguous, and the logits that `leave_prompt_logprobs` has made of it
-    in this launch, for which `prompt` holds the peaks. None: no prompt asked. counter: int64 [1], the running launch,
-    whose plan was taken. flags: int8 [slots, rows], mapped.
+    Its numbers are its part of `hidden`, [T, hidden] contiguous, and the logits that `leave_prompt_logprobs` has made
+    of it in this launch, for which `prompt` holds the peaks. None: no prompt asked. counter: int64 [1], the running
+    launch, whose plan was taken. flags: int8 [slots, rows], mapped.
     """
     peaks = hidden if prompt is None else prompt.partial_max
     _finite_kernel[(batch.num_rows,)](

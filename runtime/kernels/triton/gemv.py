@@ -1,4 +1,4 @@
-"""The product of one row with a matrix: bound by the bytes of the weights, which are all asked for at once.
+"""The product of one row with a matrix. Reading the weights takes all of its time, so they are all asked for at once.
 
 With one row the vendor's product leaves half of the memory's bandwidth unused at the sizes of small models.
 """

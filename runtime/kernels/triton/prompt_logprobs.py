@@ -147,7 +147,9 @@ def leave_prompt_logprobs(
     tokens = hidden.shape[0]
     for first in range(0, tokens, _TILE):
         tile = hidden[first : first + _TILE]
-        if tile.shape[0] < _TILE:  # a product's bits may depend on its rows: they are always as many
+        if (
+            tile.shape[0] < _TILE
+        ):  # a product's bits may depend on the number of its rows, so that it is always the same
             tile = torch.cat((tile, tile.new_zeros((_TILE - tile.shape[0], tile.shape[1]))))
         buffers.logits.copy_(logits_of(tile))
         places = buffers.places[first : first + _TILE]

@@ -124,7 +124,8 @@ def _top_finish_kernel(
     TILES: tl.constexpr,
     TILES_PAD: tl.constexpr,
 ):
-    """A row's log-probabilities from its tiles; zeros for a row that did not ask, and past what it asked for."""
+    """A row's log-probabilities from its tiles; zeros for a row that did not ask, and beyond as many as it asked
+    for."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
     p = tl.arange(0, TOP_PAD)
