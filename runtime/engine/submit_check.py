@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.memory.prefix_cache import KEY_BYTES
 from runahead.runtime.scheduler.admission_record import eos_and_stop_ids
 from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.block_keys import KEY_BYTES
 from runahead.runtime.wire.parameters import MAX_STOP_IDS, FinishReason
 
 _CANCELLED = (FinishReason.STOP, FinishReason.CANCELLED)

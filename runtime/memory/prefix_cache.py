@@ -1,37 +1,19 @@
-"""Keys of KV blocks by content: what a prefix is found again by. Pure.
-
-A block's key is the SHA-256 of the key before it and its own token ids. Before the first stands the salt, hashed twice:
-no salt can be chosen so that it stands for a key and a block. Equal keys mean the same tokens at the same positions
-under the same salt.
+"""Finds the KV blocks that a request's tokens begin with, by keys of their content (`runahead.runtime.wire.block_keys`).
 
 Whoever asks may bring the keys of its prompt along, so that nobody hashes it again to look it up. They are believed in
 nothing else: a block is found where its token ids and the key before it are those that are looked for, up to the salt,
-which is hashed here; and the key that a block is published under is hashed here.
+which is hashed here; and the key that a block becomes findable under is hashed here.
 """
 
 from __future__ import annotations
 
 from array import array
-from hashlib import sha256
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runahead.runtime.memory.block_pool import BlockPool, Content
-
-KEY_BYTES: Final = 32
-
-
-def prompt_keys(salt: str, prompt: NDArray[np.int32], block_size: int) -> bytes:
-    """Keys of a prompt's full blocks, one after the other. prompt: int32 [n]. Bytes [n // block_size * KEY_BYTES]
-
-    A front end makes them, so that the engine's loop hashes no prompt.
-    """
-    keys, tokens, size = PrefixKeys(salt), np.ascontiguousarray(prompt, "<i4").tobytes(), 4 * block_size
-    return b"".join(
-        keys.content(place, tokens[place * size : (place + 1) * size]).key for place in range(len(tokens) // size)
-    )
+from runahead.runtime.wire.block_keys import KEY_BYTES, block_key, salt_key
 
 
 class PrefixKeys:
@@ -42,7 +24,7 @@ class PrefixKeys:
     """
 
     def __init__(self, salt: str, given: bytes = b"") -> None:
-        self._keys = [sha256(sha256(salt.encode()).digest()).digest()]  # of the empty prefix, then of each block
+        self._keys = [salt_key(salt)]  # of the empty prefix, then of each block
         self._given = given
 
     def from_place(self, place: int) -> list[bytes]:
@@ -53,7 +35,7 @@ class PrefixKeys:
         """What the block at `place` holds. tokens: its own ids, int32. Places come in order, and may come again."""
         before = self._keys[place]
         if place == len(self._keys) - 1:
-            self._keys.append(sha256(before + tokens).digest())
+            self._keys.append(block_key(before, tokens))
         return Content(self._keys[place + 1], tokens, before)
 
     def sought(self, place: int, tokens: bytes) -> Content:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.memory.prefix_cache import prompt_keys
 from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.block_keys import prompt_keys
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 
 

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from runahead.runtime.memory.prefix_cache import KEY_BYTES
 from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.block_keys import KEY_BYTES
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import prepared_submit
 from tests.runtime.chain import Chain, make_chain, no_step
