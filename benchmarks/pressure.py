@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from benchmarks.checkouts import check_comes_from, environment_of
 from benchmarks.pressed_engine import CHUNK, EOS, VOCAB, PressedEngine
-from runahead.runtime.scheduler.admission_record import token_mask
+from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams
 

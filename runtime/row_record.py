@@ -58,6 +58,21 @@ class RowParameters(Generic[Column]):
 
 ROW_RECORD: Final = WordLayout(RowParameters, ADMIT_WORDS)
 
+# Names of the tensors in which a device keeps its rows: `runahead.runtime.kernels.row_state` says what is in them.
+# `parameters` holds the fields of `RowParameters`.
+ROW_TENSORS: Final = (
+    "last_token",
+    "seq_len",
+    "alive",
+    "block_table",
+    "parameters",
+    "stop_ids",
+    "bias_ids",
+    "bias_values",
+    "allowed",
+)
+PENALTY_TENSORS: Final = ("counts", "in_prompt")  # by penalty slot
+
 
 @dataclass(frozen=True, slots=True)
 class AdmissionView:

@@ -17,9 +17,9 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
 
-from runahead.runtime.scheduler.admission_record import token_mask
 from runahead.runtime.wire.messages import EngineInfo
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
+from runahead.runtime.wire.preparation import allowed_mask
 from runahead.service.errors import Violation, invalid_argument
 from runahead.service.limits import LIMITS
 from runahead.v1 import (
@@ -276,7 +276,7 @@ def _check_sampling(
         seed=options.seed if options.HasField("seed") else secrets.randbits(64),
         bias_ids=tuple(bias),
         bias_values=tuple(bias.values()),
-        allowed_mask=token_mask(np.fromiter(allowed, np.int64), info.vocab_size).tobytes() if allowed else b"",
+        allowed_mask=allowed_mask(np.fromiter(allowed, np.int64), info.vocab_size) if allowed else b"",
         logprobs=_check_logprobs(output, "logprobs", found),
         prompt_logprobs=_check_logprobs(output, "prompt_logprobs", found),
         **penalties,

@@ -11,13 +11,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.kernels.row_state import penalty_fields, row_fields
-from runahead.runtime.row_record import ROW_RECORD, signed_64
-from runahead.runtime.scheduler.admission_record import SAMPLING_NUMBERS, token_mask
+from runahead.runtime.row_record import PENALTY_TENSORS, ROW_RECORD, ROW_TENSORS, signed_64
+from runahead.runtime.scheduler.admission_record import SAMPLING_NUMBERS
 from runahead.runtime.scheduler.ledger import LedgerError
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
+from runahead.runtime.token_mask import token_mask
 from runahead.runtime.words import NUMPY_TYPES
 
 
@@ -157,7 +157,7 @@ FIELDS: Final[Mapping[str, _Field]] = {
     "counts": _by_penalty_slot(_counts),
     "in_prompt": _by_penalty_slot(_in_prompt),
 }
-_TENSORS: Final = frozenset((*row_fields(), *penalty_fields()))
+_TENSORS: Final = frozenset((*ROW_TENSORS, *PENALTY_TENSORS))
 # A place where these differ would tell a token of somebody's prompt, and prompts are in no log.
 _UNSPOKEN: Final = frozenset({"in_prompt"})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runahead.runtime.row_record import ROW_RECORD, RowParameters
@@ -84,13 +84,3 @@ def make_row_state(max_rows: int, max_blocks: int, vocab_size: int, device: torc
         bias_values=torch.zeros((slots, MAX_BIAS), dtype=torch.float32, device=device),
         allowed=i32((vocab_size + 31) // 32),
     )
-
-
-def row_fields() -> tuple[str, ...]:
-    """Names of the tensors of `RowState`."""
-    return tuple(f.name for f in fields(RowState))
-
-
-def penalty_fields() -> tuple[str, ...]:
-    """Names of the tensors of `PenaltyState`."""
-    return tuple(f.name for f in fields(PenaltyState))

@@ -1,4 +1,4 @@
-"""Finds the KV blocks that a request's tokens begin with, by keys of their content (`runahead.runtime.wire.block_keys`).
+"""Finds the KV blocks that a request's tokens begin with, by their keys: see `runahead.runtime.wire.block_keys`.
 
 Whoever asks may bring the keys of its prompt along, so that nobody hashes it again to look it up. They are believed in
 nothing else: a block is found where its token ids and the key before it are those that are looked for, up to the salt,

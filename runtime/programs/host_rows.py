@@ -23,10 +23,18 @@ from runahead.cuda_graphs.rings import (
     cell_tag,
 )
 from runahead.runtime import plan as layout
-from runahead.runtime.kernels.row_state import penalty_fields, row_fields
 from runahead.runtime.plan import PlanView, read_plan
-from runahead.runtime.row_record import COUNT_SEEN, COUNT_TOKEN, PROMPT_BIT, ROW_RECORD, RowParameters, read_admission
-from runahead.runtime.scheduler.admission_record import token_mask
+from runahead.runtime.row_record import (
+    COUNT_SEEN,
+    COUNT_TOKEN,
+    PENALTY_TENSORS,
+    PROMPT_BIT,
+    ROW_RECORD,
+    ROW_TENSORS,
+    RowParameters,
+    read_admission,
+)
+from runahead.runtime.token_mask import token_mask
 
 _NO_ROWS = np.zeros(0, np.int64)
 
@@ -188,7 +196,7 @@ class HostRows(RowParameters[NDArray[Any]]):
 
     def read(self) -> Mapping[str, NDArray[np.generic]]:
         """Row state and penalty state by field name: the arrays themselves, good until the next launch."""
-        return {name: getattr(self, name) for name in (*row_fields(), *penalty_fields())}
+        return {name: getattr(self, name) for name in (*ROW_TENSORS, *PENALTY_TENSORS)}
 
     # ------------------------------------------------------------ what F runs on
 

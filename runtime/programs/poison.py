@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from runahead.cuda_graphs.rings import RingMemory, cell_tag
-from runahead.runtime.memory.slot_pool import NO_SLOT
-from runahead.runtime.scheduler.outcomes import Release
 
 _NONSENSE = -(1 << 20)
 
@@ -19,6 +18,19 @@ class PoisonedProgram(Protocol):
     def poison_slot(self, slot: int) -> None: ...
 
     def poison_penalty_slot(self, slot: int) -> None: ...
+
+
+class GivenBack(Protocol):
+    """What nobody holds any more: KV blocks, and slots, negative where there is none."""
+
+    @property
+    def blocks(self) -> Sequence[int]: ...
+
+    @property
+    def slot(self) -> int: ...
+
+    @property
+    def penalty_slot(self) -> int: ...
 
 
 class RingPoison:
@@ -40,11 +52,11 @@ class RingPoison:
         self._rings.prompt_top_ids[slot] = _NONSENSE
         self._rings.prompt_top_logprobs[slot] = float("nan")
 
-    def release(self, resource: Release) -> None:
+    def release(self, resource: GivenBack) -> None:
         """What the fence has let go and nobody holds any more."""
         if resource.blocks:
             self._program.poison_blocks(tuple(resource.blocks))
-        if resource.slot != NO_SLOT:
+        if resource.slot >= 0:
             self._program.poison_slot(resource.slot)
-        if resource.penalty_slot != NO_SLOT:
+        if resource.penalty_slot >= 0:
             self._program.poison_penalty_slot(resource.penalty_slot)

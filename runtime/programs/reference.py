@@ -14,9 +14,10 @@ from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.reference.logprobs import log_probabilities
 from runahead.runtime.kernels.reference.sampling import sample_rows
-from runahead.runtime.kernels.row_state import PenaltyState, RowState, row_fields
+from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.programs.host_rows import HostRows, Queries
+from runahead.runtime.row_record import ROW_TENSORS
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS
 
 _TILE: Final = 32  # query tokens whose logits are computed at a time for prompt log-probabilities
@@ -49,7 +50,7 @@ class HostProgram:
             rings, max_rows, max_blocks, vocab, block_size, MAX_STOP_IDS, MAX_BIAS, penalty_slots=penalty_slots,
             launched=launched,
         )  # fmt: skip
-        self._state = RowState(**{name: torch.from_numpy(getattr(self.rows, name)) for name in row_fields()})
+        self._state = RowState(**{name: torch.from_numpy(getattr(self.rows, name)) for name in ROW_TENSORS})
         self._penalties = PenaltyState(torch.from_numpy(self.rows.counts), torch.from_numpy(self.rows.in_prompt))
         self._cache = model.make_cache(num_blocks, block_size)
         self._logits = np.zeros((max_rows + 1, vocab), np.float32)

@@ -66,13 +66,6 @@ def largest_record_words(vocab_size: int, context_length: int, max_blocks: int) 
     return ADMIT_WORDS + lists + COUNT_WORDS * min(context_length, vocab_size)
 
 
-def token_mask(token_ids: Sequence[int] | NDArray[np.integer[Any]], vocab_size: int) -> NDArray[np.int32]:
-    """A bit for each token of the vocabulary: bit v % 32 of word v // 32. [ceil(vocab / 32)]"""
-    said = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
-    said[np.asarray(token_ids, np.int64)] = True
-    return np.packbits(said, bitorder="little").view("<i4")
-
-
 def admission_record(
     slot: int,
     sampling: SamplingParams,

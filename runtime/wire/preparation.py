@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.block_keys import prompt_keys
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
@@ -41,6 +42,11 @@ def prepared_submit(
         block_keys=prompt_keys(cache_salt, tokens, block_size) if block_size else b"",
         submitted_at=submitted_at,
     )
+
+
+def allowed_mask(token_ids: NDArray[np.int64], vocab_size: int) -> bytes:
+    """`SamplingParams.allowed_mask` for these ids alone, [n], each below `vocab_size`."""
+    return token_mask(token_ids, vocab_size).tobytes()
 
 
 def _distinct(tokens: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -21,12 +21,12 @@ from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.weights import ModelWeights, dummy_weights
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.programs.reference import HostProgram
-from runahead.runtime.scheduler.admission_record import token_mask
 from runahead.runtime.scheduler.ledger import Ledger
 from runahead.runtime.scheduler.outcomes import Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
+from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import MAX_STOP_IDS, SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import prepared_submit

@@ -16,9 +16,9 @@ from runahead.runtime.engine.turns import Turns
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, PLAN_WORDS
-from runahead.runtime.programs.poison import RingPoison
+from runahead.runtime.programs.poison import GivenBack, RingPoison
 from runahead.runtime.scheduler.ledger import Launch, Ledger
-from runahead.runtime.scheduler.outcomes import Deferred, Release
+from runahead.runtime.scheduler.outcomes import Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
@@ -132,7 +132,7 @@ class WatchedPoison(RingPoison):
 
     ledger: WatchedLedger
 
-    def release(self, resource: Release) -> None:
+    def release(self, resource: GivenBack) -> None:
         for number, blocks, slots in self.ledger.named():
             assert not blocks & set(resource.blocks), f"launch {number} has not retired and names a block given back"
             assert resource.slot not in slots, f"launch {number} has not retired and names slot {resource.slot}"

@@ -12,9 +12,9 @@ from runahead.runtime.scheduler.admission_record import (
     largest_record_words,
     penalty_list,
     record_words,
-    token_mask,
 )
 from runahead.runtime.scheduler.plan_builder import PlanBuilder
+from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams
 from runahead.runtime.words import NUMPY_TYPES
 

@@ -12,6 +12,7 @@ from runahead.runtime.engine.interval_log import Snapshot
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.programs.poison import GivenBack
 from runahead.runtime.scheduler.ledger import Launch
 from runahead.runtime.scheduler.outcomes import Release
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
@@ -70,8 +71,8 @@ class NamingLedger(WatchedLedger):
 class SlotPoison(WatchedPoison):
     """Poisons penalty slots and state slots once it is sure that no launch that has not retired names them."""
 
-    def release(self, resource: Release) -> None:
-        assert isinstance(self.ledger, NamingLedger)
+    def release(self, resource: GivenBack) -> None:
+        assert isinstance(self.ledger, NamingLedger) and isinstance(resource, Release)
         for number, penalty_slots, state_slots in self.ledger.slots_named():
             assert resource.penalty_slot not in penalty_slots, (
                 f"launch {number} has not retired and names penalty slot {resource.penalty_slot}, given back"

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime.kernels.forward_batch import ForwardBatch
-from runahead.runtime.kernels.row_state import make_penalty_state, make_row_state, penalty_fields, row_fields
+from runahead.runtime.kernels.row_state import make_penalty_state, make_row_state
 from runahead.runtime.kernels.triton.finite import write_finite
 from runahead.runtime.kernels.triton.prompt_logprobs import PromptBuffers, find_targets, leave_prompt_logprobs
 from runahead.runtime.kernels.triton.queries import make_query_buffers, prepare_queries
 from runahead.runtime.kernels.triton.take_plan import make_row_list, take_plan
 from runahead.runtime.kernels.triton.write_results import ResultRing, advance, write_logprobs
+from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS
 
 
 class DeviceRows:
@@ -139,7 +140,7 @@ class DeviceRows:
         self.counter.fill_(launched)
         null_slot = self.state.slots - 1
         fresh = make_row_state(null_slot, self.state.block_table.shape[1], self._vocab_size, self.counter.device)
-        for name in row_fields():
+        for name in ROW_TENSORS:
             getattr(self.state, name).copy_(getattr(fresh, name))
         self.penalties.counts.zero_()
         self.penalties.in_prompt.zero_()
@@ -148,6 +149,6 @@ class DeviceRows:
 
     def read(self) -> Mapping[str, NDArray[np.generic]]:
         """Row state and penalty state by field name, on the host. Only while nothing is in flight."""
-        tensors = {name: getattr(self.state, name) for name in row_fields()}
-        tensors |= {name: getattr(self.penalties, name) for name in penalty_fields()}
+        tensors = {name: getattr(self.state, name) for name in ROW_TENSORS}
+        tensors |= {name: getattr(self.penalties, name) for name in PENALTY_TENSORS}
         return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}

@@ -7,17 +7,16 @@ import pytest
 
 from runahead.runtime.engine.loop import Barrier
 from runahead.runtime.engine.row_check import FIELDS, OF_THE_RECORD, check_rows
-from runahead.runtime.kernels.row_state import penalty_fields, row_fields
-from runahead.runtime.row_record import ROW_RECORD
-from runahead.runtime.scheduler.admission_record import token_mask
+from runahead.runtime.row_record import PENALTY_TENSORS, ROW_RECORD, ROW_TENSORS
 from runahead.runtime.scheduler.ledger import LedgerError
 from runahead.runtime.scheduler.rows import RowPhase
+from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.programs.hash_model import VOCAB
 
 DEPTHS = [0, 1, 2, 4]
-PENALTIES = penalty_fields()
+PENALTIES = PENALTY_TENSORS
 RICH = SamplingParams(
     temperature=0.7, top_k=9, top_p=0.9, min_p=0.01, seed=(1 << 64) - 3, bias_ids=(7, 3), bias_values=(1.5, -2.0),
     allowed_mask=token_mask((3, 40, 90), VOCAB).tobytes(), logprobs=2, prompt_logprobs=1, repetition_penalty=1.2,
@@ -79,7 +78,7 @@ def compared() -> list[tuple[str, str]]:
 def test_every_field_that_the_device_keeps_of_a_row_is_compared() -> None:
     declared = set(ROW_RECORD.names)
     assert declared > OF_THE_RECORD
-    assert set(FIELDS) == {*row_fields(), *PENALTIES} - {"parameters"} | declared - OF_THE_RECORD
+    assert set(FIELDS) == {*ROW_TENSORS, *PENALTIES} - {"parameters"} | declared - OF_THE_RECORD
 
 
 @pytest.mark.parametrize(("row", "field"), compared())

@@ -7,11 +7,11 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import FAULT_NONE, STATUS_BYTES, STATUS_FAULT, RingLayout, RingMemory, allocate_rings
-from runahead.runtime.kernels.row_state import penalty_fields, row_fields
 from runahead.runtime.kernels.triton.device_rows import DeviceRows
 from runahead.runtime.kernels.triton.prompt_logprobs import find_targets, make_prompt_buffers
 from runahead.runtime.plan import read_plan
 from runahead.runtime.programs.host_rows import HostRows, Queries
+from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS
 
 
 def mapped_rings(layout: RingLayout, device: torch.device) -> RingMemory:
@@ -94,9 +94,9 @@ class DeviceTwin:
 
     def forget(self, *, slot: int = -1, penalty_slot: int = -1) -> None:
         """Somebody has changed a row slot or a penalty slot of the reference by hand: the device's is made the same."""
-        for names, place in ((row_fields(), slot), (penalty_fields(), penalty_slot)):
+        for names, place in ((ROW_TENSORS, slot), (PENALTY_TENSORS, penalty_slot)):
             for name in names if place >= 0 else ():
-                held = self.device.state if names == row_fields() else self.device.penalties
+                held = self.device.state if names == ROW_TENSORS else self.device.penalties
                 getattr(held, name)[place] = torch.from_numpy(np.array(getattr(self.host, name)[place]))
 
     # ------------------------------------------------------------ what is compared

@@ -12,7 +12,7 @@ from runahead.cuda_graphs.shape import Form
 from runahead.runtime.kernels.reference import philox, sampling
 from runahead.runtime.kernels.reference.sampling import Sampled, sample_rows
 from runahead.runtime.kernels.reference.sampling_filters import highest, kept_tokens
-from runahead.runtime.kernels.row_state import row_fields
+from runahead.runtime.row_record import ROW_TENSORS
 from tests.runtime.kernels.sampling_oracle import RowSpec, expect, penalties_of, random_spec, state_of
 
 MAX_TOP = 20
@@ -338,7 +338,7 @@ def test_neither_the_logits_nor_the_row_state_are_written() -> None:
     specs = mixed_specs(30, 100, seed=16)
     state = state_of(specs, 100)
     logits = random_logits(30, 100, seed=16)
-    before = {name: getattr(state, name).clone() for name in row_fields()}
+    before = {name: getattr(state, name).clone() for name in ROW_TENSORS}
     penalties = penalties_of(specs, 100)
     kept, counts, in_prompt = logits.clone(), penalties.counts.clone(), penalties.in_prompt.clone()
     sample_rows(logits, state, penalties, torch.arange(30), Form.FULL, MAX_TOP)

@@ -7,8 +7,9 @@ import pytest
 
 from runahead.runtime.plan import Chunk
 from runahead.runtime.process.parts import ring_layout
-from runahead.runtime.scheduler.admission_record import admission_record, penalty_list, token_mask
+from runahead.runtime.scheduler.admission_record import admission_record, penalty_list
 from runahead.runtime.scheduler.plan_builder import PlanBuilder
+from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams
 from tests.gpu.gpu_chain import small_config
