@@ -34,6 +34,10 @@ _WIDEST_HEAD: Final = 4096  # outputs of the head that are tried: a vocabulary m
 _WINDOW: Final = 20  # a window that some of the sequences outgrow
 
 
+class NoKernelsError(RuntimeError):
+    """No kernels of the CPU device keep rows apart on this machine. The sentence says what was tried."""
+
+
 @dataclass(frozen=True, slots=True)
 class KernelTrial:
     """What was found at the start.
@@ -55,7 +59,7 @@ def choose_kernels(config: ModelConfig, ways: Sequence[Products] | None = None) 
     """The first kernels that keep rows apart for a model of this shape, with as many threads as torch has now.
 
     ways: of computing products, in the order in which they are tried; None takes all that there are, the fastest first.
-    Raises RowInvarianceError, with what each way got wrong, where none holds. Whatever else goes wrong, for want of
+    Raises NoKernelsError, with what each way got wrong, where none holds. Whatever else goes wrong, for want of
     memory for instance, says nothing about rows and is raised as it is.
     """
     begun = time.perf_counter()
@@ -86,7 +90,7 @@ def choose_kernels(config: ModelConfig, ways: Sequence[Products] | None = None) 
         if computed
         else "this build of torch has none of the products that it computes with"
     )
-    raise RowInvarianceError(f"device cpu can't be served on this machine: {why}. Tried {tried}")
+    raise NoKernelsError(f"device cpu can't be served on this machine: {why}. Tried {tried}")
 
 
 def _what_is_lacking(products: Products) -> str:

@@ -36,7 +36,7 @@ def assemble(config: EngineConfig, progress: Progress) -> Assembled:
     """Load the model and make the device. `progress`: bytes loaded, bytes in all.
 
     Raises ConfigError for invalid settings, CheckpointError for a checkpoint that can't be served,
-    RowInvarianceError for a processor on which no kernels of the CPU device keep rows apart.
+    NoKernelsError for a processor on which no kernels of the CPU device keep rows apart.
     """
     check_config(config)
     if config.device == "cuda":

@@ -11,7 +11,6 @@ import structlog
 import torch
 
 from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
-from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
 from runahead.runtime.models.config import load_config
 from runahead.runtime.models.load import load_model
 from runahead.runtime.process.parts import (
@@ -24,7 +23,7 @@ from runahead.runtime.process.parts import (
     make_scheduler,
     ring_layout,
 )
-from runahead.runtime.programs.triton import TritonProgram
+from runahead.runtime.programs.triton import TritonProgram, gpu_kernels
 from runahead.runtime.wire.engine_config import EngineConfig
 
 _CACHE_SHARE: Final = 0.85  # of the GPU's memory left after the weights, for the KV cache
@@ -42,7 +41,7 @@ def assemble_cuda(config: EngineConfig, progress: Progress) -> Assembled:
     folder = Path(config.model)
     described = load_config(folder)
     context = check_model(config, described)
-    model = load_model(folder, device, dtype, config.load_format, TritonKernelSet(), progress, context, described)
+    model = load_model(folder, device, dtype, config.load_format, gpu_kernels(), progress, context, described)
     free, _ = torch.cuda.mem_get_info(device)
     blocks = config.num_blocks or blocks_in(int(free * _CACHE_SHARE), config, model.config, context, model.dtype)
     check_blocks(blocks, config, context)

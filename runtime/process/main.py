@@ -31,9 +31,9 @@ from runahead.runtime.engine.links import SocketLinks
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.engine.loop_guard import LoopGuard
 from runahead.runtime.engine.watchdog import LaunchHungError, NoProgressError
-from runahead.runtime.kernels.reference.linear import RowInvarianceError
 from runahead.runtime.log_output import LogOutput, log_to_stderr
 from runahead.runtime.models.config import CheckpointError
+from runahead.runtime.models.cpu_kernels import NoKernelsError
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.parts import Assembled
 from runahead.runtime.wire import messages as m
@@ -72,7 +72,7 @@ def main() -> int:
             parent_fd=sys.stdin.fileno(),
             connected=orders.config.counters_from,
         )
-    except (ConfigError, CheckpointError, RowInvarianceError, msgspec.MsgspecError, OSError) as error:
+    except (ConfigError, CheckpointError, NoKernelsError, msgspec.MsgspecError, OSError) as error:
         print(error, file=sys.stderr, flush=True)
         return EXIT_CANNOT_START
     gc.collect()

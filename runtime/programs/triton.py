@@ -15,10 +15,17 @@ from numpy.typing import NDArray
 from runahead.cuda_graphs.enqueue_watch import unwatched
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.cuda_graphs.shape import LaunchShape
+from runahead.runtime.kernels.kernel_set import KernelSet
 from runahead.runtime.kernels.triton.device_rows import DeviceRows
+from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
 from runahead.runtime.kernels.triton.prompt_logprobs import make_prompt_buffers
 from runahead.runtime.kernels.triton.sampling import make_sampler_buffers, sample_rows_cuda
 from runahead.runtime.models.decoder import Decoder
+
+
+def gpu_kernels() -> KernelSet:
+    """The kernels for which a `TritonProgram`'s decoder is loaded."""
+    return TritonKernelSet()
 
 
 class TritonProgram:

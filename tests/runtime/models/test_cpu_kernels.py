@@ -15,14 +15,13 @@ from runahead.runtime import models
 from runahead.runtime.kernels.reference.linear import (
     OneDnnProducts,
     Products,
-    RowInvarianceError,
     choose_products,
     product_ways,
     rows_keep_their_bits,
 )
 from runahead.runtime.models import cpu_kernels
 from runahead.runtime.models.config import load_config
-from runahead.runtime.models.cpu_kernels import choose_kernels
+from runahead.runtime.models.cpu_kernels import NoKernelsError, choose_kernels
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.self_test import SelfTestReport
 from runahead.runtime.process.assemble import assemble
@@ -75,7 +74,7 @@ def test_a_way_that_only_the_whole_decoder_shows_to_fail_passes_the_products_alo
 
 
 def test_where_no_way_holds_the_start_is_refused_and_each_is_named() -> None:
-    with pytest.raises(RowInvarianceError) as refused:
+    with pytest.raises(NoKernelsError) as refused:
         choose_kernels(CONFIG, (AddedTogether(), RowsTogether()))
     sentence = str(refused.value)
     assert sentence.startswith("device cpu can't be served on this machine: ")
@@ -90,7 +89,7 @@ def test_memory_that_is_not_enough_is_no_word_on_the_products() -> None:
 
 
 def test_where_torch_has_no_way_at_all_the_sentence_says_that_and_nothing_of_rows() -> None:
-    with pytest.raises(RowInvarianceError) as refused:
+    with pytest.raises(NoKernelsError) as refused:
         choose_kernels(CONFIG, (NotBuilt(),))
     assert str(refused.value) == (
         "device cpu can't be served on this machine: this build of torch has none of the products that it computes "
@@ -129,7 +128,7 @@ def test_a_start_is_refused_before_any_weight_is_read(tmp_path: Path, monkeypatc
     for shard in tmp_path.glob("*.safetensors"):
         shard.unlink()
     monkeypatch.setattr(cpu_kernels, "product_ways", lambda: (RowsTogether(),))
-    with pytest.raises(RowInvarianceError):
+    with pytest.raises(NoKernelsError):
         assemble(EngineConfig(model=str(tmp_path), max_rows=4, num_blocks=40, threads=1), nothing)
 
 

@@ -43,7 +43,7 @@ def a_gpu_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 28, 1 << 30))
     monkeypatch.setattr(cuda, "load_model", load_on_the_cpu)
     monkeypatch.setattr(cuda, "allocate_mapped_rings", allocate_rings)
-    monkeypatch.setattr(cuda, "CudaProgram", lambda *parts, **sizes: SimpleNamespace())
+    monkeypatch.setattr(cuda, "TritonProgram", lambda *parts, **sizes: SimpleNamespace())
     monkeypatch.setattr(cuda, "CudaDevice", CapturingDevice)
 
 
