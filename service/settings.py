@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-import runahead.runtime.models
+from runahead.runtime.checkpoint import BUNDLED, BUNDLED_FOLDER
 from runahead.runtime.log_output import Format, Level, LogOutput
 from runahead.runtime.wire.engine_config import EngineConfig, EngineSettings, check_config
 from runahead.runtime.wire.setting import Setting, settings_of, shown
@@ -28,7 +28,6 @@ from runahead.service.cli_parser import did_you_mean
 
 ENV_PREFIX: Final = "RUNAHEAD_"
 CONFIG_VARIABLE: Final = "RUNAHEAD_CONFIG"
-BUNDLED: Final = "bundled"
 
 _LOG: Final = LogOutput()  # its defaults are these settings' defaults
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -170,7 +169,7 @@ def default_text(setting: Setting) -> str:
 
 def _model_folder(model: str) -> Path:
     if model == BUNDLED:
-        return Path(runahead.runtime.models.__path__[0]) / BUNDLED
+        return BUNDLED_FOLDER
     with contextlib.suppress(OSError, RuntimeError):  # too long for a path, or the home of somebody unknown
         folder = Path(model).expanduser()
         if folder.is_dir():

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from runahead.runtime.checkpoint import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.token_bytes import TokenBytes, token_bytes
 
@@ -84,7 +85,7 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
 
 
 def _load(folder: Path) -> TextTokenizer:
-    path = folder / "tokenizer.json"
+    path = folder / TOKENIZER
     if not path.is_file():
         raise ConfigError(f"{path} is missing: a checkpoint needs its tokenizer beside it")
     try:
@@ -99,10 +100,10 @@ def _load(folder: Path) -> TextTokenizer:
 
 def _chat_template(folder: Path) -> str | None:
     """The default chat template as text: from its own file, or from tokenizer_config.json."""
-    own = folder / "chat_template.jinja"
+    own = folder / CHAT_TEMPLATE
     if own.is_file():
         return _read_text(own)
-    path = folder / "tokenizer_config.json"
+    path = folder / TOKENIZER_CONFIG
     if not path.is_file():
         return None
     try:

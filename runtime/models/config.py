@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from runahead.runtime.checkpoint import CONFIG, GENERATION_CONFIG, CheckpointError
 from runahead.runtime.models.config_keys import (
     LEFT_OUT,
     LLAMA,
@@ -30,10 +31,6 @@ ARCHITECTURES = tuple(MODEL_TYPES)
 _KV_HEADS = "num_key_value_heads"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _T = TypeVar("_T", int, float, bool)
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that can't be served. The sentence names the file, the key or the tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +84,11 @@ def load_config(folder: Path) -> ModelConfig:
 
     Raises CheckpointError for a file that is missing or no JSON object, and for a value that is not supported.
     """
-    path = folder / "config.json"
+    path = folder / CONFIG
     if not path.is_file():
-        raise CheckpointError(f"{folder} is no checkpoint: it has no config.json")
+        raise CheckpointError(f"{folder} is no checkpoint: it has no {CONFIG}")
     raw = _read_object(path)
-    generation = folder / "generation_config.json"
+    generation = folder / GENERATION_CONFIG
     eos = set(_token_ids(raw, "eos_token_id"))
     if generation.is_file():
         eos |= set(_token_ids(_read_object(generation), "eos_token_id"))

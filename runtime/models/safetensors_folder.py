@@ -16,12 +16,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from runahead.runtime.models.config import CheckpointError
+from runahead.runtime.checkpoint import WEIGHTS, WEIGHTS_INDEX, CheckpointError
 
 _ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +63,11 @@ def open_folder(folder: Path) -> dict[str, StoredTensor]:
     Raises CheckpointError for a missing file or shard, an unreadable header, a tensor that the file ends before, and
     an index that does not agree with its shards.
     """
-    if (folder / _INDEX).is_file():
+    if (folder / WEIGHTS_INDEX).is_file():
         return _open_sharded(folder)
-    path = folder / _SINGLE
+    path = folder / WEIGHTS
     if not path.is_file():
-        raise CheckpointError(f"{folder} has neither {_SINGLE} nor {_INDEX}")
+        raise CheckpointError(f"{folder} has neither {WEIGHTS} nor {WEIGHTS_INDEX}")
     return read_header(path)
 
 
@@ -103,20 +101,20 @@ def _stored(path: Path, name: str, entry: dict[str, Any]) -> StoredTensor:
 
 def _open_sharded(folder: Path) -> dict[str, StoredTensor]:
     try:
-        entries = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
+        entries = json.loads((folder / WEIGHTS_INDEX).read_text(encoding="utf-8"))["weight_map"]
         weight_map = {str(name): str(shard) for name, shard in entries.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{folder / _INDEX} can't be read: {error!r}") from error
+        raise CheckpointError(f"{folder / WEIGHTS_INDEX} can't be read: {error!r}") from error
     stored: dict[str, StoredTensor] = {}
     for shard in sorted(set(weight_map.values())):
         path = folder / shard
         if Path(shard).name != shard:
-            raise CheckpointError(f"{_INDEX} names a shard outside the folder: {shard!r}")
+            raise CheckpointError(f"{WEIGHTS_INDEX} names a shard outside the folder: {shard!r}")
         if not path.is_file():
             first = min(name for name, holder in weight_map.items() if holder == shard)
             raise CheckpointError(f"shard {shard} is missing from {folder}; tensor {first} is in it")
         stored |= read_header(path)
     for name, shard in weight_map.items():
         if name not in stored or stored[name].path.name != shard:
-            raise CheckpointError(f"{_INDEX} says that tensor {name} is in {shard}, and it is not")
+            raise CheckpointError(f"{WEIGHTS_INDEX} says that tensor {name} is in {shard}, and it is not")
     return stored

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 
+from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, Layer, Linear, Norm
-from runahead.runtime.models.config import CheckpointError, ModelConfig
+from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.safetensors_folder import StoredTensor, open_folder
 
 Pack = Callable[[torch.Tensor], torch.Tensor]  # KernelSet.pack_weight

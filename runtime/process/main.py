@@ -26,13 +26,13 @@ import structlog
 import torch
 
 from runahead.cuda_graphs.device import DeviceError
+from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.engine.interval_log import LogMode
 from runahead.runtime.engine.links import SocketLinks
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.engine.loop_guard import LoopGuard
 from runahead.runtime.engine.watchdog import LaunchHungError, NoProgressError
 from runahead.runtime.log_output import LogOutput, log_to_stderr
-from runahead.runtime.models.config import CheckpointError
 from runahead.runtime.models.cpu_kernels import NoKernelsError
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.parts import Assembled

@@ -18,7 +18,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from runahead.runtime.models.config import CheckpointError, ModelConfig, parse_config
+from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.models.config import ModelConfig, parse_config
 from runahead.runtime.models.config_keys import (
     LLAMA,
     MISTRAL,

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from runahead.runtime.models.config import CheckpointError, ModelConfig, RopeScaling, load_config, parse_config
+from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.models.config import ModelConfig, RopeScaling, load_config, parse_config
 
 RAW: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runahead.runtime.models.config import CheckpointError
+from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.parts import MAX_EOS_IDS
 from runahead.runtime.wire.engine_config import MAX_CONTEXT, ConfigError, EngineConfig
