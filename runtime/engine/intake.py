@@ -15,8 +15,8 @@ import numpy as np
 from runahead.runtime.engine.links import Links
 from runahead.runtime.engine.live_requests import Registry, Tracked
 from runahead.runtime.engine.publisher import Publisher
-from runahead.runtime.scheduler.request import Request
-from runahead.runtime.scheduler.scheduler import NeverFits, Scheduler
+from runahead.runtime.scheduler.request import NeverFits, Request
+from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
 

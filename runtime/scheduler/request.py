@@ -17,6 +17,14 @@ from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 MAX_EVICTIONS: Final = 3  # a request evicted so often is protected: others of its priority leave before it
 
 
+class NeverFits(ValueError):
+    """The request is larger than the whole pool; `prompt_alone`: so is its prompt without a completion."""
+
+    def __init__(self, sentence: str, prompt_alone: bool) -> None:
+        super().__init__(sentence)
+        self.prompt_alone = prompt_alone
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """A request from the queue to its end. Slots are NO_SLOT while it waits.

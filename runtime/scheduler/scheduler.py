@@ -23,7 +23,7 @@ from runahead.runtime.scheduler.plan_builder import NO_APPENDS, PlanBuilder
 from runahead.runtime.scheduler.planned import Planned
 from runahead.runtime.scheduler.prompt_parts import prompt_parts
 from runahead.runtime.scheduler.rationing import Need, choose_victim, ration
-from runahead.runtime.scheduler.request import Request
+from runahead.runtime.scheduler.request import NeverFits, Request
 from runahead.runtime.scheduler.rows import RowPhase, Rows
 from runahead.runtime.scheduler.tally import NO_EVENTS, Tally
 from runahead.runtime.scheduler.waiting import WaitingQueue
@@ -33,14 +33,6 @@ from runahead.runtime.wire.parameters import FinishReason
 _PREFILL = int(RowPhase.PREFILL)
 _DECODE = int(RowPhase.DECODE)
 _LEAVING = int(RowPhase.LEAVING)
-
-
-class NeverFits(ValueError):
-    """The request is larger than the whole pool; `prompt_alone`: so is its prompt without a completion."""
-
-    def __init__(self, sentence: str, prompt_alone: bool) -> None:
-        super().__init__(sentence)
-        self.prompt_alone = prompt_alone
 
 
 class Scheduler:
