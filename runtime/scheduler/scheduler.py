@@ -1,5 +1,13 @@
 """Who is in the next launch. Pure: no clock, no device, no thread.
 
+A row with a prompt of 5 tokens (p), in blocks of 4. Launch 13 is committed and brought its third token (t); launches 14
+and 15 are in flight, and what they bring is known to the device alone:
+
+    block table       17          4             9         reserved with plan 14, whose token crosses the border
+    tokens       | p  p  p  p | p  t  t  t | 14 15       |
+                                           ^     ^
+                            committed_len = 8   least_len = most_len = 10; with drafts most_len counts those too
+
 The scheduler never waits for a token: it plans from lengths alone, which it can bound in advance. A row that turns out
 to have ended is void in the launches already enqueued, one wasted row each, and nothing is rolled back.
 """
