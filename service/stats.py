@@ -1,32 +1,30 @@
-"""The engine's figures, and this front end's, as a `ServerStats` message."""
+"""The engine's figures, and this front end's, as a `ServerStats` message.
+
+A figure has the same name on both sides, or that of its group beside it in the engine's: `tokens.void_rows` of the
+contract is the engine's `void_rows`, `blocks.free` is `blocks_free` and `tokens.cached` is `cached_tokens`. Figures for
+which that does not hold are in `_OTHER_NAMES`, those that are made of others in `server_stats`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import msgspec
 
 from runahead.runtime.wire.histogram import BOUNDS_S, quantile
 from runahead.runtime.wire.messages import EngineStats, HistogramStats
-from runahead.v1 import (
-    BarrierStats,
-    BlockStats,
-    ChainStats,
-    EventStats,
-    FrontEndStats,
-    GraphStats,
-    Histogram,
-    LifecycleStats,
-    PenaltySlotStats,
-    Quantiles,
-    RequestStats,
-    RowStats,
-    ServerStats,
-    TokenStats,
-)
+from runahead.v1 import BarrierStats, FrontEndStats, Histogram, Quantiles, ServerStats
+
+_OTHER_NAMES: Final = {"graphs.captures": "graph_captures", "graphs.replays": "graph_replays"}
+_GROUPS: Final = ("requests", "tokens", "blocks", "rows", "penalty_slots", "chain", "graphs", "lifecycle")
+_CONTRACT: Final[Any] = ServerStats.DESCRIPTOR  # its class depends on protobuf's implementation
 
 
 @dataclass(slots=True)
 class FrontEndCounters:
-    """What this front end saw. One event loop writes it."""
+    """What this front end saw. One event loop writes it. Its fields are those of `FrontEndStats`."""
 
     open_streams: int = 0
     stop_strings: int = 0
@@ -35,89 +33,58 @@ class FrontEndCounters:
     refused: int = 0
 
 
+def _engine_name(group: str, figure: str) -> str:
+    """What the engine calls a figure of the contract."""
+    if other := _OTHER_NAMES.get(f"{group}.{figure}"):
+        return other
+    names = {figure, f"{group}_{figure}", f"{figure}_{group}"} & set(EngineStats.__struct_fields__)
+    assert len(names) == 1, f"{group}.{figure} of the contract is one field of EngineStats, and not {sorted(names)}"
+    return names.pop()
+
+
+_NAMES: Final[dict[str, dict[str, str]]] = {
+    group: {
+        figure.name: _engine_name(group, figure.name) for figure in _CONTRACT.fields_by_name[group].message_type.fields
+    }
+    for group in _GROUPS
+}
+
+
 def server_stats(engine: EngineStats, counters: FrontEndCounters) -> ServerStats:
     """All figures of `Stats`."""
-    return ServerStats(
+    stats = ServerStats(
         uptime_s=engine.uptime_s,
-        requests=RequestStats(
-            waiting=engine.waiting,
-            running=engine.running,
-            paused=engine.paused,
-            submitted=engine.submitted,
-            admitted=engine.admitted,
-            finished=engine.finished,
-        ),
-        tokens=TokenStats(
-            prompt=engine.prompt_tokens,
-            generated=engine.generated_tokens,
-            void_rows=engine.void_rows,
-            prefill_chunks=engine.prefill_chunks,
-            cached=engine.cached_tokens,
-            recomputed=engine.recomputed_tokens,
-        ),
-        blocks=BlockStats(
-            total=engine.blocks_total,
-            free=engine.blocks_free,
-            owned=engine.blocks_owned,
-            fenced=engine.blocks_fenced,
-            cached=engine.blocks_cached,
-            reserved=engine.blocks_reserved,
-            adopted=engine.blocks_adopted,
-            returned=engine.blocks_returned,
-        ),
-        rows=RowStats(total=engine.rows_total, free=engine.rows_free, fenced=engine.rows_fenced),
-        penalty_slots=PenaltySlotStats(
-            total=engine.penalty_slots_total, free=engine.penalty_slots_free, fenced=engine.penalty_slots_fenced
-        ),
-        chain=_chain(engine),
-        graphs=GraphStats(captures=engine.graph_captures, replays=engine.graph_replays, fallbacks=engine.fallbacks),
         barriers={
             reason: BarrierStats(count=count, seconds=engine.barrier_s.get(reason, 0.0))
             for reason, count in engine.barriers.items()
         },
-        lifecycle=LifecycleStats(
-            deferred_releases=engine.deferred_releases,
-            front_ends_lost=engine.front_ends_lost,
-            events={
-                kind: EventStats(count=event.count, held=event.held, idle=event.idle)
-                for kind, event in engine.events.items()
-            },
-            aborted=engine.aborted,
-        ),
         first_token_s=_quantiles(engine.first_token),
         inter_token_s=_quantiles(engine.inter_token),
         first_token_histogram=_histogram(engine.first_token),
         inter_token_histogram=_histogram(engine.inter_token),
-        front_end=FrontEndStats(
-            open_streams=counters.open_streams,
-            stop_strings=counters.stop_strings,
-            cancelled=counters.cancelled,
-            slow_readers=counters.slow_readers,
-            refused=counters.refused,
-        ),
+        front_end=FrontEndStats(**asdict(counters)),
     )
+    for group, names in _NAMES.items():
+        message = getattr(stats, group)
+        message.SetInParent()
+        for figure, name in names.items():
+            _set(message, figure, getattr(engine, name))
+    return stats
 
 
-def _chain(engine: EngineStats) -> ChainStats:
-    return ChainStats(
-        run_ahead=engine.run_ahead,
-        ledger_depth=engine.ledger_depth,
-        ledger_depth_max=engine.ledger_depth_max,
-        held_back=engine.held_back,
-        launches=engine.launches,
-        launches_retired=engine.launches_retired,
-        launches_by_kind=engine.launches_by_kind,
-        launches_by_depth=engine.launches_by_depth,
-        overlapped=engine.overlapped,
-        firsts_after_idle=engine.firsts_after_idle,
-        overlap_ratio=engine.overlap_ratio,
-        device_idle_s=engine.device_idle_s,
-        device_busy_s=engine.device_busy_s,
-        device_idle_inside_s=engine.device_idle_inside_s,
-        host_s=engine.host_s,
-        waits=engine.waits,
-        bytes_to_device=engine.bytes_to_device,
-    )
+def _set(message: Any, figure: str, value: object) -> None:
+    """value: a number, or numbers or structs by a key."""
+    if not isinstance(value, Mapping):
+        setattr(message, figure, value)
+        return
+    entries = getattr(message, figure)
+    for key, inner in value.items():
+        if not isinstance(inner, msgspec.Struct):
+            entries[key] = inner
+            continue
+        entries[key].SetInParent()
+        for name, number in msgspec.structs.asdict(inner).items():
+            setattr(entries[key], name, number)
 
 
 def _quantiles(times: HistogramStats) -> Quantiles:

@@ -1,5 +1,5 @@
-"""A sampling parameter and a setting are declared in one place, and adding one touches the few files that a document
-names."""
+"""A sampling parameter, a setting and a counter are declared in one place, and adding one touches the few files that a
+document names."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def files_to_add(what: str) -> set[str]:
     return set(re.findall(r"`([a-z_/]+\.py)`", "\n".join(steps)))
 
 
-@pytest.mark.parametrize("what", ["a sampling parameter", "a setting"])
+@pytest.mark.parametrize("what", ["a sampling parameter", "a setting", "a counter"])
 def test_the_document_names_files_that_are_there(what: str) -> None:
     assert files_to_add(what)
     assert not [path for path in files_to_add(what) if not (ROOT / path).is_file()]
@@ -100,3 +100,41 @@ def test_a_setting_stands_where_it_is_declared_and_where_the_document_says_that_
 @pytest.mark.parametrize("name", ["run_ahead_tokens", "prefill_chunk", "max_prefill_tokens", "log_interval", "threads"])
 def test_the_front_end_hands_a_setting_of_the_engine_on_without_its_name(name: str) -> None:
     assert not [name_of(path) for path in sources("service") if name in names_in(path)]
+
+
+# Words that mean nothing but the figure.
+@pytest.mark.parametrize(
+    "name",
+    [
+        "generated_tokens",
+        "void_rows",
+        "recomputed_tokens",
+        "prefill_chunks",
+        "front_ends_lost",
+        "held_back",
+    ],
+)
+def test_a_counter_stands_where_the_document_says_and_not_in_the_front_end(name: str) -> None:
+    files = {name_of(path) for path in sources(*PACKAGES) if name in names_in(path)}
+    assert {"runtime/wire/messages.py", "runtime/engine/engine_stats.py"} <= files
+    assert files <= files_to_add("a counter") | {"runtime/engine/loop.py"}, "which counts what waits, and logs totals"
+    assert not [file for file in files if file.startswith("service/")]
+
+
+def counters_named(*folders: str, counted: bool) -> set[str]:
+    """Names in `counters["..."]`, where they are counted up or where they are read."""
+    return {
+        node.slice.value
+        for path in sources(*folders)
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value).rpartition(".")[2] == "counters"
+        if isinstance(node.ctx, ast.Store) is counted
+        if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
+    }
+
+
+def test_every_counter_that_is_served_is_counted_and_none_is_counted_for_nobody() -> None:
+    """A name that nobody counts would be 0 for ever, and nothing would say so."""
+    served = counters_named("runtime/engine", counted=False) | {"front_ends_lost"}  # asked for with `get`
+    assert len(served) > 8
+    assert served == counters_named("runtime", counted=True)
