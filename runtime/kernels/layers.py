@@ -7,7 +7,7 @@ on the kernel set's device and of the model's dtype unless said otherwise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 import torch
@@ -82,6 +82,12 @@ FeedForward: TypeAlias = Dense
 class Layer:
     mixer: Mixer
     feed_forward: FeedForward
+
+
+def products_of(layer: Layer) -> list[Linear]:
+    """Every product of a layer, in the order of its fields."""
+    parts = [getattr(kind, field.name) for kind in (layer.mixer, layer.feed_forward) for field in fields(kind)]
+    return [part for part in parts if isinstance(part, Linear)]
 
 
 @dataclass(frozen=True, slots=True)

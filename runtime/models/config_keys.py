@@ -1,7 +1,8 @@
 """Which keys `config.json` may have: those that are read, and those that change no number, with the reason.
 
-A key that is in none of these tables is refused by its name, since nobody here knows whether it changes what the model
-computes. The reference is what `transformers` does with the key for the class of the architecture.
+Here stand those that are the same for every architecture; its file has its own. A key that is in none of these tables
+is refused by its name, since nobody here knows whether it changes what the model computes. The reference is what
+`transformers` does with the key for the class of the architecture.
 """
 
 from __future__ import annotations
@@ -9,26 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-
-LLAMA: Final = "LlamaForCausalLM"
-QWEN2: Final = "Qwen2ForCausalLM"
-QWEN3: Final = "Qwen3ForCausalLM"
-MISTRAL: Final = "MistralForCausalLM"
-
-# The `model_type` that goes with each architecture that is served: `transformers` picks the class by it.
-MODEL_TYPES: Final = {LLAMA: "llama", QWEN2: "qwen2", QWEN3: "qwen3", MISTRAL: "mistral"}
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """What a key counts as where the file lacks it.
-
-    kv_heads: None is as many as query heads. positions: `max_position_embeddings`. window: None is no window.
-    """
-
-    kv_heads: int | None
-    positions: int
-    window: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,78 +28,64 @@ class Neutral:
     values: Mapping[str, tuple[Any, ...]]
 
 
-def _of(why: str, keys: str) -> Unread:
+def unread(why: str, keys: str) -> Unread:
     return Unread(why, frozenset(keys.split()))
 
 
-# What the classes of `transformers` take where a key is left out.
-LEFT_OUT: Final = {
-    LLAMA: LeftOut(None, 2048, None),
-    QWEN2: LeftOut(32, 32768, 4096),
-    QWEN3: LeftOut(32, 32768, 4096),
-    MISTRAL: LeftOut(8, 131072, 4096),
-}
-
-# What `runahead.runtime.models.config` reads, for each architecture.
-_ALL: Final = frozenset(
+# What every architecture reads.
+READ_BY_ALL: Final = frozenset(
     "architectures model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
     "num_key_value_heads head_dim hidden_act max_position_embeddings rms_norm_eps rope_theta rope_scaling "
     "rope_parameters partial_rotary_factor original_max_position_embeddings sliding_window use_sliding_window "
     "layer_types tie_word_embeddings bos_token_id eos_token_id dtype torch_dtype quantization_config".split()
 )
-UNDERSTOOD: Final = {
-    LLAMA: _ALL | {"attention_bias", "mlp_bias"},
-    QWEN2: _ALL | {"max_window_layers"},
-    QWEN3: _ALL | {"max_window_layers", "attention_bias"},
-    MISTRAL: _ALL,
-}
 
-# What `runahead.runtime.models.config` reads of `rope_scaling` or `rope_parameters`, for each kind of scaling.
+# What is read of `rope_scaling` or `rope_parameters`, for each kind of scaling.
 _ROPE: Final = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 ROPE_UNDERSTOOD: Final = {
     "default": _ROPE,
     "linear": _ROPE | {"factor"},
     "llama3": _ROPE | {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
 }
-ROPE_UNREAD: Final = _of(
+ROPE_UNREAD: Final = unread(
     "The length before the context was stretched: the default does not stretch, and linear divides by its factor.",
     "original_max_position_embeddings",
 )
 
 UNREAD: Final = (
-    _of(
+    unread(
         "Where the file comes from, what wrote it, and what it holds for another program.",
         "_name_or_path name_or_path model_name _commit_hash transformers_version is_llama_config unsloth_fixed "
         "unsloth_version transformers.js_config",
     ),
-    _of(
+    unread(
         "Of training: nothing is drawn, dropped or noised at inference.",
         "initializer_range attention_dropout neftune_noise_alpha gradient_checkpointing",
     ),
-    _of(
+    unread(
         "How a library cuts or keeps the computation, whose result is the same: `pretraining_tp` and "
         "`chunk_size_feed_forward` cut products, `use_cache` keeps keys and values, the others choose code.",
         "pretraining_tp chunk_size_feed_forward use_cache attn_implementation _attn_implementation "
         "_attn_implementation_autoset _flash_attn_2_enabled torchscript use_bfloat16",
     ),
-    _of(
+    unread(
         "What a call of the library returns beside the logits, and in which form.",
         "output_attentions output_hidden_states return_dict tf_legacy_loss tie_last_hidden_states",
     ),
-    _of(
+    unread(
         "Of heads for other tasks, which a causal language model does not have.",
         "id2label label2id num_labels problem_type finetuning_task task_specific_params",
     ),
-    _of(
+    unread(
         "Of the tokenizer, and of padding: a launch masks its padded rows, whatever token they hold.",
         "pad_token_id sep_token_id decoder_start_token_id tokenizer_class prefix",
     ),
-    _of(
+    unread(
         "Lengths that tools have noted: `max_position_embeddings` says what a request may hold.",
         "max_sequence_length model_max_length tokenizer_model_max_length",
     ),
-    _of("Whether a class that can also encode decodes: these do nothing else.", "is_decoder"),
-    _of(
+    unread("Whether a class that can also encode decodes: these do nothing else.", "is_decoder"),
+    unread(
         "Defaults of a library's `generate`: here a request says how it is sampled, or takes the contract's default.",
         "max_length min_length max_new_tokens do_sample early_stopping num_beams num_beam_groups diversity_penalty "
         "temperature top_k top_p min_p typical_p repetition_penalty length_penalty no_repeat_ngram_size "
@@ -130,15 +97,9 @@ UNREAD: Final = (
     ),
 )
 
-_BIASES: Final = (
+BIASES_AS_THEY_ARE: Final = (
     "The architecture has biases or has none, whatever this says; a tensor too many is refused by its name."
 )
-UNREAD_BY: Final = {
-    LLAMA: (_of("From which layer on a window holds: every layer attends to all tokens.", "max_window_layers"),),
-    QWEN2: (_of(_BIASES, "attention_bias mlp_bias"),),
-    QWEN3: (_of(_BIASES, "mlp_bias"),),
-    MISTRAL: (_of(_BIASES, "attention_bias mlp_bias"),),
-}
 
 NEUTRAL: Final = (
     Neutral("bounds logits by a tanh", {"attn_logit_softcapping": (None,), "final_logit_softcapping": (None,)}),

@@ -14,6 +14,7 @@ from typing import Final
 
 import torch
 
+from runahead.runtime.kernels.layers import products_of
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.kernels.reference.linear import (
     Products,
@@ -25,7 +26,7 @@ from runahead.runtime.kernels.reference.linear import (
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.self_test import SelfTestReport, self_test
-from runahead.runtime.models.weights import dummy_weights
+from runahead.runtime.models.weights import described, dummy_weights
 
 _ROWS: Final = (1, 3, 16)  # sequences that run together in the self-test
 _LONGEST: Final = 12  # tokens of most of them; some are four times as long
@@ -119,7 +120,7 @@ def _small(config: ModelConfig) -> ModelConfig:
 
 
 def _shapes(config: ModelConfig) -> list[tuple[int, int]]:
-    """(in, out) of every product of a model."""
-    hidden, ffn, queries = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
-    qkv = queries + 2 * config.num_kv_heads * config.head_dim
-    return [(hidden, qkv), (queries, hidden), (hidden, 2 * ffn), (ffn, hidden), (hidden, config.vocab_size)]
+    """(in, out) of every product of a model, each once."""
+    model = described(config)
+    weights = [linear.weight for layer in model.layers for linear in products_of(layer)]
+    return list(dict.fromkeys((weight.shape[1], weight.shape[0]) for weight in (*weights, model.lm_head)))

@@ -11,9 +11,9 @@ from runahead.cuda_graphs.enqueue_watch import unwatched
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.kernel_set import BoundKernels, KernelSet
 from runahead.runtime.kernels.layers import Ends, Layer
+from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.rope import rope_table
-from runahead.runtime.models.weights import ModelWeights
 
 Work = Callable[[Any], None]  # on a stream of the kernels
 

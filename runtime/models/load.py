@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 
 from runahead.runtime.kernels.kernel_set import KernelSet
-from runahead.runtime.models.config import ModelConfig, load_config
+from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.weights import Progress, dummy_weights, load_weights
 
 

@@ -12,9 +12,9 @@ import torch
 
 from runahead.cuda_graphs.host_device import HostDevice, seeded_delays
 from runahead.cuda_graphs.rings import allocate_rings
-from runahead.runtime.models.config import load_config
 from runahead.runtime.models.cpu_kernels import choose_kernels
 from runahead.runtime.models.load import load_model
+from runahead.runtime.models.read_config import load_config
 from runahead.runtime.process.parts import (
     Assembled,
     Progress,

@@ -11,8 +11,8 @@ import structlog
 import torch
 
 from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
-from runahead.runtime.models.config import load_config
 from runahead.runtime.models.load import load_model
+from runahead.runtime.models.read_config import load_config
 from runahead.runtime.process.parts import (
     Assembled,
     Progress,

@@ -16,9 +16,10 @@ from runahead.cuda_graphs.rings import RingLayout, allocate_rings
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.memory.block_pool import BlockPool
+from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.config import ModelConfig, RopeScaling
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.weights import ModelWeights, dummy_weights
+from runahead.runtime.models.weights import dummy_weights
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.programs.reference import HostProgram
 from runahead.runtime.scheduler.ledger import Ledger
@@ -57,10 +58,8 @@ def small_config(**changes: Any) -> ModelConfig:
         "windows": (0, 0),
         "max_position_embeddings": 256,
         "tie_word_embeddings": False,
-        "qkv_bias": False,
-        "output_bias": False,
+        "attention_bias": False,
         "mlp_bias": False,
-        "qk_norm": False,
         "eos_token_ids": (1,),
         "bos_token_id": None,
         "dtype": torch.float32,

@@ -21,7 +21,7 @@ ROWS, BLOCK_SIZE, EACH, PENALTY_SLOTS, MAX_TOKENS = 5, 16, 6, 3, 128
 NUM_BLOCKS = ROWS * EACH + 1
 CONTEXT = EACH * BLOCK_SIZE
 LAYOUT = RingLayout(4, PLAN_WORDS, 8192, ROWS, 4, prompt_tokens=MAX_TOKENS)
-CONFIG: ModelConfig = gpu_chain.small_config(max_position_embeddings=CONTEXT, qk_norm=True)
+CONFIG: ModelConfig = gpu_chain.small_config(max_position_embeddings=CONTEXT, architecture="Qwen3ForCausalLM")
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ def served(under_test: EngineUnderTest, count: int, seed: int) -> tuple[dict[int
 @pytest.mark.parametrize("run_ahead", [0, 1, 2, 4])
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"qk_norm": True, "windows": (0, 20), "num_kv_heads": 1, "head_dim": 24}],
+    [{}, {"architecture": "Qwen3ForCausalLM", "windows": (0, 20), "num_kv_heads": 1, "head_dim": 24}],
     ids=["llama", "normed, sliding"],
 )
 def test_the_tokens_of_the_host_device_at_every_depth(run_ahead: int, changes: dict[str, object]) -> None:

@@ -27,6 +27,8 @@ from runahead.runtime.models.self_test import self_test
 from runahead.runtime.models.weights import dummy_weights
 from tests.runtime.kernels.broken_products import RowsTogether
 
+QWEN2, QWEN3 = "Qwen2ForCausalLM", "Qwen3ForCausalLM"
+
 ROWS = (*range(1, 73), 96, 192, 200, 256, 512)
 THREADS = (1, 2, 3)
 
@@ -187,10 +189,8 @@ def make_decoder(kernels: ReferenceKernels | None = None, **changes: object) -> 
         "windows": (0, 0),
         "max_position_embeddings": 512,
         "tie_word_embeddings": True,
-        "qkv_bias": False,
-        "output_bias": False,
+        "attention_bias": False,
         "mlp_bias": False,
-        "qk_norm": False,
         "eos_token_ids": (),
         "bos_token_id": None,
         "dtype": torch.float32,
@@ -210,8 +210,14 @@ def test_a_whole_decoder_with_the_products_of_other_machines() -> None:
     "changes",
     [
         {},
-        {"windows": (0, 21), "qkv_bias": True, "head_dim": 40, "num_heads": 6, "num_kv_heads": 3},
-        {"qk_norm": True, "intermediate_size": 1200, "hidden_size": 72, "num_kv_heads": 1, "head_dim": 32},
+        {"windows": (0, 21), "architecture": QWEN2, "head_dim": 40, "num_heads": 6, "num_kv_heads": 3},
+        {
+            "architecture": QWEN3,
+            "intermediate_size": 1200,
+            "hidden_size": 72,
+            "num_kv_heads": 1,
+            "head_dim": 32,
+        },
     ],
     ids=["llama", "windows_and_odd_heads", "qk_norm_and_deep_sums"],
 )

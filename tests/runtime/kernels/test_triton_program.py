@@ -31,7 +31,7 @@ REQUESTS = 9
 
 def eager_engine(run_ahead: int) -> gpu_chain.EngineUnderTest:
     """Triton kernels launched one by one from the host device's thread."""
-    config = gpu_chain.small_config(max_position_embeddings=96, qk_norm=True, windows=(0, 24))
+    config = gpu_chain.small_config(max_position_embeddings=96, architecture="Qwen3ForCausalLM", windows=(0, 24))
     layout = gpu_chain.layout_for(run_ahead, MAX_ROWS)
     rings: RingMemory
     if DEVICE.type == "cuda":
@@ -87,7 +87,7 @@ def served(under_test: gpu_chain.EngineUnderTest, config: ModelConfig) -> tuple[
 
 @pytest.mark.parametrize("run_ahead", [2, *(pytest.param(depth, marks=pytest.mark.large) for depth in (0, 1, 3, 4))])
 def test_the_tokens_of_the_reference_for_rows_of_every_kind(run_ahead: int) -> None:
-    config = gpu_chain.small_config(max_position_embeddings=96, qk_norm=True, windows=(0, 24))
+    config = gpu_chain.small_config(max_position_embeddings=96, architecture="Qwen3ForCausalLM", windows=(0, 24))
     weights = gpu_chain.random_weights(config)
     expected = served(gpu_chain.cpu_engine(config, weights, 2, max_rows=MAX_ROWS, num_blocks=NUM_BLOCKS), config)
     assert served(eager_engine(run_ahead), config) == expected

@@ -16,8 +16,8 @@ from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings  #
 from runahead.cuda_graphs.shape import LaunchShape  # noqa: E402
 from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.models.architecture import ModelWeights  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
-from runahead.runtime.models.weights import ModelWeights  # noqa: E402
 from runahead.runtime.plan import PLAN_WORDS  # noqa: E402
 from runahead.runtime.programs.reference import HostProgram  # noqa: E402
 from runahead.runtime.programs.triton import TritonProgram  # noqa: E402

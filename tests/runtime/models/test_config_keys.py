@@ -19,23 +19,15 @@ from transformers import (
 )
 
 from runahead.runtime.checkpoint import CheckpointError
-from runahead.runtime.models.config import ModelConfig, parse_config
-from runahead.runtime.models.config_keys import (
-    LLAMA,
-    MISTRAL,
-    MODEL_TYPES,
-    NEUTRAL,
-    QWEN2,
-    QWEN3,
-    ROPE_UNDERSTOOD,
-    UNDERSTOOD,
-    UNREAD,
-    UNREAD_BY,
-)
+from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.config_keys import NEUTRAL, ROPE_UNDERSTOOD, UNREAD
+from runahead.runtime.models.read_config import parse_config
+from runahead.runtime.models.registry import ARCHITECTURES
 from tests.runtime.models.checkpoints import FULL, LLAMA3_ROPE, SLIDING
 from tests.runtime.models.public_configs import OF_EVERY_CLASS, PUBLIC
 from tests.runtime.models.test_model_config import RAW
 
+LLAMA, QWEN2, QWEN3, MISTRAL = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM"
 CLASSES: dict[str, type[PreTrainedConfig]] = {
     LLAMA: LlamaConfig,
     QWEN2: Qwen2Config,
@@ -132,7 +124,7 @@ def test_what_is_not_served_is_accepted_where_it_is_not_done(group: Any) -> None
 
 @pytest.mark.parametrize("architecture", CLASSES)
 def test_a_key_that_changes_no_number_is_accepted_with_any_value(architecture: str) -> None:
-    for group in (*UNREAD, *UNREAD_BY[architecture]):
+    for group in (*UNREAD, *ARCHITECTURES[architecture].unread):
         assert group.why.endswith(".")
         for key in group.keys:
             assert parse(architecture, **{key: "anything"}) == parse(architecture)
@@ -140,7 +132,10 @@ def test_a_key_that_changes_no_number_is_accepted_with_any_value(architecture: s
 
 @pytest.mark.parametrize("architecture", CLASSES)
 def test_a_key_is_in_one_table_only(architecture: str) -> None:
-    tables = [*(group.keys for group in (*UNREAD, *UNREAD_BY[architecture])), UNDERSTOOD[architecture]]
+    tables = [
+        *(group.keys for group in (*UNREAD, *ARCHITECTURES[architecture].unread)),
+        ARCHITECTURES[architecture].understood,
+    ]
     tables += [frozenset(group.values) for group in NEUTRAL]
     assert sum(map(len, tables)) == len(frozenset[str]().union(*tables))
 
@@ -168,8 +163,8 @@ def test_every_key_that_counts_as_understood_is_read(architecture: str) -> None:
         parse_config(recorder, ())
         asked |= recorder.asked
     asked |= {"eos_token_id"}  # read by load_config, together with that of generation_config.json
-    assert asked >= UNDERSTOOD[architecture]
-    assert asked <= UNDERSTOOD[architecture] | {"max_window_layers", "attention_bias", "mlp_bias"}
+    assert asked >= ARCHITECTURES[architecture].understood
+    assert asked <= ARCHITECTURES[architecture].understood | {"max_window_layers", "attention_bias", "mlp_bias"}
 
 
 @pytest.mark.parametrize(
@@ -246,7 +241,13 @@ WINDOWS: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
 def test_each_layer_has_the_window_that_transformers_gives_it(
     architecture: str, changes: dict[str, Any], expected: tuple[int, ...], tmp_path: Path
 ) -> None:
-    raw = {**RAW, "architectures": [architecture], "model_type": MODEL_TYPES[architecture], "head_dim": 16, **changes}
+    raw = {
+        **RAW,
+        "architectures": [architecture],
+        "model_type": ARCHITECTURES[architecture].model_type,
+        "head_dim": 16,
+        **changes,
+    }
     (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     assert parse_config(raw, ()).windows == windows_of(AutoConfig.from_pretrained(tmp_path)) == expected
 

@@ -20,9 +20,9 @@ from runahead.runtime.kernels.reference.linear import (
     rows_keep_their_bits,
 )
 from runahead.runtime.models import cpu_kernels
-from runahead.runtime.models.config import load_config
 from runahead.runtime.models.cpu_kernels import NoKernelsError, choose_kernels
 from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.self_test import SelfTestReport
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.main import EXIT_CANNOT_START
@@ -105,13 +105,14 @@ def test_every_kind_of_window_is_tried_and_the_trial_stays_small(monkeypatch: py
         return SelfTestReport(1, 1, 1, 1)
 
     monkeypatch.setattr(cpu_kernels, "self_test", watched)
-    choose_kernels(replace(CONFIG, num_layers=6, windows=(0, 32, 0, 32, 0, 32), vocab_size=100_000, qk_norm=True))
+    windows = (0, 32, 0, 32, 0, 32)
+    choose_kernels(replace(CONFIG, num_layers=6, windows=windows, vocab_size=100_000, architecture="Qwen3ForCausalLM"))
     (config,) = seen
     assert config.num_layers == len(config.windows) == 2
     assert 0 in config.windows and 0 < max(config.windows) < 48, "some sequences outgrow it"
     assert config.vocab_size <= 4096
     assert (config.hidden_size, config.intermediate_size) == (CONFIG.hidden_size, CONFIG.intermediate_size)
-    assert config.qk_norm
+    assert config.architecture == "Qwen3ForCausalLM"
 
 
 def test_an_engine_is_served_by_the_way_that_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from runahead.runtime.checkpoint import CheckpointError
-from runahead.runtime.models.config import ModelConfig, RopeScaling, load_config, parse_config
+from runahead.runtime.models.config import ModelConfig, RopeScaling
+from runahead.runtime.models.read_config import load_config, parse_config
+from runahead.runtime.models.weights import described
 
 RAW: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -40,13 +42,23 @@ def test_what_is_left_out_takes_the_architecture_s_defaults() -> None:
     assert config.rope_theta == 10000.0
     assert config.rope_scaling == RopeScaling()
     assert config.windows == (0, 0, 0)
-    assert not (config.tie_word_embeddings or config.qkv_bias or config.output_bias or config.mlp_bias)
+    assert not (config.tie_word_embeddings or config.attention_bias or config.mlp_bias)
     assert config.bos_token_id is None
     assert config.dtype is torch.float32
 
 
 def test_kv_heads_left_out_are_as_many_as_query_heads() -> None:
     assert parse(num_key_value_heads=None).num_kv_heads == 4
+
+
+def biases_and_norms(config: ModelConfig) -> tuple[bool, bool, bool, bool]:
+    """Of the last layer: a bias of queries, keys and values, of the attention's output, of the feed-forward, norms."""
+    layer = described(config).layers[-1]
+    mixer, feed_forward = layer.mixer, layer.feed_forward
+    assert (mixer.q_norm is None) == (mixer.k_norm is None)
+    assert (feed_forward.gate_up.bias is None) == (feed_forward.down.bias is None)
+    has_norms = mixer.q_norm is not None
+    return mixer.qkv.bias is not None, mixer.o.bias is not None, feed_forward.down.bias is not None, has_norms
 
 
 @pytest.mark.parametrize(
@@ -59,13 +71,12 @@ def test_kv_heads_left_out_are_as_many_as_query_heads() -> None:
     ],
 )
 def test_biases_and_norms_follow_the_architecture(architecture: str, expected: tuple[bool, ...]) -> None:
-    config = parse(architectures=[architecture], attention_bias=True, mlp_bias=True)
-    assert (config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm) == expected
+    assert biases_and_norms(parse(architectures=[architecture], attention_bias=True, mlp_bias=True)) == expected
 
 
 def test_qwen2_has_biases_unasked_and_qwen3_has_none() -> None:
-    assert parse(architectures=["Qwen2ForCausalLM"]).qkv_bias
-    assert not parse(architectures=["Qwen3ForCausalLM"]).qkv_bias
+    assert biases_and_norms(parse(architectures=["Qwen2ForCausalLM"])) == (True, False, False, False)
+    assert biases_and_norms(parse(architectures=["Qwen3ForCausalLM"])) == (False, False, False, True)
 
 
 def test_rope_is_read_in_the_old_and_in_the_new_spelling() -> None:

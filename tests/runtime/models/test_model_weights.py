@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.kernels.reference.linear import BlasProducts
-from runahead.runtime.models.config import load_config
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model
+from runahead.runtime.models.read_config import load_config
 from tests.runtime.models.checkpoints import CASES, save
 
 BY_NAME = {case.name: case for case in CASES}

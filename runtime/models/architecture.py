@@ -1,0 +1,82 @@
+"""What the file of an architecture says: how its `config.json` is read, how its tensors are named, and its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from runahead.runtime.kernels.layers import Layer, Linear, Norm
+from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.config_keys import Unread
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSlot:
+    """Tensors of a checkpoint that are stacked, by rows, into one of ours. rows: of each of them."""
+
+    names: tuple[str, ...]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...] = ()  # (in,) for a matrix, () for a vector
+
+    def shape(self, index: int) -> tuple[int, ...]:
+        return (self.rows[index], *self.columns)
+
+
+class TensorReader:
+    """Gives an architecture the tensors that it names, one after the other.
+
+    fill: makes the tensor of a slot: read, drawn, or without memory where a model is only described. pack: as
+    `KernelSet.pack_weight`. parameters: numbers given so far.
+    """
+
+    def __init__(self, fill: Callable[[TensorSlot], torch.Tensor], pack: Callable[[torch.Tensor], torch.Tensor]):
+        self._fill = fill
+        self.pack = pack
+        self.parameters = 0
+
+    def tensor(self, names: tuple[str, ...], rows: tuple[int, ...], *columns: int) -> torch.Tensor:
+        """The tensors of these names, stacked. rows: of each."""
+        tensor = self._fill(TensorSlot(names, rows, columns))
+        self.parameters += tensor.numel()
+        return tensor
+
+    def norm(self, name: str, width: int, eps: float) -> Norm:
+        return Norm(self.tensor((f"{name}.weight",), (width,)), eps)
+
+    def linear(self, names: tuple[str, ...], rows: tuple[int, ...], columns: int, *, bias: bool) -> Linear:
+        """One product of several that have the same input. rows: outputs of each."""
+        weight = self.pack(self.tensor(tuple(f"{name}.weight" for name in names), rows, columns))
+        return Linear(weight, self.tensor(tuple(f"{name}.bias" for name in names), rows) if bias else None)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWeights:
+    """All of a decoder. parameters: as the checkpoint has them, a tied matrix once."""
+
+    embedding: torch.Tensor  # [vocab, hidden]
+    layers: tuple[Layer, ...]
+    final_norm: Norm  # over hidden
+    lm_head: torch.Tensor  # [vocab, hidden], packed
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One line of the registry.
+
+    name: as `architectures` of config.json has it. model_type: what goes with it. understood: keys that `read` reads.
+    unread: keys that change no number here, beside those of every architecture. read: config.json, whose keys have been
+    looked at, and the end tokens; raises CheckpointError for a value that can't be served. weights: builds the model
+    from tensors that it names. passed_over: whether a tensor that is not asked for, by its name, changes nothing.
+    """
+
+    name: str
+    model_type: str
+    understood: frozenset[str]
+    unread: tuple[Unread, ...]
+    read: Callable[[Mapping[str, Any], tuple[int, ...]], ModelConfig]
+    weights: Callable[[ModelConfig, TensorReader], ModelWeights]
+    passed_over: Callable[[ModelConfig, str], bool]

@@ -1,0 +1,171 @@
+"""What the files of dense decoders share: most keys of `config.json`, and layers of attention and a gated feed-forward
+under the names that Llama gave its tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, Layer
+from runahead.runtime.models.architecture import ModelWeights, TensorReader
+from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.config_values import dtype, flag, number, rope, token_ids
+
+Windows = Callable[[Mapping[str, Any], int], tuple[int, ...]]  # of config.json and the number of layers, by layer
+LayerOf = Callable[[ModelConfig, int, TensorReader], Layer]  # of a layer's number
+
+_KV_HEADS: Final = "num_key_value_heads"
+_WINDOW: Final = "sliding_window"
+# Older checkpoints carry what a decoder computes by itself.
+_ROTARY_CACHE: Final = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
+
+
+def read_dense(
+    raw: Mapping[str, Any],
+    eos_token_ids: tuple[int, ...],
+    *,
+    architecture: str,
+    kv_heads: int | None,
+    positions: int,
+    windows: Windows,
+    head_dim: int | None = None,
+    attention_bias: bool = False,
+    mlp_bias: bool = False,
+) -> ModelConfig:
+    """What `config.json` says of a dense decoder.
+
+    kv_heads, positions, head_dim: what the keys count as where the file lacks them; None is as many heads as there are
+    for queries, and hidden_size shared among these. Raises CheckpointError.
+    """
+    hidden, heads = number(raw, "hidden_size", int), number(raw, "num_attention_heads", int)
+    kv_heads = number({_KV_HEADS: raw.get(_KV_HEADS, kv_heads)}, _KV_HEADS, int, heads)
+    if heads % kv_heads:
+        raise CheckpointError(f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})")
+    head_dim = number(raw, "head_dim", int, hidden // heads if head_dim is None else head_dim)
+    if head_dim % 2:
+        raise CheckpointError(f"head_dim must be even, and is {head_dim}")
+    layers = number(raw, "num_hidden_layers", int)
+    positions = number(raw, "max_position_embeddings", int, positions)
+    theta, scaling = rope(raw, positions)
+    bos = token_ids(raw, "bos_token_id")
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=number(raw, "vocab_size", int),
+        hidden_size=hidden,
+        intermediate_size=number(raw, "intermediate_size", int),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=number(raw, "rms_norm_eps", float, 1e-6),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        windows=windows(raw, layers),
+        max_position_embeddings=positions,
+        tie_word_embeddings=flag(raw, "tie_word_embeddings"),
+        attention_bias=attention_bias,
+        mlp_bias=mlp_bias,
+        eos_token_ids=eos_token_ids,
+        bos_token_id=bos[0] if bos else None,
+        dtype=dtype(raw),
+    )
+
+
+# ------------------------------------------------------------ windows
+
+
+def window_switch(raw: Mapping[str, Any]) -> bool | None:
+    """`use_sliding_window`; None where it is absent or null."""
+    return None if raw.get("use_sliding_window") is None else flag(raw, "use_sliding_window")
+
+
+def window_size(given: Any) -> int:
+    """A number of tokens that `sliding_window` gives; 0 for null."""
+    return 0 if given is None else number({_WINDOW: given}, _WINDOW, int)
+
+
+def windows_by_type(raw: Mapping[str, Any], architecture: str, layers: int, window: int) -> tuple[int, ...] | None:
+    """By layer, as `layer_types` says; None where the file lacks it."""
+    kinds = raw.get("layer_types")
+    if kinds is None:
+        return None
+    known = {"full_attention": 0, "sliding_attention": window}
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in tuple(known) for kind in kinds):
+        raise CheckpointError(
+            f"layer_types is {kinds!r}; it must name {' or '.join(known)} for each of {layers} layers"
+        )
+    if not window and "sliding_attention" in kinds:
+        raise CheckpointError(
+            f"layer_types has sliding_attention, and {architecture} has no sliding window here: sliding_window is "
+            f"{raw.get(_WINDOW)!r}, use_sliding_window {raw.get('use_sliding_window')!r}"
+        )
+    return tuple(known[kind] for kind in kinds)
+
+
+def switched_windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:
+    """Of Qwen: a window counts where it is switched on, by `layer_types` or else from `max_window_layers` on."""
+    given = raw.get(_WINDOW, 4096)
+    window = window_size(given) if window_switch(raw) else 0
+    named = windows_by_type(raw, architecture, layers, window)
+    if named is not None:
+        return named
+    if not window:
+        return (0,) * layers
+    first = number(raw, "max_window_layers", int, 28, low=0)
+    return tuple(window if layer >= first else 0 for layer in range(layers))
+
+
+# ------------------------------------------------------------ tensors and layers
+
+
+def dense_weights(config: ModelConfig, tensors: TensorReader, layer: LayerOf) -> ModelWeights:
+    """The embedding, the layers and the head."""
+    vocab, hidden = config.vocab_size, config.hidden_size
+    embedding = tensors.tensor(("model.embed_tokens.weight",), (vocab,), hidden)
+    layers = tuple(layer(config, i, tensors) for i in range(config.num_layers))
+    final_norm = tensors.norm("model.norm", hidden, config.rms_norm_eps)
+    tied = config.tie_word_embeddings
+    head = tensors.pack(embedding if tied else tensors.tensor(("lm_head.weight",), (vocab,), hidden))
+    return ModelWeights(embedding, layers, final_norm, head, tensors.parameters)
+
+
+def attention(
+    config: ModelConfig,
+    layer: int,
+    tensors: TensorReader,
+    *,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    head_norms: bool = False,
+) -> Attention:
+    """The attention of a layer. head_norms: queries and keys are normalised."""
+    prefix, eps = f"model.layers.{layer}.self_attn.", config.rms_norm_eps
+    shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, config.head_dim**-0.5)
+    norm = tensors.norm(f"model.layers.{layer}.input_layernorm", config.hidden_size, eps)
+    rows = (shape.q_size, shape.kv_size, shape.kv_size)
+    projections = (f"{prefix}q_proj", f"{prefix}k_proj", f"{prefix}v_proj")
+    return Attention(
+        shape,
+        config.windows[layer],
+        norm=norm,
+        qkv=tensors.linear(projections, rows, config.hidden_size, bias=qkv_bias),
+        q_norm=tensors.norm(f"{prefix}q_norm", shape.head_dim, eps) if head_norms else None,
+        k_norm=tensors.norm(f"{prefix}k_norm", shape.head_dim, eps) if head_norms else None,
+        o=tensors.linear((f"{prefix}o_proj",), (config.hidden_size,), shape.q_size, bias=output_bias),
+    )
+
+
+def feed_forward(config: ModelConfig, layer: int, tensors: TensorReader, *, bias: bool = False) -> Dense:
+    """The gated feed-forward of a layer."""
+    prefix, hidden, width = f"model.layers.{layer}.mlp.", config.hidden_size, config.intermediate_size
+    norm = tensors.norm(f"model.layers.{layer}.post_attention_layernorm", hidden, config.rms_norm_eps)
+    gate_up = tensors.linear((f"{prefix}gate_proj", f"{prefix}up_proj"), (width, width), hidden, bias=bias)
+    return Dense(norm, gate_up, tensors.linear((f"{prefix}down_proj",), (hidden,), width, bias=bias))
+
+
+def passed_over(config: ModelConfig, name: str) -> bool:
+    """A copy of a tied matrix, and what a decoder computes by itself."""
+    return (config.tie_word_embeddings and name == "lm_head.weight") or bool(_ROTARY_CACHE.fullmatch(name))

@@ -1,0 +1,60 @@
+"""Llama 1 to 3: biases where `config.json` says so, and no windows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.kernels.layers import Layer
+from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
+from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.config_keys import READ_BY_ALL, unread
+from runahead.runtime.models.config_values import flag
+from runahead.runtime.models.dense_decoder import (
+    attention,
+    dense_weights,
+    feed_forward,
+    passed_over,
+    read_dense,
+    window_switch,
+    windows_by_type,
+)
+
+_NAME: Final = "LlamaForCausalLM"
+
+
+def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    given, switch = raw.get("sliding_window"), window_switch(raw)
+    if given is not None or switch:
+        name = "use_sliding_window" if given is None else "sliding_window"
+        raise CheckpointError(f"{name} is {raw[name]!r}, and {_NAME} attends to all tokens; only null is supported")
+    return windows_by_type(raw, _NAME, layers, 0) or (0,) * layers
+
+
+def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> ModelConfig:
+    biases = {key: flag(raw, key) for key in ("attention_bias", "mlp_bias")}
+    return read_dense(
+        raw, eos_token_ids, architecture=_NAME, kv_heads=None, positions=2048, windows=_windows, **biases
+    )  # fmt: skip
+
+
+def _layer(config: ModelConfig, number: int, tensors: TensorReader) -> Layer:
+    bias = config.attention_bias
+    mixer = attention(config, number, tensors, qkv_bias=bias, output_bias=bias)
+    return Layer(mixer, feed_forward(config, number, tensors, bias=config.mlp_bias))
+
+
+def _weights(config: ModelConfig, tensors: TensorReader) -> ModelWeights:
+    return dense_weights(config, tensors, _layer)
+
+
+LLAMA: Final = Architecture(
+    name=_NAME,
+    model_type="llama",
+    understood=READ_BY_ALL | {"attention_bias", "mlp_bias"},
+    unread=(unread("From which layer on a window holds: every layer attends to all tokens.", "max_window_layers"),),
+    read=_read,
+    weights=_weights,
+    passed_over=passed_over,
+)

@@ -1,0 +1,58 @@
+"""Mistral: no biases, and a window on every layer unless `config.json` says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.kernels.layers import Layer
+from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
+from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.config_keys import BIASES_AS_THEY_ARE, READ_BY_ALL, unread
+from runahead.runtime.models.dense_decoder import (
+    attention,
+    dense_weights,
+    feed_forward,
+    passed_over,
+    read_dense,
+    window_size,
+    window_switch,
+    windows_by_type,
+)
+
+_NAME: Final = "MistralForCausalLM"
+
+
+def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    given, switch = raw.get("sliding_window", 4096), window_switch(raw)
+    window = window_size(given)
+    if switch is not None and switch != bool(window):
+        raise CheckpointError(
+            f"use_sliding_window is {switch} and sliding_window {given!r}, a contradiction: {_NAME} has a window if "
+            "sliding_window is a number"
+        )
+    return windows_by_type(raw, _NAME, layers, window) or (window,) * layers
+
+
+def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> ModelConfig:
+    return read_dense(raw, eos_token_ids, architecture=_NAME, kv_heads=8, positions=131072, windows=_windows)
+
+
+def _layer(config: ModelConfig, number: int, tensors: TensorReader) -> Layer:
+    return Layer(attention(config, number, tensors), feed_forward(config, number, tensors))
+
+
+def _weights(config: ModelConfig, tensors: TensorReader) -> ModelWeights:
+    return dense_weights(config, tensors, _layer)
+
+
+MISTRAL: Final = Architecture(
+    name=_NAME,
+    model_type="mistral",
+    understood=READ_BY_ALL,
+    unread=(unread(BIASES_AS_THEY_ARE, "attention_bias mlp_bias"),),
+    read=_read,
+    weights=_weights,
+    passed_over=passed_over,
+)

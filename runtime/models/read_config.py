@@ -1,0 +1,91 @@
+"""`config.json` of a checkpoint in the Hugging Face layout, read as the architecture that it names reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from runahead.runtime.checkpoint import CONFIG, GENERATION_CONFIG, CheckpointError
+from runahead.runtime.models.architecture import Architecture
+from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.config_keys import NEUTRAL, UNREAD
+from runahead.runtime.models.config_values import token_ids
+from runahead.runtime.models.registry import ARCHITECTURES
+
+
+def load_config(folder: Path) -> ModelConfig:
+    """Read `config.json`, and `generation_config.json` where there is one.
+
+    Raises CheckpointError for a file that is missing or no JSON object, and for a value that is not supported.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise CheckpointError(f"{folder} is no checkpoint: it has no {CONFIG}")
+    raw = _read_object(path)
+    generation = folder / GENERATION_CONFIG
+    eos = set(token_ids(raw, "eos_token_id"))
+    if generation.is_file():
+        eos |= set(token_ids(_read_object(generation), "eos_token_id"))
+    return parse_config(raw, tuple(sorted(eos)))
+
+
+def parse_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> ModelConfig:
+    """`raw` is what config.json holds.
+
+    Raises CheckpointError naming the key and the value it can't take, or a key that is neither understood nor known to
+    change no number.
+    """
+    architecture = _architecture(raw)
+    _refuse_what_would_change_the_model(raw)
+    _refuse_other_keys(raw, architecture)
+    return architecture.read(raw, eos_token_ids)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} can't be read as JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{path} must hold a JSON object")
+    return raw
+
+
+def _architecture(raw: Mapping[str, Any]) -> Architecture:
+    names = raw.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in tuple(ARCHITECTURES):
+        raise CheckpointError(f"architectures is {names!r}; supported are {', '.join(ARCHITECTURES)}")
+    found = ARCHITECTURES[names[0]]
+    if raw.get("model_type", found.model_type) != found.model_type:
+        raise CheckpointError(f"model_type is {raw['model_type']!r}; that of {found.name} is {found.model_type!r}")
+    return found
+
+
+def _refuse_what_would_change_the_model(raw: Mapping[str, Any]) -> None:
+    if raw.get("hidden_act", "silu") != "silu":
+        raise CheckpointError(f"hidden_act is {raw['hidden_act']!r}; only 'silu' is supported")
+    if raw.get("quantization_config") is not None:
+        method = raw["quantization_config"]
+        method = method.get("quant_method", method) if isinstance(method, dict) else method
+        raise CheckpointError(f"quantization_config is {method!r}; only unquantized checkpoints are supported")
+    for source in (raw, raw.get("rope_parameters"), raw.get("rope_scaling")):
+        if isinstance(source, dict) and source.get("partial_rotary_factor", 1.0) not in (1, None):
+            raise CheckpointError(f"partial_rotary_factor is {source['partial_rotary_factor']!r}; only 1 is supported")
+
+
+def _refuse_other_keys(raw: Mapping[str, Any], architecture: Architecture) -> None:
+    """Those that neither `config_keys` nor the file of the architecture lists, by name."""
+    neutral = {key: (values, group.what) for group in NEUTRAL for key, values in group.values.items()}
+    known = architecture.understood.union(*(group.keys for group in (*UNREAD, *architecture.unread)))
+    for key in raw.keys() & neutral.keys():
+        values, what = neutral[key]
+        if raw[key] not in values:
+            only = " or ".join(json.dumps(value) for value in values)
+            raise CheckpointError(f"{key} is {raw[key]!r}, which {what}; only {only} is supported")
+    if unknown := sorted(raw.keys() - known - neutral.keys()):
+        raise CheckpointError(
+            f"config.json has keys that are not understood for {architecture.name} and may change what the model "
+            f"computes: {', '.join(unknown)}; a key that is known to change nothing can be taken out of the file"
+        )

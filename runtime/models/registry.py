@@ -1,0 +1,12 @@
+"""The architectures that are served, by the name that `architectures` of config.json gives."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from runahead.runtime.models.llama import LLAMA
+from runahead.runtime.models.mistral import MISTRAL
+from runahead.runtime.models.qwen2 import QWEN2
+from runahead.runtime.models.qwen3 import QWEN3
+
+ARCHITECTURES: Final = {found.name: found for found in (LLAMA, QWEN2, QWEN3, MISTRAL)}
