@@ -92,3 +92,10 @@ def test_the_readme_the_makefile_and_the_package_name_the_same_versions_of_pytho
     assert f"Needs {sentence} and make" in MAKEFILE
     assert PROJECT["tool"]["mypy"]["python_version"] == versions[0]
     assert PROJECT["tool"]["ruff"]["target-version"] == versions[0].replace("3.", "py3")
+
+
+@pytest.mark.parametrize("path", list(documents()), ids=name_of)
+def test_every_file_that_a_document_links_to_is_there(path: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)", _BLOCK.sub("", path.read_text(encoding="utf-8")))
+    files = [link for link in links if "://" not in link]
+    assert [link for link in files if not (path.parent / link).exists()] == []
