@@ -18,4 +18,4 @@ CHAT_TEMPLATE: Final = "chat_template.jinja"
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that can't be served. The sentence names the file, the key or the tensor."""
+    """A checkpoint that is not served. The sentence names the file, the key or the tensor."""

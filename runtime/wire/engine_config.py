@@ -26,7 +26,7 @@ DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class ConfigError(ValueError):
-    """A setting, or two that can't go together. The sentence names the setting."""
+    """An invalid setting, or two that contradict each other. The sentence names them."""
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +117,7 @@ Spelling = Callable[[str], str]  # what somebody called a setting: a flag, a var
 
 
 def check_config(config: EngineSettings, spelling: Spelling = str) -> None:
-    """Raises ConfigError for the first setting, or pair of settings, that can't be."""
+    """Raises ConfigError for the first setting that is invalid, or pair of settings that contradict each other."""
     for name, setting in _SETTINGS.items():
         try:
             setting.check(getattr(config, name))
