@@ -13,6 +13,7 @@ from runahead.runtime.kernels.kernel_set import BoundKernels, KernelSet
 from runahead.runtime.kernels.layers import Ends, Layer
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.rope import rope_table
 
 Work = Callable[[Any], None]  # on a stream of the kernels
@@ -41,13 +42,8 @@ class Decoder:
 
     def make_cache(self, num_blocks: int, block_size: int) -> KVCache:
         """A zeroed cache; block 0 is the null block."""
-        shape = (num_blocks, block_size, self.config.num_kv_heads, self.config.head_dim)
         dtype = self.kernels.cache_dtype(self.dtype)
-
-        def make() -> tuple[torch.Tensor, ...]:
-            return tuple(torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(self.config.num_layers))
-
-        return KVCache(make(), make(), block_size)
+        return memory_of(self.weights.layers).make_cache(num_blocks, block_size, dtype, self.device)
 
     def forward(self, batch: ForwardBatch, cache: KVCache, between: Callable[[], None] = unwatched) -> torch.Tensor:
         """Writes the K and V of the batch's tokens. Returns hidden states after the final norm, [T, hidden].

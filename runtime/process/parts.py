@@ -16,6 +16,8 @@ from runahead.runtime.engine.loop import Poison
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.memory import memory_of
+from runahead.runtime.models.weights import described
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.scheduler.admission_record import largest_record_words
 from runahead.runtime.scheduler.ledger import Ledger
@@ -69,7 +71,7 @@ def context_length(config: EngineConfig, model: ModelConfig) -> int:
 
 def block_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of one KV block in all layers."""
-    return 2 * model.num_layers * config.block_size * model.num_kv_heads * model.head_dim * dtype.itemsize
+    return memory_of(described(model).layers).block_bytes(config.block_size, dtype)
 
 
 def blocks_in(memory: int, config: EngineConfig, model: ModelConfig, context: int, dtype: torch.dtype) -> int:
