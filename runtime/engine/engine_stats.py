@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from runahead.cuda_graphs.device import Device
 from runahead.runtime.engine.figures import Figures
 from runahead.runtime.engine.latencies import Latencies
+from runahead.runtime.engine.loop_times import LoopTimes
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire.histogram import Histogram
 from runahead.runtime.wire.messages import EngineStats, EventStats, HistogramStats
@@ -19,13 +20,12 @@ def engine_stats(
     latencies: Latencies,
     run_ahead_asked: int,
     intake: Mapping[str, int],
-    uptime_s: float,
-    host_s: float,
+    times: LoopTimes,
 ) -> EngineStats:
     """A snapshot. Figures of launches are those of retired ones. run_ahead_asked: as the engine was configured."""
     ledger, pool, rows, counters = scheduler.ledger, scheduler.pool, scheduler.rows, scheduler.tally.counters
     return EngineStats(
-        uptime_s=uptime_s,
+        uptime_s=times.uptime_s,
         waiting=len(scheduler.waiting),
         running=len(scheduler.holdings.requests()),
         paused=len(scheduler.holdings.paused),
@@ -68,7 +68,7 @@ def engine_stats(
         device_idle_s=figures.idle_ns / 1e9,
         device_busy_s=figures.busy_ns / 1e9,
         device_idle_inside_s=figures.idle_inside_ns / 1e9,
-        host_s=host_s,
+        host_s=times.host_s,
         waits=device.counters.waits,
         bytes_to_device=device.counters.bytes_to_device,
         graph_captures=device.counters.graph_captures,

@@ -29,6 +29,7 @@ STATS_S: Final = 0.05  # figures are gathered so often at most; who asks meanwhi
 class Intake:
     """Takes messages in the order in which they arrived.
 
+    stats: gathers what an answer to `StatsQuery` says. counters: of what front ends did, which are counted here.
     max_queue: requests that may wait for a row. clock: seconds, monotonic. turn_work: pieces of work that a turn does.
     """
 
@@ -39,11 +40,12 @@ class Intake:
         publisher: Publisher,
         links: Links,
         stats: Callable[[], m.EngineStats],
+        counters: Counter[str],
         max_queue: int,
         clock: Callable[[], float],
         turn_work: int = TURN_WORK,
     ) -> None:
-        self.counters: Counter[str] = Counter()
+        self.counters = counters
         self._scheduler = scheduler
         self._registry = registry
         self._publisher = publisher
@@ -203,6 +205,7 @@ class Intake:
     def _end(self, request: Request) -> None:
         """Aborted, and its stream is told."""
         self._publisher.end(self._scheduler.stop(request, FinishReason.ABORTED), self._clock())
+        self._registry.remove(request)
 
     def _drop(self, tracked: Tracked | None, reason: FinishReason) -> None:
         """Ended without a word: nobody listens any more."""

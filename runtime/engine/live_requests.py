@@ -39,17 +39,16 @@ class Registry:
         self._by_owner[request.owner][request.handle] = tracked
         self._by_id[request.request_id] = tracked
 
-    def remove(self, request: Request) -> Tracked:
+    def remove(self, request: Request) -> None:
         """The request has ended; its id is remembered as finished."""
         del self._by_id[request.request_id]
         self._finished[request.request_id] = None
         while len(self._finished) > MAX_REMEMBERED:
             self._finished.popitem(last=False)
         own = self._by_owner[request.owner]
-        tracked = own.pop(request.handle)
+        del own[request.handle]
         if not own:
             del self._by_owner[request.owner]
-        return tracked
 
     def by_handle(self, owner: int, handle: int) -> Tracked | None:
         return self._by_owner[owner].get(handle) if owner in self._by_owner else None

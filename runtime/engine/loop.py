@@ -7,8 +7,10 @@ it allows; publish.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 import numpy as np
@@ -22,6 +24,7 @@ from runahead.runtime.engine.intake import TURN_WORK, Intake
 from runahead.runtime.engine.interval_log import IntervalLog, LogMode, Snapshot, Totals
 from runahead.runtime.engine.links import Links
 from runahead.runtime.engine.live_requests import Registry
+from runahead.runtime.engine.loop_times import LoopTimes
 from runahead.runtime.engine.publisher import Publisher
 from runahead.runtime.engine.row_check import check_rows
 from runahead.runtime.engine.watchdog import Watchdog
@@ -88,16 +91,27 @@ class Engine:
         self.figures = Figures()
         self.registry = Registry()
         self.publisher = Publisher(links, scheduler.rows, device.rings, self.registry)
-        self.intake = Intake(scheduler, self.registry, self.publisher, links, self.stats, max_queue, clock, turn_work)
         self._links = links
         self._poison = poison
         self._clock = clock
         self._watchdog = Watchdog(launch_timeout_s, clock)
         self._interval_log = IntervalLog(log_interval, log_mode, write_snapshot, self.ledger.launched)
         self._run_ahead_asked = self.ledger.run_ahead if run_ahead_asked is None else run_ahead_asked
-        self._started_at = clock()
-        self._waited_s = 0.0  # on marks and arrivals
-        self._nothing_to_do_s = 0.0  # of these, on arrivals alone
+        self.times = LoopTimes(clock)
+        front_ends: Counter[str] = Counter()
+        self._gather_stats = partial(
+            engine_stats,
+            scheduler,
+            device,
+            self.figures,
+            self.publisher.latencies,
+            self._run_ahead_asked,
+            front_ends,
+            self.times,
+        )
+        self.intake = Intake(
+            scheduler, self.registry, self.publisher, links, self._gather_stats, front_ends, max_queue, clock, turn_work
+        )
         self._logging_drain_s = 0.0  # for the next logging barrier, so far
         self.waits = 0  # grows for as long as the loop turns, drains included
         self._idle_after = self.ledger.launched  # the newest launch when the loop last had nothing to do
@@ -191,9 +205,7 @@ class Engine:
         self._idle_after = ledger.launched
         begun = self._clock()
         self._links.wait(wait_s)
-        waited_s = self._clock() - begun
-        self._nothing_to_do_s += waited_s
-        self._waited_s += waited_s
+        self.times.had_nothing_to_do(self._clock() - begun)
 
     def _wait_for_mark(self, wake_fds: Sequence[int], wait_s: float) -> None:
         """For the oldest one outstanding, one of these descriptors, or so long."""
@@ -203,7 +215,7 @@ class Engine:
             self.device.wait(ledger.committed, _NEVER, wake_fds, wait_s)
         else:
             self.device.wait(_NEVER, ledger.ended, wake_fds, wait_s)
-        self._waited_s += self._clock() - begun
+        self.times.waited(self._clock() - begun)
 
     def _settle(self) -> None:
         """Commit, retire and give back what the marks allow."""
@@ -247,6 +259,7 @@ class Engine:
             self.publisher.publish_prompt(slot, part)
         else:
             self.publisher.end(self.scheduler.stop(part.request, FinishReason.NON_FINITE), self._clock())
+            self.registry.remove(part.request)
 
     def _give_back(self) -> bool:
         """Whatever the fence lets go: what ended outside a commit may be due before any mark moves. False: nothing."""
@@ -269,6 +282,8 @@ class Engine:
         commit = self.scheduler.commit(launch, cells)  # a launch that samples nothing may have crossed borders
         if launch.shape.sample_rows:
             self.publisher.publish(commit, self._clock())
+            for ending in commit.endings:
+                self.registry.remove(ending.request)
         self.ledger.commit(launch.number)
 
     def _raise_fault(self, number: int) -> None:
@@ -278,16 +293,7 @@ class Engine:
 
     def stats(self) -> m.EngineStats:
         """Everything `Stats` shows, at this moment."""
-        return engine_stats(
-            self.scheduler,
-            self.device,
-            self.figures,
-            self.publisher.latencies,
-            self._run_ahead_asked,
-            self.intake.counters,
-            self._uptime_s(),
-            self._host_s(),
-        )
+        return self._gather_stats()
 
     def facts(self, info: m.EngineInfo) -> dict[str, object]:
         """What the chain runs with, by name."""
@@ -298,14 +304,8 @@ class Engine:
         return Totals(
             launch,
             self.scheduler.tally.counters["generated_tokens"],
-            self._uptime_s() - self._nothing_to_do_s,
-            self._host_s(),
+            self.times.work_s,
+            self.times.host_s,
             figures.busy_ns / 1e9,
             figures.idle_ns / 1e9,
         )
-
-    def _uptime_s(self) -> float:
-        return self._clock() - self._started_at
-
-    def _host_s(self) -> float:
-        return self._uptime_s() - self._waited_s

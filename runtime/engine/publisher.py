@@ -32,7 +32,7 @@ class Addressed(NamedTuple):
 
 
 class Publisher:
-    """Sends what was committed. Never blocks, never keeps a token back."""
+    """Sends what was committed. Never blocks, never keeps a token back. The live requests stay as they are."""
 
     def __init__(self, links: Links, rows: Rows, rings: RingMemory, registry: Registry) -> None:
         self._links = links
@@ -126,7 +126,8 @@ class Publisher:
 
     def _finished(self, ending: Ending, now: float) -> m.Finished:
         request = ending.request
-        tracked = self._registry.remove(request)
+        tracked = self._registry.by_handle(request.owner, request.handle)
+        assert tracked is not None
         submitted, admitted, first = tracked.submitted_at, tracked.admitted_at, tracked.first_token_at
         return m.Finished(
             handle=request.handle,

@@ -157,7 +157,7 @@ def test_stats_are_gathered_now_and_then_and_every_answer_is_younger_than_its_qu
     for owner, message in messages_of(chain, m.StatsReply):
         assert isinstance(message, m.StatsReply)
         assert owner == 1 + message.call % 2
-        assert chain.engine._started_at + message.stats.uptime_s >= asked[message.call]
+        assert chain.engine.times._started_at + message.stats.uptime_s >= asked[message.call]
 
 
 # ---------------------------------------------------------------- sockets

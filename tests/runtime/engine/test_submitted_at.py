@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,7 +35,8 @@ class Door:
         welcome = m.Welcome(m.PROTOCOL_VERSION, "server", INFO)
         self.links = SocketLinks(path, lambda: welcome, nobody_is_refused, clock=lambda: self.now)
         self.intake = Intake(
-            engine.scheduler, engine.registry, engine.publisher, self.links, engine.stats, 1000, lambda: self.now,
+            engine.scheduler, engine.registry, engine.publisher, self.links, engine.stats, Counter(), 1000,
+            lambda: self.now,
             turn_work,
         )  # fmt: skip
         self.sock = socket.socket(socket.AF_UNIX)

@@ -1,0 +1,38 @@
+"""Where the time of the engine's loop goes: work, waits for marks, waits with nothing to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class LoopTimes:
+    """Seconds since it was made, on `clock`."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._started_at = clock()
+        self._waited_s = 0.0  # on marks and arrivals
+        self._nothing_to_do_s = 0.0  # of these, on arrivals alone
+
+    def waited(self, seconds: float) -> None:
+        """For a mark, or an arrival meanwhile."""
+        self._waited_s += seconds
+
+    def had_nothing_to_do(self, seconds: float) -> None:
+        """But to wait for an arrival."""
+        self._waited_s += seconds
+        self._nothing_to_do_s += seconds
+
+    @property
+    def uptime_s(self) -> float:
+        return self._clock() - self._started_at
+
+    @property
+    def work_s(self) -> float:
+        """While there was something to do."""
+        return self.uptime_s - self._nothing_to_do_s
+
+    @property
+    def host_s(self) -> float:
+        """Without any wait."""
+        return self.uptime_s - self._waited_s
