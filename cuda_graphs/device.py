@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.cuda_graphs.shape import LaunchShape
+
+NEVER: Final = 1 << 62  # a mark that no launch reaches
 
 
 class DeviceError(RuntimeError):

@@ -18,14 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.cuda_graphs.device import DeviceCounters, DeviceError, Program
+from runahead.cuda_graphs.device import NEVER, DeviceCounters, DeviceError, Program
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.cuda_graphs.shape import LaunchShape
 
 # Jitter of the test mode: how long the worker sleeps before S, before apply and before F.
 _MAX_DELAY_S = 0.002
-
-_NOTHING = 1 << 62  # a mark that no launch reaches
 
 
 def _no_delay() -> None:
@@ -67,7 +65,7 @@ class HostDevice:
         self._clock = clock
         self._queue: queue.SimpleQueue[LaunchShape | None] = queue.SimpleQueue()
         self._sampled = self._ended = launched
-        self._awaited = (_NOTHING, _NOTHING)  # marks beyond these wake the host
+        self._awaited = (NEVER, NEVER)  # marks beyond these wake the host
         self._fault: BaseException | None = None
         self._mark_read, self._mark_write = os.pipe()
         os.set_blocking(self._mark_read, False)
@@ -97,7 +95,7 @@ class HostDevice:
             if self._mark_read not in ready:
                 break
             os.read(self._mark_read, 4096)
-        self._awaited = (_NOTHING, _NOTHING)
+        self._awaited = (NEVER, NEVER)
 
     def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
         return self._program.read_rows()

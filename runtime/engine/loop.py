@@ -9,13 +9,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
-from runahead.cuda_graphs.device import Device, DeviceError
+from runahead.cuda_graphs.device import NEVER, Device, DeviceError
 from runahead.cuda_graphs.rings import FAULT_NONE, STATUS_FAULT
 from runahead.runtime.engine.chain_facts import chain_facts
 from runahead.runtime.engine.engine_stats import engine_stats
@@ -25,35 +24,20 @@ from runahead.runtime.engine.interval_log import IntervalLog, LogMode, Snapshot,
 from runahead.runtime.engine.links import Links
 from runahead.runtime.engine.live_requests import Registry
 from runahead.runtime.engine.loop_times import LoopTimes
+from runahead.runtime.engine.poison import Poison
 from runahead.runtime.engine.publisher import Publisher
 from runahead.runtime.engine.row_check import check_rows
 from runahead.runtime.engine.watchdog import Watchdog
 from runahead.runtime.plan import stage
 from runahead.runtime.scheduler.ledger import Launch, Ledger, LedgerError
-from runahead.runtime.scheduler.outcomes import Deferred, PromptPart, Release
+from runahead.runtime.scheduler.outcomes import Deferred, PromptPart
 from runahead.runtime.scheduler.planned import launch_of
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import LAUNCH_TIMEOUT_S
 from runahead.runtime.wire.parameters import FinishReason
 
-_NEVER: Final = 1 << 62
 _WAIT_S: Final = 0.25  # a wait that sees no mark ends after this long, and the loop looks again
-
-
-class Poison(Protocol):
-    """The test mode: whatever is given back is filled with nonsense."""
-
-    def ring_slot(self, number: int) -> None: ...
-
-    def release(self, resource: Release) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Barrier:
-    """Why the chain is drained before the next plan."""
-
-    reason: str
 
 
 def _no_snapshot(snapshot: Snapshot) -> None:
@@ -122,7 +106,7 @@ class Engine:
         """Turn until `stopping`, then drain. Raises DeviceError or LedgerError if the chain broke."""
         while not stopping():
             self.turn()
-        self.drain(Barrier("shutdown"))
+        self.drain("shutdown")
 
     def turn(self) -> None:
         """One turn of the loop."""
@@ -133,9 +117,12 @@ class Engine:
         self._wait()
         self._settle()
 
-    def drain(self, barrier: Barrier) -> None:
-        """Wait until everything enqueued has retired, then compare the device's rows with the host's."""
-        self.figures.barrier(barrier.reason, self._drain())
+    def drain(self, reason: str) -> None:
+        """Wait until everything enqueued has retired, then compare the device's rows with the host's: a barrier.
+
+        reason: under which it is counted.
+        """
+        self.figures.barrier(reason, self._drain())
 
     def _drain(self) -> float:
         """Returns the seconds it took."""
@@ -212,9 +199,9 @@ class Engine:
         ledger, begun = self.ledger, self._clock()
         self.waits += 1
         if ledger.waits_for_tokens:
-            self.device.wait(ledger.committed, _NEVER, wake_fds, wait_s)
+            self.device.wait(ledger.committed, NEVER, wake_fds, wait_s)
         else:
-            self.device.wait(_NEVER, ledger.ended, wake_fds, wait_s)
+            self.device.wait(NEVER, ledger.ended, wake_fds, wait_s)
         self.times.waited(self._clock() - begun)
 
     def _settle(self) -> None:
@@ -279,7 +266,7 @@ class Engine:
     def _commit(self, launch: Launch) -> None:
         rings = self.device.rings
         cells = rings.cells[rings.slot(launch.number), : launch.sample_slots.size]
-        commit = self.scheduler.commit(launch, cells)  # a launch that samples nothing may have crossed borders
+        commit = self.scheduler.commits.commit(launch, cells)  # a launch that samples nothing may have crossed borders
         if launch.shape.sample_rows:
             self.publisher.publish(commit, self._clock())
             for ending in commit.endings:

@@ -12,7 +12,7 @@ import torch
 
 from runahead.cuda_graphs.device import Device
 from runahead.cuda_graphs.rings import RingLayout
-from runahead.runtime.engine.loop import Poison
+from runahead.runtime.engine.poison import Poison
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder

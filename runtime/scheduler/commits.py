@@ -25,7 +25,7 @@ class Commits:
         self._tally = tally
         self._kept: KeptRows | None = None  # what the commits after the newest one may have in common with it
 
-    def take(self, launch: Launch, cells: NDArray[np.int64]) -> Commit:
+    def commit(self, launch: Launch, cells: NDArray[np.int64]) -> Commit:
         """Take a launch's result cells, [sample_rows, 1 + K], into the host's truth.
 
         Raises LedgerError where the device's verdict on the end of a row is not the host's.

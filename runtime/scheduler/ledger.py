@@ -19,9 +19,10 @@ deferred to launch 15, and due once that launch is committed and ended.
 from __future__ import annotations
 
 import heapq
+import sys
 from collections import deque
 from collections.abc import Iterator
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,8 +74,6 @@ class Launch(NamedTuple):
         """A next launch is owed: logits of this one's F wait to be sampled."""
         return bool(np.count_nonzero(self.row_samples))
 
-
-_NO_BOUND: Final = 1 << 62
 
 Resource = TypeVar("Resource")
 
@@ -136,7 +135,7 @@ class Ledger(Generic[Resource]):
     @property
     def prompt_room(self) -> int:
         """Prompt tokens that a launch may carry which is queued now."""
-        return self.run_ahead_tokens - self.uncommitted_prompt_tokens if self.uncommitted else _NO_BOUND
+        return self.run_ahead_tokens - self.uncommitted_prompt_tokens if self.uncommitted else sys.maxsize
 
     @property
     def waits_for_tokens(self) -> bool:

@@ -23,9 +23,9 @@ from runahead.runtime.plan import Chunk, LaunchPlan
 from runahead.runtime.scheduler.commits import Commits
 from runahead.runtime.scheduler.course import Course
 from runahead.runtime.scheduler.holdings import Holdings
-from runahead.runtime.scheduler.ledger import NO_EPOCHS, NO_SLOTS, Launch, Ledger, LedgerError
+from runahead.runtime.scheduler.ledger import NO_EPOCHS, NO_SLOTS, Ledger, LedgerError
 from runahead.runtime.scheduler.new_row import begin_row, words_of
-from runahead.runtime.scheduler.outcomes import NOT_A_TOKEN, Commit, Deferred, Ending, Eviction, Release
+from runahead.runtime.scheduler.outcomes import NOT_A_TOKEN, Deferred, Ending, Eviction, Release
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.plan_builder import NO_APPENDS, PlanBuilder
 from runahead.runtime.scheduler.planned import Planned
@@ -54,7 +54,7 @@ class Scheduler:
         self.tally = Tally()
         self.holdings = Holdings(limits, rows, pool, ledger)
         self.waiting = WaitingQueue(self.holdings)
-        self._commits = Commits(limits, self.holdings, self.tally)
+        self.commits = Commits(limits, self.holdings, self.tally)
         self._arrivals = 0
         self._course: Course | None = None  # what the launches after the newest plan have in common with it
 
@@ -102,10 +102,6 @@ class Scheduler:
         if request.slot in self.holdings.paused:
             return "PAUSED"
         return RowPhase(int(self.rows.phase[request.slot])).name
-
-    def commit(self, launch: Launch, cells: NDArray[np.int64]) -> Commit:
-        """See `Commits.take`."""
-        return self._commits.take(launch, cells)
 
     def release(self, resource: Deferred) -> Release:
         """The fence has let it go. Returns what nobody holds any more."""

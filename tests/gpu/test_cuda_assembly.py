@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runahead.runtime.engine.loop import Barrier, Engine
+from runahead.runtime.engine.loop import Engine
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.wire.engine_config import ConfigError, DeviceName, DtypeName, EngineConfig
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
@@ -34,7 +34,7 @@ def served(
         prompt = [(37 * handle + 11 * i) % 4000 + 1 for i in range(5 + 17 * handle)]
         under_test.submit(handle, prompt, SamplingParams(temperature=0.0), StoppingParams(max_tokens=48))
     under_test.run()
-    engine.drain(Barrier("test"))
+    engine.drain("test")
     parts.device.close()
     return under_test.tokens(), under_test
 

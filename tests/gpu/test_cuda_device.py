@@ -12,7 +12,6 @@ import torch
 from runahead.cuda_graphs.device import DeviceError
 from runahead.cuda_graphs.rings import FAULT_PLAN_NUMBER, STATUS_FAULT
 from runahead.cuda_graphs.shape import Form, LaunchShape
-from runahead.runtime.engine.loop import Barrier
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
 from tests.gpu import gpu_chain
@@ -43,7 +42,7 @@ def served(under_test: EngineUnderTest, count: int, seed: int) -> tuple[dict[int
     for handle, request in enumerate(requests[count // 2 :], start=count // 2):
         under_test.submit(handle, *request)
     under_test.run()
-    under_test.engine.drain(Barrier("test"))  # compares the device's rows with the host's
+    under_test.engine.drain("test")  # compares the device's rows with the host's
     under_test.device.close()
     return under_test.tokens(), under_test.reasons()
 

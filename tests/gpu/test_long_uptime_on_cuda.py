@@ -8,7 +8,6 @@ import pytest
 from runahead.cuda_graphs import marks
 from runahead.cuda_graphs.rings import FAULT_NONE, FAULT_PLAN_NUMBER, STATUS_FAULT
 from runahead.cuda_graphs.shape import Form, LaunchShape
-from runahead.runtime.engine.loop import Barrier
 from runahead.runtime.plan import LaunchPlan, stage
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
@@ -43,7 +42,7 @@ def served(under_test: EngineUnderTest, counters_from: int) -> tuple[dict[int, l
                 under_test.engine.turn()
         under_test.submit(first + i, *request)
     under_test.run()
-    under_test.engine.drain(Barrier("test"))  # compares the device's rows with the host's
+    under_test.engine.drain("test")  # compares the device's rows with the host's
     assert under_test.engine.ledger.launched > counters_from + 2 * BEFORE
     tokens = {handle - first: found for handle, found in under_test.tokens().items()}
     return tokens, {handle - first: reason for handle, reason in under_test.reasons().items()}

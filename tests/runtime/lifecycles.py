@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 
 from runahead.cuda_graphs.simulated_device import at_once, seeded_schedule
-from runahead.runtime.engine.loop import Barrier
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.scheduler.rows import RowPhase
@@ -157,7 +156,7 @@ class Lifecycle:
 
     def _drain(self) -> None:
         """Drain, which compares the device's rows with the host's."""
-        self.chain.engine.drain(Barrier("test"))
+        self.chain.engine.drain("test")
         self.chain.check()
         assert not self.chain.ledger.in_flight
         for request in self.chain.engine.scheduler.holdings.by_slot:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from runahead.cuda_graphs.device import DeviceError
-from runahead.runtime.engine.loop import Barrier
 from runahead.runtime.engine.watchdog import LaunchHungError, NoProgressError
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
@@ -243,7 +242,7 @@ class Life:
 
     def _drain(self, reason: str) -> None:
         """The engine compares the device's rows with the host's; then their lengths are."""
-        self._step(lambda: self.chain.engine.drain(Barrier(reason)))
+        self._step(lambda: self.chain.engine.drain(reason))
         self._check("lengths", lambda: check_lengths(self.chain))
         self.witness.drained(self.chain)
 

@@ -18,7 +18,6 @@ from typing import Final
 
 from runahead.cuda_graphs.simulated_device import seeded_schedule
 from runahead.runtime.engine.interval_log import Snapshot
-from runahead.runtime.engine.loop import Barrier
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
 from tests.runtime.chain import Chain, make_chain
@@ -111,14 +110,14 @@ class Pair:
         self._step(lambda side: side.chain.turn())
         self._turns += 1
         if self._turns % _DRAIN_TURNS == 0:
-            self._step(lambda side: side.chain.engine.drain(Barrier("test")))
+            self._step(lambda side: side.chain.engine.drain("test"))
             self._compare_stats()
 
     def finish(self) -> None:
         """No more is asked; everything ends, and the figures are compared a last time. Raises Differs."""
         while not self._control.chain.quiet:
             self._step(lambda side: side.chain.turn())
-        self._step(lambda side: side.chain.engine.drain(Barrier("shutdown")))
+        self._step(lambda side: side.chain.engine.drain("shutdown"))
         self._compare_stats()
         self._across.chain.check_nothing_is_left()
         stats, scheduler = self._across.chain.engine.stats(), self._across.chain.engine.scheduler

@@ -26,7 +26,7 @@ class HeldToItsWord(Scheduler):
 
     def __init__(self, limits: SchedulerLimits, rows: Rows, pool: BlockPool, ledger: Ledger[Deferred]) -> None:
         super().__init__(limits, rows, pool, ledger)
-        held, commits = self.holdings, self._commits
+        held, commits = self.holdings, self.commits
         take_row, ending = held.take_row, commits._ending
 
         def checked_take_row(request: Request, prefix: array[int]) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from runahead.cuda_graphs.device import DeviceError
 from runahead.cuda_graphs.simulated_device import seeded_schedule
-from runahead.runtime.engine.loop import Barrier
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
 from tests.runtime.chain import Chain, make_chain, no_step
@@ -85,7 +84,7 @@ def test_a_deliberate_drain_lowers_the_overlap_ratio() -> None:
         while not chain.finished():
             chain.turn()
             if drains:
-                chain.engine.drain(Barrier("test"))
+                chain.engine.drain("test")
         chain.run()
         return chain.engine.stats().overlap_ratio
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from runahead.runtime.engine.loop import Barrier
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.runtime.chain import Chain, make_chain, no_step
@@ -25,7 +24,7 @@ def hold_back(chain: Chain) -> None:
 
 
 def drain(chain: Chain) -> None:
-    chain.engine.drain(Barrier("test"))
+    chain.engine.drain("test")
     assert not chain.ledger.in_flight
 
 

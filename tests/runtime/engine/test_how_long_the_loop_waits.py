@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 
 from runahead.runtime.engine.intake import STATS_S, TURN_WORK
-from runahead.runtime.engine.loop import Barrier
 from runahead.runtime.wire import messages as m
 from tests.runtime.chain import Chain, make_chain, no_step
 
@@ -150,7 +149,7 @@ def test_a_drain_waits_for_marks_whatever_has_arrived() -> None:
     waits.of_device.clear()
     waits.wake_fds.clear()
     assert chain.ledger.in_flight
-    chain.engine.drain(Barrier("test"))
+    chain.engine.drain("test")
     assert set(waits.of_device) == {LONGEST_S}
     assert set(waits.wake_fds) == {()}
     assert chain.links.has_more

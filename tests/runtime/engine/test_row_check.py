@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runahead.runtime.engine.loop import Barrier
 from runahead.runtime.engine.row_check import FIELDS, OF_THE_RECORD, check_rows
 from runahead.runtime.row_record import PENALTY_TENSORS, ROW_RECORD, ROW_TENSORS
 from runahead.runtime.scheduler.ledger import LedgerError
@@ -35,7 +34,7 @@ def half_way(depth: int = 2) -> Chain:
     chain.turn_until(lambda: min(len(chain.tokens().get(handle, [])) for handle in (2, 4)) > 3)
     chain.submit(3, [5] * 90, max_tokens=5)
     chain.turn_until(lambda: chain.is_running("r3"))
-    chain.engine.drain(Barrier("test"))
+    chain.engine.drain("test")
     rows = chain.engine.scheduler.rows
     assert [rows.phase[chain.slot_of(name)] for name in ("r1", "r2", "r4", "r3")] == [
         RowPhase.DECODE,
@@ -92,7 +91,7 @@ def test_a_field_that_differs_stops_the_engine(row: str, field: str) -> None:
         else r"is .* on the device and .* on the host"
     )
     with pytest.raises(LedgerError, match=rf"^row {chain.slot_of(row)}: {field}(\[0\])? {told}$"):
-        chain.engine.drain(Barrier("test"))
+        chain.engine.drain("test")
 
 
 @pytest.mark.parametrize("field", ["bias_ids", "bias_values", "allowed", "counts", "in_prompt"])
@@ -101,7 +100,7 @@ def test_the_last_of_a_list_that_differs_is_seen_too(field: str) -> None:
     last = {"bias_ids": 1, "bias_values": 1}.get(field, -1)
     change(chain, field, (place_of(chain, "r4", field), last))
     with pytest.raises(LedgerError, match=field):
-        chain.engine.drain(Barrier("test"))
+        chain.engine.drain("test")
 
 
 def test_what_nobody_reads_is_not_compared() -> None:
@@ -114,7 +113,7 @@ def test_what_nobody_reads_is_not_compared() -> None:
     free = next(slot for slot in range(3) if slot != place_of(chain, "r4", "counts"))
     for field in PENALTIES:
         change(chain, field, (free, 0))
-    chain.engine.drain(Barrier("test"))
+    chain.engine.drain("test")
 
 
 def test_penalties_without_repetition_look_at_no_prompt() -> None:
@@ -122,10 +121,10 @@ def test_penalties_without_repetition_look_at_no_prompt() -> None:
     sampling = SamplingParams(seed=5, presence_penalty=0.5)
     chain.submit(1, [6, 7, 8], sampling=sampling, max_tokens=60, ignore_eos=True)
     chain.turn_until(lambda: chain.tokens())
-    chain.engine.drain(Barrier("test"))
+    chain.engine.drain("test")
     change(chain, "in_prompt", (0, 0))
     with pytest.raises(LedgerError, match="in_prompt differs"):
-        chain.engine.drain(Barrier("test"))
+        chain.engine.drain("test")
 
 
 def test_a_field_that_the_device_does_not_hand_over_is_missed() -> None:
@@ -141,17 +140,17 @@ def test_a_second_block_that_differs_is_seen_and_one_past_the_rows_own_is_not() 
     chain = half_way()
     table, slot = chain.program.rows.block_table, chain.slot_of("r1")
     table[slot, -1] += 1
-    chain.engine.drain(Barrier("test"))
+    chain.engine.drain("test")
     table[slot, 1] += 1
     with pytest.raises(LedgerError, match="block_table"):
-        chain.engine.drain(Barrier("test"))
+        chain.engine.drain("test")
 
 
 def test_rows_that_nobody_has_are_not_compared() -> None:
     chain = half_way()
     free = sorted(set(range(8)) - {chain.slot_of(name) for name in ("r1", "r2", "r3", "r4")})
     chain.program.rows.seq_len[free] = 77
-    chain.engine.drain(Barrier("test"))
+    chain.engine.drain("test")
 
 
 def test_a_device_without_row_state_has_nothing_to_compare() -> None:

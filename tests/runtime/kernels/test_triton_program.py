@@ -17,7 +17,6 @@ pytestmark = pytest.mark.timeout(600)  # a whole engine in Triton's interpreter 
 
 from runahead.cuda_graphs.host_device import HostDevice  # noqa: E402
 from runahead.cuda_graphs.rings import RingMemory, allocate_rings  # noqa: E402
-from runahead.runtime.engine.loop import Barrier  # noqa: E402
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.models.config import ModelConfig  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
@@ -78,7 +77,7 @@ def served(under_test: gpu_chain.EngineUnderTest, config: ModelConfig) -> tuple[
             under_test.submit(handle, prompt[:60], sampling, stopping)
         while len(under_test.tokens()) < REQUESTS // 2:
             under_test.engine.turn()
-        under_test.engine.drain(Barrier("test"))
+        under_test.engine.drain("test")
         assert any(under_test.engine.scheduler.holdings.by_slot), "nobody had a row when they were compared"
         under_test.run()
     under_test.device.close()

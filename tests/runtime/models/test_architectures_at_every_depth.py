@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from runahead.runtime.engine.loop import Barrier, Engine
+from runahead.runtime.engine.loop import Engine
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import EngineConfig
@@ -44,7 +44,7 @@ def completions(folder: Path, depth: int, vocab: int) -> dict[int, list[int]]:
     engine.turn()
     while len(engine.registry):
         engine.turn()
-    engine.drain(Barrier("test"))
+    engine.drain("test")
     parts.device.close()
     found: dict[int, list[int]] = defaultdict(list)
     for _, output in links.sent:

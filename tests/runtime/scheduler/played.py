@@ -98,7 +98,7 @@ class Played:
     def commit(self) -> None:
         """The oldest launch's tokens reach the host, and its F ends."""
         launch = self.ledger.next_to_commit()
-        brought = self.scheduler.commit(launch, self._cells.pop(launch.number))
+        brought = self.scheduler.commits.commit(launch, self._cells.pop(launch.number))
         for handle, found in zip(brought.handles.tolist(), brought.tokens.tolist(), strict=True):
             self.said[handle].append(found)
         self.ended += [ending.request.handle for ending in brought.endings]

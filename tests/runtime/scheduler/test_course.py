@@ -81,13 +81,13 @@ class Continued:
 def nothing_is_taken_over(chain: Chain) -> None:
     """Every plan is made anew, and every row of every commit looked at."""
     chain.engine.scheduler._continued = lambda: None  # type: ignore[method-assign]
-    take = chain.engine.scheduler._commits.take
+    take = chain.engine.scheduler.commits.commit
 
     def looked_at(launch: Launch, cells: np.ndarray[Any, np.dtype[np.int64]]) -> Commit:
-        chain.engine.scheduler._commits._kept = None
+        chain.engine.scheduler.commits._kept = None
         return take(launch, cells)
 
-    chain.engine.scheduler._commits.take = looked_at  # type: ignore[method-assign]
+    chain.engine.scheduler.commits.commit = looked_at  # type: ignore[method-assign]
 
 
 def check_same_truth(mine: Scheduler, other: Scheduler) -> None:

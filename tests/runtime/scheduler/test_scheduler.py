@@ -123,7 +123,7 @@ def one_row(stopping: StoppingParams, context_length: int = 64) -> tuple[Schedul
         assert planned is not None
         launches.append(launch_of(planned, first=False, overlapped=False))
         ledger.enqueue(launches[-1])
-    assert scheduler.commit(launches[0], np.zeros((0, 1), np.int64)).tokens.size == 0
+    assert scheduler.commits.commit(launches[0], np.zeros((0, 1), np.int64)).tokens.size == 0
     return scheduler, launches[1]
 
 
@@ -133,7 +133,7 @@ def cell(launch: Launch, low: int) -> np.ndarray:
 
 def test_a_commit_brings_the_token_to_the_hosts_truth() -> None:
     scheduler, launch = one_row(StoppingParams(10))
-    commit = scheduler.commit(launch, cell(launch, 42))
+    commit = scheduler.commits.commit(launch, cell(launch, 42))
     assert (commit.tokens.tolist(), commit.owners.tolist(), commit.handles.tolist()) == ([42], [1], [7])
     assert commit.firsts.tolist() == [True]
     assert commit.endings == ()
@@ -143,9 +143,9 @@ def test_a_commit_brings_the_token_to_the_hosts_truth() -> None:
 @pytest.mark.parametrize("token", [1, 50], ids=["end of sequence", "stop id"])
 def test_below_min_tokens_a_stop_id_is_a_token_like_any_other(token: int) -> None:
     scheduler, launch = one_row(StoppingParams(10, min_tokens=2, stop_token_ids=(50,)))
-    assert scheduler.commit(launch, cell(launch, token)).endings == ()
+    assert scheduler.commits.commit(launch, cell(launch, token)).endings == ()
     with pytest.raises(LedgerError, match="disagree"):
-        scheduler.commit(launch, cell(launch, token | STOPPED))
+        scheduler.commits.commit(launch, cell(launch, token | STOPPED))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_why_a_row_ends(
     token: int, stopping: StoppingParams, context_length: int, reason: FinishReason, stop_token_id: int
 ) -> None:
     scheduler, launch = one_row(stopping, context_length)
-    (ending,) = scheduler.commit(launch, cell(launch, token | STOPPED)).endings
+    (ending,) = scheduler.commits.commit(launch, cell(launch, token | STOPPED)).endings
     assert (ending.reason, ending.stop_token_id) == (reason, stop_token_id)
     assert scheduler.tally.finished == {reason.name: 1}
     assert scheduler.holdings.by_slot == [None, None]
@@ -170,7 +170,7 @@ def test_why_a_row_ends(
 
 def test_a_row_that_is_not_finite_ends_without_a_token() -> None:
     scheduler, launch = one_row(StoppingParams(10))
-    commit = scheduler.commit(launch, cell(launch, 42 | STOPPED | NON_FINITE))
+    commit = scheduler.commits.commit(launch, cell(launch, 42 | STOPPED | NON_FINITE))
     assert [ending.reason for ending in commit.endings] == [FinishReason.NON_FINITE]
     assert commit.tokens.size == commit.handles.size == commit.cells.size == 0
     assert scheduler.tally.counters["generated_tokens"] == 0
@@ -182,7 +182,7 @@ def test_a_token_of_a_row_that_has_ended_is_void_and_counted() -> None:
     request = scheduler.holdings.by_slot[0]
     assert request is not None
     scheduler.stop(request, FinishReason.ABORTED)
-    commit = scheduler.commit(launch, cell(launch, 42))
+    commit = scheduler.commits.commit(launch, cell(launch, 42))
     assert commit.tokens.size == 0
     assert scheduler.tally.counters["void_rows"] == 1
     assert scheduler.tally.counters["generated_tokens"] == 0
