@@ -152,8 +152,15 @@ def decode_attention(
     q: contiguous [B, q_heads, D]. keys, values: one layer's [num_blocks, block_size, kv_heads, D]. block_tables: int32
     [B, max_blocks]. seq_lens: int32 [B], the query included; 0 gives zeros. window: tokens a query sees, itself
     included; 0: all. context_length: most tokens any row of this engine can have. Returns [B, q_heads, D].
+
+    Rows with several queries are for `chunk_attention`: raises ValueError where there are not as many queries as rows.
     """
     rows, q_heads, head_dim = q.shape
+    if rows != seq_lens.shape[0]:
+        raise ValueError(
+            f"decode_attention takes one query a row: {rows} queries were given for {seq_lens.shape[0]} rows; "
+            "chunk_attention takes several"
+        )
     block_size, kv_heads = keys.shape[1], keys.shape[2]
     size = split_tokens(context_length)
     splits = triton.cdiv(context_length, size)

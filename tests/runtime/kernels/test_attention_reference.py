@@ -147,6 +147,17 @@ def test_a_chunk_has_the_bits_of_its_tokens_one_by_one(window: int) -> None:
         assert torch.equal(one.attend([0], window=window)[0][0], whole[length - 1])
 
 
+@pytest.mark.parametrize("queries", range(1, 9))
+@pytest.mark.parametrize("window", [0, 7])
+def test_rows_with_a_few_queries_each_have_the_bits_of_a_chunk_alone(queries: int, window: int) -> None:
+    """As rows have that verify drafts: all have as many queries, behind contexts of different lengths."""
+    world = make_world(Row(70, queries), Row(8, queries), Row(33, queries))
+    together = world.attend([0, 1, 2], window=window)
+    for row, found in enumerate(together[:-1]):
+        assert torch.equal(found, world.attend([row], window=window)[0])
+        assert torch.allclose(found.double(), world.expected(row, window), atol=1e-5)
+
+
 def test_a_segment_never_holds_more_pairs_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     world = make_world(Row(60, 60))
     whole = world.attend([0])[0]

@@ -139,3 +139,10 @@ def test_a_chunk_has_the_same_bits_whatever_its_neighbours(dtype: torch.dtype) -
 def test_the_split_depends_on_the_context_alone() -> None:
     assert [split_tokens(n) for n in (1, 2048, 4096, 8192, 131072)] == [128, 128, 128, 256, 4096]
     assert all(-(-n // split_tokens(n)) <= MAX_SPLITS for n in range(1, 20000, 7))
+
+
+def test_decode_attention_refuses_rows_with_several_queries() -> None:
+    kv = paged([9, 20], 2, 16, 16, 4, torch.float32)
+    q = torch.randn(6, 4, 16, device=DEVICE)
+    with pytest.raises(ValueError, match="one query a row: 6 queries were given for 2 rows"):
+        decode_attention(q, kv.keys, kv.values, kv.tables, kv.seq_lens, 0.25, 0, 64)
