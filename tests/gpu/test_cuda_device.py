@@ -23,6 +23,7 @@ from tests.gpu.gpu_chain import (
     random_requests,
     random_weights,
     small_config,
+    tell_of_marks_one_by_one,
 )
 from tests.runtime.kernels.triton_device import synchronising_calls_raise
 
@@ -58,6 +59,7 @@ def test_the_tokens_of_the_host_device_at_every_depth(run_ahead: int, changes: d
     weights = random_weights(config)
     expected = served(cpu_engine(config, weights, 2), 24, seed=11)
     under_test = cuda_engine(config, weights, run_ahead)
+    tell_of_marks_one_by_one(under_test.device)
     found = served(under_test, 24, seed=11)
     assert found == expected
     assert len(found[1]) == 24
