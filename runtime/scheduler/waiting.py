@@ -139,7 +139,8 @@ class WaitingQueue:
         """Blocks that must be there, or shared, before a request gets a row, so that rows are not evicted soon after.
 
         All that is known of it, and what running rows still need for what is known of them, or a block to go on. The
-        more often it was evicted, the more of what it may become; in the end everything that everybody may become.
+        more often it was evicted, the more of what it may become. A protected request needs room for itself and for all
+        running rows at their longest.
         """
         soon, at_most = self._needed_by_rows()
         most = self._holdings.blocks_at_most(request)
