@@ -218,7 +218,7 @@ class Engine:
             self._commit(self.ledger.next_to_commit())
             self._retire()
         self._give_back()
-        self.scheduler.holdings.publish_some()
+        self.scheduler.holdings.make_some_findable()
         self._look_after_progress()
 
     def _retire(self) -> None:

@@ -155,13 +155,13 @@ class BlockPool:
 
     # ------------------------------------------------------------ found again
 
-    def publish(self, block: int, content: Content) -> bool:
+    def make_findable(self, block: int, content: Content) -> bool:
         """A block that somebody holds, or is behind the fence, can be found from now on.
 
         False if another block already holds the same. Raises BlockPoolError for a block that is free.
         """
         if not self._holders.one[block] and not self._fences.one[block]:
-            raise BlockPoolError(f"block {block} is published and nobody holds it")
+            raise BlockPoolError(f"block {block} is made findable and nobody holds it")
         if content.key in self._by_key or block in self._contents:
             return False
         self._contents[block] = content

@@ -108,15 +108,15 @@ class Holdings:
         self.rows.finite[request.slot] = False
         self.pool.forget(self.pool.holding(self._keys(request).from_place(request.shared)))
 
-    def publish_some(self) -> None:
+    def make_some_findable(self) -> None:
         """Blocks that the fence has let go join the prefix cache: an eighth of them in a turn, the oldest, or a few.
 
         Rows that came together fill their blocks together, and a block's key takes long to make.
         """
         if self._filled:
-            self._publish(list(islice(self._filled, max(_A_FEW, len(self._filled) // 8))))
+            self._make_findable(list(islice(self._filled, max(_A_FEW, len(self._filled) // 8))))
 
-    def _publish(self, blocks: list[int]) -> None:
+    def _make_findable(self, blocks: list[int]) -> None:
         """Into the prefix cache, where every token is committed and nothing that wrote one was not finite."""
         requests, in_slots, places = zip(*(self._filled.pop(block) for block in blocks), strict=True)
         rows, size, slots = self.rows, self.pool.block_size, np.array(in_slots)
@@ -128,7 +128,7 @@ class Holdings:
         for is_good, block, request, place in zip(good, blocks, requests, places, strict=True):
             begin, end = end, end + 4 * size
             if is_good:
-                self.pool.publish(block, (request.keys or self._keys(request)).content(place, tokens[begin:end]))
+                self.pool.make_findable(block, (request.keys or self._keys(request)).content(place, tokens[begin:end]))
 
     def _keys(self, request: Request) -> PrefixKeys:
         if request.keys is None:
@@ -184,7 +184,7 @@ class Holdings:
             return Release()
         late = self._filled and [block for block in self.pool.unfindable(resource.blocks) if block in self._filled]
         if late:
-            self._publish(late)
+            self._make_findable(late)
         if resource.slot != NO_SLOT:
             self.rows.release(resource.slot)
         if resource.penalty_slot != NO_SLOT:

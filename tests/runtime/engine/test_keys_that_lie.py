@@ -43,7 +43,7 @@ def ask(chain: Chain, handle: int, prompt: list[int], keys: list[bytes] | None =
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
-def test_a_block_is_published_under_the_key_of_its_own_prefix_whatever_key_was_sent(depth: int) -> None:
+def test_a_block_is_made_findable_under_the_key_of_its_own_prefix_whatever_key_was_sent(depth: int) -> None:
     chain = make_chain(depth, schedule=no_step)
     honest, lying = [*FIRST, *SECOND, 5], [*OTHER, *SECOND, 5]
     ask(chain, 1, lying, [keys_of(lying)[0], keys_of(honest)[1]])

@@ -24,7 +24,7 @@ def cached_pool(*names: str, num_blocks: int = 5) -> tuple[BlockPool, list[int]]
     pool = BlockPool(num_blocks, 16)
     blocks = pool.take(len(names))
     for block, name in zip(blocks, names, strict=True):
-        assert pool.publish(block, content(name))
+        assert pool.make_findable(block, content(name))
         pool.fence([block])
         pool.release([block])
     return pool, blocks
@@ -87,7 +87,7 @@ def test_a_block_that_is_owned_is_not_released() -> None:
 def test_a_shared_block_is_owned_until_its_last_holder_gives_it_up() -> None:
     pool = BlockPool(5, 16)
     (block,) = pool.take(1)
-    pool.publish(block, content("a"))
+    pool.make_findable(block, content("a"))
     pool.share([block])
     pool.fence([block])
     assert pool.release([block]) == []
@@ -101,7 +101,7 @@ def test_a_shared_block_is_owned_until_its_last_holder_gives_it_up() -> None:
 def test_a_block_that_two_gave_up_is_free_when_the_last_launch_of_both_has_retired() -> None:
     pool = BlockPool(5, 16)
     (block,) = pool.take(1)
-    pool.publish(block, content("a"))
+    pool.make_findable(block, content("a"))
     pool.share([block])
     pool.fence([block])
     pool.fence([block])
@@ -115,7 +115,7 @@ def test_a_block_that_two_gave_up_is_free_when_the_last_launch_of_both_has_retir
 def test_a_fenced_block_that_is_shared_is_owned_again_and_its_fence_frees_nothing() -> None:
     pool = BlockPool(5, 16)
     (block,) = pool.take(1)
-    pool.publish(block, content("a"))
+    pool.make_findable(block, content("a"))
     pool.fence([block])
     pool.share([block])
     assert places(pool) == (3, 0, 1, 0)
@@ -147,7 +147,7 @@ def test_a_block_is_found_by_its_content_in_every_hand_but_not_after_it_was_reus
     pool = BlockPool(3, 16)
     (block,) = pool.take(1)
     assert pool.find(content("a")) is None
-    assert pool.publish(block, content("a"))
+    assert pool.make_findable(block, content("a"))
     found = [pool.find(content("a"))]
     pool.fence([block])
     found.append(pool.find(content("a")))
@@ -165,40 +165,40 @@ def test_a_key_that_two_contents_share_finds_only_the_tokens_that_are_there() ->
     assert pool.find(content("a", b"tokens")) == block
     assert pool.find(content("a", b"others")) is None
     (other,) = pool.take(1)
-    assert not pool.publish(other, content("a", b"others"))
+    assert not pool.make_findable(other, content("a", b"others"))
     assert pool.find(content("a", b"tokens")) == block
 
 
-def test_what_is_found_already_is_not_published_again() -> None:
+def test_what_is_found_already_is_not_made_findable_again() -> None:
     pool = BlockPool(5, 16)
     first, second = pool.take(2)
-    assert pool.publish(first, content("a"))
-    assert not pool.publish(second, content("a"))
-    assert not pool.publish(first, content("b")), "a block has one content"
+    assert pool.make_findable(first, content("a"))
+    assert not pool.make_findable(second, content("a"))
+    assert not pool.make_findable(first, content("b")), "a block has one content"
     assert pool.find(content("a")) == first
     assert pool.find(content("b")) is None
     pool.fence([second])
     assert pool.release([second]) == [second], "it is not findable: free at once"
 
 
-def test_a_block_behind_the_fence_may_be_published() -> None:
+def test_a_block_behind_the_fence_may_be_made_findable() -> None:
     pool = BlockPool(5, 16)
     (block,) = pool.take(1)
     pool.fence([block])
-    assert pool.publish(block, content("a"))
+    assert pool.make_findable(block, content("a"))
     assert pool.release([block]) == []
     assert places(pool) == (3, 1, 0, 0)
 
 
-def test_a_free_block_is_not_published() -> None:
-    with pytest.raises(BlockPoolError, match="block 1 is published and nobody holds it"):
-        BlockPool(5, 16).publish(1, content("a"))
+def test_a_free_block_is_not_made_findable() -> None:
+    with pytest.raises(BlockPoolError, match="block 1 is made findable and nobody holds it"):
+        BlockPool(5, 16).make_findable(1, content("a"))
 
 
 def test_a_forgotten_block_is_free_when_it_is_released() -> None:
     pool = BlockPool(5, 16)
     blocks = pool.take(2)
-    pool.publish(blocks[0], content("a"))
+    pool.make_findable(blocks[0], content("a"))
     pool.forget(blocks)
     assert pool.find(content("a")) is None
     pool.fence(blocks)
@@ -235,7 +235,7 @@ def test_of_blocks_released_together_the_last_is_given_out_first() -> None:
     pool = BlockPool(5, 16)
     prefix = pool.take(4)
     for block in prefix:
-        pool.publish(block, content(str(block)))
+        pool.make_findable(block, content(str(block)))
     pool.fence(prefix)
     pool.release(prefix)
     assert pool.take(4) == prefix[::-1], "the deepest block of a prefix first: it is worth nothing without the others"

@@ -25,8 +25,8 @@ class Pools:
         assert taken == [self.one_by_one.take(1)[0] for _ in range(count)]
         return taken
 
-    def publish(self, block: int, content: Content) -> None:
-        assert self.at_once.publish(block, content) == self.one_by_one.publish(block, content)
+    def make_findable(self, block: int, content: Content) -> None:
+        assert self.at_once.make_findable(block, content) == self.one_by_one.make_findable(block, content)
 
     def share(self, blocks: list[int]) -> None:
         self.at_once.share(blocks)
@@ -67,16 +67,16 @@ def test_blocks_change_hands_in_bulk_as_they_do_one_by_one(data: st.DataObject) 
     fenced: list[list[int]] = []
     contents: dict[int, Content] = {}
     for number in range(data.draw(st.integers(1, 30))):
-        do = data.draw(st.sampled_from(["take", "publish", "share", "fence", "release", "watch"]))
+        do = data.draw(st.sampled_from(["take", "make findable", "share", "fence", "release", "watch"]))
         if do == "take":
             blocks = pools.take(data.draw(st.integers(0, min(60, pools.at_once.available))))
             contents = {block: content for block, content in contents.items() if block not in blocks}
             held.append(blocks)
-        elif do == "publish" and held:
+        elif do == "make findable" and held:
             for block in data.draw(st.sampled_from(held)):
                 if block not in contents:
                     contents[block] = Content(b"%d of %d" % (block, number), b"tokens")
-                    pools.publish(block, contents[block])
+                    pools.make_findable(block, contents[block])
         elif do == "share" and contents:
             blocks = data.draw(st.permutations([*contents]))[: data.draw(st.integers(1, 100))]
             pools.share(blocks)
@@ -96,7 +96,7 @@ def pool() -> BlockPool:
     """Blocks 1 to MANY are owned and findable."""
     pool = BlockPool(2 * MANY, 16)
     for block in pool.take(MANY):
-        pool.publish(block, Content(b"%d" % block, b"tokens"))
+        pool.make_findable(block, Content(b"%d" % block, b"tokens"))
     return pool
 
 

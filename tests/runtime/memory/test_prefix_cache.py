@@ -34,7 +34,7 @@ def holding(tokens: NDArray[np.int32], salt: str = "") -> tuple[BlockPool, list[
     pool = BlockPool(20, SIZE)
     blocks = pool.take(tokens.size // SIZE)
     for block, content in zip(blocks, contents(tokens, salt), strict=True):
-        assert pool.publish(block, content)
+        assert pool.make_findable(block, content)
     return pool, blocks
 
 
@@ -108,10 +108,10 @@ def test_a_forged_key_finds_nothing_since_the_token_ids_are_compared() -> None:
     pool = BlockPool(20, SIZE)
     (block,) = pool.take(1)
     honest = contents(tokens)[0]
-    pool.publish(block, Content(honest.key, ids(90, 91, 92, 93).tobytes()))
+    pool.make_findable(block, Content(honest.key, ids(90, 91, 92, 93).tobytes()))
     assert walked(pool, PrefixKeys(""), tokens) == []
     pool.forget([block])
-    pool.publish(block, honest)
+    pool.make_findable(block, honest)
     assert walked(pool, PrefixKeys(""), tokens) == [block]
 
 
@@ -169,7 +169,7 @@ def test_a_long_prefix_is_looked_up_in_pieces_and_each_block_once(monkeypatch: p
     pool, blocks = BlockPool(40, SIZE), []
     blocks = pool.take(17)
     for block, content in zip(blocks, contents(tokens), strict=True):
-        pool.publish(block, content)
+        pool.make_findable(block, content)
     looked_up = counted(pool, monkeypatch)
     walk = PrefixWalk(pool, PrefixKeys(""), tokens)
     assert not walk.look(5)
@@ -197,7 +197,7 @@ def test_a_walk_that_ended_looks_at_its_end_alone_and_goes_on_when_the_next_bloc
     for _ in range(10):
         assert walk.look(9)
     assert len(looked_up) == 10
-    assert pool.publish(blocks[2], contents(tokens)[2])
+    assert pool.make_findable(blocks[2], contents(tokens)[2])
     assert walk.look(9)
     assert [*walk.blocks] == blocks[:4]
 

@@ -111,7 +111,7 @@ class Played:
         due = self.ledger.due()
         for resource in due:
             self.scheduler.release(resource)
-        self.scheduler.holdings.publish_some()
+        self.scheduler.holdings.make_some_findable()
         self.check()
         return bool(due)
 

@@ -11,7 +11,7 @@ from runahead.runtime.memory.block_pool import BlockPool, Content
 def test_a_block_that_is_still_named_keeps_none_of_its_neighbours(still_named: int) -> None:
     pool = BlockPool(9, 16)
     blocks = pool.take(3)
-    pool.publish(blocks[still_named], Content(b"key", b"tokens"))
+    pool.make_findable(blocks[still_named], Content(b"key", b"tokens"))
     pool.share([blocks[still_named]])
     pool.fence(blocks)
     pool.fence([blocks[still_named]])
@@ -27,7 +27,7 @@ def test_a_block_that_is_still_named_keeps_none_of_its_neighbours(still_named: i
 def test_a_block_that_is_still_held_keeps_none_of_its_neighbours(still_held: int) -> None:
     pool = BlockPool(9, 16)
     blocks = pool.take(3)
-    pool.publish(blocks[still_held], Content(b"key", b"tokens"))
+    pool.make_findable(blocks[still_held], Content(b"key", b"tokens"))
     pool.share([blocks[still_held]])
     pool.fence(blocks)
     assert pool.release(blocks) == [block for block in reversed(blocks) if block != blocks[still_held]]

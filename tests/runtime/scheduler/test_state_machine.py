@@ -70,7 +70,7 @@ class ChainMachine(RuleBasedStateMachine):
             self.begin()
             block = self.pool.take(1)[0]
             self.rows[-1].blocks.append(block)
-            assert self.pool.publish(block, content)
+            assert self.pool.make_findable(block, content)
             self.contents[block] = content
 
     @rule()
@@ -134,10 +134,10 @@ class ChainMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(row.blocks for row in self.rows))
     @rule(data=st.data(), content=st.sampled_from(CONTENTS))
-    def publish(self, data: st.DataObject, content: Content) -> None:
+    def make_findable(self, data: st.DataObject, content: Content) -> None:
         block = data.draw(st.sampled_from([block for row in self.rows for block in row.blocks]))
         new = content not in self.contents.values() and block not in self.contents
-        assert self.pool.publish(block, content) == new
+        assert self.pool.make_findable(block, content) == new
         if new:
             self.contents[block] = content
 
@@ -268,7 +268,7 @@ class ChainMachine(RuleBasedStateMachine):
         assert self.ledger.uncommitted <= self.ledger.run_ahead
 
     @invariant()
-    def only_what_was_published_is_found(self) -> None:
+    def only_what_was_made_findable_is_found(self) -> None:
         assert self.pool.findable == len(self.contents)
         for content in CONTENTS:
             block = self.pool.find(content)
