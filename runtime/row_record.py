@@ -3,7 +3,7 @@
 A record lies in the bulk slot of the launch that admits its row. It begins with a head of ADMIT_WORDS words, the fields
 of `RowParameters`, and lists follow in this order: stop ids, bias ids, bias values (float32 bits), words of the
 allowed-token mask, blocks, penalty list. An admission copies the head whole into the row's line of `parameters`, int32
-[slots, ADMIT_WORDS]. Pure.
+[slots, ADMIT_WORDS].
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     HEADER = WordLayout(Header, 16)
 
 The order of the annotations is the order in the buffer. Whoever packs, reads or loads a word takes its place and its
-type from the layout. Pure.
+type from the layout.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a front end's message may say beyond the types of its fields. Pure.
+"""What a front end's message may say beyond the types of its fields.
 
 A message that breaks these rules could put nonsense into a row, or stop the engine for everybody. It ends the
 connection that it came by, and nothing else. Columns, which may be as long as the prompt, are checked in a few passes

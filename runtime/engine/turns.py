@@ -1,4 +1,4 @@
-"""Front ends take turns at being heard. Pure."""
+"""Front ends take turns at being heard."""
 
 from __future__ import annotations
 

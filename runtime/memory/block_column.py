@@ -1,4 +1,4 @@
-"""A number for each KV block, read and written for one block, for a few or for thousands. Pure."""
+"""A number for each KV block, read and written for one block, for a few or for thousands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KV blocks: who holds which, which wait behind the fence, which are found again by their content. Pure.
+"""KV blocks: who holds which, which wait behind the fence, which are found again by their content.
 
     free ──take──> owned ──fence──> fenced ──release──> free, or cached if its content is findable
                      ^                 │

@@ -1,4 +1,4 @@
-"""Cached blocks that nobody holds, in the order in which they are given out. Pure.
+"""Cached blocks that nobody holds, in the order in which they are given out.
 
 Blocks that were given back together are one group. The oldest group is given out first, and of a group the last block
 first: the deepest of a prefix, which is worth nothing without the others. A block that somebody holds again leaves a

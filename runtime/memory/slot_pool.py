@@ -1,4 +1,4 @@
-"""Numbered places on the device that a row may need one of: penalty slots, state slots. Pure.
+"""Numbered places on the device that a row may need one of: penalty slots, state slots.
 
 free ──take──> owned ──fence──> fenced ──release──> free
 """

@@ -1,4 +1,4 @@
-"""The cached prefix that somebody waits with: how much of it is still there, known at any time. Pure."""
+"""The cached prefix that somebody waits with: how much of it is still there, known at any time."""
 
 from __future__ import annotations
 

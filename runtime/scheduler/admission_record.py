@@ -1,4 +1,4 @@
-"""What a row's slot must hold on the device before its first F, as a record for the bulk slot. Pure."""
+"""What a row's slot must hold on the device before its first F, as a record for the bulk slot."""
 
 from __future__ import annotations
 

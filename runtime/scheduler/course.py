@@ -1,4 +1,4 @@
-"""Rows that do nothing but decode: what is known in advance of all their next launches. Pure.
+"""Rows that do nothing but decode: what is known in advance of all their next launches.
 
 While no row begins, ends or changes its phase, each launch takes the same rows one token further. The row list, the
 epochs, who crosses a block border with which launch, and which launch is the last that can hold them all, follow from

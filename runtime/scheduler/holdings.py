@@ -1,4 +1,4 @@
-"""What rows hold (slots, blocks), how they come by it, and how the fence takes it back. Pure."""
+"""What rows hold (slots, blocks), how they come by it, and how the fence takes it back."""
 
 from __future__ import annotations
 

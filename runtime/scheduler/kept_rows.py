@@ -1,4 +1,4 @@
-"""Rows whose tokens launch after launch brings and the host keeps, all of them. Pure.
+"""Rows whose tokens launch after launch brings and the host keeps, all of them.
 
 While the launches' rows stay the same and no row has ended, most of a commit is the same each time: whose tokens they
 are, where in the history they go, that none is a first one, and with which launch a row is as long as it may become.

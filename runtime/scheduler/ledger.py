@@ -1,4 +1,4 @@
-"""The ledger: which launches exist, how far each has come, and what waits for them. Pure.
+"""The ledger: which launches exist, how far each has come, and what waits for them.
 
     STAGED -> LAUNCHED -> SAMPLED -> COMMITTED -> RETIRED
 

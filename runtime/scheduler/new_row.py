@@ -1,4 +1,4 @@
-"""A request gets a row: the host's columns for it, and the record that tells the device. Pure."""
+"""A request gets a row: the host's columns for it, and the record that tells the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounds that every plan keeps. Pure."""
+"""Bounds that every plan keeps."""
 
 from __future__ import annotations
 

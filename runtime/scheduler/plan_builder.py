@@ -1,4 +1,4 @@
-"""Collects what the next launch holds, and says what still fits into its plan and bulk slots. Pure."""
+"""Collects what the next launch holds, and says what still fits into its plan and bulk slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a launch leaves the log-probabilities of prompts. Pure."""
+"""Where a launch leaves the log-probabilities of prompts."""
 
 from __future__ import annotations
 

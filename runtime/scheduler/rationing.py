@@ -1,4 +1,4 @@
-"""Who goes on when KV blocks run out, and who gives theirs up. Pure.
+"""Who goes on when KV blocks run out, and who gives theirs up.
 
 Rows are served by rank: higher priority first, of equals those that are protected, then first come first served. The
 first that can't be served pauses, and so does every row after it that needs a block, so that no small need starves a

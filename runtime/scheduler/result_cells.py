@@ -1,4 +1,4 @@
-"""What S decided, read from a launch's result cells: columns over its tokens. Pure."""
+"""What S decided, read from a launch's result cells: columns over its tokens."""
 
 from __future__ import annotations
 

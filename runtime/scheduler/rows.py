@@ -1,4 +1,4 @@
-"""The host's truth about rows, one NumPy column a field, by row slot. Pure. The device never reads it."""
+"""The host's truth about rows, one NumPy column a field, by row slot. The device never reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is in the next launch. Pure: no clock, no device, no thread.
+"""Who is in the next launch. It asks no clock and no device, and has no thread.
 
 A row with a prompt of 5 tokens (p), in blocks of 4. Launch 13 is committed and brought its third token (t); launches 14
 and 15 are in flight, and what they bring is known to the device alone:

@@ -1,4 +1,4 @@
-"""Counts of what happened to requests. Pure."""
+"""Counts of what happened to requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the request of each row had its last token. Pure: the times are the caller's."""
+"""When the request of each row had its last token. The times are the caller's."""
 
 from __future__ import annotations
 

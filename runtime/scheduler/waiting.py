@@ -1,4 +1,4 @@
-"""The queue: who waits for a row, by rank, and who may have one now. Pure.
+"""The queue: who waits for a row, by rank, and who may have one now.
 
 However many wait, finding the first of them, adding one and taking one away is a search in an ordered list: nobody
 looks at all of them. What is known of the first one's cached prefix is kept from launch to launch.
