@@ -111,7 +111,9 @@ def expect(logits: np.ndarray, spec: RowSpec) -> Expected:
     else:
         temperature = float(np.float32(spec.temperature))
         score = {token: (changed[token] - peak) / temperature for token in order if changed[token] != -math.inf}
-        kept = [token for token in order if token in score]
+        # Distances that float32 does not tell apart are equal: so small ones that a high temperature leaves nothing of.
+        with np.errstate(over="ignore"):
+            kept = sorted(score, key=lambda token: (-np.float32(score[token]), token))
         if spec.top_k:
             kept = kept[: spec.top_k]
         if spec.top_p < 1.0:

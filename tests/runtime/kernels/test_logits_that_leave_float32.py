@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from runahead.cuda_graphs.shape import Form
 from runahead.runtime.kernels.reference.sampling import Sampled, sample_rows
@@ -77,6 +77,7 @@ def test_the_log_probability_of_a_token_too_far_below_the_best_is_minus_infinity
 
 @settings(deadline=None, max_examples=300)
 @given(batches)
+@example([([0.0, 1e-45, *[-HIGHEST] * (VOCAB - 2)], RowSpec(temperature=100.0, top_p=0.5, position=9))])
 def test_extreme_rows_have_a_token_that_may_be_drawn_or_end_alone(
     batch: list[tuple[list[float], RowSpec]],
 ) -> None:

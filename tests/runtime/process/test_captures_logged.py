@@ -15,10 +15,8 @@ from runahead.cuda_graphs.rings import allocate_rings
 from runahead.runtime import models
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.load import load_model
-from runahead.runtime.wire.engine_config import EngineConfig
-
-pytest.importorskip("triton")
 from runahead.runtime.process import cuda
+from runahead.runtime.wire.engine_config import EngineConfig
 
 BUNDLED = Path(models.__path__[0]) / "bundled"
 GRAPHS = 10

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runahead.runtime.memory import prefix_cache
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.waiting import WaitingQueue
+from runahead.runtime.wire import block_keys
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.pressure import whole
@@ -130,7 +130,7 @@ def test_a_prefix_that_waits_is_hashed_never_again_and_looked_up_at_its_end_alon
         return counting
 
     chain.turn()
-    monkeypatch.setattr(prefix_cache, "sha256", counted(hashed, sha256))
+    monkeypatch.setattr(block_keys, "sha256", counted(hashed, sha256))
     monkeypatch.setattr(pool, "find", counted(looked_up, find))
     launched = chain.ledger.launched
     while len(chain.tokens()[2]) < 35:
