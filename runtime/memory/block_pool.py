@@ -13,7 +13,6 @@ out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,19 +20,9 @@ from runahead.runtime.memory.block_column import BlockColumn, in_bulk, int32_arr
 from runahead.runtime.memory.block_column import BlockPoolError as BlockPoolError
 from runahead.runtime.memory.cached_blocks import CachedBlocks
 from runahead.runtime.memory.watched_blocks import Watched
+from runahead.runtime.wire.block_keys import Content
 
 NULL_BLOCK = 0
-
-
-class Content(NamedTuple):
-    """What a findable block holds.
-
-    key: of its tokens and all before them. tokens: its own ids, int32 bytes. before: the key of what comes before it.
-    """
-
-    key: bytes
-    tokens: bytes
-    before: bytes = b""
 
 
 class BlockPool:

@@ -12,43 +12,8 @@ from array import array
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.memory.block_pool import BlockPool, Content
-from runahead.runtime.wire.block_keys import KEY_BYTES, block_key, salt_key
-
-
-class PrefixKeys:
-    """The keys of one request's full blocks, made in order as its tokens become known.
-
-    salt: only requests of the same salt share blocks. given: keys of the first blocks, as `prompt_keys` makes them, to
-    look them up by.
-    """
-
-    def __init__(self, salt: str, given: bytes = b"") -> None:
-        self._keys = [salt_key(salt)]  # of the empty prefix, then of each block
-        self._given = given
-
-    def from_place(self, place: int) -> list[bytes]:
-        """Keys that were made for blocks from this place on."""
-        return self._keys[place + 1 :]
-
-    def content(self, place: int, tokens: bytes) -> Content:
-        """What the block at `place` holds. tokens: its own ids, int32. Places come in order, and may come again."""
-        before = self._keys[place]
-        if place == len(self._keys) - 1:
-            self._keys.append(block_key(before, tokens))
-        return Content(self._keys[place + 1], tokens, before)
-
-    def sought(self, place: int, tokens: bytes) -> Content:
-        """As `content`, to look for: under the key that was given for the block, if its own is not known."""
-        given = self._given[place * KEY_BYTES : (place + 1) * KEY_BYTES]
-        if given and place == len(self._keys) - 1:
-            return Content(given, tokens, self._keys[place])
-        return self.content(place, tokens)
-
-    def found(self, place: int, content: Content) -> None:
-        """The pool holds a block with the content that was sought: the key that was given for it is right."""
-        if place == len(self._keys) - 1:
-            self._keys.append(content.key)
+from runahead.runtime.memory.block_pool import BlockPool
+from runahead.runtime.wire.block_keys import PrefixKeys
 
 
 class PrefixWalk:

@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.runtime.memory.block_pool import BlockPool
-from runahead.runtime.memory.prefix_cache import PrefixKeys, PrefixWalk
+from runahead.runtime.memory.prefix_cache import PrefixWalk
 from runahead.runtime.memory.slot_pool import NO_SLOT, SlotPool
 from runahead.runtime.scheduler.ledger import Ledger
 from runahead.runtime.scheduler.outcomes import Deferred, Eviction, Filled, Release
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import RowPhase, Rows
+from runahead.runtime.wire.block_keys import PrefixKeys
 
 _A_FEW: Final = 48  # blocks that join the prefix cache in a turn
 

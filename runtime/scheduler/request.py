@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.memory.prefix_cache import PrefixKeys
 from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.wire.block_keys import PrefixKeys
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 
 MAX_EVICTIONS: Final = 3  # a request evicted so often is protected: others of its priority leave before it

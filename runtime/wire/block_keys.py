@@ -8,7 +8,7 @@ under the same salt.
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,21 +16,55 @@ from numpy.typing import NDArray
 KEY_BYTES: Final = 32
 
 
-def salt_key(salt: str) -> bytes:
-    """The key of the empty prefix. [KEY_BYTES]"""
-    return sha256(sha256(salt.encode()).digest()).digest()
+class Content(NamedTuple):
+    """What a full block holds.
+
+    key: of its tokens and all before them. tokens: its own ids, int32 bytes. before: the key of what comes before it.
+    """
+
+    key: bytes
+    tokens: bytes
+    before: bytes = b""
 
 
-def block_key(before: bytes, tokens: bytes) -> bytes:
-    """The key of the block that holds these ids, int32, behind the one whose key is `before`. [KEY_BYTES]"""
-    return sha256(before + tokens).digest()
+class PrefixKeys:
+    """The keys of one request's full blocks, made in order as its tokens become known.
+
+    salt: only requests of the same salt share blocks. given: keys of the first blocks, as `prompt_keys` makes them, to
+    look them up by.
+    """
+
+    def __init__(self, salt: str, given: bytes = b"") -> None:
+        self._keys = [sha256(sha256(salt.encode()).digest()).digest()]  # of the empty prefix, then of each block
+        self._given = given
+
+    def from_place(self, place: int) -> list[bytes]:
+        """Keys that were made for blocks from this place on."""
+        return self._keys[place + 1 :]
+
+    def content(self, place: int, tokens: bytes) -> Content:
+        """What the block at `place` holds. tokens: its own ids, int32. Places come in order, and may come again."""
+        before = self._keys[place]
+        if place == len(self._keys) - 1:
+            self._keys.append(sha256(before + tokens).digest())
+        return Content(self._keys[place + 1], tokens, before)
+
+    def sought(self, place: int, tokens: bytes) -> Content:
+        """As `content`, to look for: under the key that was given for the block, if its own is not known."""
+        given = self._given[place * KEY_BYTES : (place + 1) * KEY_BYTES]
+        if given and place == len(self._keys) - 1:
+            return Content(given, tokens, self._keys[place])
+        return self.content(place, tokens)
+
+    def found(self, place: int, content: Content) -> None:
+        """A block is there with the content that was sought: the key that was given for it is right."""
+        if place == len(self._keys) - 1:
+            self._keys.append(content.key)
 
 
 def prompt_keys(salt: str, prompt: NDArray[np.int32], block_size: int) -> bytes:
     """Keys of a prompt's full blocks, one after the other. prompt: int32 [n]. Bytes [n // block_size * KEY_BYTES]"""
-    tokens, size = np.ascontiguousarray(prompt, "<i4").tobytes(), 4 * block_size
-    key, keys = salt_key(salt), []
-    for begin in range(0, len(tokens) // size * size, size):
-        key = block_key(key, tokens[begin : begin + size])
-        keys.append(key)
-    return b"".join(keys)
+    tokens, size, keys = np.ascontiguousarray(prompt, "<i4").tobytes(), 4 * block_size, PrefixKeys(salt)
+    for place in range(prompt.size // block_size):
+        keys.content(place, tokens[place * size : (place + 1) * size])
+    return b"".join(keys.from_place(0))

@@ -7,8 +7,9 @@ import pytest
 
 from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.engine.interval_log import IntervalLog, LogMode, Snapshot, Totals
-from runahead.runtime.memory.block_pool import BlockPool, Content
+from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.scheduler.ledger import Launch
+from runahead.runtime.wire.block_keys import Content
 
 ROWS = 3
 

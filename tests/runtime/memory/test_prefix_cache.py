@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runahead.runtime.memory.block_pool import BlockPool, Content
-from runahead.runtime.memory.prefix_cache import PrefixKeys, PrefixWalk
-from runahead.runtime.wire.block_keys import prompt_keys
+from runahead.runtime.memory.block_pool import BlockPool
+from runahead.runtime.memory.prefix_cache import PrefixWalk
+from runahead.runtime.wire.block_keys import Content, PrefixKeys, prompt_keys
 
 SIZE = 4
 

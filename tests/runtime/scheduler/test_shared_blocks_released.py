@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runahead.runtime.memory.block_pool import BlockPool, Content
+from runahead.runtime.memory.block_pool import BlockPool
+from runahead.runtime.wire.block_keys import Content
 
 
 @pytest.mark.parametrize("still_named", [0, 1, 2])
