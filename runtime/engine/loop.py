@@ -226,17 +226,18 @@ class Engine:
         rings = self.device.rings
         for launch in self.ledger.retire():
             self.figures.retire(launch, rings)
-            slot, rows = rings.slot(launch.number), launch.row_slots
+            number, rows = launch.number, launch.row_slots
+            slot = rings.slot(number)
             finite = rings.finite[slot, : rows.size] == 1
             if np.count_nonzero(finite) < rows.size:
                 self.scheduler.holdings.not_finite(rows[~finite])
             for part in launch.prompt_parts:
                 self._publish_prompt(slot, part)
-            if self._interval_log.is_logged(launch.number):
+            if self._interval_log.is_logged(number):
                 launch_s = int(rings.end_ns[slot] - rings.start_ns[slot]) / 1e9
-                self._interval_log.retired(launch, launch_s, self._totals(launch.number), self.scheduler.pool)
+                self._interval_log.retired(launch, launch_s, self._totals(number), self.scheduler.pool)
             if self._poison is not None:
-                self._poison.ring_slot(launch.number)
+                self._poison.ring_slot(number)
 
     def _publish_prompt(self, slot: int, part: PromptPart) -> None:
         """Log-probabilities of a prompt, unless its request has ended since; it ends now if its row is not finite."""
@@ -265,13 +266,14 @@ class Engine:
 
     def _commit(self, launch: Launch) -> None:
         rings = self.device.rings
-        cells = rings.cells[rings.slot(launch.number), : launch.sample_slots.size]
+        number = launch.number
+        cells = rings.cells[rings.slot(number), : launch.sample_slots.size]
         commit = self.scheduler.commits.commit(launch, cells)  # a launch that samples nothing may have crossed borders
         if launch.shape.sample_rows:
             self.publisher.publish(commit, self._clock())
             for ending in commit.endings:
                 self.registry.remove(ending.request)
-        self.ledger.commit(launch.number)
+        self.ledger.commit(number)
 
     def _raise_fault(self, number: int) -> None:
         fault = int(self.device.rings.status[self.device.rings.slot(number), STATUS_FAULT])

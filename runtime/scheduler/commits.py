@@ -71,8 +71,7 @@ class Commits:
         if np.count_nonzero(found.failed):
             good = ~found.failed
             kept, slots, tokens, positions = kept[good], slots[good], tokens[good], positions[good]
-        rows.history[slots, positions] = tokens
-        rows.committed_len[slots] = positions + 1  # of several tokens of a row the last one's length stays
+        rows.commit(slots, positions, tokens)
         owners, handles = rows.owner[slots], rows.handle[slots]
         endings = tuple(self._ending(*verdict) for verdict in verdicts)
         firsts = positions == rows.prompt_len[slots]
@@ -86,8 +85,7 @@ class Commits:
         rows = self._rows
         allowed = 1 + self._limits.drafts * (rows.committed_len[slots] > rows.known_len[slots])
         counted = np.where(rows.last_launch[slots] >= number, allowed, 1)
-        rows.least_len[slots] += brought - 1
-        rows.most_len[slots] += brought - counted
+        rows.correct_bounds(slots, brought - 1, brought - counted)
 
     def _settle_crossed(self, launch: Launch) -> None:
         """Blocks reserved for a border: rows that go on have adopted theirs, the fence returns those of the others."""
@@ -105,8 +103,7 @@ class Commits:
         elif stopped:
             is_eos = token in self._limits.eos_token_ids and not request.stopping.ignore_eos
             reason = FinishReason.END_OF_SEQUENCE if is_eos else FinishReason.STOP
-        # The last token is forwarded by nobody: a block that only it would fill is not full.
-        rows.least_len[slot] = min(rows.least_len[slot], rows.committed_len[slot] - 1)
+        rows.forget_last_token(slot)
         self._holdings.end_row(request)
         self._tally.finished[reason.name] += 1
         self._tally.event("finished")

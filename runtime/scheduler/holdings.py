@@ -73,7 +73,17 @@ class Holdings:
         """More blocks for a row."""
         taken = self.pool.take(count)
         request.blocks.extend(taken)
-        self.rows.num_blocks[request.slot] = len(request.blocks)
+        self.rows.hold_blocks(request.slot, len(request.blocks))
+        return taken
+
+    def take_a_block_each(self, slots: NDArray[np.int64]) -> list[int]:
+        """One more block for each of these rows. [n]"""
+        taken = self.pool.take(slots.size)
+        for slot, block in zip(slots.tolist(), taken, strict=True):
+            request = self.by_slot[slot]
+            assert request is not None
+            request.blocks.append(block)
+        self.rows.hold_one_more_block(slots)
         return taken
 
     # ------------------------------------------------------------ found again
@@ -106,7 +116,7 @@ class Holdings:
 
     def take_back(self, request: Request) -> None:
         """A row was not finite: nothing that it has written is found from now on, given up or not."""
-        self.rows.finite[request.slot] = False
+        self.rows.not_finite(request.slot)
         self.pool.forget(self.pool.holding(self._keys(request).from_place(request.shared)))
 
     def make_some_findable(self) -> None:
@@ -213,4 +223,4 @@ class Holdings:
 
     def not_finite(self, slots: NDArray[np.int32]) -> None:
         """A launch that has retired left these rows a NaN or an infinity: nothing they write is found from now on."""
-        self.rows.finite[slots] = False
+        self.rows.not_finite(slots)

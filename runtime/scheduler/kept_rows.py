@@ -28,7 +28,6 @@ class KeptRows:
         "_columns",
         "_ended",
         "_firsts",
-        "_history",
         "_last",
         "_places",
         "_rows",
@@ -47,8 +46,8 @@ class KeptRows:
         self._firsts = np.zeros(slots.size, np.bool_)
         shortest = int(np.minimum.reduce(rows.max_len[slots] - lengths))
         self._last = launch.number + shortest - 1  # after it a row ends by its length
-        self._history = rows.history.reshape(-1)
-        self._places = slots * rows.history.shape[1] + lengths - (1 + launch.number)  # in it, less the number
+        # Of a launch's tokens in the history, one row behind the other, less the launch's number.
+        self._places = slots * rows.history.shape[1] + lengths - (1 + launch.number)
         self._step = np.zeros(rows.max_rows, np.int32)  # [max_rows] tokens that a launch brings of each row
         self._step[slots] = 1
         stops = rows.stop_ids[slots, : rows.stop_width]
@@ -68,7 +67,6 @@ class KeptRows:
             return None
         if self._stops is not None and np.count_nonzero(self._stops == tokens[:, None]):
             return None
-        self._history[self._places + number] = tokens
-        rows.committed_len += self._step
+        rows.commit_one_each(self._places + number, tokens, self._step)
         same = self._columns
         return Commit(number, same.cells, same.slots, tokens, same.owners, same.handles, self._firsts, ())

@@ -17,7 +17,7 @@ from runahead.runtime.scheduler.admission_record import (
 )
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.request import Request
-from runahead.runtime.scheduler.rows import RowPhase, Rows
+from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.wire.parameters import SamplingParams
 
 
@@ -25,17 +25,12 @@ def begin_row(rows: Rows, request: Request, block_size: int, limits: SchedulerLi
     """Fill the columns of the slot that the request has just taken; its blocks, so far, are its cached prefix."""
     slot, stopping, sampling = request.slot, request.stopping, _sampling_of(request)
     stops = eos_and_stop_ids(stopping, limits.eos_token_ids)
-    prompt_len, known = request.prompt.size, request.tokens.size
-    rows.enter(slot, RowPhase.PREFILL)
+    prompt_len = request.prompt.size
+    rows.begin(slot, request.tokens, len(request.blocks), len(request.blocks) * block_size)
     rows.prompt_len[slot] = prompt_len
-    rows.known_len[slot] = rows.committed_len[slot] = known
-    rows.history[slot, :known] = request.tokens
-    rows.num_blocks[slot] = len(request.blocks)
-    rows.least_len[slot] = rows.most_len[slot] = len(request.blocks) * block_size
     rows.max_len[slot] = request.max_len
     rows.min_position[slot] = prompt_len + stopping.min_tokens
     rows.needs_full[slot] = needs_full(request.sampling, stopping)
-    rows.finite[slot] = True
     rows.owner[slot], rows.handle[slot] = request.owner, request.handle
     rows.token_times.begin(slot, request.last_token_s)
     rows.logprobs[slot] = sampling.logprobs

@@ -1,4 +1,8 @@
-"""The host's truth about rows, one NumPy column a field, by row slot. The device never reads it."""
+"""The host's truth about rows, one NumPy column a field, by row slot. The device never reads it.
+
+What is fixed when a row begins (its limits, its stop ids, whose it is) is written by `new_row`, beside the record that
+tells the device the same. Everything else is written by methods of `Rows`.
+"""
 
 from __future__ import annotations
 
@@ -54,6 +58,7 @@ class Rows:
         self.stop_width = 0  # columns of stop_ids that any row has used
         self.token_times = TokenTimes(max_rows)  # when the request's last token was sent
         self.history = np.zeros((max_rows, context_length), np.int32)  # committed tokens by position
+        self._history = self.history.reshape(-1)  # the same, one row behind the other
         self.changes = self.ended = 0
         self._free = list(range(max_rows - 1, -1, -1))  # popped from the end: low slots first
 
@@ -71,6 +76,18 @@ class Rows:
         slot = self._free.pop()
         self.epoch[slot] += 1
         return slot
+
+    # ------------------------------------------------------------ phases
+
+    def begin(self, slot: int, tokens: NDArray[np.int32], num_blocks: int, cached: int) -> None:
+        """A request has the slot. tokens: all that are known of it, [n]. cached: how many of them, the first ones, the
+        `num_blocks` blocks hold that it shares with others."""
+        self.enter(slot, RowPhase.PREFILL)
+        self.known_len[slot] = self.committed_len[slot] = tokens.size
+        self.history[slot, : tokens.size] = tokens
+        self.num_blocks[slot] = num_blocks
+        self.least_len[slot] = self.most_len[slot] = cached
+        self.finite[slot] = True
 
     def enter(self, slot: int, phase: RowPhase) -> None:
         """The row begins, or moves on to another phase."""
@@ -90,6 +107,64 @@ class Rows:
         self.phase[slot] = RowPhase.FREE
         self.num_blocks[slot] = 0
         self._free.append(slot)
+
+    # ------------------------------------------------------------ planned
+
+    def plan_chunk(self, slot: int, end: int) -> None:
+        """The next F takes the row's prompt up to here."""
+        self.least_len[slot] = self.most_len[slot] = end
+
+    def plan_decode(self, slots: NDArray[np.int64], most_len: NDArray[np.int64]) -> None:
+        """The next F takes these rows one token further at least, and to these lengths at most. [n], [n]"""
+        self.least_len[slots] += 1
+        self.most_len[slots] = most_len
+
+    def note_launch(self, slots: NDArray[np.intp], number: int, samples: NDArray[np.bool_]) -> None:
+        """Launch `number` holds these rows. samples: those that the S after it looks at. [n], [n]"""
+        self.last_launch[slots] = number
+        self.last_naming[slots] = number + samples
+
+    def plan_one_more(self, step: NDArray[np.int64]) -> None:
+        """The next launch holds the rows of the one before, one token further. step: 1 for these rows. [max_rows]"""
+        self.planned += step
+
+    def hold_blocks(self, slot: int, count: int) -> None:
+        """The row holds so many blocks."""
+        self.num_blocks[slot] = count
+
+    def hold_one_more_block(self, slots: NDArray[np.int64]) -> None:
+        """Each of these rows holds one block more. [n]"""
+        self.num_blocks[slots] += 1
+
+    # ------------------------------------------------------------ committed
+
+    def commit(self, slots: NDArray[np.intp], positions: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
+        """These tokens are kept. Several of a row come in their order. [n], [n], [n]"""
+        self.history[slots, positions] = tokens
+        self.committed_len[slots] = positions + 1  # of several tokens of a row the last one's length stays
+
+    def commit_one_each(self, places: NDArray[np.int64], tokens: NDArray[np.int32], step: NDArray[np.int32]) -> None:
+        """A token of each of n rows is kept. places: in `history`, one row behind the other. [n], [n]
+
+        step: 1 for these rows. [max_rows]
+        """
+        self._history[places] = tokens
+        self.committed_len += step
+
+    def correct_bounds(self, slots: NDArray[np.intp], least: NDArray[np.int64], most: NDArray[np.int64]) -> None:
+        """A commit has shown by how much more, or less, the bounds of these rows' lengths are. [n], [n], [n]"""
+        self.least_len[slots] += least
+        self.most_len[slots] += most
+
+    def forget_last_token(self, slot: int) -> None:
+        """The row has ended: nobody forwards its last token, and a block that only this would fill is not full."""
+        self.least_len[slot] = min(self.least_len[slot], self.committed_len[slot] - 1)
+
+    def not_finite(self, slots: int | NDArray[np.int32]) -> None:
+        """A launch has left these rows a NaN or an infinity. [n]"""
+        self.finite[slots] = False
+
+    # ------------------------------------------------------------ looked at
 
     def still(self, slots: NDArray[np.int32] | NDArray[np.intp], epochs: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which rows of a launch are still what they were when it was planned. [n]"""

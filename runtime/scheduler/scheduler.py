@@ -155,7 +155,7 @@ class Scheduler:
                 return None
             self._cross(builder, crossing, rows.most_len[crossing] + 1)
             appends, crossed = builder.appends(), builder.crossed()
-        rows.planned += course.step
+        rows.plan_one_more(course.step)
         plan = LaunchPlan(
             number=number,
             rows=slots,
@@ -209,8 +209,7 @@ class Scheduler:
         slots, epochs, samples = self.ledger.last_rows()
         sample_rows = slots.size if self.ledger.owes_a_launch else 0
         rows, held, crossed = self.rows, plan.rows.astype(np.intp), builder.crossed()
-        rows.last_launch[held] = plan.number
-        rows.last_naming[held] = plan.number + plan.samples
+        rows.note_launch(held, plan.number, plan.samples)
         return Planned(
             plan,
             slots,
@@ -291,10 +290,8 @@ class Scheduler:
                 stays = ~np.isin(slots, late)
                 slots, wanted = slots[stays], wanted[stays]
         if self.limits.drafts:
-            rows.most_len[slots] += 1 + self.limits.drafts * self._unverified(slots)
-        else:
-            rows.most_len[slots] = wanted
-        rows.least_len[slots] += 1
+            wanted = rows.most_len[slots] + 1 + self.limits.drafts * self._unverified(slots)
+        rows.plan_decode(slots, wanted)
         if slots.size:
             builder.decode(slots.astype(np.int32))
 
@@ -306,11 +303,7 @@ class Scheduler:
         while np.count_nonzero(counts > 0):  # once, unless drafts may reach two borders further
             crossing = slots[counts > 0]
             crossed, places = crossing.tolist(), rows.num_blocks[crossing].tolist()
-            taken = self.pool.take(len(crossed))
-            for slot, block in zip(crossed, taken, strict=True):
-                self.holdings.request(slot).blocks.append(block)
-            builder.cross(crossed, places, taken)
-            rows.num_blocks[crossing] += 1
+            builder.cross(crossed, places, self.holdings.take_a_block_each(crossing))
             counts -= 1
             self.tally.counters["blocks_reserved"] += len(crossed)
 
@@ -348,7 +341,7 @@ class Scheduler:
         builder.chunk(chunk)
         if request.wants_prompt_logprobs:
             builder.prompts_owed.append((request, chunk))
-        rows.least_len[slot] = rows.most_len[slot] = end
+        rows.plan_chunk(slot, end)
         if last:
             rows.enter(slot, RowPhase.DECODE)
         self.holdings.register([slot], [builder.number])
