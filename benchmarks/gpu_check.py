@@ -25,9 +25,13 @@ from runahead.cuda_graphs.shape import Form
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
 from runahead.runtime.memory.block_pool import BlockPool
-from runahead.runtime.models.config import ModelConfig, RopeScaling
 from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.dense_decoder import DenseConfig
+from runahead.runtime.models.llama import LlamaConfig
 from runahead.runtime.models.load import load_model
+from runahead.runtime.models.memory import memory_of
+from runahead.runtime.models.qwen3 import Qwen3Config
+from runahead.runtime.models.rope import RopeScaling
 from runahead.runtime.models.weights import dummy_weights
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.programs.triton import TritonProgram
@@ -75,9 +79,10 @@ class MemoryLinks:
 
 def shape_of(
     hidden: int, ffn: int, layers: int, heads: int, kv_heads: int, head_dim: int, vocab: int, qwen3: bool, tied: bool
-) -> ModelConfig:
+) -> DenseConfig:
     """A dense decoder of that size."""
-    return ModelConfig(
+    kind: type[DenseConfig] = Qwen3Config if qwen3 else LlamaConfig
+    return kind(
         architecture="Qwen3ForCausalLM" if qwen3 else "LlamaForCausalLM",
         vocab_size=vocab,
         hidden_size=hidden,
@@ -92,8 +97,6 @@ def shape_of(
         windows=(0,) * layers,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=tied,
-        attention_bias=False,
-        mlp_bias=False,
         eos_token_ids=(0,),
         bos_token_id=None,
         dtype=torch.bfloat16,
@@ -173,8 +176,8 @@ def floor_us(model: Decoder, rows: int) -> float:
     config = model.config
     matrices = model.num_parameters + (0 if config.tie_word_embeddings else -config.vocab_size * config.hidden_size)
     context = PROMPT + WARM_STEPS + STEPS / 2
-    kv = rows * context * 2 * config.num_layers * config.num_kv_heads * config.head_dim
-    return (matrices + kv) * 2 / BANDWIDTH * 1e6
+    kv_bytes = rows * context * memory_of(model.weights.layers).block_bytes(1, torch.bfloat16)
+    return (matrices * 2 + kv_bytes) / BANDWIDTH * 1e6
 
 
 def make_model(name: str) -> Decoder:

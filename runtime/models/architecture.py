@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from runahead.runtime.kernels.layers import Layer, Linear, Norm
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_keys import Unread
+from runahead.runtime.models.rope import Rope
+
+ConfigT = TypeVar("ConfigT", bound=ModelConfig)  # an architecture's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +63,27 @@ class ModelWeights:
     layers: tuple[Layer, ...]
     final_norm: Norm  # over hidden
     lm_head: torch.Tensor  # [vocab, hidden], packed
+    rope: Rope
     parameters: int
 
 
 @dataclass(frozen=True, slots=True)
-class Architecture:
+class Architecture(Generic[ConfigT]):
     """One line of the registry.
 
     name: as `architectures` of config.json has it. model_type: what goes with it. understood: keys that `read` reads.
     unread: keys that change no number here, beside those of every architecture. read: config.json, whose keys have been
     looked at, and the end tokens; raises CheckpointError for a value that can't be served. weights: builds the model
     from tensors that it names. passed_over: whether a tensor that is not asked for, by its name, changes nothing.
+    small: a model to try kernels with, which has one layer of each kind, as wide as it is here; what looks back over a
+    number of tokens, such as a window, looks back over no more than the number given.
     """
 
     name: str
     model_type: str
     understood: frozenset[str]
     unread: tuple[Unread, ...]
-    read: Callable[[Mapping[str, Any], tuple[int, ...]], ModelConfig]
-    weights: Callable[[ModelConfig, TensorReader], ModelWeights]
-    passed_over: Callable[[ModelConfig, str], bool]
+    read: Callable[[Mapping[str, Any], tuple[int, ...]], ConfigT]
+    weights: Callable[[ConfigT, TensorReader], ModelWeights]
+    passed_over: Callable[[ConfigT, str], bool]
+    small: Callable[[ConfigT, int], ConfigT]

@@ -34,10 +34,8 @@ def unread(why: str, keys: str) -> Unread:
 
 # What every architecture reads.
 READ_BY_ALL: Final = frozenset(
-    "architectures model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
-    "num_key_value_heads head_dim hidden_act max_position_embeddings rms_norm_eps rope_theta rope_scaling "
-    "rope_parameters partial_rotary_factor original_max_position_embeddings sliding_window use_sliding_window "
-    "layer_types tie_word_embeddings bos_token_id eos_token_id dtype torch_dtype quantization_config".split()
+    "architectures model_type vocab_size hidden_size num_hidden_layers max_position_embeddings tie_word_embeddings "
+    "bos_token_id eos_token_id dtype torch_dtype quantization_config".split()
 )
 
 # What is read of `rope_scaling` or `rope_parameters`, for each kind of scaling.

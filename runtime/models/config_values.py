@@ -9,11 +9,32 @@ from typing import Any, Final, TypeVar
 import torch
 
 from runahead.runtime.checkpoint import CheckpointError
-from runahead.runtime.models.config import RopeScaling
 from runahead.runtime.models.config_keys import ROPE_UNDERSTOOD, ROPE_UNREAD
+from runahead.runtime.models.rope import RopeScaling
 
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _T = TypeVar("_T", int, float, bool)
+
+
+def common(
+    raw: Mapping[str, Any], eos_token_ids: tuple[int, ...], *, architecture: str, positions: int
+) -> dict[str, Any]:
+    """The fields of `ModelConfig`, by name. positions: where the file does not say how many there are.
+
+    Raises CheckpointError.
+    """
+    bos = token_ids(raw, "bos_token_id")
+    return {
+        "architecture": architecture,
+        "vocab_size": number(raw, "vocab_size", int),
+        "hidden_size": number(raw, "hidden_size", int),
+        "num_layers": number(raw, "num_hidden_layers", int),
+        "max_position_embeddings": number(raw, "max_position_embeddings", int, positions),
+        "tie_word_embeddings": flag(raw, "tie_word_embeddings"),
+        "eos_token_ids": eos_token_ids,
+        "bos_token_id": bos[0] if bos else None,
+        "dtype": dtype(raw),
+    }
 
 
 def rope(raw: Mapping[str, Any], positions: int) -> tuple[float, RopeScaling]:

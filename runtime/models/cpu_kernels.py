@@ -25,6 +25,7 @@ from runahead.runtime.kernels.reference.linear import (
 )
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.registry import ARCHITECTURES
 from runahead.runtime.models.self_test import SelfTestReport, self_test
 from runahead.runtime.models.weights import described, dummy_weights
 
@@ -114,9 +115,9 @@ def _try(config: ModelConfig, products: Products, kernels: ReferenceKernels) -> 
 
 
 def _small(config: ModelConfig) -> ModelConfig:
-    """One layer for each kind of window, all of them as wide as the model's."""
-    windows = tuple(sorted({min(window, _WINDOW) for window in config.windows}))
-    return replace(config, num_layers=len(windows), windows=windows, vocab_size=min(config.vocab_size, _WIDEST_HEAD))
+    """One layer of each kind, all of them as wide as the model's."""
+    small: ModelConfig = ARCHITECTURES[config.architecture].small(config, _WINDOW)
+    return replace(small, vocab_size=min(config.vocab_size, _WIDEST_HEAD))
 
 
 def _shapes(config: ModelConfig) -> list[tuple[int, int]]:

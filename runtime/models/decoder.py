@@ -31,7 +31,7 @@ class Decoder:
         self.kernels = kernels
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
-        rope = rope_table(config, positions or config.max_position_embeddings, self.device)
+        rope = rope_table(weights.rope, positions or config.max_position_embeddings, self.device)
         self._kernels = kernels.bind(Ends(weights.embedding, weights.final_norm, rope))
         self._layers = tuple(_bound(self._kernels, layer, place) for place, layer in enumerate(weights.layers))
 

@@ -6,16 +6,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
 
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, Layer
 from runahead.runtime.models.architecture import ModelWeights, TensorReader
 from runahead.runtime.models.config import ModelConfig
-from runahead.runtime.models.config_values import dtype, flag, number, rope, token_ids
+from runahead.runtime.models.config_keys import READ_BY_ALL
+from runahead.runtime.models.config_values import common, flag, number, rope
+from runahead.runtime.models.rope import Rope, RopeScaling
 
-Windows = Callable[[Mapping[str, Any], int], tuple[int, ...]]  # of config.json and the number of layers, by layer
-LayerOf = Callable[[ModelConfig, int, TensorReader], Layer]  # of a layer's number
+# What dense decoders read, beside what every architecture reads.
+READ_BY_DENSE: Final = READ_BY_ALL.union(
+    "intermediate_size num_attention_heads num_key_value_heads head_dim hidden_act rms_norm_eps rope_theta "
+    "rope_scaling rope_parameters partial_rotary_factor original_max_position_embeddings sliding_window "
+    "use_sliding_window layer_types".split()
+)
 
 _KV_HEADS: Final = "num_key_value_heads"
 _WINDOW: Final = "sliding_window"
@@ -23,7 +30,31 @@ _WINDOW: Final = "sliding_window"
 _ROTARY_CACHE: Final = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseConfig(ModelConfig):
+    """A dense decoder: every layer an attention and a gated feed-forward. What an architecture always has or never has,
+    its file says.
+
+    windows: by layer, how many tokens a token attends to; 0 is all before it.
+    """
+
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling
+    windows: tuple[int, ...]
+
+
+ConfigT = TypeVar("ConfigT", bound=DenseConfig)  # with what an architecture has of its own
+Windows = Callable[[Mapping[str, Any], int], tuple[int, ...]]  # of config.json and the number of layers, by layer
+LayerOf = Callable[[ConfigT, int, TensorReader], Layer]  # of a layer's number
+
+
 def read_dense(
+    kind: type[ConfigT],
     raw: Mapping[str, Any],
     eos_token_ids: tuple[int, ...],
     *,
@@ -32,46 +63,50 @@ def read_dense(
     positions: int,
     windows: Windows,
     head_dim: int | None = None,
-    attention_bias: bool = False,
-    mlp_bias: bool = False,
-) -> ModelConfig:
+    **own: Any,
+) -> ConfigT:
     """What `config.json` says of a dense decoder.
 
     kv_heads, positions, head_dim: what the keys count as where the file lacks them; None is as many heads as there are
-    for queries, and hidden_size shared among these. Raises CheckpointError.
+    for queries, and hidden_size shared among these. own: the fields that `kind` has beside those of `DenseConfig`.
+    Raises CheckpointError.
     """
-    hidden, heads = number(raw, "hidden_size", int), number(raw, "num_attention_heads", int)
+    _refuse_what_is_not_dense(raw)
+    fields = common(raw, eos_token_ids, architecture=architecture, positions=positions)
+    heads = number(raw, "num_attention_heads", int)
     kv_heads = number({_KV_HEADS: raw.get(_KV_HEADS, kv_heads)}, _KV_HEADS, int, heads)
     if heads % kv_heads:
         raise CheckpointError(f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})")
-    head_dim = number(raw, "head_dim", int, hidden // heads if head_dim is None else head_dim)
+    head_dim = number(raw, "head_dim", int, fields["hidden_size"] // heads if head_dim is None else head_dim)
     if head_dim % 2:
         raise CheckpointError(f"head_dim must be even, and is {head_dim}")
-    layers = number(raw, "num_hidden_layers", int)
-    positions = number(raw, "max_position_embeddings", int, positions)
-    theta, scaling = rope(raw, positions)
-    bos = token_ids(raw, "bos_token_id")
-    return ModelConfig(
-        architecture=architecture,
-        vocab_size=number(raw, "vocab_size", int),
-        hidden_size=hidden,
+    theta, scaling = rope(raw, fields["max_position_embeddings"])
+    return kind(
+        **fields,
         intermediate_size=number(raw, "intermediate_size", int),
-        num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         rms_norm_eps=number(raw, "rms_norm_eps", float, 1e-6),
         rope_theta=theta,
         rope_scaling=scaling,
-        windows=windows(raw, layers),
-        max_position_embeddings=positions,
-        tie_word_embeddings=flag(raw, "tie_word_embeddings"),
-        attention_bias=attention_bias,
-        mlp_bias=mlp_bias,
-        eos_token_ids=eos_token_ids,
-        bos_token_id=bos[0] if bos else None,
-        dtype=dtype(raw),
+        windows=windows(raw, fields["num_layers"]),
+        **own,
     )
+
+
+def _refuse_what_is_not_dense(raw: Mapping[str, Any]) -> None:
+    if raw.get("hidden_act", "silu") != "silu":
+        raise CheckpointError(f"hidden_act is {raw['hidden_act']!r}; only 'silu' is supported")
+    for source in (raw, raw.get("rope_parameters"), raw.get("rope_scaling")):
+        if isinstance(source, dict) and source.get("partial_rotary_factor", 1.0) not in (1, None):
+            raise CheckpointError(f"partial_rotary_factor is {source['partial_rotary_factor']!r}; only 1 is supported")
+
+
+def small(config: ConfigT, tokens: int) -> ConfigT:
+    """As `Architecture.small`: one layer for each kind of window."""
+    windows = tuple(sorted({min(window, tokens) for window in config.windows}))
+    return replace(config, num_layers=len(windows), windows=windows)
 
 
 # ------------------------------------------------------------ windows
@@ -121,7 +156,7 @@ def switched_windows(raw: Mapping[str, Any], architecture: str, layers: int) -> 
 # ------------------------------------------------------------ tensors and layers
 
 
-def dense_weights(config: ModelConfig, tensors: TensorReader, layer: LayerOf) -> ModelWeights:
+def dense_weights(config: ConfigT, tensors: TensorReader, layer: LayerOf[ConfigT]) -> ModelWeights:
     """The embedding, the layers and the head."""
     vocab, hidden = config.vocab_size, config.hidden_size
     embedding = tensors.tensor(("model.embed_tokens.weight",), (vocab,), hidden)
@@ -129,11 +164,12 @@ def dense_weights(config: ModelConfig, tensors: TensorReader, layer: LayerOf) ->
     final_norm = tensors.norm("model.norm", hidden, config.rms_norm_eps)
     tied = config.tie_word_embeddings
     head = tensors.pack(embedding if tied else tensors.tensor(("lm_head.weight",), (vocab,), hidden))
-    return ModelWeights(embedding, layers, final_norm, head, tensors.parameters)
+    rope = Rope(config.head_dim, config.rope_theta, config.rope_scaling)
+    return ModelWeights(embedding, layers, final_norm, head, rope, tensors.parameters)
 
 
 def attention(
-    config: ModelConfig,
+    config: DenseConfig,
     layer: int,
     tensors: TensorReader,
     *,
@@ -158,7 +194,7 @@ def attention(
     )
 
 
-def feed_forward(config: ModelConfig, layer: int, tensors: TensorReader, *, bias: bool = False) -> Dense:
+def feed_forward(config: DenseConfig, layer: int, tensors: TensorReader, *, bias: bool = False) -> Dense:
     """The gated feed-forward of a layer."""
     prefix, hidden, width = f"model.layers.{layer}.mlp.", config.hidden_size, config.intermediate_size
     norm = tensors.norm(f"model.layers.{layer}.post_attention_layernorm", hidden, config.rms_norm_eps)
@@ -166,6 +202,6 @@ def feed_forward(config: ModelConfig, layer: int, tensors: TensorReader, *, bias
     return Dense(norm, gate_up, tensors.linear((f"{prefix}down_proj",), (hidden,), width, bias=bias))
 
 
-def passed_over(config: ModelConfig, name: str) -> bool:
+def passed_over(config: DenseConfig, name: str) -> bool:
     """A copy of a tied matrix, and what a decoder computes by itself."""
     return (config.tie_word_embeddings and name == "lm_head.weight") or bool(_ROTARY_CACHE.fullmatch(name))

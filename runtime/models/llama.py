@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
-from runahead.runtime.models.config import ModelConfig
-from runahead.runtime.models.config_keys import READ_BY_ALL, unread
+from runahead.runtime.models.config_keys import unread
 from runahead.runtime.models.config_values import flag
 from runahead.runtime.models.dense_decoder import (
+    READ_BY_DENSE,
+    DenseConfig,
     attention,
     dense_weights,
     feed_forward,
     passed_over,
     read_dense,
+    small,
     window_switch,
     windows_by_type,
 )
 
 _NAME: Final = "LlamaForCausalLM"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig(DenseConfig):
+    """attention_bias: of queries, keys, values and the attention's output. mlp_bias: of the feed-forward."""
+
+    attention_bias: bool = False
+    mlp_bias: bool = False
 
 
 def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
@@ -32,29 +43,30 @@ def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     return windows_by_type(raw, _NAME, layers, 0) or (0,) * layers
 
 
-def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> ModelConfig:
+def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> LlamaConfig:
     biases = {key: flag(raw, key) for key in ("attention_bias", "mlp_bias")}
     return read_dense(
-        raw, eos_token_ids, architecture=_NAME, kv_heads=None, positions=2048, windows=_windows, **biases
+        LlamaConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=None, positions=2048, windows=_windows, **biases
     )  # fmt: skip
 
 
-def _layer(config: ModelConfig, number: int, tensors: TensorReader) -> Layer:
+def _layer(config: LlamaConfig, number: int, tensors: TensorReader) -> Layer:
     bias = config.attention_bias
     mixer = attention(config, number, tensors, qkv_bias=bias, output_bias=bias)
     return Layer(mixer, feed_forward(config, number, tensors, bias=config.mlp_bias))
 
 
-def _weights(config: ModelConfig, tensors: TensorReader) -> ModelWeights:
+def _weights(config: LlamaConfig, tensors: TensorReader) -> ModelWeights:
     return dense_weights(config, tensors, _layer)
 
 
 LLAMA: Final = Architecture(
     name=_NAME,
     model_type="llama",
-    understood=READ_BY_ALL | {"attention_bias", "mlp_bias"},
+    understood=READ_BY_DENSE | {"attention_bias", "mlp_bias"},
     unread=(unread("From which layer on a window holds: every layer attends to all tokens.", "max_window_layers"),),
     read=_read,
     weights=_weights,
     passed_over=passed_over,
+    small=small,
 )

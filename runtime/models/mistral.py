@@ -8,14 +8,16 @@ from typing import Any, Final
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
-from runahead.runtime.models.config import ModelConfig
-from runahead.runtime.models.config_keys import BIASES_AS_THEY_ARE, READ_BY_ALL, unread
+from runahead.runtime.models.config_keys import BIASES_AS_THEY_ARE, unread
 from runahead.runtime.models.dense_decoder import (
+    READ_BY_DENSE,
+    DenseConfig,
     attention,
     dense_weights,
     feed_forward,
     passed_over,
     read_dense,
+    small,
     window_size,
     window_switch,
     windows_by_type,
@@ -35,24 +37,27 @@ def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     return windows_by_type(raw, _NAME, layers, window) or (window,) * layers
 
 
-def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> ModelConfig:
-    return read_dense(raw, eos_token_ids, architecture=_NAME, kv_heads=8, positions=131072, windows=_windows)
+def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> DenseConfig:
+    return read_dense(
+        DenseConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=8, positions=131072, windows=_windows
+    )
 
 
-def _layer(config: ModelConfig, number: int, tensors: TensorReader) -> Layer:
+def _layer(config: DenseConfig, number: int, tensors: TensorReader) -> Layer:
     return Layer(attention(config, number, tensors), feed_forward(config, number, tensors))
 
 
-def _weights(config: ModelConfig, tensors: TensorReader) -> ModelWeights:
+def _weights(config: DenseConfig, tensors: TensorReader) -> ModelWeights:
     return dense_weights(config, tensors, _layer)
 
 
 MISTRAL: Final = Architecture(
     name=_NAME,
     model_type="mistral",
-    understood=READ_BY_ALL,
+    understood=READ_BY_DENSE,
     unread=(unread(BIASES_AS_THEY_ARE, "attention_bias mlp_bias"),),
     read=_read,
     weights=_weights,
     passed_over=passed_over,
+    small=small,
 )

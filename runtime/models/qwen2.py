@@ -7,14 +7,16 @@ from typing import Any, Final
 
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
-from runahead.runtime.models.config import ModelConfig
-from runahead.runtime.models.config_keys import BIASES_AS_THEY_ARE, READ_BY_ALL, unread
+from runahead.runtime.models.config_keys import BIASES_AS_THEY_ARE, unread
 from runahead.runtime.models.dense_decoder import (
+    READ_BY_DENSE,
+    DenseConfig,
     attention,
     dense_weights,
     feed_forward,
     passed_over,
     read_dense,
+    small,
     switched_windows,
 )
 
@@ -25,24 +27,27 @@ def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     return switched_windows(raw, _NAME, layers)
 
 
-def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> ModelConfig:
-    return read_dense(raw, eos_token_ids, architecture=_NAME, kv_heads=32, positions=32768, windows=_windows)
+def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> DenseConfig:
+    return read_dense(
+        DenseConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=32, positions=32768, windows=_windows
+    )
 
 
-def _layer(config: ModelConfig, number: int, tensors: TensorReader) -> Layer:
+def _layer(config: DenseConfig, number: int, tensors: TensorReader) -> Layer:
     return Layer(attention(config, number, tensors, qkv_bias=True), feed_forward(config, number, tensors))
 
 
-def _weights(config: ModelConfig, tensors: TensorReader) -> ModelWeights:
+def _weights(config: DenseConfig, tensors: TensorReader) -> ModelWeights:
     return dense_weights(config, tensors, _layer)
 
 
 QWEN2: Final = Architecture(
     name=_NAME,
     model_type="qwen2",
-    understood=READ_BY_ALL | {"max_window_layers"},
+    understood=READ_BY_DENSE | {"max_window_layers"},
     unread=(unread(BIASES_AS_THEY_ARE, "attention_bias mlp_bias"),),
     read=_read,
     weights=_weights,
     passed_over=passed_over,
+    small=small,
 )

@@ -38,9 +38,10 @@ def parse_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Mode
     change no number.
     """
     architecture = _architecture(raw)
-    _refuse_what_would_change_the_model(raw)
+    _refuse_quantized(raw)
     _refuse_other_keys(raw, architecture)
-    return architecture.read(raw, eos_token_ids)
+    config: ModelConfig = architecture.read(raw, eos_token_ids)
+    return config
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     return raw
 
 
-def _architecture(raw: Mapping[str, Any]) -> Architecture:
+def _architecture(raw: Mapping[str, Any]) -> Architecture[Any]:
     names = raw.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or names[0] not in tuple(ARCHITECTURES):
         raise CheckpointError(f"architectures is {names!r}; supported are {', '.join(ARCHITECTURES)}")
@@ -63,19 +64,14 @@ def _architecture(raw: Mapping[str, Any]) -> Architecture:
     return found
 
 
-def _refuse_what_would_change_the_model(raw: Mapping[str, Any]) -> None:
-    if raw.get("hidden_act", "silu") != "silu":
-        raise CheckpointError(f"hidden_act is {raw['hidden_act']!r}; only 'silu' is supported")
+def _refuse_quantized(raw: Mapping[str, Any]) -> None:
     if raw.get("quantization_config") is not None:
         method = raw["quantization_config"]
         method = method.get("quant_method", method) if isinstance(method, dict) else method
         raise CheckpointError(f"quantization_config is {method!r}; only unquantized checkpoints are supported")
-    for source in (raw, raw.get("rope_parameters"), raw.get("rope_scaling")):
-        if isinstance(source, dict) and source.get("partial_rotary_factor", 1.0) not in (1, None):
-            raise CheckpointError(f"partial_rotary_factor is {source['partial_rotary_factor']!r}; only 1 is supported")
 
 
-def _refuse_other_keys(raw: Mapping[str, Any], architecture: Architecture) -> None:
+def _refuse_other_keys(raw: Mapping[str, Any], architecture: Architecture[Any]) -> None:
     """Those that neither `config_keys` nor the file of the architecture lists, by name."""
     neutral = {key: (values, group.what) for group in NEUTRAL for key, values in group.values.items()}
     known = architecture.understood.union(*(group.keys for group in (*UNREAD, *architecture.unread)))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+from runahead.runtime.models.architecture import Architecture
 from runahead.runtime.models.llama import LLAMA
 from runahead.runtime.models.mistral import MISTRAL
 from runahead.runtime.models.qwen2 import QWEN2
 from runahead.runtime.models.qwen3 import QWEN3
 
-ARCHITECTURES: Final = {found.name: found for found in (LLAMA, QWEN2, QWEN3, MISTRAL)}
+_SERVED: Final[tuple[Architecture[Any], ...]] = (LLAMA, QWEN2, QWEN3, MISTRAL)
+ARCHITECTURES: Final = {found.name: found for found in _SERVED}

@@ -3,29 +3,52 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
 from runahead.runtime.kernels.layers import RopeTable
-from runahead.runtime.models.config import ModelConfig, RopeScaling
 
 
-def rope_table(config: ModelConfig, positions: int, device: torch.device) -> RopeTable:
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How rotary frequencies are stretched for long contexts.
+
+    kind: default, linear or llama3. factor: linear and llama3. The other three: llama3 alone.
+    """
+
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_positions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """How a model's attentions rotate queries and keys. head_dim: 0 in a model that rotates nothing."""
+
+    head_dim: int
+    theta: float
+    scaling: RopeScaling
+
+
+def rope_table(rope: Rope, positions: int, device: torch.device) -> RopeTable:
     """cos and sin of every position below `positions`.
 
     Angles are float32, as the models were trained with; cos and sin are taken in float64 and rounded, so that the
     table's bits do not depend on the number of threads.
     """
-    angles = torch.arange(positions, dtype=torch.float32)[:, None] * _frequencies(config)[None, :]
+    angles = torch.arange(positions, dtype=torch.float32)[:, None] * _frequencies(rope)[None, :]
     angles = angles.double()
     return RopeTable(angles.cos().float().to(device), angles.sin().float().to(device))
 
 
-def _frequencies(config: ModelConfig) -> torch.Tensor:
+def _frequencies(rope: Rope) -> torch.Tensor:
     """float32 [head_dim // 2]."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    frequencies = 1.0 / config.rope_theta**exponents
-    scaling = config.rope_scaling
+    exponents = torch.arange(0, rope.head_dim, 2, dtype=torch.float32) / rope.head_dim
+    frequencies = 1.0 / rope.theta**exponents
+    scaling = rope.scaling
     if scaling.kind == "linear":
         return frequencies / scaling.factor
     if scaling.kind == "llama3":

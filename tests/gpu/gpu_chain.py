@@ -17,8 +17,10 @@ from runahead.runtime.engine.loop import Engine
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.models.architecture import ModelWeights
-from runahead.runtime.models.config import ModelConfig, RopeScaling
+from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.dense_decoder import DenseConfig
+from runahead.runtime.models.rope import RopeScaling
 from runahead.runtime.models.weights import dummy_weights
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.programs.reference import HostProgram
@@ -32,6 +34,7 @@ from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import MAX_STOP_IDS, SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import prepared_submit
 from tests.runtime.chain import MemoryLinks
+from tests.runtime.models.dense_configs import dense_config
 
 BLOCK_SIZE = 16
 PREFILL_CHUNK = 32
@@ -41,7 +44,7 @@ MAX_TOP = 4
 PENALTY_SLOTS = 4
 
 
-def small_config(**changes: Any) -> ModelConfig:
+def small_config(**changes: Any) -> DenseConfig:
     """A llama of two layers."""
     base: dict[str, Any] = {
         "architecture": "LlamaForCausalLM",
@@ -58,13 +61,11 @@ def small_config(**changes: Any) -> ModelConfig:
         "windows": (0, 0),
         "max_position_embeddings": 256,
         "tie_word_embeddings": False,
-        "attention_bias": False,
-        "mlp_bias": False,
         "eos_token_ids": (1,),
         "bos_token_id": None,
         "dtype": torch.float32,
     }
-    return ModelConfig(**(base | changes))
+    return dense_config(**(base | changes))
 
 
 def _plain(weight: torch.Tensor) -> torch.Tensor:

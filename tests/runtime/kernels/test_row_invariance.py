@@ -21,11 +21,12 @@ from runahead.runtime.kernels.reference.linear import (
 )
 from runahead.runtime.kernels.reference.norm import NormWeight, RmsNorm, silu_mul
 from runahead.runtime.kernels.reference.rope import Rotation, rope_factors
-from runahead.runtime.models.config import ModelConfig, RopeScaling
 from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.rope import RopeScaling
 from runahead.runtime.models.self_test import self_test
 from runahead.runtime.models.weights import dummy_weights
 from tests.runtime.kernels.broken_products import RowsTogether
+from tests.runtime.models.dense_configs import dense_config
 
 QWEN2, QWEN3 = "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 
@@ -189,13 +190,11 @@ def make_decoder(kernels: ReferenceKernels | None = None, **changes: object) -> 
         "windows": (0, 0),
         "max_position_embeddings": 512,
         "tie_word_embeddings": True,
-        "attention_bias": False,
-        "mlp_bias": False,
         "eos_token_ids": (),
         "bos_token_id": None,
         "dtype": torch.float32,
     }
-    config = ModelConfig(**{**shape, **changes})  # type: ignore[arg-type]
+    config = dense_config(**{**shape, **changes})  # type: ignore[arg-type]
     kernels = ReferenceKernels() if kernels is None else kernels
     weights = dummy_weights(config, torch.float32, torch.device("cpu"), kernels.pack_weight)
     return Decoder(config, weights, kernels)

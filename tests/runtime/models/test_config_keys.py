@@ -19,11 +19,11 @@ from transformers import (
 )
 
 from runahead.runtime.checkpoint import CheckpointError
-from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_keys import NEUTRAL, ROPE_UNDERSTOOD, UNREAD
-from runahead.runtime.models.read_config import parse_config
+from runahead.runtime.models.dense_decoder import DenseConfig
 from runahead.runtime.models.registry import ARCHITECTURES
 from tests.runtime.models.checkpoints import FULL, LLAMA3_ROPE, SLIDING
+from tests.runtime.models.dense_configs import parse_dense
 from tests.runtime.models.public_configs import OF_EVERY_CLASS, PUBLIC
 from tests.runtime.models.test_model_config import RAW
 
@@ -36,14 +36,14 @@ CLASSES: dict[str, type[PreTrainedConfig]] = {
 }
 
 
-def parse(architecture: str = LLAMA, **changes: Any) -> ModelConfig:
-    return parse_config({**RAW, "architectures": [architecture], **changes}, ())
+def parse(architecture: str = LLAMA, **changes: Any) -> DenseConfig:
+    return parse_dense({**RAW, "architectures": [architecture], **changes})
 
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_a_public_checkpoint_is_accepted_and_read_as_transformers_reads_it(name: str, tmp_path: Path) -> None:
     raw = PUBLIC[name]
-    config = parse_config(raw, ())
+    config = parse_dense(raw)
     (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     theirs = AutoConfig.from_pretrained(tmp_path)
     assert config.windows == windows_of(theirs)
@@ -59,7 +59,7 @@ def test_a_public_checkpoint_is_accepted_and_read_as_transformers_reads_it(name:
 def test_whatever_transformers_writes_for_an_architecture_is_accepted(architecture: str) -> None:
     config = CLASSES[architecture](architectures=[architecture], dtype="bfloat16")
     for written in (config.to_dict(), config.to_diff_dict(), {**OF_EVERY_CLASS, **config.to_dict()}):
-        assert parse_config(written, ()).windows == windows_of(config)
+        assert parse_dense(written).windows == windows_of(config)
 
 
 def test_every_default_of_generate_is_known_to_change_no_number() -> None:
@@ -71,7 +71,7 @@ def test_every_default_of_generate_is_known_to_change_no_number() -> None:
 def test_a_key_that_is_left_out_counts_as_transformers_counts_it(architecture: str) -> None:
     given: dict[str, Any] = {"vocab_size": 160, "hidden_size": 512, "intermediate_size": 96, "num_hidden_layers": 30}
     given |= {"num_attention_heads": 32, "use_sliding_window": True if architecture in (QWEN2, QWEN3) else None}
-    ours = parse_config({**given, "architectures": [architecture]}, ())
+    ours = parse_dense({**given, "architectures": [architecture]})
     theirs = CLASSES[architecture](**given)
     assert ours.num_kv_heads == theirs.num_key_value_heads
     assert ours.max_position_embeddings == theirs.max_position_embeddings
@@ -160,7 +160,7 @@ def test_every_key_that_counts_as_understood_is_read(architecture: str) -> None:
     asked: set[str] = set()
     for older in (raw, {**raw, "rope_scaling": None}):
         recorder = Recorder(older)
-        parse_config(recorder, ())
+        parse_dense(recorder)
         asked |= recorder.asked
     asked |= {"eos_token_id"}  # read by load_config, together with that of generation_config.json
     assert asked >= ARCHITECTURES[architecture].understood
@@ -203,7 +203,7 @@ def test_the_older_rope_scaling_wins_over_rope_parameters_and_the_outer_length_o
     config = AutoConfig.from_pretrained(tmp_path)
     config.standardize_rope_params()  # as a model does before it takes its frequencies from it
     theirs = config.rope_parameters
-    ours = parse_config(raw, ()).rope_scaling
+    ours = parse_dense(raw).rope_scaling
     assert (ours.kind, ours.factor) == (theirs["rope_type"], theirs["factor"]) == ("llama3", 8.0)
     assert ours.original_positions == theirs["original_max_position_embeddings"] == 64
 
@@ -249,7 +249,7 @@ def test_each_layer_has_the_window_that_transformers_gives_it(
         **changes,
     }
     (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
-    assert parse_config(raw, ()).windows == windows_of(AutoConfig.from_pretrained(tmp_path)) == expected
+    assert parse_dense(raw).windows == windows_of(AutoConfig.from_pretrained(tmp_path)) == expected
 
 
 @pytest.mark.parametrize(

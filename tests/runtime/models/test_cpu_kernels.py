@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from runahead.runtime.kernels.reference.linear import (
 from runahead.runtime.models import cpu_kernels
 from runahead.runtime.models.cpu_kernels import NoKernelsError, choose_kernels
 from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.dense_decoder import DenseConfig
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.self_test import SelfTestReport
 from runahead.runtime.process.assemble import assemble
@@ -106,8 +106,10 @@ def test_every_kind_of_window_is_tried_and_the_trial_stays_small(monkeypatch: py
 
     monkeypatch.setattr(cpu_kernels, "self_test", watched)
     windows = (0, 32, 0, 32, 0, 32)
-    choose_kernels(replace(CONFIG, num_layers=6, windows=windows, vocab_size=100_000, architecture="Qwen3ForCausalLM"))
+    wide = gpu_chain.small_config(num_layers=6, windows=windows, vocab_size=100_000, architecture="Qwen3ForCausalLM")
+    choose_kernels(wide)
     (config,) = seen
+    assert isinstance(config, DenseConfig)
     assert config.num_layers == len(config.windows) == 2
     assert 0 in config.windows and 0 < max(config.windows) < 48, "some sequences outgrow it"
     assert config.vocab_size <= 4096

@@ -10,9 +10,13 @@ import pytest
 import torch
 
 from runahead.runtime.checkpoint import CheckpointError
-from runahead.runtime.models.config import ModelConfig, RopeScaling
-from runahead.runtime.models.read_config import load_config, parse_config
+from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.dense_decoder import DenseConfig
+from runahead.runtime.models.llama import LlamaConfig
+from runahead.runtime.models.read_config import load_config
+from runahead.runtime.models.rope import RopeScaling
 from runahead.runtime.models.weights import described
+from tests.runtime.models.dense_configs import parse_dense
 
 RAW: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -27,8 +31,8 @@ RAW: dict[str, Any] = {
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 
 
-def parse(**changes: Any) -> ModelConfig:
-    return parse_config({**RAW, **changes}, ())
+def parse(**changes: Any) -> DenseConfig:
+    return parse_dense({**RAW, **changes})
 
 
 def write(folder: Path, name: str, raw: object) -> None:
@@ -42,6 +46,7 @@ def test_what_is_left_out_takes_the_architecture_s_defaults() -> None:
     assert config.rope_theta == 10000.0
     assert config.rope_scaling == RopeScaling()
     assert config.windows == (0, 0, 0)
+    assert isinstance(config, LlamaConfig)
     assert not (config.tie_word_embeddings or config.attention_bias or config.mlp_bias)
     assert config.bos_token_id is None
     assert config.dtype is torch.float32

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,14 +15,24 @@ from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
-from runahead.runtime.models.architecture import ModelWeights, TensorReader
+from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
 from runahead.runtime.models.config import ModelConfig
-from runahead.runtime.models.config_keys import READ_BY_ALL
-from runahead.runtime.models.dense_decoder import attention, dense_weights, feed_forward, read_dense, windows_by_type
+from runahead.runtime.models.dense_decoder import (
+    READ_BY_DENSE,
+    DenseConfig,
+    attention,
+    dense_weights,
+    feed_forward,
+    read_dense,
+    small,
+    windows_by_type,
+)
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.registry import ARCHITECTURES
 from runahead.runtime.models.trial import Trial
+from runahead.runtime.process.assemble import assemble
+from runahead.runtime.wire.engine_config import EngineConfig
 from tests.runtime.models.checkpoints import CASES, save
 
 NEW = "OtherForCausalLM"
@@ -32,11 +44,36 @@ def logits(folder: Path) -> torch.Tensor:
     return Trial(decoder, [list(range(20))], 20, 16, seed=0).advance([(0, 20)])[0]
 
 
-def layer(config: ModelConfig, number: int, tensors: TensorReader) -> Layer:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnConfig(ModelConfig):
+    """What an architecture has of its own, in which nobody else finds heads, windows or rotations."""
+
+    inner: DenseConfig
+
+
+def own_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> OwnConfig:
+    inner = ARCHITECTURES["Qwen3ForCausalLM"].read(raw, eos_token_ids)
+    common = {field.name: getattr(inner, field.name) for field in fields(ModelConfig)}
+    return OwnConfig(**{**common, "architecture": NEW}, inner=inner)
+
+
+OWN: Architecture[OwnConfig] = Architecture(
+    name=NEW,
+    model_type="other",
+    understood=ARCHITECTURES["Qwen3ForCausalLM"].understood,
+    unread=(),
+    read=own_config,
+    weights=lambda config, tensors: dense_weights(config.inner, tensors, layer),
+    passed_over=lambda config, name: False,
+    small=lambda config, tokens: replace(config, num_layers=1, inner=small(config.inner, tokens)),
+)
+
+
+def layer(config: DenseConfig, number: int, tensors: TensorReader) -> Layer:
     return Layer(attention(config, number, tensors, head_norms=True), feed_forward(config, number, tensors))
 
 
-def weights(config: ModelConfig, tensors: TensorReader) -> ModelWeights:
+def weights(config: DenseConfig, tensors: TensorReader) -> ModelWeights:
     return dense_weights(config, tensors, layer)
 
 
@@ -63,8 +100,9 @@ def test_an_architecture_is_served_by_its_file_and_its_line_alone(
         ARCHITECTURES["MistralForCausalLM"],
         name=NEW,
         model_type="other",
-        understood=READ_BY_ALL,
+        understood=READ_BY_DENSE,
         read=lambda raw, eos: read_dense(
+            DenseConfig,
             raw,
             eos,
             architecture=NEW,
@@ -78,3 +116,19 @@ def test_an_architecture_is_served_by_its_file_and_its_line_alone(
     assert load_config(tmp_path).architecture == NEW
     with torch.inference_mode():
         assert torch.equal(logits(tmp_path), expected)
+
+
+def test_what_an_architecture_alone_knows_is_asked_for_by_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(QWEN3, tmp_path)
+    expected = logits(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": [NEW], "model_type": "other"}))
+    monkeypatch.setitem(ARCHITECTURES, NEW, OWN)
+    assert type(load_config(tmp_path)) is OwnConfig
+    with torch.inference_mode():
+        assert torch.equal(logits(tmp_path), expected)
+    parts = assemble(EngineConfig(model=str(tmp_path), max_rows=4, num_blocks=40, threads=1), lambda done, total: None)
+    parts.device.close()
+    assert parts.info.architecture == NEW

@@ -1,0 +1,25 @@
+"""Configurations of dense decoders for tests: written out field by field, or read from what `config.json` may say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from runahead.runtime.models.dense_decoder import DenseConfig
+from runahead.runtime.models.llama import LlamaConfig
+from runahead.runtime.models.qwen3 import Qwen3Config
+from runahead.runtime.models.read_config import parse_config
+
+_KINDS: Final[Mapping[str, type[DenseConfig]]] = {"LlamaForCausalLM": LlamaConfig, "Qwen3ForCausalLM": Qwen3Config}
+
+
+def dense_config(architecture: str, **fields: Any) -> DenseConfig:
+    """A configuration of the architecture's own kind."""
+    return _KINDS.get(architecture, DenseConfig)(architecture=architecture, **fields)
+
+
+def parse_dense(raw: Mapping[str, Any]) -> DenseConfig:
+    """What `config.json` says, of an architecture whose decoder is dense."""
+    config = parse_config(raw, ())
+    assert isinstance(config, DenseConfig)
+    return config
