@@ -187,11 +187,11 @@ class CudaDevice:
             for form in Form:
                 for rows in self.buckets:
                     self._whole(_decode_shape(rows, form))
-            mixed = LaunchShape(0, 1, Form.PLAIN, rows=1, tokens=mixed_tokens)
+            mixed = LaunchShape(0, 1, Form.PLAIN, rows=1, tokens=mixed_tokens, is_decode=False)
             self._whole(mixed)
             if self.rings.layout.prompt_tokens:
                 self._whole(mixed._replace(prompt_logprobs=True))
-            self._whole(LaunchShape(0, 1, Form.PLAIN, rows=0, tokens=0))
+            self._whole(LaunchShape(0, 1, Form.PLAIN, rows=0, tokens=0, is_decode=False))
         self.stream.synchronize()
 
     def _capture_all(self, progress: Callable[[int, int], None]) -> None:
@@ -246,4 +246,4 @@ def _why_no_graph(shape: LaunchShape) -> str:
 
 
 def _decode_shape(rows: int, form: Form) -> LaunchShape:
-    return LaunchShape(number=0, sample_rows=rows, form=form, rows=rows, tokens=rows)
+    return LaunchShape(number=0, sample_rows=rows, form=form, rows=rows, tokens=rows, is_decode=True)

@@ -20,7 +20,9 @@ class LaunchShape(NamedTuple):
     sample_rows: rows that S(number) looks at, all rows of plan number - 1 (0: there is nothing to sample).
     form: what those sample rows need.
     rows: rows of F(number); 0 makes the launch a closing one, S and copy-out alone.
-    tokens: query tokens of F(number); equal to `rows` in a decode launch.
+    tokens: query tokens of F(number).
+    is_decode: every row of F(number) has as many query tokens as a row that decodes, one as long as there are no
+    drafts. Never of a closing launch.
     prompt_logprobs: a chunk of F leaves log-probabilities of its prompt. False: the launch does none of the work for
     them.
     """
@@ -30,13 +32,9 @@ class LaunchShape(NamedTuple):
     form: Form
     rows: int
     tokens: int
+    is_decode: bool
     prompt_logprobs: bool = False
 
     @property
     def is_closing(self) -> bool:
         return self.rows == 0
-
-    @property
-    def is_decode(self) -> bool:
-        """True if every row of F has one query token."""
-        return self.rows > 0 and self.tokens == self.rows

@@ -24,9 +24,15 @@ HEADER_WORDS: Final = 16
 class PlanHeader(NamedTuple):
     """What a plan slot begins with."""
 
+    # The launch's shape: `runahead.runtime.launch_shape.shape_of` makes it of these.
     number: Annotated[int, INT64]  # the launch that the plan is for
+    sample_rows: Annotated[int, INT32]  # rows that S looks at
+    needs_full: Annotated[int, INT32]  # 1: what S samples needs the full form; 0: the plain one will do
     rows: Annotated[int, INT32]  # rows of F
     tokens: Annotated[int, INT32]  # query tokens of F
+    is_decode: Annotated[int, INT32]  # 1: every row of F has as many query tokens as a row that decodes
+    prompt_logprobs: Annotated[int, INT32]  # 1: a chunk leaves log-probabilities of its prompt
+    # What is in the plan's body.
     row_list: Annotated[int, INT32]  # 1: the row list follows; 0: the rows are those of before, each one token further
     appends: Annotated[int, INT32]
     chunks: Annotated[int, INT32]
@@ -88,7 +94,10 @@ class Chunk:
 class LaunchPlan(NamedTuple):
     """One launch's plan, before it is staged.
 
-    rows: row slots of F, ascending. chunks: those of them with query tokens of their own.
+    rows: row slots of F, ascending. chunks: those of them with query tokens of their own. tokens: query tokens of F.
+    sample_rows: rows that S looks at. needs_full: one of those that it samples asks for more than the plain form.
+    is_decode: every row of F has as many query tokens as one that decodes. prompt_logprobs: a chunk leaves
+    log-probabilities of its prompt.
     """
 
     number: int
@@ -99,6 +108,10 @@ class LaunchPlan(NamedTuple):
     chunks: tuple[Chunk, ...] = ()
     admissions: tuple[Admission, ...] = ()
     tokens: int = 0
+    sample_rows: int = 0
+    needs_full: bool = False
+    is_decode: bool = False
+    prompt_logprobs: bool = False
 
 
 def stage(plan: LaunchPlan, body: NDArray[np.int32], bulk: NDArray[np.int32]) -> None:
@@ -116,8 +129,12 @@ def stage(plan: LaunchPlan, body: NDArray[np.int32], bulk: NDArray[np.int32]) ->
         body.data,
         0,
         plan.number,
+        plan.sample_rows,
+        plan.needs_full,
         plan.rows.size,
         plan.tokens,
+        plan.is_decode,
+        plan.prompt_logprobs,
         plan.row_list_changed,
         appends,
         chunks,

@@ -28,6 +28,7 @@ from runahead.runtime.engine.poison import Poison
 from runahead.runtime.engine.publisher import Publisher
 from runahead.runtime.engine.row_check import check_rows
 from runahead.runtime.engine.watchdog import Watchdog
+from runahead.runtime.launch_shape import shape_of
 from runahead.runtime.plan import stage
 from runahead.runtime.scheduler.ledger import Launch, Ledger, LedgerError
 from runahead.runtime.scheduler.outcomes import Deferred, PromptPart
@@ -162,10 +163,11 @@ class Engine:
         if plan.number - rings.layout.slots > ledger.retired:
             raise LedgerError(f"plan {plan.number} would overwrite a slot of a launch that has not retired")
         slot = rings.slot(plan.number)
-        stage(plan, rings.plan[slot], rings.bulk[slot])
+        body = rings.plan[slot]
+        stage(plan, body, rings.bulk[slot])
         first = self._idle_after == ledger.launched
         overlapped = not first and self.device.ended() < ledger.launched
-        launch = launch_of(planned, first=first, overlapped=overlapped)
+        launch = launch_of(planned, shape_of(body), first=first, overlapped=overlapped)
         self.device.launch(launch.shape)
         ledger.enqueue(launch)
         self.figures.enqueued(launch, ledger.uncommitted)

@@ -102,7 +102,7 @@ class Ledger(Generic[Resource]):
     @property
     def retired(self) -> int:
         """A launch has retired when its tokens are committed and its F has ended."""
-        return min(self.committed, self.ended)
+        return self.committed if self.committed < self.ended else self.ended
 
     @property
     def uncommitted(self) -> int:

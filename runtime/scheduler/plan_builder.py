@@ -94,8 +94,15 @@ class PlanBuilder:
         self._admissions.append(admission)
         self._bulk_words -= admission.size
 
-    def build(self, last_slots: NDArray[np.int32], last_samples: NDArray[np.bool_]) -> LaunchPlan:
-        """The plan. `last_slots`, `last_samples`: the row list that the device holds from the plan before."""
+    def build(
+        self,
+        last_slots: NDArray[np.int32],
+        last_samples: NDArray[np.bool_],
+        sample_rows: int = 0,
+        needs_full: bool = False,
+    ) -> LaunchPlan:
+        """The plan. last_slots, last_samples: the row list that the device holds from the plan before. sample_rows,
+        needs_full: see `LaunchPlan`."""
         rows = self._decode
         if self._chunks:
             rows = np.concatenate([rows, np.array([chunk.slot for chunk in self._chunks], np.int32)])
@@ -115,6 +122,10 @@ class PlanBuilder:
             chunks=tuple(self._chunks),
             admissions=tuple(self._admissions),
             tokens=self._decode.size * self._decode_tokens + sum(chunk.tokens.size for chunk in self._chunks),
+            sample_rows=sample_rows,
+            needs_full=needs_full,
+            is_decode=self.has_rows and all(chunk.tokens.size == self._decode_tokens for chunk in self._chunks),
+            prompt_logprobs=bool(self.prompts_owed),
         )
 
     @staticmethod

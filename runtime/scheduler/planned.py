@@ -8,17 +8,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.plan import LaunchPlan
 from runahead.runtime.scheduler.ledger import NO_EPOCHS, NO_SLOTS, Launch
 from runahead.runtime.scheduler.outcomes import PromptPart
 
 
 class Planned(NamedTuple):
-    """A plan, and what its launch is beside it.
+    """A plan, and what the host alone has to know of its launch.
 
     sample_slots, sample_epochs, samples, row_epochs, crossed_slots, crossed_epochs, prompt_parts: see `Launch`.
-    sample_rows: rows that its S looks at. needs_full: one of those that are sampled asks for more than the plain form.
     events: lifecycle events by kind since the plan before, those of making this one among them.
     """
 
@@ -26,8 +25,6 @@ class Planned(NamedTuple):
     sample_slots: NDArray[np.int32]
     sample_epochs: NDArray[np.int64]
     samples: NDArray[np.bool_]
-    sample_rows: int
-    needs_full: bool
     row_epochs: NDArray[np.int64]
     events: Mapping[str, int]
     crossed_slots: NDArray[np.int32] = NO_SLOTS
@@ -35,17 +32,10 @@ class Planned(NamedTuple):
     prompt_parts: tuple[PromptPart, ...] = ()
 
 
-def launch_of(planned: Planned, *, first: bool, overlapped: bool) -> Launch:
-    """The ledger's record of a plan, and in it the shape that the device is told. first, overlapped: see `Launch`."""
+def launch_of(planned: Planned, shape: LaunchShape, *, first: bool, overlapped: bool) -> Launch:
+    """The ledger's record of a plan. shape: as the device is told, read from the staged plan. first, overlapped: see
+    `Launch`."""
     plan = planned.plan
-    shape = LaunchShape(
-        number=plan.number,
-        sample_rows=planned.sample_rows,
-        form=Form.FULL if planned.needs_full else Form.PLAIN,
-        rows=plan.rows.size,
-        tokens=plan.tokens,
-        prompt_logprobs=bool(planned.prompt_parts),
-    )
     return Launch(
         shape=shape,
         sample_slots=planned.sample_slots,

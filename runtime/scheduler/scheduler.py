@@ -163,6 +163,9 @@ class Scheduler:
             row_list_changed=False,
             appends=appends,
             tokens=slots.size,
+            sample_rows=slots.size,
+            needs_full=course.needs_full,
+            is_decode=True,
         )
         sampled, epochs, samples = self.ledger.last_rows()  # the rows of the course, as they were
         return Planned(
@@ -170,8 +173,6 @@ class Scheduler:
             sampled,
             epochs,
             samples,
-            sample_rows=sampled.size,
-            needs_full=course.needs_full,
             row_epochs=epochs,
             events=self.tally.hand_over_events() if self.tally.events else NO_EVENTS,
             crossed_slots=crossed,
@@ -194,10 +195,10 @@ class Scheduler:
             self._plan_prefill(builder, chunks.tolist())
         if self.waiting:
             self._admit(builder)
-        last_slots, _, last_samples = self.ledger.last_rows()
         if not builder.has_rows and not self.ledger.owes_a_launch:
             return None
-        plan = builder.build(last_slots, last_samples)
+        last_slots, _, last_samples = self.ledger.last_rows()
+        plan = builder.build(last_slots, last_samples, *self._sampling())
         everybody = slots.size + chunks.size + len(plan.admissions)
         all_decode = 0 < everybody == np.count_nonzero(plan.samples)  # from here on: none is left out or in its prompt
         if all_decode and not (self.holdings.paused or self.limits.drafts):
@@ -207,7 +208,6 @@ class Scheduler:
     def _planned(self, builder: PlanBuilder, plan: LaunchPlan) -> Planned:
         """A plan that was made anew, with what was gathered as it was made; its rows note which launch holds them."""
         slots, epochs, samples = self.ledger.last_rows()
-        sample_rows = slots.size if self.ledger.owes_a_launch else 0
         rows, held, crossed = self.rows, plan.rows.astype(np.intp), builder.crossed()
         rows.note_launch(held, plan.number, plan.samples)
         return Planned(
@@ -215,14 +215,19 @@ class Scheduler:
             slots,
             epochs,
             samples,
-            sample_rows=sample_rows,
-            needs_full=sample_rows > 0 and bool(np.count_nonzero(rows.needs_full.take(slots) & samples)),
             row_epochs=rows.epoch[held],
             events=self.tally.hand_over_events() if self.tally.events else NO_EVENTS,
             crossed_slots=crossed,
             crossed_epochs=rows.epoch[crossed] if crossed.size else NO_EPOCHS,
             prompt_parts=prompt_parts(plan, builder.prompts_owed, rows.epoch, 1 + self.limits.drafts),
         )
+
+    def _sampling(self) -> tuple[int, bool]:
+        """Rows that the next S looks at, and whether one that it samples needs the full form."""
+        slots, _, samples = self.ledger.last_rows()
+        if not self.ledger.owes_a_launch:
+            return 0, False
+        return slots.size, bool(np.count_nonzero(self.rows.needs_full.take(slots) & samples))
 
     def _builder(self, number: int) -> PlanBuilder:
         limits = self.limits

@@ -68,7 +68,7 @@ def parts() -> Iterator[tuple[HostDevice, Recorder]]:
 
 
 def shape(number: int) -> LaunchShape:
-    return LaunchShape(number, 1, Form.PLAIN, 1, 1)
+    return LaunchShape(number, 1, Form.PLAIN, 1, 1, is_decode=True)
 
 
 def wait_ended(device: HostDevice, number: int) -> None:

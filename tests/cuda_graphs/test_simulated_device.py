@@ -37,7 +37,7 @@ def make(schedule: Schedule, launches: int = 3) -> tuple[SimulatedDevice, Record
     program = Recorder()
     device = SimulatedDevice(program, allocate_rings(RingLayout(4, 64, 64, 4, 1)), schedule)
     for number in range(1, launches + 1):
-        device.launch(LaunchShape(number, 1, Form.PLAIN, 1, 1))
+        device.launch(LaunchShape(number, 1, Form.PLAIN, 1, 1, is_decode=True))
     return device, program
 
 

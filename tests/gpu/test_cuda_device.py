@@ -207,7 +207,7 @@ def test_a_launch_without_its_plan_masks_every_row_and_reports_a_fault() -> None
     config = small_config()
     under_test = cuda_engine(config, random_weights(config), 2)
     device = under_test.device
-    device.launch(LaunchShape(1, 0, Form.PLAIN, rows=2, tokens=2))
+    device.launch(LaunchShape(1, 0, Form.PLAIN, rows=2, tokens=2, is_decode=True))
     device.wait(1 << 62, 0, (), 5.0)
     assert device.ended() == 1
     assert device.rings.status[1, STATUS_FAULT] == FAULT_PLAN_NUMBER
@@ -220,7 +220,7 @@ def test_a_launch_that_raises_is_a_device_error_now_and_ever_after() -> None:
     device = under_test.device
     device.graphs.clear()  # type: ignore[attr-defined]
     with pytest.raises(DeviceError):
-        device.launch(LaunchShape(1, 0, Form.PLAIN, rows=2, tokens=2))
+        device.launch(LaunchShape(1, 0, Form.PLAIN, rows=2, tokens=2, is_decode=True))
     with pytest.raises(DeviceError):
         device.sampled()
     device.close()
@@ -244,7 +244,7 @@ def test_a_wait_ends_when_a_descriptor_is_readable_or_time_is_up() -> None:
 # ---------------------------------------------------------------- idle inside launches that are no graph
 
 STALL_S = 0.02
-MIXED = LaunchShape(1, 0, Form.PLAIN, rows=1, tokens=20)
+MIXED = LaunchShape(1, 0, Form.PLAIN, rows=1, tokens=20, is_decode=False)
 
 
 def launched_alone(under_test: EngineUnderTest) -> int:

@@ -85,7 +85,7 @@ def test_a_plan_whose_number_differs_in_its_upper_half_alone_is_a_fault(number: 
     ):
         plan = LaunchPlan(planned, np.zeros(0, np.int32), np.zeros(0, np.bool_), True, np.zeros((0, 3), np.int32))
         stage(plan, rings.plan[rings.slot(launch)], rings.bulk[rings.slot(launch)])
-        device.launch(LaunchShape(launch, 0, Form.PLAIN, rows=2, tokens=2))
+        device.launch(LaunchShape(launch, 0, Form.PLAIN, rows=2, tokens=2, is_decode=True))
         device.wait(1 << 62, launch - 1, (), 5.0)
         assert device.ended() == launch
         assert device.rings.status[rings.slot(launch), STATUS_FAULT] == fault

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from runahead.cuda_graphs.device import Device, Program
 from runahead.cuda_graphs.rings import TOKEN_MASK, RingMemory
 from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.runtime.launch_shape import shape_of
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.plan import Admission, Chunk, LaunchPlan, stage
 from runahead.runtime.scheduler.admission_record import NO_COUNTS, admission_record, penalty_list
@@ -97,11 +98,14 @@ class Launches:
             tuple(chunk for chunk in chunks if chunk is not None),
             admissions,
             tokens=sum(counts),
+            sample_rows=len(self._last),
+            needs_full=form is Form.FULL,
+            is_decode=bool(counts) and max(counts) == 1,
+            prompt_logprobs=any(c is not None and self._rows[c.slot].sampling.prompt_logprobs >= 0 for c in chunks),
         )
         ring = self.rings.slot(self.number)
         stage(plan, self.rings.plan[ring], self.rings.bulk[ring])
-        wanting = any(c is not None and self._rows[c.slot].sampling.prompt_logprobs >= 0 for c in chunks)
-        self.run(LaunchShape(self.number, len(self._last), form, len(slots), sum(counts), wanting))
+        self.run(shape_of(self.rings.plan[ring]))
         cells = self.rings.cells[ring, :, 0]
         tokens, flags = {}, {}
         for place, (slot, asked) in enumerate(self._last):

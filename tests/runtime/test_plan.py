@@ -36,14 +36,14 @@ def empty() -> np.ndarray:
 
 def test_a_steady_plan_is_its_header_of_64_bytes() -> None:
     rows = np.arange(256, dtype=np.int32)
-    plan = LaunchPlan(5, rows, np.ones(256, np.bool_), False, empty(), tokens=256)
+    plan = LaunchPlan(5, rows, np.ones(256, np.bool_), False, empty(), tokens=256, sample_rows=255, is_decode=True)
     body = np.full(2048, -1, np.int32)
     stage(plan, body, np.zeros(8, np.int32))
     view = read_plan(body)
     assert view.rows is None
     assert (view.number, view.num_rows, view.tokens) == (5, 256, 256)
     assert view.bytes_read == 4 * HEADER_WORDS == 64
-    assert PlanHeader(*HEADER.struct.unpack_from(body.data)) == (5, 256, 256, 0, 0, 0, 0, 0)
+    assert PlanHeader(*HEADER.struct.unpack_from(body.data)) == (5, 255, 0, 256, 256, 1, 0, 0, 0, 0, 0, 0)
     assert not body[HEADER.place("bulk_words") + 1 : HEADER_WORDS].any()
 
 

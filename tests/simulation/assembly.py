@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from runahead.cuda_graphs.rings import RingLayout, allocate_rings
+from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings
 from runahead.cuda_graphs.simulated_device import at_once, seeded_schedule
 from runahead.runtime.engine.interval_log import Snapshot
 from runahead.runtime.engine.loop import Engine
@@ -26,6 +26,7 @@ from tests.simulation.drafts import DraftProgram
 from tests.simulation.policy import HeldToItsWord
 from tests.simulation.programs import Sickness, SimulatedProgram, StateProgram
 from tests.simulation.script import DRAFTS, Mode, Script
+from tests.simulation.shapes import check_shape
 
 MAX_TOP: Final = 4
 _PROGRAMS: Final[dict[Mode, type[SimulatedProgram]]] = {
@@ -36,7 +37,9 @@ _PROGRAMS: Final[dict[Mode, type[SimulatedProgram]]] = {
 
 
 class NamingLedger(WatchedLedger):
-    """Writes down which penalty slots and state slots each launch names, too."""
+    """Writes down which penalty slots and state slots each launch names, too, and looks at each launch's shape."""
+
+    rings: RingMemory
 
     def __init__(self, run_ahead: int, run_ahead_tokens: int, launched: int = 0) -> None:
         super().__init__(run_ahead, run_ahead_tokens, launched)
@@ -44,6 +47,7 @@ class NamingLedger(WatchedLedger):
         self._state_slots: dict[int, set[int]] = {}
 
     def enqueue(self, launch: Launch) -> None:
+        check_shape(launch, self.rings, self.scheduler)
         rows = [(slot, self.scheduler.holdings.by_slot[slot]) for slot in launch.row_slots.tolist()]
         self._penalty_slots[launch.number] = {slot: row.penalty_slot for slot, row in rows if row}
         self._state_slots[launch.number] = {row.state_slot for _, row in rows if row}
@@ -172,7 +176,7 @@ def make_chain(script: Script, depth: int, counters_from: int = 0) -> SimulatedC
     rows = Rows(world.max_rows, MAX_STOP_IDS, world.context_length, epoch=counters_from)
     scheduler = HeldToItsWord(limits, rows, pool, ledger)
     poison = SlotPoison(program, rings)
-    ledger.scheduler, poison.ledger = scheduler, ledger
+    ledger.scheduler, ledger.rings, poison.ledger = scheduler, rings, ledger
     links = WatchedLinks()
     snapshots: list[Snapshot] = []
     engine = Engine(

@@ -8,7 +8,9 @@ from typing import Final
 
 from runahead.cuda_graphs.device import Program
 from runahead.cuda_graphs.rings import RingMemory
+from runahead.cuda_graphs.shape import LaunchShape
 from runahead.cuda_graphs.simulated_device import Schedule, SimulatedDevice
+from runahead.runtime.launch_shape import shape_of
 
 _BETWEEN_PAUSES: Final = 40  # waits at least: two pauses never meet in what one request waits for
 
@@ -47,6 +49,11 @@ class TimedDevice(SimulatedDevice):
         self._dice = random.Random(seed)
         self._waits_until_pause = 0
         self._plan_pause()
+
+    def launch(self, shape: LaunchShape) -> None:
+        """Who has the plan's bytes and nothing else would launch the same."""
+        assert shape_of(self.rings.plan[self.rings.slot(shape.number)]) == shape, "the plan says another shape"
+        super().launch(shape)
 
     def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
         self._begin_pause()

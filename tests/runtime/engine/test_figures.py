@@ -18,7 +18,7 @@ _FLAGS = np.ones(1, np.bool_)
 
 
 def launch(number: int, *, overlapped: bool = False, first: bool = False) -> Launch:
-    shape = LaunchShape(number, 1, Form.PLAIN, 1, 1)
+    shape = LaunchShape(number, 1, Form.PLAIN, 1, 1, is_decode=True)
     return Launch(shape, _SLOTS, _EPOCHS, _FLAGS, _SLOTS, _EPOCHS, _FLAGS, overlapped=overlapped, first=first)
 
 
@@ -62,9 +62,13 @@ def test_the_overlap_ratio_is_over_launches_that_had_one_before_them() -> None:
     assert figures.overlap_ratio == 3 / 4
 
 
-@pytest.mark.parametrize(("rows", "tokens", "kind"), [(0, 0, "closing"), (3, 3, "decode"), (3, 9, "mixed")])
-def test_kinds_of_launches(rows: int, tokens: int, kind: str) -> None:
-    assert kind_of(LaunchShape(1, 1, Form.PLAIN, rows, tokens)) == kind
+@pytest.mark.parametrize(
+    ("rows", "tokens", "is_decode", "kind"),
+    [(0, 0, False, "closing"), (3, 3, True, "decode"), (3, 9, False, "mixed"), (3, 9, True, "decode")],
+    ids=["no rows", "one token each", "a chunk", "two drafts each"],
+)
+def test_kinds_of_launches(rows: int, tokens: int, is_decode: bool, kind: str) -> None:
+    assert kind_of(LaunchShape(1, 1, Form.PLAIN, rows, tokens, is_decode)) == kind
 
 
 # ---------------------------------------------------------------- what the chain counts

@@ -16,7 +16,7 @@ ROWS = 3
 
 def launch(number: int) -> Launch:
     slots, epochs, flags = np.zeros(ROWS, np.int32), np.zeros(ROWS, np.int64), np.ones(ROWS, np.bool_)
-    return Launch(LaunchShape(number, ROWS, Form.PLAIN, ROWS, ROWS), slots, epochs, flags, slots, epochs, flags)
+    return Launch(LaunchShape(number, ROWS, Form.PLAIN, ROWS, ROWS, True), slots, epochs, flags, slots, epochs, flags)
 
 
 def totals(launch: int) -> Totals:

@@ -244,7 +244,7 @@ def test_a_cell_is_one_64_bit_word_with_the_number_as_far_as_32_bits_hold_it(num
 def test_the_null_program_of_the_benchmarks_counts_on(number: int) -> None:
     rings = allocate_rings(RingLayout(3, 64, 8, 2, 1))
     program = NullProgram(rings, max_rows=2, token=5, launched=number - 1)
-    program.sample(LaunchShape(number, 2, Form.PLAIN, 2, 2))
+    program.sample(LaunchShape(number, 2, Form.PLAIN, 2, 2, is_decode=True))
     assert read_cells(rings.cells[number % 3, :2], number).token.tolist() == [5, 5]
 
 

@@ -71,7 +71,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[CudaDevice, Steps]:
 
 def test_a_mixed_launch_is_watched_after_each_of_its_pieces(parts: tuple[CudaDevice, Steps]) -> None:
     device, steps = parts
-    device._enqueue(LaunchShape(5, 2, Form.PLAIN, rows=2, tokens=20))
+    device._enqueue(LaunchShape(5, 2, Form.PLAIN, rows=2, tokens=20, is_decode=False))
     assert steps == [
         "begin", "replay sample", "first", "apply", "look", "layer", "look", "layer", "look", "ended", "look",
     ]  # fmt: skip
@@ -80,7 +80,7 @@ def test_a_mixed_launch_is_watched_after_each_of_its_pieces(parts: tuple[CudaDev
 
 def test_a_closing_launch_is_watched_too(parts: tuple[CudaDevice, Steps]) -> None:
     device, steps = parts
-    device._enqueue(LaunchShape(6, 2, Form.PLAIN, rows=0, tokens=0))
+    device._enqueue(LaunchShape(6, 2, Form.PLAIN, rows=0, tokens=0, is_decode=False))
     assert steps == ["begin", "replay sample", "first", "apply", "look", "ended", "look"]
     assert device.rings.idle_ns[2] == IDLE_NS
 
@@ -89,14 +89,14 @@ def test_a_launch_that_is_one_graph_is_not_watched_and_has_no_idle_time_inside(
     parts: tuple[CudaDevice, Steps],
 ) -> None:
     device, steps = parts
-    device._enqueue(LaunchShape(7, 2, Form.PLAIN, rows=2, tokens=2))
+    device._enqueue(LaunchShape(7, 2, Form.PLAIN, rows=2, tokens=2, is_decode=True))
     assert steps == ["replay launch"]
     assert device.rings.idle_ns.tolist() == [STALE_NS, STALE_NS, STALE_NS, 0], "not what an earlier launch left"
 
 
 def test_nothing_is_looked_at_while_a_graph_is_captured(parts: tuple[CudaDevice, Steps]) -> None:
     device, steps = parts
-    device._after_sampling(LaunchShape(8, 2, Form.PLAIN, rows=2, tokens=2))
+    device._after_sampling(LaunchShape(8, 2, Form.PLAIN, rows=2, tokens=2, is_decode=True))
     assert steps == ["apply", "layer", "layer", "ended"]
 
 

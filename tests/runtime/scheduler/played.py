@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import STOPPED, VOID, cell_tag
+from runahead.runtime.launch_shape import shape_of
 from runahead.runtime.memory.block_pool import BlockPool
-from runahead.runtime.plan import PLAN_WORDS, LaunchPlan
+from runahead.runtime.plan import PLAN_WORDS, LaunchPlan, stage
 from runahead.runtime.scheduler.ledger import Launch, Ledger
 from runahead.runtime.scheduler.outcomes import Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
-from runahead.runtime.scheduler.planned import launch_of
+from runahead.runtime.scheduler.planned import Planned, launch_of
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import RowPhase, Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
@@ -27,6 +28,13 @@ from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 
 CONTEXT = 256
 VOCAB = 97
+
+
+def record_of(planned: Planned, *, first: bool = False) -> Launch:
+    """The ledger's record of a plan that is staged somewhere for it, and launched alone."""
+    body, bulk = np.zeros(1 << 12, np.int32), np.zeros(1 << 14, np.int32)
+    stage(planned.plan, body, bulk)
+    return launch_of(planned, shape_of(body), first=first, overlapped=False)
 
 
 def token(handle: int, position: int) -> int:
@@ -86,7 +94,7 @@ class Played:
         planned = self.scheduler.plan()
         if planned is None:
             return False
-        plan, launch = planned.plan, launch_of(planned, first=False, overlapped=False)
+        plan, launch = planned.plan, record_of(planned)
         self.events.update(planned.events)
         self.ledger.enqueue(launch)
         self.plans.append(plan)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from runahead.runtime.engine.interval_log import LogMode
-from runahead.runtime.scheduler.planned import launch_of
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.pressure import whole
+from tests.runtime.scheduler.played import record_of
 
 PENALISED = SamplingParams(frequency_penalty=0.5)
 
@@ -75,7 +75,7 @@ def test_a_plan_carries_no_more_prompt_tokens_than_may_be_queued_behind_uncommit
     chain.engine.intake.take()
     first = scheduler.plan()
     assert first is not None and [chunk.tokens.size for chunk in first.plan.chunks] == [16]
-    ledger.enqueue(launch_of(first, first=True, overlapped=False))
+    ledger.enqueue(record_of(first, first=True))
     assert ledger.prompt_room == 4
     assert scheduler.plan() is None
 

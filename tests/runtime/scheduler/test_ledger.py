@@ -11,7 +11,7 @@ from runahead.runtime.scheduler.ledger import Launch, Ledger, LedgerError
 
 def launch(number: int, prompt_tokens: int = 0, samples: bool = True) -> Launch:
     slots, epochs, flags = np.zeros(1, np.int32), np.zeros(1, np.int64), np.array([samples])
-    shape = LaunchShape(number, 1, Form.PLAIN, 1, max(1, prompt_tokens))
+    shape = LaunchShape(number, 1, Form.PLAIN, 1, max(1, prompt_tokens), is_decode=not prompt_tokens)
     return Launch(shape, slots, epochs, flags, slots, epochs, flags, prompt_tokens=prompt_tokens)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from runahead.runtime.scheduler.ledger import Launch
 from runahead.runtime.scheduler.planned import Planned, launch_of
 from tests.runtime.chain import make_chain, no_step
-from tests.runtime.scheduler.played import Played
+from tests.runtime.scheduler.played import Played, record_of
 
 
 def record(launch: Launch) -> list[Any]:
@@ -44,7 +44,7 @@ def test_the_record_of_a_launch_is_the_same_whenever_it_is_made_of_its_plan() ->
         chain.turn()
         before += [record(launch) for launch in enqueued[len(before) :]]
     again = [
-        launch_of(planned, first=launch.first, overlapped=launch.overlapped)
+        launch_of(planned, launch.shape, first=launch.first, overlapped=launch.overlapped)
         for planned, launch in zip(made, enqueued, strict=True)
     ]
     assert [record(launch) for launch in again] == before
@@ -58,7 +58,7 @@ def test_an_event_goes_with_one_plan_alone() -> None:
     assert first is not None
     assert first.events == {"admitted": 1, "chunk": 1}
     assert not played.scheduler.tally.events, "the plan has them"
-    played.ledger.enqueue(launch_of(first, first=True, overlapped=False))
+    played.ledger.enqueue(record_of(first, first=True))
     second = played.scheduler.plan()
     assert second is not None
     assert second.events == {"chunk": 1}

@@ -16,7 +16,6 @@ from runahead.runtime.plan import CHUNK_ROW, CHUNK_START, CHUNK_TOKENS, PLAN_WOR
 from runahead.runtime.scheduler.ledger import Launch, Ledger, LedgerError
 from runahead.runtime.scheduler.outcomes import Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
-from runahead.runtime.scheduler.planned import launch_of
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
@@ -24,6 +23,7 @@ from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
 from tests.runtime.chain import make_chain, tightest_plan
 from tests.runtime.programs.hash_program import HashProgram
+from tests.runtime.scheduler.played import record_of
 
 CHUNK = 16
 
@@ -121,7 +121,7 @@ def one_row(stopping: StoppingParams, context_length: int = 64) -> tuple[Schedul
     for _ in range(2):
         planned = scheduler.plan()
         assert planned is not None
-        launches.append(launch_of(planned, first=False, overlapped=False))
+        launches.append(record_of(planned))
         ledger.enqueue(launches[-1])
     assert scheduler.commits.commit(launches[0], np.zeros((0, 1), np.int64)).tokens.size == 0
     return scheduler, launches[1]

@@ -176,7 +176,7 @@ class ChainMachine(RuleBasedStateMachine):
 
     def _enqueue(self, rows: list[Holder]) -> None:
         number = self.ledger.launched + 1
-        shape = LaunchShape(number, 0, Form.PLAIN, 0, 0)
+        shape = LaunchShape(number, 0, Form.PLAIN, 0, 0, is_decode=False)
         self.ledger.enqueue(Launch(shape, _SLOTS, _EPOCHS, _FLAGS, _SLOTS, _EPOCHS, _FLAGS))
         for row in rows:
             row.last_launch = number

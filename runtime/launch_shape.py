@@ -1,0 +1,22 @@
+"""A launch's shape, read from its staged plan: whoever has the plan's bytes can run the launch."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.runtime.plan import HEADER
+
+_unpack_header: Final = HEADER.struct.unpack_from
+_PLAIN, _FULL = Form.PLAIN, Form.FULL  # members of an enum are looked up slowly
+
+
+def shape_of(body: NDArray[np.int32]) -> LaunchShape:
+    """The shape of the launch whose plan is in this staging slot, int32 [plan_words]. The engine itself takes it from
+    here, so that a process which is sent the bytes and nothing else enqueues the same launch."""
+    number, sample_rows, needs_full, rows, tokens, is_decode, prompt_logprobs, *_ = _unpack_header(body.data)
+    form = _FULL if needs_full else _PLAIN
+    return LaunchShape(number, sample_rows, form, rows, tokens, is_decode == 1, prompt_logprobs == 1)

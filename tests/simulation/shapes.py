@@ -1,0 +1,31 @@
+"""The shape that a device is told, worked out once more from what the launch's rows are."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runahead.cuda_graphs.rings import RingMemory
+from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.runtime.plan import CHUNK_ROW, CHUNK_TOKENS, read_plan
+from runahead.runtime.scheduler.ledger import Launch
+from runahead.runtime.scheduler.scheduler import Scheduler
+
+
+def check_shape(launch: Launch, rings: RingMemory, scheduler: Scheduler) -> None:
+    """Of a launch whose plan was staged and that the ledger does not know yet."""
+    chunks = read_plan(rings.plan[rings.slot(launch.number)]).chunks
+    per_row = 1 + rings.layout.drafts
+    counts = np.full(launch.row_slots.size, per_row)
+    counts[chunks[:, CHUNK_ROW]] = chunks[:, CHUNK_TOKENS]
+    asking = [scheduler.holdings.by_slot[slot] for slot in launch.row_slots[chunks[:, CHUNK_ROW]].tolist()]
+    slots, _, samples = scheduler.ledger.last_rows()
+    expected = LaunchShape(
+        number=scheduler.ledger.launched + 1,
+        sample_rows=slots.size if samples.any() else 0,
+        form=Form.FULL if scheduler.rows.needs_full[slots[samples]].any() else Form.PLAIN,
+        rows=launch.row_slots.size,
+        tokens=int(counts.sum()),
+        is_decode=counts.size > 0 and bool((counts == per_row).all()),
+        prompt_logprobs=any(request is not None and request.wants_prompt_logprobs for request in asking),
+    )
+    assert launch.shape == expected, f"launch {launch.number} has the shape {launch.shape} and should have {expected}"
