@@ -26,7 +26,7 @@ from runahead.cuda_graphs.shape import LaunchShape
 _MAX_DELAY_S = 0.002
 
 
-def _no_delay() -> None:
+def no_delay() -> None:
     pass
 
 
@@ -52,7 +52,7 @@ class HostDevice:
         self,
         program: Program,
         rings: RingMemory,
-        delay: Callable[[], None] = _no_delay,
+        delay: Callable[[], None] = no_delay,
         *,
         launched: int = 0,
         clock: Callable[[], int] = time.monotonic_ns,

@@ -45,6 +45,25 @@ class Assembled:
     poison: Poison | None
 
 
+@dataclass(frozen=True, slots=True)
+class MadeOnDevice:
+    """The parts of an engine that are of one kind of device.
+
+    blocks: KV blocks, the null block included. poison: of the test mode.
+    """
+
+    model: Decoder
+    blocks: int
+    device: Device
+    poison: Poison | None
+
+
+# Loads the model and makes its device. Takes the settings, the model as config.json describes it, the context length,
+# and what is told of bytes loaded. Raises ConfigError where memory holds too few blocks, CheckpointError for weights
+# that can't be served.
+MakeOnDevice = Callable[[EngineConfig, ModelConfig, int, Progress], MadeOnDevice]
+
+
 def check_model(config: EngineConfig, model: ModelConfig) -> int:
     """Refuses settings that the model's `config.json` alone shows to be invalid, before any weight is read. Returns the
     context length.
@@ -127,7 +146,7 @@ def make_scheduler(config: EngineConfig, model: ModelConfig, blocks: int, contex
     return Scheduler(limits, rows, BlockPool(blocks, config.block_size), ledger)
 
 
-def engine_info(config: EngineConfig, model: Decoder, blocks: int, context: int, dtype: torch.dtype) -> EngineInfo:
+def engine_info(config: EngineConfig, model: Decoder, blocks: int, context: int) -> EngineInfo:
     """What the engine says of itself."""
     return EngineInfo(
         model=config.served_name or Path(config.model).name,
@@ -142,7 +161,7 @@ def engine_info(config: EngineConfig, model: Decoder, blocks: int, context: int,
         block_size=config.block_size,
         run_ahead=config.run_ahead,
         device=config.device,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(model.dtype).removeprefix("torch."),
         parameters=model.num_parameters,
         penalty_slots=config.penalty_slots,
         prefix_cache=config.prefix_cache,

@@ -16,6 +16,7 @@ from runahead.runtime import models
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.load import load_model
 from runahead.runtime.process import cuda
+from runahead.runtime.process.assemble import assemble
 from runahead.runtime.wire.engine_config import EngineConfig
 
 BUNDLED = Path(models.__path__[0]) / "bundled"
@@ -37,6 +38,7 @@ def a_gpu_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def load_on_the_cpu(folder: Path, device: Any, dtype: Any, load_format: str, kernels: Any, *rest: Any) -> object:
         return load_model(folder, torch.device("cpu"), torch.float32, load_format, ReferenceKernels(), *rest)
 
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 28, 1 << 30))
     monkeypatch.setattr(cuda, "load_model", load_on_the_cpu)
@@ -49,7 +51,7 @@ def a_gpu_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_quarter_of_the_graphs_is_logged_and_none_of_it_as_bytes_loaded() -> None:
     loaded: list[tuple[int, int]] = []
     with capture_logs() as events:
-        cuda.assemble_cuda(
+        assemble(
             EngineConfig(model=str(BUNDLED), device="cuda", max_rows=4, context_length=256),
             lambda done, total: loaded.append((done, total)),
         )

@@ -1,0 +1,52 @@
+"""What of an engine is the CPU's: the kernels that hold on this machine, the model, and the device with its rings."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+import structlog
+import torch
+
+from runahead.cuda_graphs.host_device import HostDevice, no_delay, seeded_delays
+from runahead.cuda_graphs.rings import allocate_rings
+from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.cpu_kernels import choose_kernels
+from runahead.runtime.models.load import load_model
+from runahead.runtime.process.parts import MadeOnDevice, Progress, blocks_in, check_blocks, ring_layout
+from runahead.runtime.programs.poison import RingPoison
+from runahead.runtime.programs.reference import HostProgram
+from runahead.runtime.wire.engine_config import EngineConfig
+
+_CACHE_BYTES: Final = 1 << 30  # what the KV cache may take where `num_blocks` is 0
+
+
+def make_on_cpu(config: EngineConfig, described: ModelConfig, context: int, progress: Progress) -> MadeOnDevice:
+    """A `MakeOnDevice`. Raises NoKernelsError where no kernels keep rows apart."""
+    torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 2) - 1))
+    dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
+    blocks = config.num_blocks or blocks_in(_CACHE_BYTES, config, described, context, dtype)
+    check_blocks(blocks, config, context)
+    log = structlog.get_logger("engine")
+    log.info("trying_kernels", threads=torch.get_num_threads())  # seconds, for a model of a billion parameters
+    kernels, trial = choose_kernels(described)
+    log.info("kernels_tried", **asdict(trial))
+    folder, cpu = Path(config.model), torch.device("cpu")
+    model = load_model(folder, cpu, dtype, config.load_format, kernels, progress, context, described)
+    rings = allocate_rings(ring_layout(config, model.config))
+    program = HostProgram(
+        model,
+        rings,
+        max_rows=config.max_rows,
+        num_blocks=blocks,
+        block_size=config.block_size,
+        context_length=context,
+        penalty_slots=config.penalty_slots,
+        launched=config.counters_from,
+    )
+    delay, poison = no_delay, None
+    if config.jitter_seed is not None:
+        delay, poison = seeded_delays(config.jitter_seed), RingPoison(program, rings)
+    return MadeOnDevice(model, blocks, HostDevice(program, rings, delay, launched=config.counters_from), poison)
