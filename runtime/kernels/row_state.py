@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runahead.runtime.row_record import ROW_RECORD, RowParameters
+from runahead.runtime.token_mask import mask_words
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS
 
 if TYPE_CHECKING:  # NumPy's programs need the names of the fields alone
@@ -58,7 +59,7 @@ def make_penalty_state(penalty_slots: int, vocab_size: int, device: torch.device
 
     return PenaltyState(
         counts=torch.zeros((penalty_slots + 1, vocab_size), dtype=torch.int32, device=device),
-        in_prompt=torch.zeros((penalty_slots + 1, (vocab_size + 31) // 32), dtype=torch.int32, device=device),
+        in_prompt=torch.zeros((penalty_slots + 1, mask_words(vocab_size)), dtype=torch.int32, device=device),
     )
 
 
@@ -82,5 +83,5 @@ def make_row_state(max_rows: int, max_blocks: int, vocab_size: int, device: torc
         stop_ids=i32(MAX_STOP_IDS) - 1,
         bias_ids=i32(MAX_BIAS),
         bias_values=torch.zeros((slots, MAX_BIAS), dtype=torch.float32, device=device),
-        allowed=i32((vocab_size + 31) // 32),
+        allowed=i32(mask_words(vocab_size)),
     )

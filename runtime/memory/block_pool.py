@@ -20,6 +20,7 @@ from runahead.runtime.memory.block_column import BlockColumn, in_bulk, int32_arr
 from runahead.runtime.memory.block_column import BlockPoolError as BlockPoolError
 from runahead.runtime.memory.cached_blocks import CachedBlocks
 from runahead.runtime.memory.watched_blocks import Watched
+from runahead.runtime.rounding import ceil_div
 from runahead.runtime.wire.block_keys import Content
 
 NULL_BLOCK = 0
@@ -78,7 +79,7 @@ class BlockPool:
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold this many tokens."""
-        return -(-tokens // self.block_size)
+        return ceil_div(tokens, self.block_size)
 
     # ------------------------------------------------------------ hands
 

@@ -12,6 +12,7 @@ import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.rounding import ceil_div
 
 MASKED = -1  # as a sequence's number in `Trial.advance`
 
@@ -24,7 +25,7 @@ class Trial:
         self.tokens = [list(sequence) for sequence in sequences]
         self.computed = [0] * len(sequences)
         self._decoder = decoder
-        self._blocks_each = -(-capacity // block_size)
+        self._blocks_each = ceil_div(capacity, block_size)
         num_blocks = len(sequences) * self._blocks_each * 2 + 1
         self._cache = decoder.make_cache(num_blocks, block_size)
         for tensor in (*self._cache.keys, *self._cache.values):
@@ -61,7 +62,7 @@ class Trial:
                 seq_lens.append(0)
                 continue
             start = self.computed[sequence]
-            used = -(-(start + count) // block_size)
+            used = ceil_div(start + count, block_size)
             table = self._tables[sequence].tolist()
             tables[row, :used] = self._tables[sequence, :used]
             token_ids += self.tokens[sequence][start : start + count]

@@ -19,6 +19,7 @@ from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.weights import described
 from runahead.runtime.plan import PLAN_WORDS
+from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.admission_record import largest_record_words
 from runahead.runtime.scheduler.ledger import Ledger
 from runahead.runtime.scheduler.outcomes import Deferred
@@ -95,13 +96,13 @@ def block_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) ->
 
 def blocks_in(memory: int, config: EngineConfig, model: ModelConfig, context: int, dtype: torch.dtype) -> int:
     """KV blocks in `memory` bytes, the null block included; never more than every row at full length needs."""
-    most = config.max_rows * -(-context // config.block_size) + 1
+    most = config.max_rows * ceil_div(context, config.block_size) + 1
     return min(most, memory // block_bytes(config, model, dtype))
 
 
 def check_blocks(blocks: int, config: EngineConfig, context: int) -> None:
     """Raises ConfigError if not even one row of full length fits into a pool that memory has sized."""
-    needed = -(-context // config.block_size) + 1
+    needed = ceil_div(context, config.block_size) + 1
     if blocks < needed and not config.num_blocks:
         raise ConfigError(f"memory holds {blocks} KV blocks; one request of {context} tokens needs {needed}")
 
@@ -115,7 +116,7 @@ def ring_layout(config: EngineConfig, model: ModelConfig) -> RingLayout:
     Raises ConfigError for a context that is longer than the model's.
     """
     context = context_length(config, model)
-    largest = largest_record_words(model.vocab_size, context, -(-context // config.block_size))
+    largest = largest_record_words(model.vocab_size, context, ceil_div(context, config.block_size))
     ordinary = largest_record_words(model.vocab_size, 0, 0)
     tokens = config.max_prefill_tokens + config.max_rows  # query tokens of a launch; a chunk has a word more than those
     return RingLayout(

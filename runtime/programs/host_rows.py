@@ -34,7 +34,7 @@ from runahead.runtime.row_record import (
     RowParameters,
     read_admission,
 )
-from runahead.runtime.token_mask import token_mask
+from runahead.runtime.token_mask import mask_words, token_mask
 
 _NO_ROWS = np.zeros(0, np.int64)
 
@@ -92,10 +92,10 @@ class HostRows(RowParameters[NDArray[Any]]):
         self.stop_ids = np.full((slots, max_stop_ids), -1, np.int32)
         self.bias_ids = np.zeros((slots, max_bias), np.int32)
         self.bias_values = np.zeros((slots, max_bias), np.float32)
-        self.allowed = np.zeros((slots, (vocab_size + 31) // 32), np.int32)
+        self.allowed = np.zeros((slots, mask_words(vocab_size)), np.int32)
         # By penalty slot, as `runahead.runtime.kernels.row_state.PenaltyState`.
         self.counts = np.zeros((penalty_slots + 1, vocab_size), np.int32)
-        self.in_prompt = np.zeros((penalty_slots + 1, (vocab_size + 31) // 32), np.int32)
+        self.in_prompt = np.zeros((penalty_slots + 1, mask_words(vocab_size)), np.int32)
 
     # ------------------------------------------------------------ S
 

@@ -17,6 +17,7 @@ from runahead.runtime.kernels.reference.sampling import sample_rows
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.programs.host_rows import HostRows, Queries
+from runahead.runtime.rounding import ceil_div
 from runahead.runtime.row_record import ROW_TENSORS
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS
 
@@ -45,7 +46,7 @@ class HostProgram:
         self._model = model
         self._rings = rings
         vocab = model.config.vocab_size
-        max_blocks = -(-context_length // block_size)
+        max_blocks = ceil_div(context_length, block_size)
         self.rows = HostRows(
             rings, max_rows, max_blocks, vocab, block_size, MAX_STOP_IDS, MAX_BIAS, penalty_slots=penalty_slots,
             launched=launched,

@@ -20,6 +20,7 @@ from runahead.runtime.row_record import (
     ROW_RECORD,
     signed_64,
 )
+from runahead.runtime.token_mask import mask_words
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams
 
 # The numbers of a record that are the request's own, in the order of the record.
@@ -62,7 +63,7 @@ def record_words(
 
 def largest_record_words(vocab_size: int, context_length: int, max_blocks: int) -> int:
     """Words of the largest record that any request can need."""
-    lists = MAX_STOP_IDS + 2 * MAX_BIAS + (vocab_size + 31) // 32 + max_blocks
+    lists = MAX_STOP_IDS + 2 * MAX_BIAS + mask_words(vocab_size) + max_blocks
     return ADMIT_WORDS + lists + COUNT_WORDS * min(context_length, vocab_size)
 
 

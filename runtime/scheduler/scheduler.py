@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.plan import Chunk, LaunchPlan
+from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.commits import Commits
 from runahead.runtime.scheduler.course import Course
 from runahead.runtime.scheduler.holdings import Holdings
@@ -262,7 +263,7 @@ class Scheduler:
         """Decide which rows wait for blocks, and whether one gives up its own."""
         pool, held = self.pool, self.holdings
         slots = [*crossing.tolist(), *chunks.tolist()]
-        blocks = (-(-wanted // pool.block_size) - self.rows.num_blocks[crossing]).tolist()
+        blocks = (ceil_div(wanted, pool.block_size) - self.rows.num_blocks[crossing]).tolist()
         blocks += [self._chunk_blocks(slot) for slot in chunks.tolist()]
         shortage = None
         if sum(blocks) > pool.available:
@@ -304,7 +305,7 @@ class Scheduler:
         """Reserve the blocks behind a border for rows that cross it with this launch."""
         rows = self.rows
         self.holdings.register(slots.tolist(), rows.last_launch[slots].tolist())
-        counts = -(-wanted // self.pool.block_size) - rows.num_blocks[slots]
+        counts = ceil_div(wanted, self.pool.block_size) - rows.num_blocks[slots]
         while np.count_nonzero(counts > 0):  # once, unless drafts may reach two borders further
             crossing = slots[counts > 0]
             crossed, places = crossing.tolist(), rows.num_blocks[crossing].tolist()

@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 
 from runahead.runtime.memory.prefix_cache import PrefixWalk
+from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.holdings import Holdings
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import RowPhase
@@ -157,8 +158,8 @@ class WaitingQueue:
         if now != self._running_at:
             running = ((rows.phase == _PREFILL) | (rows.phase == _DECODE)).nonzero()[0]
             have, size = rows.num_blocks[running], pool.block_size
-            may_need = (rows.max_len[running] + (size - 2)) // size - have  # the last token is never forwarded
-            soon = np.maximum(1, (rows.known_len[running] + (size - 1)) // size - have)
+            may_need = ceil_div(rows.max_len[running] - 1, size) - have  # the last token is never forwarded
+            soon = np.maximum(1, ceil_div(rows.known_len[running], size) - have)
             self._running = sum(np.minimum(may_need, soon).tolist()), sum(may_need.tolist())
             self._running_at = now
         return self._running

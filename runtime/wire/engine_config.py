@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from runahead.runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, PLAN_WORDS
+from runahead.runtime.rounding import ceil_div
 from runahead.runtime.wire.setting import settings_of
 
 SERIAL = 0
@@ -190,7 +191,7 @@ def _check_pool(config: EngineSettings, blocks: int, spelling: Spelling, given: 
             f"{given('max_rows')} is more than a pool of {config.num_blocks} ({spelling('num_blocks')}) can serve: "
             "each row holds a KV block of its own, and one block is the null block"
         )
-    needed = -(-(config.context_length - 1) // config.block_size)  # the last token is never forwarded
+    needed = ceil_div(config.context_length - 1, config.block_size)  # the last token is never forwarded
     if needed > blocks:
         raise ConfigError(
             f"{given('context_length')} takes {needed} KV blocks of {config.block_size} ({spelling('block_size')}), "

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import AttentionShape
+from runahead.runtime.rounding import ceil_div
 
 # The softmax sums in vector lanes, key j in lane j modulo the vector's width: rows end at a multiple of the widest.
 _LANES = 16
@@ -161,7 +162,7 @@ def _fits(shortest: int, longest: int, tokens: int, heads: int) -> bool:
 
 
 def _width(count: int) -> int:
-    return -(-count // _LANES) * _LANES
+    return ceil_div(count, _LANES) * _LANES
 
 
 def _fits_in(group: _Tokens, width: int, segment: _Segment) -> bool:

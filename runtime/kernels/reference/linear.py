@@ -15,6 +15,8 @@ from typing import Final, Protocol
 import numpy as np
 import torch
 
+from runahead.runtime.rounding import ceil_div
+
 _SEEN_TO_DIFFER: Final = ((256, 512), (64, 64), (704, 256), (100, 36))  # (in, out) of matrices
 
 
@@ -67,8 +69,8 @@ class BlasProducts:
         depth = x.shape[1]
         if depth <= self._depth:
             return (x,)
-        parts = -(-depth // self._depth)
-        width = -(-depth // (16 * parts)) * 16  # of equal size, each at the start of a cache line
+        parts = ceil_div(depth, self._depth)
+        width = ceil_div(depth, 16 * parts) * 16  # of equal size, each at the start of a cache line
         return tuple(x[:, first : first + width] for first in range(0, depth, width))
 
     def bind(self, weight: torch.Tensor, bias: torch.Tensor | None) -> _BlasProduct:

@@ -14,6 +14,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from runahead.runtime.rounding import ceil_div
+
 U64 = NDArray[np.uint64]
 F32 = NDArray[np.float32]
 
@@ -66,7 +68,7 @@ def row_words(seed: NDArray[np.int64], position: NDArray[np.int64], vocab_size: 
     (position, v // 4, 0, 0).
     """
     k0, k1 = seed_words(seed[:, None])
-    blocks = np.arange((vocab_size + 3) // 4, dtype=np.uint64)[None, :]
+    blocks = np.arange(ceil_div(vocab_size, 4), dtype=np.uint64)[None, :]
     zero = np.zeros((1, 1), np.uint64)
     words = np.empty((seed.shape[0], blocks.shape[1], 4), np.uint32)
     for index, word in enumerate(philox4x32((position[:, None].astype(np.uint64), blocks, zero, zero), (k0, k1))):
