@@ -176,7 +176,7 @@ def floor_us(model: Decoder, rows: int) -> float:
     config = model.config
     matrices = model.num_parameters + (0 if config.tie_word_embeddings else -config.vocab_size * config.hidden_size)
     context = PROMPT + WARM_STEPS + STEPS / 2
-    kv_bytes = rows * context * memory_of(model.weights.layers).block_bytes(1, torch.bfloat16)
+    kv_bytes = rows * context * memory_of(model.weights.layers).bytes_kept(1, torch.bfloat16).block
     return (matrices * 2 + kv_bytes) / BANDWIDTH * 1e6
 
 

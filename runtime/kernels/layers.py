@@ -30,6 +30,18 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """What a mixer keeps of a row from one launch to the next. Every kind of mixer says so, as `keeps`.
+
+    kv: (kv_heads, head_dim) of a key and a value of each token, which lie in the row's blocks; None where there are
+    none. state_bytes: what stays as large however long the row is, and lies in the row's slot.
+    """
+
+    kv: tuple[int, int] | None = None
+    state_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionShape:
     """Query head h reads KV head h // (heads // kv_heads). scale: multiplies the scores."""
 
@@ -62,6 +74,10 @@ class Attention:
     q_norm: Norm | None  # over head_dim
     k_norm: Norm | None
     o: Linear  # heads * head_dim to hidden
+
+    @property
+    def keeps(self) -> Kept:
+        return Kept(kv=(self.shape.kv_heads, self.shape.head_dim))
 
 
 @dataclass(frozen=True, slots=True)

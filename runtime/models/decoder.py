@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import torch
@@ -33,7 +34,8 @@ class Decoder:
         self.device = weights.embedding.device
         rope = rope_table(weights.rope, positions or config.max_position_embeddings, self.device)
         self._kernels = kernels.bind(Ends(weights.embedding, weights.final_norm, rope))
-        self._layers = tuple(_bound(self._kernels, layer, place) for place, layer in enumerate(weights.layers))
+        places = count()
+        self._layers = tuple(_bound(self._kernels, layer, places) for layer in weights.layers)
 
     @property
     def num_parameters(self) -> int:
@@ -62,6 +64,6 @@ class Decoder:
         return self.kernels.linear(hidden, self.weights.lm_head).float()
 
 
-def _bound(kernels: BoundKernels[Any], layer: Layer, place: int) -> tuple[Work, Work]:
-    """The layer's work. place: of the mixer's keys and values in the cache."""
-    return kernels.attention(layer.mixer, place), kernels.dense(layer.feed_forward)
+def _bound(kernels: BoundKernels[Any], layer: Layer, places: Iterator[int]) -> tuple[Work, Work]:
+    """The layer's work. places: of keys and values in the cache, which a mixer that keeps some takes the next of."""
+    return kernels.attention(layer.mixer, next(places)), kernels.dense(layer.feed_forward)

@@ -1,35 +1,70 @@
-"""What a model keeps of the tokens that it has read: the one place that says so."""
+"""What a model takes of a device's memory: its weights, and what its mixers keep of the rows, in blocks and row slots.
+
+Each kind of mixer declares what it keeps (`runahead.runtime.kernels.layers.Kept`); here it is added up.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 import torch
 
 from runahead.runtime.kernels.forward_batch import KVCache
-from runahead.runtime.kernels.layers import Layer
+from runahead.runtime.kernels.layers import Kept, Layer
+from runahead.runtime.models.architecture import ModelWeights
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBytes:
+    """Of all layers together. block: of a KV block. row: of a row slot, for the states of a row."""
+
+    block: int
+    row: int
 
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """kv: (kv_heads, head_dim) of each mixer that keeps a key and a value of every token, in the layers' order."""
+    """kept: by each layer's mixer, in the layers' order."""
 
-    kv: tuple[tuple[int, int], ...]
+    kept: tuple[Kept, ...]
 
-    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
-        """Bytes of one KV block in all layers."""
-        return sum(2 * block_size * kv_heads * head_dim * dtype.itemsize for kv_heads, head_dim in self.kv)
+    def bytes_kept(self, block_size: int, dtype: torch.dtype) -> KeptBytes:
+        """dtype: of the KV cache."""
+        numbers = sum(kv_heads * head_dim for kv_heads, head_dim in self._kv())
+        return KeptBytes(2 * block_size * numbers * dtype.itemsize, sum(kept.state_bytes for kept in self.kept))
 
     def make_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> KVCache:
-        """A zeroed cache; block 0 is the null block."""
+        """A zeroed cache, with a place for each mixer that keeps keys and values; block 0 is the null block."""
 
         def make() -> tuple[torch.Tensor, ...]:
-            shapes = ((num_blocks, block_size, *size) for size in self.kv)
+            shapes = ((num_blocks, block_size, *size) for size in self._kv())
             return tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
 
         return KVCache(make(), make(), block_size)
 
+    def _kv(self) -> list[tuple[int, int]]:
+        return [kept.kv for kept in self.kept if kept.kv is not None]
+
 
 def memory_of(layers: tuple[Layer, ...]) -> ModelMemory:
     """What these layers declare; their weights may be described alone (`runahead.runtime.models.weights.described`)."""
-    return ModelMemory(tuple((layer.mixer.shape.kv_heads, layer.mixer.shape.head_dim) for layer in layers))
+    return ModelMemory(tuple(layer.mixer.keeps for layer in layers))
+
+
+def weight_bytes(weights: ModelWeights) -> int:
+    """Bytes that a model's tensors take as they lie in memory: one that has two uses counts once."""
+    storages = (tensor.untyped_storage() for tensor in _tensors(weights))
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def _tensors(part: Any) -> Iterator[torch.Tensor]:
+    if isinstance(part, torch.Tensor):
+        yield part
+    elif isinstance(part, tuple):
+        for item in part:
+            yield from _tensors(item)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from _tensors(getattr(part, field.name))

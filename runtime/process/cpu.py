@@ -15,7 +15,15 @@ from runahead.cuda_graphs.rings import allocate_rings
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.cpu_kernels import choose_kernels
 from runahead.runtime.models.load import load_model
-from runahead.runtime.process.parts import MadeOnDevice, Progress, blocks_in, check_blocks, ring_layout
+from runahead.runtime.process.parts import (
+    MadeOnDevice,
+    Progress,
+    blocks_in,
+    bytes_kept,
+    check_blocks,
+    memory_facts,
+    ring_layout,
+)
 from runahead.runtime.programs.poison import RingPoison
 from runahead.runtime.programs.reference import HostProgram
 from runahead.runtime.wire.engine_config import EngineConfig
@@ -27,7 +35,8 @@ def make_on_cpu(config: EngineConfig, described: ModelConfig, context: int, prog
     """A `MakeOnDevice`. Raises NoKernelsError where no kernels keep rows apart."""
     torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 2) - 1))
     dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
-    blocks = config.num_blocks or blocks_in(_CACHE_BYTES, config, described, context, dtype)
+    kept = bytes_kept(config, described, dtype)
+    blocks = config.num_blocks or blocks_in(_CACHE_BYTES, config, kept, context)
     check_blocks(blocks, config, context)
     log = structlog.get_logger("engine")
     log.info("trying_kernels", threads=torch.get_num_threads())  # seconds, for a model of a billion parameters
@@ -35,6 +44,7 @@ def make_on_cpu(config: EngineConfig, described: ModelConfig, context: int, prog
     log.info("kernels_tried", **asdict(trial))
     folder, cpu = Path(config.model), torch.device("cpu")
     model = load_model(folder, cpu, dtype, config.load_format, kernels, progress, context, described)
+    log.info("memory", **memory_facts(config, model, kept, blocks))
     rings = allocate_rings(ring_layout(config, model.config))
     program = HostProgram(
         model,

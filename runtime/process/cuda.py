@@ -12,7 +12,15 @@ import torch
 from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.load import load_model
-from runahead.runtime.process.parts import MadeOnDevice, Progress, blocks_in, check_blocks, ring_layout
+from runahead.runtime.process.parts import (
+    MadeOnDevice,
+    Progress,
+    blocks_in,
+    bytes_kept,
+    check_blocks,
+    memory_facts,
+    ring_layout,
+)
 from runahead.runtime.programs.triton import TritonProgram, gpu_kernels
 from runahead.runtime.wire.engine_config import EngineConfig
 
@@ -26,8 +34,10 @@ def make_on_cuda(config: EngineConfig, described: ModelConfig, context: int, pro
     folder = Path(config.model)
     model = load_model(folder, device, dtype, config.load_format, gpu_kernels(), progress, context, described)
     free, _ = torch.cuda.mem_get_info(device)
-    blocks = config.num_blocks or blocks_in(int(free * _CACHE_SHARE), config, model.config, context, model.dtype)
+    kept = bytes_kept(config, described, model.dtype)
+    blocks = config.num_blocks or blocks_in(int(free * _CACHE_SHARE), config, kept, context)
     check_blocks(blocks, config, context)
+    structlog.get_logger("engine").info("memory", **memory_facts(config, model, kept, blocks))
     rings = allocate_mapped_rings(ring_layout(config, model.config))
     mixed_tokens = config.max_rows + config.max_prefill_tokens
     program = TritonProgram(

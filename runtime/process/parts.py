@@ -16,7 +16,7 @@ from runahead.runtime.engine.poison import Poison
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.memory import memory_of
+from runahead.runtime.models.memory import KeptBytes, memory_of, weight_bytes
 from runahead.runtime.models.weights import described
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.rounding import ceil_div
@@ -89,15 +89,17 @@ def context_length(config: EngineConfig, model: ModelConfig) -> int:
     return context
 
 
-def block_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of one KV block in all layers."""
-    return memory_of(described(model).layers).block_bytes(config.block_size, dtype)
+def bytes_kept(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> KeptBytes:
+    """Bytes that the model keeps for each KV block and for each row slot. dtype: of the KV cache."""
+    return memory_of(described(model).layers).bytes_kept(config.block_size, dtype)
 
 
-def blocks_in(memory: int, config: EngineConfig, model: ModelConfig, context: int, dtype: torch.dtype) -> int:
-    """KV blocks in `memory` bytes, the null block included; never more than every row at full length needs."""
+def blocks_in(memory: int, config: EngineConfig, kept: KeptBytes, context: int) -> int:
+    """KV blocks in `memory` bytes beside the states of all rows, the null block included; never more than every row at
+    full length needs."""
     most = config.max_rows * ceil_div(context, config.block_size) + 1
-    return min(most, memory // block_bytes(config, model, dtype))
+    left = max(0, memory - config.max_rows * kept.row)
+    return min(most, left // kept.block) if kept.block else most
 
 
 def check_blocks(blocks: int, config: EngineConfig, context: int) -> None:
@@ -105,6 +107,15 @@ def check_blocks(blocks: int, config: EngineConfig, context: int) -> None:
     needed = ceil_div(context, config.block_size) + 1
     if blocks < needed and not config.num_blocks:
         raise ConfigError(f"memory holds {blocks} KV blocks; one request of {context} tokens needs {needed}")
+
+
+def memory_facts(config: EngineConfig, model: Decoder, kept: KeptBytes, blocks: int) -> dict[str, int]:
+    """Bytes that the model, its KV blocks and the states of its rows take, by name: logged at start."""
+    return {
+        "weight_bytes": weight_bytes(model.weights),
+        "kv_bytes": blocks * kept.block,
+        "state_bytes": config.max_rows * kept.row,
+    }
 
 
 def ring_layout(config: EngineConfig, model: ModelConfig) -> RingLayout:

@@ -21,6 +21,7 @@ from runahead.runtime.wire.engine_config import EngineConfig
 
 BUNDLED = Path(models.__path__[0]) / "bundled"
 GRAPHS = 10
+FREE_BYTES = 1 << 28  # after the weights
 
 
 class CapturingDevice:
@@ -40,7 +41,7 @@ def a_gpu_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 28, 1 << 30))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (FREE_BYTES, 4 * FREE_BYTES))
     monkeypatch.setattr(cuda, "load_model", load_on_the_cpu)
     monkeypatch.setattr(cuda, "allocate_mapped_rings", allocate_rings)
     monkeypatch.setattr(cuda, "TritonProgram", lambda *parts, **sizes: SimpleNamespace())
@@ -59,3 +60,19 @@ def test_each_quarter_of_the_graphs_is_logged_and_none_of_it_as_bytes_loaded() -
     assert said == [(1, GRAPHS), (3, GRAPHS), (5, GRAPHS), (8, GRAPHS), (GRAPHS, GRAPHS)]
     assert loaded[-1][0] == loaded[-1][1] > GRAPHS
     assert all(total == loaded[-1][1] for _, total in loaded)
+
+
+@pytest.mark.usefixtures("a_gpu_on_the_cpu")
+def test_what_memory_is_taken_for_is_logged_before_the_first_graph_is_captured() -> None:
+    with capture_logs() as events:
+        parts = assemble(
+            EngineConfig(model=str(BUNDLED), device="cuda", max_rows=4, context_length=256), lambda *_: None
+        )
+    (memory,) = [event for event in events if event["event"] == "memory"]
+    assert [event["event"] for event in events].index("memory") < [event["event"] for event in events].index(
+        "capturing"
+    )
+    assert memory["kv_bytes"] % parts.info.num_blocks == 0
+    assert 0 < memory["kv_bytes"] < FREE_BYTES
+    assert memory["weight_bytes"] >= 4 * parts.info.parameters
+    assert memory["state_bytes"] == 0
