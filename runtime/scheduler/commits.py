@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from runahead.runtime.scheduler.drafts import DraftPolicy
 from runahead.runtime.scheduler.holdings import Holdings
 from runahead.runtime.scheduler.kept_rows import KeptRows
 from runahead.runtime.scheduler.ledger import Launch, LedgerError
@@ -18,11 +19,12 @@ from runahead.runtime.wire.parameters import FinishReason
 class Commits:
     """Takes launches in order."""
 
-    def __init__(self, limits: SchedulerLimits, holdings: Holdings, tally: Tally) -> None:
+    def __init__(self, limits: SchedulerLimits, holdings: Holdings, tally: Tally, drafts: DraftPolicy) -> None:
         self._limits = limits
         self._holdings = holdings
         self._rows = holdings.rows
         self._tally = tally
+        self._drafts = drafts
         self._kept: KeptRows | None = None  # what the commits after the newest one may have in common with it
 
     def commit(self, launch: Launch, cells: NDArray[np.int64]) -> Commit:
@@ -35,10 +37,7 @@ class Commits:
             commit = self._look(launch, cells)
             # The very same array: the plan has continued the one before.
             goes_on = launch.row_slots is launch.sample_slots and commit.slots.size == launch.sample_slots.size
-            if goes_on and not commit.endings and not self._limits.drafts:
-                self._kept = KeptRows(launch, commit, self._rows)
-            else:
-                self._kept = None
+            self._kept = self._drafts.kept(launch, commit) if goes_on and not commit.endings else None
         self._settle_crossed(launch)
         self._tally.counters["generated_tokens"] += commit.tokens.size
         return commit
@@ -62,8 +61,7 @@ class Commits:
         ended = stops | (positions + 1 >= rows.max_len[slots]) | found.failed
         if np.count_nonzero(ended != found.stopped):
             raise LedgerError(f"launch {launch.number}: host and device disagree on which rows ended")
-        if not isinstance(found.row, slice):
-            self._tighten(launch.number, row_slots, np.bincount(found.row, minlength=kept.size))
+        self._drafts.tighten(launch, row_slots, found)
         verdicts = [
             (int(slots[i]), int(tokens[i]), bool(stops[i]), bool(found.failed[i])) for i in ended.nonzero()[0].tolist()
         ]
@@ -76,16 +74,6 @@ class Commits:
         endings = tuple(self._ending(*verdict) for verdict in verdicts)
         firsts = positions == rows.prompt_len[slots]
         return Commit(launch.number, kept, slots.astype(np.int32), tokens, owners, handles, firsts, endings)
-
-    def _tighten(self, number: int, slots: NDArray[np.intp], brought: NDArray[np.int64]) -> None:
-        """The bounds of rows that brought so many tokens in launch `number`, of which 1 or 1 + drafts were allowed for.
-
-        A row that is in no plan from this launch on was allowed for none yet: the next plan will allow for one. [n]
-        """
-        rows = self._rows
-        allowed = 1 + self._limits.drafts * (rows.committed_len[slots] > rows.known_len[slots])
-        counted = np.where(rows.last_launch[slots] >= number, allowed, 1)
-        rows.correct_bounds(slots, brought - 1, brought - counted)
 
     def _settle_crossed(self, launch: Launch) -> None:
         """Blocks reserved for a border: rows that go on have adopted theirs, the fence returns those of the others."""

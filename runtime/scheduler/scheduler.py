@@ -6,7 +6,7 @@ and 15 are in flight, and what they bring is known to the device alone:
     block table       17          4             9         reserved with plan 14, whose token crosses the border
     tokens       | p  p  p  p | p  t  t  t | 14 15       |
                                            ^     ^
-                            committed_len = 8   least_len = most_len = 10; with drafts most_len counts those too
+                            committed_len = 8   least_len = most_len = 10; see drafts.py for where they differ
 
 The scheduler never waits for a token: it plans from lengths alone, which it can bound in advance. A row that turns out
 to have ended is void in the launches already enqueued, one wasted row each, and nothing is rolled back.
@@ -23,6 +23,7 @@ from runahead.runtime.plan import Chunk, LaunchPlan
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.commits import Commits
 from runahead.runtime.scheduler.course import Course
+from runahead.runtime.scheduler.drafts import draft_policy
 from runahead.runtime.scheduler.holdings import Holdings
 from runahead.runtime.scheduler.ledger import NO_EPOCHS, NO_SLOTS, Ledger, LedgerError
 from runahead.runtime.scheduler.new_row import begin_row, words_of
@@ -52,10 +53,11 @@ class Scheduler:
         self.rows = rows
         self.pool = pool
         self.ledger = ledger
+        self.drafts = draft_policy(limits.drafts, rows, ledger)
         self.tally = Tally()
         self.holdings = Holdings(limits, rows, pool, ledger)
         self.waiting = WaitingQueue(self.holdings)
-        self.commits = Commits(limits, self.holdings, self.tally)
+        self.commits = Commits(limits, self.holdings, self.tally, self.drafts)
         self._arrivals = 0
         self._course: Course | None = None  # what the launches after the newest plan have in common with it
 
@@ -202,8 +204,8 @@ class Scheduler:
         plan = builder.build(last_slots, last_samples, *self._sampling())
         everybody = slots.size + chunks.size + len(plan.admissions)
         all_decode = 0 < everybody == np.count_nonzero(plan.samples)  # from here on: none is left out or in its prompt
-        if all_decode and not (self.holdings.paused or self.limits.drafts):
-            self._course = Course(plan, self.rows, self.pool.block_size)
+        if all_decode and not self.holdings.paused:
+            self._course = self.drafts.course(plan, self.pool.block_size)
         return self._planned(builder, plan)
 
     def _planned(self, builder: PlanBuilder, plan: LaunchPlan) -> Planned:
@@ -220,7 +222,7 @@ class Scheduler:
             events=self.tally.hand_over_events() if self.tally.events else NO_EVENTS,
             crossed_slots=crossed,
             crossed_epochs=rows.epoch[crossed] if crossed.size else NO_EPOCHS,
-            prompt_parts=prompt_parts(plan, builder.prompts_owed, rows.epoch, 1 + self.limits.drafts),
+            prompt_parts=prompt_parts(plan, builder.prompts_owed, rows.epoch, self.drafts.tokens),
         )
 
     def _sampling(self) -> tuple[int, bool]:
@@ -237,7 +239,7 @@ class Scheduler:
             limits.plan_words,
             limits.bulk_words,
             min(limits.max_prefill_tokens, self.ledger.prompt_room),
-            decode_tokens=1 + limits.drafts,
+            decode_tokens=self.drafts.tokens,
         )
 
     def _decode_needs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
@@ -245,19 +247,10 @@ class Scheduler:
 
         A row is planned while the fewest tokens it can have leave it room for one more.
         """
-        rows, drafts = self.rows, self.limits.drafts
-        slots = ((rows.phase == _DECODE) & (rows.least_len < rows.max_len - 1)).nonzero()[0]
-        wanted = rows.most_len[slots] + 1
-        if drafts:  # the first token after a prompt comes alone; then drafts are verified, and as many are made again
-            wanted += drafts * self._unverified(slots)
-            wanted = np.minimum(wanted + drafts, rows.max_len[slots] - 1)
-        return slots, wanted, wanted > rows.num_blocks[slots] * self.pool.block_size
-
-    def _unverified(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Rows whose last F held drafts that no committed S has verified: how many are kept is not known. [n]"""
         rows = self.rows
-        had_drafts = rows.least_len[slots] > rows.known_len[slots]
-        return np.logical_and(had_drafts, rows.last_launch[slots] >= self.ledger.committed)
+        slots = ((rows.phase == _DECODE) & (rows.least_len < rows.max_len - 1)).nonzero()[0]
+        wanted = self.drafts.held(slots)
+        return slots, wanted, wanted > rows.num_blocks[slots] * self.pool.block_size
 
     def _share_out(self, crossing: NDArray[np.int64], wanted: NDArray[np.int64], chunks: NDArray[np.int64]) -> None:
         """Decide which rows wait for blocks, and whether one gives up its own."""
@@ -295,9 +288,7 @@ class Scheduler:
             if late.size:
                 stays = ~np.isin(slots, late)
                 slots, wanted = slots[stays], wanted[stays]
-        if self.limits.drafts:
-            wanted = rows.most_len[slots] + 1 + self.limits.drafts * self._unverified(slots)
-        rows.plan_decode(slots, wanted)
+        rows.plan_decode(slots, self.drafts.most(slots, wanted))
         if slots.size:
             builder.decode(slots.astype(np.int32))
 
@@ -306,7 +297,7 @@ class Scheduler:
         rows = self.rows
         self.holdings.register(slots.tolist(), rows.last_launch[slots].tolist())
         counts = ceil_div(wanted, self.pool.block_size) - rows.num_blocks[slots]
-        while np.count_nonzero(counts > 0):  # once, unless drafts may reach two borders further
+        while np.count_nonzero(counts > 0):  # once, unless a launch may bring more tokens than a block holds
             crossing = slots[counts > 0]
             crossed, places = crossing.tolist(), rows.num_blocks[crossing].tolist()
             builder.cross(crossed, places, self.holdings.take_a_block_each(crossing))
