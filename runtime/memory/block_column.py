@@ -9,13 +9,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-# Different blocks, as columns take them: a few in a list, each looked at for itself, thousands in an array [n].
+# Different blocks, in the form that columns work on: a few in a list, each looked at for itself, thousands in an array
+# [n].
 Blocks = list[int] | NDArray[np.intp]
 _FEW: Final = 16  # blocks, at most, for which the interpreter is as quick as passes over an array
 
 
 def in_bulk(blocks: Sequence[int]) -> Blocks:
-    """Different blocks, as columns take them."""
+    """Different blocks, in the form that columns work on."""
     return list(blocks) if len(blocks) <= _FEW else np.asarray(blocks, np.intp)
 
 

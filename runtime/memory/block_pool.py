@@ -1,8 +1,8 @@
 """KV blocks: who holds which, which wait behind the fence, which are found again by their content.
 
-    free ──take──> owned ──fence──> fenced ──release──> free, or cached if its content is findable
-                     ^                 │
-      cached ──share─┴──────share──────┘        cached ──take──> owned, its content forgotten
+    free ──allocate──> owned ──fence──> fenced ──release──> free, or cached if its content is findable
+                         ^                 │
+        cached ───share──┴──────share──────┘      cached ──allocate──> owned, its content forgotten
 
 A block may have several holders, all but its first by `share`. It is owned while any of them holds it, fenced while
 none does and a launch in flight still names it. Cached blocks are given out too, the least recently used first, once
@@ -45,7 +45,7 @@ class BlockPool:
         self._by_key: dict[bytes, int] = {}
         self._places = BlockColumn(num_blocks)  # see `Watched`
         self._watched = Watched(self._places)
-        self.taken_total = 0  # blocks that `take` has given out so far
+        self.allocated_total = 0  # blocks that `allocate` has given out so far
 
     # ------------------------------------------------------------ how many
 
@@ -60,7 +60,7 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that `take` can give out."""
+        """Blocks that `allocate` can give out."""
         return len(self._free) + len(self._cached)
 
     @property
@@ -83,24 +83,24 @@ class BlockPool:
 
     # ------------------------------------------------------------ hands
 
-    def take(self, count: int) -> list[int]:
+    def allocate(self, count: int) -> list[int]:
         """`count` blocks become owned. Raises BlockPoolError if so many are not available."""
         if count > self.available:
-            raise BlockPoolError(f"{count} blocks taken, {self.available} are available")
+            raise BlockPoolError(f"{count} blocks are asked for, {self.available} are available")
         from_free = min(count, len(self._free))
-        taken = []
+        blocks = []
         if from_free:
-            taken = self._free[: -from_free - 1 : -1]
+            blocks = self._free[: -from_free - 1 : -1]
             del self._free[-from_free:]
         if count > from_free:
-            cached = self._cached.take(count - from_free)
+            cached = self._cached.pop(count - from_free)
             for block in cached:
                 self._forget(block, is_unheld=True)
-            taken += cached
-        self._holders.put(taken, 1)
+            blocks += cached
+        self._holders.put(blocks, 1)
         self._owned += count
-        self.taken_total += count
-        return taken
+        self.allocated_total += count
+        return blocks
 
     # The next three go over thousands of blocks where a request is long: a few passes over arrays. No block is named
     # twice in a call.

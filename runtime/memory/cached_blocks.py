@@ -69,21 +69,21 @@ class CachedBlocks:
         for number, count in zip(several.tolist(), counts.tolist(), strict=True):
             self._leave(number, count)
 
-    def take(self, count: int) -> list[int]:
-        """So many of them, which must be there, in the order in which they are given out."""
-        taken: list[int] = []
+    def pop(self, count: int) -> list[int]:
+        """Give out so many of them, which must be there, in their order."""
+        given_out: list[int] = []
         group_of = self._group_of.one
-        while len(taken) < count:
+        while len(given_out) < count:
             number, group = next(iter(self._groups.items()))
             if self._sizes[number] != len(group):
                 group = self._close_up(number)
-            given = min(len(group), count - len(taken))
+            given = min(len(group), count - len(given_out))
             for _ in range(given):
                 block = group.pop()
                 group_of[block] = 0
-                taken.append(block)
+                given_out.append(block)
             self._leave(number, given)
-        return taken
+        return given_out
 
     def is_consistent(self) -> bool:
         """Do the groups, their sizes and the column say the same?"""

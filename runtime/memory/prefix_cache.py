@@ -55,5 +55,5 @@ class PrefixWalk:
 
     @property
     def unheld(self) -> int:
-        """Of these, the available ones: sharing them leaves so many fewer to take."""
+        """Of these, the available ones: sharing them leaves so many fewer to allocate."""
         return self._watched.unheld

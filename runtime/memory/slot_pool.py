@@ -1,6 +1,6 @@
 """Numbered places on the device that a row may need one of: penalty slots, state slots.
 
-free ──take──> owned ──fence──> fenced ──release──> free
+free ──allocate──> owned ──fence──> fenced ──release──> free
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class SlotPool:
         """Given up by their rows, still named by a launch in flight."""
         return len(self._fenced)
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         """A free slot becomes owned. Raises SlotPoolError if there is none."""
         if not self._free:
-            raise SlotPoolError(f"a {self._name} is taken and none is free")
+            raise SlotPoolError(f"a {self._name} is asked for and none is free")
         slot = self._free.pop()
         self._owned.add(slot)
         return slot

@@ -13,7 +13,7 @@ class Watched:
     The pool keeps its figures right with every block that changes hands, so that nobody looks at them again.
 
     blocks: those that are watched. unheld: of them, those that are available: sharing them leaves so many fewer to
-    take. findable: of them, the first ones, up to the first that can't be found any more.
+    allocate. findable: of them, the first ones, up to the first that can't be found any more.
 
     places: of each block of the pool, its place among them, from 1 on, or 0. It is theirs until `close`.
     """

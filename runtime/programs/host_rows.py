@@ -153,10 +153,10 @@ class HostRows(RowParameters[NDArray[Any]]):
             self._admit(bulk, offset)
         appends = plan.appends
         self.block_table[appends[:, 0], appends[:, 1]] = appends[:, 2]
-        self._take_rows(plan)
+        self._apply_rows(plan)
         return plan.bytes_read
 
-    def _take_rows(self, plan: PlanView) -> None:
+    def _apply_rows(self, plan: PlanView) -> None:
         if plan.rows is not None:
             self.rows = plan.rows.astype(np.int64)
             self.samples = np.ones(self.rows.size, np.bool_)

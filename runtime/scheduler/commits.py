@@ -17,7 +17,7 @@ from runahead.runtime.wire.parameters import FinishReason
 
 
 class Commits:
-    """Takes launches in order."""
+    """Commits launches, in order."""
 
     def __init__(self, limits: SchedulerLimits, holdings: Holdings, tally: Tally, drafts: DraftPolicy) -> None:
         self._limits = limits
@@ -28,11 +28,11 @@ class Commits:
         self._kept: KeptRows | None = None  # what the commits after the newest one may have in common with it
 
     def commit(self, launch: Launch, cells: NDArray[np.int64]) -> Commit:
-        """Take a launch's result cells, [sample_rows, 1 + K], into the host's truth.
+        """Write a launch's result cells, [sample_rows, 1 + K], into the host's truth.
 
         Raises LedgerError where the device's verdict on the end of a row is not the host's.
         """
-        commit = self._kept.take(launch, cells) if self._kept is not None else None
+        commit = self._kept.commit(launch, cells) if self._kept is not None else None
         if commit is None:
             commit = self._look(launch, cells)
             # The very same array: the plan has continued the one before.
@@ -87,7 +87,7 @@ class Commits:
         reason = FinishReason.CONTEXT_LENGTH if request.context_limited else FinishReason.LENGTH
         if failed:
             reason = FinishReason.NON_FINITE
-            self._holdings.take_back(request)
+            self._holdings.forget_written(request)
         elif stopped:
             is_eos = token in self._limits.eos_token_ids and not request.stopping.ignore_eos
             reason = FinishReason.END_OF_SEQUENCE if is_eos else FinishReason.STOP

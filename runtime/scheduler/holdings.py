@@ -1,4 +1,4 @@
-"""What rows hold (slots, blocks), how they come by it, and how the fence takes it back."""
+"""What rows hold (slots, blocks), how it is allocated to them, and how it comes back through the fence."""
 
 from __future__ import annotations
 
@@ -54,37 +54,37 @@ class Holdings:
         """Blocks of a request at its longest: its last token is never forwarded."""
         return self.pool.blocks_for(request.max_len - 1)
 
-    # ------------------------------------------------------------ taken
+    # ------------------------------------------------------------ allocated
 
-    def take_row(self, request: Request, prefix: array[int]) -> None:
+    def allocate_row(self, request: Request, prefix: array[int]) -> None:
         """A row slot, what goes with it, and the cached blocks that its tokens begin with."""
-        request.slot = self.rows.take()
+        request.slot = self.rows.allocate()
         self.by_slot[request.slot] = request
         if request.sampling.has_penalty:
-            request.penalty_slot = self.penalty_slots.take()
+            request.penalty_slot = self.penalty_slots.allocate()
         if self._limits.has_state:
-            request.state_slot = self.state_slots.take()
+            request.state_slot = self.state_slots.allocate()
         if prefix:
             self.pool.share(prefix)
         request.blocks = prefix[:]
         request.shared = request.registered = len(prefix)
 
-    def take_blocks(self, request: Request, count: int) -> list[int]:
+    def allocate_blocks(self, request: Request, count: int) -> list[int]:
         """More blocks for a row."""
-        taken = self.pool.take(count)
-        request.blocks.extend(taken)
+        blocks = self.pool.allocate(count)
+        request.blocks.extend(blocks)
         self.rows.hold_blocks(request.slot, len(request.blocks))
-        return taken
+        return blocks
 
-    def take_a_block_each(self, slots: NDArray[np.int64]) -> list[int]:
-        """One more block for each of these rows. [n]"""
-        taken = self.pool.take(slots.size)
-        for slot, block in zip(slots.tolist(), taken, strict=True):
+    def reserve_blocks(self, slots: NDArray[np.int64]) -> list[int]:
+        """The block behind a border for each of these rows. [n]"""
+        blocks = self.pool.allocate(slots.size)
+        for slot, block in zip(slots.tolist(), blocks, strict=True):
             request = self.by_slot[slot]
             assert request is not None
             request.blocks.append(block)
         self.rows.hold_one_more_block(slots)
-        return taken
+        return blocks
 
     # ------------------------------------------------------------ found again
 
@@ -104,7 +104,7 @@ class Holdings:
             request = self.by_slot[slot]
             assert request is not None
             registered, blocks = request.registered, request.blocks
-            # A row that must end in a launch already enqueued counts tokens of later ones, for which it took no block.
+            # A row that must end in a launch already enqueued counts tokens of later ones, for which it got no block.
             if registered == end or registered == len(blocks):
                 continue
             behind = filled[number]
@@ -114,7 +114,7 @@ class Holdings:
         for number, behind in filled.items():
             self._ledger.defer(number, behind)
 
-    def take_back(self, request: Request) -> None:
+    def forget_written(self, request: Request) -> None:
         """A row was not finite: nothing that it has written is found from now on, given up or not."""
         self.rows.not_finite(request.slot)
         self.pool.forget(self.pool.holding(self._keys(request).from_place(request.shared)))

@@ -53,8 +53,8 @@ class KeptRows:
         stops = rows.stop_ids[slots, : rows.stop_width]
         self._stops = stops if np.count_nonzero(stops >= 0) else None  # [n, stop ids]
 
-    def take(self, launch: Launch, cells: NDArray[np.int64]) -> Commit | None:
-        """Take a launch's cells, [n, 1], into the host's truth.
+    def commit(self, launch: Launch, cells: NDArray[np.int64]) -> Commit | None:
+        """Write a launch's cells, [n, 1], into the host's truth.
 
         None, and nothing is changed, where there is more to see to: other rows, a row that ends or may end, or a cell
         that holds anything but this launch's number and a token.

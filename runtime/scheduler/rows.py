@@ -71,8 +71,8 @@ class Rows:
         """Given up, or about to be, and still named by a launch in flight."""
         return int(np.count_nonzero(self.phase >= RowPhase.LEAVING))
 
-    def take(self) -> int:
-        """A free slot, in a new epoch."""
+    def allocate(self) -> int:
+        """A free row slot, in a new epoch."""
         slot = self._free.pop()
         self.epoch[slot] += 1
         return slot

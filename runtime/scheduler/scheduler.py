@@ -85,7 +85,7 @@ class Scheduler:
         else:  # a stop string, which the front end has found, or a prompt that is not finite: ends like others
             self.tally.event("finished")
         if reason == FinishReason.NON_FINITE:
-            self.holdings.take_back(request)
+            self.holdings.forget_written(request)
         if request.slot == NO_SLOT:
             self.waiting.remove(request)
         else:
@@ -94,7 +94,7 @@ class Scheduler:
         return Ending(request, reason)
 
     def evict(self, request: Request) -> None:
-        """Take a row's blocks back. Its tokens in flight still count; then the request waits again."""
+        """A row gives up its blocks. Its tokens in flight still count; then the request waits again."""
         self.holdings.evict(request)
         self.tally.event("evicted")
 
@@ -300,7 +300,7 @@ class Scheduler:
         while np.count_nonzero(counts > 0):  # once, unless a launch may bring more tokens than a block holds
             crossing = slots[counts > 0]
             crossed, places = crossing.tolist(), rows.num_blocks[crossing].tolist()
-            builder.cross(crossed, places, self.holdings.take_a_block_each(crossing))
+            builder.cross(crossed, places, self.holdings.reserve_blocks(crossing))
             counts -= 1
             self.tally.counters["blocks_reserved"] += len(crossed)
 
@@ -331,7 +331,7 @@ class Scheduler:
         blocks = self.pool.blocks_for(end) - have
         if not builder.fits(end - start, blocks, 0):
             return False  # its blocks are there: rows that lack some pause, and are not planned
-        builder.append_blocks(slot, have, self.holdings.take_blocks(request, blocks))
+        builder.append_blocks(slot, have, self.holdings.allocate_blocks(request, blocks))
         last = end == request.tokens.size
         target = int(request.tokens[end]) if request.wants_prompt_logprobs and not last else NOT_A_TOKEN
         chunk = Chunk(slot, start, request.tokens[start:end], last, target)
@@ -361,7 +361,7 @@ class Scheduler:
             if not builder.fits(first - start, pool.blocks_for(first) - len(prefix), words):
                 return
             self.waiting.remove(request)
-            self.holdings.take_row(request, prefix)
+            self.holdings.allocate_row(request, prefix)
             self._count_admission(request, start)
             builder.admit(begin_row(self.rows, request, pool.block_size, self.limits))
             if not self._plan_chunk(builder, request.slot):

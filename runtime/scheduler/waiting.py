@@ -152,9 +152,9 @@ class WaitingQueue:
 
     def _needed_by_rows(self) -> tuple[int, int]:
         """Blocks that running rows still need: soon, and at most. They are counted again once a row has begun, ended or
-        changed its phase, or somebody took a block."""
+        changed its phase, or somebody got a block."""
         rows, pool = self._holdings.rows, self._holdings.pool
-        now = rows.changes, pool.taken_total
+        now = rows.changes, pool.allocated_total
         if now != self._running_at:
             running = ((rows.phase == _PREFILL) | (rows.phase == _DECODE)).nonzero()[0]
             have, size = rows.num_blocks[running], pool.block_size

@@ -241,7 +241,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     cached_tokens: int  # of prompts, taken from the prefix cache
     recomputed_tokens: int  # prefilled again after an eviction
     aborted: dict[str, int]  # requests ended from outside, by phase: WAITING, PREFILL, DECODE, PAUSED, LEAVING
-    blocks_reserved: int  # taken for a boundary that a launch would cross
+    blocks_reserved: int  # allocated for a border that a launch would cross
     blocks_adopted: int  # of these, by rows that went on
     blocks_returned: int  # of these, by rows that had ended
     events: dict[str, EventStats]  # admitted, chunk, finished, aborted, paused, resumed, evicted, readmitted

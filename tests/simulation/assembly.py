@@ -104,9 +104,9 @@ class CountingPool(BlockPool):
             self.revived += not self._holders.one[block] and self._fences.one[block] > 0
         super().share(blocks)
 
-    def take(self, count: int) -> list[int]:
+    def allocate(self, count: int) -> list[int]:
         self.reused += max(0, min(count, self.available) - self.free)
-        return super().take(count)
+        return super().allocate(count)
 
 
 class WatchedLinks(MemoryLinks):

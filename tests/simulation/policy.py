@@ -27,14 +27,14 @@ class HeldToItsWord(Scheduler):
     def __init__(self, limits: SchedulerLimits, rows: Rows, pool: BlockPool, ledger: Ledger[Deferred]) -> None:
         super().__init__(limits, rows, pool, ledger)
         held, commits = self.holdings, self.commits
-        take_row, ending = held.take_row, commits._ending
+        allocate_row, ending = held.allocate_row, commits._ending
 
-        def checked_take_row(request: Request, prefix: array[int]) -> None:
+        def checked_allocate_row(request: Request, prefix: array[int]) -> None:
             assert not held.paused, "a request was admitted while rows wait for blocks"
             ready = [one for one in self.waiting if held.penalty_slots.free or not one.sampling.has_penalty]
             better = [other for other in ready if other.rank < request.rank]
             assert not better, "a request was admitted before a better one"
-            take_row(request, prefix)
+            allocate_row(request, prefix)
 
         def checked_ending(slot: int, token: int, stopped: bool, failed: bool) -> Ending:
             request = held.request(slot)
@@ -44,7 +44,7 @@ class HeldToItsWord(Scheduler):
                 assert not any(block in pool._contents for block in own), "blocks of a row that failed can be found"
             return ended
 
-        held.take_row = checked_take_row  # type: ignore[method-assign]
+        held.allocate_row = checked_allocate_row  # type: ignore[method-assign]
         commits._ending = checked_ending  # type: ignore[method-assign]
 
     def _share_out(self, crossing: NDArray[np.int64], wanted: NDArray[np.int64], chunks: NDArray[np.int64]) -> None:

@@ -28,7 +28,7 @@ def totals(launch: int) -> Totals:
 def pool() -> BlockPool:
     """4 free, 1 cached, 2 owned, 3 fenced."""
     pool = BlockPool(11, 16)
-    cached, *others = pool.take(6)
+    cached, *others = pool.allocate(6)
     pool.make_findable(cached, Content(b"key", b"tokens"))
     pool.fence([cached])
     pool.release([cached])

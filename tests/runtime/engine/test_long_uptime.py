@@ -268,7 +268,7 @@ def test_columns_that_grow_with_time_have_64_bits() -> None:
 @pytest.mark.parametrize("border", BORDERS)
 def test_a_launch_of_an_epoch_2_to_the_32_earlier_is_not_this_ones(border: int) -> None:
     rows = Rows(1, 4, 16, epoch=border - 1)
-    slot = rows.take()
+    slot = rows.allocate()
     slots = np.array([slot], np.int32)
     assert rows.still(slots, np.array([border], np.int64)).tolist() == [True]
     assert rows.still(slots, np.array([border - (1 << 32)], np.int64)).tolist() == [False]

@@ -23,7 +23,7 @@ def places(pool: BlockPool) -> tuple[int, int, int, int]:
 def cached_pool(*names: str, num_blocks: int = 5) -> tuple[BlockPool, list[int]]:
     """A pool in which a block of each name is cached, released in that order, and the blocks."""
     pool = BlockPool(num_blocks, 16)
-    blocks = pool.take(len(names))
+    blocks = pool.allocate(len(names))
     for block, name in zip(blocks, names, strict=True):
         assert pool.make_findable(block, content(name))
         pool.fence([block])
@@ -31,14 +31,14 @@ def cached_pool(*names: str, num_blocks: int = 5) -> tuple[BlockPool, list[int]]
     return pool, blocks
 
 
-# ---------------------------------------------------------------- taken, fenced, released
+# ---------------------------------------------------------------- allocated, fenced, released
 
 
 def test_the_null_block_is_never_handed_out() -> None:
     pool = BlockPool(9, 16)
-    taken = pool.take(pool.available)
-    assert sorted(taken) == list(range(1, 9))
-    assert NULL_BLOCK not in taken
+    blocks = pool.allocate(pool.available)
+    assert sorted(blocks) == list(range(1, 9))
+    assert NULL_BLOCK not in blocks
     assert places(pool) == (0, 0, 8, 0)
 
 
@@ -54,20 +54,20 @@ def test_blocks_for_tokens(tokens: int, blocks: int) -> None:
 
 def test_a_fenced_block_is_coming_but_not_available() -> None:
     pool = BlockPool(5, 16)
-    blocks = pool.take(4)
+    blocks = pool.allocate(4)
     pool.fence(blocks[:3])
     assert places(pool) == (0, 0, 1, 3)
     assert pool.available == 0
-    with pytest.raises(BlockPoolError, match="1 blocks taken, 0 are available"):
-        pool.take(1)
+    with pytest.raises(BlockPoolError, match="1 blocks are asked for, 0 are available"):
+        pool.allocate(1)
     assert sorted(pool.release(blocks[:3])) == sorted(blocks[:3])
     assert places(pool) == (3, 0, 1, 0)
-    assert sorted(pool.take(3)) == sorted(blocks[:3])
+    assert sorted(pool.allocate(3)) == sorted(blocks[:3])
 
 
 def test_a_block_is_fenced_and_released_once() -> None:
     pool = BlockPool(9, 16)
-    blocks = pool.take(1)
+    blocks = pool.allocate(1)
     pool.fence(blocks)
     with pytest.raises(BlockPoolError, match=f"block {blocks[0]} is given up and was not owned"):
         pool.fence(blocks)
@@ -79,7 +79,7 @@ def test_a_block_is_fenced_and_released_once() -> None:
 def test_a_block_that_is_owned_is_not_released() -> None:
     pool = BlockPool(9, 16)
     with pytest.raises(BlockPoolError, match="was not fenced"):
-        pool.release(pool.take(1))
+        pool.release(pool.allocate(1))
 
 
 # ---------------------------------------------------------------- shared
@@ -87,7 +87,7 @@ def test_a_block_that_is_owned_is_not_released() -> None:
 
 def test_a_shared_block_is_owned_until_its_last_holder_gives_it_up() -> None:
     pool = BlockPool(5, 16)
-    (block,) = pool.take(1)
+    (block,) = pool.allocate(1)
     pool.make_findable(block, content("a"))
     pool.share([block])
     pool.fence([block])
@@ -101,7 +101,7 @@ def test_a_shared_block_is_owned_until_its_last_holder_gives_it_up() -> None:
 
 def test_a_block_that_two_gave_up_is_free_when_the_last_launch_of_both_has_retired() -> None:
     pool = BlockPool(5, 16)
-    (block,) = pool.take(1)
+    (block,) = pool.allocate(1)
     pool.make_findable(block, content("a"))
     pool.share([block])
     pool.fence([block])
@@ -115,7 +115,7 @@ def test_a_block_that_two_gave_up_is_free_when_the_last_launch_of_both_has_retir
 
 def test_a_fenced_block_that_is_shared_is_owned_again_and_its_fence_frees_nothing() -> None:
     pool = BlockPool(5, 16)
-    (block,) = pool.take(1)
+    (block,) = pool.allocate(1)
     pool.make_findable(block, content("a"))
     pool.fence([block])
     pool.share([block])
@@ -136,7 +136,7 @@ def test_a_cached_block_that_is_shared_is_not_available() -> None:
 
 def test_only_a_findable_block_is_shared() -> None:
     pool = BlockPool(5, 16)
-    (block,) = pool.take(1)
+    (block,) = pool.allocate(1)
     with pytest.raises(BlockPoolError, match=f"block {block} is shared and its content is not findable"):
         pool.share([block])
 
@@ -146,7 +146,7 @@ def test_only_a_findable_block_is_shared() -> None:
 
 def test_a_block_is_found_by_its_content_in_every_hand_but_not_after_it_was_reused() -> None:
     pool = BlockPool(3, 16)
-    (block,) = pool.take(1)
+    (block,) = pool.allocate(1)
     assert pool.find(content("a")) is None
     assert pool.make_findable(block, content("a"))
     found = [pool.find(content("a"))]
@@ -155,7 +155,7 @@ def test_a_block_is_found_by_its_content_in_every_hand_but_not_after_it_was_reus
     pool.release([block])
     found.append(pool.find(content("a")))
     assert found == [block] * 3
-    assert block in pool.take(2)
+    assert block in pool.allocate(2)
     assert pool.find(content("a")) is None
     assert pool.findable == 0
     pool.check()
@@ -165,14 +165,14 @@ def test_a_key_that_two_contents_share_finds_only_the_tokens_that_are_there() ->
     pool, (block,) = cached_pool("a")
     assert pool.find(content("a", b"tokens")) == block
     assert pool.find(content("a", b"others")) is None
-    (other,) = pool.take(1)
+    (other,) = pool.allocate(1)
     assert not pool.make_findable(other, content("a", b"others"))
     assert pool.find(content("a", b"tokens")) == block
 
 
 def test_what_is_found_already_is_not_made_findable_again() -> None:
     pool = BlockPool(5, 16)
-    first, second = pool.take(2)
+    first, second = pool.allocate(2)
     assert pool.make_findable(first, content("a"))
     assert not pool.make_findable(second, content("a"))
     assert not pool.make_findable(first, content("b")), "a block has one content"
@@ -184,7 +184,7 @@ def test_what_is_found_already_is_not_made_findable_again() -> None:
 
 def test_a_block_behind_the_fence_may_be_made_findable() -> None:
     pool = BlockPool(5, 16)
-    (block,) = pool.take(1)
+    (block,) = pool.allocate(1)
     pool.fence([block])
     assert pool.make_findable(block, content("a"))
     assert pool.release([block]) == []
@@ -198,7 +198,7 @@ def test_a_free_block_is_not_made_findable() -> None:
 
 def test_a_forgotten_block_is_free_when_it_is_released() -> None:
     pool = BlockPool(5, 16)
-    blocks = pool.take(2)
+    blocks = pool.allocate(2)
     pool.make_findable(blocks[0], content("a"))
     pool.forget(blocks)
     assert pool.find(content("a")) is None
@@ -214,14 +214,14 @@ def test_a_forgotten_block_that_nobody_holds_is_free() -> None:
     assert pool.find(content("b")) == other
     assert (pool.free, pool.cached) == (3, 1)
     pool.check()
-    assert cached in pool.take(3)
+    assert cached in pool.allocate(3)
 
 
 def test_free_blocks_are_given_out_before_cached_ones() -> None:
     pool, (cached,) = cached_pool("a")
-    assert cached not in pool.take(3)
+    assert cached not in pool.allocate(3)
     assert pool.find(content("a")) == cached
-    assert pool.take(1) == [cached]
+    assert pool.allocate(1) == [cached]
 
 
 def test_cached_blocks_are_given_out_least_recently_used_first() -> None:
@@ -229,17 +229,19 @@ def test_cached_blocks_are_given_out_least_recently_used_first() -> None:
     pool.share([blocks[0]])
     pool.fence([blocks[0]])
     pool.release([blocks[0]])  # used again, after the others
-    assert pool.take(4) == [blocks[1], blocks[2], blocks[3], blocks[0]]
+    assert pool.allocate(4) == [blocks[1], blocks[2], blocks[3], blocks[0]]
 
 
 def test_of_blocks_released_together_the_last_is_given_out_first() -> None:
     pool = BlockPool(5, 16)
-    prefix = pool.take(4)
+    prefix = pool.allocate(4)
     for block in prefix:
         pool.make_findable(block, content(str(block)))
     pool.fence(prefix)
     pool.release(prefix)
-    assert pool.take(4) == prefix[::-1], "the deepest block of a prefix first: it is worth nothing without the others"
+    assert pool.allocate(4) == prefix[::-1], (
+        "the deepest block of a prefix first: it is worth nothing without the others"
+    )
 
 
 # ---------------------------------------------------------------- proof
@@ -320,7 +322,7 @@ def watch_what_is_not_findable(pool: BlockPool) -> None:
 )
 def test_a_broken_pool_is_found(broken: Callable[[BlockPool], None], sentence: str) -> None:
     pool, _ = cached_pool("a", num_blocks=6)
-    pool.take(1)
+    pool.allocate(1)
     assert places(pool) == (3, 1, 1, 0)
     broken(pool)
     with pytest.raises(BlockPoolError, match=sentence):

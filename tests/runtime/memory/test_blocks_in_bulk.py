@@ -21,10 +21,10 @@ class Pools:
     at_once: BlockPool = field(default_factory=lambda: BlockPool(4 * MANY, 16))
     one_by_one: BlockPool = field(default_factory=lambda: BlockPool(4 * MANY, 16))
 
-    def take(self, count: int) -> list[int]:
-        taken = self.at_once.take(count)
-        assert taken == [self.one_by_one.take(1)[0] for _ in range(count)]
-        return taken
+    def allocate(self, count: int) -> list[int]:
+        blocks = self.at_once.allocate(count)
+        assert blocks == [self.one_by_one.allocate(1)[0] for _ in range(count)]
+        return blocks
 
     def make_findable(self, block: int, content: Content) -> None:
         assert self.at_once.make_findable(block, content) == self.one_by_one.make_findable(block, content)
@@ -70,7 +70,7 @@ def test_blocks_change_hands_in_bulk_as_they_do_one_by_one(data: st.DataObject) 
     for number in range(data.draw(st.integers(1, 30))):
         do = data.draw(st.sampled_from(["take", "make findable", "share", "fence", "release", "watch"]))
         if do == "take":
-            blocks = pools.take(data.draw(st.integers(0, min(60, pools.at_once.available))))
+            blocks = pools.allocate(data.draw(st.integers(0, min(60, pools.at_once.available))))
             contents = {block: content for block, content in contents.items() if block not in blocks}
             held.append(blocks)
         elif do == "make findable" and held:
@@ -96,7 +96,7 @@ def test_blocks_change_hands_in_bulk_as_they_do_one_by_one(data: st.DataObject) 
 def pool() -> BlockPool:
     """Blocks 1 to MANY are owned and findable."""
     pool = BlockPool(2 * MANY, 16)
-    for block in pool.take(MANY):
+    for block in pool.allocate(MANY):
         pool.make_findable(block, Content(b"%d" % block, b"tokens"))
     return pool
 

@@ -27,7 +27,7 @@ class InOrder:
         for block in blocks:
             del self.blocks[block]
 
-    def take(self, count: int) -> list[int]:
+    def pop(self, count: int) -> list[int]:
         return [self.blocks.popitem(last=False)[0] for _ in range(count)]
 
 
@@ -36,16 +36,16 @@ def test_blocks_are_given_out_in_the_order_that_each_block_alone_would_have(seed
     dice = Random(seed)
     cached, expected = CachedBlocks(BLOCKS), InOrder()
     for _ in range(60):
-        inside, do = [*expected.blocks], dice.choice(["add", "add", "remove", "take"])
+        inside, do = [*expected.blocks], dice.choice(["add", "add", "remove", "pop"])
         if do == "add":
             outside = sorted(set(range(BLOCKS)) - set(inside))
             blocks = dice.sample(outside, min(len(outside), dice.choice([1, 2, 30, 90])))
             if blocks:
                 cached.add(array("i", blocks))
                 expected.add(blocks)
-        elif do == "take":
+        elif do == "pop":
             count = dice.randint(0, min(len(inside), dice.choice([2, BLOCKS])))
-            assert cached.take(count) == expected.take(count)
+            assert cached.pop(count) == expected.pop(count)
         elif inside:
             begin, count = dice.randrange(len(inside)), dice.choice([1, 2, 30, 90])
             among = dice.choice([inside[begin : begin + count], dice.sample(inside, min(len(inside), count))])
@@ -59,7 +59,7 @@ def test_blocks_are_given_out_in_the_order_that_each_block_alone_would_have(seed
 
 @pytest.mark.parametrize("at_once", [1, 7, 50])
 def test_a_prefix_that_is_shared_and_given_back_for_ever_leaves_no_more_gaps_than_blocks(at_once: int) -> None:
-    """All but its first block is used again and again; nothing is taken, so that no group comes to its end."""
+    """All but its first block is used again and again; nothing is given out, so that no group comes to its end."""
     cached, expected = CachedBlocks(1001), InOrder()
     cached.add(array("i", range(1, 1001)))
     expected.add([*range(1, 1001)])
@@ -80,6 +80,6 @@ def test_gaps_of_the_oldest_group_are_not_given_out() -> None:
     cached = CachedBlocks(100)
     cached.add(array("i", range(1, 41)))
     cached.remove([40, 38, 1])
-    assert cached.take(3) == [39, 37, 36]
-    assert cached.take(34) == [*range(35, 1, -1)]
+    assert cached.pop(3) == [39, 37, 36]
+    assert cached.pop(34) == [*range(35, 1, -1)]
     assert len(cached) == 0

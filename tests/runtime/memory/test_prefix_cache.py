@@ -32,7 +32,7 @@ def key(tokens: NDArray[np.int32], place: int, salt: str = "") -> bytes:
 def holding(tokens: NDArray[np.int32], salt: str = "") -> tuple[BlockPool, list[int]]:
     """A pool in which every full block of `tokens` is findable, and those blocks."""
     pool = BlockPool(20, SIZE)
-    blocks = pool.take(tokens.size // SIZE)
+    blocks = pool.allocate(tokens.size // SIZE)
     for block, content in zip(blocks, contents(tokens, salt), strict=True):
         assert pool.make_findable(block, content)
     return pool, blocks
@@ -106,7 +106,7 @@ def test_another_salt_finds_nothing() -> None:
 def test_a_forged_key_finds_nothing_since_the_token_ids_are_compared() -> None:
     tokens = ids(*range(8))
     pool = BlockPool(20, SIZE)
-    (block,) = pool.take(1)
+    (block,) = pool.allocate(1)
     honest = contents(tokens)[0]
     pool.make_findable(block, Content(honest.key, ids(90, 91, 92, 93).tobytes()))
     assert walked(pool, PrefixKeys(""), tokens) == []
@@ -123,8 +123,8 @@ def test_finding_changes_nothing() -> None:
     before = (pool.free, pool.cached, pool.owned, pool.fenced)
     assert walked(pool, PrefixKeys(""), tokens) == blocks[:3]
     assert (pool.free, pool.cached, pool.owned, pool.fenced) == before
-    pool.take(pool.free)
-    assert pool.take(1) == [blocks[3]], "and not the order in which blocks are given out"
+    pool.allocate(pool.free)
+    assert pool.allocate(1) == [blocks[3]], "and not the order in which blocks are given out"
 
 
 def test_no_salt_stands_for_a_block_behind_a_key() -> None:
@@ -167,7 +167,7 @@ def counted(pool: BlockPool, monkeypatch: pytest.MonkeyPatch) -> list[Content]:
 def test_a_long_prefix_is_looked_up_in_pieces_and_each_block_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = ids(*range(17 * SIZE))
     pool, blocks = BlockPool(40, SIZE), []
-    blocks = pool.take(17)
+    blocks = pool.allocate(17)
     for block, content in zip(blocks, contents(tokens), strict=True):
         pool.make_findable(block, content)
     looked_up = counted(pool, monkeypatch)
@@ -217,7 +217,7 @@ def test_a_walk_loses_what_is_forgotten_and_all_that_is_behind_it() -> None:
     pool.check()
     assert walk.look(9)
     assert ([*walk.blocks], walk.unheld) == (blocks[:3], 2)
-    assert pool.take(pool.free + 3), "the deepest are given out first"
+    assert pool.allocate(pool.free + 3), "the deepest are given out first"
     pool.check()
     assert walk.look(9)
     assert ([*walk.blocks], walk.unheld) == (blocks[:2], 1)

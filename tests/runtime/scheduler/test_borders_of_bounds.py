@@ -16,7 +16,7 @@ FOUND = [(7 * i) % 90 + 2 for i in range(100)]
 
 
 def test_a_pool_may_have_one_block() -> None:
-    assert BlockPool(2, 16).take(1) == [1]
+    assert BlockPool(2, 16).allocate(1) == [1]
 
 
 @pytest.mark.parametrize("depth", [2, 3])

@@ -37,7 +37,7 @@ def settle_borders(chain: Chain, blocks: int = ROWS) -> list[int]:
 def test_blocks_that_are_full_at_once_are_findable_a_few_a_turn(run_ahead: int) -> None:
     chain = together(max_tokens=60, run_ahead=run_ahead)
     gained = settle_borders(chain)
-    assert max(gained) == PER_TURN, "so many were due at once, and no more were taken"
+    assert max(gained) == PER_TURN, "so many were due at once, and no more joined the prefix cache"
     assert sum(gained) >= ROWS
     chain.run()
     chain.check_nothing_is_left()

@@ -21,15 +21,15 @@ class Looks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.short = self.long = 0
-        take = KeptRows.take
+        commit_kept = KeptRows.commit
 
         def counted(kept: KeptRows, launch: Launch, cells: NDArray[np.int64]) -> Commit | None:
-            commit = take(kept, launch, cells)
+            commit = commit_kept(kept, launch, cells)
             self.short += commit is not None
             self.long += commit is None
             return commit
 
-        monkeypatch.setattr(KeptRows, "take", counted)
+        monkeypatch.setattr(KeptRows, "commit", counted)
 
 
 def steady(looks: Looks, stop_token_ids: tuple[int, ...] = ()) -> Chain:

@@ -8,11 +8,11 @@ import pytest
 from runahead.runtime.scheduler.rows import RowPhase, Rows
 
 
-def test_a_slot_has_a_new_epoch_when_it_is_taken_and_when_its_row_ends() -> None:
+def test_a_slot_has_a_new_epoch_when_it_is_allocated_and_when_its_row_ends() -> None:
     rows = Rows(2, 4, 16)
     epochs = [int(rows.epoch[0])]
     for _ in range(2):
-        slot = rows.take()
+        slot = rows.allocate()
         assert slot == 0
         epochs.append(int(rows.epoch[0]))
         rows.fence(slot)
@@ -23,19 +23,19 @@ def test_a_slot_has_a_new_epoch_when_it_is_taken_and_when_its_row_ends() -> None
 
 def test_a_launchs_row_counts_until_its_slot_changes_hands() -> None:
     rows = Rows(3, 4, 16)
-    slots = np.array([rows.take(), rows.take()], np.int32)
+    slots = np.array([rows.allocate(), rows.allocate()], np.int32)
     epochs = rows.epoch[slots]
     assert rows.still(slots, epochs).all()
     rows.fence(int(slots[0]))
     assert rows.still(slots, epochs).tolist() == [False, True]
     rows.release(int(slots[0]))
-    assert rows.take() == slots[0]
+    assert rows.allocate() == slots[0]
     assert rows.still(slots, epochs).tolist() == [False, True]
 
 
 def test_a_fenced_slot_is_not_free() -> None:
     rows = Rows(2, 4, 16)
-    slot = rows.take()
+    slot = rows.allocate()
     rows.phase[slot] = RowPhase.DECODE
     rows.fence(slot)
     assert (rows.free, rows.fenced) == (1, 1)
@@ -47,7 +47,7 @@ def test_a_fenced_slot_is_not_free() -> None:
 
 def test_a_slot_is_released_once_and_only_from_behind_the_fence() -> None:
     rows = Rows(2, 4, 16)
-    slot = rows.take()
+    slot = rows.allocate()
     with pytest.raises(RuntimeError, match="was not fenced"):
         rows.release(slot)
     rows.fence(slot)

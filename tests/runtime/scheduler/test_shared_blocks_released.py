@@ -11,7 +11,7 @@ from runahead.runtime.wire.block_keys import Content
 @pytest.mark.parametrize("still_named", [0, 1, 2])
 def test_a_block_that_is_still_named_keeps_none_of_its_neighbours(still_named: int) -> None:
     pool = BlockPool(9, 16)
-    blocks = pool.take(3)
+    blocks = pool.allocate(3)
     pool.make_findable(blocks[still_named], Content(b"key", b"tokens"))
     pool.share([blocks[still_named]])
     pool.fence(blocks)
@@ -27,7 +27,7 @@ def test_a_block_that_is_still_named_keeps_none_of_its_neighbours(still_named: i
 @pytest.mark.parametrize("still_held", [0, 1, 2])
 def test_a_block_that_is_still_held_keeps_none_of_its_neighbours(still_held: int) -> None:
     pool = BlockPool(9, 16)
-    blocks = pool.take(3)
+    blocks = pool.allocate(3)
     pool.make_findable(blocks[still_held], Content(b"key", b"tokens"))
     pool.share([blocks[still_held]])
     pool.fence(blocks)

@@ -69,7 +69,7 @@ class ChainMachine(RuleBasedStateMachine):
     def two_rows_and_something_to_find(self) -> None:
         for content in CONTENTS:
             self.begin()
-            block = self.pool.take(1)[0]
+            block = self.pool.allocate(1)[0]
             self.rows[-1].blocks.append(block)
             assert self.pool.make_findable(block, content)
             self.contents[block] = content
@@ -78,30 +78,30 @@ class ChainMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         if not self.slots.free:
             with pytest.raises(SlotPoolError):
-                self.slots.take()
+                self.slots.allocate()
             return
-        slot = self.slots.take()
+        slot = self.slots.allocate()
         assert slot not in self._slots_in_flight(), "a launch that has not retired names this slot"
         assert slot not in {row.slot for row in self.rows}
         self.rows.append(Holder(slot))
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data(), count=st.integers(1, 4))
-    def take(self, data: st.DataObject, count: int) -> None:
+    def allocate(self, data: st.DataObject, count: int) -> None:
         row = data.draw(st.sampled_from(self.rows))
         if count > self.pool.available:
             with pytest.raises(BlockPoolError):
-                self.pool.take(count)
+                self.pool.allocate(count)
             return
         free = self.pool.free
-        taken = self.pool.take(count)
-        assert len(set(taken)) == count
-        assert NULL_BLOCK not in taken
-        assert not set(taken) & self._blocks_in_flight(), "a launch that has not retired names a block given out"
-        assert not set(taken) & {block for other in self.rows for block in other.blocks}
-        forgotten = [block for block in taken if self.contents.pop(block, None) is not None]
+        given = self.pool.allocate(count)
+        assert len(set(given)) == count
+        assert NULL_BLOCK not in given
+        assert not set(given) & self._blocks_in_flight(), "a launch that has not retired names a block given out"
+        assert not set(given) & {block for other in self.rows for block in other.blocks}
+        forgotten = [block for block in given if self.contents.pop(block, None) is not None]
         assert len(forgotten) == max(0, count - free), "cached blocks only when nothing is free"
-        row.blocks += taken
+        row.blocks += given
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data(), content=st.sampled_from(CONTENTS))

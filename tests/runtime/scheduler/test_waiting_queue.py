@@ -174,7 +174,7 @@ def test_blocks_are_not_kept_free_for_a_row_that_has_all_it_will_need() -> None:
     pool, waiting = chain.engine.scheduler.pool, chain.engine.scheduler.waiting
     chain.submit(1, [3] * 5, max_tokens=12, ignore_eos=True)
     chain.turn_until(lambda: chain.tokens().get(1))
-    elsewhere = pool.take(1)
+    elsewhere = pool.allocate(1)
     chain.submit(2, [4] * 10, max_tokens=3, ignore_eos=True)
     while pool.owned < len(elsewhere) + 2:
         chain.engine.turn()
