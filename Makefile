@@ -18,11 +18,11 @@ export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test kernels coverage check format lint types imports protos contract serve bench eval parity \
-	sim soak mutants mutation clean
+.PHONY: help setup demo test kernels coverage check format lint types imports protos contract serve bench bench-gpu \
+	eval parity sim soak mutants mutation clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMPS)/dev ## everything that the other targets need, into .venv
 
@@ -70,6 +70,9 @@ serve: $(STAMPS)/run ## run the service; flags in ARGS, as in make serve ARGS="-
 
 bench: $(STAMPS)/test ## speed, overlap, time to first token, host time a launch
 	@$(BIN)/python -m benchmarks.bench $(ARGS)
+
+bench-gpu: $(STAMPS)/test ## a decode step on a CUDA GPU, beside its floor and other engines; PART=NAME (ARGS=--list)
+	@$(BIN)/python -m benchmarks.gpu_table $(if $(PART),--part $(PART)) $(ARGS)
 
 eval: $(STAMPS)/test ## what the bundled model can do, on its held-out files
 	@$(BIN)/python -m benchmarks.bundled_model.evaluate $(ARGS)

@@ -37,18 +37,18 @@ class LocalService:
 
 
 @contextlib.contextmanager
-def local_service(flags: Sequence[str] = ()) -> Iterator[LocalService]:
+def local_service(flags: Sequence[str] = (), start_s: float = START_S) -> Iterator[LocalService]:
     """Runs `runahead serve` with `flags` on a free loopback port, ready when the body begins, gone when it has ended.
 
-    Raises ServiceFailed.
+    start_s: seconds that it may take to be ready. Raises ServiceFailed.
     """
-    with started_service(flags) as service:
+    with started_service(flags, start_s) as service:
         yield service
         _stop(service)
 
 
 @contextlib.contextmanager
-def started_service(flags: Sequence[str] = ()) -> Iterator[LocalService]:
+def started_service(flags: Sequence[str] = (), start_s: float = START_S) -> Iterator[LocalService]:
     """The same for a body that ends the service itself: whatever is left is ended by force, and nothing is said of it.
 
     Raises ServiceFailed if it does not start.
@@ -74,7 +74,7 @@ def started_service(flags: Sequence[str] = ()) -> Iterator[LocalService]:
             )
         service = LocalService(url, process, log)
         try:
-            _wait_until_serving(service)
+            _wait_until_serving(service, start_s)
             yield service
         finally:
             process.terminate()
@@ -85,8 +85,8 @@ def started_service(flags: Sequence[str] = ()) -> Iterator[LocalService]:
             process.wait()
 
 
-def _wait_until_serving(service: LocalService) -> None:
-    deadline = time.monotonic() + START_S
+def _wait_until_serving(service: LocalService, start_s: float) -> None:
+    deadline = time.monotonic() + start_s
     with grpc.insecure_channel(service.url) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         while time.monotonic() < deadline:
@@ -97,7 +97,7 @@ def _wait_until_serving(service: LocalService) -> None:
                 if answer.status == health_pb2.HealthCheckResponse.SERVING:
                     return
             time.sleep(0.05)
-    raise _failed(service, f"the service was not ready within {START_S:.0f} s")
+    raise _failed(service, f"the service was not ready within {start_s:.0f} s")
 
 
 def _stop(service: LocalService) -> None:

@@ -29,6 +29,7 @@ AT_THE_ROOT = ("cuda_graphs", "protos", "runtime", "service")  # folders that ar
 ARGUMENTS = {
     "benchmarks.bench": ["host-time", "--help"],
     "benchmarks.bundled_model.evaluate": ["--help"],
+    "benchmarks.gpu_table": ["--list"],
     "benchmarks.demo": [],  # a service, its engine, and clients
     "coverage": [
         "run",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from runahead.cuda_graphs.cuda_device import CudaDevice
 from runahead.cuda_graphs.device import DeviceError
 from runahead.cuda_graphs.rings import FAULT_PLAN_NUMBER, STATUS_FAULT
 from runahead.cuda_graphs.shape import Form, LaunchShape
@@ -296,3 +297,26 @@ def test_a_steady_decode_of_captured_launches_is_never_idle_inside() -> None:
     assert figures.retired > retired
     assert figures.idle_inside_ns == before
     finish(under_test)
+
+
+def test_decode_launches_without_their_graphs_bring_the_same_tokens() -> None:
+    config = small_config()
+    weights = random_weights(config)
+    expected = served(cuda_engine(config, weights, 2), 24, seed=11)
+    under_test = cuda_engine(config, weights, 2)
+    device = under_test.device
+    assert isinstance(device, CudaDevice)
+    launch, eagerly = device.launch, []
+
+    def without_graph(shape: LaunchShape) -> None:
+        if shape.is_decode and not shape.prompt_logprobs:
+            eagerly.append(shape.number)
+            device.launch_eagerly(shape)
+        else:
+            launch(shape)
+
+    device.launch = without_graph  # type: ignore[method-assign]
+    assert served(under_test, 24, seed=11) == expected
+    assert len(eagerly) > 20
+    launches = sum(under_test.engine.figures.launches_by_kind.values())
+    assert device.counters.graph_replays == launches - len(eagerly)

@@ -1,0 +1,82 @@
+"""What a decode step costs on a GPU: `make bench-gpu`, or `python -m benchmarks.gpu_table`.
+
+Without a part: every part of which the folder holds no result of this commit, one after the other, then the tables. A
+run that was cut short is taken up where it ended. Figures are for the machine that it runs on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu_table import results
+from benchmarks.gpu_table.engines import BenchmarkError
+from benchmarks.gpu_table.merge import merge_folder
+from benchmarks.gpu_table.parts import PARTS, Run, run_part
+from benchmarks.gpu_table.results import ResultError
+from benchmarks.gpu_table.tables import tables
+from benchmarks.local_service import ServiceFailed
+
+FOLDER = results.ROOT / "benchmarks" / "results" / "gpu"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0, or 1 with a sentence on standard error."""
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    if chosen.list:
+        for part in PARTS.values():
+            print(f"{part.name:<14}{part.minutes} min  {part.what}{'' if part.is_wanted else ' (only if named)'}")
+        return 0
+    try:
+        if not chosen.merge:
+            if chosen.device == "cuda" and not torch.cuda.is_available():
+                raise BenchmarkError("torch finds no CUDA GPU here; --device cpu tries the benchmark on a tiny model")
+            _measure(chosen, results.commit(chosen.commit))
+        if chosen.merge or not chosen.part:
+            print(tables(merge_folder(chosen.out)), end="")
+    except (BenchmarkError, ResultError, ServiceFailed) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _measure(chosen: argparse.Namespace, commit: str) -> None:
+    if chosen.part:
+        result = run_part(PARTS[chosen.part], Run(chosen.device, chosen.repeats, chosen.limit_s, commit))
+        print(f"{results.write(result, chosen.out)}: {result.seconds:.0f} s", file=sys.stderr)
+        return
+    for name in (part.name for part in PARTS.values() if part.is_wanted):
+        path = results.path_of(name, chosen.out)
+        if path.exists() and results.read(path).commit == commit:
+            print(f"{name}: there is a result of this commit", file=sys.stderr)
+            continue
+        command = [sys.executable, "-m", "benchmarks.gpu_table", "--part", name, "--out", str(chosen.out)]
+        command += ["--device", chosen.device, "--repeats", str(chosen.repeats), "--limit-s", str(chosen.limit_s)]
+        # A process of its own: nothing that one part has left on the GPU is there for the next.
+        if subprocess.run([*command, "--commit", commit.removesuffix(".dirty")], check=False).returncode:
+            raise BenchmarkError(f"the part {name} failed: mend it, and start again to go on from there")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_table", description=__doc__)
+    parser.add_argument("--part", choices=list(PARTS), metavar="NAME", help="measure this part alone (see --list)")
+    parser.add_argument("--list", action="store_true", help="name the parts, and about how long each takes")
+    parser.add_argument(
+        "--merge", action="store_true", help="measure nothing: put the parts together, print the tables"
+    )
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results (benchmarks/results/gpu)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda", help="cpu: for trying a tiny part")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each length, of which the median counts (3)")
+    parser.add_argument("--limit-s", type=float, default=390, help="no figure is begun after so many seconds (390)")
+    parser.add_argument("--commit", help="what is measured, where the folder is no git checkout")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""An engine over random weights, in this process, with the real scheduler, loop and device and one front end in memory.
+
+It is put together as the service puts it together, but for the rings: they have a slot for every launch of a run, so
+that all of them may be staged before the first one runs. A launch does the same work whatever the number of slots.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.gpu_table.shapes import Shape
+from runahead.cuda_graphs.device import Device
+from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.runtime.engine.loop import Engine
+from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.read_config import load_config
+from runahead.runtime.process.cpu import make_on_cpu
+from runahead.runtime.process.parts import MadeOnDevice, check_model, make_scheduler
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.engine_config import DeviceName, EngineConfig, check_config
+from runahead.runtime.wire.parameters import FinishReason
+
+RUN_AHEAD: Final = 2  # the service's default
+_SPARE_LAUNCHES: Final = 32  # of prompts, of the rows that begin later than others, of the closing launch
+
+
+class BenchmarkError(RuntimeError):
+    """What was measured is not what was meant: the sentence says what went wrong."""
+
+
+def engine_settings(device: DeviceName, max_rows: int, context: int) -> dict[str, int | str | bool]:
+    """Settings that differ from the service's defaults, by name. Prompts go in fast; no decode step hangs on that."""
+    return {
+        "load_format": "dummy",
+        "device": device,
+        "max_rows": max_rows,
+        "context_length": context,
+        "prefill_chunk": 512,
+        "max_prefill_tokens": 8192,
+        "run_ahead_tokens": 1 << 20,
+    }
+
+
+class FrontEnd:
+    """Asks for completions and counts what comes."""
+
+    def __init__(self) -> None:
+        self.inbox: list[m.ToEngine] = []
+        self.tokens = 0
+        self.endings: list[int] = []  # reasons
+
+    def receive(self) -> Iterator[tuple[int, m.ToEngine | None]]:
+        while self.inbox:
+            yield 1, self.inbox.pop(0)
+
+    @property
+    def has_more(self) -> bool:
+        return bool(self.inbox)
+
+    def send(self, owner: int, message: m.ToFrontEnd) -> None:
+        if isinstance(message, m.Output):
+            self.tokens += len(message.tokens) // 4
+            self.endings += [end.reason for end in message.finished]
+        elif isinstance(message, m.Refused):
+            raise BenchmarkError(f"the engine refused a request: {message.message}")
+
+    def check(self, rows: int, tokens: int) -> None:
+        """Every request had all of its tokens. Raises BenchmarkError."""
+        names = {FinishReason(reason).name for reason in self.endings}
+        if self.tokens != rows * tokens or len(self.endings) != rows or names != {"LENGTH"}:
+            raise BenchmarkError(
+                f"{rows} requests of {tokens} tokens each brought {self.tokens}; {len(self.endings)} ended: {names}"
+            )
+        self.tokens, self.endings = 0, []
+
+    def wake_fds(self) -> Sequence[int]:
+        return ()
+
+    def wait(self, timeout_s: float) -> None:
+        pass
+
+
+class HoldingDevice:
+    """A device that may hold launches back until the engine waits, or enqueue them without their graphs."""
+
+    def __init__(self, device: Device, eagerly: Callable[[LaunchShape], None] | None = None) -> None:
+        self.rings = device.rings
+        self.counters = device.counters
+        self.buckets = device.buckets
+        self._device = device
+        self._eagerly = eagerly
+        self._captured = True
+        self._held: list[LaunchShape] | None = None
+
+    @contextlib.contextmanager
+    def without_graphs(self) -> Iterator[None]:
+        """Decode launches are enqueued kernel by kernel. Raises BenchmarkError where there are no graphs anyway."""
+        if self._eagerly is None:
+            raise BenchmarkError("this device captures no graphs: it has nothing to be compared with")
+        self._captured = False
+        try:
+            yield
+        finally:
+            self._captured = True
+
+    def hold(self) -> list[LaunchShape]:
+        """Keep launches back from here on until the next wait. Returns the list that they are kept in."""
+        self._held = []
+        return self._held
+
+    def launch(self, shape: LaunchShape) -> None:
+        if self._held is not None:
+            self._held.append(shape)
+        elif self._captured or self._eagerly is None or not shape.is_decode:
+            self._device.launch(shape)
+        else:
+            self._eagerly(shape)
+
+    def sampled(self) -> int:
+        return self._device.sampled()
+
+    def ended(self) -> int:
+        return self._device.ended()
+
+    def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
+        held, self._held = self._held, None
+        for shape in held or ():
+            self._device.launch(shape)
+        self._device.wait(sampled, ended, wake_fds, timeout_s)
+
+    def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
+        return self._device.read_rows()
+
+    def close(self) -> None:
+        self._device.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """An engine with nothing to do. nodes: of the graph of a decode launch, None where there is none. num_blocks: the
+    null block included. settings: what differs from the service's defaults, and how many blocks there are."""
+
+    shape: Shape
+    engine: Engine
+    device: HoldingDevice
+    front_end: FrontEnd
+    model: Decoder
+    num_blocks: int
+    block_size: int
+    nodes: Callable[[int, Form], int | None]
+    settings: dict[str, int | str | bool]
+
+    def set_depth(self, run_ahead: int) -> None:
+        """How many launches are queued ahead from here on. Raises BenchmarkError while any is in flight."""
+        if self.engine.ledger.in_flight or len(self.engine.registry):
+            raise BenchmarkError("the depth changes only while nothing runs")
+        self.engine.ledger.run_ahead = run_ahead
+
+    def queue_everything(self) -> None:
+        """From here on a launch never waits for the tokens of the ones before; the rings have a slot for each."""
+        self.engine.ledger.run_ahead = self.device.rings.layout.slots - 2
+
+
+@contextlib.contextmanager
+def opened(shape: Shape, device: DeviceName, max_rows: int, context: int) -> Iterator[Bench]:
+    """Load the shape's random weights, capture its graphs, and close all of it afterwards."""
+    settings = engine_settings(device, max_rows, context)
+    with tempfile.TemporaryDirectory(prefix="runahead-") as name:
+        folder = Path(name)
+        shape.write(folder)
+        config = msgspec.convert({"model": name, "run_ahead": RUN_AHEAD, **settings}, EngineConfig)
+        check_config(config)
+        config = msgspec.structs.replace(config, run_ahead=shape.workload.long + _SPARE_LAUNCHES)
+        described = load_config(folder)
+        context = check_model(config, described)
+        made, nodes, eagerly = _made(config, described, context)
+    held, front_end = HoldingDevice(made.device, eagerly), FrontEnd()
+    engine = Engine(held, make_scheduler(config, described, made.blocks, context), front_end, max_queue=max_rows)
+    settings |= {"run_ahead": RUN_AHEAD, "block_size": config.block_size, "num_blocks": made.blocks}
+    bench = Bench(shape, engine, held, front_end, made.model, made.blocks, config.block_size, nodes, settings)
+    bench.set_depth(RUN_AHEAD)
+    gc.collect()
+    gc.freeze()  # as the engine's process does: no collection looks at the model while a step is measured
+    try:
+        yield bench
+    finally:
+        gc.unfreeze()
+        held.close()
+
+
+_Nodes = Callable[[int, Form], int | None]
+_Launch = Callable[[LaunchShape], None]
+
+
+def _made(config: EngineConfig, described: ModelConfig, context: int) -> tuple[MadeOnDevice, _Nodes, _Launch | None]:
+    """The model and its device, how to count the nodes of a graph, and how to launch without one."""
+    if config.device == "cpu":
+        return make_on_cpu(config, described, context, _no_progress), lambda rows, form: None, None
+    from runahead.cuda_graphs.cuda_device import CudaDevice
+    from runahead.runtime.process.cuda import make_on_cuda
+
+    made = make_on_cuda(config, described, context, _no_progress)
+    device = made.device
+    assert isinstance(device, CudaDevice)
+    return made, lambda rows, form: device.graphs.nodes(device.launch_key(rows, form)), device.launch_eagerly
+
+
+def _no_progress(done: int, total: int) -> None:
+    pass

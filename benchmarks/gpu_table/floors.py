@@ -1,0 +1,66 @@
+"""The fewest bytes that a decode step reads: every weight once, and what the rows keep of their tokens.
+
+Activations, the embedding's few rows and the block tables are left out: they are small beside these. The time is the
+bytes over the bandwidth that one H200 reached when it did nothing but read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.memory import memory_of
+from runahead.runtime.models.weights import described
+
+BANDWIDTH: Final = 4.6e12  # bytes a second
+
+
+@dataclass(frozen=True, slots=True)
+class StepBytes:
+    """weights: that a step reads. kv_token: keys and values of one token in all layers. layers: of the model.
+
+    roles: weights that the products of one layer read, and `head`, by the name of the product.
+    """
+
+    weights: int
+    kv_token: int
+    layers: int
+    roles: Mapping[str, int]
+
+    def floor_ms(self, tokens: float) -> float:
+        """Of a step whose rows hold so many tokens together."""
+        return (self.weights + self.kv_token * tokens) / BANDWIDTH * 1e3
+
+    def role_floor_us(self, role: str, tokens: float) -> float | None:
+        """Of all kernels of a step that do this work; None where no bytes are known of it."""
+        known: dict[str, Callable[[], float]] = {
+            "attention": lambda: self.kv_token * tokens,
+            "head": lambda: self.roles["head"],
+        }
+        if role in known:
+            return known[role]() / BANDWIDTH * 1e6
+        return self.layers * self.roles[role] / BANDWIDTH * 1e6 if role in self.roles else None
+
+
+def step_bytes(config: ModelConfig, dtype: torch.dtype) -> StepBytes:
+    """Of a model whose weights and cache are of `dtype`."""
+    model = described(config)
+    untied = 0 if config.tie_word_embeddings else model.embedding.numel()  # of which a step reads a row for each token
+    layer = model.layers[0]
+    parts = {
+        "qkv": layer.mixer.qkv.weight,
+        "o": layer.mixer.o.weight,
+        "gate_up": layer.feed_forward.gate_up.weight,
+        "down": layer.feed_forward.down.weight,
+        "head": model.lm_head,
+    }
+    return StepBytes(
+        weights=(model.parameters - untied) * dtype.itemsize,
+        kv_token=memory_of(model.layers).bytes_kept(1, dtype).block,
+        layers=len(model.layers),
+        roles={name: weight.numel() * dtype.itemsize for name, weight in parts.items()},
+    )

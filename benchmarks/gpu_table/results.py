@@ -1,0 +1,213 @@
+"""What a part of the benchmark leaves in its file: figures, and where, when and of what they were measured."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+import torch
+
+from runahead.service.version import commit_of
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+FORMAT: Final = 1
+_GIT_DIGITS: Final = 12
+
+Way = Literal["graph", "engine", "grpc"]
+Sampling = Literal["greedy", "sampled", "one sampled", "one with log-probabilities"]
+Table = Literal["step", "depths", "lengths"]
+
+
+class ResultError(ValueError):
+    """A result can't be written or read. The sentence says why, and names the file if there is one."""
+
+
+class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """gpu: empty on the CPU. cores: that the operating system shows."""
+
+    gpu: str
+    driver: str
+    cpu: str
+    cores: int
+    system: str
+
+
+class Versions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """cuda: that torch was built for. Empty: it is not there."""
+
+    python: str
+    torch: str
+    triton: str
+    cuda: str
+    grpc: str
+
+
+class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One figure. Times are of one decode step of the whole batch.
+
+    prompt: how long the prompts are, in words. context: tokens that a row holds in the middle of what was measured, the
+    mean over the rows. runs: seconds of the short and of the long run, of each repetition; bare graphs have none.
+    nodes: of the graph. idle_us: of the device between two launches, by its stamps. overlap: the share of launches that
+    were enqueued while the one before ran. host_us: the engine's own time a launch. skipped: why there is no figure.
+    """
+
+    table: Table
+    shape: str
+    rows: int
+    prompt: str
+    context: float
+    way: Way
+    sampling: Sampling = "greedy"
+    run_ahead: int = 2
+    captured: bool = True
+    floor_ms: float
+    step_ms: float | None = None
+    runs: tuple[tuple[float, float], ...] = ()
+    nodes: int | None = None
+    idle_us: float | None = None
+    overlap: float | None = None
+    host_us: float | None = None
+    tokens_per_message: float | None = None
+    skipped: str = ""
+
+
+class KernelTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A kernel, or a copy, in one place or many of a step. count: a step. share: of the time of all kernels."""
+
+    name: str
+    role: str
+    count: float
+    mean_us: float
+    total_us: float
+    share: float
+
+
+class RoleTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All kernels of a step that do one kind of work. floor_us: of the bytes that they must read, where known."""
+
+    role: str
+    total_us: float
+    floor_us: float | None
+
+
+class Breakdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where the time of a decode launch goes. step_us: from start to start, while it was traced."""
+
+    shape: str
+    rows: int
+    launches: int
+    context: float
+    step_us: float
+    floor_us: float
+    kernels: tuple[KernelTime, ...]
+    roles: tuple[RoleTime, ...]
+
+
+class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One part. seconds: that the part took. settings: of the engine, by name, and of the benchmark."""
+
+    format: int
+    part: str
+    commit: str
+    date: str
+    seconds: float
+    machine: Machine
+    versions: Versions
+    settings: dict[str, int | str | bool]
+    cells: tuple[Cell, ...] = ()
+    breakdowns: tuple[Breakdown, ...] = ()
+
+
+def write(result: Result, folder: Path) -> Path:
+    """Leaves the part's file whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = path_of(result.part, folder)
+    scratch = path.with_suffix(".partial")
+    scratch.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    scratch.replace(path)
+    return path
+
+
+def path_of(part: str, folder: Path) -> Path:
+    return folder / f"part-{part}.json"
+
+
+def read(path: Path) -> Result:
+    """Raises ResultError for a file that is no result, or one of another format."""
+    try:
+        result = msgspec.json.decode(path.read_bytes(), type=Result)
+    except (msgspec.MsgspecError, OSError) as error:
+        raise ResultError(f"{path} is no result of this benchmark: {error}") from error
+    if result.format != FORMAT:
+        raise ResultError(f"{path} has format {result.format}; this benchmark reads format {FORMAT}")
+    return result
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def commit(given: str | None) -> str:
+    """The commit of this checkout, `.dirty` behind it where files have changed; `given` where git does not know.
+
+    Raises ResultError where neither says it, or where they differ.
+    """
+    known = commit_of(ROOT)
+    short = given[:_GIT_DIGITS] if given else None
+    if known is None and short is None:
+        raise ResultError("this folder is no git checkout: name the commit that is measured with --commit")
+    if known is not None and short is not None and not known.startswith(short):
+        raise ResultError(f"--commit says {short}, and this checkout is of {known}")
+    return known or str(short)
+
+
+def this_machine(device: str) -> Machine:
+    """What the figures were measured on. device: cpu or cuda."""
+    on_gpu = device == "cuda"
+    return Machine(
+        gpu=torch.cuda.get_device_name() if on_gpu else "",
+        driver=_driver() if on_gpu else "",
+        cpu=_cpu(),
+        cores=os.cpu_count() or 1,
+        system=platform.platform(),
+    )
+
+
+def these_versions() -> Versions:
+    return Versions(
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        triton=_version("triton"),
+        cuda=torch.version.cuda or "",
+        grpc=_version("grpcio"),
+    )
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _driver() -> str:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return done.stdout.split("\n")[0].strip()
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,0 +1,151 @@
+"""The models that are measured: shapes of known ones with random weights, written as a checkpoint of a config.json."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.read_config import load_config
+from runahead.runtime.rounding import ceil_div
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Lengths in tokens. A step is what `long` tokens of a batch take, less what `short` tokens take, over the rest.
+
+    prompt: of every row. context: the longest request that the engine is told of. lengths: prompts of the table of
+    lengths. ragged: the shortest and the longest prompt of its batch of many lengths.
+    """
+
+    prompt: int
+    short: int
+    long: int
+    context: int
+    lengths: tuple[int, ...]
+    ragged: tuple[int, int]
+
+    @property
+    def steps(self) -> int:
+        return self.long - self.short
+
+    @property
+    def generated(self) -> float:
+        """Tokens that a row has generated at the middle of the steps that are measured."""
+        return (self.short + self.long) / 2
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a request of the table of lengths may hold, in blocks of any size up to 256."""
+        return 256 * ceil_div(max(*self.lengths, self.ragged[1]) + self.long + 1, 256)
+
+
+FULL: Final = Workload(512, 32, 288, 4096, (4096, 16384), (128, 8192))
+SMALL: Final = Workload(24, 4, 20, 64, (40, 90), (8, 70))  # for trying the benchmark itself, on the CPU too
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A dense decoder. batches: rows that decode together, ascending. keys: of config.json."""
+
+    name: str
+    batches: tuple[int, ...]
+    keys: Mapping[str, Any]
+    workload: Workload = FULL
+
+    def write(self, folder: Path) -> ModelConfig:
+        """A checkpoint without tensors, for `load_format` dummy. Returns what the product reads in it."""
+        (folder / "config.json").write_text(json.dumps(dict(self.keys)), encoding="utf-8")
+        return load_config(folder)
+
+    def described(self) -> ModelConfig:
+        """What the product reads in the checkpoint."""
+        with tempfile.TemporaryDirectory(prefix="runahead-") as folder:
+            return self.write(Path(folder))
+
+
+def _keys(
+    architecture: str,
+    model_type: str,
+    *,
+    hidden: int,
+    layers: int,
+    ffn: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    vocab: int,
+    tied: bool,
+    positions: int = 32768,
+) -> dict[str, Any]:
+    return {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "intermediate_size": ffn,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": vocab,
+        "tie_word_embeddings": tied,
+        "max_position_embeddings": positions,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+        "eos_token_id": 0,
+        "bos_token_id": 1,
+    }
+
+
+_QWEN3: Final = ("Qwen3ForCausalLM", "qwen3")
+_LLAMA: Final = ("LlamaForCausalLM", "llama")
+
+SHAPES: Final = {
+    shape.name: shape
+    for shape in (
+        Shape(
+            "0.6B",
+            (1, 8, 64),
+            _keys(
+                *_QWEN3, hidden=1024, layers=28, ffn=3072, heads=16, kv_heads=8, head_dim=128, vocab=151936, tied=True
+            ),
+        ),
+        Shape(
+            "1B",
+            (1, 8, 64),
+            _keys(
+                *_LLAMA, hidden=2048, layers=16, ffn=8192, heads=32, kv_heads=8, head_dim=64, vocab=128256, tied=True
+            ),
+        ),
+        Shape(
+            "8B",
+            (1, 8, 64, 256),
+            _keys(
+                *_LLAMA, hidden=4096, layers=32, ffn=14336, heads=32, kv_heads=8, head_dim=128, vocab=128256, tied=False
+            ),
+        ),
+        Shape(
+            "tiny",
+            (1, 4),
+            _keys(
+                *_QWEN3,
+                hidden=64,
+                layers=2,
+                ffn=96,
+                heads=4,
+                kv_heads=2,
+                head_dim=16,
+                vocab=160,
+                tied=True,
+                positions=512,
+            ),
+            SMALL,
+        ),
+    )
+}

@@ -1,0 +1,145 @@
+"""Decode steps through gRPC: a service of its own, and one stream for each row from several client processes.
+
+One process of Python can't read as many messages as the service sends: with one client the client would be measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import grpc
+
+from benchmarks.gpu_table.decode import Batch, Steps, prompt_of, sampling_of
+from benchmarks.gpu_table.engines import BenchmarkError, engine_settings
+from benchmarks.gpu_table.shapes import Shape
+from benchmarks.local_service import LocalService, local_service
+from runahead.runtime.wire.engine_config import DeviceName
+from runahead.v1 import GenerateRequest, GenerationServiceStub
+from runahead.v1.generate_pb2 import FINISH_REASON_LENGTH
+
+START_S: Final = 400.0  # a service whose kernels are compiled first
+CLIENTS: Final = 8
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.25, 16.0
+
+
+class Streamed(NamedTuple):
+    """By one client. ended_at: seconds on the clock that all processes share. in_time: it began when it was told to."""
+
+    ended_at: float
+    tokens: int
+    messages: int
+    in_time: bool
+
+
+def client(url: str, requests: Sequence[bytes], begin_at: float) -> Streamed:
+    """Run the requests at once from `begin_at` on, one stream each. Raises BenchmarkError for one that ends early."""
+    return asyncio.run(_client(url, requests, begin_at))
+
+
+async def _client(url: str, requests: Sequence[bytes], begin_at: float) -> Streamed:
+    async with grpc.aio.insecure_channel(url) as channel:
+        await channel.channel_ready()
+        stub = GenerationServiceStub(channel)
+        parsed = [GenerateRequest.FromString(request) for request in requests]
+        in_time = time.monotonic() < begin_at
+        if in_time:
+            await asyncio.sleep(begin_at - time.monotonic())
+            counts = await asyncio.gather(*(_stream(stub, request) for request in parsed))
+        else:
+            counts = []
+        ended_at = time.monotonic()
+        return Streamed(ended_at, sum(count[0] for count in counts), sum(count[1] for count in counts), in_time)
+
+
+async def _stream(stub: GenerationServiceStub, request: GenerateRequest) -> tuple[int, int]:
+    """Tokens, and messages that brought some."""
+    tokens = messages = 0
+    reason = None
+    async for response in stub.Generate(request):
+        event = response.WhichOneof("event")
+        if event == "delta":
+            tokens += len(response.delta.tokens)
+            messages += 1
+        elif event == "finished":
+            reason = response.finished.reason
+    if reason != FINISH_REASON_LENGTH or tokens != request.stopping.max_tokens:
+        raise BenchmarkError(f"a stream brought {tokens} tokens of {request.stopping.max_tokens}, reason {reason}")
+    return tokens, messages
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A service of random weights, and who calls it. vocab_size: of its model."""
+
+    shape: Shape
+    vocab_size: int
+    service: LocalService
+    clients: ProcessPoolExecutor
+
+    def generate(self, batch: Batch, tokens: int) -> tuple[float, float]:
+        """Seconds from the first call to the last stream's end, and tokens a message."""
+        requests = [self._request(row, length, batch, tokens) for row, length in enumerate(batch.prompts)]
+        shares = [share for share in (requests[place::CLIENTS] for place in range(CLIENTS)) if share]
+        delay_s = _FIRST_DELAY_S
+        while True:
+            begin_at = time.monotonic() + delay_s
+            futures = [self.clients.submit(client, self.service.url, share, begin_at) for share in shares]
+            streamed = [future.result() for future in futures]
+            if all(one.in_time for one in streamed):
+                break
+            delay_s *= 2  # somebody was not ready yet, and has asked for nothing: all begin again together
+            if delay_s > _LONGEST_DELAY_S:
+                raise BenchmarkError("the clients can't begin together: this machine is too busy to measure on")
+        took = max(one.ended_at for one in streamed) - begin_at
+        return took, sum(one.tokens for one in streamed) / sum(one.messages for one in streamed)
+
+    def _request(self, row: int, length: int, batch: Batch, tokens: int) -> bytes:
+        request = GenerateRequest()
+        request.token_ids.ids.extend(prompt_of(row, length, self.vocab_size).tolist())
+        wanted = sampling_of(row, batch.sampling)
+        request.sampling.temperature, request.sampling.top_p = wanted.temperature, wanted.top_p
+        request.sampling.seed = wanted.seed
+        if wanted.logprobs >= 0:
+            request.output.logprobs = wanted.logprobs
+        request.stopping.max_tokens, request.stopping.ignore_eos = tokens, True
+        return request.SerializeToString()
+
+
+@contextlib.contextmanager
+def served(shape: Shape, device: DeviceName, max_rows: int, context: int) -> Iterator[Served]:
+    """Start the service with the settings of the engine in this process, and end both it and the clients afterwards."""
+    settings = engine_settings(device, max_rows, context)
+    with tempfile.TemporaryDirectory(prefix="runahead-") as name:
+        config = shape.write(Path(name))
+        flags = ["--model", name, "--tokenizer", "none"]
+        for key, value in settings.items():
+            flags += [f"--{key.replace('_', '-')}", str(value)]
+        with (
+            ProcessPoolExecutor(CLIENTS, mp_context=get_context("spawn")) as clients,
+            local_service(flags, START_S) as service,
+        ):
+            yield Served(shape, config.vocab_size, service, clients)
+
+
+def through_grpc(served: Served, batch: Batch, repeats: int) -> Steps:
+    """As `through_the_engine`, but by the clients' clock, and with tokens a message in the long runs."""
+    workload = served.shape.workload
+    runs, packing = [], []
+    served.generate(batch, workload.short)  # fills the prefix cache: how prompts got in is not what is measured
+    for _ in range(repeats):
+        short, _ = served.generate(batch, workload.short)
+        long, per_message = served.generate(batch, workload.long)
+        runs.append((short, long))
+        packing.append(per_message)
+    step = statistics.median(long - short for short, long in runs) / workload.steps * 1e3
+    return Steps(step, tuple(runs), tokens_per_message=statistics.mean(packing))

@@ -1,0 +1,178 @@
+"""The tables as Markdown, for the README and for whoever reads the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from benchmarks.gpu_table.goals import Steps, goals, idle_share
+from benchmarks.gpu_table.merge import Merged
+from benchmarks.gpu_table.published import GOALS_MS, PEERS_MS, best_peer_ms
+from benchmarks.gpu_table.results import Breakdown, Cell, Sampling
+
+_NONE = "–"
+_KERNELS_SHOWN = 20
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return _NONE if value is None else f"{value:.{digits}f}"
+
+
+def _over(one: float | None, other: float | None) -> str:
+    return _number(one / other if one is not None and other is not None else None, 3)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def tables(merged: Merged) -> str:
+    """Everything that was measured, and what was not."""
+    cells = [cell for part in merged.parts for cell in part.cells]
+    breakdowns = [breakdown for part in merged.parts for breakdown in part.breakdowns]
+    steps = Steps(cells)
+    blocks = [_heading(merged)]
+    for sampling in ("greedy", "sampled"):
+        blocks.append(_step_table(steps, sampling))
+    blocks += [_ways_table(cells), _one_among_table(steps, cells), _depth_table(cells), _length_table(cells)]
+    blocks += [_breakdown_table(breakdown) for breakdown in breakdowns]
+    blocks += [_goal_table(steps), _skipped(cells)]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def _heading(merged: Merged) -> list[str]:
+    first = merged.parts[0]
+    machines = sorted({f"{part.machine.cpu}, {part.machine.cores} cores, driver {part.machine.driver or _NONE}"
+                       for part in merged.parts})  # fmt: skip
+    dates = sorted(part.date for part in merged.parts)
+    versions = first.versions
+    when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    return [
+        f"Commit {merged.commit}, {merged.gpu or 'no GPU'}; {'; '.join(machines)}; torch {versions.torch}, triton "
+        f"{versions.triton or _NONE}, CUDA {versions.cuda or _NONE}, Python {versions.python}; {when}.",
+        f"Parts: {', '.join(part.part for part in merged.parts)}.",
+    ]
+
+
+def _step_table(steps: Steps, sampling: Sampling) -> list[str]:
+    rows = []
+    for place in steps.places():
+        graph, engine, grpc = (steps.ms(place, way, sampling) for way in ("graph", "engine", "grpc"))
+        known = [cell for way in ("graph", "engine", "grpc") if (cell := steps.cell(place, way, sampling))]
+        if not known:
+            continue
+        row = [place.shape, str(place.rows), _number(known[0].floor_ms), *map(_number, (graph, engine, grpc))]
+        row += [_over(engine, graph), _over(grpc, graph)]
+        if sampling == "greedy":
+            peer = best_peer_ms(place)
+            row += [_number(times.get(place)) for times in PEERS_MS.values()]
+            goal = GOALS_MS.get(place)
+            verdict = _NONE if goal is None or engine is None else "met" if engine <= goal else "missed"
+            row += [_over(peer, engine), _number(goal), verdict]
+        rows.append(row)
+    if not rows:
+        return []
+    head = ["shape", "batch", "floor", "graphs", "engine", "gRPC", "engine ÷ graphs", "gRPC ÷ graphs"]
+    title = "greedy" if sampling == "greedy" else "temperature 0.8, top-p 0.9"
+    if sampling == "greedy":
+        head += [*PEERS_MS, "best of these ÷ engine", "goal", ""]
+    return [f"**Milliseconds a decode step, {title}**", "", *_table(head, rows)]
+
+
+def _ways_table(cells: Sequence[Cell]) -> list[str]:
+    rows = [
+        [
+            cell.shape, str(cell.rows), cell.sampling, cell.way, _number(cell.step_ms, 3), str(cell.nodes or _NONE),
+            _number(cell.idle_us, 1), _percent(idle_share(cell)), _number(cell.overlap, 3), _number(cell.host_us, 0),
+            _number(cell.tokens_per_message, 2),
+        ]
+        for cell in cells
+        if cell.table == "step" and cell.step_ms is not None
+    ]  # fmt: skip
+    head = ["shape", "batch", "sampling", "way", "ms", "nodes", "idle µs", "of a step", "overlap", "host µs",
+            "tokens a message"]  # fmt: skip
+    return ["**Each way in detail**", "", *_table(head, rows)] if rows else []
+
+
+def _one_among_table(steps: Steps, cells: Sequence[Cell]) -> list[str]:
+    """What sampling and log-probabilities add to a greedy step through the engine."""
+    rows = []
+    for place in steps.places():
+        greedy = steps.ms(place, "engine")
+        added = [steps.ms(place, "engine", kind) for kind in ("sampled", "one sampled", "one with log-probabilities")]
+        if greedy is None or not any(added):
+            continue
+        less = [None if one is None else one - greedy for one in added]
+        rows.append([place.shape, str(place.rows), _number(greedy, 3), *(_number(one, 3) for one in less)])
+    head = ["shape", "batch", "greedy", "all sampled", "one sampled", "one with log-probabilities"]
+    return ["**Milliseconds that sampling adds to a greedy step**", "", *_table(head, rows)] if rows else []
+
+
+def _depth_table(cells: Sequence[Cell]) -> list[str]:
+    rows = [
+        [
+            cell.shape, str(cell.rows), "serial" if cell.run_ahead == 0 else str(cell.run_ahead),
+            "graph" if cell.captured else "eager", _number(cell.floor_ms), _number(cell.step_ms, 3),
+            _number(cell.idle_us, 1), _percent(idle_share(cell)), _number(cell.overlap, 3), _number(cell.host_us, 0),
+        ]
+        for cell in cells
+        if cell.table == "depths" and cell.step_ms is not None
+    ]  # fmt: skip
+    head = ["shape", "batch", "launches ahead", "launch", "floor", "ms", "idle µs", "of a step", "overlap", "host µs"]
+    return ["**Launches ahead, and without graphs, greedy**", "", *_table(head, rows)] if rows else []
+
+
+def _length_table(cells: Sequence[Cell]) -> list[str]:
+    rows = [
+        [
+            cell.shape, str(cell.rows), cell.prompt, f"{cell.context:,.0f}", _number(cell.floor_ms),
+            _number(cell.step_ms, 3), _over(cell.step_ms, cell.floor_ms), _number(cell.idle_us, 1),
+        ]
+        for cell in cells
+        if cell.table == "lengths"
+    ]  # fmt: skip
+    head = ["shape", "batch", "prompts", "mean context", "floor", "ms", "÷ floor", "idle µs"]
+    return ["**Long contexts and ragged lengths, greedy, through the engine**", "", *_table(head, rows)] if rows else []
+
+
+def _breakdown_table(found: Breakdown) -> list[str]:
+    total = sum(kernel.total_us for kernel in found.kernels)
+    title = (
+        f"**{found.shape}, batch {found.rows}, kernel by kernel**: {found.launches} launches at a context of "
+        f"{found.context:,.0f}, {found.step_us:,.1f} µs a step while traced, {total:,.1f} µs in kernels, floor "
+        f"{found.floor_us:,.1f} µs"
+    )
+    roles = [
+        [one.role, _number(one.total_us, 1), _number(one.floor_us, 1), _over(one.total_us, one.floor_us)]
+        for one in found.roles
+    ]
+    kernels = [
+        [f"`{one.name[:80]}`", one.role, _number(one.count, 1), _number(one.mean_us, 2), _number(one.total_us, 1),
+         _percent(one.share)]
+        for one in found.kernels[:_KERNELS_SHOWN]
+    ]  # fmt: skip
+    lines = [title, "", *_table(["work", "µs a step", "floor", "÷ floor"], roles), ""]
+    lines += _table(["kernel", "work", "a step", "mean µs", "µs a step", "share"], kernels)
+    left = len(found.kernels) - _KERNELS_SHOWN
+    return [*lines, "", f"{left} more kernels are in the result file."] if left > 0 else lines
+
+
+def _goal_table(steps: Steps) -> list[str]:
+    rows = [
+        [goal.what, _number(goal.most, goal.digits), _number(goal.found, goal.digits), goal.verdict]
+        for goal in goals(steps)
+    ]
+    return ["**Goals**", "", *_table(["what", "at most", "found", ""], rows)]
+
+
+def _skipped(cells: Sequence[Cell]) -> list[str]:
+    return [
+        f"- no figure for {cell.shape}, batch {cell.rows}, prompts of {cell.prompt}, {cell.sampling}, {cell.way}: "
+        f"{cell.skipped}"
+        for cell in cells
+        if cell.skipped
+    ]
+
+
+def _percent(share: float | None) -> str:
+    return _NONE if share is None else f"{share:.2%}"

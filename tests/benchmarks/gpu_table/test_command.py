@@ -1,0 +1,103 @@
+"""The command: which parts there are, what it refuses, and that a run is taken up where it ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu_table import __main__ as command
+from benchmarks.gpu_table import results
+from benchmarks.gpu_table.parts import PARTS, Run, run_part
+from benchmarks.gpu_table.published import GOALS_MS
+from runahead.service.version import commit_of
+from tests.benchmarks.gpu_table.sample_results import result
+
+
+def test_every_part_is_listed_with_its_minutes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(PARTS)
+    assert all(int(line.split()[1]) <= 8 for line in lines)
+    assert {shape for shape, _ in GOALS_MS} == {name.split("-")[1] for name in PARTS} - {"tiny"}
+    assert not any(part.is_wanted for name, part in PARTS.items() if name.endswith("tiny"))
+
+
+def test_a_part_leaves_a_file_with_machine_versions_commit_date_and_settings(tmp_path: Path) -> None:
+    found = run_part(PARTS["engine-tiny"], Run("cpu", 1, 300.0, "0123456789ab"))
+    assert results.read(results.write(found, tmp_path)) == found
+    assert found.commit == "0123456789ab" and found.date.endswith("Z") and found.machine.cores >= 1
+    assert found.versions.torch == str(torch.__version__)
+    assert {"repeats", "max_rows", "context_length", "run_ahead", "num_blocks"} <= found.settings.keys()
+    ways = {(cell.rows, cell.way, cell.sampling) for cell in found.cells if cell.step_ms}
+    assert len(ways) == len(found.cells) == 2 * 2 * 2 + 2
+    assert not any(cell.skipped for cell in found.cells)
+
+
+@pytest.mark.parametrize("part", ["depths-tiny", "lengths-tiny"])
+def test_the_other_tables_are_measured_by_the_same_code(part: str) -> None:
+    found = run_part(PARTS[part], Run("cpu", 1, 300.0, "0123456789ab"))
+    assert all(cell.step_ms for cell in found.cells)
+    assert {cell.table for cell in found.cells} == {part.split("-")[0]}
+    if part == "depths-tiny":
+        assert [cell.run_ahead for cell in found.cells] == [0, 1, 2, 3, 4] * 2
+    else:
+        assert [cell.prompt for cell in found.cells] == ["40", "40", "90", "90", "8 to 70"]
+
+
+def test_a_part_begins_no_figure_when_its_time_is_up_and_says_so() -> None:
+    found = run_part(PARTS["depths-tiny"], Run("cpu", 1, 0.0, "0123456789ab"))
+    assert len(found.cells) == 10
+    assert all(cell.step_ms is None and cell.skipped == "the part had run for 0 s" for cell in found.cells)
+
+
+def test_kernels_are_not_traced_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--part", "kernels-tiny", "--device", "cpu", "--out", str(tmp_path)]
+    assert command.main([*arguments, *_commit()]) == 1
+    assert "this part needs a GPU" in capsys.readouterr().err
+
+
+def _commit() -> list[str]:
+    known = commit_of(results.ROOT)
+    return [] if known else ["--commit", "0123456789ab"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_the_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--part", "engine-8B", "--out", str(tmp_path)]) == 1
+    assert "torch finds no CUDA GPU here" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_goes_on_with_the_parts_that_have_no_result_of_this_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = [name for name, part in PARTS.items() if part.is_wanted]
+    monkeypatch.setattr(results, "commit_of", lambda checkout: "0123456789ab")
+    results.write(result(wanted[0]), tmp_path)
+    results.write(result(wanted[1], commit="ffffffffffff"), tmp_path)
+    started = []
+
+    def run(arguments: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+        assert arguments[:4] == [sys.executable, "-m", "benchmarks.gpu_table", "--part"]
+        started.append(arguments[4])
+        results.write(result(arguments[4]), tmp_path)
+        return subprocess.CompletedProcess(arguments, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert command.main(["--device", "cpu", "--out", str(tmp_path)]) == 0
+    assert started == wanted[1:]
+    assert f"Parts: {', '.join(sorted(wanted))}." in capsys.readouterr().out
+
+
+def test_a_part_that_fails_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(results, "commit_of", lambda checkout: "0123456789ab")
+    monkeypatch.setattr(subprocess, "run", lambda arguments, **options: subprocess.CompletedProcess(arguments, 1))
+    assert command.main(["--device", "cpu", "--out", str(tmp_path)]) == 1
+    assert "the part engine-0.6B failed" in capsys.readouterr().err

@@ -1,0 +1,62 @@
+"""The fewest bytes of a step, against numbers worked out by hand from the shapes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.gpu_table.floors import BANDWIDTH, StepBytes, step_bytes
+from benchmarks.gpu_table.shapes import SHAPES
+
+CONTEXT = 613
+
+
+def bytes_of(shape: str) -> StepBytes:
+    return step_bytes(SHAPES[shape].described(), torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "floor_ms"),
+    [
+        ("0.6B", 1, 0.274),
+        ("0.6B", 8, 0.381),
+        ("0.6B", 64, 1.237),
+        ("1B", 1, 0.542),
+        ("1B", 8, 0.572),
+        ("1B", 64, 0.817),
+        ("8B", 1, 3.280),
+        ("8B", 8, 3.403),
+        ("8B", 64, 4.381),
+        ("8B", 256, 7.735),
+    ],
+)
+def test_the_floor_is_all_weights_once_and_the_rows_keys_and_values(shape: str, rows: int, floor_ms: float) -> None:
+    assert bytes_of(shape).floor_ms(rows * CONTEXT) == pytest.approx(floor_ms, abs=0.0006)
+
+
+def test_a_tied_head_is_read_once_and_an_untied_embedding_not_at_all() -> None:
+    per_layer = (16 + 2 * 8) * 128 * 1024 + 16 * 128 * 1024 + 3 * 1024 * 3072 + 2 * 1024 + 2 * 128
+    assert bytes_of("0.6B").weights == 2 * (28 * per_layer + 151936 * 1024 + 1024)
+    per_layer = (32 + 2 * 8) * 128 * 4096 + 32 * 128 * 4096 + 3 * 4096 * 14336 + 2 * 4096
+    assert bytes_of("8B").weights == 2 * (32 * per_layer + 128256 * 4096 + 4096)
+
+
+def test_a_token_keeps_a_key_and_a_value_of_every_kv_head_in_every_layer() -> None:
+    assert bytes_of("0.6B").kv_token == 28 * 2 * 8 * 128 * 2
+    assert bytes_of("1B").kv_token == 16 * 2 * 8 * 64 * 2
+
+
+def test_the_floors_of_the_kinds_of_work_make_up_the_floor_but_for_the_norms() -> None:
+    bytes_ = bytes_of("8B")
+    tokens = 64 * CONTEXT
+    roles = ("qkv", "attention", "o", "gate_up", "down", "head")
+    floors = {role: bytes_.role_floor_us(role, tokens) for role in roles}
+    assert floors["qkv"] == pytest.approx(32 * 6144 * 4096 * 2 / BANDWIDTH * 1e6)
+    assert floors["head"] == pytest.approx(128256 * 4096 * 2 / BANDWIDTH * 1e6)
+    norms_us = (2 * 32 + 1) * 4096 * 2 / BANDWIDTH * 1e6
+    known = sum(floor for floor in floors.values() if floor is not None)
+    assert known + norms_us == pytest.approx(bytes_.floor_ms(tokens) * 1e3)
+
+
+def test_work_whose_bytes_nobody_knows_has_no_floor() -> None:
+    assert bytes_of("8B").role_floor_us("sampling", 100) is None

@@ -1,0 +1,100 @@
+"""What is made of the figures: goals met, missed and not measured, and the tables that show them."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.gpu_table.goals import Goal, Steps, goals
+from benchmarks.gpu_table.merge import merge
+from benchmarks.gpu_table.published import GOALS_MS, REACHED_BEFORE_MS, Place, best_peer_ms
+from benchmarks.gpu_table.results import Breakdown, Cell, KernelTime, RoleTime
+from benchmarks.gpu_table.tables import tables
+from tests.benchmarks.gpu_table.sample_results import cell, result
+
+
+def found(*cells: Cell) -> dict[str, Goal]:
+    return {goal.what: goal for goal in goals(Steps(cells))}
+
+
+def test_every_cell_of_the_goals_has_one_and_none_is_looser_than_what_was_reached_before() -> None:
+    assert GOALS_MS.keys() == REACHED_BEFORE_MS.keys()
+    assert all(goal < REACHED_BEFORE_MS[place] for place, goal in GOALS_MS.items())
+    assert len(found()) > 5 * len(GOALS_MS)
+    assert {goal.verdict for goal in found().values()} == {"not measured"}
+
+
+def test_the_best_of_the_other_engines_is_the_faster_one_or_the_only_one() -> None:
+    assert best_peer_ms(Place("8B", 256)) == 14.66
+    assert best_peer_ms(Place("0.6B", 64)) == 2.98
+    assert best_peer_ms(Place("8B", 8)) == 5.18
+    assert best_peer_ms(Place("tiny", 1)) is None
+
+
+def test_a_goal_is_met_up_to_its_limit_and_missed_beyond_it() -> None:
+    what = "8B, batch 64: ms a step through the engine"
+    assert found(cell("8B", 64, "engine", 5.3))[what].verdict == "met"
+    assert found(cell("8B", 64, "engine", 5.301))[what].verdict == "missed"
+    assert found(cell("8B", 64, "engine", None))[what].verdict == "not measured"
+    assert found(cell("8B", 64, "engine", 5.0, sampling="sampled"))[what].verdict == "not measured"
+    assert found(cell("8B", 64, "engine", 5.0, table="depths"))[what].verdict == "not measured"
+
+
+def test_ways_are_held_against_bare_graphs_and_the_larger_batch_may_lose_more() -> None:
+    goals_of = found(
+        cell("8B", 64, "graph", 5.0), cell("8B", 64, "engine", 5.2), cell("8B", 64, "grpc", 5.4),
+        cell("8B", 256, "graph", 11.0), cell("8B", 256, "engine", 11.4), cell("8B", 256, "grpc", 12.0),
+    )  # fmt: skip
+    assert goals_of["8B, batch 64: engine over bare graphs"].found == pytest.approx(1.04)
+    assert goals_of["8B, batch 64: engine over bare graphs"].verdict == "missed"
+    assert goals_of["8B, batch 256: engine over bare graphs"].verdict == "met"
+    assert goals_of["8B, batch 64: gRPC over bare graphs"].verdict == "met"
+    assert goals_of["8B, batch 256: gRPC over bare graphs"].verdict == "missed"
+    assert "8B, batch 1: gRPC over bare graphs" not in goals_of
+
+
+def test_what_sampling_adds_and_how_long_the_device_idles() -> None:
+    goals_of = found(
+        cell("8B", 64, "engine", 5.0, idle_us=110.0),
+        cell("8B", 64, "engine", 5.08, sampling="sampled"),
+        cell("8B", 64, "engine", 5.03, sampling="one sampled"),
+    )
+    assert goals_of["8B, batch 64: idle between launches, of a step"].found == pytest.approx(0.022)
+    assert goals_of["8B, batch 64: idle between launches, of a step"].verdict == "missed"
+    assert goals_of["8B, batch 64: ms that sampling adds"].verdict == "met"
+    assert goals_of["8B, batch 64: ms that one row that samples adds"].verdict == "missed"
+    assert "8B, batch 8: ms that sampling adds" not in goals_of
+
+
+def test_the_tables_hold_every_figure_and_say_what_is_missing() -> None:
+    breakdown = Breakdown(
+        shape="8B", rows=1, launches=20, context=672.0, step_us=4695.0, floor_us=3282.0,
+        kernels=(KernelTime("_gemv_kernel", "qkv", 32.0, 14.0, 448.0, 0.1),),
+        roles=(RoleTime("qkv", 448.0, 350.0), RoleTime("other", 10.0, None)),
+    )  # fmt: skip
+    text = tables(
+        merge(
+            [
+                result(
+                    "engine-8B",
+                    cell("8B", 1, "graph", 4.5, nodes=334, floor_ms=3.28),
+                    cell("8B", 1, "engine", 4.62, nodes=334, floor_ms=3.28, idle_us=3.7, overlap=1.0, host_us=91.0),
+                    cell("8B", 64, "engine", None),
+                ),
+                result("grpc-8B", cell("8B", 1, "grpc", 4.63, tokens_per_message=1.01, floor_ms=3.28)),
+                result("depths-8B", cell("8B", 1, "engine", 4.9, table="depths", run_ahead=0, idle_us=200.0)),
+                result(
+                    "lengths-8B", cell("8B", 8, "engine", 8.0, table="lengths", prompt="128 to 8,192", floor_ms=4.0)
+                ),
+                result("kernels-8B", breakdowns=(breakdown,)),
+            ]
+        )
+    )
+    lines = text.splitlines()
+    assert "| 8B | 1 | 3.28 | 4.50 | 4.62 | 4.63 | 1.027 | 1.029 | 4.97 | 4.85 | 1.050 | 3.65 | missed |" in lines
+    assert "| 8B | 1 | greedy | engine | 4.620 | 334 | 3.7 | 0.08% | 1.000 | 91 | – |" in lines
+    assert "| 8B | 1 | serial | graph | 0.10 | 4.900 | 200.0 | 4.08% | – | – |" in lines
+    assert "| 8B | 8 | 128 to 8,192 | 672 | 4.00 | 8.000 | 2.000 | – |" in lines
+    assert "| qkv | 448.0 | 350.0 | 1.280 |" in lines and "| other | 10.0 | – | – |" in lines
+    assert "| `_gemv_kernel` | qkv | 32.0 | 14.00 | 448.0 | 10.00% |" in lines
+    assert any("no figure for 8B, batch 64" in line and "had run for 390 s" in line for line in lines)
+    assert "Commit 0123456789ab, NVIDIA H200; Xeon, 16 cores, driver 580.1; torch 2.11.0+cu130" in text
