@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
+from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, Spelling, check_config
 from runahead.runtime.wire.setting import settings_of
 from runahead.service.engine_client import SocketEngineClient
 from runahead.service.engine_process import EngineProcess, EngineStartError
@@ -49,17 +49,18 @@ class ServerConfig:
 
 def check_server_config(config: ServerConfig) -> None:
     """Raises ConfigError for a configuration that is invalid."""
-    check_config(config.engine)
+    spelling = config.engine.spelling
+    check_config(config.engine, spelling)
     for name, setting in settings_of(FrontEndSettings).items():
         try:
             setting.check(getattr(config.front_end, name))
         except ValueError as error:
-            raise ConfigError(f"{name} {error}") from error
+            raise ConfigError(f"{spelling(name)} {error}") from error
     host = config.front_end.host
     if not config.front_end.insecure and not _is_loopback(host):
         raise ConfigError(
-            f"host {host!r} can be reached from other machines, and this server asks nobody who they are; "
-            "listen on 127.0.0.1, or add --insecure if the network is trusted"
+            f"{spelling('host')} {host!r} can be reached from other machines, and this server asks nobody who they "
+            "are; listen on 127.0.0.1, or add --insecure if the network is trusted"
         )
 
 
@@ -80,7 +81,7 @@ async def serve(config: ServerConfig, on_ready: Callable[[int], None] | None = N
 
     Raises ConfigError, EngineStartError or EngineLostError if it can't start.
     """
-    _require_free(config.front_end.host, config.front_end.port)
+    _require_free(config.front_end.host, config.front_end.port, config.engine.spelling)
     tokenizer = None if config.front_end.tokenizer == "none" else load_tokenizer(Path(config.engine.model))
     stop = _stop_on_signals()
     engine = await _unless_stopped(EngineProcess.start(config.engine, config.front_end.log), stop)
@@ -143,7 +144,7 @@ async def _unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> 
         stopped.cancel()
 
 
-def _require_free(host: str, port: int) -> None:
+def _require_free(host: str, port: int, spelling: Spelling) -> None:
     """A port in use is told before the model is loaded, not after. Raises ConfigError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
@@ -153,7 +154,7 @@ def _require_free(host: str, port: int) -> None:
     except OSError as error:
         raise ConfigError(f"{host} port {port} can't be listened on: {error.strerror}") from error
     except UnicodeError as error:
-        raise ConfigError(f"host {host!r} is no host name or address") from error
+        raise ConfigError(f"{spelling('host')} {host!r} is no host name or address") from error
 
 
 def _is_loopback(host: str) -> bool:

@@ -159,7 +159,14 @@ def engine_config(settings: Settings) -> EngineConfig:
     check_config(settings.engine, settings.spelling)
     folder = _model_folder(settings.front_end.model)
     chosen = msgspec.structs.asdict(settings.engine)
-    return EngineConfig(**{**chosen, "model": str(folder), "served_name": settings.engine.served_name or folder.name})
+    served_name = settings.engine.served_name or folder.name
+    return EngineConfig(**{**chosen, "model": str(folder), "served_name": served_name, "spelled": _spelled(settings)})
+
+
+def _spelled(settings: Settings) -> dict[str, str]:
+    """What the engine's refusals call each setting, as text that can be sent: a file's name may hold any bytes."""
+    called = {name: settings.spelling(name) for name in SETTINGS}
+    return {name: text.encode("utf-8", "backslashreplace").decode("utf-8") for name, text in called.items()}
 
 
 def default_text(setting: Setting) -> str:

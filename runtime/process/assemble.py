@@ -25,7 +25,7 @@ def assemble(config: EngineConfig, progress: Progress) -> Assembled:
     Raises ConfigError for invalid settings, CheckpointError for a checkpoint that can't be served,
     NoKernelsError for a processor on which no kernels of the CPU device keep rows apart.
     """
-    check_config(config)
+    check_config(config, config.spelling)
     make = _maker(config)
     described = load_config(Path(config.model))
     context = check_model(config, described)
@@ -43,7 +43,7 @@ def _maker(config: EngineConfig) -> MakeOnDevice:
     if config.device == "cpu":
         return make_on_cpu
     if not torch.cuda.is_available():
-        raise ConfigError("device cuda is set and torch finds no CUDA GPU")
+        raise ConfigError(f"{config.spelling('device')} cuda is set and torch finds no CUDA GPU")
     from runahead.runtime.process.cuda import make_on_cuda  # not where there is no GPU: it loads Triton
 
     return make_on_cuda

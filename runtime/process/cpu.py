@@ -45,7 +45,7 @@ def make_on_cpu(config: EngineConfig, described: ModelConfig, context: int, prog
     folder, cpu = Path(config.model), torch.device("cpu")
     model = load_model(folder, cpu, dtype, config.load_format, kernels, progress, context, described)
     log.info("memory", **memory_facts(config, model, kept, blocks))
-    rings = allocate_rings(ring_layout(config, model.config))
+    rings = allocate_rings(ring_layout(config, described, context))
     program = HostProgram(
         model,
         rings,

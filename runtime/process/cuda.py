@@ -38,7 +38,7 @@ def make_on_cuda(config: EngineConfig, described: ModelConfig, context: int, pro
     blocks = config.num_blocks or blocks_in(int(free * _CACHE_SHARE), config, kept, context)
     check_blocks(blocks, config, context)
     structlog.get_logger("engine").info("memory", **memory_facts(config, model, kept, blocks))
-    rings = allocate_mapped_rings(ring_layout(config, model.config))
+    rings = allocate_mapped_rings(ring_layout(config, described, context))
     mixed_tokens = config.max_rows + config.max_prefill_tokens
     program = TritonProgram(
         model,

@@ -92,7 +92,8 @@ def main() -> int:
     log.info("chain", **engine.facts(parts.info), threads=torch.get_num_threads())
     log.info("engine_ready", **msgspec.to_builtins(parts.info))
     if orders.config.log_interval == 1 and orders.config.log_mode == "barrier":
-        log.warning("serial", why="log_interval is 1 and log_mode is barrier: the chain drains before every launch")
+        interval, mode = map(orders.config.spelling, ("log_interval", "log_mode"))
+        log.warning("serial", why=f"{interval} is 1 and {mode} is barrier: the chain drains before every launch")
     print("ready", flush=True)
     return _run(engine, links, stop, log, orders.config.launch_timeout_s)
 

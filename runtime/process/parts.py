@@ -67,25 +67,18 @@ MakeOnDevice = Callable[[EngineConfig, ModelConfig, int, Progress], MadeOnDevice
 
 def check_model(config: EngineConfig, model: ModelConfig) -> int:
     """Refuses settings that the model's `config.json` alone shows to be invalid, before any weight is read. Returns the
-    context length.
+    context length: the configured one, or else the model's.
 
-    Raises ConfigError for a context that is longer than the model's, a model with too many end tokens.
+    Raises ConfigError for a context that is longer than it may be, a model with too many end tokens.
     """
-    context = context_length(config, model)
+    longest, setting = model.max_position_embeddings, config.spelling("context_length")
+    if config.context_length > longest:
+        raise ConfigError(f"{setting} ({config.context_length}) is more than the model's {longest}")
+    context = config.context_length or longest
+    if context > MAX_CONTEXT:
+        raise ConfigError(f"the model's context is {context} tokens; set {setting} to {MAX_CONTEXT} or less")
     if len(model.eos_token_ids) > MAX_EOS_IDS:
         raise ConfigError(f"the model names {len(model.eos_token_ids)} end-of-sequence ids; at most {MAX_EOS_IDS} work")
-    return context
-
-
-def context_length(config: EngineConfig, model: ModelConfig) -> int:
-    """The configured context, or the model's. Raises ConfigError if that is longer than it may be."""
-    if config.context_length > model.max_position_embeddings:
-        raise ConfigError(
-            f"context_length ({config.context_length}) is more than the model's {model.max_position_embeddings}"
-        )
-    context = config.context_length or model.max_position_embeddings
-    if context > MAX_CONTEXT:
-        raise ConfigError(f"the model's context is {context} tokens; set context_length to {MAX_CONTEXT} or less")
     return context
 
 
@@ -106,7 +99,10 @@ def check_blocks(blocks: int, config: EngineConfig, context: int) -> None:
     """Raises ConfigError if not even one row of full length fits into a pool that memory has sized."""
     needed = ceil_div(context, config.block_size) + 1
     if blocks < needed and not config.num_blocks:
-        raise ConfigError(f"memory holds {blocks} KV blocks; one request of {context} tokens needs {needed}")
+        raise ConfigError(
+            f"memory holds {blocks} KV blocks; one request of {context} tokens needs {needed}: "
+            f"set {config.spelling('context_length')} to less"
+        )
 
 
 def memory_facts(config: EngineConfig, model: Decoder, kept: KeptBytes, blocks: int) -> dict[str, int]:
@@ -118,15 +114,12 @@ def memory_facts(config: EngineConfig, model: Decoder, kept: KeptBytes, blocks: 
     }
 
 
-def ring_layout(config: EngineConfig, model: ModelConfig) -> RingLayout:
+def ring_layout(config: EngineConfig, model: ModelConfig, context: int) -> RingLayout:
     """Sizes of the rings: `run_ahead` + 2 slots.
 
     A bulk slot holds the chunks of any launch, the largest admission record there can be, and a few more without a
     cached prefix or penalties.
-
-    Raises ConfigError for a context that is longer than the model's.
     """
-    context = context_length(config, model)
     largest = largest_record_words(model.vocab_size, context, ceil_div(context, config.block_size))
     ordinary = largest_record_words(model.vocab_size, 0, 0)
     tokens = config.max_prefill_tokens + config.max_rows  # query tokens of a launch; a chunk has a word more than those
@@ -149,7 +142,7 @@ def make_scheduler(config: EngineConfig, model: ModelConfig, blocks: int, contex
         prefill_chunk=config.prefill_chunk,
         max_prefill_tokens=config.max_prefill_tokens,
         plan_words=PLAN_WORDS,
-        bulk_words=ring_layout(config, model).bulk_words,
+        bulk_words=ring_layout(config, model, context).bulk_words,
         penalty_slots=config.penalty_slots,
         prefix_cache=config.prefix_cache,
     )

@@ -108,9 +108,18 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineConfig(EngineSettings, frozen=True, kw_only=True):
-    """Everything that the engine is started with. model: a checkpoint folder."""
+    """Everything that the engine is started with.
+
+    model: a checkpoint folder. spelled: what messages call a setting, by its name: the flag or the variable, say, by
+    which somebody gave it. One that is not in it is called by its name.
+    """
 
     model: str
+    spelled: dict[str, str] = {}
+
+    def spelling(self, name: str) -> str:
+        """What messages call a setting."""
+        return self.spelled.get(name, name)
 
 
 _SETTINGS: Final = settings_of(EngineSettings)

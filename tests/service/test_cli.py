@@ -22,7 +22,7 @@ from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.service import cli
 from runahead.service.request_flags import add_flags
 from runahead.service.server import ServerConfig
-from runahead.service.settings import FrontEndSettings
+from runahead.service.settings import SETTINGS, FrontEndSettings, flag_of
 from runahead.v1 import generate_pb2, generation_service_pb2_grpc, model_pb2
 
 
@@ -327,7 +327,13 @@ def test_every_setting_reaches_the_server(monkeypatch: pytest.MonkeyPatch, tmp_p
     flags = [f"--model={tmp_path}", "--host=::", "--insecure", "--port=1", "--max-streams=2", "--log-level=error"]
     flags += ["--shutdown-grace-s=0.5", "--tokenizer=none", "--log-format=json"]
     assert cli.main(["serve", *flags, "--run-ahead=serial", "--max-rows=3"]) == 0
-    engine = EngineConfig(model=str(tmp_path), served_name=tmp_path.name, run_ahead=0, max_rows=3)
+    engine = EngineConfig(
+        model=str(tmp_path),
+        served_name=tmp_path.name,
+        run_ahead=0,
+        max_rows=3,
+        spelled={name: flag_of(name) for name in SETTINGS},
+    )
     front_end = FrontEndSettings(
         model=str(tmp_path),
         tokenizer="none",

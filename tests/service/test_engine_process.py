@@ -186,3 +186,22 @@ def serve(model: Path, port: int, **options: object) -> subprocess.CompletedProc
     )
     command = [sys.executable, "-c", program, str(model), str(port)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "called"),
+    [
+        (["--context-length", "2049"], {}, "--context-length"),
+        ([], {"RUNAHEAD_CONTEXT_LENGTH": "2049"}, "RUNAHEAD_CONTEXT_LENGTH"),
+    ],
+    ids=["flag", "variable"],
+)
+def test_the_engine_s_own_refusal_calls_a_setting_what_the_user_called_it(
+    flags: list[str], environment: dict[str, str], called: str
+) -> None:
+    command = [sys.executable, "-m", "runahead", "serve", "--port", "0", *flags]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environment}
+    )
+    assert done.returncode == EXIT_CANNOT_START
+    assert done.stderr.splitlines()[0] == f"{called} (2049) is more than the model's 2048"

@@ -23,6 +23,8 @@ from runahead.service.settings import (
     variable_of,
 )
 
+FLAGS = {name: flag_of(name) for name in SETTINGS}
+
 
 def parse(*arguments: str) -> dict[str, object]:
     parser = argparse.ArgumentParser(allow_abbrev=False)
@@ -197,6 +199,7 @@ def test_the_engine_gets_what_was_set(tmp_path: Path) -> None:
     assert engine_config(settings) == EngineConfig(
         model=str(tmp_path),
         served_name=tmp_path.name,
+        spelled=FLAGS,
         run_ahead=0,
         max_rows=3,
         threads=1,
@@ -216,7 +219,7 @@ def test_every_setting_of_the_engine_reaches_it(tmp_path: Path) -> None:
     config = msgspec.structs.asdict(engine_config(load_settings(flags, {})))
     given = {name: SETTINGS[name].read(text, strict=False) for name, text in flags.items()}
     of_the_cpu = {"threads": 0, "jitter_seed": None}  # these are refused beside device cuda, and tested above
-    assert config == {**given, **of_the_cpu}
+    assert config == {**given, **of_the_cpu, "spelled": FLAGS}
 
 
 @pytest.mark.parametrize(
@@ -246,7 +249,7 @@ def test_every_launch_may_be_logged_behind_a_barrier() -> None:
 
 def test_without_any_setting_the_engine_gets_its_own_defaults() -> None:
     config = engine_config(Settings())
-    assert config == EngineConfig(model=config.model, served_name="bundled")
+    assert config == EngineConfig(model=config.model, served_name="bundled", spelled=FLAGS)
 
 
 def test_the_default_model_is_the_one_in_the_package() -> None:
@@ -261,3 +264,16 @@ def test_a_hub_id_gets_a_sentence_on_how_to_download_it() -> None:
 def test_a_folder_that_is_not_there_is_named() -> None:
     with pytest.raises(SettingsError, match=r"'\./absent' is no folder"):
         engine_config(Settings(FrontEndSettings(model="./absent")))
+
+
+def test_the_engine_is_told_what_its_refusals_call_each_setting(tmp_path: Path) -> None:
+    config_file = tmp_path / "\udcff.toml"
+    config_file.write_text("block_size = 32")
+    environment = {"RUNAHEAD_CONTEXT_LENGTH": "300"}
+    settings = load_settings(parse("--device", "cuda", f"--model={tmp_path}"), environment, str(config_file))
+    config = engine_config(settings)
+    names = ("device", "context_length", "block_size", "num_blocks")
+    in_the_file = f"block_size in {tmp_path}/\\udcff.toml"
+    assert [*map(config.spelling, names)] == ["--device", "RUNAHEAD_CONTEXT_LENGTH", in_the_file, "--num-blocks"]
+    assert msgspec.json.decode(msgspec.json.encode(config), type=EngineConfig) == config, "as it goes to the engine"
+    assert [*map(EngineConfig(model="").spelling, names)] == [*names], "whoever has not said how is told the name"

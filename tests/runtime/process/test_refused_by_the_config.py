@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.parts import MAX_EOS_IDS
 from runahead.runtime.wire.engine_config import MAX_CONTEXT, ConfigError, EngineConfig
+from runahead.service.settings import engine_config, load_settings
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -42,7 +44,11 @@ def start(folder: Path, config: dict[str, Any], **settings: Any) -> None:
             f"the model's context is {1 << 33} tokens; set context_length to {MAX_CONTEXT} or less",
         ),
         ({}, {"num_blocks": 1}, "num_blocks must be at least 2"),
-        ({"max_position_embeddings": 1 << 22}, {}, r"memory holds \d+ KV blocks; one request of 4194304 tokens needs"),
+        (
+            {"max_position_embeddings": 1 << 22},
+            {},
+            r"memory holds \d+ KV blocks; one request of 4194304 tokens needs",
+        ),
         ({"eos_token_id": list(range(MAX_EOS_IDS + 1))}, {}, f"the model names {MAX_EOS_IDS + 1} end-of-sequence ids"),
     ],
     ids=["context", "the model's own context", "blocks", "memory", "end tokens"],
@@ -57,3 +63,48 @@ def test_what_cannot_be_is_refused_before_the_weights_are_read(
 def test_what_can_be_gets_as_far_as_the_weights(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has neither model\.safetensors nor"):
         start(tmp_path, CONFIG, context_length=256, max_rows=16, num_blocks=17)
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "name", "sentence"),
+    [
+        ({}, {"context_length": "257"}, "context_length", "{} (257) is more than the model's 256"),
+        ({"max_position_embeddings": 1 << 33}, {}, "context_length", "; set {} to 4194304 or less"),
+        (
+            {"max_position_embeddings": 1 << 22},
+            {},
+            "context_length",
+            "needs 262145: set {} to less",
+        ),
+        ({}, {"device": "cuda"}, "device", "{} cuda is set and torch finds no CUDA GPU"),
+    ],
+    ids=["context", "the model's own context", "memory", "no GPU"],
+)
+@pytest.mark.parametrize("given_by", ["flag", "variable", "file"])
+def test_a_setting_is_called_what_the_user_called_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    settings: dict[str, str],
+    name: str,
+    sentence: str,
+    given_by: str,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    flags: dict[str, object] = {"model": str(tmp_path)}
+    environment, config_file = dict[str, str](), tmp_path / "settings.toml"
+    called = f"--{name.replace('_', '-')}"  # whoever has not given it is told its flag
+    if given_by == "flag" or not settings:
+        flags |= settings
+    elif given_by == "variable":
+        environment = {f"RUNAHEAD_{key.upper()}": value for key, value in settings.items()}
+        called = f"RUNAHEAD_{name.upper()}"
+    else:
+        values = (f"{key} = {value if value.isdigit() else repr(value)}" for key, value in settings.items())
+        config_file.write_text("\n".join(values), encoding="utf-8")
+        called = f"{name} in {config_file}"
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **changes}), encoding="utf-8")
+    chosen = load_settings(flags, environment, str(config_file) if config_file.exists() else None)
+    with pytest.raises(ConfigError) as refused:
+        assemble(engine_config(chosen), lambda done, total: None)
+    assert sentence.format(called) in str(refused.value)

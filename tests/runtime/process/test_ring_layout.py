@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from runahead.runtime.plan import Chunk
 from runahead.runtime.process.parts import ring_layout
 from runahead.runtime.scheduler.admission_record import admission_record, penalty_list
 from runahead.runtime.scheduler.plan_builder import PlanBuilder
 from runahead.runtime.token_mask import token_mask
-from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
+from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams
 from tests.gpu.gpu_chain import small_config
 
@@ -19,7 +18,8 @@ PROMPT, VOCAB = 8000, 5000
 
 def test_the_largest_request_fits_beside_every_other_row_s_chunks() -> None:
     config = EngineConfig(model="any", max_rows=40, prefill_chunk=64, max_prefill_tokens=256, block_size=16)
-    layout = ring_layout(config, small_config(vocab_size=VOCAB, max_position_embeddings=PROMPT + 100))
+    context = PROMPT + 100
+    layout = ring_layout(config, small_config(vocab_size=VOCAB, max_position_embeddings=context), context)
     builder = PlanBuilder(1, layout.plan_words, layout.bulk_words, config.max_prefill_tokens)
     sampling = SamplingParams(
         bias_ids=tuple(range(MAX_BIAS)), bias_values=(1.0,) * MAX_BIAS, presence_penalty=1.0, repetition_penalty=2.0,
@@ -37,9 +37,3 @@ def test_the_largest_request_fits_beside_every_other_row_s_chunks() -> None:
         builder.chunk(Chunk(slot, 0, np.array([3], np.int32), False, target=4))
     assert builder.fits(64, 4, record.size)
     assert layout.prompt_tokens == 40 + 256
-
-
-def test_a_context_longer_than_the_model_s_is_refused() -> None:
-    config = EngineConfig(model="any", context_length=300)
-    with pytest.raises(ConfigError, match="context_length"):
-        ring_layout(config, small_config(max_position_embeddings=256))
