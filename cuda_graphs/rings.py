@@ -76,9 +76,9 @@ class RingMemory:
     plan: NDArray[np.int32]  # [slots, plan_words]
     bulk: NDArray[np.int32]  # [slots, bulk_words]
     cells: NDArray[np.int64]  # [slots, rows, 1 + drafts]
-    logprob: NDArray[np.float32]  # [slots, rows] of the chosen token
-    top_ids: NDArray[np.int32]  # [slots, rows, max_top]
-    top_logprobs: NDArray[np.float32]  # [slots, rows, max_top]
+    logprob: NDArray[np.float32]  # [slots, rows, 1 + drafts] of the chosen token
+    top_ids: NDArray[np.int32]  # [slots, rows, 1 + drafts, max_top]
+    top_logprobs: NDArray[np.float32]  # [slots, rows, 1 + drafts, max_top]
     finite: NDArray[np.int8]  # [slots, rows] by place in F's row list: 1 where all final hidden states are finite
     prompt_logprob: NDArray[np.float32]  # [slots, prompt_tokens] of the prompt's next token
     prompt_top_ids: NDArray[np.int32]  # [slots, prompt_tokens, max_top]
@@ -107,14 +107,15 @@ def zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic
 def allocate_rings(layout: RingLayout, allocate: Allocate = zeros) -> RingMemory:
     """Both rings of `layout`, every array made by `allocate`."""
     slots, rows, top, tokens = layout.slots, layout.rows, layout.max_top, layout.prompt_tokens
+    cells = 1 + layout.drafts
     return RingMemory(
         layout=layout,
         plan=allocate((slots, layout.plan_words), np.int32),  # type: ignore[arg-type]
         bulk=allocate((slots, layout.bulk_words), np.int32),  # type: ignore[arg-type]
-        cells=allocate((slots, rows, 1 + layout.drafts), np.int64),  # type: ignore[arg-type]
-        logprob=allocate((slots, rows), np.float32),  # type: ignore[arg-type]
-        top_ids=allocate((slots, rows, top), np.int32),  # type: ignore[arg-type]
-        top_logprobs=allocate((slots, rows, top), np.float32),  # type: ignore[arg-type]
+        cells=allocate((slots, rows, cells), np.int64),  # type: ignore[arg-type]
+        logprob=allocate((slots, rows, cells), np.float32),  # type: ignore[arg-type]
+        top_ids=allocate((slots, rows, cells, top), np.int32),  # type: ignore[arg-type]
+        top_logprobs=allocate((slots, rows, cells, top), np.float32),  # type: ignore[arg-type]
         finite=allocate((slots, rows), np.int8),  # type: ignore[arg-type]
         prompt_logprob=allocate((slots, tokens), np.float32),  # type: ignore[arg-type]
         prompt_top_ids=allocate((slots, tokens, top), np.int32),  # type: ignore[arg-type]

@@ -38,8 +38,14 @@ class Publisher:
         self._links = links
         self._rows = rows
         self._rings = rings
+        layout = rings.layout
+        cells = layout.rows * (1 + layout.drafts)
+        # By cell, as `Commit` counts them.
+        self._logprob = rings.logprob.reshape(layout.slots, cells)
+        self._top_ids = rings.top_ids.reshape(layout.slots, cells, layout.max_top)
+        self._top_logprobs = rings.top_logprobs.reshape(layout.slots, cells, layout.max_top)
         self._registry = registry
-        self.latencies = Latencies(rows, rings.layout.drafts)
+        self.latencies = Latencies(rows, layout.drafts)
         self._to = Addressed(_NO_HANDLES, (), False)  # of the newest commit
 
     def admitted(self, request: Request | None, now: float) -> None:
@@ -117,9 +123,9 @@ class Publisher:
             found.append(
                 m.Logprobs(
                     index,
-                    float(self._rings.logprob[slot, cell]),
-                    tuple(self._rings.top_ids[slot, cell, :count].tolist()),
-                    tuple(self._rings.top_logprobs[slot, cell, :count].tolist()),
+                    float(self._logprob[slot, cell]),
+                    tuple(self._top_ids[slot, cell, :count].tolist()),
+                    tuple(self._top_logprobs[slot, cell, :count].tolist()),
                 )
             )
         return tuple(found)

@@ -68,9 +68,9 @@ class HostProgram:
         sampled = sample_rows(logits, self._state, self._penalties, index, shape.form, max_top)
         if sampled.logprob is not None and sampled.top_ids is not None and sampled.top_logprobs is not None:
             slot = self._rings.slot(number)
-            self._rings.logprob[slot, places] = sampled.logprob.numpy()
-            self._rings.top_ids[slot, places] = sampled.top_ids.numpy()
-            self._rings.top_logprobs[slot, places] = sampled.top_logprobs.numpy()
+            self._rings.logprob[slot, places, 0] = sampled.logprob.numpy()
+            self._rings.top_ids[slot, places, 0] = sampled.top_ids.numpy()
+            self._rings.top_logprobs[slot, places, 0] = sampled.top_logprobs.numpy()
         self.rows.advance(places, slots, sampled.tokens.numpy().astype(np.int32), sampled.finite.numpy())
 
     def apply(self, shape: LaunchShape) -> int:

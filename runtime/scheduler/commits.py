@@ -65,7 +65,7 @@ class Commits:
         verdicts = [
             (int(slots[i]), int(tokens[i]), bool(stops[i]), bool(found.failed[i])) for i in ended.nonzero()[0].tolist()
         ]
-        kept = kept[found.row]
+        kept = kept[found.row] * self._drafts.tokens + found.offset
         if np.count_nonzero(found.failed):
             good = ~found.failed
             kept, slots, tokens, positions = kept[good], slots[good], tokens[good], positions[good]

@@ -62,7 +62,7 @@ class Commit(NamedTuple):
     """What a launch brought: columns over the tokens that are kept, and the requests that ended with it."""
 
     launch: int
-    cells: NDArray[np.intp]  # [n] place of the token's row in the launch's result cells
+    cells: NDArray[np.intp]  # [n] of the token among the launch's result cells, row by row, 1 + K of each
     slots: NDArray[np.int32]  # [n]
     tokens: NDArray[np.int32]  # [n]
     owners: NDArray[np.int64]  # [n]

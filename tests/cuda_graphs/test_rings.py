@@ -13,7 +13,8 @@ def test_every_array_of_the_rings_has_a_slot_for_each_launch() -> None:
     assert rings.finite.shape == (4, 5)
     assert rings.prompt_logprob.shape == (4, 7)
     assert rings.prompt_top_ids.shape == rings.prompt_top_logprobs.shape == (4, 7, 3)
-    assert rings.top_ids.shape == rings.top_logprobs.shape == (4, 5, 3)
+    assert rings.logprob.shape == (4, 5, 3)
+    assert rings.top_ids.shape == rings.top_logprobs.shape == (4, 5, 3, 3)
     assert {len(getattr(rings, name)) for name in ("plan", "bulk", "status", "start_ns", "end_ns", "idle_ns")} == {4}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, VOID, RingMemory, cell_tag
+from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, TOKEN_MASK, VOID, RingMemory, cell_tag
 from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime import plan as layout
 from runahead.runtime.programs.host_rows import Queries
@@ -109,8 +109,11 @@ class DraftProgram(SimulatedProgram):
         cells = self.rows.rings.cells[self.rows.rings.slot(number)]
         for place, slot in zip(places.tolist(), slots.tolist(), strict=True):
             cells[place] = cell_tag(number) | VOID
-            for offset, low in enumerate(self._verify(slot, shape.form)):
+            kept = self._verify(slot, shape.form)
+            for offset, low in enumerate(kept):
                 cells[place, offset] = cell_tag(number) | low
+            if shape.form is Form.FULL and self.rows.logprobs[slot] >= 0:
+                self._describe(place, slot, kept)
 
     def _verify(self, slot: int, form: Form) -> list[int]:
         """The run of a row: its tokens until one was not the draft after it, or ends the row."""
@@ -126,6 +129,15 @@ class DraftProgram(SimulatedProgram):
             self.runs[len(kept)] += 1
             self.trimmed += not self.rows.alive[slot] and len(kept) <= self._right[slot]
         return kept
+
+    def _describe(self, place: int, slot: int, kept: list[int]) -> None:
+        """Log-probabilities of a row's run, whose cells have these low halves, each to the place of its token."""
+        rings, count = self.rows.rings, len(kept)
+        tokens, asked = np.array(kept, np.int64) & TOKEN_MASK, np.full(count, self.rows.logprobs[slot])
+        ring = rings.slot(self.rows.number)
+        here = ring, place, slice(count)
+        found = self._made_up(self._run[slot, :count], tokens, asked)
+        rings.logprob[here], rings.top_ids[here], rings.top_logprobs[here] = found
 
     # ------------------------------------------------------------ F
 

@@ -204,7 +204,7 @@ class _Author:
             ask = replace(ask, bias=bias)
         if dice.random() < 0.3:
             ask = replace(ask, allowed=tuple(dice.sample(ids, dice.choice((1, 4, 12, 60)))))
-        if dice.random() < 0.6 and self.world.mode is not Mode.DRAFTS:  # rings hold those of one token a launch
+        if dice.random() < 0.6:
             ask = replace(ask, logprobs=dice.choice((0, 1, 4)))
         return ask
 

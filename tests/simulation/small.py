@@ -19,7 +19,7 @@ def ask(handle: int, turn: int = 0, owner: int = 1) -> Ask:
     return Ask(turn, owner, f"r{handle}", prompt, seed=1000 + handle, max_tokens=20, ignore_eos=True)
 
 
-def counts_of(asks: tuple[Ask, ...], *events: Event, **world: float) -> Counter[str]:
+def counts_of(asks: tuple[Ask, ...], *events: Event, **world: float | Mode) -> Counter[str]:
     """What happened at all depths together, once everything that was promised was kept."""
     script = Script(0, replace(WORLD, **world), asks, events)  # type: ignore[arg-type]
     return sum((witness.counts for witness in check_script(script)), Counter[str]())

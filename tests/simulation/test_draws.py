@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.script import DEPTHS
+from tests.simulation.script import DEPTHS, DRAFTS, Mode
 from tests.simulation.small import ask, counts_of
 
 ASKED: dict[str, dict[str, Any]] = {
@@ -25,6 +25,14 @@ ASKED: dict[str, dict[str, Any]] = {
 def test_a_request_is_answered_as_it_asked_beside_one_that_asked_for_nothing(how: str) -> None:
     counts = counts_of((ask(0), replace(ask(1), **ASKED[how])))
     assert counts[f"drawn {how}"] >= 18 * (1 + len(DEPTHS))
+
+
+def test_each_token_of_a_run_has_the_log_probabilities_of_its_own() -> None:
+    """Of a launch that brings several tokens of a row, beside one that asked for none and one that asked for fewer."""
+    asks = (ask(0), replace(ask(1), logprobs=3), replace(ask(2), logprobs=0))
+    counts = counts_of(asks, mode=Mode.DRAFTS, max_rows=3, num_blocks=50)
+    assert counts["drawn with log-probabilities"] >= 2 * 18 * (1 + len(DEPTHS))
+    assert sum(counts[f"run of {length}"] for length in range(2, 2 + DRAFTS)), "no launch brought several tokens"
 
 
 def test_a_minimum_length_gives_way_where_every_allowed_token_would_stop() -> None:

@@ -31,9 +31,9 @@ class ResultRing:
     """The mapped result ring as the device sees it."""
 
     cells: torch.Tensor  # int64 [slots, rows, 1 + drafts]
-    logprob: torch.Tensor  # float32 [slots, rows]
-    top_ids: torch.Tensor  # int32 [slots, rows, max_top]
-    top_logprobs: torch.Tensor  # float32 [slots, rows, max_top]
+    logprob: torch.Tensor  # float32 [slots, rows, 1 + drafts]
+    top_ids: torch.Tensor  # int32 [slots, rows, 1 + drafts, max_top]
+    top_logprobs: torch.Tensor  # float32 [slots, rows, 1 + drafts, max_top]
     finite: torch.Tensor  # int8 [slots, rows]
     prompt_logprob: torch.Tensor  # float32 [slots, prompt_tokens]
     prompt_top_ids: torch.Tensor  # int32 [slots, prompt_tokens, max_top]
@@ -172,13 +172,14 @@ def _logprobs_kernel(
     ring_top_logprobs,
     SLOTS: tl.constexpr,
     RING_ROWS: tl.constexpr,
+    CELLS: tl.constexpr,
     MAX_TOP: tl.constexpr,
     TOP_PAD: tl.constexpr,
 ):
     row = tl.program_id(0)
     wanted = int_of(parameters, tl.load(sample_slots + row), _LOGPROBS)
     if wanted >= 0:
-        at = ((tl.load(counter) + 1) % SLOTS) * RING_ROWS + row
+        at = (((tl.load(counter) + 1) % SLOTS) * RING_ROWS + row) * CELLS
         _store_logprobs(
             row,
             at,
@@ -205,11 +206,11 @@ def write_logprobs(
     state: RowState,
     results: ResultRing,
 ) -> None:
-    """Log-probabilities into the result slot, for rows that asked, before their cells are stored.
+    """Log-probabilities into the result slot, for rows that asked, of each one's first token, before cells are stored.
 
     logprob: float32 [num_rows]. top_ids: int32, top_logprobs: float32 [num_rows, max_top], rows equally far apart.
     """
-    max_top = results.top_ids.shape[2]
+    max_top = results.top_ids.shape[3]
     _logprobs_kernel[(num_rows,)](
         counter,
         rows.sample_slots,
@@ -223,6 +224,7 @@ def write_logprobs(
         results.top_logprobs,
         SLOTS=results.cells.shape[0],
         RING_ROWS=results.cells.shape[1],
+        CELLS=results.cells.shape[2],
         MAX_TOP=max_top,
         TOP_PAD=triton.next_power_of_2(max_top),
         num_warps=1,

@@ -36,7 +36,7 @@ class SlotAsLogprob(HashProgram):
     def sample(self, shape: LaunchShape) -> None:
         super().sample(shape)
         places, slots = self.rows.to_sample()
-        self.rows.rings.logprob[self.rows.rings.slot(shape.number), places] = -slots
+        self.rows.rings.logprob[self.rows.rings.slot(shape.number), places, 0] = -slots
 
 
 def test_log_probabilities_are_those_of_the_rows_of_their_front_end() -> None:

@@ -36,6 +36,7 @@ CONTEXT = 64
 VOCAB = 90
 PENALTY_SLOTS = 3
 CHUNKS = (8, 16, 24)
+STALE = -99.0  # in a ring: what was there before
 LAYOUT = RingLayout(slots=4, plan_words=PLAN_WORDS, bulk_words=4096, rows=MAX_ROWS, max_top=3, drafts=1)
 
 
@@ -239,6 +240,28 @@ def test_the_random_launches_hold_every_kind_of_end() -> None:
     wanted = ["stopped", "void", "non-finite", "single-token chunks", "penalties", "cached prefixes"]
     wanted.append("prompt log-probabilities")
     assert all(total[name] for name in wanted), total
+
+
+def test_log_probabilities_go_to_the_cell_of_each_rows_first_token() -> None:
+    """Rings with drafts have more of them; what belongs to those stays as it is."""
+    pair = Pair(9)
+    while len(pair.last[0]) < 3:
+        pair.sample()
+        pair.apply(pair.plan())
+    rows, top = len(pair.last[0]), LAYOUT.max_top
+    pair.device.state.logprobs[:MAX_ROWS] = top
+    pair.rings.logprob[:] = pair.rings.top_logprobs[:] = STALE
+    logprob = torch.arange(rows, dtype=torch.float32, device=DEVICE)
+    top_ids = torch.arange(rows * top, dtype=torch.int32, device=DEVICE).reshape(rows, top)
+    pair.device.write_logprobs(rows, logprob, top_ids, top_ids / 8)
+    synchronize()
+    asked = np.flatnonzero(pair.last[1])
+    assert asked.size >= 2, "it takes two rows to see how far apart they are"
+    ring, first = (pair.host.number + 1) % LAYOUT.slots, (np.arange(rows * top) / 8).reshape(rows, top)
+    assert pair.rings.logprob[ring, asked, 0].tolist() == asked.tolist()
+    assert pair.rings.top_ids[ring, asked, 0].tolist() == top_ids.cpu().numpy()[asked].tolist()
+    assert pair.rings.top_logprobs[ring, asked, 0].tolist() == first[asked].tolist()
+    assert (pair.rings.logprob[ring, :, 1:] == STALE).all() and (pair.rings.top_logprobs[ring, :, 1:] == STALE).all()
 
 
 def test_a_plan_of_another_number_masks_every_row_and_says_so() -> None:

@@ -107,7 +107,7 @@ class HashProgram:
             rings, cells = self.rows.rings, places[asking]
             slot, of = rings.slot(self.rows.number), slots[asking]
             found = self._made_up(self._hashes[of], tokens[asking], self.rows.logprobs[of])
-            rings.logprob[slot, cells], rings.top_ids[slot, cells], rings.top_logprobs[slot, cells] = found
+            rings.logprob[slot, cells, 0], rings.top_ids[slot, cells, 0], rings.top_logprobs[slot, cells, 0] = found
 
     def _leave_prompt_logprobs(self, queries: Queries) -> None:
         """Made up of the hash of the tokens up to and with the query token, as the cache holds them, and the target."""

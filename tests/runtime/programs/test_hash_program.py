@@ -178,9 +178,9 @@ def test_log_probabilities_follow_from_the_tokens_before_and_are_left_for_those_
     rings.logprob[:] = np.nan
     tokens = launches.launch(dict.fromkeys(asked, 1)).tokens
     ring = rings.slot(launches.number)
-    assert np.isnan(rings.logprob[ring, 0])
+    assert np.isnan(rings.logprob[ring, 0, 0])
     for slot in (1, 2):
         entry = [*PROMPT, tokens[slot]]
-        assert rings.logprob[ring, slot] == prompt_logprob(entry, len(PROMPT))
-        top = zip(rings.top_ids[ring, slot, : asked[slot]], rings.top_logprobs[ring, slot], strict=False)
+        assert rings.logprob[ring, slot, 0] == prompt_logprob(entry, len(PROMPT))
+        top = zip(rings.top_ids[ring, slot, 0, : asked[slot]], rings.top_logprobs[ring, slot, 0], strict=False)
         assert list(top) == prompt_top(entry, len(PROMPT), asked[slot], VOCAB)
