@@ -61,7 +61,7 @@ def no_tokenizer() -> ServiceError:
     """FAILED_PRECONDITION for a call that is about text, on a server without a tokenizer."""
     return ServiceError(
         grpc.StatusCode.FAILED_PRECONDITION,
-        "this server was started with tokenizer none: it takes and gives token ids, and no text",
+        "this server was started without a tokenizer: it takes and gives token ids, and no text",
     )
 
 

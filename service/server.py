@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
+from runahead.runtime.checkpoint import TOKENIZER
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, Spelling, check_config
 from runahead.runtime.wire.setting import settings_of
 from runahead.service.engine_client import SocketEngineClient
@@ -82,7 +83,7 @@ async def serve(config: ServerConfig, on_ready: Callable[[int], None] | None = N
     Raises ConfigError, EngineStartError or EngineLostError if it can't start.
     """
     _require_free(config.front_end.host, config.front_end.port, config.engine.spelling)
-    tokenizer = None if config.front_end.tokenizer == "none" else load_tokenizer(Path(config.engine.model))
+    tokenizer = _tokenizer(config)
     stop = _stop_on_signals()
     engine = await _unless_stopped(EngineProcess.start(config.engine, config.front_end.log), stop)
     if engine is None:
@@ -121,6 +122,22 @@ async def _serve_engine(
     await front_end.stop(0.0)
     # A signal to the whole process group ends the engine first: that is a shutdown, too.
     return EXIT_OK if stop.is_set() else EXIT_ENGINE_LOST
+
+
+def _tokenizer(config: ServerConfig) -> TextTokenizer | None:
+    """The checkpoint's, unless none is wanted, or random weights are served that have none beside them.
+
+    Raises ConfigError.
+    """
+    folder = Path(config.engine.model)
+    if config.front_end.tokenizer == "none":
+        return None
+    if config.engine.load_format == "dummy" and not (folder / TOKENIZER).exists():
+        log.warning(
+            "no_tokenizer", why=f"{folder} has no {TOKENIZER}; random weights are served without: token ids only"
+        )
+        return None
+    return load_tokenizer(folder)
 
 
 def _stop_on_signals() -> asyncio.Event:

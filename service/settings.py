@@ -57,7 +57,11 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="checkpoint folder, or 'bundled' for the model in the package", extra={"metavar": "FOLDER"}),
     ] = BUNDLED
     tokenizer: Annotated[
-        Literal["auto", "none"], Meta(description="auto: the checkpoint's; none: only token ids are taken and given")
+        Literal["auto", "none"],
+        Meta(
+            description="auto: the checkpoint's, which random weights may lack; none: only token ids are taken and "
+            "given"
+        ),
     ] = "auto"
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0: any free one")] = 50051

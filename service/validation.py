@@ -37,7 +37,7 @@ AnyGenerateRequest = GenerateRequest | GenerateOnceRequest  # they have the same
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]+")
 _UNSUPPORTED: Final = "is not supported by this server"
-_NO_TOKENIZER: Final = "is not supported by this server, which was started with tokenizer none: it takes token ids only"
+_NO_TOKENIZER: Final = "is not supported by this server, which was started without a tokenizer: it takes token ids only"
 _NO_PENALTY_SLOTS: Final = "is not supported by this server, which was started with penalty_slots 0"
 
 # Each with the value that is off, and its bounds.

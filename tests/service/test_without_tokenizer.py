@@ -15,6 +15,7 @@ import torch
 from tokenizers import decoders
 
 from benchmarks.local_service import local_service
+from runahead.runtime.models.registry import ARCHITECTURES
 from runahead.service import cli
 from runahead.v1 import (
     Delta,
@@ -32,6 +33,7 @@ from runahead.v1 import (
     TokenizeRequest,
 )
 from tests.runtime.models.checkpoints import CASES, save
+from tests.runtime.models.test_model_config import RAW
 from tests.service.rpc_errors import code, failure, fields, words
 from tests.service.small_tokenizers import byte_level_tokenizer
 
@@ -141,7 +143,7 @@ def test_text_is_refused_by_its_field(served: Served, field: str) -> None:
         error = failure(call)
         assert (code(error), fields(error)) == (grpc.StatusCode.INVALID_ARGUMENT, [field])
         assert words(error).startswith(
-            f"{field} is not supported by this server, which was started with tokenizer none"
+            f"{field} is not supported by this server, which was started without a tokenizer"
         )
 
 
@@ -170,7 +172,7 @@ def test_tokenize_and_detokenize_fail_for_want_of_a_tokenizer(served: Served) ->
     ):
         error = failure(call)
         assert code(error) == grpc.StatusCode.FAILED_PRECONDITION
-        assert "started with tokenizer none" in words(error)
+        assert "started without a tokenizer" in words(error)
 
 
 def test_model_info_says_that_there_is_no_tokenizer(served: Served) -> None:
@@ -213,3 +215,32 @@ def test_a_tokenizer_that_is_not_supported_is_not_looked_at(tmp_path: Path) -> N
         stopping = StoppingOptions(max_tokens=3, ignore_eos=True)
         ids, _ = completion(stub, GenerateRequest(token_ids=PROMPT, stopping=stopping))
         assert len(ids) == 3
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_random_weights_need_no_more_than_a_config(tmp_path: Path, architecture: str) -> None:
+    raw = {**RAW, "architectures": [architecture], "model_type": ARCHITECTURES[architecture].model_type}
+    (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    with (
+        local_service(["--model", str(tmp_path), "--load-format", "dummy", *FLAGS]) as service,
+        grpc.insecure_channel(service.url) as channel,
+    ):
+        stub = GenerationServiceStub(channel)
+        info = stub.GetModelInfo(GetModelInfoRequest(), timeout=TIMEOUT_S)
+        assert (info.architecture, info.vocab_size, info.has_tokenizer) == (architecture, RAW["vocab_size"], False)
+        stopping = StoppingOptions(max_tokens=TOKENS, ignore_eos=True)
+        ids, finished = completion(stub, GenerateRequest(token_ids=PROMPT, sampling=GREEDY, stopping=stopping))
+        assert (len(ids), finished.reason) == (TOKENS, FinishReason.FINISH_REASON_LENGTH)
+        error = failure(lambda: list(stub.Generate(GenerateRequest(text="def f():"), timeout=TIMEOUT_S)))
+        assert (code(error), fields(error)) == (grpc.StatusCode.INVALID_ARGUMENT, ["text"])
+        assert "no_tokenizer" in service.log.read_text(encoding="utf-8")
+
+
+def test_random_weights_keep_the_tokenizer_that_lies_beside_them(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(RAW), encoding="utf-8")
+    byte_level_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    with (
+        local_service(["--model", str(tmp_path), "--load-format", "dummy", *FLAGS]) as service,
+        grpc.insecure_channel(service.url) as channel,
+    ):
+        assert GenerationServiceStub(channel).GetModelInfo(GetModelInfoRequest(), timeout=TIMEOUT_S).has_tokenizer
