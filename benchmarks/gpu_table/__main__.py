@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu_table import results
-from benchmarks.gpu_table.engines import BenchmarkError
+from benchmarks.gpu_table.errors import BenchmarkError, ResultError
 from benchmarks.gpu_table.merge import merge_folder
 from benchmarks.gpu_table.parts import PARTS, Run, run_part
-from benchmarks.gpu_table.results import ResultError
+from benchmarks.gpu_table.settings import read_settings
 from benchmarks.gpu_table.tables import tables
 from benchmarks.local_service import ServiceFailed
 
@@ -47,8 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(chosen: argparse.Namespace, commit: str) -> None:
+    asked = read_settings(chosen.set)
     if chosen.part:
-        result = run_part(PARTS[chosen.part], Run(chosen.device, chosen.repeats, chosen.limit_s, commit))
+        result = run_part(PARTS[chosen.part], Run(chosen.device, chosen.repeats, chosen.limit_s, commit, asked))
         print(f"{results.write(result, chosen.out)}: {result.seconds:.0f} s", file=sys.stderr)
         return
     for name in (part.name for part in PARTS.values() if part.is_wanted):
@@ -57,6 +58,7 @@ def _measure(chosen: argparse.Namespace, commit: str) -> None:
             print(f"{name}: there is a result of this commit", file=sys.stderr)
             continue
         command = [sys.executable, "-m", "benchmarks.gpu_table", "--part", name, "--out", str(chosen.out)]
+        command += [argument for one in chosen.set for argument in ("--set", one)]
         command += ["--device", chosen.device, "--repeats", str(chosen.repeats), "--limit-s", str(chosen.limit_s)]
         # A process of its own: nothing that one part has left on the GPU is there for the next.
         if subprocess.run([*command, "--commit", commit.removesuffix(".dirty")], check=False).returncode:
@@ -74,6 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda", help="cpu: for trying a tiny part")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each length, of which the median counts (3)")
     parser.add_argument("--limit-s", type=float, default=390, help="no figure is begun after so many seconds (390)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the engine; may be repeated"
+    )
     parser.add_argument("--commit", help="what is measured, where the folder is no git checkout")
     return parser
 

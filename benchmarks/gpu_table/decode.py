@@ -12,8 +12,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.gpu_table.engines import RUN_AHEAD, Bench, BenchmarkError
+from benchmarks.gpu_table.engines import Bench
+from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.results import Sampling
+from benchmarks.gpu_table.settings import RUN_AHEAD
 from benchmarks.gpu_table.shapes import Workload
 from runahead.cuda_graphs.shape import Form
 from runahead.runtime.rounding import ceil_div

@@ -1,7 +1,8 @@
 """An engine over random weights, in this process, with the real scheduler, loop and device and one front end in memory.
 
-It is put together as the service puts it together, but for the rings: they have a slot for every launch of a run, so
-that all of them may be staged before the first one runs. A launch does the same work whatever the number of slots.
+It is put together as the service puts it together, but for the rings: where bare graphs are measured they have a slot
+for every launch of a run, so that all of them may be staged before the first one runs. A launch does the same work
+whatever the number of slots.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.gpu_table.errors import BenchmarkError
+from benchmarks.gpu_table.settings import RUN_AHEAD, Settings
 from benchmarks.gpu_table.shapes import Shape
 from runahead.cuda_graphs.device import Device
 from runahead.cuda_graphs.shape import Form, LaunchShape
@@ -28,28 +30,8 @@ from runahead.runtime.models.read_config import load_config
 from runahead.runtime.process.cpu import make_on_cpu
 from runahead.runtime.process.parts import MadeOnDevice, check_model, make_scheduler
 from runahead.runtime.wire import messages as m
-from runahead.runtime.wire.engine_config import DeviceName, EngineConfig, check_config
+from runahead.runtime.wire.engine_config import EngineConfig, check_config
 from runahead.runtime.wire.parameters import FinishReason
-
-RUN_AHEAD: Final = 2  # the service's default
-_SPARE_LAUNCHES: Final = 32  # of prompts, of the rows that begin later than others, of the closing launch
-
-
-class BenchmarkError(RuntimeError):
-    """What was measured is not what was meant: the sentence says what went wrong."""
-
-
-def engine_settings(device: DeviceName, max_rows: int, context: int) -> dict[str, int | str | bool]:
-    """Settings that differ from the service's defaults, by name. Prompts go in fast; no decode step hangs on that."""
-    return {
-        "load_format": "dummy",
-        "device": device,
-        "max_rows": max_rows,
-        "context_length": context,
-        "prefill_chunk": 512,
-        "max_prefill_tokens": 8192,
-        "run_ahead_tokens": 1 << 20,
-    }
 
 
 class FrontEnd:
@@ -159,7 +141,7 @@ class Bench:
     num_blocks: int
     block_size: int
     nodes: Callable[[int, Form], int | None]
-    settings: dict[str, int | str | bool]
+    settings: Settings
 
     def set_depth(self, run_ahead: int) -> None:
         """How many launches are queued ahead from here on. Raises BenchmarkError while any is in flight."""
@@ -173,22 +155,25 @@ class Bench:
 
 
 @contextlib.contextmanager
-def opened(shape: Shape, device: DeviceName, max_rows: int, context: int) -> Iterator[Bench]:
-    """Load the shape's random weights, capture its graphs, and close all of it afterwards."""
-    settings = engine_settings(device, max_rows, context)
+def opened(shape: Shape, settings: Mapping[str, int | float | str | bool], launches: int) -> Iterator[Bench]:
+    """Load the shape's random weights, capture its graphs, and close all of it afterwards.
+
+    settings: of the engine, where they differ from the defaults. launches: that can be staged at a time; the rings have
+    a slot for each and two more. Raises ConfigError for settings that contradict each other.
+    """
     with tempfile.TemporaryDirectory(prefix="runahead-") as name:
         folder = Path(name)
         shape.write(folder)
         config = msgspec.convert({"model": name, "run_ahead": RUN_AHEAD, **settings}, EngineConfig)
         check_config(config)
-        config = msgspec.structs.replace(config, run_ahead=shape.workload.long + _SPARE_LAUNCHES)
+        config = msgspec.structs.replace(config, run_ahead=launches)
         described = load_config(folder)
         context = check_model(config, described)
         made, nodes, eagerly = _made(config, described, context)
     held, front_end = HoldingDevice(made.device, eagerly), FrontEnd()
-    engine = Engine(held, make_scheduler(config, described, made.blocks, context), front_end, max_queue=max_rows)
-    settings |= {"run_ahead": RUN_AHEAD, "block_size": config.block_size, "num_blocks": made.blocks}
-    bench = Bench(shape, engine, held, front_end, made.model, made.blocks, config.block_size, nodes, settings)
+    engine = Engine(held, make_scheduler(config, described, made.blocks, context), front_end, max_queue=config.max_rows)
+    found = {**settings, "run_ahead": RUN_AHEAD, "block_size": config.block_size, "num_blocks": made.blocks}
+    bench = Bench(shape, engine, held, front_end, made.model, made.blocks, config.block_size, nodes, found)
     bench.set_depth(RUN_AHEAD)
     gc.collect()
     gc.freeze()  # as the engine's process does: no collection looks at the model while a step is measured

@@ -13,7 +13,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu_table.decode import Batch, finish, generated, submit, turn_until
-from benchmarks.gpu_table.engines import Bench, BenchmarkError
+from benchmarks.gpu_table.engines import Bench
+from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.floors import StepBytes
 from benchmarks.gpu_table.kernel_roles import role_of, roles_of
 from benchmarks.gpu_table.results import Breakdown, KernelTime, RoleTime
@@ -56,11 +57,10 @@ def traced(bench: Bench, batch: Batch, bytes_: StepBytes, trace: Trace = on_the_
     before = engine.ledger.launched
     kernels = trace(lambda: turn_until(bench, lambda: engine.ledger.launched >= before + LAUNCHES))
     launched = range(before + 1, engine.ledger.launched + 1)
+    starts = bench.device.rings.start_ns[[bench.device.rings.slot(number) for number in launched]]
     finish(bench)
     bench.front_end.check(batch.rows, workload.long)
-    slots = [bench.device.rings.slot(number) for number in launched]
-    starts = bench.device.rings.start_ns[slots]
-    step_us = (int(starts[-1]) - int(starts[0])) / (len(slots) - 1) / 1e3
+    step_us = (int(starts[-1]) - int(starts[0])) / (len(launched) - 1) / 1e3
     context = batch.context(workload)
     return breakdown(kernels, len(launched), step_us, bench.shape.name, batch.rows, context, bytes_)
 

@@ -8,7 +8,8 @@ from typing import Final
 
 import msgspec
 
-from benchmarks.gpu_table.results import FORMAT, Result, ResultError, path_of, read
+from benchmarks.gpu_table.errors import ResultError
+from benchmarks.gpu_table.results import FORMAT, Result, path_of, read
 
 MERGED: Final = "gpu_table.json"
 
@@ -20,6 +21,7 @@ _SAME: Final[dict[str, Callable[[Result], object]]] = {
     "triton": lambda result: result.versions.triton,
     "CUDA": lambda result: result.versions.cuda or "none",
     "Python": lambda result: result.versions.python,
+    "--set": lambda result: result.settings.get("asked") or "none",
     "repeats": lambda result: result.settings.get("repeats"),
 }
 

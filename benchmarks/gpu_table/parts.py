@@ -14,35 +14,45 @@ import torch
 
 from benchmarks.gpu_table import results
 from benchmarks.gpu_table.decode import Batch, Steps, bare_graphs, fill_cache, form_of, through_the_engine
-from benchmarks.gpu_table.engines import RUN_AHEAD, Bench, BenchmarkError, engine_settings, opened
+from benchmarks.gpu_table.engines import Bench, opened
+from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.floors import StepBytes, step_bytes
-from benchmarks.gpu_table.kernel_times import on_the_gpu, traced
+from benchmarks.gpu_table.kernel_times import LAUNCHES, on_the_gpu, traced
 from benchmarks.gpu_table.results import Breakdown, Cell, Result, Sampling, Table
+from benchmarks.gpu_table.settings import RUN_AHEAD, Settings, engine_settings
 from benchmarks.gpu_table.shapes import SHAPES, Shape
 from benchmarks.gpu_table.streams import served, through_grpc
 from runahead.runtime.wire.engine_config import DeviceName
 
 DEPTHS: Final = (0, 1, 2, 3, 4)
+_SPARE_LAUNCHES: Final = 32  # of prompts, of rows that begin later than others, of the closing launch
 MOST_ROWS: Final = 64  # of the tables that leave out the largest batch
 _EVERYBODY: Final[tuple[Sampling, ...]] = ("greedy", "sampled")
 _ONE_AMONG: Final[tuple[Sampling, ...]] = ("one sampled", "one with log-probabilities")
 
-Settings = dict[str, int | str | bool]
-
 
 @dataclass(slots=True)
 class Run:
-    """How a part is run. limit_s: after so many seconds no further figure is begun. begun: on the monotonic clock."""
+    """How a part is run.
+
+    limit_s: after so many seconds no further figure is begun. asked: settings of the engine that differ from what the
+    part would choose. begun: on the monotonic clock.
+    """
 
     device: DeviceName
     repeats: int
     limit_s: float
     commit: str
+    asked: Settings = field(default_factory=dict)
     begun: float = field(default_factory=time.monotonic)
 
     @property
     def took_s(self) -> float:
         return time.monotonic() - self.begun
+
+    def settings(self, max_rows: int, context: int) -> Settings:
+        """Of the engine, where they differ from the defaults."""
+        return engine_settings(self.device, max_rows, context) | self.asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +78,7 @@ class Part:
 def run_part(part: Part, run: Run) -> Result:
     """Measure everything that belongs to the part."""
     found = part.measure(run)
+    asked = ", ".join(f"{name}={value}" for name, value in sorted(run.asked.items()))
     return Result(
         format=results.FORMAT,
         part=part.name,
@@ -76,7 +87,7 @@ def run_part(part: Part, run: Run) -> Result:
         seconds=round(run.took_s, 1),
         machine=results.this_machine(run.device),
         versions=results.these_versions(),
-        settings=found.settings | {"repeats": run.repeats},
+        settings=found.settings | {"repeats": run.repeats, "asked": asked},
         cells=tuple(found.cells),
         breakdowns=tuple(found.breakdowns),
     )
@@ -134,7 +145,8 @@ def _bytes_on(device: DeviceName, shape: Shape) -> StepBytes:
 def _step(shape: Shape, run: Run) -> Found:
     """Bare graphs and the engine, everybody greedy and everybody sampled, and one row that asks for more."""
     prompt, most = shape.workload.prompt, shape.batches[-1]
-    with opened(shape, run.device, most, shape.workload.context) as bench:
+    launches = shape.workload.long + _SPARE_LAUNCHES
+    with opened(shape, run.settings(most, shape.workload.context), launches) as bench:
         cells = Cells(run, "step", shape, _bytes_on(run.device, shape))
         fill_cache(bench, (prompt,) * most)
         for sampling in _EVERYBODY:
@@ -151,20 +163,21 @@ def _step(shape: Shape, run: Run) -> Found:
 
 def _grpc(shape: Shape, run: Run) -> Found:
     """The service in a process of its own, one stream a row."""
-    prompt, most, context = shape.workload.prompt, shape.batches[-1], shape.workload.context
-    with served(shape, run.device, most, context) as service:
+    prompt, most = shape.workload.prompt, shape.batches[-1]
+    settings = run.settings(most, shape.workload.context)
+    with served(shape, settings) as service:
         cells = Cells(run, "step", shape, _bytes_on(run.device, shape))
         for sampling in _EVERYBODY:
             for rows in shape.batches:
                 batch = Batch((prompt,) * rows, sampling)
                 cells.add(batch, partial(through_grpc, service, batch, run.repeats), way="grpc")
-        return Found(engine_settings(run.device, most, context) | {"run_ahead": RUN_AHEAD}, cells.found)
+        return Found(settings | {"run_ahead": RUN_AHEAD}, cells.found)
 
 
 def _depths(shape: Shape, run: Run) -> Found:
     """Every depth, and the default one without graphs."""
     prompt, most = shape.workload.prompt, min(shape.batches[-1], MOST_ROWS)
-    with opened(shape, run.device, most, shape.workload.context) as bench:
+    with opened(shape, run.settings(most, shape.workload.context), max(DEPTHS)) as bench:
         cells = Cells(run, "depths", shape, _bytes_on(run.device, shape))
         fill_cache(bench, (prompt,) * most)
         for rows in (shape.batches[0], most):
@@ -185,7 +198,7 @@ def _lengths(shape: Shape, run: Run) -> Found:
     """Long contexts, and prompts of many lengths in one batch."""
     workload = shape.workload
     batches = [rows for rows in shape.batches if rows <= MOST_ROWS]
-    with opened(shape, run.device, batches[-1], workload.longest) as bench:
+    with opened(shape, run.settings(batches[-1], workload.longest), max(DEPTHS)) as bench:
         cells = Cells(run, "lengths", shape, _bytes_on(run.device, shape))
         for prompts in (
             *((length,) * rows for length in workload.lengths for rows in batches),
@@ -219,7 +232,7 @@ def _kernels(shape: Shape, run: Run) -> Found:
         raise BenchmarkError("the CPU runs no kernels that could be traced: this part needs a GPU")
     on_the_gpu(lambda: None)  # tracing is set up before a graph is captured, or it may not see into graphs
     prompt, most = shape.workload.prompt, min(shape.batches[-1], MOST_ROWS)
-    with opened(shape, run.device, most, shape.workload.context) as bench:
+    with opened(shape, run.settings(most, shape.workload.context), LAUNCHES + max(DEPTHS)) as bench:
         bytes_ = _bytes_on(run.device, shape)
         batches = [Batch((prompt,) * rows) for rows in (shape.batches[0], most)]
         return Found(bench.settings, breakdowns=[traced(bench, batch, bytes_) for batch in batches])

@@ -13,6 +13,8 @@ from typing import Final, Literal
 import msgspec
 import torch
 
+from benchmarks.gpu_table.errors import ResultError
+from benchmarks.gpu_table.settings import Settings
 from runahead.service.version import commit_of
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -22,10 +24,6 @@ _GIT_DIGITS: Final = 12
 Way = Literal["graph", "engine", "grpc"]
 Sampling = Literal["greedy", "sampled", "one sampled", "one with log-probabilities"]
 Table = Literal["step", "depths", "lengths"]
-
-
-class ResultError(ValueError):
-    """A result can't be written or read. The sentence says why, and names the file if there is one."""
 
 
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -119,7 +117,7 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     seconds: float
     machine: Machine
     versions: Versions
-    settings: dict[str, int | str | bool]
+    settings: Settings
     cells: tuple[Cell, ...] = ()
     breakdowns: tuple[Breakdown, ...] = ()
 

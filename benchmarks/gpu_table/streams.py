@@ -5,76 +5,28 @@ One process of Python can't read as many messages as the service sends: with one
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
-import grpc
-
+from benchmarks.gpu_table.clients import client
 from benchmarks.gpu_table.decode import Batch, Steps, prompt_of, sampling_of
-from benchmarks.gpu_table.engines import BenchmarkError, engine_settings
+from benchmarks.gpu_table.errors import BenchmarkError
+from benchmarks.gpu_table.settings import flags
 from benchmarks.gpu_table.shapes import Shape
 from benchmarks.local_service import LocalService, local_service
-from runahead.runtime.wire.engine_config import DeviceName
-from runahead.v1 import GenerateRequest, GenerationServiceStub
-from runahead.v1.generate_pb2 import FINISH_REASON_LENGTH
+from runahead.v1 import GenerateRequest
 
 START_S: Final = 400.0  # a service whose kernels are compiled first
 CLIENTS: Final = 8
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.25, 16.0
-
-
-class Streamed(NamedTuple):
-    """By one client. ended_at: seconds on the clock that all processes share. in_time: it began when it was told to."""
-
-    ended_at: float
-    tokens: int
-    messages: int
-    in_time: bool
-
-
-def client(url: str, requests: Sequence[bytes], begin_at: float) -> Streamed:
-    """Run the requests at once from `begin_at` on, one stream each. Raises BenchmarkError for one that ends early."""
-    return asyncio.run(_client(url, requests, begin_at))
-
-
-async def _client(url: str, requests: Sequence[bytes], begin_at: float) -> Streamed:
-    async with grpc.aio.insecure_channel(url) as channel:
-        await channel.channel_ready()
-        stub = GenerationServiceStub(channel)
-        parsed = [GenerateRequest.FromString(request) for request in requests]
-        in_time = time.monotonic() < begin_at
-        if in_time:
-            await asyncio.sleep(begin_at - time.monotonic())
-            counts = await asyncio.gather(*(_stream(stub, request) for request in parsed))
-        else:
-            counts = []
-        ended_at = time.monotonic()
-        return Streamed(ended_at, sum(count[0] for count in counts), sum(count[1] for count in counts), in_time)
-
-
-async def _stream(stub: GenerationServiceStub, request: GenerateRequest) -> tuple[int, int]:
-    """Tokens, and messages that brought some."""
-    tokens = messages = 0
-    reason = None
-    async for response in stub.Generate(request):
-        event = response.WhichOneof("event")
-        if event == "delta":
-            tokens += len(response.delta.tokens)
-            messages += 1
-        elif event == "finished":
-            reason = response.finished.reason
-    if reason != FINISH_REASON_LENGTH or tokens != request.stopping.max_tokens:
-        raise BenchmarkError(f"a stream brought {tokens} tokens of {request.stopping.max_tokens}, reason {reason}")
-    return tokens, messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +68,14 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(shape: Shape, device: DeviceName, max_rows: int, context: int) -> Iterator[Served]:
-    """Start the service with the settings of the engine in this process, and end both it and the clients afterwards."""
-    settings = engine_settings(device, max_rows, context)
+def served(shape: Shape, settings: Mapping[str, int | float | str | bool]) -> Iterator[Served]:
+    """Start the service, and end both it and the clients afterwards. settings: of the engine. Raises ServiceFailed."""
     with tempfile.TemporaryDirectory(prefix="runahead-") as name:
         config = shape.write(Path(name))
-        flags = ["--model", name, "--tokenizer", "none"]
-        for key, value in settings.items():
-            flags += [f"--{key.replace('_', '-')}", str(value)]
+        arguments = ["--model", name, "--tokenizer", "none", *flags(settings)]
         with (
             ProcessPoolExecutor(CLIENTS, mp_context=get_context("spawn")) as clients,
-            local_service(flags, START_S) as service,
+            local_service(arguments, START_S) as service,
         ):
             yield Served(shape, config.vocab_size, service, clients)
 

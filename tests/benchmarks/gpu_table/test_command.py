@@ -12,8 +12,10 @@ import torch
 
 from benchmarks.gpu_table import __main__ as command
 from benchmarks.gpu_table import results
+from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.parts import PARTS, Run, run_part
 from benchmarks.gpu_table.published import GOALS_MS
+from benchmarks.gpu_table.settings import flags, read_settings
 from runahead.service.version import commit_of
 from tests.benchmarks.gpu_table.sample_results import result
 
@@ -101,3 +103,24 @@ def test_a_part_that_fails_ends_the_run(
     monkeypatch.setattr(subprocess, "run", lambda arguments, **options: subprocess.CompletedProcess(arguments, 1))
     assert command.main(["--device", "cpu", "--out", str(tmp_path)]) == 1
     assert "the part engine-0.6B failed" in capsys.readouterr().err
+
+
+def test_settings_that_are_asked_for_reach_the_engine_and_the_file() -> None:
+    asked = read_settings(["block_size=32", "prefix_cache=false"])
+    assert asked == {"block_size": 32, "prefix_cache": False}
+    assert flags(asked) == ["--block-size", "32", "--no-prefix-cache"]
+    found = run_part(PARTS["depths-tiny"], Run("cpu", 1, 0.0, "0123456789ab", asked))
+    assert found.settings["block_size"] == 32 and found.settings["asked"] == "block_size=32, prefix_cache=False"
+
+
+@pytest.mark.parametrize(
+    ("written", "sentence"),
+    [
+        ("blocksize=32", "the engine has no setting 'blocksize'"),
+        ("block_size=many", "block_size must be a whole number"),
+        ("max_rows=8", "every part decides max_rows by itself"),
+    ],
+)
+def test_a_setting_that_can_not_be_is_refused_by_its_name(written: str, sentence: str) -> None:
+    with pytest.raises(BenchmarkError, match=f"--set {written}: {sentence}"):
+        read_settings([written])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -18,10 +18,12 @@ from benchmarks.gpu_table.decode import (
     through_the_engine,
     turn_until,
 )
-from benchmarks.gpu_table.engines import RUN_AHEAD, Bench, BenchmarkError, FrontEnd, HoldingDevice, opened
+from benchmarks.gpu_table.engines import Bench, FrontEnd, HoldingDevice, opened
+from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.floors import step_bytes
-from benchmarks.gpu_table.kernel_times import LAUNCHES, Ran, traced
+from benchmarks.gpu_table.kernel_times import Ran, traced
 from benchmarks.gpu_table.parts import ragged
+from benchmarks.gpu_table.settings import RUN_AHEAD, engine_settings
 from benchmarks.gpu_table.shapes import FULL, SHAPES, SMALL
 from benchmarks.gpu_table.streams import served, through_grpc
 from runahead.cuda_graphs.shape import Form, LaunchShape
@@ -29,11 +31,12 @@ from runahead.runtime.wire import messages as m
 
 TINY = SHAPES["tiny"]
 ROWS = 4
+SETTINGS = engine_settings("cpu", ROWS, SMALL.context)
 
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    with opened(TINY, "cpu", ROWS, SMALL.context) as bench:
+    with opened(TINY, SETTINGS, SMALL.long + 32) as bench:
         yield bench
 
 
@@ -108,24 +111,32 @@ def test_prompts_that_were_run_before_come_from_the_cache(bench: Bench) -> None:
     assert bench.engine.stats().cached_tokens - before == 2 * ROWS * (SMALL.prompt // block * block)
 
 
-def test_kernels_are_traced_over_whole_launches_in_the_middle_of_the_steps(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+def test_kernels_are_traced_over_whole_launches_and_their_stamps_are_read_before_others_take_their_slots(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("benchmarks.gpu_table.kernel_times.LAUNCHES", 4)
-    assert LAUNCHES == 20
-    seen = []
+    launched: list[int] = []
+    starts: list[int] = []
 
-    def trace(work: object) -> list[Ran]:
-        first = bench.engine.ledger.launched
-        assert not bench.engine.ledger.in_flight
-        work()  # type: ignore[operator]
-        seen.append(bench.engine.ledger.launched - first)
-        return [Ran(name, at, 1.0) for at, name in enumerate(["_embed_kernel", "_split_kernel"] * seen[0])]
+    with opened(TINY, SETTINGS, 6) as tight:
+        ledger, device = tight.engine.ledger, tight.device
 
-    found = traced(bench, Batch((SMALL.prompt,) * ROWS), step_bytes(bench.model.config, bench.model.dtype), trace)
-    assert found.launches == seen[0] >= 4
+        def trace(work: Callable[[], None]) -> list[Ran]:
+            assert not ledger.in_flight
+            first = ledger.launched + 1
+            work()
+            while device.ended() < ledger.launched:
+                device.wait(ledger.launched, ledger.launched - 1, (), 10.0)
+            launched.extend(range(first, ledger.launched + 1))
+            starts.extend(int(device.rings.start_ns[device.rings.slot(number)]) for number in launched)
+            return [Ran(name, at, 1.0) for at, name in enumerate(["_embed_kernel", "_split_kernel"] * len(launched))]
+
+        found = traced(tight, Batch((SMALL.prompt,) * ROWS), step_bytes(tight.model.config, tight.model.dtype), trace)
+        assert ledger.launched > launched[-1] + device.rings.layout.slots - len(launched), "others took their slots"
+    assert found.launches == len(launched) >= 4
     assert {kernel.name: kernel.count for kernel in found.kernels} == {"_embed_kernel": 1.0, "_split_kernel": 1.0}
-    assert found.step_us > 0 and found.context == SMALL.prompt + SMALL.generated
+    assert found.step_us == (starts[-1] - starts[0]) / (len(starts) - 1) / 1e3
+    assert found.context == SMALL.prompt + SMALL.generated
 
 
 def test_a_request_that_is_refused_or_ends_early_is_no_measurement() -> None:
@@ -171,7 +182,7 @@ def test_a_device_without_graphs_has_nothing_to_be_compared_with(bench: Bench) -
 
 @pytest.mark.timeout(300)
 def test_through_grpc_every_stream_has_all_of_its_tokens() -> None:
-    with served(TINY, "cpu", ROWS, SMALL.context) as service:
+    with served(TINY, SETTINGS) as service:
         for sampling in ("greedy", "one with log-probabilities"):
             steps = through_grpc(service, Batch((SMALL.prompt,) * ROWS, sampling), 1)
             assert len(steps.runs) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.gpu_table.engines import BenchmarkError
+from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.floors import step_bytes
 from benchmarks.gpu_table.kernel_roles import OTHER, PRODUCT, role_of, roles_of
 from benchmarks.gpu_table.kernel_times import Ran, breakdown, read_trace

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from benchmarks.gpu_table import results
+from benchmarks.gpu_table.errors import ResultError
 from benchmarks.gpu_table.merge import MERGED, Merged, merge, merge_folder
-from benchmarks.gpu_table.results import FORMAT, ResultError
+from benchmarks.gpu_table.results import FORMAT
 from tests.benchmarks.gpu_table.sample_results import H200, VERSIONS, cell, result
 
 
@@ -40,6 +41,7 @@ def test_parts_of_one_commit_and_one_kind_of_gpu_become_one_file(tmp_path: Path)
         ({"versions": msgspec.structs.replace(VERSIONS, torch="2.12.0")}, "their torch differs"),
         ({"versions": msgspec.structs.replace(VERSIONS, triton="3.7.0")}, "their triton differs"),
         ({"settings": {"repeats": 1}}, "their repeats differs"),
+        ({"settings": {"repeats": 3, "asked": "a=1"}}, "their --set differs: none: engine-8B; a=1: grpc-8B"),
     ],
 )
 def test_a_mixture_is_refused_by_its_name(changes: dict[str, Any], sentence: str) -> None:
