@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -15,6 +16,10 @@ from runahead.runtime.models.safetensors_folder import StoredTensor, open_folder
 
 Pack = Callable[[torch.Tensor], torch.Tensor]  # KernelSet.pack_weight
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+# Random numbers of float32 at a time, 64 MiB. A whole embedding of float32 beside the weights would take GiBs, which a
+# GPU's allocator keeps, and which the KV cache then lacks.
+_DRAWN_AT_ONCE: Final = 1 << 24
 
 
 def load_weights(
@@ -58,11 +63,15 @@ def dummy_weights(
     generator = torch.Generator(device=device).manual_seed(seed)
 
     def fill(slot: TensorSlot) -> torch.Tensor:
-        shape = (sum(slot.rows), *slot.columns)
-        drawn = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
-        if slot.columns:
-            return drawn.mul_(slot.columns[0] ** -0.5).to(dtype)
-        return drawn.mul_(0.02).add_(1.0 if slot.names[0].endswith("norm.weight") else 0.0).to(dtype)
+        whole = torch.empty((sum(slot.rows), *slot.columns), dtype=dtype, device=device)
+        for piece in whole.view(-1).split(_DRAWN_AT_ONCE):
+            drawn = torch.randn(piece.shape, generator=generator, device=device, dtype=torch.float32)
+            if slot.columns:
+                drawn.mul_(slot.columns[0] ** -0.5)
+            else:
+                drawn.mul_(0.02).add_(1.0 if slot.names[0].endswith("norm.weight") else 0.0)
+            piece.copy_(drawn)
+        return whole
 
     return ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, pack))
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.kernels.reference.linear import BlasProducts
+from runahead.runtime.models import weights as weights_module
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.read_config import load_config
@@ -102,6 +103,28 @@ def test_dummy_weights_need_a_config_only_and_are_the_same_every_time(tmp_path: 
     assert not torch.equal(
         first.weights.layers[2].feed_forward.down.weight, first.weights.layers[1].feed_forward.down.weight
     )
+
+
+def test_random_weights_are_drawn_a_bounded_piece_at_a_time_whatever_a_tensor_s_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(BY_NAME["qwen3_biased_grouped"], tmp_path)
+    whole = load(tmp_path, load_format="dummy")
+    drawn: list[int] = []
+    randn = torch.randn
+
+    def counted(shape: Any, **rest: Any) -> torch.Tensor:
+        drawn.append(torch.Size(shape).numel())
+        return randn(shape, **rest)
+
+    monkeypatch.setattr(weights_module, "_DRAWN_AT_ONCE", 1024)
+    monkeypatch.setattr(torch, "randn", counted)
+    pieces = load(tmp_path, load_format="dummy")
+    assert max(drawn) == 1024 < whole.weights.embedding.numel()
+    assert sum(drawn) == pieces.num_parameters == whole.num_parameters
+    assert torch.equal(pieces.weights.embedding, whole.weights.embedding), "the same numbers, of the same seed"
+    assert abs(float(pieces.weights.embedding.std()) * pieces.config.hidden_size**0.5 - 1) < 0.05
+    assert abs(float(pieces.weights.final_norm.weight.mean()) - 1) < 0.02
 
 
 def test_what_old_checkpoints_carry_for_nothing_is_passed_over(tmp_path: Path) -> None:
