@@ -62,14 +62,14 @@ class Figures:
             event.idle += count * launch.first
 
     def retire(self, launch: Launch, rings: RingMemory) -> None:
-        """Read a retired launch's stamps before its slot is given back."""
-        slot = rings.slot(launch.number)
-        start, end = int(rings.start_ns[slot]), int(rings.end_ns[slot])
+        """Read a retired launch's stamps before its ring slot is used again."""
+        ring_slot = rings.slot(launch.number)
+        start, end = int(rings.start_ns[ring_slot]), int(rings.end_ns[ring_slot])
         self.retired += 1
         self.overlapped += launch.overlapped
         self.firsts_after_idle += launch.first
         self.busy_ns += end - start
-        self.idle_inside_ns += int(rings.idle_ns[slot])
+        self.idle_inside_ns += int(rings.idle_ns[ring_slot])
         if not launch.first:
             self.idle_ns += max(0, start - self._previous_end_ns)
         self._previous_end_ns = end

@@ -161,10 +161,10 @@ class Engine:
             self.figures.barrier("logging", self._logging_drain_s)
             self._logging_drain_s = 0.0
         if plan.number - rings.layout.slots > ledger.retired:
-            raise LedgerError(f"plan {plan.number} would overwrite a slot of a launch that has not retired")
-        slot = rings.slot(plan.number)
-        body = rings.plan[slot]
-        stage(plan, body, rings.bulk[slot])
+            raise LedgerError(f"plan {plan.number} would overwrite the ring slot of a launch that has not retired")
+        ring_slot = rings.slot(plan.number)
+        body = rings.plan[ring_slot]
+        stage(plan, body, rings.bulk[ring_slot])
         first = self._idle_after == ledger.launched
         overlapped = not first and self.device.ended() < ledger.launched
         launch = launch_of(planned, shape_of(body), first=first, overlapped=overlapped)
@@ -229,24 +229,24 @@ class Engine:
         for launch in self.ledger.retire():
             self.figures.retire(launch, rings)
             number, rows = launch.number, launch.row_slots
-            slot = rings.slot(number)
-            finite = rings.finite[slot, : rows.size] == 1
+            ring_slot = rings.slot(number)
+            finite = rings.finite[ring_slot, : rows.size] == 1
             if np.count_nonzero(finite) < rows.size:
                 self.scheduler.holdings.not_finite(rows[~finite])
             for part in launch.prompt_parts:
-                self._publish_prompt(slot, part)
+                self._publish_prompt(ring_slot, part)
             if self._interval_log.is_logged(number):
-                launch_s = int(rings.end_ns[slot] - rings.start_ns[slot]) / 1e9
+                launch_s = int(rings.end_ns[ring_slot] - rings.start_ns[ring_slot]) / 1e9
                 self._interval_log.retired(launch, launch_s, self._totals(number), self.scheduler.pool)
             if self._poison is not None:
                 self._poison.ring_slot(number)
 
-    def _publish_prompt(self, slot: int, part: PromptPart) -> None:
+    def _publish_prompt(self, ring_slot: int, part: PromptPart) -> None:
         """Log-probabilities of a prompt, unless its request has ended since; it ends now if its row is not finite."""
-        if self.scheduler.rows.epoch[part.slot] != part.epoch:
+        if self.scheduler.rows.epoch[part.row_slot] != part.epoch:
             return
-        if self.scheduler.rows.finite[part.slot]:
-            self.publisher.publish_prompt(slot, part)
+        if self.scheduler.rows.finite[part.row_slot]:
+            self.publisher.publish_prompt(ring_slot, part)
         else:
             self.publisher.end(self.scheduler.stop(part.request, FinishReason.NON_FINITE), self._clock())
             self.registry.remove(part.request)

@@ -58,8 +58,8 @@ class Publisher:
             queue_s = now - tracked.submitted_at
             self._links.send(request.owner, m.Admitted(request.handle, request.cached_tokens, queue_s))
 
-    def publish_prompt(self, slot: int, part: PromptPart) -> None:
-        """Send the log-probabilities that a launch, which has retired, left in this slot of the result ring.
+    def publish_prompt(self, ring_slot: int, part: PromptPart) -> None:
+        """Send the log-probabilities that a launch, which has retired, left in the result ring.
 
         Only what was not sent yet: a chunk that is computed again after an eviction begins with what was.
         """
@@ -75,9 +75,9 @@ class Publisher:
             m.PromptLogprobs(
                 request.handle,
                 offset,
-                rings.prompt_logprob[slot, entries].tobytes(),
-                rings.prompt_top_ids[slot, entries, :top].tobytes(),
-                rings.prompt_top_logprobs[slot, entries, :top].tobytes(),
+                rings.prompt_logprob[ring_slot, entries].tobytes(),
+                rings.prompt_top_ids[ring_slot, entries, :top].tobytes(),
+                rings.prompt_top_logprobs[ring_slot, entries, :top].tobytes(),
             ),
         )
         request.next_prompt_logprob = end
@@ -116,16 +116,16 @@ class Publisher:
     def _logprobs(self, commit: Commit, mine: NDArray[np.intp] | slice) -> tuple[m.Logprobs, ...]:
         asked = self._rows.logprobs[commit.slots[mine]]
         wanting = (asked >= 0).nonzero()[0].tolist()
-        slot, cells = self._rings.slot(commit.launch), commit.cells[mine]
+        ring_slot, cells = self._rings.slot(commit.launch), commit.cells[mine]
         found: list[m.Logprobs] = []
         for index in wanting:
             cell, count = int(cells[index]), int(asked[index])
             found.append(
                 m.Logprobs(
                     index,
-                    float(self._logprob[slot, cell]),
-                    tuple(self._top_ids[slot, cell, :count].tolist()),
-                    tuple(self._top_logprobs[slot, cell, :count].tolist()),
+                    float(self._logprob[ring_slot, cell]),
+                    tuple(self._top_ids[ring_slot, cell, :count].tolist()),
+                    tuple(self._top_logprobs[ring_slot, cell, :count].tolist()),
                 )
             )
         return tuple(found)

@@ -37,7 +37,7 @@ class _Live:
 
 
 def _live(requests: list[Request], rows: Rows, vocab_size: int) -> _Live:
-    return _Live(rows, vocab_size, requests, np.array([request.slot for request in requests], np.int64))
+    return _Live(rows, vocab_size, requests, np.array([request.row_slot for request in requests], np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def _seq_len(live: _Live) -> NDArray[np.generic]:
 def _last_token(live: _Live) -> _Expected:
     """Rows that have said nothing since they were admitted have none."""
     rows = live.rows
-    live = live.those(lambda request: rows.committed_len[request.slot] > rows.known_len[request.slot])
+    live = live.those(lambda request: rows.committed_len[request.row_slot] > rows.known_len[request.row_slot])
     return _column(lambda live: rows.history[live.slots, rows.committed_len[live.slots] - 1])(live)
 
 
@@ -116,7 +116,7 @@ def _by_penalty_slot(values: Callable[[Rows, Request, int], NDArray[np.generic]]
 
 def _counts(rows: Rows, request: Request, vocab_size: int) -> NDArray[np.generic]:
     """How often the completion holds each token. [vocab]"""
-    said = rows.history[request.slot, request.prompt.size : rows.committed_len[request.slot]]
+    said = rows.history[request.row_slot, request.prompt.size : rows.committed_len[request.row_slot]]
     return np.bincount(said, minlength=vocab_size)
 
 
@@ -139,7 +139,7 @@ FIELDS: Final[Mapping[str, _Field]] = {
     "last_token": _last_token,
     "block_table": _lists(lambda request: request.blocks, np.int32),
     **{name: _parameter(name, attrgetter(f"sampling.{name}")) for name in SAMPLING_NUMBERS},
-    "slot": _parameter("slot", lambda request: request.slot),
+    "slot": _parameter("slot", lambda request: request.row_slot),
     "seed": _parameter("seed", lambda request: signed_64(request.sampling.seed)),
     "logprobs": _column(lambda live: live.rows.logprobs[live.slots]),
     "prompt_logprobs": _column(lambda live: live.rows.prompt_logprobs[live.slots]),

@@ -27,7 +27,7 @@ class GivenBack(Protocol):
     def blocks(self) -> Sequence[int]: ...
 
     @property
-    def slot(self) -> int: ...
+    def row_slot(self) -> int: ...
 
     @property
     def penalty_slot(self) -> int: ...
@@ -41,7 +41,7 @@ class RingPoison:
         self._rings = rings
 
     def ring_slot(self, number: int) -> None:
-        """The slots of a launch that has retired."""
+        """The places in both rings of a launch that has retired."""
         slot = self._rings.slot(number)
         self._rings.plan[slot] = _NONSENSE
         self._rings.bulk[slot] = _NONSENSE
@@ -56,7 +56,7 @@ class RingPoison:
         """What the fence has let go and nobody holds any more."""
         if resource.blocks:
             self._program.poison_blocks(tuple(resource.blocks))
-        if resource.slot >= 0:
-            self._program.poison_slot(resource.slot)
+        if resource.row_slot >= 0:
+            self._program.poison_slot(resource.row_slot)
         if resource.penalty_slot >= 0:
             self._program.poison_penalty_slot(resource.penalty_slot)

@@ -58,8 +58,8 @@ class Holdings:
 
     def allocate_row(self, request: Request, prefix: array[int]) -> None:
         """A row slot, what goes with it, and the cached blocks that its tokens begin with."""
-        request.slot = self.rows.allocate()
-        self.by_slot[request.slot] = request
+        request.row_slot = self.rows.allocate()
+        self.by_slot[request.row_slot] = request
         if request.sampling.has_penalty:
             request.penalty_slot = self.penalty_slots.allocate()
         if self._limits.has_state:
@@ -73,7 +73,7 @@ class Holdings:
         """More blocks for a row."""
         blocks = self.pool.allocate(count)
         request.blocks.extend(blocks)
-        self.rows.hold_blocks(request.slot, len(request.blocks))
+        self.rows.hold_blocks(request.row_slot, len(request.blocks))
         return blocks
 
     def reserve_blocks(self, slots: NDArray[np.int64]) -> list[int]:
@@ -116,7 +116,7 @@ class Holdings:
 
     def forget_written(self, request: Request) -> None:
         """A row was not finite: nothing that it has written is found from now on, given up or not."""
-        self.rows.not_finite(request.slot)
+        self.rows.not_finite(request.row_slot)
         self.pool.forget(self.pool.holding(self._keys(request).from_place(request.shared)))
 
     def make_some_findable(self) -> None:
@@ -150,14 +150,14 @@ class Holdings:
 
     def end_row(self, request: Request) -> None:
         """Void what is in flight, and put what the row holds behind the fence."""
-        slot, rows = request.slot, self.rows
+        slot, rows = request.row_slot, self.rows
         self._give_up_blocks(request)
-        self._ledger.defer(int(rows.last_naming[slot]), Release(slot=slot, penalty_slot=request.penalty_slot))
+        self._ledger.defer(int(rows.last_naming[slot]), Release(row_slot=slot, penalty_slot=request.penalty_slot))
         self._leave(request)
 
     def evict(self, request: Request) -> None:
         """The row is in no further plan. Its tokens in flight still count; then its request waits again."""
-        slot, rows = request.slot, self.rows
+        slot, rows = request.row_slot, self.rows
         rows.enter(slot, RowPhase.LEAVING)
         self.paused -= {slot}
         self._give_up_blocks(request)
@@ -165,9 +165,9 @@ class Holdings:
 
     def _give_up_blocks(self, request: Request) -> None:
         """Blocks and state slot go behind the fence, until the last F that names them has retired."""
-        last = int(self.rows.last_launch[request.slot])
+        last = int(self.rows.last_launch[request.row_slot])
         if request.blocks:
-            self.register([request.slot], [last])
+            self.register([request.row_slot], [last])
             self.pool.fence(request.blocks)
         if request.state_slot != NO_SLOT:
             self.state_slots.fence(request.state_slot)
@@ -179,12 +179,12 @@ class Holdings:
 
     def _leave(self, request: Request) -> None:
         """The row and its penalty slot are the fence's, and nobody's row."""
-        self.rows.fence(request.slot)
+        self.rows.fence(request.row_slot)
         if request.penalty_slot != NO_SLOT:
             self.penalty_slots.fence(request.penalty_slot)
-        self.paused -= {request.slot}
-        self.by_slot[request.slot] = None
-        request.slot = request.penalty_slot = NO_SLOT
+        self.paused -= {request.row_slot}
+        self.by_slot[request.row_slot] = None
+        request.row_slot = request.penalty_slot = NO_SLOT
 
     # ------------------------------------------------------------ given back by the fence
 
@@ -196,28 +196,28 @@ class Holdings:
         late = self._filled and [block for block in self.pool.unfindable(resource.blocks) if block in self._filled]
         if late:
             self._make_findable(late)
-        if resource.slot != NO_SLOT:
-            self.rows.release(resource.slot)
+        if resource.row_slot != NO_SLOT:
+            self.rows.release(resource.row_slot)
         if resource.penalty_slot != NO_SLOT:
             self.penalty_slots.release(resource.penalty_slot)
         if resource.state_slot != NO_SLOT:
             self.state_slots.release(resource.state_slot)
         freed = self.pool.release(resource.blocks) if resource.blocks else []
-        return Release(resource.slot, tuple(freed), resource.penalty_slot, resource.state_slot)
+        return Release(resource.row_slot, tuple(freed), resource.penalty_slot, resource.state_slot)
 
     def evicted(self, eviction: Eviction) -> Release:
         """Every token of the leaving row is committed and nothing names its slots: they are free at once.
 
         Returns them; nothing, if the request has ended since, and gave them up then.
         """
-        request, slot, rows = eviction.request, eviction.slot, self.rows
+        request, slot, rows = eviction.request, eviction.row_slot, self.rows
         if rows.epoch[slot] != eviction.epoch:
             return Release()
         request.tokens = rows.history[slot, : rows.committed_len[slot]].copy()
         request.computed = int(rows.least_len[slot])
         request.last_token_s = rows.token_times.last_s(slot)
         request.evictions += 1
-        gone = Release(slot=slot, penalty_slot=request.penalty_slot)
+        gone = Release(row_slot=slot, penalty_slot=request.penalty_slot)
         self._leave(request)
         return self.release(gone)
 

@@ -23,7 +23,7 @@ from runahead.runtime.wire.parameters import SamplingParams
 
 def begin_row(rows: Rows, request: Request, block_size: int, limits: SchedulerLimits) -> Admission:
     """Fill the columns of the row slot that the request has just got; its blocks, so far, are its cached prefix."""
-    slot, stopping, sampling = request.slot, request.stopping, _sampling_of(request)
+    slot, stopping, sampling = request.row_slot, request.stopping, _sampling_of(request)
     stops = eos_and_stop_ids(stopping, limits.eos_token_ids)
     prompt_len = request.prompt.size
     rows.begin(slot, request.tokens, len(request.blocks), len(request.blocks) * block_size)

@@ -23,7 +23,7 @@ class Release:
     With its last F: its blocks and its state slot. With the S after that: its row slot and its penalty slot.
     """
 
-    slot: int = NO_SLOT
+    row_slot: int = NO_SLOT
     blocks: Sequence[int] = ()
     penalty_slot: int = NO_SLOT
     state_slot: int = NO_SLOT
@@ -42,7 +42,7 @@ class Eviction:
     """
 
     request: Request
-    slot: int
+    row_slot: int
     epoch: int
 
 
@@ -81,7 +81,7 @@ class PromptPart:
 
     request: Request
     epoch: int
-    slot: int
+    row_slot: int
     start: int
     first_entry: int
     count: int

@@ -27,7 +27,7 @@ class NeverFits(ValueError):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request from the queue to its end. Slots are NO_SLOT while it waits.
+    """A request from the queue to its end. Its slots are NO_SLOT while it waits.
 
     prompt_ids: the prompt's distinct ids, ascending, where a repetition penalty looks at them; else none.
     block_keys: keys of the prompt's full blocks, 32 bytes each, made by the front end; none: they are made when needed.
@@ -54,7 +54,7 @@ class Request:
     prompt_ids: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     block_keys: bytes = b""
     order: int = 0
-    slot: int = NO_SLOT
+    row_slot: int = NO_SLOT
     penalty_slot: int = NO_SLOT
     state_slot: int = NO_SLOT
     blocks: array[int] = field(default_factory=lambda: array("i"))

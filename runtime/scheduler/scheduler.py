@@ -86,7 +86,7 @@ class Scheduler:
             self.tally.event("finished")
         if reason == FinishReason.NON_FINITE:
             self.holdings.forget_written(request)
-        if request.slot == NO_SLOT:
+        if request.row_slot == NO_SLOT:
             self.waiting.remove(request)
         else:
             self.holdings.end_row(request)
@@ -100,18 +100,18 @@ class Scheduler:
 
     def phase_of(self, request: Request) -> str:
         """WAITING, PAUSED, or the phase of its row."""
-        if request.slot == NO_SLOT:
+        if request.row_slot == NO_SLOT:
             return "WAITING"
-        if request.slot in self.holdings.paused:
+        if request.row_slot in self.holdings.paused:
             return "PAUSED"
-        return RowPhase(int(self.rows.phase[request.slot])).name
+        return RowPhase(int(self.rows.phase[request.row_slot])).name
 
     def release(self, resource: Deferred) -> Release:
         """The fence has let it go. Returns what nobody holds any more."""
         if not isinstance(resource, Eviction):
             return self.holdings.release(resource)
         freed = self.holdings.evicted(resource)
-        if freed.slot != NO_SLOT:
+        if freed.row_slot != NO_SLOT:
             self.waiting.add(resource.request)
         return freed
 
@@ -263,12 +263,12 @@ class Scheduler:
             shortage = ration(
                 [Need(held.request(slot), n) for slot, n in zip(slots, blocks, strict=True)], pool.available
             )
-        paused = frozenset(request.slot for request in shortage.waiting) if shortage else frozenset[int]()
+        paused = frozenset(request.row_slot for request in shortage.waiting) if shortage else frozenset[int]()
         self.tally.event("paused", len(paused - held.paused))
         self.tally.event("resumed", len(held.paused - paused))
         held.paused = paused
         if shortage is not None and shortage.missing > pool.fenced:
-            victim = choose_victim(shortage, [r for r in held.requests() if self.rows.phase[r.slot] != _LEAVING])
+            victim = choose_victim(shortage, [r for r in held.requests() if self.rows.phase[r.row_slot] != _LEAVING])
             if victim is not None:
                 self.evict(victim)
 
@@ -364,7 +364,7 @@ class Scheduler:
             self.holdings.allocate_row(request, prefix)
             self._count_admission(request, start)
             builder.admit(begin_row(self.rows, request, pool.block_size, self.limits))
-            if not self._plan_chunk(builder, request.slot):
+            if not self._plan_chunk(builder, request.row_slot):
                 raise LedgerError("an admitted row's first chunk does not fit the plan that was measured for it")
 
     def _count_admission(self, request: Request, cached: int) -> None:

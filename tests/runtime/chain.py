@@ -135,7 +135,7 @@ class WatchedPoison(RingPoison):
     def release(self, resource: GivenBack) -> None:
         for number, blocks, slots in self.ledger.named():
             assert not blocks & set(resource.blocks), f"launch {number} has not retired and names a block given back"
-            assert resource.slot not in slots, f"launch {number} has not retired and names slot {resource.slot}"
+            assert resource.row_slot not in slots, f"launch {number} has not retired and names slot {resource.row_slot}"
         super().release(resource)
 
 
@@ -247,11 +247,11 @@ class Chain:
         """Where a request lies. NO_SLOT while it waits."""
         tracked = self.engine.registry.by_id(request_id)
         assert tracked is not None, f"{request_id} is not being served"
-        return tracked.request.slot
+        return tracked.request.row_slot
 
     def is_running(self, request_id: str) -> bool:
         tracked = self.engine.registry.by_id(request_id)
-        return tracked is not None and tracked.request.slot != NO_SLOT
+        return tracked is not None and tracked.request.row_slot != NO_SLOT
 
     def outputs(self, owner: int = 1) -> list[m.Output]:
         return [message for to, message in self.links.sent if to == owner and isinstance(message, m.Output)]

@@ -150,9 +150,9 @@ class Lifecycle:
         if tracked is None:
             arriving = {(owner, sent.handle) for owner, sent in self.chain.links.unread if isinstance(sent, m.Submit)}
             return "on its way" if key in arriving else "refused"
-        if tracked.request.slot == NO_SLOT:
+        if tracked.request.row_slot == NO_SLOT:
             return "waiting"
-        return RowPhase(int(rows.phase[tracked.request.slot])).name.lower()
+        return RowPhase(int(rows.phase[tracked.request.row_slot])).name.lower()
 
     def _drain(self) -> None:
         """Drain, which compares the device's rows with the host's."""
@@ -161,7 +161,7 @@ class Lifecycle:
         assert not self.chain.ledger.in_flight
         for request in self.chain.engine.scheduler.holdings.by_slot:
             if request is not None:
-                phase = RowPhase(int(self.chain.engine.scheduler.rows.phase[request.slot]))
+                phase = RowPhase(int(self.chain.engine.scheduler.rows.phase[request.row_slot]))
                 self.events[f"row compared in {phase.name.lower()}"] += 1
 
     # ------------------------------------------------------------ what came of it

@@ -38,9 +38,9 @@ def one_owner(chain: SimulatedChain) -> None:
     assert len(shared | set(own)) == chain.pool.owned, "what is owned is not what rows hold"
     for request in live:
         assert len(request.blocks) == len(set(request.blocks)), "a row holds a block twice"
-        held = chain.engine.scheduler.rows.num_blocks[request.slot]
+        held = chain.engine.scheduler.rows.num_blocks[request.row_slot]
         assert not request.blocks or len(request.blocks) == held, "a row's blocks are not as many as it counts"
-    for name in ("slot", "penalty_slot", "state_slot"):
+    for name in ("row_slot", "penalty_slot", "state_slot"):
         slots = [getattr(request, name) for request in live if getattr(request, name) >= 0]
         assert len(slots) == len(set(slots)), f"a {name} has two owners"
 
@@ -69,7 +69,7 @@ def bounds(chain: SimulatedChain) -> None:
     rows, drafts = scheduler.rows, scheduler.limits.drafts
     for request in scheduler.holdings.by_slot:
         if request is not None:
-            slot = request.slot
+            slot = request.row_slot
             known, longest = int(rows.committed_len[slot]), int(rows.max_len[slot])
             assert known <= longest, "a row has more tokens than it may"
             spread = int(rows.most_len[slot] - rows.least_len[slot])
@@ -174,7 +174,7 @@ class Evictions:
         others = [
             other.priority
             for other in scheduler.holdings.requests()
-            if other is not request and scheduler.rows.phase[other.slot] != RowPhase.LEAVING
+            if other is not request and scheduler.rows.phase[other.row_slot] != RowPhase.LEAVING
         ]
         if request.evictions >= MAX_EVICTIONS and max(others, default=request.priority) <= request.priority:
             times = request.evictions + 1

@@ -17,7 +17,7 @@ def check_lengths(chain: SimulatedChain) -> None:
     for request in scheduler.holdings.by_slot:
         if request is None:
             continue
-        slot = request.slot
+        slot = request.row_slot
         true, least, most = int(device["seq_len"][slot]), int(rows.least_len[slot]), int(rows.most_len[slot])
         assert int(device["state_slot"][slot]) == request.state_slot, f"row {slot} has another state slot"
         if rows.phase[slot] != RowPhase.PREFILL and rows.last_launch[slot] < chain.ledger.launched:

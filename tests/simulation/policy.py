@@ -49,7 +49,9 @@ class HeldToItsWord(Scheduler):
 
     def _share_out(self, crossing: NDArray[np.int64], wanted: NDArray[np.int64], chunks: NDArray[np.int64]) -> None:
         rows, pool = self.rows, self.pool
-        going = [row for row in self.holdings.requests() if rows.phase[row.slot] in (RowPhase.PREFILL, RowPhase.DECODE)]
+        going = [
+            row for row in self.holdings.requests() if rows.phase[row.row_slot] in (RowPhase.PREFILL, RowPhase.DECODE)
+        ]
         needs = {
             slot: -(-int(tokens) // pool.block_size) for slot, tokens in zip(crossing.tolist(), wanted, strict=True)
         }
@@ -59,15 +61,15 @@ class HeldToItsWord(Scheduler):
         needs = {slot: blocks - len(requests[slot].blocks) for slot, blocks in needs.items()}
         available, coming = pool.available, pool.fenced
         super()._share_out(crossing, wanted, chunks)
-        evicted = [row for row in going if rows.phase[row.slot] == RowPhase.LEAVING]
+        evicted = [row for row in going if rows.phase[row.row_slot] == RowPhase.LEAVING]
         assert len(evicted) <= 1, "two rows were evicted for one plan"
-        waiting = sorted((row for row in going if row.slot in needs), key=_order_of_service)
-        while waiting and needs[waiting[0].slot] <= available:
-            available -= needs[waiting.pop(0).slot]
+        waiting = sorted((row for row in going if row.row_slot in needs), key=_order_of_service)
+        while waiting and needs[waiting[0].row_slot] <= available:
+            available -= needs[waiting.pop(0).row_slot]
         for row in waiting:
-            assert row.slot in self.holdings.paused or row in evicted or not row.blocks or not needs[row.slot], (
-                "a row goes on although one before it waits for blocks"
-            )
+            assert (
+                row.row_slot in self.holdings.paused or row in evicted or not row.blocks or not needs[row.row_slot]
+            ), "a row goes on although one before it waits for blocks"
         for victim in evicted:
             self._check_victim(victim, waiting, going, available + coming, needs)
 
@@ -77,7 +79,7 @@ class HeldToItsWord(Scheduler):
         """Nobody is evicted while free + coming covers the need, nor before all wait or one of a higher priority does;
         then it is the youngest of the lowest priority, of those that were not evicted too often if there are any."""
         first = waiting[0]
-        assert needs[first.slot] > at_most, "a row was evicted while what is free and coming covers the need"
+        assert needs[first.row_slot] > at_most, "a row was evicted while what is free and coming covers the need"
         assert victim is not first, "the first that waits was evicted"
         assert len(waiting) == len(going) or victim.priority < first.priority, "a row was evicted while others go on"
         others = [row for row in going if row is not first]

@@ -37,7 +37,7 @@ def blocks_at_commit(ledger: Ledger[Deferred], number: int, resource: Deferred) 
 
 
 def slots_after_f(ledger: Ledger[Deferred], number: int, resource: Deferred) -> int:
-    return number - 1 if isinstance(resource, Release) and resource.slot != NO_SLOT else number
+    return number - 1 if isinstance(resource, Release) and resource.row_slot != NO_SLOT else number
 
 
 def evicted_after_f(ledger: Ledger[Deferred], number: int, resource: Deferred) -> int:
@@ -102,12 +102,12 @@ def nobody(intake: Intake, request: Request) -> None:
 
 
 def only_with_a_row(intake: Intake, request: Request) -> None:
-    if request.slot != NO_SLOT:
+    if request.row_slot != NO_SLOT:
         _end(intake, request)
 
 
 def only_without_a_row(intake: Intake, request: Request) -> None:
-    if request.slot == NO_SLOT:
+    if request.row_slot == NO_SLOT:
         _end(intake, request)
 
 
@@ -163,7 +163,7 @@ def everybody_is_lost(intake: Intake, owner: int) -> Iterator[int]:
 
 def the_waiting_are_not_lost(intake: Intake, owner: int) -> Iterator[int]:
     for tracked in intake._registry.of_owner(owner):
-        if tracked.request.slot != NO_SLOT:
+        if tracked.request.row_slot != NO_SLOT:
             _drop(intake, tracked, FinishReason.CANCELLED)
         yield 1
 

@@ -129,7 +129,7 @@ def test_a_slot_full_of_poison_is_never_taken_for_a_plan(depth: int) -> None:
 def test_a_plan_is_never_staged_over_one_that_has_not_retired() -> None:
     chain = make_chain(4, schedule=no_step, ring_slots=2)
     chain.submit(1, [3, 4], max_tokens=40, ignore_eos=True)
-    with pytest.raises(LedgerError, match="plan 3 would overwrite a slot of a launch that has not retired"):
+    with pytest.raises(LedgerError, match="plan 3 would overwrite the ring slot of a launch that has not retired"):
         chain.run()
     assert chain.device.rings.plan[:, 0].tolist() == [2, 1], "both plans are still there"
 

@@ -44,7 +44,7 @@ class Recorder:
 
         def recorded(record: Launch) -> None:
             parts = [
-                (part.request.request_id, part.epoch, part.slot, part.start, part.first_entry, part.count)
+                (part.request.request_id, part.epoch, part.row_slot, part.start, part.first_entry, part.count)
                 for part in record.prompt_parts
             ]
             columns = record._replace(prompt_parts=())

@@ -29,7 +29,7 @@ ABORT_LOW = m.Abort(1, ("r2",))
 
 def in_flight(chain: Chain, handle: int) -> int:
     """Tokens of a row that launches sample whose results the host has not seen, the one that is owed included."""
-    slot = request_of(chain, handle).slot
+    slot = request_of(chain, handle).row_slot
     ledger = chain.ledger
     launches = [launch for launch in ledger.launches() if launch.number > ledger.committed]
     sampled = sum(int((launch.sample_slots[launch.samples] == slot).sum()) for launch in launches)
@@ -236,12 +236,12 @@ def test_a_penalised_row_is_evicted_and_another_admitted_into_its_slots(depth: i
     )
     chain.turn()
     first = request_of(chain, 2)
-    slots = (first.slot, first.penalty_slot)
+    slots = (first.row_slot, first.penalty_slot)
     turn_until_event(chain, "evicted")
     chain.submit(3, [6, 7], sampling=SECOND, max_tokens=6, ignore_eos=True, priority=1)
     chain.turn_until(lambda: chain.is_running("r3"))
     second = request_of(chain, 3)
-    assert (second.slot, second.penalty_slot) == slots
+    assert (second.row_slot, second.penalty_slot) == slots
     assert phase_of(chain, 2) == "WAITING"
     chain.run()
     assert chain.tokens() == {

@@ -58,9 +58,9 @@ def evict_at(chain: Chain, least_len: int) -> Request:
     """Evict request 1 when the launches enqueued make it this long, and wait until it has a row again."""
     request, rows = request_of(chain, 1), chain.engine.scheduler.rows
     evictions = request.evictions
-    chain.turn_until(lambda: rows.least_len[request.slot] == least_len)
+    chain.turn_until(lambda: rows.least_len[request.row_slot] == least_len)
     chain.engine.scheduler.evict(request)
-    chain.turn_until(lambda: request.evictions > evictions and request.slot != NO_SLOT)
+    chain.turn_until(lambda: request.evictions > evictions and request.row_slot != NO_SLOT)
     assert request.computed == least_len
     return request
 
@@ -122,4 +122,4 @@ def test_entries_of_a_chunk_come_after_all_query_tokens_of_the_rows_before_it() 
     assert [(part.start, part.first_entry, part.count) for part in parts] == [(0, 4, 16), (16, 4, 3)], (
         "the row before it has a token and three drafts"
     )
-    assert np.count_nonzero([part.slot for part in parts]) == 2
+    assert np.count_nonzero([part.row_slot for part in parts]) == 2
