@@ -42,8 +42,13 @@ class Course:
         self._first = plan.number + 1
         self._changes = rows.changes
 
-    def holds(self, number: int) -> bool:
-        """Launch `number`, the next one, has the rows of the course and no others, where nobody is admitted."""
+    def advance_to(self, number: int) -> bool:
+        """Go on to launch `number`, the next one. True if it has the rows of the course and no others, unless somebody
+        is admitted.
+
+        The first of its launches brings the look along the columns, which all later ones rely on. The turn before, in
+        which a row may have begun, has enough to do.
+        """
         if number < self._first or self._changes != self._rows.changes:
             return False
         if number == self._first:
@@ -51,8 +56,7 @@ class Course:
         return number <= self.last
 
     def _look_ahead(self) -> None:
-        """Along the columns. With the first of the launches: the turn before it, in which a row may have begun, has
-        enough to do."""
+        """What all launches of the course have in common, from one look at the columns."""
         self.plan.rows.setflags(write=False)  # launches share them from here on
         self.plan.samples.setflags(write=False)
         rows, size, slots = self._rows, self._block_size, self.plan.rows.astype(np.int64)

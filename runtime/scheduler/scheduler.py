@@ -145,7 +145,7 @@ class Scheduler:
         It is the plan that `_made_anew` would make, without asking what can't have changed.
         """
         course, number = self._course, self.ledger.launched + 1
-        if course is None or not course.holds(number):
+        if course is None or not course.advance_to(number):
             return None
         if self.waiting and self.waiting.next_admission() is not None:
             return None
