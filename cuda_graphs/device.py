@@ -72,10 +72,16 @@ class Device(Protocol):
         """Number of the newest launch whose results are readable. Raises DeviceError if the device failed."""
 
     def ended(self) -> int:
-        """Number of the newest launch whose F has ended. Raises DeviceError if the device failed."""
+        """Number of the newest launch whose F has ended, and which nothing on the device reads any more. Of a launch
+        that runs in several places this is the least of their marks: everything is given back by it, and by nothing
+        else. In one place it is never more than one launch behind `sampled`, if that is asked first.
+
+        Raises DeviceError if the device failed.
+        """
 
     def wait(self, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
-        """Block until `sampled()` > sampled, or `ended()` > ended, or a descriptor is readable, or time is up.
+        """Block until `sampled()` > sampled, and the launch before that has ended, or `ended()` > ended, or a
+        descriptor is readable, or time is up.
 
         The only place where the engine's thread blocks while launches are in flight.
         """

@@ -208,9 +208,10 @@ class Engine:
 
     def _settle(self) -> None:
         """Commit, retire and give back what the marks allow."""
-        sampled = self.device.sampled()
-        # The S of a launch runs after the F of the one before.
-        ended = max(self.device.ended(), sampled - 1)
+        sampled, ended = self.device.sampled(), self.device.ended()
+        # A launch that runs in several places may be sampled in one and not have ended, the one before, in another. The
+        # fence goes by the end mark alone, and tokens wait for it: what the F before has left is read first.
+        sampled = min(sampled, ended + 1)
         before = self.ledger.ended
         self.ledger.end(ended)
         for number in range(before + 1, ended + 1):

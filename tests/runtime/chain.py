@@ -304,6 +304,7 @@ def make_chain(
     eos: tuple[int, ...] = (EOS,),
     clock: Callable[[], float] | None = None,
     program_type: type[HashProgram] = HashProgram,
+    device_type: type[SimulatedDevice] = SimulatedDevice,
     ring_slots: int | None = None,
     plan_words: int = PLAN_WORDS,
     penalty_slots: int = 0,
@@ -330,7 +331,7 @@ def make_chain(
         penalty_slots=penalty_slots,
         launched=counters_from,
     )
-    device = SimulatedDevice(program, rings, schedule, launched=counters_from)
+    device = device_type(program, rings, schedule, launched=counters_from)
     limits = SchedulerLimits(
         context_length,
         VOCAB,
