@@ -25,7 +25,6 @@ from benchmarks.gpu_table.streams import served, through_grpc
 from runahead.runtime.wire.engine_config import DeviceName
 
 DEPTHS: Final = (0, 1, 2, 3, 4)
-_SPARE_LAUNCHES: Final = 32  # of prompts, of rows that begin later than others, of the closing launch
 MOST_ROWS: Final = 64  # of the tables that leave out the largest batch
 _EVERYBODY: Final[tuple[Sampling, ...]] = ("greedy", "sampled")
 _ONE_AMONG: Final[tuple[Sampling, ...]] = ("one sampled", "one with log-probabilities")
@@ -145,8 +144,7 @@ def _bytes_on(device: DeviceName, shape: Shape) -> StepBytes:
 def _step(shape: Shape, run: Run) -> Found:
     """Bare graphs and the engine, everybody greedy and everybody sampled, and one row that asks for more."""
     prompt, most = shape.workload.prompt, shape.batches[-1]
-    launches = shape.workload.long + _SPARE_LAUNCHES
-    with opened(shape, run.settings(most, shape.workload.context), launches) as bench:
+    with opened(shape, run.settings(most, shape.workload.context), shape.workload.chained) as bench:
         cells = Cells(run, "step", shape, _bytes_on(run.device, shape))
         fill_cache(bench, (prompt,) * most)
         for sampling in _EVERYBODY:

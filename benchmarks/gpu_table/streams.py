@@ -29,6 +29,19 @@ CLIENTS: Final = 8
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.25, 16.0
 
 
+def request_of(row: int, batch: Batch, tokens: int, vocab_size: int) -> bytes:
+    """The `GenerateRequest` of a row of the batch, encoded."""
+    request = GenerateRequest()
+    request.token_ids.ids.extend(prompt_of(row, batch.prompts[row], vocab_size).tolist())
+    wanted = sampling_of(row, batch.sampling)
+    request.sampling.temperature, request.sampling.top_p = wanted.temperature, wanted.top_p
+    request.sampling.seed = wanted.seed
+    if wanted.logprobs >= 0:
+        request.output.logprobs = wanted.logprobs
+    request.stopping.max_tokens, request.stopping.ignore_eos = tokens, True
+    return request.SerializeToString()
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """A service of random weights, and who calls it. vocab_size: of its model."""
@@ -40,7 +53,7 @@ class Served:
 
     def generate(self, batch: Batch, tokens: int) -> tuple[float, float]:
         """Seconds from the first call to the last stream's end, and tokens a message."""
-        requests = [self._request(row, length, batch, tokens) for row, length in enumerate(batch.prompts)]
+        requests = [request_of(row, batch, tokens, self.vocab_size) for row in range(batch.rows)]
         shares = [share for share in (requests[place::CLIENTS] for place in range(CLIENTS)) if share]
         delay_s = _FIRST_DELAY_S
         while True:
@@ -54,17 +67,6 @@ class Served:
                 raise BenchmarkError("the clients can't begin together: this machine is too busy to measure on")
         took = max(one.ended_at for one in streamed) - begin_at
         return took, sum(one.tokens for one in streamed) / sum(one.messages for one in streamed)
-
-    def _request(self, row: int, length: int, batch: Batch, tokens: int) -> bytes:
-        request = GenerateRequest()
-        request.token_ids.ids.extend(prompt_of(row, length, self.vocab_size).tolist())
-        wanted = sampling_of(row, batch.sampling)
-        request.sampling.temperature, request.sampling.top_p = wanted.temperature, wanted.top_p
-        request.sampling.seed = wanted.seed
-        if wanted.logprobs >= 0:
-            request.output.logprobs = wanted.logprobs
-        request.stopping.max_tokens, request.stopping.ignore_eos = tokens, True
-        return request.SerializeToString()
 
 
 @contextlib.contextmanager

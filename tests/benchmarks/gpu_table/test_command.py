@@ -47,6 +47,7 @@ def test_the_other_tables_are_measured_by_the_same_code(part: str) -> None:
     assert {cell.table for cell in found.cells} == {part.split("-")[0]}
     if part == "depths-tiny":
         assert [cell.run_ahead for cell in found.cells] == [0, 1, 2, 3, 4] * 2
+        assert [cell.overlap for cell in found.cells if cell.run_ahead == 0] == [0.0, 0.0]
     else:
         assert [cell.prompt for cell in found.cells] == ["40", "40", "90", "90", "8 to 70"]
 

@@ -25,9 +25,10 @@ from benchmarks.gpu_table.kernel_times import Ran, traced
 from benchmarks.gpu_table.parts import ragged
 from benchmarks.gpu_table.settings import RUN_AHEAD, engine_settings
 from benchmarks.gpu_table.shapes import FULL, SHAPES, SMALL
-from benchmarks.gpu_table.streams import served, through_grpc
+from benchmarks.gpu_table.streams import request_of, served, through_grpc
 from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.wire import messages as m
+from runahead.v1 import GenerateRequest
 
 TINY = SHAPES["tiny"]
 ROWS = 4
@@ -36,7 +37,7 @@ SETTINGS = engine_settings("cpu", ROWS, SMALL.context)
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    with opened(TINY, SETTINGS, SMALL.long + 32) as bench:
+    with opened(TINY, SETTINGS, SMALL.chained) as bench:
         yield bench
 
 
@@ -67,7 +68,7 @@ def test_bare_graphs_are_all_planned_before_the_first_one_runs(bench: Bench, mon
     monkeypatch.setattr(device, "launch", noting)
     steps = bare_graphs(bench, Batch((SMALL.prompt,) * ROWS), 1)
     chained = [number for number, planned in handed_on if planned == bench.engine.ledger.launched]
-    assert len(chained) > SMALL.steps // 2, "the launches of the measured steps were planned together"
+    assert len(chained) > SMALL.steps, "the launches of the measured steps were planned together"
     assert max(chained) == bench.engine.ledger.launched, "to the last one"
     assert [number for number, _ in handed_on] == sorted(number for number, _ in handed_on)
     assert steps.step_ms > 0 and steps.idle_us is not None
@@ -188,6 +189,28 @@ def test_through_grpc_every_stream_has_all_of_its_tokens() -> None:
             assert len(steps.runs) == 1
             assert steps.tokens_per_message is not None and steps.tokens_per_message >= 1
     assert service.service.process.poll() == 0
+
+
+def test_a_stream_asks_for_what_its_row_asks_for_in_the_engine() -> None:
+    asked = [GenerateRequest.FromString(request_of(row, Batch((24, 30), "one sampled"), 20, 160)) for row in range(2)]
+    assert [list(request.token_ids.ids) for request in asked] == [
+        prompt_of(row, length, 160).tolist() for row, length in ((0, 24), (1, 30))
+    ]
+    assert [request.sampling.temperature for request in asked] == pytest.approx([0.8, 0.0])
+    assert [request.sampling.top_p for request in asked] == pytest.approx([0.9, 1.0])
+    assert all(request.stopping.max_tokens == 20 and request.stopping.ignore_eos for request in asked)
+    chatty = GenerateRequest.FromString(request_of(0, Batch((24,), "one with log-probabilities"), 20, 160))
+    assert chatty.output.HasField("logprobs") and not asked[0].output.HasField("logprobs")
+
+
+def test_rows_that_begin_one_after_the_other_are_all_there_in_the_measured_steps() -> None:
+    """More rows than may begin with one launch."""
+    rows = 20
+    with opened(TINY, engine_settings("cpu", rows, SMALL.context), SMALL.chained) as many:
+        assert rows > many.engine.scheduler.limits.admissions
+        batch = Batch((SMALL.prompt,) * rows)
+        assert bare_graphs(many, batch, 1).step_ms > 0
+        assert through_the_engine(many, batch, 1).step_ms > 0
 
 
 def test_a_rows_prompt_is_its_own_the_same_in_every_run_and_begins_as_its_longer_ones_do() -> None:
