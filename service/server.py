@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from runahead.runtime.checkpoint import TOKENIZER
+from runahead.runtime.checkpoint import TOKENIZER, CheckpointError, check_files
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, Spelling, check_config
 from runahead.runtime.wire.setting import settings_of
 from runahead.service.engine_client import SocketEngineClient
@@ -72,7 +72,7 @@ def run(config: ServerConfig) -> int:
         check_server_config(config)
         configure_logs(config.front_end.log)
         return asyncio.run(serve(config))
-    except (ConfigError, EngineLostError, EngineStartError) as error:
+    except (ConfigError, CheckpointError, EngineLostError, EngineStartError) as error:
         print(f"runahead serve: {error}", file=sys.stderr, flush=True)
     return EXIT_CANNOT_START
 
@@ -80,10 +80,11 @@ def run(config: ServerConfig) -> int:
 async def serve(config: ServerConfig, on_ready: Callable[[int], None] | None = None) -> int:
     """`run` on a running event loop, of a checked config. on_ready: called with the port once the service answers.
 
-    Raises ConfigError, EngineStartError or EngineLostError if it can't start.
+    Raises ConfigError, CheckpointError, EngineStartError or EngineLostError if it can't start.
     """
     _require_free(config.front_end.host, config.front_end.port, config.engine.spelling)
     tokenizer = _tokenizer(config)
+    check_files(Path(config.engine.model), has_weights=config.engine.load_format != "dummy")
     stop = _stop_on_signals()
     engine = await _unless_stopped(EngineProcess.start(config.engine, config.front_end.log), stop)
     if engine is None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runahead.runtime.checkpoint import CONFIG, GENERATION_CONFIG, CheckpointError
+from runahead.runtime.checkpoint import GENERATION_CONFIG, CheckpointError, read_config, read_object
 from runahead.runtime.models.architecture import Architecture
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_keys import NEUTRAL, UNREAD
@@ -20,14 +20,11 @@ def load_config(folder: Path) -> ModelConfig:
 
     Raises CheckpointError for a file that is missing or no JSON object, and for a value that is not supported.
     """
-    path = folder / CONFIG
-    if not path.is_file():
-        raise CheckpointError(f"{folder} is no checkpoint: it has no {CONFIG}")
-    raw = _read_object(path)
+    raw = read_config(folder)
     generation = folder / GENERATION_CONFIG
     eos = set(token_ids(raw, "eos_token_id"))
     if generation.is_file():
-        eos |= set(token_ids(_read_object(generation), "eos_token_id"))
+        eos |= set(token_ids(read_object(generation), "eos_token_id"))
     return parse_config(raw, tuple(sorted(eos)))
 
 
@@ -42,16 +39,6 @@ def parse_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Mode
     _refuse_other_keys(raw, architecture)
     config: ModelConfig = architecture.read(raw, eos_token_ids)
     return config
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} can't be read as JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise CheckpointError(f"{path} must hold a JSON object")
-    return raw
 
 
 def _architecture(raw: Mapping[str, Any]) -> Architecture[Any]:

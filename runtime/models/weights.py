@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from safetensors import SafetensorError, safe_open
 
-from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.checkpoint import CheckpointError, StoredTensor, stored_tensors
 from runahead.runtime.models.architecture import ModelWeights, TensorReader, TensorSlot
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.registry import ARCHITECTURES
-from runahead.runtime.models.safetensors_folder import StoredTensor, open_folder
 
 Pack = Callable[[torch.Tensor], torch.Tensor]  # KernelSet.pack_weight
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -35,7 +35,7 @@ def load_weights(
     Raises CheckpointError, naming the tensor, if one is missing, unknown, of another shape, of a dtype that is not
     float32, bfloat16 or float16, or cut off; naming the file, if a shard is missing or unreadable.
     """
-    stored = open_folder(folder)
+    stored = stored_tensors(folder)
     _check(stored, config)
     total = sum(tensor.size_bytes for tensor in stored.values())
     done = 0
@@ -44,7 +44,7 @@ def load_weights(
         nonlocal done
         whole = torch.empty((sum(slot.rows), *slot.columns), dtype=dtype, device=device)
         for name, part in zip(slot.names, whole.split(slot.rows), strict=True):
-            part.copy_(stored[name].read())
+            part.copy_(_read(stored[name]))
             done += stored[name].size_bytes
             if progress is not None:
                 progress(done, total)
@@ -103,3 +103,13 @@ def _check(stored: dict[str, StoredTensor], config: ModelConfig) -> None:
     for name in stored:
         if name not in expected and not passed_over(config, name):
             raise CheckpointError(f"the checkpoint has a tensor {name}, which {config.architecture} does not know")
+
+
+def _read(stored: StoredTensor) -> torch.Tensor:
+    """The tensor on the CPU, in the dtype it is stored in. Raises CheckpointError."""
+    try:
+        with safe_open(stored.path, framework="pt") as file:
+            tensor: torch.Tensor = file.get_tensor(stored.name)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"tensor {stored.name} can't be read from {stored.path}: {error}") from error
+    return tensor

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -17,10 +18,11 @@ import pytest
 
 from runahead.runtime.log_output import LogOutput
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
-from runahead.service import engine_process
+from runahead.service import engine_process, server
 from runahead.service.engine_process import EngineProcess, EngineStartError
-from runahead.service.server import EXIT_CANNOT_START, ServerConfig, check_server_config
+from runahead.service.server import EXIT_CANNOT_START, ServerConfig, check_server_config, run
 from runahead.service.settings import FrontEndSettings
+from tests.service.small_tokenizers import byte_level_tokenizer
 
 CONFIG = EngineConfig(model="/nowhere")
 LOG = LogOutput(level="warning", format="json")
@@ -205,3 +207,39 @@ def test_the_engine_s_own_refusal_calls_a_setting_what_the_user_called_it(
     )
     assert done.returncode == EXIT_CANNOT_START
     assert done.stderr.splitlines()[0] == f"{called} (2049) is more than the model's 2048"
+
+
+NO_CONFIG = r"/ckpt is no checkpoint: it has no config\.json"
+NO_WEIGHTS = r"/ckpt has neither model\.safetensors nor model\.safetensors\.index\.json"
+CUT_OFF = r"/ckpt/model\.safetensors is truncated or no safetensors file: its header is incomplete"
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        ({}, NO_CONFIG),
+        ({"config.json": b"{"}, r"/ckpt/config\.json can't be read as JSON: .*"),
+        ({"config.json": b"{}"}, NO_WEIGHTS),
+        ({"config.json": b"{}", "model.safetensors": b"1234"}, CUT_OFF),
+    ],
+    ids=["no config", "config", "no weights", "weights"],
+)
+def test_a_checkpoint_with_files_missing_or_cut_off_is_refused_before_an_engine_is_started(
+    files: dict[str, bytes],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def start(*_: object) -> None:
+        pytest.fail("an engine was started")
+
+    monkeypatch.setattr(EngineProcess, "start", start)
+    monkeypatch.setattr(server, "configure_logs", lambda output: None)
+    folder = tmp_path / "ckpt"
+    folder.mkdir()
+    byte_level_tokenizer().save(str(folder / "tokenizer.json"))
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    assert run(ServerConfig(EngineConfig(model=str(folder)), FrontEndSettings(port=0))) == EXIT_CANNOT_START
+    assert re.fullmatch(f"runahead serve: .*{sentence}\n", capsys.readouterr().err)
