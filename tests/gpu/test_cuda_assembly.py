@@ -50,6 +50,8 @@ def test_the_bundled_model_gives_the_tokens_of_the_cpu_in_float32(run_ahead: int
     full = max(1, run_ahead)
     assert (stats.run_ahead, stats.ledger_depth_max) == (run_ahead, full), "asked and reached"
     assert stats.launches_by_depth[full] > stats.launches / 2
+    assert min(stats.graph_captures, stats.graph_replays, stats.fallbacks["mixed"]) > 0
+    assert min(stats.bytes_to_device, stats.waits) > 0
 
 
 @pytest.mark.parametrize("border", [1 << 31, 1 << 32])
