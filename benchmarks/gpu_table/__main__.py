@@ -51,10 +51,12 @@ def _measure(chosen: argparse.Namespace, commit: str) -> None:
     if chosen.part:
         result = run_part(PARTS[chosen.part], Run(chosen.device, chosen.repeats, chosen.limit_s, commit, asked))
         print(f"{results.write(result, chosen.out)}: {result.seconds:.0f} s", file=sys.stderr)
+        if result.failure:
+            raise BenchmarkError(f"the part {chosen.part} did not come to its end: {result.failure}")
         return
     for name in (part.name for part in PARTS.values() if part.is_wanted):
         path = results.path_of(name, chosen.out)
-        if path.exists() and results.read(path).commit == commit:
+        if path.exists() and (known := results.read(path)).commit == commit and not known.failure:
             print(f"{name}: there is a result of this commit", file=sys.stderr)
             continue
         command = [sys.executable, "-m", "benchmarks.gpu_table", "--part", name, "--out", str(chosen.out)]

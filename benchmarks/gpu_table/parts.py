@@ -22,6 +22,8 @@ from benchmarks.gpu_table.results import Breakdown, Cell, Result, Sampling, Tabl
 from benchmarks.gpu_table.settings import RUN_AHEAD, Settings, engine_settings
 from benchmarks.gpu_table.shapes import SHAPES, Shape
 from benchmarks.gpu_table.streams import served, through_grpc
+from runahead.cuda_graphs.device import DeviceError
+from runahead.runtime.scheduler.ledger import LedgerError
 from runahead.runtime.wire.engine_config import DeviceName
 
 DEPTHS: Final = (0, 1, 2, 3, 4)
@@ -56,11 +58,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a part has measured, and with which settings."""
+    """What a part has measured, and with which settings. failure: see `Result`."""
 
     settings: Settings
     cells: Sequence[Cell] = ()
     breakdowns: Sequence[Breakdown] = ()
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ def run_part(part: Part, run: Run) -> Result:
         settings=found.settings | {"repeats": run.repeats, "asked": asked},
         cells=tuple(found.cells),
         breakdowns=tuple(found.breakdowns),
+        failure=found.failure,
     )
 
 
@@ -101,14 +105,18 @@ class Cells:
     shape: Shape
     bytes_: StepBytes
     found: list[Cell] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def all(self, settings: Settings) -> Found:
+        """What there is."""
+        return Found(settings, self.found, failure="".join(self.failures))
 
     def add(self, batch: Batch, measure: Callable[[], Steps], *, lacks: str = "", **known: Any) -> None:
         """Measure a batch, unless the part's time is up or something is lacking. known: further fields of the cell."""
         context = batch.context(self.shape.workload)
         floor = self.bytes_.floor_ms(context * batch.rows)
-        if not lacks and self.run.took_s > self.run.limit_s:
-            lacks = f"the part had run for {self.run.limit_s:.0f} s"
-        figures = {"skipped": lacks} if lacks else asdict(measure())
+        lacks = lacks or self._why_not()
+        figures = {"skipped": lacks} if lacks else self._measured(measure)
         shortest, longest = min(batch.prompts), max(batch.prompts)
         cell = Cell(
             table=self.table,
@@ -130,6 +138,19 @@ class Cells:
             file=sys.stderr,
             flush=True,
         )
+
+    def _why_not(self) -> str:
+        if self.failures:
+            return "a figure before it failed"
+        return f"the part had run for {self.run.limit_s:.0f} s" if self.run.took_s > self.run.limit_s else ""
+
+    def _measured(self, measure: Callable[[], Steps]) -> dict[str, Any]:
+        """Fields of the cell. What was measured before a failure is kept: a GPU's time is dear."""
+        try:
+            return asdict(measure())
+        except (BenchmarkError, DeviceError, LedgerError, torch.OutOfMemoryError) as error:
+            self.failures.append(f"{type(error).__name__}: {error}")
+            return {"skipped": self.failures[0]}
 
 
 def _bytes_on(device: DeviceName, shape: Shape) -> StepBytes:
@@ -156,7 +177,7 @@ def _step(shape: Shape, run: Run) -> Found:
         for sampling in _ONE_AMONG:
             batch, nodes = Batch((prompt,) * rows, sampling), bench.nodes(rows, form_of(sampling))
             cells.add(batch, partial(through_the_engine, bench, batch, run.repeats), way="engine", nodes=nodes)
-        return Found(bench.settings, cells.found)
+        return cells.all(bench.settings)
 
 
 def _grpc(shape: Shape, run: Run) -> Found:
@@ -169,7 +190,7 @@ def _grpc(shape: Shape, run: Run) -> Found:
             for rows in shape.batches:
                 batch = Batch((prompt,) * rows, sampling)
                 cells.add(batch, partial(through_grpc, service, batch, run.repeats), way="grpc")
-        return Found(settings | {"run_ahead": RUN_AHEAD}, cells.found)
+        return cells.all(settings | {"run_ahead": RUN_AHEAD})
 
 
 def _depths(shape: Shape, run: Run) -> Found:
@@ -189,7 +210,7 @@ def _depths(shape: Shape, run: Run) -> Found:
             if run.device == "cuda":
                 with bench.device.without_graphs():
                     cells.add(batch, measure, way="engine", captured=False)
-        return Found(bench.settings, cells.found)
+        return cells.all(bench.settings)
 
 
 def _lengths(shape: Shape, run: Run) -> Found:
@@ -210,7 +231,7 @@ def _lengths(shape: Shape, run: Run) -> Found:
                     f"it needs {needed:,} KV blocks of {bench.block_size} tokens; memory holds {bench.num_blocks - 1:,}"
                 )
             cells.add(batch, partial(_after_its_prompts, bench, batch, run.repeats), lacks=lacks, way="engine")
-        return Found(bench.settings, cells.found)
+        return cells.all(bench.settings)
 
 
 def _after_its_prompts(bench: Bench, batch: Batch, repeats: int) -> Steps:

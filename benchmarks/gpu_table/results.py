@@ -108,7 +108,11 @@ class Breakdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One part. seconds: that the part took. settings: of the engine, by name, and of the benchmark."""
+    """One part.
+
+    seconds: that it took. settings: of the engine, by name, and of the benchmark. failure: what went wrong, after which
+    nothing more was measured; empty if all went well.
+    """
 
     format: int
     part: str
@@ -120,6 +124,7 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     settings: Settings
     cells: tuple[Cell, ...] = ()
     breakdowns: tuple[Breakdown, ...] = ()
+    failure: str = ""
 
 
 def write(result: Result, folder: Path) -> Path:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from benchmarks.gpu_table import __main__ as command
-from benchmarks.gpu_table import results
+from benchmarks.gpu_table import parts, results
+from benchmarks.gpu_table.decode import Steps
 from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.parts import PARTS, Run, run_part
 from benchmarks.gpu_table.published import GOALS_MS
@@ -58,6 +59,27 @@ def test_a_part_begins_no_figure_when_its_time_is_up_and_says_so() -> None:
     assert all(cell.step_ms is None and cell.skipped == "the part had run for 0 s" for cell in found.cells)
 
 
+def test_what_was_measured_before_a_failure_is_kept_and_the_command_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = iter([Steps(1.5)])
+
+    def measure(*arguments: Any) -> Steps:
+        found = next(measured, None)
+        if found is None:
+            raise BenchmarkError("it was too hot")
+        return found
+
+    monkeypatch.setattr(parts, "through_the_engine", measure)
+    assert command.main(["--part", "depths-tiny", "--device", "cpu", "--out", str(tmp_path), *_commit()]) == 1
+    assert "depths-tiny did not come to its end: BenchmarkError: it was too hot" in capsys.readouterr().err
+    cells = results.read(results.path_of("depths-tiny", tmp_path)).cells
+    assert [cell.step_ms for cell in cells] == [1.5] + [None] * 9
+    assert cells[1].skipped == "BenchmarkError: it was too hot" and cells[2].skipped == "a figure before it failed"
+    assert command.main(["--merge", "--out", str(tmp_path)]) == 0
+    assert "- depths-tiny did not come to its end: BenchmarkError: it was too hot" in capsys.readouterr().out
+
+
 def test_kernels_are_not_traced_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--part", "kernels-tiny", "--device", "cpu", "--out", str(tmp_path)]
     assert command.main([*arguments, *_commit()]) == 1
@@ -83,6 +105,7 @@ def test_a_run_goes_on_with_the_parts_that_have_no_result_of_this_commit(
     monkeypatch.setattr(results, "commit_of", lambda checkout: "0123456789ab")
     results.write(result(wanted[0]), tmp_path)
     results.write(result(wanted[1], commit="ffffffffffff"), tmp_path)
+    results.write(result(wanted[2], failure="BenchmarkError: it was too hot"), tmp_path)
     started = []
 
     def run(arguments: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
