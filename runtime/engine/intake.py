@@ -1,7 +1,7 @@
 """What front ends ask for, turned into changes of the scheduler's queue and rows, between two launches.
 
 However much arrives at once, a turn of the loop does a bounded part of it; the rest stays in order for the turns after
-it. What takes several turns, to abort thousands of requests, is exact all the same.
+it. To abort thousands of requests takes several turns, and is exact all the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from runahead.runtime.wire.parameters import FinishReason
 TURN_WORK: Final = 4  # pieces of work a turn, of some 10 microseconds each: a request queued, one ended
 _LONG_BYTES: Final = 1 << 16  # of a message that is another piece of work
 _STATS_WORK: Final = 3  # to encode an answer
-STATS_S: Final = 0.05  # figures are gathered so often at most; who asks meanwhile has the next ones
+STATS_S: Final = 0.05  # figures are gathered so often at most; who asks in between gets the next ones
 
 
 class Intake:
@@ -60,7 +60,7 @@ class Intake:
         self._gathered_at = -STATS_S
 
     def take(self) -> None:
-        """What has arrived, as far as a turn's work goes."""
+        """Do what the messages ask for that have arrived, as much as is a turn's work."""
         arrived, left = iter(self._links.receive()), self._turn_work
         self._gather()
         while left > 0:
@@ -170,7 +170,7 @@ class Intake:
         return None
 
     def _abort(self, owner: int, abort: m.Abort) -> Iterator[int]:
-        """Of all, those that live now: one that has ended by itself before its turn came was not aborted.
+        """All requests are those that live now: one that has ended by itself before its turn came was not aborted.
 
         The youngest end first, or those who wait would be given rows meanwhile.
         """
@@ -208,7 +208,7 @@ class Intake:
         self._registry.remove(request)
 
     def _drop(self, tracked: Tracked | None, reason: FinishReason) -> None:
-        """Ended without a word: nobody listens any more."""
+        """End a request and tell nobody: its front end does not listen any more."""
         if tracked is not None:
             self._scheduler.stop(tracked.request, reason)
             self._registry.remove(tracked.request)

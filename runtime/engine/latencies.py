@@ -10,7 +10,7 @@ from runahead.runtime.wire.histogram import Histogram
 
 
 class Latencies:
-    """Times are seconds on the engine's clock, taken when a launch's tokens are sent.
+    """Times are seconds on the engine's clock, up to when a launch's tokens are sent.
 
     `inter_token` has a time for every token but the first of each request: since the request's token before, whatever
     came between (a pause, an eviction, a launch that others filled). The tokens that one launch brings of a row come

@@ -64,7 +64,7 @@ class _Connection:
         if not isinstance(message, m.Submit):
             return message
         said = self.read_at if message.submitted_at is None else message.submitted_at
-        # Of a NaN each of them takes its first argument.
+        # Both give their first argument where the other is a NaN.
         return msgspec.structs.replace(message, submitted_at=max(self.connected_at, min(self.read_at, said)))
 
     def flush(self) -> None:

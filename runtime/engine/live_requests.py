@@ -79,6 +79,8 @@ class Registry:
             self._aborted_early.popitem(last=False)
 
     def was_aborted_early(self, request_id: str, submitted_at: float) -> bool:
-        """Was it aborted before it was taken, not too long before it was submitted? The answer is given once, to the
-        next that bears the id, whatever becomes of that one."""
+        """Was this id aborted before its request came, and at most EARLY_ABORT_S before that was submitted?
+
+        An early abort is forgotten when it was asked for: it is meant for one request, whatever becomes of it.
+        """
         return self._aborted_early.pop(request_id, 0.0) > submitted_at

@@ -135,7 +135,7 @@ class Engine:
         return self._clock() - begun
 
     def _has_room(self) -> bool:
-        """May another launch be enqueued now? Counts those that only the bound in tokens holds back."""
+        """May another launch be enqueued now? Counts how often only the bound in prompt tokens says no."""
         ledger = self.ledger
         if not ledger.has_room:
             return False
@@ -225,7 +225,7 @@ class Engine:
         self._look_after_progress()
 
     def _retire(self) -> None:
-        """What launches have left that is read once they have retired, before the tokens of later ones."""
+        """Read what launches have left, once they have retired, and before the tokens of later ones are committed."""
         rings = self.device.rings
         for launch in self.ledger.retire():
             self.figures.retire(launch, rings)
@@ -253,7 +253,10 @@ class Engine:
             self.registry.remove(part.request)
 
     def _give_back(self) -> bool:
-        """Whatever the fence lets go: what ended outside a commit may be due before any mark moves. False: nothing."""
+        """Release whatever the fence lets go. After an end outside a commit that may be before any mark moves.
+
+        False if there was nothing.
+        """
         due = self.ledger.due()
         for resource in due:
             freed = self.scheduler.release(resource)

@@ -15,11 +15,11 @@ class LoopTimes:
         self._nothing_to_do_s = 0.0  # of these, on arrivals alone
 
     def waited(self, seconds: float) -> None:
-        """For a mark, or an arrival meanwhile."""
+        """The loop waited for a mark, or an arrival meanwhile."""
         self._waited_s += seconds
 
     def had_nothing_to_do(self, seconds: float) -> None:
-        """But to wait for an arrival."""
+        """The loop waited for an arrival alone."""
         self._waited_s += seconds
         self._nothing_to_do_s += seconds
 

@@ -49,7 +49,7 @@ class Publisher:
         self._to = Addressed(_NO_HANDLES, (), False)  # of the newest commit
 
     def admitted(self, request: Request | None, now: float) -> None:
-        """A launch that holds the request's row was enqueued. Its front end is told of the first time."""
+        """A launch that holds the request's row was enqueued. Its front end is told so once."""
         assert request is not None
         tracked = self._registry.by_handle(request.owner, request.handle)
         assert tracked is not None

@@ -69,7 +69,7 @@ def _parameter(name: str, value: Callable[[Request], float]) -> _Field:
 
 
 def _lists(values: Callable[[Request], Any], dtype: type[np.generic]) -> _Field:
-    """A list for each row, of a length of its own. What lies behind it is nobody's."""
+    """A list for each row, of a length of its own. What lies behind its end means nothing."""
 
     def expected(live: _Live) -> _Expected:
         lists = [values(request) for request in live.requests]

@@ -60,7 +60,7 @@ class BlockColumn:
         return found
 
     def having(self, blocks: Blocks) -> Blocks:
-        """The others."""
+        """Those of these blocks whose number is not 0, in order."""
         if not isinstance(blocks, list):
             is_other: NDArray[np.bool_] = self.many[blocks] != 0
             return blocks[is_other]
@@ -71,7 +71,7 @@ class BlockColumn:
         return found
 
     def put(self, blocks: Blocks, number: int) -> None:
-        """As the number of each of these blocks."""
+        """Each of these blocks has this number from now on."""
         if isinstance(blocks, list):
             one = self.one
             for block in blocks:

@@ -185,7 +185,7 @@ class BlockPool:
                 self._free.append(block)
 
     def watch(self) -> Watched:
-        """An empty row of findable blocks, to be extended; the one before is watched no more."""
+        """An empty list of watched blocks, to be extended. Those of the list before are watched no more."""
         self._watched.close()
         self._watched = Watched(self._places)
         return self._watched

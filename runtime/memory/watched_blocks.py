@@ -1,4 +1,4 @@
-"""The cached prefix that somebody waits with: how much of it is still there, known at any time."""
+"""The cached prefix of the request that is next: how much of it is still there, without another look."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from runahead.runtime.memory.block_column import BlockColumn, Blocks, in_bulk
 
 
 class Watched:
-    """Findable blocks, one after the other, of which somebody wants to know at any time how many are there.
+    """Findable blocks of one prefix, in order.
 
-    The pool keeps its figures right with every block that changes hands, so that nobody looks at them again.
+    The pool keeps these figures right with every block that changes hands, so that nobody looks at all blocks again.
 
     blocks: those that are watched. unheld: of them, those that are available: sharing them leaves so many fewer to
     allocate. findable: of them, the first ones, up to the first that can't be found any more.
@@ -37,7 +37,7 @@ class Watched:
         self.unheld -= is_unheld
 
     def close(self) -> None:
-        """Nobody wants to know any more."""
+        """These blocks are watched no more."""
         self._places.put(in_bulk(self.blocks), 0)
 
     def count(self, blocks: Blocks) -> int:

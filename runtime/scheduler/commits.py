@@ -1,4 +1,4 @@
-"""What a launch's tokens mean: into the host's truth, row by row, and who ended with them."""
+"""Writes a launch's tokens into the host's truth, row by row, and finds who ended with them."""
 
 from __future__ import annotations
 

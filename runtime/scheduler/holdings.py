@@ -89,13 +89,16 @@ class Holdings:
     # ------------------------------------------------------------ found again
 
     def walk(self, request: Request) -> PrefixWalk:
-        """For the cached blocks that a request's tokens begin with; for none while log-probabilities of all its prompt
-        are owed."""
+        """A search for the cached blocks that a request's tokens begin with. It finds none while log-probabilities of
+        the prompt are owed: the whole prompt has to be computed for these."""
         finds = self._limits.finds_prefixes and not request.wants_prompt_logprobs
         return PrefixWalk(self.pool, self._keys(request), request.tokens if finds else request.tokens[:1])
 
     def register(self, slots: list[int], numbers: list[int]) -> None:
-        """Blocks of rows that a launch, or an earlier one, fills may be found once it has retired. [n], [n]"""
+        """Blocks that these rows fill may be found, once the launch has retired that is named for the row. [n]
+
+        numbers: for each row, of the newest launch that holds it. [n]
+        """
         if not self._limits.finds_prefixes:
             return
         filled: dict[int, Filled] = defaultdict(dict)
@@ -115,7 +118,7 @@ class Holdings:
             self._ledger.defer(number, behind)
 
     def forget_written(self, request: Request) -> None:
-        """A row was not finite: nothing that it has written is found from now on, given up or not."""
+        """A row was not finite: nothing that it has written is found from now on, even if it has given it up."""
         self.rows.not_finite(request.row_slot)
         self.pool.forget(self.pool.holding(self._keys(request).from_place(request.shared)))
 
@@ -128,7 +131,8 @@ class Holdings:
             self._make_findable(list(islice(self._filled, max(_A_FEW, len(self._filled) // 8))))
 
     def _make_findable(self, blocks: list[int]) -> None:
-        """Into the prefix cache, where every token is committed and nothing that wrote one was not finite."""
+        """These join the prefix cache, but for blocks with a token that is not committed or of a row that was not
+        finite."""
         requests, in_slots, places = zip(*(self._filled.pop(block) for block in blocks), strict=True)
         rows, size, slots = self.rows, self.pool.block_size, np.array(in_slots)
         starts = np.array(places) * size
@@ -178,7 +182,7 @@ class Holdings:
         request.registered = request.shared = 0
 
     def _leave(self, request: Request) -> None:
-        """The row and its penalty slot are the fence's, and nobody's row."""
+        """The row slot and the penalty slot are fenced, and no request has them any more."""
         self.rows.fence(request.row_slot)
         if request.penalty_slot != NO_SLOT:
             self.penalty_slots.fence(request.penalty_slot)
@@ -189,7 +193,7 @@ class Holdings:
     # ------------------------------------------------------------ given back by the fence
 
     def release(self, resource: Release | Filled) -> Release:
-        """The fence has let it go. Returns what nobody holds any more."""
+        """No launch in flight names it any more. Returns what of it nobody else holds."""
         if isinstance(resource, dict):
             self._filled.update(resource)
             return Release()

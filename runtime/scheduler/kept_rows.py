@@ -1,9 +1,9 @@
-"""Rows whose tokens launch after launch brings and the host keeps, all of them.
+"""The short way to commit a launch whose rows are those of the launch before.
 
 While the launches' rows stay the same and no row has ended, most of a commit is the same each time: whose tokens they
-are, where in the history they go, that none is a first one, and with which launch a row is as long as it may become.
-What is left to look at is the cells. A row that begins changes nothing in this: the launch that admits it samples the
-rows of the one before.
+are, where in the history they go, that none is a first one, and with which launch a row reaches its greatest length.
+Only the cells are left to look at. A row that begins changes none of this: the launch that admits it still samples the
+rows of the launch before.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class KeptRows:
     def commit(self, launch: Launch, cells: NDArray[np.int64]) -> Commit | None:
         """Write a launch's cells, [n, 1], into the host's truth.
 
-        None, and nothing is changed, where there is more to see to: other rows, a row that ends or may end, or a cell
-        that holds anything but this launch's number and a token.
+        None, and nothing is changed, where that has to go the long way: there are other rows, a row ends or may end, or
+        a cell holds anything but this launch's number and a token.
         """
         rows, number = self._rows, launch.number
         if launch.sample_slots is not self._slots or self._ended != rows.ended or number > self._last:

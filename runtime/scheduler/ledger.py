@@ -134,7 +134,7 @@ class Ledger(Generic[Resource]):
 
     @property
     def prompt_room(self) -> int:
-        """Prompt tokens that a launch may carry which is queued now."""
+        """Prompt tokens that a launch may carry if it is queued now."""
         return self.run_ahead_tokens - self.uncommitted_prompt_tokens if self.uncommitted else sys.maxsize
 
     @property

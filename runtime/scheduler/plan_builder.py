@@ -115,7 +115,7 @@ class PlanBuilder:
         continues = self._continues(rows, last_slots, last_samples)
         return LaunchPlan(
             number=self.number,
-            rows=last_slots if continues else rows,  # the same array: that they are the same rows is seen at a glance
+            rows=last_slots if continues else rows,  # the same array: whoever compares sees it at once
             samples=samples,
             row_list_changed=not continues,
             appends=self.appends(),

@@ -30,8 +30,8 @@ class Rows:
     launch may bring more than one token, until its tokens are committed. `epoch` grows each time a slot changes hands
     or its row ends: a launch's row counts only while the epoch it was planned with is still the slot's. It begins at
     `epoch`, and like everything here that grows for as long as the engine runs it has 64 bits. `changes` grows each
-    time a row begins, ends or moves on to another phase: while it stays, so do the rows that decode. `ended` counts
-    those that have ended: while it stays, every row is what it was.
+    time a row begins, ends or moves on to another phase: while it stays the same, so do the rows that decode. `ended`
+    counts rows that have ended.
     """
 
     def __init__(self, max_rows: int, max_stop_ids: int, context_length: int, *, epoch: int = 0) -> None:

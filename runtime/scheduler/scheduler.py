@@ -46,7 +46,7 @@ _LEAVING = int(RowPhase.LEAVING)
 
 
 class Scheduler:
-    """Requests and rows in, plans out; results in, commits out."""
+    """Gives requests rows, and plans launches for the rows. What launches bring is written down by `commits`."""
 
     def __init__(self, limits: SchedulerLimits, rows: Rows, pool: BlockPool, ledger: Ledger[Deferred]) -> None:
         self.limits = limits
@@ -120,8 +120,8 @@ class Scheduler:
     def prompt_tokens_wanted(self) -> int:
         """Prompt tokens that the next plan would carry, at most: of rows' next chunks, and of those to be admitted.
 
-        None of those to be admitted while rows are paused, or a prefix is not looked up to its end. What a plan carries
-        is bounded as it is made, whatever is said here.
+        Nobody is to be admitted while rows are paused, or while the first request's prefix is still being looked up.
+        This only tells whether to plan now: what a plan carries is bounded again when it is made.
         """
         rows, limits, size = self.rows, self.limits, self.limits.prefill_chunk
         slots, tokens = (rows.phase == _PREFILL).nonzero()[0], 0
@@ -135,14 +135,15 @@ class Scheduler:
     def plan(self) -> Planned | None:
         """The next launch's plan, or None if no row can go on and nothing is left to sample.
 
-        Its blocks and slots are given out, its rows are as its F leaves them: the plan must be launched.
+        Its blocks and slots are allocated, and its rows have the lengths that its F leaves them with: it must be
+        launched.
         """
         return self._continued() or self._made_anew()
 
     def _continued(self) -> Planned | None:
         """The next plan of a course: its rows, one token further. None if it has ended, or something is to be decided.
 
-        It is the plan that `_made_anew` would make, without asking what can't have changed.
+        It equals the plan that `_made_anew` would make, but only what may have changed is looked at.
         """
         course, number = self._course, self.ledger.launched + 1
         if course is None or not course.advance_to(number):
@@ -203,13 +204,13 @@ class Scheduler:
         last_slots, _, last_samples = self.ledger.last_rows()
         plan = builder.build(last_slots, last_samples, *self._sampling())
         everybody = slots.size + chunks.size + len(plan.admissions)
-        all_decode = 0 < everybody == np.count_nonzero(plan.samples)  # from here on: none is left out or in its prompt
+        all_decode = 0 < everybody == np.count_nonzero(plan.samples)  # every row is in the plan and past its prompt
         if all_decode and not self.holdings.paused:
             self._course = self.drafts.course(plan, self.pool.block_size)
         return self._planned(builder, plan)
 
     def _planned(self, builder: PlanBuilder, plan: LaunchPlan) -> Planned:
-        """A plan that was made anew, with what was gathered as it was made; its rows note which launch holds them."""
+        """A plan that was made anew, with what was gathered meanwhile. Its rows note which launch holds them."""
         slots, epochs, samples = self.ledger.last_rows()
         rows, held, crossed = self.rows, plan.rows.astype(np.intp), builder.crossed()
         rows.note_launch(held, plan.number, plan.samples)
@@ -279,7 +280,7 @@ class Scheduler:
         wanted: NDArray[np.int64],
         crossing: NDArray[np.bool_],
     ) -> None:
-        """Every row past its prompt goes on; one whose next block does not fit the plan waits for the next."""
+        """Every row past its prompt goes on, but for those whose next blocks do not fit into the plan's words."""
         rows = self.rows
         if np.count_nonzero(crossing):
             room = builder.appends_left(slots.size)

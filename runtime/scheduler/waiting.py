@@ -24,7 +24,7 @@ from runahead.runtime.scheduler.rows import RowPhase
 _PREFILL: Final = int(RowPhase.PREFILL)
 _DECODE: Final = int(RowPhase.DECODE)
 _rank: Final = attrgetter("rank")
-_LOOKED_AT: Final = 36  # blocks by which a look goes on with a prefix: 75 microseconds or so, mostly twice a turn
+_LOOKED_AT: Final = 36  # blocks of a prefix that one look adds, in some 75 microseconds; mostly a turn has two
 
 
 class WaitingQueue:
@@ -106,13 +106,13 @@ class WaitingQueue:
             return None
         needed = self._blocks_needed(request)
         if needed > pool.available + pool.findable - pool.cached:
-            return None  # even if all that others hold and can be found were its prefix
+            return None  # even if every findable block that others hold were in its prefix
         return request, needed
 
     def tokens_at_most(self, chunk: int, enough: int, admissions: int) -> int:
         """Prompt tokens of the first chunks of all who could be admitted with one launch, at most.
 
-        chunk: tokens of the longest. enough: what is more need not be counted. admissions: that a launch may bring.
+        chunk: tokens of the longest. enough: so many are as good as more. admissions: that a launch may bring.
         """
         found, held, pool = self.next_admission(), self._holdings, self._holdings.pool
         if found is None:
@@ -122,7 +122,7 @@ class WaitingQueue:
         tokens = min((start // chunk + 1) * chunk, request.tokens.size) - start
         left = pool.available - pool.blocks_for(request.tokens.size) + len(prefix)
         for other in self._next(min(held.rows.free, admissions))[1:]:
-            left -= max(1, pool.blocks_for(other.tokens.size) - pool.findable)  # as if it began with all of these
+            left -= max(1, pool.blocks_for(other.tokens.size) - pool.findable)  # as if all of these were in its prefix
             if left < 0 or tokens >= enough:
                 break
             tokens += min(chunk, other.tokens.size)
