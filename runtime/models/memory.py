@@ -55,8 +55,15 @@ def memory_of(layers: tuple[Layer, ...]) -> ModelMemory:
 
 def weight_bytes(weights: ModelWeights) -> int:
     """Bytes that a model's tensors take as they lie in memory: one that has two uses counts once."""
-    storages = (tensor.untyped_storage() for tensor in _tensors(weights))
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    return sum(dict(map(_place_and_bytes, _tensors(weights))).values())
+
+
+def _place_and_bytes(tensor: torch.Tensor) -> tuple[int, int]:
+    """The same place for tensors that share their memory."""
+    if tensor.layout is not torch.strided:  # packed as a library likes it, which does not say where or how
+        return id(tensor), tensor.numel() * tensor.dtype.itemsize
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.nbytes()
 
 
 def _tensors(part: Any) -> Iterator[torch.Tensor]:

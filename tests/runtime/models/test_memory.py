@@ -14,9 +14,10 @@ from structlog.testing import capture_logs
 
 from runahead.runtime.kernels.layers import AttentionShape, Kept, Layer
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
+from runahead.runtime.kernels.reference.linear import Products, product_ways
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.memory import KeptBytes, memory_of, weight_bytes
-from runahead.runtime.models.weights import described
+from runahead.runtime.models.weights import described, dummy_weights
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.parts import blocks_in, bytes_kept
 from runahead.runtime.wire.engine_config import EngineConfig
@@ -106,3 +107,11 @@ def test_a_matrix_with_two_uses_takes_its_memory_once() -> None:
     assert tied.lm_head is tied.embedding
     assert weight_bytes(tied) == 4 * tied.parameters
     assert weight_bytes(gpu_chain.random_weights(gpu_chain.small_config())) == 4 * (tied.parameters + 160 * 64)
+
+
+@pytest.mark.parametrize("products", product_ways(), ids=lambda products: type(products).__name__)
+def test_the_bytes_of_weights_are_known_however_the_kernels_pack_them(products: Products) -> None:
+    config = gpu_chain.small_config()
+    kernels = ReferenceKernels(products)
+    weights = dummy_weights(config, torch.float32, torch.device("cpu"), kernels.pack_weight)
+    assert weight_bytes(weights) == 4 * weights.parameters
