@@ -31,10 +31,10 @@ _Kind = TypeVar("_Kind")
 class _LayerCache:
     """A layer's keys and values as the kernels write and read them."""
 
-    keys_by_slot: NDArray[np.float32]  # [slots, kv_heads, head_dim]
+    keys_by_slot: NDArray[np.float32]  # [KV slots, kv_heads, head_dim]
     values_by_slot: NDArray[np.float32]
-    keys_by_dim: torch.Tensor  # [head_dim, slots * kv_heads]
-    values_by_head: torch.Tensor  # [slots * kv_heads, head_dim]
+    keys_by_dim: torch.Tensor  # [head_dim, KV slots * kv_heads]
+    values_by_head: torch.Tensor  # [KV slots * kv_heads, head_dim]
 
     @staticmethod
     def of(keys: torch.Tensor, values: torch.Tensor) -> _LayerCache:
@@ -171,7 +171,7 @@ class ReferenceBoundKernels:
 
     def _caches_of(self, cache: KVCache) -> tuple[_LayerCache, ...]:
         if self._cache is None or self._cache[0] is not cache:
-            self._plans = []  # they are made for a number of slots
+            self._plans = []  # they are made for a number of KV slots
             views = tuple(_LayerCache.of(*pair) for pair in zip(cache.keys, cache.values, strict=True))
             self._cache = (cache, views)
         return self._cache[1]
