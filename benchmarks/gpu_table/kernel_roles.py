@@ -24,7 +24,7 @@ _BY_NAME: Final = tuple(
         ("down", r"(^|_)down(_|$)"),
         (HEAD, r"lm_?head|(^|_)head_kernel|(^|_)logits_kernel"),
         ("o", r"(^|_)o_(proj|kernel|residual)|output_projection"),
-        ("attention", r"atten|flash|(^|_)(split|combine)_kernel"),
+        ("attention", r"atten|flash|(^|_)(decode|split|combine)_kernel"),
         ("rotary", r"rotate|rotary|rope"),
         ("norm", r"norm"),
         ("activation", r"silu|activation"),
@@ -32,7 +32,7 @@ _BY_NAME: Final = tuple(
         ("apply", r"take_plan|queries|(^|_)apply|targets"),
         ("sampling", r"scan|draw|finish|mask|score|(^|_)cut_|bias|penal|logprob|(^|_)top_|sampl|gumbel|advance"),
         ("finite", r"finite"),
-        ("embedding", r"embed|indexselect|index_select"),
+        ("embedding", r"embed|begin|indexselect|index_select"),
         ("copy", r"memcpy|memset|copy"),
     )
 )

@@ -55,5 +55,8 @@ class KernelSet(Protocol):
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x: [n, in], any n. weight: [out, in], packed. bias: [out]. Returns x @ weight.T + bias, [n, out]."""
 
+    def logits_into(self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+        """The head's product. hidden: [n, hidden], any n. weight: [vocab, hidden], packed. out: float32 [n, vocab]."""
+
     def bind(self, ends: Ends) -> BoundKernels[Any]:
         """Prepare for one model. Its layers follow, by the functions of what is returned."""

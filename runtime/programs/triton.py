@@ -79,18 +79,20 @@ class TritonProgram:
         return 0  # the device counts what it reads
 
     def forward(self, shape: LaunchShape, between: Callable[[], None] = unwatched) -> None:
+        if shape.is_closing:
+            return
         batch = self.rows.batch(shape.rows, shape.tokens)
         hidden = self._model.forward(batch, self._cache, between)
         last = hidden
         if not batch.is_decode:
             last = hidden.index_select(0, self.rows.queries.last_query[: shape.rows])
-        self._logits[: shape.rows].copy_(self._raw_logits(last))
+        self._model.kernels.logits_into(last, self._model.weights.lm_head, self._logits[: shape.rows])
         if shape.prompt_logprobs:
             self.rows.write_prompt_logprobs(hidden, batch, self._raw_logits, self._prompt)
         self.rows.write_finite(hidden, batch, self._prompt if shape.prompt_logprobs else None)
 
     def _raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """In the model's dtype. The copy into the buffer converts to float32, so that no second copy is made here."""
+        """In the model's dtype: of many prompt tokens, float32 would take twice the memory."""
         return self._model.kernels.linear(hidden, self._model.weights.lm_head)
 
     def reset(self, launched: int) -> None:

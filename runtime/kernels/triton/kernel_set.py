@@ -4,35 +4,70 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, Ends, Linear, Norm
+from runahead.runtime.kernels.layers import Attention, Dense, Ends, Linear, Norm
 from runahead.runtime.kernels.triton import activation, embedding, norms
 from runahead.runtime.kernels.triton.chunk_attention import chunk_attention
-from runahead.runtime.kernels.triton.decode_attention import decode_attention
-from runahead.runtime.kernels.triton.gemv import gemv
+from runahead.runtime.kernels.triton.decode_streams import (
+    MAX_ROWS,
+    DecodeBuffers,
+    DecodeStream,
+    FewRows,
+    OneRow,
+    VendorRows,
+    head_of_few_rows,
+    head_of_one_row,
+)
 from runahead.runtime.kernels.triton.rotary import rotate_and_write
+from runahead.runtime.kernels.triton.tilings import takes_depth
 
 
-@dataclass(slots=True)
-class TritonStream:
-    """A batch's tokens under way. The sum of residual and product is made by the norm that follows."""
+class ManyRows:
+    """Any batch: the vendor's products, and a kernel for each thing beside them.
 
-    batch: ForwardBatch
-    cache: KVCache
-    residual: torch.Tensor  # [T, hidden]
-    product: torch.Tensor | None = None  # [T, hidden] what the residual still lacks
+    The sum of residual and product is made by the norm that follows.
+    """
 
-    def normed(self, norm: Norm) -> torch.Tensor:
+    def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends) -> None:
+        self._batch, self._cache, self._ends = batch, cache, ends
+        self._residual = embedding.embed(batch.token_ids, ends.embedding)  # [T, hidden]
+        self._product: torch.Tensor | None = None  # [T, hidden] what the residual still lacks
+
+    def attention(self, weights: Attention, place: int) -> None:
+        shape, batch, rope = weights.shape, self._batch, self._ends.rope
+        keys, values = self._cache.keys[place], self._cache.values[place]
+        qkv = _product(self._normed(weights.norm), weights.qkv)
+        q = rotate_and_write(
+            qkv, rope.cos, rope.sin, batch.positions, batch.slot_mapping, keys, values, shape.heads,
+            weights.q_norm, weights.k_norm,
+        )  # fmt: skip
+        longest = batch.num_tokens - batch.num_rows + 1
+        attended = chunk_attention(
+            q, keys, values, batch.block_tables, batch.seq_lens, batch.query_start_loc, longest, shape.scale,
+            weights.window,
+        )  # fmt: skip
+        self._product = _product(attended.view(qkv.shape[0], shape.q_size), weights.o)
+
+    def dense(self, weights: Dense) -> None:
+        gated = activation.silu_mul(_product(self._normed(weights.norm), weights.gate_up))
+        self._product = _product(gated, weights.down)
+
+    def end(self) -> torch.Tensor:
+        return self._normed(self._ends.final_norm)
+
+    def _normed(self, norm: Norm) -> torch.Tensor:
         """The norm of the whole sum, which the residual then is."""
-        if self.product is None:
-            return norms.rms_norm(self.residual, norm.weight, norm.eps)
-        product, self.product = self.product, None
-        return norms.add_rms_norm(product, self.residual, norm.weight, norm.eps)
+        if self._product is None:
+            return norms.rms_norm(self._residual, norm.weight, norm.eps)
+        product, self._product = self._product, None
+        return norms.add_rms_norm(product, self._residual, norm.weight, norm.eps)
+
+
+Stream = DecodeStream | ManyRows
 
 
 class TritonBoundKernels:
@@ -40,34 +75,32 @@ class TritonBoundKernels:
 
     def __init__(self, ends: Ends) -> None:
         self._ends = ends
+        self._buffers = DecodeBuffers()
+        self._fuses = ends.embedding.dtype.itemsize == 2  # float32 products would not be the matrix units'
 
-    def attention(self, weights: Attention, place: int) -> Callable[[TritonStream], None]:
-        shape, rope = weights.shape, self._ends.rope
+    def attention(self, weights: Attention, place: int) -> Callable[[Stream], None]:
+        self._buffers.add(weights.shape, weights.window)
+        self._look_at(weights.qkv, weights.o)
+        return lambda stream: stream.attention(weights, place)
 
-        def mix(stream: TritonStream) -> None:
-            batch, keys, values = stream.batch, stream.cache.keys[place], stream.cache.values[place]
-            qkv = _product(stream.normed(weights.norm), weights.qkv)
-            q = rotate_and_write(
-                qkv, rope.cos, rope.sin, batch.positions, batch.slot_mapping, keys, values, shape.heads,
-                weights.q_norm, weights.k_norm,
-            )  # fmt: skip
-            attended = _attend(q, keys, values, batch, shape, weights.window)
-            stream.product = _product(attended.view(qkv.shape[0], shape.q_size), weights.o)
+    def dense(self, weights: Dense) -> Callable[[Stream], None]:
+        self._look_at(weights.gate_up, weights.down)
+        return lambda stream: stream.dense(weights)
 
-        return mix
+    def stream(self, batch: ForwardBatch, cache: KVCache) -> AbstractContextManager[Stream]:
+        if not batch.is_decode:
+            return nullcontext(ManyRows(batch, cache, self._ends))
+        if batch.num_rows == 1:
+            return nullcontext(OneRow(batch, cache, self._ends, self._buffers))
+        if self._fuses and batch.num_rows <= MAX_ROWS:
+            return nullcontext(FewRows(batch, cache, self._ends, self._buffers))
+        return nullcontext(VendorRows(batch, cache, self._ends, self._buffers))
 
-    def dense(self, weights: Dense) -> Callable[[TritonStream], None]:
-        def feed_forward(stream: TritonStream) -> None:
-            gated = activation.silu_mul(_product(stream.normed(weights.norm), weights.gate_up))
-            stream.product = _product(gated, weights.down)
+    def end(self, stream: Stream) -> torch.Tensor:
+        return stream.end()
 
-        return feed_forward
-
-    def stream(self, batch: ForwardBatch, cache: KVCache) -> AbstractContextManager[TritonStream]:
-        return nullcontext(TritonStream(batch, cache, embedding.embed(batch.token_ids, self._ends.embedding)))
-
-    def end(self, stream: TritonStream) -> torch.Tensor:
-        return stream.normed(self._ends.final_norm)
+    def _look_at(self, *products: Linear) -> None:
+        self._fuses = self._fuses and all(takes_depth(linear.weight.shape[1]) for linear in products)
 
 
 class TritonKernelSet:
@@ -81,26 +114,19 @@ class TritonKernelSet:
         return weight.contiguous()
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return _linear(x, weight, bias)
+        return F.linear(x, weight, bias)
+
+    def logits_into(self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+        if hidden.shape[0] == 1:
+            head_of_one_row(hidden, weight, out)
+        elif hidden.shape[0] <= MAX_ROWS and weight.dtype.itemsize == 2 and takes_depth(weight.shape[1]):
+            head_of_few_rows(hidden, weight, out)
+        else:
+            out.copy_(F.linear(hidden, weight))  # which converts it
 
     def bind(self, ends: Ends) -> TritonBoundKernels:
         return TritonBoundKernels(ends)
 
 
-def _attend(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, batch: ForwardBatch, shape: AttentionShape, window: int
-) -> torch.Tensor:
-    """Split over the context where every row has one query, tiled by queries otherwise. Returns [T, heads, head_dim]"""
-    tables, seq_lens = batch.block_tables, batch.seq_lens
-    if batch.is_decode:
-        return decode_attention(q, keys, values, tables, seq_lens, shape.scale, window, batch.max_seq_len)
-    longest = batch.num_tokens - batch.num_rows + 1
-    return chunk_attention(q, keys, values, tables, seq_lens, batch.query_start_loc, longest, shape.scale, window)
-
-
 def _product(x: torch.Tensor, linear: Linear) -> torch.Tensor:
-    return _linear(x, linear.weight, linear.bias)
-
-
-def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return gemv(x, weight, bias) if x.shape[0] == 1 else F.linear(x, weight, bias)
+    return F.linear(x, linear.weight, linear.bias)

@@ -1,4 +1,4 @@
-"""Paged attention in Triton against a loop over rows in float64. Every free block and every tail is NaN."""
+"""Attention of prompt chunks in Triton against a loop over rows in float64. Every free block and every tail is NaN."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from tests.runtime.kernels.triton_device import TOLERANCE, dtypes, relative_erro
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.triton.chunk_attention import chunk_attention  # noqa: E402
-from runahead.runtime.kernels.triton.decode_attention import MAX_SPLITS, decode_attention, split_tokens  # noqa: E402
 
 SHAPES = [(4, 2, 16, 8), (6, 1, 24, 16), (4, 4, 64, 16)]  # heads, KV heads, head_dim, block size
 
@@ -61,36 +60,6 @@ def attention_of(kv: Paged, row: int, q: torch.Tensor, position: int, scale: flo
 
 
 @pytest.mark.parametrize("dtype", dtypes(DEVICE))
-@pytest.mark.parametrize("window", [0, 50, 500])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size"), SHAPES)
-def test_decode_attention_of_ragged_rows(
-    dtype: torch.dtype, window: int, heads: int, kv_heads: int, dim: int, block_size: int
-) -> None:
-    torch.manual_seed(1)
-    lengths = [1, 300, 0, 128, 33, 257]
-    kv = paged(lengths, kv_heads, dim, block_size, 512 // block_size, dtype)
-    q = torch.randn(len(lengths), heads, dim, device=DEVICE).to(dtype)
-    out = decode_attention(q, kv.keys, kv.values, kv.tables, kv.seq_lens, dim**-0.5, window, 512)
-    assert not out[2].any(), "a masked row gets zeros"
-    for row, length in enumerate(lengths):
-        if length:
-            expected = attention_of(kv, row, q[row], length - 1, dim**-0.5, window)
-            assert relative_error(out[row], expected) < TOLERANCE[dtype]
-
-
-@pytest.mark.parametrize("dtype", dtypes(DEVICE))
-def test_a_decode_row_has_the_same_bits_whatever_its_neighbours(dtype: torch.dtype) -> None:
-    torch.manual_seed(2)
-    kv = paged([200, 77, 400], 2, 32, 16, 32, dtype)
-    q = torch.randn(3, 4, 32, device=DEVICE).to(dtype)
-    together = decode_attention(q, kv.keys, kv.values, kv.tables, kv.seq_lens, 0.2, 0, 512)
-    for row in range(3):
-        mine, tables, lengths = q[row : row + 1].clone(), kv.tables[row : row + 1], kv.seq_lens[row : row + 1].clone()
-        alone = decode_attention(mine, kv.keys, kv.values, tables, lengths, 0.2, 0, 512)
-        assert torch.equal(alone[0], together[row])
-
-
-@pytest.mark.parametrize("dtype", dtypes(DEVICE))
 @pytest.mark.parametrize("window", [0, 20])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size"), SHAPES)
 def test_chunk_attention_of_chunks_and_decode_rows_together(
@@ -134,15 +103,3 @@ def test_a_chunk_has_the_same_bits_whatever_its_neighbours(dtype: torch.dtype) -
         0,
     )
     assert torch.equal(alone, together[90:])
-
-
-def test_the_split_depends_on_the_context_alone() -> None:
-    assert [split_tokens(n) for n in (1, 2048, 4096, 8192, 131072)] == [128, 128, 128, 256, 4096]
-    assert all(-(-n // split_tokens(n)) <= MAX_SPLITS for n in range(1, 20000, 7))
-
-
-def test_decode_attention_refuses_rows_with_several_queries() -> None:
-    kv = paged([9, 20], 2, 16, 16, 4, torch.float32)
-    q = torch.randn(6, 4, 16, device=DEVICE)
-    with pytest.raises(ValueError, match="one query a row: 6 queries were given for 2 rows"):
-        decode_attention(q, kv.keys, kv.values, kv.tables, kv.seq_lens, 0.25, 0, 64)

@@ -13,7 +13,6 @@ DEVICE = triton_device()
 from runahead.runtime.kernels.layers import Norm  # noqa: E402
 from runahead.runtime.kernels.triton.activation import silu_mul  # noqa: E402
 from runahead.runtime.kernels.triton.embedding import embed  # noqa: E402
-from runahead.runtime.kernels.triton.gemv import gemv  # noqa: E402
 from runahead.runtime.kernels.triton.norms import add_rms_norm, rms_norm  # noqa: E402
 from runahead.runtime.kernels.triton.rotary import rotate_and_write  # noqa: E402
 
@@ -86,21 +85,6 @@ def test_queries_are_rotated_and_keys_and_values_land_in_their_slots(
     untouched = torch.ones(32, dtype=torch.bool)
     untouched[slots.cpu()] = False
     assert bool(keys.view(-1, kv_heads, dim)[untouched.to(DEVICE)].isnan().all())
-
-
-@pytest.mark.parametrize("dtype", dtypes(DEVICE))
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize(
-    ("depth", "outputs"),
-    [(64, 96), (100, 37), (640, 256), (1024, 1030), pytest.param(2500, 8200, marks=pytest.mark.large)],
-)
-def test_the_product_of_one_row(dtype: torch.dtype, biased: bool, depth: int, outputs: int) -> None:
-    torch.manual_seed(5)
-    x = torch.randn(1, depth, device=DEVICE).to(dtype)
-    weight = torch.randn(outputs, depth, device=DEVICE).to(dtype)
-    bias = torch.randn(outputs, device=DEVICE).to(dtype) if biased else None
-    expected = x.double() @ weight.double().t() + (bias.double() if bias is not None else 0.0)
-    assert relative_error(gemv(x, weight, bias), expected) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("width", [48, 1500])

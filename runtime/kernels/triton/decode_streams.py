@@ -1,0 +1,272 @@
+"""A decode launch's rows on their way through the layers, by kernels that do several of a layer's steps at once.
+
+Five kernels a layer: norm and QKV product; attention with all that belongs to it; output product and residual; norm,
+gate/up product and activation; down product and residual. One row has kernels of its own, since the matrix units would
+idle; more than MAX_ROWS are better off with the vendor's products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import torch
+import torch.nn.functional as functional
+import triton
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
+from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, Ends, Linear, Norm
+from runahead.runtime.kernels.triton import activation, norms
+from runahead.runtime.kernels.triton.decode_attention import PartBuffers, decode_attention, make_part_buffers
+from runahead.runtime.kernels.triton.decode_work import AttentionPlan, AttentionWork, begin_decode
+from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works
+from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, STORE, row_product
+from runahead.runtime.kernels.triton.rows_product import Residual, SplitScratch, columns_of, rows_product
+from runahead.runtime.kernels.triton.tilings import SPLIT_WORDS, attention_plan, row_tiling, rows_tiling
+from runahead.runtime.rounding import ceil_div
+
+MAX_ROWS: Final = 64
+_MOST_TILES: Final = 1024  # of a product of a few rows that is added to the residual
+
+
+@dataclass(slots=True)
+class DecodeBuffers:
+    """What every decode launch of one model uses, made when one first needs it and kept: graphs hold its addresses."""
+
+    attentions: list[tuple[AttentionShape, int]] = field(default_factory=list)  # shapes and windows that there are
+    _windows: torch.Tensor | None = None
+    _parts: dict[tuple[AttentionShape, AttentionPlan, int], PartBuffers] = field(default_factory=dict)
+    _scratch: SplitScratch | None = None
+
+    def add(self, shape: AttentionShape, window: int) -> int:
+        """The number of this kind of attention, which joins the model's if it is new."""
+        if (shape, window) not in self.attentions:
+            self.attentions.append((shape, window))
+        return self.attentions.index((shape, window))
+
+    @property
+    def widest_head(self) -> int:
+        return max((shape.head_dim for shape, _ in self.attentions), default=0)
+
+    def windows(self, device: torch.device) -> torch.Tensor:
+        """Of every kind of attention, int32 [W]."""
+        if self._windows is None:
+            windows = [window for _, window in self.attentions]
+            self._windows = torch.tensor(windows, dtype=torch.int32, device=device)
+        return self._windows
+
+    def parts(self, shape: AttentionShape, batch: ForwardBatch, plan: AttentionPlan) -> PartBuffers:
+        rows = triton.next_power_of_2(batch.num_rows)
+        if (shape, plan, rows) not in self._parts:
+            device = batch.token_ids.device
+            self._parts[shape, plan, rows] = make_part_buffers(rows, shape, plan, batch.max_seq_len, device)
+        return self._parts[shape, plan, rows]
+
+    def scratch(self, device: torch.device) -> SplitScratch:
+        if self._scratch is None:
+            self._scratch = SplitScratch(
+                torch.zeros(SPLIT_WORDS, dtype=torch.float32, device=device),
+                torch.zeros(_MOST_TILES, dtype=torch.int32, device=device),
+            )
+        return self._scratch
+
+
+class DecodeStream:
+    """One query token a row.
+
+    The product that begins F's first layer is launched as usual: what follows may then read what apply has left before
+    it waits. The others are launched programmatically where that works.
+    """
+
+    def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
+        self._batch, self._cache, self._ends, self._buffers = batch, cache, ends, buffers
+        self._rows, self._device = batch.num_rows, batch.token_ids.device
+        self._plan = attention_plan(self._rows, buffers.widest_head, self._device)
+        self._windows = buffers.windows(self._device)
+        self._may_depend = False
+        self._residual = self._ends.embedding.new_empty((self._rows, self._ends.embedding.shape[1]))
+        self._work: AttentionWork
+
+    def attention(self, weights: Attention, place: int) -> None:
+        shape, batch = weights.shape, self._batch
+        qkv = self._normed_product(weights.norm, weights.qkv, STORE)
+        attended = qkv.new_empty((self._rows, shape.q_size))
+        kind = self._buffers.add(shape, weights.window)
+        decode_attention(
+            qkv,
+            attended,
+            self._cache.keys[place],
+            self._cache.values[place],
+            batch.block_tables,
+            batch.seq_lens,
+            self._work.starts[kind],
+            self._work.chunk[kind],
+            self._ends.rope,
+            weights,
+            self._plan,
+            self._buffers.parts(shape, batch, self._plan),
+            dependent=self._depends(True),
+        )
+        self._add(attended, weights.o)
+
+    def dense(self, weights: Dense) -> None:
+        self._add(self._normed_product(weights.norm, weights.gate_up, GATED), weights.down)
+
+    def end(self) -> torch.Tensor:
+        """Hidden states after the final norm, [R, hidden]."""
+        raise NotImplementedError
+
+    def _normed_product(self, norm: Norm, linear: Linear, epilogue: int) -> torch.Tensor:
+        """[R, outputs]"""
+        raise NotImplementedError
+
+    def _add(self, x: torch.Tensor, linear: Linear) -> None:
+        """residual += linear(x)"""
+        raise NotImplementedError
+
+    def _depends(self, wanted: bool) -> bool:
+        """Whether the next kernel is launched programmatically. The first of F never is."""
+        may, self._may_depend = self._may_depend, True
+        return may and wanted and dependent_launch_works()
+
+    def _empty(self, linear: Linear, epilogue: int) -> torch.Tensor:
+        outputs = linear.weight.shape[0] // (2 if epilogue == GATED else 1)
+        return self._residual.new_empty((self._rows, outputs))
+
+
+class OneRow(DecodeStream):
+    """A launch of one row: products by multiply-adds, each norm in the product that reads it."""
+
+    def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
+        super().__init__(batch, cache, ends, buffers)
+        self._work = begin_decode(
+            batch.token_ids, ends.embedding, self._residual, batch.seq_lens, self._windows, self._plan
+        )
+
+    def _normed_product(self, norm: Norm, linear: Linear, epilogue: int) -> torch.Tensor:
+        out = self._empty(linear, epilogue)
+        self._product(self._residual, linear, norm, out, epilogue)
+        return out
+
+    def _add(self, x: torch.Tensor, linear: Linear) -> None:
+        self._product(x, linear, None, self._residual, ADD)
+
+    def _product(self, x: torch.Tensor, linear: Linear, norm: Norm | None, out: torch.Tensor, epilogue: int) -> None:
+        tiling = row_tiling(*_sizes(linear.weight), EPILOGUES[epilogue])
+        row_product(x, linear, norm, out, epilogue, replace(tiling, dependent=self._depends(tiling.dependent)))
+
+    def end(self) -> torch.Tensor:
+        norm = self._ends.final_norm
+        return norms.rms_norm(self._residual, norm.weight, norm.eps)
+
+
+class FewRows(DecodeStream):
+    """A launch of 2 to MAX_ROWS rows: products on the matrix units.
+
+    Whoever makes the residual also leaves it times the weight of the norm that follows. So it is made when that norm is
+    known: `_pending` is what the residual still lacks.
+    """
+
+    def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
+        super().__init__(batch, cache, ends, buffers)
+        squares = torch.empty((_MOST_TILES, columns_of(self._rows)), dtype=torch.float32, device=self._device)
+        self._sums = Residual(self._residual, torch.empty_like(self._residual), squares)
+        self._scratch = buffers.scratch(self._device)
+        self._pending: tuple[torch.Tensor, Linear] | None = None
+        self._tiles = 0  # of the squares
+
+    def _normed_product(self, norm: Norm, linear: Linear, epilogue: int) -> torch.Tensor:
+        self._complete(norm)
+        out = self._empty(linear, epilogue)
+        self._product(self._sums.scaled, linear, out, epilogue, squares=(self._sums.squares, self._tiles, norm.eps))
+        return out
+
+    def _add(self, x: torch.Tensor, linear: Linear) -> None:
+        self._pending = x, linear
+
+    def _complete(self, norm: Norm) -> None:
+        """Make the residual for the norm that follows."""
+        if self._pending is None:
+            batch, sums = self._batch, self._sums
+            self._work = begin_decode(
+                batch.token_ids, self._ends.embedding, sums.values, batch.seq_lens, self._windows, self._plan,
+                scaled=sums.scaled, squares=sums.squares, gamma=norm.weight,
+            )  # fmt: skip
+            self._tiles = 1
+            return
+        (x, linear), self._pending = self._pending, None
+        self._tiles = self._product(x, linear, self._sums.values, ADD, norm=norm, residual=self._sums)
+
+    def _product(
+        self,
+        x: torch.Tensor,
+        linear: Linear,
+        out: torch.Tensor,
+        epilogue: int,
+        *,
+        squares: tuple[torch.Tensor, int, float] | None = None,
+        norm: Norm | None = None,
+        residual: Residual | None = None,
+    ) -> int:
+        tiling = rows_tiling(*_sizes(linear.weight), columns_of(self._rows), EPILOGUES[epilogue])
+        tiling = replace(tiling, dependent=self._depends(tiling.dependent))
+        rows_product(
+            x, linear, out, epilogue, tiling, self._scratch, self._rows, squares=squares, norm=norm, residual=residual
+        )  # fmt: skip
+        return ceil_div(linear.weight.shape[0], tiling.rows)
+
+    def end(self) -> torch.Tensor:
+        norm = self._ends.final_norm
+        self._complete(norm)
+        return norms.rms_norm(self._sums.values, norm.weight, norm.eps)
+
+
+class VendorRows(DecodeStream):
+    """A launch of more rows, or of another dtype: the vendor's products, and the norm and the activation beside them.
+
+    The sum of residual and product is made by the norm that follows.
+    """
+
+    def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
+        super().__init__(batch, cache, ends, buffers)
+        self._lacks: torch.Tensor | None = None  # [R, hidden] what the residual still lacks
+        self._work = begin_decode(
+            batch.token_ids, ends.embedding, self._residual, batch.seq_lens, self._windows, self._plan
+        )
+
+    def _normed_product(self, norm: Norm, linear: Linear, epilogue: int) -> torch.Tensor:
+        product = functional.linear(self._normed(norm), linear.weight, linear.bias)
+        return activation.silu_mul(product) if epilogue == GATED else product
+
+    def _add(self, x: torch.Tensor, linear: Linear) -> None:
+        self._lacks = functional.linear(x, linear.weight, linear.bias)
+
+    def _depends(self, wanted: bool) -> bool:
+        return False
+
+    def end(self) -> torch.Tensor:
+        return self._normed(self._ends.final_norm)
+
+    def _normed(self, norm: Norm) -> torch.Tensor:
+        if self._lacks is None:
+            return norms.rms_norm(self._residual, norm.weight, norm.eps)
+        lacks, self._lacks = self._lacks, None
+        return norms.add_rms_norm(lacks, self._residual, norm.weight, norm.eps)
+
+
+def _sizes(weight: torch.Tensor) -> tuple[int, int]:
+    outputs, depth = weight.shape
+    return outputs, depth
+
+
+def head_of_one_row(hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    """The logits of one row. hidden: [1, hidden]. weight: [vocab, hidden]. out: float32 [1, vocab]."""
+    tiling = row_tiling(*_sizes(weight), EPILOGUES[STORE])
+    row_product(hidden, Linear(weight, None), None, out, STORE, replace(tiling, dependent=False))
+
+
+def head_of_few_rows(hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    """The logits of up to MAX_ROWS rows. hidden: [R, hidden]. weight: [vocab, hidden]. out: float32 [R, vocab]."""
+    rows = hidden.shape[0]
+    tiling = rows_tiling(*_sizes(weight), columns_of(rows), EPILOGUES[STORE])
+    rows_product(hidden, Linear(weight, None), out, STORE, replace(tiling, splits=1, dependent=False), None, rows)

@@ -1,0 +1,143 @@
+"""The beginning of F in a decode launch: tokens are embedded, and attention's work is cut into items.
+
+Attention runs on a fixed number of programs, whatever the lengths are. What each of them does is found here, on the
+device, from the lengths of this launch, so that a captured graph holds for every context. Into how many items a row is
+cut hangs on its own length and on the bucket alone, and so do its bits: whoever else is in the launch changes nothing.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.rounding import ceil_div
+
+MAX_PARTS: Final = 32  # items of a row and a KV head
+_MAX_PARTS = tl.constexpr(MAX_PARTS)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """How attention is cut. tile: tokens that a program looks at together. chunk: tiles of an item, or more where a row
+    would have over MAX_PARTS items. stages: tiles on their way at a time. early: an item's first tile is asked for
+    before its turn."""
+
+    tile: int
+    chunk: int
+    programs: int
+    warps: int
+    stages: int
+    early: bool
+
+    def parts(self, context_length: int) -> int:
+        """Items of a row and a KV head, at most."""
+        return min(MAX_PARTS, ceil_div(context_length, self.tile * self.chunk))
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWork:
+    """Of R rows, for each of the W windows that a model has."""
+
+    starts: torch.Tensor  # int32 [W, R + 1] items of the rows before this one; the last entry: of all
+    chunk: torch.Tensor  # int32 [W, R + 1] tiles of an item of this row; the last entry: nothing
+
+
+@triton.jit
+def _begin_kernel(
+    token_ids, table, gamma, residual, scaled, squares, seq_lens, windows, starts, chunk, num_rows,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
+    SCALED: tl.constexpr,
+):  # fmt: skip
+    """Programs 0 to num_rows - 1 embed a token each; one more for each window cuts attention into items."""
+    program = tl.program_id(0)
+    if program < num_rows:
+        _embed(token_ids, table, gamma, residual, scaled, squares, program, WIDTH, BLOCK, SCALED)
+    else:
+        _cut(seq_lens, windows, starts, chunk, num_rows, program - num_rows, ROWS, TILE, CHUNK)
+
+
+@triton.jit
+def _embed(
+    token_ids, table, gamma, residual, scaled, squares, row, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    SCALED: tl.constexpr,
+):  # fmt: skip
+    i = tl.arange(0, BLOCK)
+    inside = i < WIDTH
+    at = row.to(tl.int64) * WIDTH + i
+    found = tl.load(table + tl.load(token_ids + row) * WIDTH + i, mask=inside, other=0.0)
+    tl.store(residual + at, found, mask=inside)
+    if SCALED:
+        value = found.to(tl.float32)
+        weight = tl.load(gamma + i, mask=inside, other=0.0).to(tl.float32)
+        tl.store(scaled + at, (value * weight).to(scaled.dtype.element_ty), mask=inside)
+        tl.store(squares + row, tl.sum(value * value, 0))
+
+
+@triton.jit
+def _cut(
+    seq_lens, windows, starts, chunk, num_rows, which, ROWS: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr
+):
+    """Items of every row, for one window."""
+    window = tl.load(windows + which)
+    r = tl.arange(0, ROWS)
+    length = tl.load(seq_lens + r, mask=r < num_rows, other=0)
+    hidden = tl.where(window > 0, tl.maximum(length - window, 0) // TILE, 0)
+    tiles = (length + TILE - 1) // TILE - hidden
+    each = tl.maximum((tiles + _MAX_PARTS - 1) // _MAX_PARTS, CHUNK)
+    items = tl.maximum((tiles + each - 1) // each, 1)  # a masked row has one too, which leaves zeros
+    items = tl.where(r < num_rows, items, 0)
+    at = which * (num_rows + 1) + r
+    tl.store(starts + at + 1, tl.cumsum(items, 0), mask=r < num_rows)
+    tl.store(starts + which * (num_rows + 1), 0)
+    tl.store(chunk + at, each, mask=r < num_rows)
+
+
+def begin_decode(
+    token_ids: torch.Tensor,
+    table: torch.Tensor,
+    residual: torch.Tensor,
+    seq_lens: torch.Tensor,
+    windows: torch.Tensor,
+    plan: AttentionPlan,
+    *,
+    scaled: torch.Tensor | None = None,
+    squares: torch.Tensor | None = None,
+    gamma: torch.Tensor | None = None,
+) -> AttentionWork:
+    """Embed one token a row into `residual`, [R or more, hidden], and cut attention over rows of these lengths.
+
+    token_ids: int64 [R], inside the vocabulary. table: contiguous [vocab, hidden]. seq_lens: int32 [R]. windows:
+    int32 [W] tokens that a query sees; 0: all. scaled, squares, gamma, all or none: the residual times gamma, [hidden],
+    and the sums of its squares, float32 [1, R or more].
+    """
+    rows, width = token_ids.shape[0], table.shape[1]
+    starts = torch.empty((windows.shape[0], rows + 1), dtype=torch.int32, device=seq_lens.device)
+    chunk = torch.empty_like(starts)
+    _begin_kernel[(rows + windows.shape[0],)](
+        token_ids,
+        table,
+        table if gamma is None else gamma,
+        residual,
+        residual if scaled is None else scaled,
+        residual if squares is None else squares,
+        seq_lens,
+        windows,
+        starts,
+        chunk,
+        rows,
+        WIDTH=width,
+        BLOCK=triton.next_power_of_2(width),
+        ROWS=triton.next_power_of_2(rows),
+        TILE=plan.tile,
+        CHUNK=plan.chunk,
+        SCALED=gamma is not None,
+        num_warps=4,
+    )
+    return AttentionWork(starts, chunk)

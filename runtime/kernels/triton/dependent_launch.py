@@ -1,0 +1,41 @@
+"""Programmatic dependent launch: a kernel may start while the one before it still runs, and waits where it needs it.
+
+A kernel that takes part lets its successor start with its first instruction, asks for what never changes (weights),
+and then waits until everything before it has ended and is visible. Nothing else is read, and nothing is written, before
+that wait; every program executes it, so that the end of a kernel means the end of all before. What is constant during F
+alone (lengths, block tables, older keys) may be read before the wait too, since the first product of F is launched
+without this and so starts when apply has ended.
+
+Source: CUDA Programming Guide, "Programmatic Dependent Launch and Synchronization".
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+
+
+@cache
+def dependent_launch_works() -> bool:
+    """Whether the current device knows programmatic dependent launch: compute capability 9.0 or more."""
+    if triton.knobs.runtime.interpret or not torch.cuda.is_available():
+        return False
+    return torch.cuda.get_device_capability() >= (9, 0)
+
+
+@triton.jit
+def let_dependents_start(DEPENDENT: tl.constexpr):
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_predecessors(DEPENDENT: tl.constexpr):
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()

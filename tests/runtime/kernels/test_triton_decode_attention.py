@@ -1,0 +1,210 @@
+"""The attention kernel of decode launches against a loop over rows in float64.
+
+Free blocks, tails, what earlier launches have left in the buffers, and the result before the kernel runs are NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from tests.runtime.kernels.triton_device import TOLERANCE, relative_error, triton_device
+
+DEVICE = triton_device()
+
+from runahead.runtime.kernels.layers import Attention, AttentionShape, Linear, Norm, RopeTable  # noqa: E402
+from runahead.runtime.kernels.triton.decode_attention import decode_attention, make_part_buffers  # noqa: E402
+from runahead.runtime.kernels.triton.decode_work import MAX_PARTS, AttentionPlan, begin_decode  # noqa: E402
+from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works  # noqa: E402
+
+EPS = 1e-5
+CONTEXT = 640
+DTYPES = (torch.float32, torch.bfloat16) if DEVICE.type == "cuda" else (torch.float32, torch.float16)
+ERROR = {**TOLERANCE, torch.float16: 1e-3}
+SHAPES = [(4, 2, 16, 8), (6, 1, 24, 16), (4, 4, 64, 16), (8, 1, 96, 16)]  # heads, KV heads, head_dim, block size
+PLANS = [  # one part a row, as many as there are tiles, and what lies between; fewer programs than items, and more
+    AttentionPlan(tile=16, chunk=64, programs=3, warps=1, stages=3, early=False),
+    AttentionPlan(tile=16, chunk=1, programs=50, warps=1, stages=1, early=True),
+    AttentionPlan(tile=32, chunk=3, programs=7, warps=2, stages=3, early=True),
+]
+LENGTHS = [1, 300, 0, 128, 33, 257, 16, 17]
+
+
+@dataclass
+class Rows:
+    """Rows of random keys and values, each in blocks of its own in random order, and the newest token's projections."""
+
+    qkv: torch.Tensor  # [rows, (heads + 2 * kv_heads) * dim]
+    keys: torch.Tensor  # [num_blocks, block_size, kv_heads, dim]
+    values: torch.Tensor
+    tables: torch.Tensor  # int32 [rows, max_blocks]
+    seq_lens: torch.Tensor  # int32 [rows]
+    weights: Attention
+    rope: RopeTable
+
+    def only(self, rows: list[int]) -> Rows:
+        return replace(
+            self, qkv=self.qkv[rows], tables=self.tables[rows], seq_lens=self.seq_lens[rows], keys=self.keys.clone(),
+            values=self.values.clone(),
+        )  # fmt: skip
+
+
+def make_rows(
+    lengths: list[int], shape: tuple[int, int, int, int], dtype: torch.dtype, *, window: int = 0, normed: bool = False
+) -> Rows:
+    heads, kv_heads, dim, block_size = shape
+    needed = [-(-length // block_size) for length in lengths]
+    keys = torch.full((sum(needed) + 3, block_size, kv_heads, dim), float("nan"))
+    values = keys.clone()
+    order = (torch.randperm(sum(needed) + 2) + 1).tolist()
+    tables = torch.zeros(len(lengths), CONTEXT // block_size, dtype=torch.int32)
+    for row, length in enumerate(lengths):
+        blocks = [order.pop() for _ in range(needed[row])]
+        tables[row, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+        for position in range(length - 1):
+            keys[blocks[position // block_size], position % block_size] = torch.randn(kv_heads, dim)
+            values[blocks[position // block_size], position % block_size] = torch.randn(kv_heads, dim)
+    angles = torch.rand(CONTEXT, dim // 2, device=DEVICE) * 6
+    norms = [Norm((torch.rand(dim) + 0.5).to(DEVICE, dtype), EPS) if normed else None for _ in range(2)]
+    unused = Linear(torch.empty(0), None)
+    attention = AttentionShape(heads, kv_heads, dim, dim**-0.5)
+    weights = Attention(attention, window, Norm(torch.empty(0), EPS), unused, norms[0], norms[1], unused)
+    return Rows(
+        torch.randn(len(lengths), (heads + 2 * kv_heads) * dim).to(DEVICE, dtype),
+        keys.to(DEVICE, dtype),
+        values.to(DEVICE, dtype),
+        tables.to(DEVICE),
+        torch.tensor(lengths, dtype=torch.int32, device=DEVICE),
+        weights,
+        RopeTable(angles.cos().contiguous(), angles.sin().contiguous()),
+    )
+
+
+def attend(rows: Rows, plan: AttentionPlan, *, dependent: bool = False) -> torch.Tensor:
+    """[rows, heads, dim]. Work is cut for two windows, of which the second is the rows' own."""
+    count, shape = rows.seq_lens.shape[0], rows.weights.shape
+    table, token_ids = torch.randn(9, 48, device=DEVICE), torch.randint(0, 9, (count,), device=DEVICE)
+    residual = torch.full((count, 48), float("nan"), device=DEVICE)
+    windows = torch.tensor([7, rows.weights.window], dtype=torch.int32, device=DEVICE)
+    work = begin_decode(token_ids, table, residual, rows.seq_lens, windows, plan)
+    assert torch.equal(residual, table[token_ids])
+    buffers = make_part_buffers(count, shape, plan, CONTEXT, DEVICE)
+    buffers.partial.fill_(float("nan"))
+    out = torch.full((count, shape.q_size), float("nan"), dtype=rows.qkv.dtype, device=DEVICE)
+    decode_attention(
+        rows.qkv, out, rows.keys, rows.values, rows.tables, rows.seq_lens, work.starts[1], work.chunk[1], rows.rope,
+        rows.weights, plan, buffers, dependent=dependent,
+    )  # fmt: skip
+    assert not buffers.arrived.any(), "the counters of parts are as they were"
+    return out.view(count, shape.heads, shape.head_dim)
+
+
+def rotated(x: torch.Tensor, norm: Norm | None, rope: RopeTable, position: int) -> torch.Tensor:
+    """Heads [n, dim] in float64."""
+    x = x.double()
+    if norm is not None:
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.eps) * norm.weight.double()
+    cos, sin = rope.cos[position].double(), rope.sin[position].double()
+    low, high = x.chunk(2, -1)
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
+
+
+def expected_of(rows: Rows, row: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Attention of a row, [heads, dim], and its newest key and value, [kv_heads, dim], in float64."""
+    shape, position = rows.weights.shape, int(rows.seq_lens[row]) - 1
+    heads = rows.qkv[row].view(-1, shape.head_dim).split([shape.heads, shape.kv_heads, shape.kv_heads])
+    query = rotated(heads[0], rows.weights.q_norm, rows.rope, position)
+    key, value = rotated(heads[1], rows.weights.k_norm, rows.rope, position), heads[2].double()
+    first = max(0, position + 1 - rows.weights.window) if rows.weights.window else 0
+    at = torch.arange(first, position, device=DEVICE)
+    size, group = rows.keys.shape[1], shape.heads // shape.kv_heads
+    blocks = rows.tables[row][at // size].long()
+    keys = torch.cat([rows.keys[blocks, at % size].double(), key[None]]).repeat_interleave(group, 1)
+    values = torch.cat([rows.values[blocks, at % size].double(), value[None]]).repeat_interleave(group, 1)
+    weights = torch.einsum("hd,thd->ht", query * shape.scale, keys).softmax(-1)
+    return torch.einsum("ht,thd->hd", weights, values), key, value
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("shape", "window", "normed"),
+    [
+        (SHAPES[0], 0, False),
+        (SHAPES[0], 50, True),
+        (SHAPES[1], 0, True),
+        (SHAPES[2], 500, False),
+        (SHAPES[3], 20, True),
+    ],
+)
+def test_ragged_rows_and_the_newest_token_of_each(
+    plan: AttentionPlan, dtype: torch.dtype, shape: tuple[int, int, int, int], window: int, normed: bool
+) -> None:
+    torch.manual_seed(1)
+    rows = make_rows(LENGTHS, shape, dtype, window=window, normed=normed)
+    before = rows.keys.clone()
+    out = attend(rows, plan)
+    assert not out[LENGTHS.index(0)].any(), "a masked row gets zeros"
+    written = torch.zeros(rows.keys.shape[:2], dtype=torch.bool, device=DEVICE)
+    for row, length in enumerate(LENGTHS):
+        if length:
+            expected, key, value = expected_of(rows, row)
+            assert relative_error(out[row], expected) < ERROR[dtype]
+            home = int(rows.tables[row, (length - 1) // shape[3]]), (length - 1) % shape[3]
+            assert relative_error(rows.keys[home], key) < ERROR[dtype]
+            assert torch.equal(rows.values[home].double(), value)
+            written[home] = True
+    unwritten = rows.keys[~written], before[~written]
+    assert torch.equal(unwritten[0].nan_to_num(7.0), unwritten[1].nan_to_num(7.0)), "nothing else is written"
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_row_has_the_same_bits_whatever_its_neighbours(plan: AttentionPlan) -> None:
+    torch.manual_seed(2)
+    dtype = DTYPES[1]
+    rows = make_rows([200, 77, 400, 0, 513], SHAPES[0], dtype)
+    together = attend(rows.only([0, 1, 2, 3, 4]), plan)
+    for others in ([0, 1, 3, 3, 3], [4, 0, 2, 1, 3], [3, 3, 1, 3, 0]):
+        found = attend(rows.only(others), plan)
+        for place, row in enumerate(others):
+            assert torch.equal(found[place], together[row])
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("length", [1, 2, 400])
+def test_a_key_that_is_not_finite_reaches_the_result_of_its_row_alone(plan: AttentionPlan, length: int) -> None:
+    torch.manual_seed(3)
+    rows = make_rows([40, length, 90], SHAPES[0], torch.float32)
+    heads, kv_heads, dim, _ = SHAPES[0]
+    rows.qkv[1, heads * dim] = float("nan")  # in the newest key of the first KV head
+    out = attend(rows, plan)
+    assert bool(out[1, : heads // kv_heads].isnan().all())
+    assert bool(out[0].isfinite().all()) and bool(out[2].isfinite().all())
+
+
+def test_a_row_is_cut_by_its_own_length_into_a_bounded_number_of_parts() -> None:
+    lengths = torch.tensor([0, 1, 16, 17, 16 * MAX_PARTS, 16 * MAX_PARTS + 1, 100_000], dtype=torch.int32)
+    plan = AttentionPlan(tile=16, chunk=1, programs=4, warps=1, stages=1, early=False)
+    table = torch.randn(2, 16, device=DEVICE)
+    work = begin_decode(
+        torch.zeros(7, dtype=torch.int64, device=DEVICE), table, torch.empty(7, 16, device=DEVICE), lengths.to(DEVICE),
+        torch.tensor([0, 20], dtype=torch.int32, device=DEVICE), plan,
+    )  # fmt: skip
+    parts = work.starts.diff().tolist()
+    assert parts[0] == [1, 1, 1, 2, MAX_PARTS, 17, 32]
+    assert max(parts[1]) == 3, "a window of 20 tokens lies in 3 tiles of 16 at most"
+    assert plan.parts(100_000) == MAX_PARTS and plan.parts(17) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not dependent_launch_works(), reason="this GPU knows no programmatic dependent launch")
+@pytest.mark.parametrize("plan", PLANS)
+def test_launched_dependently_the_bits_are_the_same(plan: AttentionPlan) -> None:
+    torch.manual_seed(4)
+    rows = make_rows(LENGTHS, SHAPES[2], torch.bfloat16, normed=True)
+    everybody = list(range(len(LENGTHS)))
+    expected = attend(rows.only(everybody), plan)
+    for _ in range(5):
+        assert torch.equal(attend(rows.only(everybody), plan, dependent=True), expected)

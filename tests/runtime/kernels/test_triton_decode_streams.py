@@ -1,0 +1,103 @@
+"""A whole model's decode launches, by the kernels of every number of rows, against the reference in float32."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from tests.runtime.kernels.triton_device import relative_error, triton_device
+
+DEVICE = triton_device()
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache  # noqa: E402
+from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
+from runahead.runtime.kernels.triton.decode_streams import FewRows, OneRow, VendorRows  # noqa: E402
+from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.models.decoder import Decoder  # noqa: E402
+from runahead.runtime.models.dense_decoder import DenseConfig  # noqa: E402
+from tests.gpu import gpu_chain  # noqa: E402
+
+HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
+BLOCK_SIZE, BLOCKS_A_ROW = 8, 6
+ERROR = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def batch_of(lengths: list[int], queries: int, device: torch.device) -> ForwardBatch:
+    """Every row's last `queries` tokens; a row of length 0 is masked."""
+    rows = len(lengths)
+    tables = torch.arange(1, rows * BLOCKS_A_ROW + 1, dtype=torch.int32).view(rows, BLOCKS_A_ROW)
+    positions = torch.tensor([max(n - queries + i, 0) for n in lengths for i in range(queries)])
+    row = torch.arange(rows).repeat_interleave(queries)
+    slots = tables[row, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
+    alive = torch.tensor(lengths).repeat_interleave(queries) > 0
+    return ForwardBatch(
+        token_ids=(torch.arange(rows * queries) * 7 % 150).to(device),
+        positions=positions.to(device),
+        slot_mapping=(slots * alive).to(device),
+        query_start_loc=torch.arange(0, rows * queries + 1, queries, dtype=torch.int32).to(device),
+        seq_lens=torch.tensor(lengths, dtype=torch.int32).to(device),
+        block_tables=tables.to(device),
+        num_tokens=rows * queries,
+        num_rows=rows,
+        max_seq_len=BLOCK_SIZE * BLOCKS_A_ROW,
+        is_decode=queries == 1,
+    )
+
+
+def of_dtype(weights: Any, dtype: torch.dtype) -> Any:
+    """Weights of 16 bits in another dtype."""
+    if isinstance(weights, torch.Tensor):
+        return weights.to(dtype) if weights.dtype == HALF else weights
+    if isinstance(weights, tuple):
+        return tuple(of_dtype(item, dtype) for item in weights)
+    if dataclasses.is_dataclass(weights) and not isinstance(weights, type):
+        changes = {field.name: of_dtype(getattr(weights, field.name), dtype) for field in dataclasses.fields(weights)}
+        return dataclasses.replace(weights, **changes)
+    return weights
+
+
+def decoder(config: DenseConfig, kernels: ReferenceKernels | TritonKernelSet, dtype: torch.dtype) -> Decoder:
+    """With the same weights, rounded to 16 bits, whatever the dtype and the kernels."""
+    weights = of_dtype(gpu_chain.random_weights(config, HALF), dtype)
+    if isinstance(kernels, TritonKernelSet):
+        weights = gpu_chain.moved(weights, DEVICE)
+    return Decoder(config, weights, kernels)
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "stream"),
+    [
+        (1, HALF, OneRow),
+        (1, torch.float32, OneRow),
+        (2, HALF, FewRows),
+        (9, HALF, FewRows),
+        (9, torch.float32, VendorRows),
+    ],
+)
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+def test_decode_launches_of_so_many_rows(
+    rows: int, dtype: torch.dtype, stream: type, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(1)
+    biases = {"attention_bias": True, "mlp_bias": True} if architecture == "LlamaForCausalLM" else {}
+    config = gpu_chain.small_config(architecture=architecture, windows=(0, 24), intermediate_size=128, **biases)
+    models = [decoder(config, TritonKernelSet(), dtype), decoder(config, ReferenceKernels(), torch.float32)]
+    lengths = [33, 0, 20, 25, 31, 39, 17, 18, 19][:rows]
+    hidden: list[list[torch.Tensor]] = []
+    for model in models:
+        cache: KVCache = model.make_cache(len(lengths) * BLOCKS_A_ROW + 1, BLOCK_SIZE)
+        prompts = batch_of([max(n - 1, 0) for n in lengths], 16, model.device)
+        found = [model.forward(prompts, cache)]
+        for further in range(2):
+            batch = batch_of([n + further if n else 0 for n in lengths], 1, model.device)
+            if model is models[0]:
+                with model._kernels.stream(batch, cache) as used:
+                    assert type(used) is stream
+            found.append(model.forward(batch, cache))
+        hidden.append(found)
+    alive = torch.tensor(lengths) > 0
+    for launch in (1, 2):
+        assert relative_error(hidden[0][launch].cpu()[alive], hidden[1][launch][alive]) < ERROR[dtype]

@@ -1,0 +1,150 @@
+"""Products of one row and of a few, with what comes before and after them, against float64. Results, buffers between
+programs and everything past the rows are NaN before the kernel runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as functional
+
+from tests.runtime.kernels.triton_device import TOLERANCE, relative_error, triton_device
+
+DEVICE = triton_device()
+
+from runahead.runtime.kernels.layers import Linear, Norm  # noqa: E402
+from runahead.runtime.kernels.triton.decode_streams import head_of_few_rows, head_of_one_row  # noqa: E402
+from runahead.runtime.kernels.triton.row_product import ADD, GATED, STORE, row_product  # noqa: E402
+from runahead.runtime.kernels.triton.rows_product import (  # noqa: E402
+    Residual,
+    SplitScratch,
+    columns_of,
+    rows_product,
+)
+from runahead.runtime.kernels.triton.tilings import RowTiling, Tiling  # noqa: E402
+
+EPS = 1e-5
+DTYPES = (torch.float32, torch.bfloat16) if DEVICE.type == "cuda" else (torch.float32, torch.float16)
+ERROR = {**TOLERANCE, torch.float16: 1e-3}
+NAN = float("nan")
+DEPTH = 192
+
+
+def matrix(rows: int, depth: int, dtype: torch.dtype) -> torch.Tensor:
+    return (torch.randn(rows, depth) * depth**-0.5).to(DEVICE, dtype)
+
+
+def vector(width: int, dtype: torch.dtype) -> torch.Tensor:
+    return (torch.rand(width) + 0.5).to(DEVICE, dtype)
+
+
+def normed(x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    x = x.double()
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.eps) * norm.weight.double()
+
+
+def product(x: torch.Tensor, linear: Linear) -> torch.Tensor:
+    """In float64."""
+    found = x.double() @ linear.weight.double().t()
+    return found if linear.bias is None else found + linear.bias.double()
+
+
+def gated(found: torch.Tensor) -> torch.Tensor:
+    gate, up = found.chunk(2, -1)
+    return functional.silu(gate) * up
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("outputs", [96, 37])
+@pytest.mark.parametrize("tiling", [RowTiling(4, 64, 3, 2, False), RowTiling(8, 128, 1, 4, False)])
+def test_the_products_of_one_row(dtype: torch.dtype, biased: bool, outputs: int, tiling: RowTiling) -> None:
+    torch.manual_seed(5)
+    x, norm = torch.randn(1, DEPTH).to(DEVICE, dtype), Norm(vector(DEPTH, dtype), EPS)
+    linear = Linear(matrix(outputs, DEPTH, dtype), vector(outputs, dtype) if biased else None)
+    double = Linear(matrix(2 * outputs, DEPTH, dtype), vector(2 * outputs, dtype) if biased else None)
+    out = torch.full((1, outputs), NAN, dtype=dtype, device=DEVICE)
+    row_product(x, linear, norm, out, STORE, tiling)
+    assert relative_error(out, product(normed(x, norm), linear)) < ERROR[dtype]
+    out.fill_(NAN)
+    row_product(x, double, norm, out, GATED, tiling)
+    assert relative_error(out, gated(product(normed(x, norm), double))) < ERROR[dtype]
+    residual = torch.randn(1, outputs).to(DEVICE, dtype)
+    before = residual.clone()
+    row_product(x, linear, None, residual, ADD, tiling)
+    assert relative_error(residual, before.double() + product(x, linear)) < ERROR[dtype]
+
+
+TILINGS = [
+    Tiling(64, 64, 1, 3, 4, False, False),
+    Tiling(32, 32, 3, 2, 4, True, False),
+    Tiling(16, 64, 3, 1, 4, True, False),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("biased", [pytest.param(False, marks=pytest.mark.large), True])
+@pytest.mark.parametrize("rows", [2, 9, *(pytest.param(rows, marks=pytest.mark.large) for rows in (7, 8, 33))])
+@pytest.mark.parametrize("tiling", TILINGS)
+def test_the_products_of_a_few_rows_from_residual_to_residual(
+    dtype: torch.dtype, biased: bool, rows: int, tiling: Tiling
+) -> None:
+    """A gated feed-forward, and its first product again: sums of squares come from one tile, then from many."""
+    torch.manual_seed(6)
+    width, columns = 384, columns_of(rows)
+    first, second = Norm(vector(DEPTH, dtype), EPS), Norm(vector(DEPTH, dtype), EPS)
+    gate_up = Linear(matrix(2 * width, DEPTH, dtype), vector(2 * width, dtype) if biased else None)
+    down = Linear(matrix(DEPTH, width, dtype), vector(DEPTH, dtype) if biased else None)
+    x = torch.randn(rows, DEPTH).to(DEVICE, dtype)
+    scaled = torch.full((rows, DEPTH), NAN, dtype=dtype, device=DEVICE)
+    residual = Residual(x.clone(), scaled, torch.full((64, columns), NAN, device=DEVICE))
+    residual.scaled.copy_(x.float() * first.weight.float())
+    residual.squares[0, :rows] = x.float().pow(2).sum(1)
+    scratch = SplitScratch(
+        torch.full((1 << 18,), NAN, device=DEVICE), torch.zeros(64, dtype=torch.int32, device=DEVICE)
+    )
+
+    out = torch.full((rows, width), NAN, dtype=dtype, device=DEVICE)
+    rows_product(residual.scaled, gate_up, out, GATED, tiling, scratch, rows, squares=(residual.squares, 1, EPS))
+    expected = gated(product(normed(x, first), gate_up))
+    assert relative_error(out, expected) < ERROR[dtype]
+
+    rows_product(out, down, residual.values, ADD, tiling, scratch, rows, norm=second, residual=residual)
+    assert relative_error(residual.values, x.double() + product(out, down)) < ERROR[dtype]
+    assert relative_error(residual.scaled, residual.values.double() * second.weight.double()) < ERROR[dtype]
+    assert not scratch.arrived.any(), "the counters of parts are as they were"
+
+    tiles = -(-DEPTH // tiling.rows)
+    again = torch.full((rows, 2 * width), NAN, dtype=dtype, device=DEVICE)
+    rows_product(residual.scaled, gate_up, again, STORE, tiling, scratch, rows, squares=(residual.squares, tiles, EPS))
+    assert relative_error(again, product(normed(residual.values, second), gate_up)) < ERROR[dtype]
+
+
+@pytest.mark.parametrize("tiling", TILINGS)
+def test_a_row_of_a_few_has_the_same_bits_whatever_its_neighbours(tiling: Tiling) -> None:
+    torch.manual_seed(7)
+    dtype = DTYPES[1]
+    linear = Linear(matrix(96, DEPTH, dtype), None)
+    x = torch.randn(16, DEPTH).to(DEVICE, dtype)
+    scratch = SplitScratch(
+        torch.full((1 << 16,), NAN, device=DEVICE), torch.zeros(64, dtype=torch.int32, device=DEVICE)
+    )
+
+    def of(rows: torch.Tensor) -> torch.Tensor:
+        out = torch.full((rows.shape[0], 96), NAN, dtype=dtype, device=DEVICE)
+        rows_product(rows.contiguous(), linear, out, STORE, tiling, scratch, rows.shape[0])
+        return out
+
+    together, others = of(x), x.clone()
+    others[::2] = NAN
+    assert torch.equal(of(others)[1::2], together[1::2])
+    assert torch.equal(of(x.flip(0)).flip(0), together)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 17])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_head_leaves_float32(rows: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(8)
+    hidden, weight = torch.randn(rows, DEPTH).to(DEVICE, dtype), matrix(1030, DEPTH, dtype)
+    out = torch.full((rows, 1030), NAN, device=DEVICE)
+    (head_of_one_row if rows == 1 else head_of_few_rows)(hidden, weight, out)
+    assert relative_error(out, product(hidden, Linear(weight, None))) < TOLERANCE[torch.float32]
