@@ -26,7 +26,8 @@ from runahead.runtime.kernels.triton.decode_work import AttentionPlan
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 
 LOG2_E: Final = 1.4426950408889634
-_PARTS: Final = 16  # parts of a row that are added up at a time
+_PARTS: Final = 16  # parts of a row that are added up at a time, at most
+_PARTS_WORDS: Final = 8192  # float32 numbers of theirs that a program holds meanwhile
 
 
 @triton.jit
@@ -102,7 +103,7 @@ def _fold(query, key, value, seen, scale, top, total, acc):
     return new_top, total, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _decode_kernel(
     qkv, keys, values, block_tables, seq_lens, starts, chunk, cos, sin, q_norm, k_norm, out, partial, partial_top,
     partial_total, arrived, scale, eps, table_stride, num_rows, num_positions, Q_HEADS: tl.constexpr,
@@ -111,7 +112,8 @@ def _decode_kernel(
     DIM_PAD: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
     HAS_NORM: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """EARLY: the first tile of a program's first item is asked for before the wait, that of the next one during it."""
+    """EARLY: an item's first tile is asked for early, before the wait for the program's first item, and while the item
+    before is finished for the others."""
     let_dependents_start(DEPENDENT)
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     r = tl.arange(0, ROWS)
@@ -230,16 +232,15 @@ def _add_parts(
         total = total * kept + tl.sum(part_total * weight, 0)
         acc = acc * kept[:, None] + tl.sum(loaded * weight[:, :, None], 0)
         top = new_top
+    # `maximum` passes a NaN over: a part that has one says so by its total, by which everything is divided.
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    # `maximum` passes a NaN over: a part that has one says so by its total.
-    result = tl.where((total != total)[:, None], total[:, None], result)
     out_at = (row.to(tl.int64) * Q_HEADS + kv_head * GROUP + g)[:, None] * HEAD_DIM + d[None, :]
     tl.store(out + out_at, result.to(out.dtype.element_ty), mask=(g < GROUP)[:, None] & (d < HEAD_DIM)[None, :])
 
 
 @dataclass(frozen=True, slots=True)
 class PartBuffers:
-    """Where the items of a split row meet, made once for an engine. One attention at a time uses them."""
+    """Where the items of a split row meet. One attention at a time uses them."""
 
     partial: torch.Tensor  # float32 [items, group, head_dim]
     top: torch.Tensor  # float32 [items, group]
@@ -321,7 +322,7 @@ def decode_attention(
         GROUP_PAD=max(triton.next_power_of_2(shape.heads // shape.kv_heads), 16),
         PART_GROUP=buffers.partial.shape[1],
         DIM_PAD=dim_pad,
-        PARTS=_PARTS,
+        PARTS=max(1, min(_PARTS, _PARTS_WORDS // (buffers.partial.shape[1] * dim_pad))),
         STAGES=plan.stages,
         EARLY=plan.early,
         HAS_NORM=q_norm is not None,

@@ -31,17 +31,21 @@ _MOST_TILES: Final = 1024  # of a product of a few rows that is added to the res
 
 @dataclass(slots=True)
 class DecodeBuffers:
-    """What every decode launch of one model uses, made when one first needs it and kept: graphs hold its addresses."""
+    """What every decode launch of one model uses, made when one first needs it and kept: graphs hold its addresses. So
+    a launch of every bucket runs before one is captured."""
 
     attentions: list[tuple[AttentionShape, int]] = field(default_factory=list)  # shapes and windows that there are
     _windows: torch.Tensor | None = None
-    _parts: dict[tuple[AttentionShape, AttentionPlan, int], PartBuffers] = field(default_factory=dict)
+    _parts: dict[tuple[AttentionShape, AttentionPlan, int, int], PartBuffers] = field(default_factory=dict)
     _scratch: SplitScratch | None = None
 
-    def add(self, shape: AttentionShape, window: int) -> int:
-        """The number of this kind of attention, which joins the model's if it is new."""
+    def add(self, shape: AttentionShape, window: int) -> None:
+        """The model has this kind of attention."""
         if (shape, window) not in self.attentions:
             self.attentions.append((shape, window))
+
+    def kind(self, shape: AttentionShape, window: int) -> int:
+        """The number of a kind that the model has."""
         return self.attentions.index((shape, window))
 
     @property
@@ -51,16 +55,15 @@ class DecodeBuffers:
     def windows(self, device: torch.device) -> torch.Tensor:
         """Of every kind of attention, int32 [W]."""
         if self._windows is None:
-            windows = [window for _, window in self.attentions]
-            self._windows = torch.tensor(windows, dtype=torch.int32, device=device)
+            each = [torch.full((), window, dtype=torch.int32, device=device) for _, window in self.attentions]
+            self._windows = torch.stack(each)  # a list would have to be copied from the host, which waits
         return self._windows
 
     def parts(self, shape: AttentionShape, batch: ForwardBatch, plan: AttentionPlan) -> PartBuffers:
-        rows = triton.next_power_of_2(batch.num_rows)
-        if (shape, plan, rows) not in self._parts:
-            device = batch.token_ids.device
-            self._parts[shape, plan, rows] = make_part_buffers(rows, shape, plan, batch.max_seq_len, device)
-        return self._parts[shape, plan, rows]
+        key = shape, plan, triton.next_power_of_2(batch.num_rows), batch.max_seq_len
+        if key not in self._parts:
+            self._parts[key] = make_part_buffers(key[2], shape, plan, batch.max_seq_len, batch.token_ids.device)
+        return self._parts[key]
 
     def scratch(self, device: torch.device) -> SplitScratch:
         if self._scratch is None:
@@ -91,7 +94,7 @@ class DecodeStream:
         shape, batch = weights.shape, self._batch
         qkv = self._normed_product(weights.norm, weights.qkv, STORE)
         attended = qkv.new_empty((self._rows, shape.q_size))
-        kind = self._buffers.add(shape, weights.window)
+        kind = self._buffers.kind(shape, weights.window)
         decode_attention(
             qkv,
             attended,

@@ -49,7 +49,7 @@ class AttentionWork:
     chunk: torch.Tensor  # int32 [W, R + 1] tiles of an item of this row; the last entry: nothing
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _begin_kernel(
     token_ids, table, gamma, residual, scaled, squares, seq_lens, windows, starts, chunk, num_rows,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,

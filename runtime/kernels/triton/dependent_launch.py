@@ -1,10 +1,10 @@
 """Programmatic dependent launch: a kernel may start while the one before it still runs, and waits where it needs it.
 
-A kernel that takes part lets its successor start with its first instruction, asks for what never changes (weights),
-and then waits until everything before it has ended and is visible. Nothing else is read, and nothing is written, before
-that wait; every program executes it, so that the end of a kernel means the end of all before. What is constant during F
-alone (lengths, block tables, older keys) may be read before the wait too, since the first product of F is launched
-without this and so starts when apply has ended.
+A kernel that takes part lets its successor start with its first instruction. Before it waits, until all before it have
+ended and what they wrote is visible, it may ask for what no launch changes (weights) and for what was ready before the
+first product of F began: lengths, block tables, how attention is cut, older keys and values. For that product is
+launched as usual, when apply and the beginning of F have ended. Nothing else is read before the wait and nothing at all
+is written, and every program executes it, so that the end of a kernel means the end of all before.
 
 Source: CUDA Programming Guide, "Programmatic Dependent Launch and Synchronization".
 """

@@ -76,7 +76,8 @@ class TritonBoundKernels:
     def __init__(self, ends: Ends) -> None:
         self._ends = ends
         self._buffers = DecodeBuffers()
-        self._fuses = ends.embedding.dtype.itemsize == 2  # float32 products would not be the matrix units'
+        # What a few rows' residual is multiplied by before its norm may leave float16, and float32 has no matrix units.
+        self._fuses = ends.embedding.dtype == torch.bfloat16
 
     def attention(self, weights: Attention, place: int) -> Callable[[Stream], None]:
         self._buffers.add(weights.shape, weights.window)
@@ -119,7 +120,7 @@ class TritonKernelSet:
     def logits_into(self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
         if hidden.shape[0] == 1:
             head_of_one_row(hidden, weight, out)
-        elif hidden.shape[0] <= MAX_ROWS and weight.dtype.itemsize == 2 and takes_depth(weight.shape[1]):
+        elif hidden.shape[0] <= MAX_ROWS and weight.dtype == torch.bfloat16 and takes_depth(weight.shape[1]):
             head_of_few_rows(hidden, weight, out)
         else:
             out.copy_(F.linear(hidden, weight))  # which converts it

@@ -183,6 +183,8 @@ def rows_product(
     else:
         gamma, scaled, left = x, x, x
     tiles_out, columns = ceil_div(outputs, tiling.rows), columns_of(num_rows)
+    assert tiles_out <= scratch.arrived.shape[0] or tiling.splits == 1
+    assert epilogue != ADD or tiles_out <= left.shape[0]
     if tiling.splits > 1:
         assert tiles_out * tiling.rows * columns * tiling.splits * (linear.weight.shape[0] // outputs) <= SPLIT_WORDS
     options: dict[str, Any] = {"launch_pdl": True} if tiling.dependent else {}

@@ -64,20 +64,15 @@ def row_tiling(outputs: int, depth: int, epilogue: str) -> RowTiling:
 def rows_tiling(outputs: int, depth: int, columns: int, epilogue: str) -> Tiling:
     """columns: rows of the batch, as a program's tile has them."""
     measured = _measured()
-    for wider in (columns, 2 * columns, 4 * columns, 8 * columns):  # what is good for more rows is not bad for fewer
+    for wider in (columns, 2 * columns, 4 * columns, 8 * columns):  # taken to be good for fewer rows too
         found = measured.get(tiling_key(outputs, depth, wider, epilogue))
         if found is not None:
             return Tiling(**found)
     rows = 64 if epilogue != "gated" else 32
-    block = next(size for size in (128, 64, 32, 16) if depth % size == 0)
+    block = 128 if depth % 128 == 0 else _DEPTH_MULTIPLE
     tiles = triton.cdiv(outputs // (2 if epilogue == "gated" else 1), rows)
     splits = 1
-    while (
-        tiles * splits < 128
-        and depth % (2 * splits * block) == 0
-        and depth // (2 * splits) >= 512
-        and outputs * 2 * splits * columns <= SPLIT_WORDS
-    ):
+    while tiles * splits < 128 and depth % (2 * splits * block) == 0 and depth // (2 * splits) >= 512:
         splits *= 2
     taken = (rows * (2 if epilogue == "gated" else 1) + columns) * block * 2  # bytes of shared memory, a stage
     return Tiling(rows, block, splits, max(2, min(4, _shared_memory() // taken)), warps=4)
@@ -99,8 +94,10 @@ def takes_depth(depth: int) -> bool:
 
 @cache
 def attention_plan(rows: int, head_dim: int, device: torch.device) -> AttentionPlan:
-    """Of decode launches of so many rows. What is best was measured by `benchmarks.tune.attention` on an H200, at
+    """Of decode launches of so many rows, the same up to the next power of two: a launch that is no bucket's runs by a
+    plan that a bucket has. What is best was measured by `benchmarks.tune.attention` on an H200, at
     contexts of about 640 tokens: there the items of 8 KV heads are about as many as there are programs."""
+    rows = triton.next_power_of_2(rows)
     if device.type != "cuda":
         return AttentionPlan(16, 2, _INTERPRETED_PROGRAMS, warps=1, stages=3, early=rows == 1)
     processors = torch.cuda.get_device_properties(device).multi_processor_count

@@ -15,22 +15,22 @@ BYTES = step_bytes(SHAPES["tiny"].described(), torch.bfloat16)
 LAYERS = BYTES.layers
 BEFORE = ["_start_kernel", "_scan_kernel", "_advance_kernel", "_sampled_kernel", "_take_plan_kernel", "_embed_kernel"]
 LAYER = [
-    "_gemv_kernel",
+    "_row_product_kernel",
     "_rotate_and_write_kernel",
     "_split_kernel",
     "_combine_kernel",
-    "_gemv_kernel",
+    "_row_product_kernel",
     "_add_rms_norm_kernel",
-    "_gemv_kernel",
+    "_row_product_kernel",
     "_silu_mul_kernel",
-    "_gemv_kernel",
+    "_row_product_kernel",
     "_add_rms_norm_kernel",
 ]
 LAUNCH = [
     *BEFORE,
     "_rms_norm_kernel",
     *LAYER * LAYERS,
-    "_gemv_kernel",
+    "_row_product_kernel",
     "Memcpy DtoD",
     "_finite_kernel",
     "_ended_kernel",
@@ -77,7 +77,7 @@ def test_times_are_added_up_by_kernel_and_by_kind_of_work() -> None:
     assert sum(kernel.total_us for kernel in found.kernels) == pytest.approx(2.0 * len(LAUNCH))
     assert sum(kernel.share for kernel in found.kernels) == pytest.approx(1.0)
     (qkv,) = [kernel for kernel in found.kernels if kernel.role == "qkv"]
-    assert (qkv.name, qkv.count, qkv.mean_us, qkv.total_us) == ("_gemv_kernel", LAYERS, 2.0, 2.0 * LAYERS)
+    assert (qkv.name, qkv.count, qkv.mean_us, qkv.total_us) == ("_row_product_kernel", LAYERS, 2.0, 2.0 * LAYERS)
     roles = {role.role: role for role in found.roles}
     assert roles["attention"].total_us == 4.0 * LAYERS
     assert roles["attention"].floor_us == BYTES.role_floor_us("attention", 4 * 672.0)

@@ -21,8 +21,9 @@ from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_wo
 
 EPS = 1e-5
 CONTEXT = 640
-DTYPES = (torch.float32, torch.bfloat16) if DEVICE.type == "cuda" else (torch.float32, torch.float16)
-ERROR = {**TOLERANCE, torch.float16: 1e-3}
+DTYPES = (torch.float32, torch.bfloat16)
+# The interpreter cuts bits off where a GPU rounds to bfloat16.
+ERROR = TOLERANCE if DEVICE.type == "cuda" else {**TOLERANCE, torch.bfloat16: 1.6e-2}
 SHAPES = [(4, 2, 16, 8), (6, 1, 24, 16), (4, 4, 64, 16), (8, 1, 96, 16)]  # heads, KV heads, head_dim, block size
 PLANS = [  # one part a row, as many as there are tiles, and what lies between; fewer programs than items, and more
     AttentionPlan(tile=16, chunk=64, programs=3, warps=1, stages=3, early=False),

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,6 +26,7 @@ def triton_device() -> torch.device:
         pytest.fail(f"the tests of the kernels need triton, which `make setup` installs: {error}", pytrace=False)
     if os.environ.get("TRITON_INTERPRET") == "1":
         _patch_once()
+        _multiply_bfloat16()
         return torch.device("cpu")
     if not torch.cuda.is_available():
         pytest.fail(
@@ -62,8 +64,30 @@ def _patch_once() -> None:
     interpreter._patch_lang = patch_once
 
 
+def _multiply_bfloat16() -> None:
+    """The interpreter keeps bfloat16 as 16 bits of an integer, and multiplies those. Here they are the upper half of a
+    float32 first, as which every product of two is exact."""
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    original = interpreter.InterpreterBuilder.create_dot
+    if hasattr(original, "widens"):
+        return
+
+    def widened(handle: Any) -> Any:
+        if handle.dtype != tl.bfloat16:
+            return handle
+        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return original(self, widened(a), widened(b), *rest)
+
+    create_dot.widens = True  # type: ignore[attr-defined]
+    interpreter.InterpreterBuilder.create_dot = create_dot
+
+
 def dtypes(device: torch.device) -> tuple[torch.dtype, ...]:
-    """float32, and bfloat16 on a GPU: the interpreter's bfloat16 products are wrong."""
+    """float32, and bfloat16 on a GPU: what the interpreter would do twice."""
     return (torch.float32, torch.bfloat16) if device.type == "cuda" else (torch.float32,)
 
 

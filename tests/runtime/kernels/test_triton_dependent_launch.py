@@ -1,0 +1,171 @@
+"""Kernels that may start while the one before them runs: what they read and write before they wait.
+
+No tool sees such a race. So, in Triton's interpreter, everything that a predecessor makes is NaN until a kernel waits,
+and nothing that the kernel writes may have changed by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.runtime.kernels.triton_device import triton_device
+
+DEVICE = triton_device()
+
+from runahead.runtime.kernels.layers import Linear, Norm  # noqa: E402
+from runahead.runtime.kernels.triton import (  # noqa: E402
+    decode_attention,
+    decode_streams,
+    row_product,
+    rows_product,
+)
+from runahead.runtime.kernels.triton.decode_attention import make_part_buffers  # noqa: E402
+from runahead.runtime.kernels.triton.decode_work import AttentionPlan, begin_decode  # noqa: E402
+from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.kernels.triton.row_product import ADD, GATED, STORE  # noqa: E402
+from runahead.runtime.kernels.triton.rows_product import Residual, SplitScratch  # noqa: E402
+from runahead.runtime.kernels.triton.tilings import RowTiling, Tiling  # noqa: E402
+from tests.gpu import gpu_chain  # noqa: E402
+from tests.runtime.kernels import test_triton_decode_attention as attention  # noqa: E402
+from tests.runtime.kernels import test_triton_decode_streams as streams  # noqa: E402
+
+pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="the interpreter runs one program after the other")
+NAN = float("nan")
+DEPTH, OUTPUTS = 128, 64
+
+
+class Predecessor:
+    """Makes `made` while the kernel starts: NaN from its first instruction until it waits. `written`: by the kernel.
+
+    Programs run one after the other, so that what earlier ones wrote counts as there when the next one begins.
+    """
+
+    def __init__(
+        self, patch: pytest.MonkeyPatch, module: Any, made: list[torch.Tensor], written: list[torch.Tensor]
+    ) -> None:
+        self._made, self._written = [(tensor, tensor.clone()) for tensor in made], written
+        self._before: list[torch.Tensor] = []
+        self.waits = 0
+        patch.setattr(module, "let_dependents_start", self._start)
+        patch.setattr(module, "wait_for_predecessors", self._wait)
+
+    def _start(self, dependent: Any) -> None:
+        for tensor, _ in self._made:
+            tensor.fill_(NAN)
+        self._before = [tensor.clone() for tensor in self._written]
+
+    def _wait(self, dependent: Any) -> None:
+        for tensor, real in self._made:
+            tensor.copy_(real)
+        for before, tensor in zip(self._before, self._written, strict=True):
+            assert torch.equal(before.nan_to_num(7.0), tensor.nan_to_num(7.0)), "a kernel wrote before it waited"
+        self.waits += 1
+
+
+def check(
+    patch: pytest.MonkeyPatch, module: Any, made: list[torch.Tensor], written: list[torch.Tensor],
+    run: Callable[[], None], programs: int,
+) -> None:  # fmt: skip
+    """Run once with nothing in the way, and once behind a predecessor: the same is written."""
+    blank = [tensor.clone() for tensor in written]
+    run()
+    expected = [tensor.clone() for tensor in written]
+    for tensor, before in zip(written, blank, strict=True):
+        tensor.copy_(before)
+    predecessor = Predecessor(patch, module, made, written)
+    run()
+    assert predecessor.waits == programs, "every program waits, and once"
+    for found, wanted in zip(written, expected, strict=True):
+        assert torch.equal(found.nan_to_num(7.0), wanted.nan_to_num(7.0)), "it read what was not there yet"
+
+
+def random_linear(epilogue: int) -> Linear:
+    return Linear(torch.randn(OUTPUTS * (2 if epilogue == GATED else 1), DEPTH) * DEPTH**-0.5, None)
+
+
+@pytest.mark.parametrize("epilogue", [STORE, ADD, GATED])
+@pytest.mark.parametrize("held", [1, 2])
+def test_a_product_of_one_row(monkeypatch: pytest.MonkeyPatch, epilogue: int, held: int) -> None:
+    torch.manual_seed(1)
+    x, norm, linear = torch.randn(1, DEPTH), Norm(torch.rand(DEPTH), 1e-5), random_linear(epilogue)
+    out, tiling = torch.randn(1, OUTPUTS), RowTiling(16, 64, held, 2, False)
+
+    def run() -> None:
+        row_product.row_product(x, linear, norm, out, epilogue, tiling)
+
+    check(monkeypatch, row_product, [x], [out], run, OUTPUTS // 16)
+
+
+@pytest.mark.parametrize("epilogue", [STORE, ADD, GATED])
+@pytest.mark.parametrize("tiling", [Tiling(32, 64, 1, 2, 4, False, False), Tiling(32, 64, 2, 1, 4, True, False)])
+def test_a_product_of_a_few_rows(monkeypatch: pytest.MonkeyPatch, epilogue: int, tiling: Tiling) -> None:
+    torch.manual_seed(2)
+    rows, linear, norm = 3, random_linear(epilogue), Norm(torch.rand(OUTPUTS), 1e-5)
+    x, squares = torch.randn(rows, DEPTH), torch.rand(4, 8)
+    residual = Residual(torch.randn(rows, OUTPUTS), torch.full((rows, OUTPUTS), NAN), torch.full((2, 8), NAN))
+    scratch = SplitScratch(torch.full((1 << 15,), NAN), torch.zeros(8, dtype=torch.int32))
+
+    def run() -> None:
+        rows_product.rows_product(
+            x, linear, residual.values, epilogue, tiling, scratch, rows, norm=norm, residual=residual,
+            squares=None if epilogue == ADD else (squares, 4, 1e-5),
+        )  # fmt: skip
+
+    written = [residual.values, residual.scaled, scratch.partial]
+    programs = OUTPUTS // tiling.rows * tiling.splits
+    check(monkeypatch, rows_product, [x, squares], written, run, programs)
+
+
+@pytest.mark.parametrize("plan", [replace(plan, programs=5) for plan in attention.PLANS])
+def test_attention(monkeypatch: pytest.MonkeyPatch, plan: AttentionPlan) -> None:
+    """Older keys and values may be read before the wait; the cell of the newest token holds NaN until it is written."""
+    torch.manual_seed(4)
+    lengths = [40, 0, 17, 33]
+    rows = attention.make_rows(lengths, attention.SHAPES[0], torch.float32, normed=True)
+    windows = torch.zeros(1, dtype=torch.int32)
+    work = begin_decode(
+        torch.zeros(4, dtype=torch.int64), torch.randn(2, 16), torch.empty(4, 16), rows.seq_lens, windows, plan
+    )
+    buffers = make_part_buffers(4, rows.weights.shape, plan, attention.CONTEXT, DEVICE)
+    out = torch.full((4, rows.weights.shape.q_size), NAN)
+
+    def run() -> None:
+        decode_attention.decode_attention(
+            rows.qkv, out, rows.keys, rows.values, rows.tables, rows.seq_lens, work.starts[0], work.chunk[0], rows.rope,
+            rows.weights, plan, buffers, dependent=False,
+        )  # fmt: skip
+
+    check(monkeypatch, decode_attention, [rows.qkv], [out, rows.keys, rows.values, buffers.partial], run, 5)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_first_product_of_f_is_launched_as_usual_and_the_others_dependently(
+    monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    launched: list[bool] = []
+
+    def note(name: str, dependent_of: Callable[..., bool]) -> None:
+        original = getattr(decode_streams, name)
+
+        def launch(*given: Any, **options: Any) -> None:
+            launched.append(dependent_of(given, options))
+            if "dependent" in options:
+                options["dependent"] = False
+            original(*[replace(one, dependent=False) if hasattr(one, "block") else one for one in given], **options)
+
+        monkeypatch.setattr(decode_streams, name, launch)
+
+    for name in ("row_product", "rows_product"):
+        note(name, lambda given, options: next(one.dependent for one in given if hasattr(one, "block")))
+    note("decode_attention", lambda given, options: options["dependent"])
+    monkeypatch.setattr(decode_streams, "dependent_launch_works", lambda: True)
+    config = gpu_chain.small_config(intermediate_size=128)
+    model = streams.decoder(config, TritonKernelSet(), streams.HALF)
+    batch = streams.batch_of([5] * rows, 1, DEVICE)
+    model.forward(batch, model.make_cache(rows * streams.BLOCKS_A_ROW + 1, streams.BLOCK_SIZE))
+    assert launched == [False] + [True] * (5 * config.num_layers - 1)

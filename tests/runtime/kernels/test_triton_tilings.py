@@ -1,0 +1,79 @@
+"""The table of measured tilings, and what is taken where it has nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.runtime.kernels.triton_device import triton_device
+
+DEVICE = triton_device()
+
+from runahead.runtime.kernels.layers import AttentionShape  # noqa: E402
+from runahead.runtime.kernels.triton import tilings  # noqa: E402
+from runahead.runtime.kernels.triton.decode_streams import DecodeBuffers  # noqa: E402
+from runahead.runtime.kernels.triton.tilings import SPLIT_WORDS, TABLE, RowTiling, Tiling  # noqa: E402
+from tests.runtime.kernels.test_triton_decode_streams import batch_of  # noqa: E402
+
+MEASURED = [
+    (f"{gpu}: {key}", key, entry)
+    for gpu, table in json.loads(TABLE.read_text()).items()
+    for key, entry in table.items()
+]
+
+
+def is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
+@pytest.mark.parametrize(("key", "entry"), [case[1:] for case in MEASURED], ids=[case[0] for case in MEASURED])
+def test_a_measured_tiling_fits_its_product_for_so_many_rows_and_for_fewer(key: str, entry: dict[str, Any]) -> None:
+    size, epilogue, columns = key.split()
+    outputs, depth = map(int, size.split("x"))
+    if columns == "1":
+        row = RowTiling(**entry)
+        assert is_power_of_two(row.rows) and is_power_of_two(row.block) and is_power_of_two(row.warps)
+        assert 1 <= row.held <= 4 and row.held * row.block <= depth
+        return
+    tiling = Tiling(**entry)
+    assert is_power_of_two(tiling.rows) and tiling.rows >= 8 and is_power_of_two(tiling.block)
+    assert depth % (tiling.block * tiling.splits) == 0
+    left = depth // tiling.splits // tiling.block - tiling.held
+    assert left >= 0 and (left == 0) == (tiling.stages == 1)
+    programs = -(-(outputs // (2 if epilogue == "gated" else 1)) // tiling.rows)
+    assert tiling.splits == 1 or (programs <= 1024 and outputs * int(columns) * tiling.splits <= SPLIT_WORDS)
+    assert epilogue != "add" or programs <= 1024
+
+
+@pytest.mark.parametrize("epilogue", ["store", "add", "gated"])
+@pytest.mark.parametrize(("outputs", "depth"), [(64, 64), (6144, 4096), (4096, 192), (10240, 8192)])
+@pytest.mark.parametrize("shared", [99 * 1024, 227 * 1024])
+def test_what_was_not_measured_takes_a_default_that_fits(
+    monkeypatch: pytest.MonkeyPatch, epilogue: str, outputs: int, depth: int, shared: int
+) -> None:
+    monkeypatch.setattr(tilings, "_measured", dict)
+    monkeypatch.setattr(tilings, "_shared_memory", lambda: shared)
+    for columns in (8, 16, 32, 64):
+        tiling = tilings.rows_tiling(outputs, depth, columns, epilogue)
+        assert depth % (tiling.block * tiling.splits) == 0
+        tile = tiling.rows * (2 if epilogue == "gated" else 1)
+        assert (tile + columns) * tiling.block * 2 * tiling.stages <= shared
+        assert tiling.splits == 1 or outputs * columns * tiling.splits <= SPLIT_WORDS
+
+
+def test_launches_that_are_no_bucket_s_run_by_the_plan_of_one() -> None:
+    for rows, bucket in ((3, 4), (5, 8), (7, 8), (9, 16), (15, 16), (33, 64)):
+        assert tilings.attention_plan(rows, 128, DEVICE) == tilings.attention_plan(bucket, 128, DEVICE)
+
+
+def test_parts_have_room_for_the_context_that_a_launch_may_have() -> None:
+    buffers, shape = DecodeBuffers(), AttentionShape(4, 2, 16, 0.25)
+    batch = batch_of([5, 5], 1, DEVICE)
+    plan = tilings.attention_plan(2, 16, DEVICE)
+    short = buffers.parts(shape, batch, plan)
+    long = buffers.parts(shape, replace(batch, max_seq_len=4000), plan)
+    assert long.partial.shape[0] == 2 * 2 * plan.parts(4000) > short.partial.shape[0]
+    assert buffers.parts(shape, batch, plan) is short
