@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -22,14 +23,19 @@ from runahead.runtime.process.parts import (
     ring_layout,
 )
 from runahead.runtime.programs.triton import TritonProgram, gpu_kernels
-from runahead.runtime.wire.engine_config import EngineConfig
+from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 
+LEAST_CAPABILITY: Final = (8, 0)
 _CACHE_SHARE: Final = 0.85  # of the GPU's memory left after the weights, for the KV cache
 
 
 def make_on_cuda(config: EngineConfig, described: ModelConfig, context: int, progress: Progress) -> MadeOnDevice:
-    """A `MakeOnDevice`, of the current GPU. Its graphs are captured here; how many are is logged."""
+    """A `MakeOnDevice`, of the current GPU. Its graphs are captured here; how many are is logged.
+
+    Raises ConfigError for a GPU that the kernels do not run on.
+    """
     device = torch.device("cuda", torch.cuda.current_device())
+    check_gpu(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
     folder = Path(config.model)
     model = load_model(folder, device, dtype, config.load_format, gpu_kernels(), progress, context, described)
@@ -61,16 +67,32 @@ def make_on_cuda(config: EngineConfig, described: ModelConfig, context: int, pro
     return MadeOnDevice(model, blocks, captured, None)
 
 
+def check_gpu(name: str, capability: tuple[int, int]) -> None:
+    """Raises ConfigError for a GPU whose matrix units know no bfloat16."""
+    if capability < LEAST_CAPABILITY:
+        needed, found = (".".join(map(str, one)) for one in (LEAST_CAPABILITY, capability))
+        raise ConfigError(
+            f"the kernels need a GPU of compute capability {needed} or more (A100, RTX 30 and later); "
+            f"{name} has {found}; --device cpu serves without one"
+        )
+
+
 def _log_captures() -> Callable[[int, int], None]:
-    """Logs each further quarter of the graphs captured."""
+    """Logs each further quarter of the graphs captured, with the seconds since the first of them was begun, and the
+    GPU's memory that they have taken."""
     log = structlog.get_logger("engine")
     shown = -1
+    begun, free = 0.0, 0
 
     def progress(done: int, total: int) -> None:
-        nonlocal shown
+        nonlocal shown, begun, free
         quarter = 4 * done // max(total, 1)
+        if shown < 0:
+            begun, free = time.monotonic(), torch.cuda.mem_get_info()[0]
         if quarter > shown:
             shown = quarter
-            log.info("capturing", graphs=done, of_graphs=total)
+            taken = free - torch.cuda.mem_get_info()[0]
+            seconds = round(time.monotonic() - begun, 1)
+            log.info("capturing", graphs=done, of_graphs=total, seconds=seconds, bytes=taken)
 
     return progress

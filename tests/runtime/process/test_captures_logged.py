@@ -17,11 +17,13 @@ from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.load import load_model
 from runahead.runtime.process import cuda
 from runahead.runtime.process.assemble import assemble
-from runahead.runtime.wire.engine_config import EngineConfig
+from runahead.runtime.process.cuda import LEAST_CAPABILITY, check_gpu
+from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 
 BUNDLED = Path(models.__path__[0]) / "bundled"
 GRAPHS = 10
 FREE_BYTES = 1 << 28  # after the weights
+GRAPH_BYTES = 1 << 20  # between one look at the memory and the next
 
 
 class CapturingDevice:
@@ -41,7 +43,10 @@ def a_gpu_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (FREE_BYTES, 4 * FREE_BYTES))
+    free = iter([FREE_BYTES, *range(FREE_BYTES, 0, -GRAPH_BYTES)])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (next(free), 4 * FREE_BYTES))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: LEAST_CAPABILITY)
     monkeypatch.setattr(cuda, "load_model", load_on_the_cpu)
     monkeypatch.setattr(cuda, "allocate_mapped_rings", allocate_rings)
     monkeypatch.setattr(cuda, "TritonProgram", lambda *parts, **sizes: SimpleNamespace())
@@ -56,7 +61,10 @@ def test_each_quarter_of_the_graphs_is_logged_and_none_of_it_as_bytes_loaded() -
             EngineConfig(model=str(BUNDLED), device="cuda", max_rows=4, context_length=256),
             lambda done, total: loaded.append((done, total)),
         )
-    said = [(event["graphs"], event["of_graphs"]) for event in events if event["event"] == "capturing"]
+    captures = [event for event in events if event["event"] == "capturing"]
+    assert [event["bytes"] for event in captures] == [look * GRAPH_BYTES for look in range(1, 6)]
+    assert all(event["seconds"] >= 0.0 for event in captures)
+    said = [(event["graphs"], event["of_graphs"]) for event in captures]
     assert said == [(1, GRAPHS), (3, GRAPHS), (5, GRAPHS), (8, GRAPHS), (GRAPHS, GRAPHS)]
     assert loaded[-1][0] == loaded[-1][1] > GRAPHS
     assert all(total == loaded[-1][1] for _, total in loaded)
@@ -76,3 +84,10 @@ def test_what_memory_is_taken_for_is_logged_before_the_first_graph_is_captured()
     assert 0 < memory["kv_bytes"] < FREE_BYTES
     assert memory["weight_bytes"] >= 4 * parts.info.parameters
     assert memory["state_bytes"] == 0
+
+
+def test_a_gpu_that_is_too_old_is_refused_by_its_name() -> None:
+    with pytest.raises(ConfigError, match=r"compute capability 8\.0 or more .*; Tesla T4 has 7\.5; --device cpu"):
+        check_gpu("Tesla T4", (7, 5))
+    check_gpu("NVIDIA A100", (8, 0))
+    check_gpu("NVIDIA B200", (10, 0))
