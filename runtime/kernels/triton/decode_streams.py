@@ -7,6 +7,7 @@ idle; more than MAX_ROWS are better off with the vendor's products.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -74,7 +75,7 @@ class DecodeBuffers:
         return self._scratch
 
 
-class DecodeStream:
+class DecodeStream(ABC):
     """One query token a row.
 
     The product that begins F's first layer is launched as usual: what follows may then read what apply has left before
@@ -115,17 +116,17 @@ class DecodeStream:
     def dense(self, weights: Dense) -> None:
         self._add(self._normed_product(weights.norm, weights.gate_up, GATED), weights.down)
 
+    @abstractmethod
     def end(self) -> torch.Tensor:
         """Hidden states after the final norm, [R, hidden]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _normed_product(self, norm: Norm, linear: Linear, epilogue: int) -> torch.Tensor:
         """[R, outputs]"""
-        raise NotImplementedError
 
+    @abstractmethod
     def _add(self, x: torch.Tensor, linear: Linear) -> None:
         """residual += linear(x)"""
-        raise NotImplementedError
 
     def _depends(self, wanted: bool) -> bool:
         """Whether the next kernel is launched programmatically. The first of F never is."""
@@ -225,36 +226,27 @@ class FewRows(DecodeStream):
 
 
 class VendorRows(DecodeStream):
-    """A launch of more rows, or of another dtype: the vendor's products, and the norm and the activation beside them.
-
-    The sum of residual and product is made by the norm that follows.
-    """
+    """A launch of more rows, or of another dtype: the vendor's products, with a kernel each for norm and activation."""
 
     def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
         super().__init__(batch, cache, ends, buffers)
-        self._lacks: torch.Tensor | None = None  # [R, hidden] what the residual still lacks
+        self._sum = norms.LateSum(self._residual)
         self._work = begin_decode(
             batch.token_ids, ends.embedding, self._residual, batch.seq_lens, self._windows, self._plan
         )
 
     def _normed_product(self, norm: Norm, linear: Linear, epilogue: int) -> torch.Tensor:
-        product = functional.linear(self._normed(norm), linear.weight, linear.bias)
+        product = functional.linear(self._sum.normed(norm), linear.weight, linear.bias)
         return activation.silu_mul(product) if epilogue == GATED else product
 
     def _add(self, x: torch.Tensor, linear: Linear) -> None:
-        self._lacks = functional.linear(x, linear.weight, linear.bias)
+        self._sum.add(functional.linear(x, linear.weight, linear.bias))
 
     def _depends(self, wanted: bool) -> bool:
         return False
 
     def end(self) -> torch.Tensor:
-        return self._normed(self._ends.final_norm)
-
-    def _normed(self, norm: Norm) -> torch.Tensor:
-        if self._lacks is None:
-            return norms.rms_norm(self._residual, norm.weight, norm.eps)
-        lacks, self._lacks = self._lacks, None
-        return norms.add_rms_norm(lacks, self._residual, norm.weight, norm.eps)
+        return self._sum.normed(self._ends.final_norm)
 
 
 def _sizes(weight: torch.Tensor) -> tuple[int, int]:

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Attention, Dense, Ends, Linear, Norm
-from runahead.runtime.kernels.triton import activation, embedding, norms
+from runahead.runtime.kernels.layers import Attention, Dense, Ends, Linear
+from runahead.runtime.kernels.triton import activation, embedding
 from runahead.runtime.kernels.triton.chunk_attention import chunk_attention
 from runahead.runtime.kernels.triton.decode_streams import (
     MAX_ROWS,
@@ -22,25 +22,22 @@ from runahead.runtime.kernels.triton.decode_streams import (
     head_of_few_rows,
     head_of_one_row,
 )
+from runahead.runtime.kernels.triton.norms import LateSum
 from runahead.runtime.kernels.triton.rotary import rotate_and_write
 from runahead.runtime.kernels.triton.tilings import takes_depth
 
 
 class ManyRows:
-    """Any batch: the vendor's products, and a kernel for each thing beside them.
-
-    The sum of residual and product is made by the norm that follows.
-    """
+    """Any batch: the vendor's products, and a kernel for each thing beside them."""
 
     def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends) -> None:
         self._batch, self._cache, self._ends = batch, cache, ends
-        self._residual = embedding.embed(batch.token_ids, ends.embedding)  # [T, hidden]
-        self._product: torch.Tensor | None = None  # [T, hidden] what the residual still lacks
+        self._sum = LateSum(embedding.embed(batch.token_ids, ends.embedding))
 
     def attention(self, weights: Attention, place: int) -> None:
         shape, batch, rope = weights.shape, self._batch, self._ends.rope
         keys, values = self._cache.keys[place], self._cache.values[place]
-        qkv = _product(self._normed(weights.norm), weights.qkv)
+        qkv = _product(self._sum.normed(weights.norm), weights.qkv)
         q = rotate_and_write(
             qkv, rope.cos, rope.sin, batch.positions, batch.slot_mapping, keys, values, shape.heads,
             weights.q_norm, weights.k_norm,
@@ -50,21 +47,14 @@ class ManyRows:
             q, keys, values, batch.block_tables, batch.seq_lens, batch.query_start_loc, longest, shape.scale,
             weights.window,
         )  # fmt: skip
-        self._product = _product(attended.view(qkv.shape[0], shape.q_size), weights.o)
+        self._sum.add(_product(attended.view(qkv.shape[0], shape.q_size), weights.o))
 
     def dense(self, weights: Dense) -> None:
-        gated = activation.silu_mul(_product(self._normed(weights.norm), weights.gate_up))
-        self._product = _product(gated, weights.down)
+        gated = activation.silu_mul(_product(self._sum.normed(weights.norm), weights.gate_up))
+        self._sum.add(_product(gated, weights.down))
 
     def end(self) -> torch.Tensor:
-        return self._normed(self._ends.final_norm)
-
-    def _normed(self, norm: Norm) -> torch.Tensor:
-        """The norm of the whole sum, which the residual then is."""
-        if self._product is None:
-            return norms.rms_norm(self._residual, norm.weight, norm.eps)
-        product, self._product = self._product, None
-        return norms.add_rms_norm(product, self._residual, norm.weight, norm.eps)
+        return self._sum.normed(self._ends.final_norm)
 
 
 Stream = DecodeStream | ManyRows

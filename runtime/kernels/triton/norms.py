@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from runahead.runtime.kernels.layers import Norm
+
 
 @triton.jit
 def _rms_norm_kernel(x, x_stride, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
@@ -64,3 +66,24 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
     block, warps = _launch_shape(width)
     _add_rms_norm_kernel[(tokens,)](x, residual, weight, out, eps, WIDTH=width, BLOCK=block, num_warps=warps)
     return out
+
+
+class LateSum:
+    """A residual, [T, H] contiguous, and a product that it still lacks. The norm that follows makes the sum too, in one
+    kernel."""
+
+    def __init__(self, residual: torch.Tensor) -> None:
+        self._residual = residual
+        self._product: torch.Tensor | None = None  # [T, H]
+
+    def add(self, product: torch.Tensor) -> None:
+        """Every product is followed by a norm before the next one."""
+        assert self._product is None
+        self._product = product
+
+    def normed(self, norm: Norm) -> torch.Tensor:
+        """The norm of the whole sum, which the residual then is. [T, H]"""
+        product, self._product = self._product, None
+        if product is None:
+            return rms_norm(self._residual, norm.weight, norm.eps)
+        return add_rms_norm(product, self._residual, norm.weight, norm.eps)
