@@ -15,9 +15,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu_table import results
+from benchmarks.gpu_table.cells import Run
 from benchmarks.gpu_table.errors import BenchmarkError, ResultError
 from benchmarks.gpu_table.merge import merge_folder
-from benchmarks.gpu_table.parts import PARTS, Run, run_part
+from benchmarks.gpu_table.parts import PARTS, run_part
 from benchmarks.gpu_table.settings import read_settings
 from benchmarks.gpu_table.tables import tables
 from benchmarks.local_service import ServiceFailed
@@ -52,7 +53,7 @@ def _measure(chosen: argparse.Namespace, commit: str) -> None:
         result = run_part(PARTS[chosen.part], Run(chosen.device, chosen.repeats, chosen.limit_s, commit, asked))
         print(f"{results.write(result, chosen.out)}: {result.seconds:.0f} s", file=sys.stderr)
         if result.failure:
-            raise BenchmarkError(f"the part {chosen.part} did not come to its end: {result.failure}")
+            raise BenchmarkError(f"figures of the part {chosen.part} are missing: {result.failure}")
         return
     for name in (part.name for part in PARTS.values() if part.is_wanted):
         path = results.path_of(name, chosen.out)

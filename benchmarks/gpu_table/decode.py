@@ -19,6 +19,7 @@ from benchmarks.gpu_table.settings import RUN_AHEAD
 from benchmarks.gpu_table.shapes import Workload
 from runahead.cuda_graphs.shape import Form
 from runahead.runtime.rounding import ceil_div
+from runahead.runtime.scheduler.rows import RowPhase
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import prepared_submit
 
@@ -118,7 +119,8 @@ def _chained(bench: Bench, batch: Batch) -> tuple[float, float]:
     """Milliseconds a step, and microseconds idle between two."""
     engine, rows, workload = bench.engine, batch.rows, bench.shape.workload
     submit(bench, batch, workload.chained)
-    turn_until(bench, lambda: generated(bench) >= rows * (workload.short * 3 // 4))
+    enough = rows * (workload.short * 3 // 4)
+    turn_until(bench, lambda: generated(bench) >= enough and decoding(bench) == rows)
     committed, each = engine.ledger.committed, generated(bench) / rows
     held = bench.device.hold()
     bench.queue_everything()
@@ -186,6 +188,11 @@ def submit(bench: Bench, batch: Batch, tokens: int) -> None:
 def generated(bench: Bench) -> int:
     """Tokens of the requests that run, since the last check."""
     return bench.front_end.tokens
+
+
+def decoding(bench: Bench) -> int:
+    """Rows past their prompts."""
+    return int(np.count_nonzero(bench.engine.scheduler.rows.phase == RowPhase.DECODE))
 
 
 def turn_until(bench: Bench, reached: Callable[[], bool]) -> None:

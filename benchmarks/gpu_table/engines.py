@@ -1,8 +1,10 @@
 """An engine over random weights, in this process, with the real scheduler, loop and device and one front end in memory.
 
-It is put together as the service puts it together, but for the rings: where bare graphs are measured they have a slot
-for every launch of a run, so that all of them may be staged before the first one runs. A launch does the same work
-whatever the number of slots.
+It is put together as the service puts it together, but for two things. Where bare graphs are measured, the rings have a
+slot for every launch of a run, so that all of them may be staged before the first one runs; a launch does the same work
+whatever the number of slots. And a whole batch is taken from the front end in one turn of the loop: the service takes a
+few requests a turn, and where enqueueing a prompt takes the host longer than the GPU needs for it, the first rows of a
+large batch would have all of their tokens before the last ones begin.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from benchmarks.gpu_table.errors import BenchmarkError
@@ -32,6 +36,8 @@ from runahead.runtime.process.parts import MadeOnDevice, check_model, make_sched
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import EngineConfig, check_config
 from runahead.runtime.wire.parameters import FinishReason
+
+_REQUEST_WORK: Final = 8  # as the intake counts work: more than a request with the longest prompt of any part is
 
 
 class FrontEnd:
@@ -143,6 +149,13 @@ class Bench:
     nodes: Callable[[int, Form], int | None]
     settings: Settings
 
+    @property
+    def is_as_opened(self) -> bool:
+        """Nothing is left of what was done with it, but for the prefix cache."""
+        engine, heard = self.engine, self.front_end
+        left = engine.ledger.in_flight or len(engine.registry) or engine.intake.has_more
+        return not (left or heard.tokens or heard.endings) and engine.ledger.run_ahead == RUN_AHEAD
+
     def set_depth(self, run_ahead: int) -> None:
         """How many launches are queued ahead from here on. Raises BenchmarkError while any is in flight."""
         if self.engine.ledger.in_flight or len(self.engine.registry):
@@ -161,6 +174,9 @@ def opened(shape: Shape, settings: Mapping[str, int | float | str | bool], launc
     settings: of the engine, where they differ from the defaults. launches: that can be staged at a time; the rings have
     a slot for each and two more. Raises ConfigError for settings that contradict each other.
     """
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # what another engine had: how many KV blocks there are hangs on what is free
     with tempfile.TemporaryDirectory(prefix="runahead-") as name:
         folder = Path(name)
         shape.write(folder)
@@ -171,7 +187,9 @@ def opened(shape: Shape, settings: Mapping[str, int | float | str | bool], launc
         context = check_model(config, described)
         made, nodes, eagerly = _made(config, described, context)
     held, front_end = HoldingDevice(made.device, eagerly), FrontEnd()
-    engine = Engine(held, make_scheduler(config, described, made.blocks, context), front_end, max_queue=config.max_rows)
+    scheduler = make_scheduler(config, described, made.blocks, context)
+    turn_work = config.max_rows * _REQUEST_WORK
+    engine = Engine(held, scheduler, front_end, max_queue=config.max_rows, turn_work=turn_work)
     found = {**settings, "run_ahead": RUN_AHEAD, "block_size": config.block_size, "num_blocks": made.blocks}
     bench = Bench(shape, engine, held, front_end, made.model, made.blocks, config.block_size, nodes, found)
     bench.set_depth(RUN_AHEAD)

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
 
 from benchmarks.gpu_table import results
+from benchmarks.gpu_table.cells import Cells, Run
 from benchmarks.gpu_table.decode import Batch, Steps, bare_graphs, fill_cache, form_of, through_the_engine
 from benchmarks.gpu_table.engines import Bench, opened
 from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.floors import StepBytes, step_bytes
 from benchmarks.gpu_table.kernel_times import LAUNCHES, on_the_gpu, traced
-from benchmarks.gpu_table.results import Breakdown, Cell, Result, Sampling, Table
-from benchmarks.gpu_table.settings import RUN_AHEAD, Settings, engine_settings
+from benchmarks.gpu_table.measured import Measured
+from benchmarks.gpu_table.results import Breakdown, Cell, Result, Sampling
+from benchmarks.gpu_table.settings import RUN_AHEAD, Settings
 from benchmarks.gpu_table.shapes import SHAPES, Shape
 from benchmarks.gpu_table.streams import served, through_grpc
-from runahead.cuda_graphs.device import DeviceError
-from runahead.runtime.scheduler.ledger import LedgerError
+from runahead.cuda_graphs.shape import Form
 from runahead.runtime.wire.engine_config import DeviceName
 
 DEPTHS: Final = (0, 1, 2, 3, 4)
@@ -32,38 +32,14 @@ _EVERYBODY: Final[tuple[Sampling, ...]] = ("greedy", "sampled")
 _ONE_AMONG: Final[tuple[Sampling, ...]] = ("one sampled", "one with log-probabilities")
 
 
-@dataclass(slots=True)
-class Run:
-    """How a part is run.
-
-    limit_s: after so many seconds no further figure is begun. asked: settings of the engine that differ from what the
-    part would choose. begun: on the monotonic clock.
-    """
-
-    device: DeviceName
-    repeats: int
-    limit_s: float
-    commit: str
-    asked: Settings = field(default_factory=dict)
-    begun: float = field(default_factory=time.monotonic)
-
-    @property
-    def took_s(self) -> float:
-        return time.monotonic() - self.begun
-
-    def settings(self, max_rows: int, context: int) -> Settings:
-        """Of the engine, where they differ from the defaults."""
-        return engine_settings(self.device, max_rows, context) | self.asked
-
-
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a part has measured, and with which settings. failure: see `Result`."""
+    """What a part has measured, and with which settings. failures: why figures are missing."""
 
     settings: Settings
     cells: Sequence[Cell] = ()
     breakdowns: Sequence[Breakdown] = ()
-    failure: str = ""
+    failures: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,65 +68,8 @@ def run_part(part: Part, run: Run) -> Result:
         settings=found.settings | {"repeats": run.repeats, "asked": asked},
         cells=tuple(found.cells),
         breakdowns=tuple(found.breakdowns),
-        failure=found.failure,
+        failure="; ".join(found.failures),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Cells:
-    """Figures of one table and one shape, as they are measured."""
-
-    run: Run
-    table: Table
-    shape: Shape
-    bytes_: StepBytes
-    found: list[Cell] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-
-    def all(self, settings: Settings) -> Found:
-        """What there is."""
-        return Found(settings, self.found, failure="".join(self.failures))
-
-    def add(self, batch: Batch, measure: Callable[[], Steps], *, lacks: str = "", **known: Any) -> None:
-        """Measure a batch, unless the part's time is up or something is lacking. known: further fields of the cell."""
-        context = batch.context(self.shape.workload)
-        floor = self.bytes_.floor_ms(context * batch.rows)
-        lacks = lacks or self._why_not()
-        figures = {"skipped": lacks} if lacks else self._measured(measure)
-        shortest, longest = min(batch.prompts), max(batch.prompts)
-        cell = Cell(
-            table=self.table,
-            shape=self.shape.name,
-            rows=batch.rows,
-            prompt=f"{shortest:,}" if shortest == longest else f"{shortest:,} to {longest:,}",
-            context=context,
-            sampling=batch.sampling,
-            floor_ms=floor,
-            **known,
-            **figures,
-        )
-        self.found.append(cell)
-        figure = cell.skipped or f"{cell.step_ms:.3f} ms, floor {floor:.3f}"
-        depth = cell.run_ahead or "serial"
-        print(
-            f"{self.run.took_s:6.1f} s  {cell.shape} {cell.rows} x {cell.prompt}, {cell.sampling}, {cell.way}, "
-            f"{depth}{'' if cell.captured else ', without graphs'}: {figure}",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    def _why_not(self) -> str:
-        if self.failures:
-            return "a figure before it failed"
-        return f"the part had run for {self.run.limit_s:.0f} s" if self.run.took_s > self.run.limit_s else ""
-
-    def _measured(self, measure: Callable[[], Steps]) -> dict[str, Any]:
-        """Fields of the cell. What was measured before a failure is kept: a GPU's time is dear."""
-        try:
-            return asdict(measure())
-        except (BenchmarkError, DeviceError, LedgerError, torch.OutOfMemoryError) as error:
-            self.failures.append(f"{type(error).__name__}: {error}")
-            return {"skipped": self.failures[0]}
 
 
 def _bytes_on(device: DeviceName, shape: Shape) -> StepBytes:
@@ -162,76 +81,105 @@ def _bytes_on(device: DeviceName, shape: Shape) -> StepBytes:
 # ------------------------------------------------------------ what the parts measure
 
 
+@contextlib.contextmanager
+def _filled(shape: Shape, settings: Settings, launches: int, prompts: Sequence[int] = ()) -> Iterator[Bench]:
+    """An engine whose prefix cache holds these prompts. launches: see `opened`."""
+    with opened(shape, settings, launches) as bench:
+        if prompts:
+            fill_cache(bench, prompts)
+        yield bench
+
+
+def _measured(shape: Shape, settings: Settings, launches: int, prompts: Sequence[int] = ()) -> Measured[Bench]:
+    return Measured(lambda: _filled(shape, settings, launches, prompts), lambda bench: bench.is_as_opened)
+
+
+def _nodes(bench: Bench, batches: Sequence[int]) -> Mapping[tuple[int, Form], int | None]:
+    """Of the graphs for so many rows, by rows and form."""
+    return {(rows, form): bench.nodes(rows, form) for rows in batches for form in Form}
+
+
 def _step(shape: Shape, run: Run) -> Found:
     """Bare graphs and the engine, everybody greedy and everybody sampled, and one row that asks for more."""
     prompt, most = shape.workload.prompt, shape.batches[-1]
-    with opened(shape, run.settings(most, shape.workload.context), shape.workload.chained) as bench:
-        cells = Cells(run, "step", shape, _bytes_on(run.device, shape))
-        fill_cache(bench, (prompt,) * most)
+    settings = run.settings(most, shape.workload.context)
+    with _measured(shape, settings, shape.workload.chained, (prompt,) * most) as measured:
+        cells = Cells(run, "step", shape, _bytes_on(run.device, shape), measured)
+        found, nodes = measured.subject.settings, _nodes(measured.subject, shape.batches)
         for sampling in _EVERYBODY:
             for rows in shape.batches:
-                batch, nodes = Batch((prompt,) * rows, sampling), bench.nodes(rows, form_of(sampling))
-                cells.add(batch, partial(bare_graphs, bench, batch, run.repeats), way="graph", nodes=nodes)
-                cells.add(batch, partial(through_the_engine, bench, batch, run.repeats), way="engine", nodes=nodes)
+                batch, count = Batch((prompt,) * rows, sampling), nodes[rows, form_of(sampling)]
+                cells.add(batch, partial(bare_graphs, batch=batch, repeats=run.repeats), way="graph", nodes=count)
+                cells.add(
+                    batch, partial(through_the_engine, batch=batch, repeats=run.repeats), way="engine", nodes=count
+                )
         rows = min(most, MOST_ROWS)
         for sampling in _ONE_AMONG:
-            batch, nodes = Batch((prompt,) * rows, sampling), bench.nodes(rows, form_of(sampling))
-            cells.add(batch, partial(through_the_engine, bench, batch, run.repeats), way="engine", nodes=nodes)
-        return cells.all(bench.settings)
+            batch, count = Batch((prompt,) * rows, sampling), nodes[rows, form_of(sampling)]
+            cells.add(batch, partial(through_the_engine, batch=batch, repeats=run.repeats), way="engine", nodes=count)
+    return Found(found, cells.found, failures=measured.failures)
 
 
 def _grpc(shape: Shape, run: Run) -> Found:
     """The service in a process of its own, one stream a row."""
     prompt, most = shape.workload.prompt, shape.batches[-1]
     settings = run.settings(most, shape.workload.context)
-    with served(shape, settings) as service:
-        cells = Cells(run, "step", shape, _bytes_on(run.device, shape))
+    with Measured(lambda: served(shape, settings), lambda service: False) as measured:
+        cells = Cells(run, "step", shape, _bytes_on(run.device, shape), measured)
         for sampling in _EVERYBODY:
             for rows in shape.batches:
                 batch = Batch((prompt,) * rows, sampling)
-                cells.add(batch, partial(through_grpc, service, batch, run.repeats), way="grpc")
-        return cells.all(settings | {"run_ahead": RUN_AHEAD})
+                cells.add(batch, partial(through_grpc, batch=batch, repeats=run.repeats), way="grpc")
+    return Found(settings | {"run_ahead": RUN_AHEAD}, cells.found, failures=measured.failures)
 
 
 def _depths(shape: Shape, run: Run) -> Found:
     """Every depth, and the default one without graphs."""
     prompt, most = shape.workload.prompt, min(shape.batches[-1], MOST_ROWS)
-    with opened(shape, run.settings(most, shape.workload.context), max(DEPTHS)) as bench:
-        cells = Cells(run, "depths", shape, _bytes_on(run.device, shape))
-        fill_cache(bench, (prompt,) * most)
-        for rows in (shape.batches[0], most):
-            batch = Batch((prompt,) * rows)
-            measure = partial(through_the_engine, bench, batch, run.repeats)
-            nodes = bench.nodes(rows, form_of("greedy"))
+    settings = run.settings(most, shape.workload.context)
+    with _measured(shape, settings, max(DEPTHS), (prompt,) * most) as measured:
+        cells = Cells(run, "depths", shape, _bytes_on(run.device, shape), measured)
+        batches = shape.batches[0], most
+        found, nodes = measured.subject.settings, _nodes(measured.subject, batches)
+        for rows in batches:
+            batch, count = Batch((prompt,) * rows), nodes[rows, form_of("greedy")]
             for depth in DEPTHS:
-                bench.set_depth(depth)
-                cells.add(batch, measure, way="engine", run_ahead=depth, nodes=nodes)
-            bench.set_depth(RUN_AHEAD)
+                measure = partial(_at_depth, depth=depth, batch=batch, repeats=run.repeats)
+                cells.add(batch, measure, way="engine", run_ahead=depth, nodes=count)
             if run.device == "cuda":
-                with bench.device.without_graphs():
-                    cells.add(batch, measure, way="engine", captured=False)
-        return cells.all(bench.settings)
+                eagerly = partial(_eagerly, batch=batch, repeats=run.repeats)
+                cells.add(batch, eagerly, way="engine", captured=False)
+    return Found(found, cells.found, failures=measured.failures)
+
+
+def _at_depth(bench: Bench, depth: int, batch: Batch, repeats: int) -> Steps:
+    bench.set_depth(depth)
+    steps = through_the_engine(bench, batch, repeats)
+    bench.set_depth(RUN_AHEAD)
+    return steps
+
+
+def _eagerly(bench: Bench, batch: Batch, repeats: int) -> Steps:
+    with bench.device.without_graphs():
+        return through_the_engine(bench, batch, repeats)
 
 
 def _lengths(shape: Shape, run: Run) -> Found:
     """Long contexts, and prompts of many lengths in one batch."""
     workload = shape.workload
     batches = [rows for rows in shape.batches if rows <= MOST_ROWS]
-    with opened(shape, run.settings(batches[-1], workload.longest), max(DEPTHS)) as bench:
-        cells = Cells(run, "lengths", shape, _bytes_on(run.device, shape))
+    with _measured(shape, run.settings(batches[-1], workload.longest), max(DEPTHS)) as measured:
+        cells = Cells(run, "lengths", shape, _bytes_on(run.device, shape), measured)
+        found, size, blocks = measured.subject.settings, measured.subject.block_size, measured.subject.num_blocks - 1
         for prompts in (
             *((length,) * rows for length in workload.lengths for rows in batches),
             *(ragged(*workload.ragged, rows) for rows in batches[1:]),
         ):
-            batch = Batch(prompts)
-            needed = batch.blocks(workload, bench.block_size)
-            lacks = ""
-            if needed > bench.num_blocks - 1:
-                lacks = (
-                    f"it needs {needed:,} KV blocks of {bench.block_size} tokens; memory holds {bench.num_blocks - 1:,}"
-                )
-            cells.add(batch, partial(_after_its_prompts, bench, batch, run.repeats), lacks=lacks, way="engine")
-        return cells.all(bench.settings)
+            batch, lacks = Batch(prompts), ""
+            if (needed := batch.blocks(workload, size)) > blocks:
+                lacks = f"it needs {needed:,} KV blocks of {size} tokens; memory holds {blocks:,}"
+            cells.add(batch, partial(_after_its_prompts, batch=batch, repeats=run.repeats), lacks=lacks, way="engine")
+    return Found(found, cells.found, failures=measured.failures)
 
 
 def _after_its_prompts(bench: Bench, batch: Batch, repeats: int) -> Steps:
@@ -251,10 +199,14 @@ def _kernels(shape: Shape, run: Run) -> Found:
         raise BenchmarkError("the CPU runs no kernels that could be traced: this part needs a GPU")
     on_the_gpu(lambda: None)  # tracing is set up before a graph is captured, or it may not see into graphs
     prompt, most = shape.workload.prompt, min(shape.batches[-1], MOST_ROWS)
-    with opened(shape, run.settings(most, shape.workload.context), LAUNCHES + max(DEPTHS)) as bench:
-        bytes_ = _bytes_on(run.device, shape)
-        batches = [Batch((prompt,) * rows) for rows in (shape.batches[0], most)]
-        return Found(bench.settings, breakdowns=[traced(bench, batch, bytes_) for batch in batches])
+    settings, bytes_ = run.settings(most, shape.workload.context), _bytes_on(run.device, shape)
+    with _measured(shape, settings, LAUNCHES + max(DEPTHS)) as measured:
+        settings = measured.subject.settings
+        traces = [
+            measured.measure(partial(traced, batch=Batch((prompt,) * rows), bytes_=bytes_))
+            for rows in (shape.batches[0], most)
+        ]
+    return Found(settings, breakdowns=[found for found, _ in traces if found], failures=measured.failures)
 
 
 _KINDS: Final = (

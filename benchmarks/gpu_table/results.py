@@ -110,8 +110,8 @@ class Breakdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One part.
 
-    seconds: that it took. settings: of the engine, by name, and of the benchmark. failure: what went wrong, after which
-    nothing more was measured; empty if all went well.
+    seconds: that it took. settings: of the engine, by name, and of the benchmark. failure: everything that went wrong,
+    for which figures are missing; empty if all went well.
     """
 
     format: int

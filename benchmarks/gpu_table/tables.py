@@ -36,7 +36,7 @@ def tables(merged: Merged) -> str:
         blocks.append(_step_table(steps, sampling))
     blocks += [_ways_table(cells), _one_among_table(steps, cells), _depth_table(cells), _length_table(cells)]
     blocks += [_breakdown_table(breakdown) for breakdown in breakdowns]
-    failures = [f"- {part.part} did not come to its end: {part.failure}" for part in merged.parts if part.failure]
+    failures = [f"- figures of {part.part} are missing: {part.failure}" for part in merged.parts if part.failure]
     blocks += [_goal_table(steps), failures + _skipped(cells)]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 

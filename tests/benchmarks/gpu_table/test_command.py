@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch
 
 from benchmarks.gpu_table import __main__ as command
 from benchmarks.gpu_table import parts, results
+from benchmarks.gpu_table.cells import Run
 from benchmarks.gpu_table.decode import Steps
 from benchmarks.gpu_table.errors import BenchmarkError
-from benchmarks.gpu_table.parts import PARTS, Run, run_part
+from benchmarks.gpu_table.parts import PARTS, run_part
 from benchmarks.gpu_table.published import GOALS_MS
 from benchmarks.gpu_table.settings import flags, read_settings
 from runahead.service.version import commit_of
@@ -59,25 +61,25 @@ def test_a_part_begins_no_figure_when_its_time_is_up_and_says_so() -> None:
     assert all(cell.step_ms is None and cell.skipped == "the part had run for 0 s" for cell in found.cells)
 
 
-def test_what_was_measured_before_a_failure_is_kept_and_the_command_fails(
+def test_a_figure_that_fails_is_named_the_others_are_measured_and_the_command_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    measured = iter([Steps(1.5)])
+    calls = count(1)
 
     def measure(*arguments: Any) -> Steps:
-        found = next(measured, None)
-        if found is None:
+        number = next(calls)
+        if number == 2:
             raise BenchmarkError("it was too hot")
-        return found
+        return Steps(float(number))
 
     monkeypatch.setattr(parts, "through_the_engine", measure)
     assert command.main(["--part", "depths-tiny", "--device", "cpu", "--out", str(tmp_path), *_commit()]) == 1
-    assert "depths-tiny did not come to its end: BenchmarkError: it was too hot" in capsys.readouterr().err
+    assert "figures of the part depths-tiny are missing: BenchmarkError: it was too hot" in capsys.readouterr().err
     cells = results.read(results.path_of("depths-tiny", tmp_path)).cells
-    assert [cell.step_ms for cell in cells] == [1.5] + [None] * 9
-    assert cells[1].skipped == "BenchmarkError: it was too hot" and cells[2].skipped == "a figure before it failed"
+    assert [cell.step_ms for cell in cells] == [1.0, None, *map(float, range(3, 11))]
+    assert [cell.skipped for cell in cells] == ["", "BenchmarkError: it was too hot", *[""] * 8]
     assert command.main(["--merge", "--out", str(tmp_path)]) == 0
-    assert "- depths-tiny did not come to its end: BenchmarkError: it was too hot" in capsys.readouterr().out
+    assert "- figures of depths-tiny are missing: BenchmarkError: it was too hot" in capsys.readouterr().out
 
 
 def test_kernels_are_not_traced_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
 from benchmarks.gpu_table.decode import (
     Batch,
     bare_graphs,
+    decoding,
     fill_cache,
     finish,
     form_of,
@@ -24,7 +26,7 @@ from benchmarks.gpu_table.floors import step_bytes
 from benchmarks.gpu_table.kernel_times import Ran, traced
 from benchmarks.gpu_table.parts import ragged
 from benchmarks.gpu_table.settings import RUN_AHEAD, engine_settings
-from benchmarks.gpu_table.shapes import FULL, SHAPES, SMALL
+from benchmarks.gpu_table.shapes import FULL, SHAPES, SMALL, Workload
 from benchmarks.gpu_table.streams import request_of, served, through_grpc
 from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.wire import messages as m
@@ -211,6 +213,37 @@ def test_rows_that_begin_one_after_the_other_are_all_there_in_the_measured_steps
         batch = Batch((SMALL.prompt,) * rows)
         assert bare_graphs(many, batch, 1).step_ms > 0
         assert through_the_engine(many, batch, 1).step_ms > 0
+
+
+def test_all_rows_are_there_in_the_measured_steps_where_enqueueing_takes_longer_than_the_launches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each turn of the loop finds the device idle and fills it up again, as a host that is slow to enqueue prompts."""
+    rows = 128
+    lengths = Workload(prompt=24, short=32, long=64, context=128, lengths=(), ragged=(8, 70))
+    shape = replace(TINY, workload=lengths)
+    waited = HoldingDevice.wait
+    turns: list[int] = []
+
+    def until_idle(self: HoldingDevice, sampled: int, ended: int, wake_fds: Sequence[int], timeout_s: float) -> None:
+        waited(self, sampled, ended, wake_fds, timeout_s)
+        launched = many.engine.ledger.launched
+        while self.ended() < launched:
+            self._device.wait(launched, launched - 1, (), 10.0)
+        turns.append(launched)
+
+    monkeypatch.setattr(HoldingDevice, "wait", until_idle)
+    with opened(shape, engine_settings("cpu", rows, lengths.context), lengths.chained) as many:
+        batch = Batch((lengths.prompt,) * rows)
+        assert bare_graphs(many, batch, 1).step_ms > 0
+        assert turns[0] > 1, "the first turn filled the device up"
+        admitted = many.engine.scheduler.limits.admissions
+        submit(many, batch, lengths.long)
+        before = many.engine.ledger.launched
+        turn_until(many, lambda: decoding(many) == rows)
+        assert many.engine.ledger.launched - before <= rows / admitted + RUN_AHEAD, "every launch brought rows"
+        finish(many)
+        many.front_end.check(rows, lengths.long)
 
 
 def test_a_rows_prompt_is_its_own_the_same_in_every_run_and_begins_as_its_longer_ones_do() -> None:
