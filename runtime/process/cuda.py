@@ -11,6 +11,7 @@ import structlog
 import torch
 
 from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
+from runahead.cuda_graphs.graph_pool import buckets_for
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.load import load_model
 from runahead.runtime.process.parts import (
@@ -22,7 +23,7 @@ from runahead.runtime.process.parts import (
     memory_facts,
     ring_layout,
 )
-from runahead.runtime.programs.triton import TritonProgram, gpu_kernels
+from runahead.runtime.programs.triton import TritonProgram, gpu_kernels, tilings_of
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 
 LEAST_CAPABILITY: Final = (8, 0)
@@ -37,13 +38,15 @@ def make_on_cuda(config: EngineConfig, described: ModelConfig, context: int, pro
     device = torch.device("cuda", torch.cuda.current_device())
     check_gpu(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
-    folder = Path(config.model)
-    model = load_model(folder, device, dtype, config.load_format, gpu_kernels(), progress, context, described)
+    folder, kernels = Path(config.model), gpu_kernels(config.gpu_capability)
+    model = load_model(folder, device, dtype, config.load_format, kernels, progress, context, described)
+    log = structlog.get_logger("engine")
+    log.info("tilings", **tilings_of(model, buckets_for(config.max_rows)))
     free, _ = torch.cuda.mem_get_info(device)
     kept = bytes_kept(config, described, model.dtype)
     blocks = config.num_blocks or blocks_in(int(free * _CACHE_SHARE), config, kept, context)
     check_blocks(blocks, config, context)
-    structlog.get_logger("engine").info("memory", **memory_facts(config, model, kept, blocks))
+    log.info("memory", **memory_facts(config, model, kept, blocks))
     rings = allocate_mapped_rings(ring_layout(config, described, context))
     mixed_tokens = config.max_rows + config.max_prefill_tokens
     program = TritonProgram(

@@ -6,7 +6,7 @@ device memory alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,15 +17,25 @@ from runahead.cuda_graphs.rings import RingMemory
 from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.kernels.kernel_set import KernelSet
 from runahead.runtime.kernels.triton.device_rows import DeviceRows
+from runahead.runtime.kernels.triton.gpu import use_as
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
 from runahead.runtime.kernels.triton.prompt_logprobs import make_prompt_buffers
 from runahead.runtime.kernels.triton.sampling import make_sampler_buffers, sample_rows_cuda
+from runahead.runtime.kernels.triton.tiling_counts import tiling_counts
 from runahead.runtime.models.decoder import Decoder
 
 
-def gpu_kernels() -> KernelSet:
-    """The kernels for which a `TritonProgram`'s decoder is loaded."""
+def gpu_kernels(capability: str = "auto") -> KernelSet:
+    """The kernels for which a `TritonProgram`'s decoder is loaded. capability: auto, or the older compute capability
+    that this process is to use its GPU as."""
+    if capability != "auto":
+        use_as(capability)
     return TritonKernelSet()
+
+
+def tilings_of(model: Decoder, buckets: Sequence[int]) -> dict[str, object]:
+    """How many products of decode launches of so many rows were measured on this GPU, by name: logged at start."""
+    return tiling_counts(model.weights.layers, model.weights.lm_head, buckets)
 
 
 class TritonProgram:

@@ -95,6 +95,15 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
             description="the engine stops if a launch, a request or its loop has not come further for so long",
         ),
     ] = LAUNCH_TIMEOUT_S
+    # What an older GPU gets, tried on a newer one: programmatic dependent launch is off, nothing counts as measured,
+    # tiles fit 99 KiB of shared memory, and kernels are compiled in the form for that compute capability.
+    gpu_capability: Annotated[
+        Literal["auto", "8.0"],
+        Meta(
+            description="test mode of the CUDA device: kernels are chosen and compiled as for this compute capability",
+            extra={"hidden": True},
+        ),
+    ] = "auto"
     # Seeded delays, and poison in everything that is given back.
     jitter_seed: (
         Annotated[int, Meta(ge=0, le=(1 << 63) - 1, description="test mode of the CPU device", extra={"hidden": True})]
@@ -174,6 +183,11 @@ def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) ->
     if config.jitter_seed is not None and config.device != "cpu":
         raise ConfigError(
             f"{spelling('jitter_seed')} is a test mode of the CPU device and can't be combined with {cuda}"
+        )
+    if config.gpu_capability != "auto" and config.device != "cuda":
+        raise ConfigError(
+            f"{given('gpu_capability')} is a test mode of the CUDA device and can't be combined with "
+            f"{spelling('device')} {config.device}"
         )
     if config.threads and config.device != "cpu":
         raise ConfigError(f"{given('threads')} are the CPU device's and have no effect with {cuda}")

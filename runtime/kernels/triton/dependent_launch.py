@@ -14,19 +14,16 @@ Source: CUDA Programming Guide, "Programmatic Dependent Launch and Synchronizati
 
 from __future__ import annotations
 
-from functools import cache
-
-import torch
 import triton
 import triton.language as tl
 
+from runahead.runtime.kernels.triton.gpu import current_gpu
 
-@cache
+
 def dependent_launch_works() -> bool:
     """Whether the current device knows programmatic dependent launch: compute capability 9.0 or more."""
-    if triton.knobs.runtime.interpret or not torch.cuda.is_available():
-        return False
-    return torch.cuda.get_device_capability() >= (9, 0)
+    gpu = current_gpu()
+    return gpu is not None and gpu.knows_dependent_launch
 
 
 @triton.jit

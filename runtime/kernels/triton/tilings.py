@@ -1,6 +1,7 @@
 """How products and attention are cut into programs: measured on a GPU for shapes that were tried, else a default.
 
-`measured_tilings.json` is written by `python -m benchmarks.tune.products`. A shape that it lacks takes the default.
+`measured_tilings.json` is written by `python -m benchmarks.tune.products`. A shape or a GPU that it lacks takes the
+default.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import torch
 import triton
 
 from runahead.runtime.kernels.triton.decode_work import AttentionPlan
+from runahead.runtime.kernels.triton.gpu import LEAST_SHARED_MEMORY, current_gpu
 
 TABLE: Final = Path(__file__).with_name("measured_tilings.json")
 _INTERPRETED_PROGRAMS: Final = 8  # of attention, where there is no GPU
-_LEAST_SHARED_MEMORY: Final = 99 * 1024  # of a program, on any GPU from compute capability 8.0 on
 SPLIT_WORDS: Final = 1 << 21  # float32 numbers that the programs of a split product leave, at most
 _DEPTH_MULTIPLE: Final = 64  # of every depth that the kernels for a few rows take
 
@@ -52,7 +53,7 @@ class Tiling:
 
 def row_tiling(outputs: int, depth: int, epilogue: str) -> RowTiling:
     """outputs: rows of the weight matrix. epilogue: the name of what follows the product."""
-    found = _measured().get(tiling_key(outputs, depth, 1, epilogue))
+    found = measured_tiling(outputs, depth, 1, epilogue)
     if found is not None:
         return RowTiling(**found)
     block = min(triton.next_power_of_2(depth), 1024)
@@ -63,11 +64,9 @@ def row_tiling(outputs: int, depth: int, epilogue: str) -> RowTiling:
 
 def rows_tiling(outputs: int, depth: int, columns: int, epilogue: str) -> Tiling:
     """columns: rows of the batch, as a program's tile has them."""
-    measured = _measured()
-    for wider in (columns, 2 * columns, 4 * columns, 8 * columns):  # taken to be good for fewer rows too
-        found = measured.get(tiling_key(outputs, depth, wider, epilogue))
-        if found is not None:
-            return Tiling(**found)
+    found = measured_tiling(outputs, depth, columns, epilogue)
+    if found is not None:
+        return Tiling(**found)
     rows = 64 if epilogue != "gated" else 32
     block = 128 if depth % 128 == 0 else _DEPTH_MULTIPLE
     tiles = triton.cdiv(outputs // (2 if epilogue == "gated" else 1), rows)
@@ -78,13 +77,21 @@ def rows_tiling(outputs: int, depth: int, columns: int, epilogue: str) -> Tiling
     return Tiling(rows, block, splits, max(2, min(4, _shared_memory() // taken)), warps=4)
 
 
-@cache
+def measured_tiling(outputs: int, depth: int, columns: int, epilogue: str) -> dict[str, Any] | None:
+    """What the table has for a product, or None. columns: 1 of a product of one row, otherwise as `rows_tiling`'s."""
+    measured = _measured()
+    # What is best for more rows is taken to be good for fewer. One row has kernels of its own.
+    for wider in (1,) if columns == 1 else (columns, 2 * columns, 4 * columns, 8 * columns):
+        found = measured.get(tiling_key(outputs, depth, wider, epilogue))
+        if found is not None:
+            return found
+    return None
+
+
 def _shared_memory() -> int:
     """Bytes that a program may have."""
-    if not torch.cuda.is_available():
-        return _LEAST_SHARED_MEMORY
-    device = torch.cuda.current_device()
-    return int(triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"])
+    gpu = current_gpu()
+    return LEAST_SHARED_MEMORY if gpu is None else gpu.shared_memory
 
 
 def takes_depth(depth: int) -> bool:
@@ -115,10 +122,14 @@ def tiling_key(outputs: int, depth: int, columns: int, epilogue: str) -> str:
     return f"{outputs}x{depth} {epilogue} {columns}"
 
 
-@cache
 def _measured() -> dict[str, dict[str, Any]]:
-    """By `tiling_key`. Empty where no table has been measured for this GPU."""
-    if not torch.cuda.is_available() or not TABLE.exists():
-        return {}
-    tables: dict[str, dict[str, dict[str, Any]]] = json.loads(TABLE.read_text())
-    return tables.get(torch.cuda.get_device_name(), {})
+    """By `tiling_key`. Empty where no table has been measured for this GPU, or for what it is used as."""
+    gpu = current_gpu()
+    return {} if gpu is None or gpu.stands_for_older else _tables().get(gpu.name, {})
+
+
+@cache
+def _tables() -> dict[str, dict[str, dict[str, Any]]]:
+    """By a GPU's name."""
+    found: dict[str, dict[str, dict[str, Any]]] = json.loads(TABLE.read_text()) if TABLE.exists() else {}
+    return found

@@ -91,3 +91,23 @@ def test_a_gpu_that_is_too_old_is_refused_by_its_name() -> None:
         check_gpu("Tesla T4", (7, 5))
     check_gpu("NVIDIA A100", (8, 0))
     check_gpu("NVIDIA B200", (10, 0))
+
+
+@pytest.mark.usefixtures("a_gpu_on_the_cpu")
+def test_how_many_products_were_measured_on_this_gpu_is_logged_once() -> None:
+    with capture_logs() as events:
+        assemble(EngineConfig(model=str(BUNDLED), device="cuda", max_rows=4, context_length=256), lambda *_: None)
+    (tilings,) = [event for event in events if event["event"] == "tilings"]
+    assert tilings["measured"] == 0 and tilings["default"] > 0
+
+
+@pytest.mark.usefixtures("a_gpu_on_the_cpu")
+def test_the_capability_that_the_gpu_is_to_be_used_as_reaches_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(cuda, "gpu_kernels", asked.append)
+    for capability in ("auto", "8.0"):
+        config = EngineConfig(
+            model=str(BUNDLED), device="cuda", max_rows=4, context_length=256, gpu_capability=capability
+        )
+        assemble(config, lambda *_: None)
+    assert asked == ["auto", "8.0"]

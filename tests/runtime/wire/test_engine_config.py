@@ -29,6 +29,8 @@ def test_the_defaults_can_be() -> None:
         ({"prefill_chunk": 24}, ("prefill_chunk", "24", "block_size", "16")),
         ({"max_prefill_tokens": 64}, ("max_prefill_tokens", "64", "prefill_chunk", "128")),
         ({"jitter_seed": 1, "device": "cuda"}, ("jitter_seed", "cuda")),
+        ({"gpu_capability": "8.0"}, ("gpu_capability (8.0)", "device cpu")),
+        ({"gpu_capability": "7.5", "device": "cuda"}, ("gpu_capability", "8.0", "7.5")),
         ({"counters_from": -1}, ("counters_from", "0", "-1")),
         ({"counters_from": 1 << 63}, ("counters_from",)),
     ],

@@ -1,0 +1,55 @@
+"""How many of a model's products were measured on this GPU, and how many take a default: said once, at start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from runahead.runtime.kernels.layers import Layer
+from runahead.runtime.kernels.triton.decode_streams import MAX_ROWS
+from runahead.runtime.kernels.triton.gpu import current_gpu
+from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, STORE
+from runahead.runtime.kernels.triton.rows_product import columns_of
+from runahead.runtime.kernels.triton.tilings import measured_tiling, takes_depth
+
+Product = tuple[int, int, str]  # rows and columns of the weights, and what follows
+
+
+def tiling_counts(layers: Sequence[Layer], lm_head: torch.Tensor, buckets: Sequence[int]) -> dict[str, object]:
+    """Facts for the log. measured, default: products of decode launches, counted for each number of rows that has a
+    tiling of its own, which `measured_tilings.json` has or lacks.
+
+    lm_head: [vocab, hidden]. buckets: numbers of rows that graphs are captured for.
+    """
+    gpu = current_gpu()
+    found = [measured_tiling(*product) for product in tilings_asked_for(layers, lm_head, buckets)]
+    measured = sum(one is not None for one in found)
+    return {
+        "gpu": "none" if gpu is None else gpu.name,
+        "compute_capability": "none" if gpu is None else ".".join(map(str, gpu.capability)),
+        "measured": measured,
+        "default": len(found) - measured,
+    }
+
+
+def tilings_asked_for(
+    layers: Sequence[Layer], lm_head: torch.Tensor, buckets: Sequence[int]
+) -> set[tuple[int, int, int, str]]:
+    """What decode launches ask `tilings` for: outputs, depth, columns (1: one row), the name of what follows."""
+    inner, head = set(_products(layers)), (*lm_head.shape, EPILOGUES[STORE])
+    has_units = lm_head.dtype == torch.bfloat16
+    fuses = has_units and all(takes_depth(depth) for _, depth, _ in inner)
+    few = {columns_of(rows) for rows in buckets if 1 < rows <= MAX_ROWS}
+    asked = {(outputs, depth, 1, name) for outputs, depth, name in (*inner, head) if 1 in buckets}
+    asked |= {(outputs, depth, columns, name) for outputs, depth, name in inner for columns in few if fuses}
+    outputs, depth, name = head
+    return asked | {(outputs, depth, columns, name) for columns in few if has_units and takes_depth(depth)}
+
+
+def _products(layers: Sequence[Layer]) -> Iterator[Product]:
+    for layer in layers:
+        mixer, dense = layer.mixer, layer.feed_forward
+        for linear, epilogue in ((mixer.qkv, STORE), (mixer.o, ADD), (dense.gate_up, GATED), (dense.down, ADD)):
+            outputs, depth = linear.weight.shape
+            yield outputs, depth, EPILOGUES[epilogue]

@@ -1,0 +1,142 @@
+"""For which GPU kernels are chosen: what is asked of it has one answer, and an older one can be put in its place."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.runtime.kernels.triton_device import triton_device
+
+DEVICE = triton_device()
+
+import triton  # noqa: E402
+
+from runahead.cuda_graphs.graph_pool import buckets_for  # noqa: E402
+from runahead.runtime.kernels.triton import decode_streams, tilings  # noqa: E402
+from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works  # noqa: E402
+from runahead.runtime.kernels.triton.gpu import LEAST_SHARED_MEMORY, Gpu, capability_of, current_gpu, use_as  # noqa: E402
+from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.kernels.triton.tiling_counts import tiling_counts, tilings_asked_for  # noqa: E402
+from runahead.runtime.models.decoder import Decoder  # noqa: E402
+from runahead.runtime.programs.triton import gpu_kernels  # noqa: E402
+from tests.gpu import gpu_chain  # noqa: E402
+from tests.runtime.kernels.test_triton_decode_streams import batch_of  # noqa: E402
+
+H200 = Gpu("NVIDIA H200", (9, 0), 227 * 1024)
+IN_THE_TABLE = (6144, 4096, 64, "store")  # of the table of an H200
+
+
+@pytest.fixture
+def an_h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is asked of the driver is answered as on an H200; no kernel runs."""
+    active = SimpleNamespace(
+        utils=SimpleNamespace(get_device_properties=lambda device: {"max_shared_mem": H200.shared_memory})
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(triton.knobs.runtime, "interpret", False)
+        patched.setattr(triton.knobs.runtime, "override_arch", None)
+        patched.setattr(torch.cuda, "is_available", lambda: True)
+        patched.setattr(torch.cuda, "current_device", lambda: 0)
+        patched.setattr(torch.cuda, "get_device_name", lambda device: H200.name)
+        patched.setattr(torch.cuda, "get_device_capability", lambda device: H200.capability)
+        patched.setattr(triton.runtime, "driver", SimpleNamespace(active=active))
+        current_gpu.cache_clear()
+        yield
+    current_gpu.cache_clear()
+
+
+@pytest.mark.usefixtures("an_h200")
+def test_a_gpu_is_what_the_driver_says() -> None:
+    assert current_gpu() == H200
+    assert dependent_launch_works()
+    assert tilings.measured_tiling(*IN_THE_TABLE) is not None
+    assert tilings._shared_memory() == H200.shared_memory
+
+
+@pytest.mark.usefixtures("an_h200")
+def test_used_as_an_older_gpu_nothing_is_launched_dependently_nothing_was_measured_and_every_tile_fits() -> None:
+    measured = tilings.rows_tiling(*IN_THE_TABLE)
+    gpu_kernels("8.0")
+    assert current_gpu() == Gpu(H200.name, (8, 0), LEAST_SHARED_MEMORY, stands_for_older=True)
+    assert triton.knobs.runtime.override_arch == "sm80", "Triton compiles in its form, too"
+    assert not dependent_launch_works()
+    assert tilings.measured_tiling(*IN_THE_TABLE) is None
+    assert tilings.row_tiling(6144, 4096, "store") is not None
+    tiling = tilings.rows_tiling(*IN_THE_TABLE)
+    assert tiling != measured
+    assert (tiling.rows + 64) * tiling.block * 2 * tiling.stages <= LEAST_SHARED_MEMORY
+
+
+@pytest.mark.usefixtures("an_h200")
+def test_without_the_setting_the_gpu_is_used_as_what_it_is() -> None:
+    gpu_kernels("auto")
+    assert current_gpu() == H200
+
+
+@pytest.mark.usefixtures("an_h200")
+def test_a_gpu_that_nobody_has_measured_takes_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA B200")
+    assert tilings.measured_tiling(*IN_THE_TABLE) is None
+    assert dependent_launch_works()
+
+
+def test_the_switch_names_an_architecture() -> None:
+    assert (capability_of("sm80"), capability_of("sm100")) == ((8, 0), (10, 0))
+    with pytest.raises(ValueError, match="TRITON_OVERRIDE_ARCH must be a name such as sm80, and is 'hopper'"):
+        capability_of("hopper")
+
+
+def _decoder(dtype: torch.dtype) -> Decoder:
+    config = dataclasses.replace(gpu_chain.small_config(hidden_size=64, intermediate_size=128), dtype=dtype)
+    weights = gpu_chain.moved(gpu_chain.random_weights(config, dtype), DEVICE)
+    return Decoder(config, weights, TritonKernelSet())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_is_counted_at_start_is_what_decode_launches_ask_for(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    decoder, buckets, asked = _decoder(dtype), buckets_for(16), set()
+    row_tiling, rows_tiling = tilings.row_tiling, tilings.rows_tiling
+
+    def one_row(outputs: int, depth: int, epilogue: str) -> Any:
+        asked.add((outputs, depth, 1, epilogue))
+        return row_tiling(outputs, depth, epilogue)
+
+    def few_rows(outputs: int, depth: int, columns: int, epilogue: str) -> Any:
+        asked.add((outputs, depth, columns, epilogue))
+        return rows_tiling(outputs, depth, columns, epilogue)
+
+    monkeypatch.setattr(decode_streams, "row_tiling", one_row)
+    monkeypatch.setattr(decode_streams, "rows_tiling", few_rows)
+    for rows in buckets:
+        cache = decoder.make_cache(1 + 6 * rows, 8)
+        hidden = decoder.forward(batch_of([5] * rows, 1, DEVICE), cache)
+        logits = torch.empty((rows, decoder.config.vocab_size), dtype=torch.float32, device=DEVICE)
+        decoder.kernels.logits_into(hidden, decoder.weights.lm_head, logits)
+    assert asked == tilings_asked_for(decoder.weights.layers, decoder.weights.lm_head, buckets)
+    assert len(asked) == 5 * (3 if dtype == torch.bfloat16 else 1)
+
+
+@pytest.mark.usefixtures("an_h200")
+def test_the_counts_say_what_the_table_has_and_lacks_and_for_which_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear = SimpleNamespace(weight=torch.empty((6144, 4096), device="meta", dtype=torch.bfloat16))
+    other = SimpleNamespace(weight=torch.empty((192, 4096), device="meta", dtype=torch.bfloat16))
+    layer: Any = SimpleNamespace(
+        mixer=SimpleNamespace(qkv=linear, o=other), feed_forward=SimpleNamespace(gate_up=other, down=other)
+    )
+    head = torch.empty((192, 4096), device="meta", dtype=torch.bfloat16)
+    counts = tiling_counts((layer, layer), head, (1, 2, 64))
+    assert counts == {"gpu": H200.name, "compute_capability": "9.0", "measured": 3, "default": 9}
+    use_as("8.0")
+    assert tiling_counts((layer, layer), head, (1, 2, 64)) == {
+        "gpu": H200.name,
+        "compute_capability": "8.0",
+        "measured": 0,
+        "default": 12,
+    }
