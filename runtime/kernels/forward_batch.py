@@ -9,7 +9,8 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """Tensors on the device. T query tokens in B rows; a decode row has one, a prompt chunk more.
+    """Tensors on the device. T query tokens in B rows; a decode row has one, or a few drafts more; a prompt chunk any
+    number.
 
     A masked or padding row has seq_len 0, and its tokens' slot_mapping points into block 0, the null block.
     """
@@ -23,7 +24,8 @@ class ForwardBatch:
     num_tokens: int  # T, known to the host
     num_rows: int  # B, known to the host
     max_seq_len: int  # an upper bound of seq_lens, known to the host
-    is_decode: bool  # every row has one query token
+    is_decode: bool  # every row decodes
+    decode_queries: int = 1  # query tokens of a row, at most, if all rows decode; 1 to 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ def silence_sparse_warning() -> None:
 
 def _live_tokens(batch: ForwardBatch, window: int) -> _Tokens:
     seq_lens = batch.seq_lens.numpy().astype(np.int64)
-    if batch.is_decode:
+    if batch.is_decode and batch.decode_queries == 1:
         number = row = np.flatnonzero(seq_lens)
         end = seq_lens[row]
     else:

@@ -37,7 +37,7 @@ class DecodeBuffers:
 
     attentions: list[tuple[AttentionShape, int]] = field(default_factory=list)  # shapes and windows that there are
     _windows: torch.Tensor | None = None
-    _parts: dict[tuple[AttentionShape, AttentionPlan, int, int], PartBuffers] = field(default_factory=dict)
+    _parts: dict[tuple[AttentionShape, AttentionPlan, int, int, int], PartBuffers] = field(default_factory=dict)
     _scratch: SplitScratch | None = None
 
     def add(self, shape: AttentionShape, window: int) -> None:
@@ -61,9 +61,10 @@ class DecodeBuffers:
         return self._windows
 
     def parts(self, shape: AttentionShape, batch: ForwardBatch, plan: AttentionPlan) -> PartBuffers:
-        key = shape, plan, triton.next_power_of_2(batch.num_rows), batch.max_seq_len
+        rows, queries = triton.next_power_of_2(batch.num_rows), triton.next_power_of_2(batch.decode_queries)
+        key = shape, plan, rows, batch.max_seq_len, queries
         if key not in self._parts:
-            self._parts[key] = make_part_buffers(key[2], shape, plan, batch.max_seq_len, batch.token_ids.device)
+            self._parts[key] = make_part_buffers(rows, shape, plan, batch.max_seq_len, batch.token_ids.device, queries)
         return self._parts[key]
 
     def scratch(self, device: torch.device) -> SplitScratch:
@@ -76,7 +77,7 @@ class DecodeBuffers:
 
 
 class DecodeStream(ABC):
-    """One query token a row.
+    """Rows that decode: to the products, each of their query tokens is a row.
 
     The product that begins F's first layer is launched as usual: what follows may then read what apply has left before
     it waits. The others are launched programmatically where that works.
@@ -84,8 +85,8 @@ class DecodeStream(ABC):
 
     def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
         self._batch, self._cache, self._ends, self._buffers = batch, cache, ends, buffers
-        self._rows, self._device = batch.num_rows, batch.token_ids.device
-        self._plan = attention_plan(self._rows, buffers.widest_head, self._device)
+        self._rows, self._device = batch.num_tokens, batch.token_ids.device
+        self._plan = attention_plan(batch.num_rows, buffers.widest_head, self._device)
         self._windows = buffers.windows(self._device)
         self._may_depend = False
         self._residual = self._ends.embedding.new_empty((self._rows, self._ends.embedding.shape[1]))
@@ -110,19 +111,39 @@ class DecodeStream(ABC):
             self._plan,
             self._buffers.parts(shape, batch, self._plan),
             dependent=self._depends(True),
+            queries=batch.decode_queries,
+            query_start_loc=batch.query_start_loc,
         )
         self._add(attended, weights.o)
 
     def dense(self, weights: Dense) -> None:
         self._add(self._normed_product(weights.norm, weights.gate_up, GATED), weights.down)
 
+    def _begin(self, sums: Residual | None = None, norm: Norm | None = None) -> AttentionWork:
+        """Embed the query tokens and cut attention's work. sums: what the product that follows reads of the residual is
+        made there too, for `norm`."""
+        batch = self._batch
+        return begin_decode(
+            batch.token_ids,
+            self._ends.embedding,
+            self._residual,
+            batch.seq_lens,
+            self._windows,
+            self._plan,
+            scaled=None if sums is None else sums.scaled,
+            squares=None if sums is None else sums.squares,
+            gamma=None if norm is None else norm.weight,
+            queries=batch.decode_queries,
+            query_start_loc=batch.query_start_loc,
+        )
+
     @abstractmethod
     def end(self) -> torch.Tensor:
-        """Hidden states after the final norm, [R, hidden]."""
+        """Hidden states after the final norm, [T, hidden]."""
 
     @abstractmethod
     def _normed_product(self, norm: Norm, linear: Linear, epilogue: int) -> torch.Tensor:
-        """[R, outputs]"""
+        """[T, outputs]"""
 
     @abstractmethod
     def _add(self, x: torch.Tensor, linear: Linear) -> None:
@@ -143,9 +164,7 @@ class OneRow(DecodeStream):
 
     def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
         super().__init__(batch, cache, ends, buffers)
-        self._work = begin_decode(
-            batch.token_ids, ends.embedding, self._residual, batch.seq_lens, self._windows, self._plan
-        )
+        self._work = self._begin()
 
     def _normed_product(self, norm: Norm, linear: Linear, epilogue: int) -> torch.Tensor:
         out = self._empty(linear, epilogue)
@@ -191,11 +210,7 @@ class FewRows(DecodeStream):
     def _complete(self, norm: Norm) -> None:
         """Make the residual for the norm that follows."""
         if self._pending is None:
-            batch, sums = self._batch, self._sums
-            self._work = begin_decode(
-                batch.token_ids, self._ends.embedding, sums.values, batch.seq_lens, self._windows, self._plan,
-                scaled=sums.scaled, squares=sums.squares, gamma=norm.weight,
-            )  # fmt: skip
+            self._work = self._begin(self._sums, norm)
             self._tiles = 1
             return
         (x, linear), self._pending = self._pending, None
@@ -231,9 +246,7 @@ class VendorRows(DecodeStream):
     def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
         super().__init__(batch, cache, ends, buffers)
         self._sum = norms.LateSum(self._residual)
-        self._work = begin_decode(
-            batch.token_ids, ends.embedding, self._residual, batch.seq_lens, self._windows, self._plan
-        )
+        self._work = self._begin()
 
     def _normed_product(self, norm: Norm, linear: Linear, epilogue: int) -> torch.Tensor:
         product = functional.linear(self._sum.normed(norm), linear.weight, linear.bias)

@@ -49,18 +49,21 @@ class AttentionWork:
     chunk: torch.Tensor  # int32 [W, R + 1] tiles of an item of this row; the last entry: nothing
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_tokens", "num_rows"])
 def _begin_kernel(
-    token_ids, table, gamma, residual, scaled, squares, seq_lens, windows, starts, chunk, num_rows,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
-    SCALED: tl.constexpr,
+    token_ids, table, gamma, residual, scaled, squares, seq_lens, query_start_loc, windows, starts, chunk, num_tokens,
+    num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr,
+    CHUNK: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Programs 0 to num_rows - 1 embed a token each; one more for each window cuts attention into items."""
+    """Programs 0 to num_tokens - 1 embed a token each; one more for each window cuts attention into items."""
     program = tl.program_id(0)
-    if program < num_rows:
+    if program < num_tokens:
         _embed(token_ids, table, gamma, residual, scaled, squares, program, WIDTH, BLOCK, SCALED)
     else:
-        _cut(seq_lens, windows, starts, chunk, num_rows, program - num_rows, ROWS, TILE, CHUNK)
+        _cut(
+            seq_lens, query_start_loc, windows, starts, chunk, num_rows, program - num_tokens, ROWS, QUERIES, TILE,
+            CHUNK,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -82,13 +85,18 @@ def _embed(
 
 @triton.jit
 def _cut(
-    seq_lens, windows, starts, chunk, num_rows, which, ROWS: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr
-):
+    seq_lens, query_start_loc, windows, starts, chunk, num_rows, which, ROWS: tl.constexpr, QUERIES: tl.constexpr,
+    TILE: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
     """Items of every row, for one window."""
     window = tl.load(windows + which)
     r = tl.arange(0, ROWS)
     length = tl.load(seq_lens + r, mask=r < num_rows, other=0)
-    hidden = tl.where(window > 0, tl.maximum(length - window, 0) // TILE, 0)
+    first_end = length  # of what the row's first query token sees
+    if QUERIES > 1:
+        next_row = tl.load(query_start_loc + 1 + r, mask=r < num_rows, other=0)
+        first_end -= next_row - tl.load(query_start_loc + r, mask=r < num_rows, other=0) - 1
+    hidden = tl.where(window > 0, tl.maximum(first_end - window, 0) // TILE, 0)
     tiles = (length + TILE - 1) // TILE - hidden
     each = tl.maximum((tiles + _MAX_PARTS - 1) // _MAX_PARTS, CHUNK)
     items = tl.maximum((tiles + each - 1) // each, 1)  # a masked row has one too, which leaves zeros
@@ -110,17 +118,21 @@ def begin_decode(
     scaled: torch.Tensor | None = None,
     squares: torch.Tensor | None = None,
     gamma: torch.Tensor | None = None,
+    queries: int = 1,
+    query_start_loc: torch.Tensor | None = None,
 ) -> AttentionWork:
-    """Embed one token a row into `residual`, [R or more, hidden], and cut attention over rows of these lengths.
+    """Embed query tokens into `residual`, [T or more, hidden], and cut attention over rows of these lengths.
 
-    token_ids: int64 [R], inside the vocabulary. table: contiguous [vocab, hidden]. seq_lens: int32 [R]. windows:
+    token_ids: int64 [T], inside the vocabulary. table: contiguous [vocab, hidden]. seq_lens: int32 [R]. windows:
     int32 [W] tokens that a query sees; 0: all. scaled, squares, gamma, all or none: the residual times gamma, [hidden],
-    and the sums of its squares, float32 [1, R or more].
+    and the sums of its squares, float32 [1, T or more]. queries: query tokens of a row, at most; with more than one,
+    query_start_loc says where each row's begin, int32 [R + 1].
     """
-    rows, width = token_ids.shape[0], table.shape[1]
+    assert queries == 1 or query_start_loc is not None
+    tokens, rows, width = token_ids.shape[0], seq_lens.shape[0], table.shape[1]
     starts = torch.empty((windows.shape[0], rows + 1), dtype=torch.int32, device=seq_lens.device)
     chunk = torch.empty_like(starts)
-    _begin_kernel[(rows + windows.shape[0],)](
+    _begin_kernel[(tokens + windows.shape[0],)](
         token_ids,
         table,
         table if gamma is None else gamma,
@@ -128,13 +140,16 @@ def begin_decode(
         residual if scaled is None else scaled,
         residual if squares is None else squares,
         seq_lens,
+        seq_lens if query_start_loc is None else query_start_loc,
         windows,
         starts,
         chunk,
+        tokens,
         rows,
         WIDTH=width,
         BLOCK=triton.next_power_of_2(width),
         ROWS=triton.next_power_of_2(rows),
+        QUERIES=triton.next_power_of_2(queries),
         TILE=plan.tile,
         CHUNK=plan.chunk,
         SCALED=gamma is not None,

@@ -2,9 +2,10 @@
 
 A kernel that takes part lets its successor start with its first instruction. Before it waits, until all before it have
 ended and what they wrote is visible, it may ask for what no launch changes (weights) and for what was ready before the
-first product of F began: lengths, block tables, how attention is cut, older keys and values. For that product is
-launched as usual, when apply and the beginning of F have ended. Nothing else is read before the wait and nothing at all
-is written, and every program executes it, so that the end of a kernel means the end of all before.
+first product of F began: lengths, where a row's query tokens begin, block tables, how attention is cut, older keys and
+values. For that product is launched as usual, when apply and the beginning of F have ended. Nothing else is read before
+the wait and nothing at all is written, and every program executes it, so that the end of a kernel means the end of all
+before.
 
 Source: CUDA Programming Guide, "Programmatic Dependent Launch and Synchronization".
 """

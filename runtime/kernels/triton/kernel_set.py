@@ -81,9 +81,9 @@ class TritonBoundKernels:
     def stream(self, batch: ForwardBatch, cache: KVCache) -> AbstractContextManager[Stream]:
         if not batch.is_decode:
             return nullcontext(ManyRows(batch, cache, self._ends))
-        if batch.num_rows == 1:
+        if batch.num_tokens == 1:
             return nullcontext(OneRow(batch, cache, self._ends, self._buffers))
-        if self._fuses and batch.num_rows <= MAX_ROWS:
+        if self._fuses and batch.num_tokens <= MAX_ROWS:
             return nullcontext(FewRows(batch, cache, self._ends, self._buffers))
         return nullcontext(VendorRows(batch, cache, self._ends, self._buffers))
 

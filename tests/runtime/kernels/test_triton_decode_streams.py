@@ -25,8 +25,8 @@ BLOCK_SIZE, BLOCKS_A_ROW = 8, 6
 ERROR = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 
 
-def batch_of(lengths: list[int], queries: int, device: torch.device) -> ForwardBatch:
-    """Every row's last `queries` tokens; a row of length 0 is masked."""
+def batch_of(lengths: list[int], queries: int, device: torch.device, *, drafts: bool = False) -> ForwardBatch:
+    """Every row's last `queries` tokens, drafts among them or of a prompt; a row of length 0 is masked."""
     rows = len(lengths)
     tables = torch.arange(1, rows * BLOCKS_A_ROW + 1, dtype=torch.int32).view(rows, BLOCKS_A_ROW)
     positions = torch.tensor([max(n - queries + i, 0) for n in lengths for i in range(queries)])
@@ -43,7 +43,8 @@ def batch_of(lengths: list[int], queries: int, device: torch.device) -> ForwardB
         num_tokens=rows * queries,
         num_rows=rows,
         max_seq_len=BLOCK_SIZE * BLOCKS_A_ROW,
-        is_decode=queries == 1,
+        is_decode=queries == 1 or drafts,
+        decode_queries=queries if drafts else 1,
     )
 
 
@@ -101,3 +102,27 @@ def test_decode_launches_of_so_many_rows(
     alive = torch.tensor(lengths) > 0
     for launch in (1, 2):
         assert relative_error(hidden[0][launch].cpu()[alive], hidden[1][launch][alive]) < ERROR[dtype]
+
+
+@pytest.mark.parametrize(
+    ("rows", "queries", "dtype", "stream"),
+    [(1, 2, HALF, FewRows), (3, 5, HALF, FewRows), (3, 4, torch.float32, VendorRows)],
+)
+def test_decode_launches_whose_rows_verify_drafts(rows: int, queries: int, dtype: torch.dtype, stream: type) -> None:
+    torch.manual_seed(2)
+    config = gpu_chain.small_config(architecture="Qwen3ForCausalLM", windows=(0, 24), intermediate_size=128)
+    lengths = [33, 0, 20][:rows]
+    found: list[torch.Tensor] = []
+    for kernels, of in ((TritonKernelSet(), dtype), (ReferenceKernels(), torch.float32)):
+        model = decoder(config, kernels, of)
+        cache = model.make_cache(rows * BLOCKS_A_ROW + 1, BLOCK_SIZE)
+        model.forward(batch_of([max(n - queries, 0) for n in lengths], 16, model.device), cache)
+        for longer in range(2):  # the second time as if all but one had been rejected
+            batch = batch_of([n + longer if n else 0 for n in lengths], queries, model.device, drafts=True)
+            if isinstance(kernels, TritonKernelSet):
+                with model._kernels.stream(batch, cache) as used:
+                    assert type(used) is stream
+            found.append(model.forward(batch, cache).cpu())
+    alive = torch.tensor(lengths).repeat_interleave(queries) > 0
+    for launch in range(2):
+        assert relative_error(found[launch][alive], found[launch + 2][alive]) < ERROR[dtype]

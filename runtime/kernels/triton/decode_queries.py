@@ -1,0 +1,165 @@
+"""Query tokens of decode rows: one a row, or up to eight where a row verifies drafts.
+
+A program of attention looks at some query heads of some query tokens of a row, all of which read the same KV head. Each
+of these pairs is a *line* of its tile. With one query token a row the lines are the query heads; everything that more
+of them need stands behind QUERIES, which is known when a kernel is compiled.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from typing import Final
+
+import triton
+import triton.language as tl
+
+MAX_QUERIES: Final = 8  # of a row in a decode launch
+_MAX_SUMS: Final = 8192  # float32 numbers that a program adds up for its lines, if they have several query tokens
+_NEW_TILE = tl.constexpr(16)  # tokens that the matrix units take, at least; a row has at most MAX_QUERIES new ones
+
+
+def share_of(queries: int, group: int, head_dim: int) -> int:
+    """How many query tokens of a row a program looks at together: all of them, or fewer where their lines would be too
+    many. queries: a power of two, the most that a row has. group: query heads of a KV head."""
+    share = queries
+    while share > 1 and triton.next_power_of_2(share * group) * triton.next_power_of_2(head_dim) > _MAX_SUMS:
+        share //= 2
+    return share
+
+
+@triton.jit
+def queries_of(row, query_start_loc, QUERIES: tl.constexpr):
+    """A row's first query token, and how many it has. Where no row has more than one, it is the token at its place."""
+    first = row
+    count = 1
+    if QUERIES > 1:
+        first = tl.load(query_start_loc + row)
+        count = tl.load(query_start_loc + row + 1) - first
+    return first, count
+
+
+@triton.jit
+def lines_of(
+    share, kv_head, count, LINES: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, SHARE: tl.constexpr
+):
+    """The lines of the tile that has a row's query tokens from `share` * SHARE on: which of the row's query tokens
+    (0 if it has one), which query head, and whether there is such a line, [LINES] each."""
+    line = tl.arange(0, LINES)
+    query = 0
+    head = kv_head * GROUP + line
+    ok = line < GROUP
+    if QUERIES > 1:
+        query = share * SHARE + line // GROUP
+        head = kv_head * GROUP + line % GROUP
+        ok = (line < SHARE * GROUP) & (query < count)
+    return query, head, ok
+
+
+@triton.jit
+def rotated_head(
+    at, ok, norm, cos, sin, position, eps, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, HAS_NORM: tl.constexpr,
+    SEVERAL: tl.constexpr,
+):  # fmt: skip
+    """Heads that begin at `at`, [n, 1], normalised where the model does so, then rotated: float32 [n, DIM_PAD].
+    position: of all of them, or of each, [n], if there are SEVERAL."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    d = tl.arange(0, DIM_PAD)
+    partner = tl.where(d < HALF, d + HALF, d - HALF)  # each entry is rotated with that of the other half
+    ok = ok & (d < HEAD_DIM)[None, :]
+    x = tl.load(at + d[None, :], mask=ok, other=0.0).to(tl.float32)
+    y = tl.load(at + partner[None, :], mask=ok, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        scale = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
+        x = x * scale * tl.load(norm + d, mask=d < HEAD_DIM, other=0.0).to(tl.float32)[None, :]
+        y = y * scale * tl.load(norm + partner, mask=d < HEAD_DIM, other=0.0).to(tl.float32)[None, :]
+    if SEVERAL:
+        angle = position[:, None] * HALF + tl.where(d < HALF, d, d - HALF)[None, :]
+        c = tl.load(cos + angle, mask=(d < HEAD_DIM)[None, :], other=0.0)
+        s = tl.load(sin + angle, mask=(d < HEAD_DIM)[None, :], other=0.0)
+    else:
+        angle = position * HALF + tl.where(d < HALF, d, d - HALF)
+        c = tl.load(cos + angle, mask=d < HEAD_DIM, other=0.0)[None, :]
+        s = tl.load(sin + angle, mask=d < HEAD_DIM, other=0.0)[None, :]
+    return x * c + tl.where(d < HALF, -1.0, 1.0)[None, :] * (y * s)
+
+
+@triton.jit
+def fold(query, key, value, seen, scale, top, total, acc):
+    """One tile of tokens more in the softmax. seen: [1, tokens], or [lines, tokens] where it is not the same for all of
+    them."""
+    score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+    score = tl.where(seen, score, float("-inf"))
+    new_top = tl.maximum(top, tl.max(score, 1))
+    # A tile in which every token is hidden leaves the maximum at -inf; -inf - -inf would be NaN.
+    shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+    weight = tl.exp2(score - shift[:, None])
+    kept = tl.exp2(top - shift)
+    total = total * kept + tl.sum(weight, 1)
+    acc = tl.dot(weight.to(value.dtype), value, acc * kept[:, None], input_precision="ieee")
+    return new_top, total, acc
+
+
+@triton.jit
+def fold_new_token(
+    query, qkv, keys, values, table, k_norm, cos, sin, position, scale, eps, token, kv_head, acc,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    DIM_PAD: tl.constexpr, HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    """A row's only query token: its key and value go into the cache, and into the softmax, ahead of every tile."""
+    one = tl.arange(0, 1)[:, None]
+    d = tl.arange(0, DIM_PAD)
+    in_dim = d < HEAD_DIM
+    line = qkv + token.to(tl.int64) * (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
+    new_key = rotated_head(
+        line + (Q_HEADS + kv_head + one) * HEAD_DIM, one == 0, k_norm, cos, sin, position, eps, HEAD_DIM, DIM_PAD,
+        HAS_NORM, False,
+    ).to(keys.dtype.element_ty)  # fmt: skip
+    new_value = tl.load(line + (Q_HEADS + KV_HEADS + kv_head) * HEAD_DIM + d, mask=in_dim, other=0.0)
+    new_value = new_value.to(values.dtype.element_ty)
+    home = tl.load(table + position // BLOCK_SIZE).to(tl.int64)
+    cell = ((home * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + kv_head) * HEAD_DIM
+    tl.store(keys + cell + d[None, :] + one, new_key, mask=in_dim[None, :])
+    tl.store(values + cell + d, new_value, mask=in_dim)
+    top = tl.sum(query.to(tl.float32) * new_key.to(tl.float32), 1) * scale
+    total = tl.exp2(top - top)  # 1, or NaN where the score is not finite
+    acc += new_value.to(tl.float32)[None, :]
+    return top, total, acc
+
+
+@triton.jit
+def fold_new_tokens(
+    query, qkv, keys, values, table, k_norm, cos, sin, old_len, num_positions, scale, eps, first_query, count, of_line,
+    kv_head, writes, top, total, acc, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, DIM_PAD: tl.constexpr, HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    """All query tokens of a row: their keys and values go into the cache if the program `writes`, and as a tile of
+    their own into the softmax. A query token sees itself and those before it. of_line: which of them a line has,
+    [lines]. One before the row's first position is as good as none: the row is shorter than its query tokens."""
+    n = tl.arange(0, _NEW_TILE)
+    d = tl.arange(0, DIM_PAD)
+    position = old_len + n
+    there = (n < count) & (position >= 0)
+    position = tl.minimum(tl.maximum(position, 0), num_positions - 1)
+    ok = there[:, None] & (d < HEAD_DIM)[None, :]
+    line = qkv + (first_query + n).to(tl.int64)[:, None] * (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
+    new_key = rotated_head(
+        line + (Q_HEADS + kv_head) * HEAD_DIM, there[:, None], k_norm, cos, sin, position, eps, HEAD_DIM, DIM_PAD,
+        HAS_NORM, True,
+    ).to(keys.dtype.element_ty)  # fmt: skip
+    new_value = tl.load(line + (Q_HEADS + KV_HEADS + kv_head) * HEAD_DIM + d[None, :], mask=ok, other=0.0)
+    new_value = new_value.to(values.dtype.element_ty)
+    home = tl.load(table + position // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
+    cell = ((home * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
+    tl.store(keys + cell, new_key, mask=ok & writes)
+    tl.store(values + cell, new_value, mask=ok & writes)
+    seen = there[None, :] & (n[None, :] <= of_line[:, None])
+    if WINDOW > 0:
+        seen = seen & (n[None, :] > (of_line - WINDOW)[:, None])
+    # A weight of zero hides no value that is not finite, and a draft must not spoil the tokens before it.
+    bad = tl.max((tl.abs(new_value.to(tl.float32)) < float("inf")).to(tl.int32) ^ 1, 1) > 0
+    new_value = tl.where(bad[:, None], 0.0, new_value).to(values.dtype.element_ty)
+    top, total, acc = fold(query, new_key, new_value, seen, scale, top, total, acc)
+    spoilt = tl.max((seen & bad[None, :]).to(tl.int32), 1) > 0
+    return top, tl.where(spoilt, float("nan"), total), acc
