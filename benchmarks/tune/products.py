@@ -132,7 +132,7 @@ class Bench:
             self.rows, width, device="cuda", dtype=torch.float32 if outputs >= _HEAD else torch.bfloat16
         )
         self.norm = Norm(random_tensor(max(depth, width)), 1e-5)
-        squares = torch.ones(_MOST_TILES, columns_of(self.rows), device="cuda")
+        squares = torch.ones(_MOST_TILES, columns_of(self.rows), dtype=torch.float64, device="cuda")
         self.residual = Residual(self.out, torch.empty_like(self.out), squares)
         self.scratch = SplitScratch(
             torch.zeros(SPLIT_WORDS, device="cuda"), torch.zeros(_MOST_TILES, dtype=torch.int32, device="cuda")

@@ -15,7 +15,10 @@ import torch
 import triton
 import triton.language as tl
 
+from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
+from runahead.runtime.kernels.layers import Attention, RopeTable
 from runahead.runtime.kernels.triton.decode_attention import LOG2_E
+from runahead.runtime.kernels.triton.rotary import rotate_and_write
 
 QUERY_TILE: Final = 32
 KEY_TILE: Final = 64
@@ -133,3 +136,24 @@ def chunk_attention(
         num_warps=4,
     )
     return out
+
+
+def attention_of_chunks(
+    qkv: torch.Tensor, weights: Attention, batch: ForwardBatch, cache: KVCache, rope: RopeTable, place: int
+) -> torch.Tensor:
+    """All that comes between the QKV product and the output product, for any batch.
+
+    qkv: contiguous [T, (heads + 2 * kv_heads) * D]. place: of the mixer's keys and values, which are written first.
+    Returns [T, heads * D].
+    """
+    shape, keys, values = weights.shape, cache.keys[place], cache.values[place]
+    q = rotate_and_write(
+        qkv, rope.cos, rope.sin, batch.positions, batch.slot_mapping, keys, values, shape.heads, weights.q_norm,
+        weights.k_norm,
+    )  # fmt: skip
+    longest = batch.num_tokens - batch.num_rows + 1
+    attended = chunk_attention(
+        q, keys, values, batch.block_tables, batch.seq_lens, batch.query_start_loc, longest, shape.scale,
+        weights.window,
+    )  # fmt: skip
+    return attended.view(qkv.shape[0], shape.q_size)

@@ -1,8 +1,9 @@
 """A decode launch's rows on their way through the layers, by kernels that do several of a layer's steps at once.
 
 Five kernels a layer: norm and QKV product; attention with all that belongs to it; output product and residual; norm,
-gate/up product and activation; down product and residual. One row has kernels of its own, since the matrix units would
-idle; more than MAX_ROWS are better off with the vendor's products.
+gate/up product and activation; down product and residual. The fastest way for one row are kernels of its own, since the
+matrix units would idle; more than MAX_ROWS are better off with the vendor's products. Where a row's bits must not hang
+on how many rows there are, every number of them goes through `FusedRows`, `exact`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from runahead.runtime.kernels.triton.tilings import SPLIT_WORDS, attention_plan,
 from runahead.runtime.rounding import ceil_div
 
 MAX_ROWS: Final = 64
-_MOST_TILES: Final = 1024  # of a product of a few rows that is added to the residual
+_MOST_TILES: Final = 1024  # of a product whose parts are spread over programs
+_LEAST_TILE: Final = 8  # outputs of a program
 
 
 @dataclass(slots=True)
@@ -76,25 +78,31 @@ class DecodeBuffers:
         return self._scratch
 
 
-class DecodeStream(ABC):
-    """Rows that decode: to the products, each of their query tokens is a row.
+class RowStream(ABC):
+    """Rows that decode: to the products, each of their query tokens is a row. exact: a row's bits hang on itself alone.
 
     The product that begins F's first layer is launched as usual: what follows may then read what apply has left before
     it waits. The others are launched programmatically where that works.
     """
 
-    def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
+    def __init__(
+        self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers, exact: bool = False
+    ) -> None:
         self._batch, self._cache, self._ends, self._buffers = batch, cache, ends, buffers
         self._rows, self._device = batch.num_tokens, batch.token_ids.device
-        self._plan = attention_plan(batch.num_rows, buffers.widest_head, self._device)
+        self._plan = attention_plan(batch.num_rows, buffers.widest_head, self._device, exact)
         self._windows = buffers.windows(self._device)
         self._may_depend = False
         self._residual = self._ends.embedding.new_empty((self._rows, self._ends.embedding.shape[1]))
         self._work: AttentionWork
 
     def attention(self, weights: Attention, place: int) -> None:
-        shape, batch = weights.shape, self._batch
         qkv = self._normed_product(weights.norm, weights.qkv, STORE)
+        self._add(self._attended(qkv, weights, place), weights.o)
+
+    def _attended(self, qkv: torch.Tensor, weights: Attention, place: int) -> torch.Tensor:
+        """The heads' results, [rows, heads * D], the cache being written first."""
+        shape, batch = weights.shape, self._batch
         attended = qkv.new_empty((self._rows, shape.q_size))
         kind = self._buffers.kind(shape, weights.window)
         decode_attention(
@@ -114,7 +122,7 @@ class DecodeStream(ABC):
             queries=batch.decode_queries,
             query_start_loc=batch.query_start_loc,
         )
-        self._add(attended, weights.o)
+        return attended
 
     def dense(self, weights: Dense) -> None:
         self._add(self._normed_product(weights.norm, weights.gate_up, GATED), weights.down)
@@ -159,7 +167,7 @@ class DecodeStream(ABC):
         return self._residual.new_empty((self._rows, outputs))
 
 
-class OneRow(DecodeStream):
+class OneRow(RowStream):
     """A launch of one row: products by multiply-adds, each norm in the product that reads it."""
 
     def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
@@ -183,16 +191,20 @@ class OneRow(DecodeStream):
         return norms.rms_norm(self._residual, norm.weight, norm.eps)
 
 
-class FewRows(DecodeStream):
-    """A launch of 2 to MAX_ROWS rows: products on the matrix units.
+class FusedRows(RowStream):
+    """A launch of any number of rows: products on the matrix units, each with the norm before it.
 
     Whoever makes the residual also leaves it times the weight of the norm that follows. So it is made when that norm is
     known: `_pending` is what the residual still lacks.
     """
 
-    def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
-        super().__init__(batch, cache, ends, buffers)
-        squares = torch.empty((_MOST_TILES, columns_of(self._rows)), dtype=torch.float32, device=self._device)
+    def __init__(
+        self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers, exact: bool = False
+    ) -> None:
+        super().__init__(batch, cache, ends, buffers, exact)
+        self._exact = exact
+        tiles = ceil_div(self._residual.shape[1], _LEAST_TILE)
+        squares = torch.empty((tiles, columns_of(self._rows)), dtype=torch.float64, device=self._device)
         self._sums = Residual(self._residual, torch.empty_like(self._residual), squares)
         self._scratch = buffers.scratch(self._device)
         self._pending: tuple[torch.Tensor, Linear] | None = None
@@ -227,7 +239,7 @@ class FewRows(DecodeStream):
         norm: Norm | None = None,
         residual: Residual | None = None,
     ) -> int:
-        tiling = rows_tiling(*_sizes(linear.weight), columns_of(self._rows), EPILOGUES[epilogue])
+        tiling = rows_tiling(*_sizes(linear.weight), columns_of(self._rows), EPILOGUES[epilogue], self._exact)
         tiling = replace(tiling, dependent=self._depends(tiling.dependent))
         rows_product(
             x, linear, out, epilogue, tiling, self._scratch, self._rows, squares=squares, norm=norm, residual=residual
@@ -240,7 +252,7 @@ class FewRows(DecodeStream):
         return norms.rms_norm(self._sums.values, norm.weight, norm.eps)
 
 
-class VendorRows(DecodeStream):
+class VendorRows(RowStream):
     """A launch of more rows, or of another dtype: the vendor's products, with a kernel each for norm and activation."""
 
     def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
@@ -273,8 +285,9 @@ def head_of_one_row(hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tenso
     row_product(hidden, Linear(weight, None), None, out, STORE, replace(tiling, dependent=False))
 
 
-def head_of_few_rows(hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    """The logits of up to MAX_ROWS rows. hidden: [R, hidden]. weight: [vocab, hidden]. out: float32 [R, vocab]."""
+def product_of_rows(hidden: torch.Tensor, linear: Linear, out: torch.Tensor, exact: bool = False) -> None:
+    """out = hidden @ weight.T + bias, on the matrix units. hidden: [R, in]. linear: weight [outputs, in], the depth in
+    one part, which a vocabulary is large enough for. out: [R, outputs]."""
     rows = hidden.shape[0]
-    tiling = rows_tiling(*_sizes(weight), columns_of(rows), EPILOGUES[STORE])
-    rows_product(hidden, Linear(weight, None), out, STORE, replace(tiling, splits=1, dependent=False), None, rows)
+    tiling = rows_tiling(*_sizes(linear.weight), columns_of(rows), EPILOGUES[STORE], exact)
+    rows_product(hidden, linear, out, STORE, replace(tiling, splits=1, dependent=False), None, rows)

@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from runahead.runtime.kernels.triton.norms import exact_square
 from runahead.runtime.rounding import ceil_div
 
 MAX_PARTS: Final = 32  # items of a row and a KV head
@@ -80,7 +81,7 @@ def _embed(
         value = found.to(tl.float32)
         weight = tl.load(gamma + i, mask=inside, other=0.0).to(tl.float32)
         tl.store(scaled + at, (value * weight).to(scaled.dtype.element_ty), mask=inside)
-        tl.store(squares + row, tl.sum(value * value, 0))
+        tl.store(squares + row, tl.sum(exact_square(value), 0))
 
 
 @triton.jit
@@ -124,9 +125,9 @@ def begin_decode(
     """Embed query tokens into `residual`, [T or more, hidden], and cut attention over rows of these lengths.
 
     token_ids: int64 [T], inside the vocabulary. table: contiguous [vocab, hidden]. seq_lens: int32 [R]. windows:
-    int32 [W] tokens that a query sees; 0: all. scaled, squares, gamma, all or none: the residual times gamma, [hidden],
-    and the sums of its squares, float32 [1, T or more]. queries: query tokens of a row, at most; with more than one,
-    query_start_loc says where each row's begin, int32 [R + 1].
+    int32 [W] tokens that a query sees, 0: all; W may be 0. scaled, squares, gamma, all or none: the residual times
+    gamma, [hidden], and the sums of its squares, float64 [1, T or more]. queries: query tokens of a row, at most; with
+    more than one, query_start_loc says where each row's begin, int32 [R + 1].
     """
     assert queries == 1 or query_start_loc is not None
     tokens, rows, width = token_ids.shape[0], seq_lens.shape[0], table.shape[1]

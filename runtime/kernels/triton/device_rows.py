@@ -15,7 +15,7 @@ from runahead.runtime.kernels.row_state import make_penalty_state, make_row_stat
 from runahead.runtime.kernels.triton.finite import write_finite
 from runahead.runtime.kernels.triton.prompt_logprobs import PromptBuffers, find_targets, leave_prompt_logprobs
 from runahead.runtime.kernels.triton.queries import make_query_buffers, prepare_queries
-from runahead.runtime.kernels.triton.take_plan import make_row_list, take_plan
+from runahead.runtime.kernels.triton.take_plan import NO_CHUNK, make_row_list, take_plan
 from runahead.runtime.kernels.triton.write_results import ResultRing, advance, write_logprobs
 from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS
 
@@ -113,6 +113,7 @@ class DeviceRows:
             num_rows=num_rows,
             max_seq_len=self._context_length,
             is_decode=is_decode,
+            decode_rows=None if is_decode else self.rows.chunk_offset[:num_rows] == NO_CHUNK,
         )
 
     def write_finite(self, hidden: torch.Tensor, batch: ForwardBatch, prompt: PromptBuffers | None = None) -> None:

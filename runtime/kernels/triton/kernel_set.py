@@ -6,65 +6,32 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as functional
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.layers import Attention, Dense, Ends, Linear
-from runahead.runtime.kernels.triton import activation, embedding
-from runahead.runtime.kernels.triton.chunk_attention import chunk_attention
 from runahead.runtime.kernels.triton.decode_streams import (
     MAX_ROWS,
     DecodeBuffers,
-    DecodeStream,
-    FewRows,
+    FusedRows,
     OneRow,
+    RowStream,
     VendorRows,
-    head_of_few_rows,
     head_of_one_row,
+    product_of_rows,
 )
-from runahead.runtime.kernels.triton.norms import LateSum
-from runahead.runtime.kernels.triton.rotary import rotate_and_write
+from runahead.runtime.kernels.triton.mixed_streams import ExactMixedRows, ManyRows
 from runahead.runtime.kernels.triton.tilings import takes_depth
 
-
-class ManyRows:
-    """Any batch: the vendor's products, and a kernel for each thing beside them."""
-
-    def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends) -> None:
-        self._batch, self._cache, self._ends = batch, cache, ends
-        self._sum = LateSum(embedding.embed(batch.token_ids, ends.embedding))
-
-    def attention(self, weights: Attention, place: int) -> None:
-        shape, batch, rope = weights.shape, self._batch, self._ends.rope
-        keys, values = self._cache.keys[place], self._cache.values[place]
-        qkv = _product(self._sum.normed(weights.norm), weights.qkv)
-        q = rotate_and_write(
-            qkv, rope.cos, rope.sin, batch.positions, batch.slot_mapping, keys, values, shape.heads,
-            weights.q_norm, weights.k_norm,
-        )  # fmt: skip
-        longest = batch.num_tokens - batch.num_rows + 1
-        attended = chunk_attention(
-            q, keys, values, batch.block_tables, batch.seq_lens, batch.query_start_loc, longest, shape.scale,
-            weights.window,
-        )  # fmt: skip
-        self._sum.add(_product(attended.view(qkv.shape[0], shape.q_size), weights.o))
-
-    def dense(self, weights: Dense) -> None:
-        gated = activation.silu_mul(_product(self._sum.normed(weights.norm), weights.gate_up))
-        self._sum.add(_product(gated, weights.down))
-
-    def end(self) -> torch.Tensor:
-        return self._sum.normed(self._ends.final_norm)
-
-
-Stream = DecodeStream | ManyRows
+Stream = RowStream | ManyRows | ExactMixedRows
 
 
 class TritonBoundKernels:
     """`BoundKernels` of Triton. Lengths and tables are read on the device."""
 
-    def __init__(self, ends: Ends) -> None:
+    def __init__(self, ends: Ends, exact: bool) -> None:
         self._ends = ends
+        self._exact = exact
         self._buffers = DecodeBuffers()
         # What a few rows' residual is multiplied by before its norm may leave float16, and float32 has no matrix units.
         self._fuses = ends.embedding.dtype == torch.bfloat16
@@ -79,12 +46,17 @@ class TritonBoundKernels:
         return lambda stream: stream.dense(weights)
 
     def stream(self, batch: ForwardBatch, cache: KVCache) -> AbstractContextManager[Stream]:
+        if self._exact:
+            assert self._fuses, "products of any number of rows need bfloat16, and depths in multiples of 64"
+            if batch.is_decode:
+                return nullcontext(FusedRows(batch, cache, self._ends, self._buffers, exact=True))
+            return nullcontext(ExactMixedRows(batch, cache, self._ends, self._buffers))
         if not batch.is_decode:
             return nullcontext(ManyRows(batch, cache, self._ends))
         if batch.num_tokens == 1:
             return nullcontext(OneRow(batch, cache, self._ends, self._buffers))
         if self._fuses and batch.num_tokens <= MAX_ROWS:
-            return nullcontext(FewRows(batch, cache, self._ends, self._buffers))
+            return nullcontext(FusedRows(batch, cache, self._ends, self._buffers))
         return nullcontext(VendorRows(batch, cache, self._ends, self._buffers))
 
     def end(self, stream: Stream) -> torch.Tensor:
@@ -96,7 +68,14 @@ class TritonBoundKernels:
 
 class TritonKernelSet:
     """A `runahead.runtime.kernels.kernel_set.KernelSet` for CUDA tensors. float32 products are true float32, not
-    tf32."""
+    tf32.
+
+    exact: a row's bits hang on itself alone, and not on how many rows or chunks there are beside it. Of bfloat16 models
+    whose depths are multiples of 64.
+    """
+
+    def __init__(self, exact: bool = False) -> None:
+        self._exact = exact
 
     def cache_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return dtype
@@ -105,19 +84,22 @@ class TritonKernelSet:
         return weight.contiguous()
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return F.linear(x, weight, bias)
+        if not self._exact:
+            return functional.linear(x, weight, bias)
+        out = x.new_empty((x.shape[0], weight.shape[0]))
+        product_of_rows(x, Linear(weight, bias), out, exact=True)
+        return out
 
     def logits_into(self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-        if hidden.shape[0] == 1:
+        fits = weight.dtype == torch.bfloat16 and takes_depth(weight.shape[1])
+        if self._exact:
+            product_of_rows(hidden, Linear(weight, None), out, exact=True)
+        elif hidden.shape[0] == 1:
             head_of_one_row(hidden, weight, out)
-        elif hidden.shape[0] <= MAX_ROWS and weight.dtype == torch.bfloat16 and takes_depth(weight.shape[1]):
-            head_of_few_rows(hidden, weight, out)
+        elif hidden.shape[0] <= MAX_ROWS and fits:
+            product_of_rows(hidden, Linear(weight, None), out)
         else:
-            out.copy_(F.linear(hidden, weight))  # which converts it
+            out.copy_(functional.linear(hidden, weight))  # which converts it
 
     def bind(self, ends: Ends) -> TritonBoundKernels:
-        return TritonBoundKernels(ends)
-
-
-def _product(x: torch.Tensor, linear: Linear) -> torch.Tensor:
-    return F.linear(x, linear.weight, linear.bias)
+        return TritonBoundKernels(ends, self._exact)

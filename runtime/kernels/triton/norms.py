@@ -1,4 +1,5 @@
-"""Root-mean-square normalisation, alone and fused with the residual's addition. One program a token."""
+"""Root-mean-square normalisation, alone and fused with the residual's addition: one program a token. And the squares
+for a norm that others make: they sum them by tiles, and whoever reads the residual adds the tiles up."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
@@ -10,6 +11,17 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.layers import Norm
+
+_ROUND_BELOW = tl.constexpr(2.0**-15)
+_ROUNDER = tl.constexpr(1.5 * 2.0**-7)  # added and taken away again, it leaves multiples of 2**-30
+
+
+@triton.jit
+def exact_square(value):
+    """Squares of bfloat16 numbers held in float32, as float64: multiples of 2**-30. Sums of them below 2**23 have no
+    rounding, so no order. A square has 16 bits; one below 2**-15 is rounded, by far less than any norm's epsilon."""
+    square = value * value
+    return tl.where(square < _ROUND_BELOW, (square + _ROUNDER) - _ROUNDER, square).to(tl.float64)
 
 
 @triton.jit

@@ -1,11 +1,15 @@
-"""Products of a few rows with a matrix, on the matrix units, the norm before and what follows after in the same kernel.
+"""Products of rows with a matrix, on the matrix units, the norm before and what follows after in the same kernel.
 
-The weights are the matrix units' left side, 64 or more of their rows a program, and the few rows of the batch their
-right side. The depth may be split over programs: each leaves its partial sum, and the one that comes last adds them all
-up in order, so that the result does not depend on who that is.
+The weights are the matrix units' left side, 64 or more of their rows a program, and the rows of the batch their right
+side. The depth is cut into parts, each is summed by itself, and the parts are added up in order: by one program, or
+each part by a program of its own, of which the one that comes last adds them up.
 
 A norm's scale is a number for each row, so it is applied to the sums: whoever made the residual has left it multiplied
 by the norm's weight, and the sums of its squares by tiles.
+
+**What the bits of a row hang on**: the number of parts, and nothing else of a tiling. The matrix units add up a part's
+products in the order of the depth, whatever instruction it is and however many rows there are (seen on an H200 for
+mma.sync and wgmma of every width), and sums of squares are exact (`exact_square`). No product is fused with a sum.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -22,31 +26,41 @@ import triton.language as tl
 
 from runahead.runtime.kernels.layers import Linear, Norm
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
+from runahead.runtime.kernels.triton.norms import exact_square
 from runahead.runtime.kernels.triton.row_product import ADD, GATED
-from runahead.runtime.kernels.triton.tilings import SPLIT_WORDS, Tiling
+from runahead.runtime.kernels.triton.tilings import LEAST_COLUMNS, SPLIT_WORDS, Tiling
 from runahead.runtime.rounding import ceil_div
 
-LEAST_COLUMNS: Final = 8  # that the matrix units take
+_SQUARES_WORDS: Final = 2048  # sums of squares that a program asks for at a time
 _ADD, _GATED = tl.constexpr(ADD), tl.constexpr(GATED)
 
 
 @triton.jit
+def _sum_of_squares(
+    squares, column, num_rows, SQUARES: tl.constexpr, STRIDE: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr
+):
+    """Of each row, all tiles of the residual together: float32 [COLUMNS]."""
+    found = tl.zeros([COLUMNS], tl.float64)
+    for first in tl.static_range(0, SQUARES, STEP):
+        s = first + tl.arange(0, STEP)
+        made = (s < SQUARES)[:, None] & (column < num_rows)[None, :]
+        found += tl.sum(tl.load(squares + s[:, None] * STRIDE + column[None, :], mask=made, other=0.0), 0)
+    return found.to(tl.float32)
+
+
+@triton.jit
 def _epilogue(
-    acc, tile, bias, squares_in, out, gamma, scaled, squares_out, eps, num_rows, OUTPUTS: tl.constexpr,
-    DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, SQUARES: tl.constexpr, EPILOGUE: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
+    acc, tile, column, bias, squares_in, out, gamma, scaled, squares_out, eps, num_rows, OUTPUTS: tl.constexpr,
+    DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr,
+    STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """acc: [ROWS outputs, COLUMNS rows of the batch]; GATED: [2 * ROWS, COLUMNS], as `_gated_row` has them."""
     output = tile * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, COLUMNS)
     ok = (output < OUTPUTS)[:, None] & (column < num_rows)[None, :]
     at = column.to(tl.int64)[None, :] * OUTPUTS + output[:, None]
     if SQUARES > 0:
-        PAD: tl.constexpr = triton.next_power_of_2(SQUARES)
-        s = tl.arange(0, PAD)
-        made = (s < SQUARES)[:, None] & (column < num_rows)[None, :]
-        found = tl.load(squares_in + s[:, None] * COLUMNS + column[None, :], mask=made, other=0.0)
-        acc *= tl.rsqrt(tl.sum(found, 0) / DEPTH + eps)[None, :]
+        found = _sum_of_squares(squares_in, column, num_rows, SQUARES, STRIDE, COLUMNS, STEP)
+        acc *= tl.rsqrt(found / DEPTH + eps)[None, :]
     if EPILOGUE == _GATED:
         pairs = tl.permute(tl.reshape(acc, [ROWS // 8, 2, 8, COLUMNS]), (0, 2, 3, 1))
         gate, up = tl.split(pairs)
@@ -66,8 +80,8 @@ def _epilogue(
         value = rounded.to(tl.float32)
         weight = tl.load(gamma + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)
         tl.store(scaled + at, (value * weight[:, None]).to(scaled.dtype.element_ty), mask=ok)
-        squares = tl.sum(tl.where(ok, value * value, 0.0), 0)
-        tl.store(squares_out + tile * COLUMNS + column, squares)
+        squares = tl.sum(tl.where(ok, exact_square(value), 0.0), 0)
+        tl.store(squares_out + tile * STRIDE + column, squares, mask=column < num_rows)
 
 
 @triton.jit
@@ -78,16 +92,25 @@ def _gated_row(tile, r, OUTPUTS: tl.constexpr, ROWS: tl.constexpr):
     return output + (r // 8) % 2 * OUTPUTS
 
 
+@triton.jit
+def _part(w_at, x_at, ok, acc, first, PART: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+    """`acc` and what a part of the depth adds from `first` on."""
+    for begin in tl.range(first, PART, BLOCK, num_stages=STAGES):
+        w = tl.load(w_at + begin)
+        acc = tl.dot(w, tl.load(x_at + begin, mask=ok, other=0.0), acc, input_precision="ieee")
+    return acc
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _rows_product_kernel(
     x, weight, bias, squares_in, out, gamma, scaled, squares_out, partial, arrived, eps, num_rows,
     OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr, STAGES: tl.constexpr, SQUARES: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HELD: tl.constexpr, DEPENDENT: tl.constexpr,
+    SPLITS: tl.constexpr, SPREAD: tl.constexpr, STAGES: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr,
+    STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, HELD: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program for ROWS outputs and a part of the depth."""
+    """One program for ROWS outputs and COLUMNS rows of the batch; SPREAD: and a part of the depth."""
     let_dependents_start(DEPENDENT)
-    tile, split = tl.program_id(0), tl.program_id(1)
+    group, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     PART: tl.constexpr = DEPTH // SPLITS
     TILE_ROWS: tl.constexpr = 2 * ROWS if EPILOGUE == _GATED else ROWS
     r = tl.arange(0, TILE_ROWS)
@@ -95,10 +118,10 @@ def _rows_product_kernel(
         row = _gated_row(tile, r, OUTPUTS, ROWS)
     else:
         row = tl.minimum(tile * ROWS + r, OUTPUTS - 1)
-    column = tl.arange(0, COLUMNS)
+    column = group * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.arange(0, BLOCK)
     w_at = weight + row.to(tl.int64)[:, None] * DEPTH + split * PART + k[None, :]
-    x_at = x + column[None, :] * DEPTH + split * PART + k[:, None]
+    x_at = x + column.to(tl.int64)[None, :] * DEPTH + split * PART + k[:, None]
     ok = (column < num_rows)[None, :]
     acc = tl.zeros([TILE_ROWS, COLUMNS], tl.float32)
     if HELD:  # the program's first weights are on their way before it waits
@@ -106,28 +129,32 @@ def _rows_product_kernel(
     wait_for_predecessors(DEPENDENT)
     if HELD:
         acc = tl.dot(w, tl.load(x_at, mask=ok, other=0.0), acc, input_precision="ieee")
-    for first in tl.range(BLOCK if HELD else 0, PART, BLOCK, num_stages=STAGES):
-        w = tl.load(w_at + first)
-        acc = tl.dot(w, tl.load(x_at + first, mask=ok, other=0.0), acc, input_precision="ieee")
-    if SPLITS == 1:
-        _epilogue(
-            acc, tile, bias, squares_in, out, gamma, scaled, squares_out, eps, num_rows, OUTPUTS, DEPTH, COLUMNS, ROWS,
-            SQUARES, EPILOGUE, HAS_BIAS,
-        )  # fmt: skip
-    else:
+    acc = _part(w_at, x_at, ok, acc, BLOCK if HELD else 0, PART, BLOCK, STAGES)
+    if SPREAD:
         SIZE: tl.constexpr = TILE_ROWS * COLUMNS
-        mine = partial + tile * SPLITS * SIZE + r[:, None] * COLUMNS + column[None, :]
+        meeting = group * tl.num_programs(1) + tile
+        mine = partial + meeting * SPLITS * SIZE + r[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
         tl.store(mine + split * SIZE, acc)
         tl.debug_barrier()
-        if tl.atomic_add(arrived + tile, 1, sem="acq_rel") == SPLITS - 1:
-            tl.store(arrived + tile, 0)
+        if tl.atomic_add(arrived + meeting, 1, sem="acq_rel") == SPLITS - 1:
+            tl.store(arrived + meeting, 0)
             acc = tl.load(mine, cache_modifier=".cg")
             for s in tl.static_range(1, SPLITS):
                 acc += tl.load(mine + s * SIZE, cache_modifier=".cg")
             _epilogue(
-                acc, tile, bias, squares_in, out, gamma, scaled, squares_out, eps, num_rows, OUTPUTS, DEPTH, COLUMNS,
-                ROWS, SQUARES, EPILOGUE, HAS_BIAS,
+                acc, tile, column, bias, squares_in, out, gamma, scaled, squares_out, eps, num_rows, OUTPUTS, DEPTH,
+                COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS,
             )  # fmt: skip
+    else:
+        for s in range(1, SPLITS):
+            begin = s * PART
+            acc += _part(
+                w_at + begin, x_at + begin, ok, tl.zeros([TILE_ROWS, COLUMNS], tl.float32), 0, PART, BLOCK, STAGES
+            )
+        _epilogue(
+            acc, tile, column, bias, squares_in, out, gamma, scaled, squares_out, eps, num_rows, OUTPUTS, DEPTH,
+            COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +163,7 @@ class Residual:
 
     values: torch.Tensor  # [R, hidden]
     scaled: torch.Tensor  # [R, hidden] times the weight of the norm that follows
-    squares: torch.Tensor  # float32 [tiles, columns] sums of squares, as many tiles as the last writer had
+    squares: torch.Tensor  # float64 [tiles, R or more] sums of squares, as many tiles as the last writer had
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +175,7 @@ class SplitScratch:
 
 
 def columns_of(num_rows: int) -> int:
-    """How many rows of the batch a program's tile has: as the matrix units take them."""
+    """How many rows of the batch a tile has that has all of them: as the matrix units take them."""
     return max(1 << (num_rows - 1).bit_length(), LEAST_COLUMNS)
 
 
@@ -168,27 +195,35 @@ def rows_product(
     """out (epilogue)= x @ weight.T + bias, for the first `num_rows` rows; rows past them are written by nobody.
 
     x: [num_rows or more, in], `in` a multiple of tiling.block * tiling.splits. linear: weight [out, in], twice as many
-    rows if GATED. squares: x is a `scaled` residual, whose sums of squares these are: float32 [tiles, columns], how
-    many tiles, and the norm's eps. ADD: `out` is residual.values, and the rest of `residual` is made for `norm`.
+    rows if GATED. scratch: needed where the parts of the depth are spread over programs. squares: x is a `scaled`
+    residual, whose sums of squares these are: float64 [tiles, num_rows or more], how many tiles, and the norm's eps.
+    ADD: `out` is residual.values, and the rest of `residual` is made for `norm`.
     """
     outputs, depth = linear.weight.shape
-    outputs //= 2 if epilogue == GATED else 1
+    halves = 2 if epilogue == GATED else 1
+    outputs //= halves
     found, tiles, eps = squares if squares is not None else (x, 0, 0.0)
-    if scratch is None:
-        assert tiling.splits == 1
-        scratch = SplitScratch(x, x)
+    stride = found.shape[1] if squares is not None else 0
     if epilogue == ADD:
         assert norm is not None and residual is not None
         gamma, scaled, left = norm.weight, residual.scaled, residual.squares
+        stride = left.shape[1]
     else:
         gamma, scaled, left = x, x, x
-    tiles_out, columns = ceil_div(outputs, tiling.rows), columns_of(num_rows)
-    assert tiles_out <= scratch.arrived.shape[0] or tiling.splits == 1
+    tiles_out, columns = ceil_div(outputs, tiling.rows), min(columns_of(num_rows), tiling.columns)
+    groups = ceil_div(num_rows, columns)
     assert epilogue != ADD or tiles_out <= left.shape[0]
-    if tiling.splits > 1:
-        assert tiles_out * tiling.rows * columns * tiling.splits * (linear.weight.shape[0] // outputs) <= SPLIT_WORDS
+    spread = tiling.spread and tiling.splits > 1
+    if scratch is None:
+        assert not spread
+        scratch = SplitScratch(x, x)
+    # A part of one block would not be summed by itself: the compiler makes one instruction of a dot and a sum after it.
+    assert spread or tiling.splits == 1 or depth // tiling.splits >= 2 * tiling.block
+    if spread:
+        assert groups * tiles_out <= scratch.arrived.shape[0]
+        assert groups * columns * tiles_out * tiling.rows * halves * tiling.splits <= SPLIT_WORDS
     options: dict[str, Any] = {"launch_pdl": True} if tiling.dependent else {}
-    _rows_product_kernel[(tiles_out, tiling.splits)](
+    _rows_product_kernel[(groups, tiles_out, tiling.splits if spread else 1)](
         x,
         linear.weight,
         linear.weight if linear.bias is None else linear.bias,
@@ -207,12 +242,16 @@ def rows_product(
         ROWS=tiling.rows,
         BLOCK=tiling.block,
         SPLITS=tiling.splits,
+        SPREAD=spread,
         STAGES=tiling.stages,
         SQUARES=tiles,
+        STRIDE=stride,
+        STEP=max(1, min(triton.next_power_of_2(max(tiles, 1)), _SQUARES_WORDS // columns)),
         EPILOGUE=epilogue,
         HAS_BIAS=linear.bias is not None,
         HELD=tiling.held,
         DEPENDENT=tiling.dependent,
         num_warps=tiling.warps,
+        enable_fp_fusion=False,
         **options,
     )

@@ -17,11 +17,18 @@ import triton
 
 from runahead.runtime.kernels.triton.decode_work import AttentionPlan
 from runahead.runtime.kernels.triton.gpu import LEAST_SHARED_MEMORY, current_gpu
+from runahead.runtime.rounding import ceil_div
 
 TABLE: Final = Path(__file__).with_name("measured_tilings.json")
 _INTERPRETED_PROGRAMS: Final = 8  # of attention, where there is no GPU
 SPLIT_WORDS: Final = 1 << 21  # float32 numbers that the programs of a split product leave, at most
-_DEPTH_MULTIPLE: Final = 64  # of every depth that the kernels for a few rows take
+_DEPTH_MULTIPLE: Final = 64  # of every depth that the kernels on the matrix units take
+LEAST_COLUMNS: Final = 8  # rows of the batch that the matrix units take
+_TILE: Final = 64  # rows of the weights that a program has by default
+_BUSY: Final = 128  # programs that keep a GPU's memory busy
+_FEW_COLUMNS: Final = 64  # up to so many rows of the batch, a product waits for the weights
+_MOST_COLUMNS: Final = 128  # rows of the batch that a program has by default, at most
+_EXACT_ATTENTION_TILES: Final = 4  # of an item
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +45,10 @@ class RowTiling:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Of a product of a few rows. rows: outputs of a program. block: of the depth, at a time. splits: of the depth,
-    over programs. stages: blocks on their way at a time. held: the first block is asked for before the program waits.
-    dependent: launched programmatically."""
+    """Of a product on the matrix units. rows: outputs of a program. block: of the depth, at a time. splits: parts of
+    the depth, the one thing here that a row's bits hang on. stages: blocks on their way at a time. held: the first
+    block is asked for before the program waits. dependent: launched programmatically. columns: rows of the batch that a
+    program has, at most. spread: every part has a program of its own; else one program takes one after the other."""
 
     rows: int
     block: int
@@ -49,6 +57,8 @@ class Tiling:
     warps: int
     held: bool = False
     dependent: bool = True
+    columns: int = 64
+    spread: bool = True
 
 
 def row_tiling(outputs: int, depth: int, epilogue: str) -> RowTiling:
@@ -62,27 +72,55 @@ def row_tiling(outputs: int, depth: int, epilogue: str) -> RowTiling:
     return RowTiling(rows // 2 if epilogue == "gated" else rows, block, min(chunks, 4 if rows == 4 else 1), 4)
 
 
-def rows_tiling(outputs: int, depth: int, columns: int, epilogue: str) -> Tiling:
-    """columns: rows of the batch, as a program's tile has them."""
-    found = measured_tiling(outputs, depth, columns, epilogue)
+def rows_tiling(outputs: int, depth: int, columns: int, epilogue: str, exact: bool = False) -> Tiling:
+    """columns: rows of the batch, rounded up as the matrix units take them. exact: the depth has as many parts for
+    every number of rows."""
+    found = measured_tiling(outputs, depth, columns, epilogue, exact)
     if found is not None:
         return Tiling(**found)
-    rows = 64 if epilogue != "gated" else 32
-    block = 128 if depth % 128 == 0 else _DEPTH_MULTIPLE
-    tiles = triton.cdiv(outputs // (2 if epilogue == "gated" else 1), rows)
-    splits = 1
-    while tiles * splits < 128 and depth % (2 * splits * block) == 0 and depth // (2 * splits) >= 512:
-        splits *= 2
-    taken = (rows * (2 if epilogue == "gated" else 1) + columns) * block * 2  # bytes of shared memory, a stage
-    return Tiling(rows, block, splits, max(2, min(4, _shared_memory() // taken)), warps=4)
+    splits = 0
+    if exact:
+        of_few = measured_tiling(outputs, depth, LEAST_COLUMNS, epilogue, exact)
+        splits = _default(outputs, depth, LEAST_COLUMNS, epilogue, 0).splits if of_few is None else of_few["splits"]
+    return _default(outputs, depth, columns, epilogue, splits)
 
 
-def measured_tiling(outputs: int, depth: int, columns: int, epilogue: str) -> dict[str, Any] | None:
-    """What the table has for a product, or None. columns: 1 of a product of one row, otherwise as `rows_tiling`'s."""
+def _default(outputs: int, depth: int, columns: int, epilogue: str, splits: int) -> Tiling:
+    """splits: what it must be; 0: as many as keep the GPU busy."""
+    halves = 2 if epilogue == "gated" else 1
+    few, most = columns <= _FEW_COLUMNS, min(columns, _MOST_COLUMNS)
+    tile = 2 * _TILE if outputs * columns >= _BUSY * 2 * _TILE * _MOST_COLUMNS else _TILE
+    block = 128 if few and depth % 128 == 0 else _DEPTH_MULTIPLE
+    programs = ceil_div(outputs, tile) * ceil_div(columns, most)
+    if not splits:
+        splits = 1
+        while programs * splits < _BUSY and depth % (2 * splits * block) == 0 and depth // (2 * splits) >= 512:
+            splits *= 2
+    if depth % (splits * block) or depth // splits < 2 * block:
+        block = _DEPTH_MULTIPLE  # a part is several blocks where it can be: see rows_product
+    taken = (tile + most) * block * 2  # bytes of shared memory, a stage
+    stages = max(2, min(4, _shared_memory() // taken))
+    return Tiling(
+        rows=tile // halves,
+        block=block,
+        splits=splits,
+        stages=stages,
+        warps=4 if few else 8,
+        dependent=few,
+        columns=most,
+        spread=few or (programs < _BUSY and outputs * columns * splits <= SPLIT_WORDS),
+    )
+
+
+def measured_tiling(
+    outputs: int, depth: int, columns: int, epilogue: str, exact: bool = False
+) -> dict[str, Any] | None:
+    """What the table has for a product, or None. columns: 1 of a product of one row, otherwise as `rows_tiling`'s.
+    exact: as `rows_tiling`'s; all entries of one product have the same number of parts."""
     measured = _measured()
     # What is best for more rows is taken to be good for fewer. One row has kernels of its own.
-    for wider in (1,) if columns == 1 else (columns, 2 * columns, 4 * columns, 8 * columns):
-        found = measured.get(tiling_key(outputs, depth, wider, epilogue))
+    for factor in (1,) if columns == 1 else (1, 2, 4, 8, 16, 32):
+        found = measured.get(tiling_key(outputs, depth, factor * columns, epilogue, exact))
         if found is not None:
             return found
     return None
@@ -100,15 +138,19 @@ def takes_depth(depth: int) -> bool:
 
 
 @cache
-def attention_plan(rows: int, head_dim: int, device: torch.device) -> AttentionPlan:
+def attention_plan(rows: int, head_dim: int, device: torch.device, exact: bool = False) -> AttentionPlan:
     """Of decode launches of so many rows, the same up to the next power of two: a launch that is no bucket's runs by a
     plan that a bucket has. What is best was measured by `benchmarks.tune.attention` on an H200, at
-    contexts of about 640 tokens: there the items of 8 KV heads are about as many as there are programs."""
+    contexts of about 640 tokens: there the items of 8 KV heads are about as many as there are programs. exact: tile,
+    chunk and warps, on which a row's bits hang, are the same for every number of rows."""
     rows = triton.next_power_of_2(rows)
     if device.type != "cuda":
         return AttentionPlan(16, 2, _INTERPRETED_PROGRAMS, warps=1, stages=3, early=rows == 1)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     wide = head_dim > 64
+    if exact:
+        programs = (2 if wide and 1 < rows <= 16 else 4) * processors
+        return AttentionPlan(32, _EXACT_ATTENTION_TILES, programs, 2 if wide else 1, 1 if rows == 1 else 5, rows == 1)
     if rows == 1:
         return AttentionPlan(32, 1, 4 * processors, warps=2 if wide else 1, stages=1, early=True)
     if rows <= 16:
@@ -118,8 +160,8 @@ def attention_plan(rows: int, head_dim: int, device: torch.device) -> AttentionP
     return AttentionPlan(tile, triton.cdiv(tokens, tile), programs, 2, stages=5 if wide else 3, early=False)
 
 
-def tiling_key(outputs: int, depth: int, columns: int, epilogue: str) -> str:
-    return f"{outputs}x{depth} {epilogue} {columns}"
+def tiling_key(outputs: int, depth: int, columns: int, epilogue: str, exact: bool = False) -> str:
+    return f"{outputs}x{depth} {epilogue} {columns}{' exact' if exact else ''}"
 
 
 def _measured() -> dict[str, dict[str, Any]]:

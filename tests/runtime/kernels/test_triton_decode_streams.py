@@ -14,7 +14,7 @@ DEVICE = triton_device()
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache  # noqa: E402
 from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
-from runahead.runtime.kernels.triton.decode_streams import FewRows, OneRow, VendorRows  # noqa: E402
+from runahead.runtime.kernels.triton.decode_streams import FusedRows, OneRow, VendorRows  # noqa: E402
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from runahead.runtime.models.dense_decoder import DenseConfig  # noqa: E402
@@ -48,6 +48,31 @@ def batch_of(lengths: list[int], queries: int, device: torch.device, *, drafts: 
     )
 
 
+def ragged_batch(lengths: list[int], queries: list[int], decodes: list[bool], device: torch.device) -> ForwardBatch:
+    """Every row's last `queries[row]` tokens; a row of length 0 is masked."""
+    rows, starts = len(lengths), [0]
+    tables = torch.arange(1, rows * BLOCKS_A_ROW + 1, dtype=torch.int32).view(rows, BLOCKS_A_ROW)
+    positions, slots = [], []
+    for row, (length, count) in enumerate(zip(lengths, queries, strict=True)):
+        here = [max(length - count + i, 0) for i in range(count)]
+        positions += here
+        slots += [int(tables[row, n // BLOCK_SIZE]) * BLOCK_SIZE + n % BLOCK_SIZE if length else 0 for n in here]
+        starts.append(starts[-1] + count)
+    return ForwardBatch(
+        token_ids=(torch.tensor(positions) * 7 % 150).to(device),
+        positions=torch.tensor(positions).to(device),
+        slot_mapping=torch.tensor(slots).to(device),
+        query_start_loc=torch.tensor(starts, dtype=torch.int32).to(device),
+        seq_lens=torch.tensor(lengths, dtype=torch.int32).to(device),
+        block_tables=tables.to(device),
+        num_tokens=starts[-1],
+        num_rows=rows,
+        max_seq_len=BLOCK_SIZE * BLOCKS_A_ROW,
+        is_decode=False,
+        decode_rows=torch.tensor(decodes).to(device),
+    )
+
+
 def of_dtype(weights: Any, dtype: torch.dtype) -> Any:
     """Weights of 16 bits in another dtype."""
     if isinstance(weights, torch.Tensor):
@@ -73,8 +98,8 @@ def decoder(config: DenseConfig, kernels: ReferenceKernels | TritonKernelSet, dt
     [
         (1, HALF, OneRow),
         (1, torch.float32, OneRow),
-        (2, HALF, FewRows),
-        (9, HALF, FewRows),
+        (2, HALF, FusedRows),
+        (9, HALF, FusedRows),
         (9, torch.float32, VendorRows),
     ],
 )
@@ -106,7 +131,7 @@ def test_decode_launches_of_so_many_rows(
 
 @pytest.mark.parametrize(
     ("rows", "queries", "dtype", "stream"),
-    [(1, 2, HALF, FewRows), (3, 5, HALF, FewRows), (3, 4, torch.float32, VendorRows)],
+    [(1, 2, HALF, FusedRows), (3, 5, HALF, FusedRows), (3, 4, torch.float32, VendorRows)],
 )
 def test_decode_launches_whose_rows_verify_drafts(rows: int, queries: int, dtype: torch.dtype, stream: type) -> None:
     torch.manual_seed(2)
@@ -126,3 +151,23 @@ def test_decode_launches_whose_rows_verify_drafts(rows: int, queries: int, dtype
     alive = torch.tensor(lengths).repeat_interleave(queries) > 0
     for launch in range(2):
         assert relative_error(found[launch][alive], found[launch + 2][alive]) < ERROR[dtype]
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+def test_exact_launches_of_decode_rows_and_chunks(architecture: str) -> None:
+    """Decode rows, chunks and a masked row in one launch; then decode rows alone."""
+    torch.manual_seed(2)
+    config = gpu_chain.small_config(architecture=architecture, windows=(0, 24), intermediate_size=128)
+    models = [decoder(config, TritonKernelSet(exact=True), HALF), decoder(config, ReferenceKernels(), torch.float32)]
+    decodes, lengths, queries = [True, False, False, True, True], [33, 21, 17, 0, 28], [1, 9, 1, 1, 1]
+    hidden: list[list[torch.Tensor]] = []
+    for model in models:
+        cache: KVCache = model.make_cache(len(lengths) * BLOCKS_A_ROW + 1, BLOCK_SIZE)
+        before = [max(n - count, 1) for n, count in zip(lengths, queries, strict=True)]
+        model.forward(ragged_batch(before, before, [False] * 5, model.device), cache)
+        found = [model.forward(ragged_batch(lengths, queries, decodes, model.device), cache)]
+        found.append(model.forward(batch_of([n + 1 if n else 0 for n in lengths], 1, model.device), cache))
+        hidden.append(found)
+    for launch, counts in ((0, queries), (1, [1] * 5)):
+        alive = (torch.tensor(lengths) > 0).repeat_interleave(torch.tensor(counts))
+        assert relative_error(hidden[0][launch].cpu()[alive], hidden[1][launch][alive]) < ERROR[HALF]

@@ -107,8 +107,10 @@ def test_a_product_of_one_row(monkeypatch: pytest.MonkeyPatch, epilogue: int, he
 def test_a_product_of_a_few_rows(monkeypatch: pytest.MonkeyPatch, epilogue: int, tiling: Tiling) -> None:
     torch.manual_seed(2)
     rows, linear, norm = 3, random_linear(epilogue), Norm(torch.rand(OUTPUTS), 1e-5)
-    x, squares = torch.randn(rows, DEPTH), torch.rand(4, 8)
-    residual = Residual(torch.randn(rows, OUTPUTS), torch.full((rows, OUTPUTS), NAN), torch.full((2, 8), NAN))
+    x, squares = torch.randn(rows, DEPTH), torch.rand(4, 8, dtype=torch.float64)
+    residual = Residual(
+        torch.randn(rows, OUTPUTS), torch.full((rows, OUTPUTS), NAN), torch.full((2, 8), NAN, dtype=torch.float64)
+    )
     scratch = SplitScratch(torch.full((1 << 15,), NAN), torch.zeros(8, dtype=torch.int32))
 
     def run() -> None:

@@ -12,7 +12,7 @@ from tests.runtime.kernels.triton_device import TOLERANCE, relative_error, trito
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import Linear, Norm  # noqa: E402
-from runahead.runtime.kernels.triton.decode_streams import head_of_few_rows, head_of_one_row  # noqa: E402
+from runahead.runtime.kernels.triton.decode_streams import head_of_one_row, product_of_rows  # noqa: E402
 from runahead.runtime.kernels.triton.row_product import ADD, GATED, STORE, row_product  # noqa: E402
 from runahead.runtime.kernels.triton.rows_product import (  # noqa: E402
     Residual,
@@ -77,6 +77,8 @@ TILINGS = [
     Tiling(64, 64, 1, 3, 4, False, False),
     Tiling(32, 32, 3, 2, 4, True, False),
     Tiling(16, 64, 3, 1, 4, True, False),
+    Tiling(32, 32, 3, 2, 4, False, False, columns=8, spread=False),
+    Tiling(32, 64, 3, 1, 4, True, False, columns=8),
 ]
 
 
@@ -95,7 +97,7 @@ def test_the_products_of_a_few_rows_from_residual_to_residual(
     down = Linear(matrix(DEPTH, width, dtype), vector(DEPTH, dtype) if biased else None)
     x = torch.randn(rows, DEPTH).to(DEVICE, dtype)
     scaled = torch.full((rows, DEPTH), NAN, dtype=dtype, device=DEVICE)
-    residual = Residual(x.clone(), scaled, torch.full((64, columns), NAN, device=DEVICE))
+    residual = Residual(x.clone(), scaled, torch.full((64, columns), NAN, dtype=torch.float64, device=DEVICE))
     residual.scaled.copy_(x.float() * first.weight.float())
     residual.squares[0, :rows] = x.float().pow(2).sum(1)
     scratch = SplitScratch(
@@ -145,5 +147,8 @@ def test_the_head_leaves_float32(rows: int, dtype: torch.dtype) -> None:
     torch.manual_seed(8)
     hidden, weight = torch.randn(rows, DEPTH).to(DEVICE, dtype), matrix(1030, DEPTH, dtype)
     out = torch.full((rows, 1030), NAN, device=DEVICE)
-    (head_of_one_row if rows == 1 else head_of_few_rows)(hidden, weight, out)
+    if rows == 1:
+        head_of_one_row(hidden, weight, out)
+    else:
+        product_of_rows(hidden, Linear(weight, None), out)
     assert relative_error(out, product(hidden, Linear(weight, None))) < TOLERANCE[torch.float32]

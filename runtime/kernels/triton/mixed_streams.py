@@ -1,0 +1,97 @@
+"""The tokens of a launch with prompt chunks on their way through the layers: decode rows and chunks together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as functional
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
+from runahead.runtime.kernels.layers import Attention, Dense, Ends, Linear
+from runahead.runtime.kernels.triton import activation, embedding
+from runahead.runtime.kernels.triton.chunk_attention import attention_of_chunks
+from runahead.runtime.kernels.triton.decode_streams import DecodeBuffers, FusedRows
+from runahead.runtime.kernels.triton.norms import LateSum
+
+
+class ManyRows:
+    """Any batch: the vendor's products, and a kernel for each thing beside them."""
+
+    def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends) -> None:
+        self._batch, self._cache, self._ends = batch, cache, ends
+        self._sum = LateSum(embedding.embed(batch.token_ids, ends.embedding))
+
+    def attention(self, weights: Attention, place: int) -> None:
+        qkv = _product(self._sum.normed(weights.norm), weights.qkv)
+        attended = attention_of_chunks(qkv, weights, self._batch, self._cache, self._ends.rope, place)
+        self._sum.add(_product(attended, weights.o))
+
+    def dense(self, weights: Dense) -> None:
+        gated = activation.silu_mul(_product(self._sum.normed(weights.norm), weights.gate_up))
+        self._sum.add(_product(gated, weights.down))
+
+    def end(self) -> torch.Tensor:
+        return self._sum.normed(self._ends.final_norm)
+
+
+def _product(x: torch.Tensor, linear: Linear) -> torch.Tensor:
+    return functional.linear(x, linear.weight, linear.bias)
+
+
+class _ChunkTokens(FusedRows):
+    """Every token is a row of its products. Its bits do not hang on where its chunk begins either: attention's tiles of
+    keys are the same for every query."""
+
+    def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
+        super().__init__(batch, cache, ends, buffers, exact=True)
+        self._windows = self._windows[:0]  # its attention is not cut into items
+
+    def _attended(self, qkv: torch.Tensor, weights: Attention, place: int) -> torch.Tensor:
+        return attention_of_chunks(qkv, weights, self._batch, self._cache, self._ends.rope, place)
+
+    def _depends(self, wanted: bool) -> bool:
+        return False
+
+
+class ExactMixedRows:
+    """Decode rows by the kernels of decode launches, so that a prompt beside them changes none of their bits; chunks by
+    the same products. Each half goes through every layer, and the other half's rows are masked in it."""
+
+    def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
+        assert batch.decode_rows is not None
+        self._decodes = batch.decode_rows
+        self._last = (batch.query_start_loc[1:] - 1).clamp(min=0).long()  # each row's last query token
+        slots = batch.slot_mapping
+        chunks = replace(
+            batch,
+            seq_lens=batch.seq_lens.masked_fill(self._decodes, 0),
+            slot_mapping=slots.index_copy(0, self._last, slots[self._last].masked_fill(self._decodes, 0)),
+        )
+        decodes = replace(
+            batch,
+            token_ids=batch.token_ids[self._last],
+            positions=batch.positions[self._last],
+            slot_mapping=slots[self._last].masked_fill(~self._decodes, 0),
+            query_start_loc=torch.arange(batch.num_rows + 1, dtype=torch.int32, device=slots.device),
+            seq_lens=batch.seq_lens.masked_fill(~self._decodes, 0),
+            num_tokens=batch.num_rows,
+            is_decode=True,
+        )
+        self._halves = (
+            _ChunkTokens(chunks, cache, ends, buffers),
+            FusedRows(decodes, cache, ends, buffers, exact=True),
+        )
+
+    def attention(self, weights: Attention, place: int) -> None:
+        for half in self._halves:
+            half.attention(weights, place)
+
+    def dense(self, weights: Dense) -> None:
+        for half in self._halves:
+            half.dense(weights)
+
+    def end(self) -> torch.Tensor:
+        of_chunks, of_decodes = (half.end() for half in self._halves)
+        last = torch.where(self._decodes[:, None], of_decodes, of_chunks[self._last])
+        return of_chunks.index_copy_(0, self._last, last)
