@@ -36,7 +36,7 @@ class Program(Protocol):
         """S: advance the launch counter, and write a token for each sample row into the cells of the result slot."""
 
     def apply(self, shape: LaunchShape) -> int:
-        """Take the plan from its staging slot into the row state. Returns the bytes read from the rings
+        """Apply the plan in its staging slot to the row state. Returns the bytes read from the rings
         (0 where only the device can know)."""
 
     def forward(self, shape: LaunchShape) -> None:

@@ -30,11 +30,11 @@ PROMPT_BIT: Final = 1 << 30
 class RowParameters(Generic[Column]):
     """A row's parameters: the declaration, and the columns [slots] of whoever holds them by row slot.
 
-    The fields between `slot` and `seed` are numbers that `runahead.runtime.wire.parameters.SamplingParams` has under
-    the same name.
+    The fields between `row_slot` and `seed` are numbers that `runahead.runtime.wire.parameters.SamplingParams` has
+    under the same name.
     """
 
-    slot: Annotated[Column, INT32]
+    row_slot: Annotated[Column, INT32]
     temperature: Annotated[Column, FLOAT32]  # 0: greedy
     top_k: Annotated[Column, INT32]  # 0: off
     top_p: Annotated[Column, FLOAT32(free=1)]  # 1: off

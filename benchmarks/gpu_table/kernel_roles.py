@@ -29,7 +29,7 @@ _BY_NAME: Final = tuple(
         ("norm", r"norm"),
         ("activation", r"silu|activation"),
         (PRODUCT, r"nvjet|gemm|gemv|cutlass|xmma|skinny|matmul|linear|product"),
-        ("apply", r"take_plan|queries|(^|_)apply|targets"),
+        ("apply", r"queries|(^|_)apply|targets"),
         ("sampling", r"scan|draw|finish|mask|score|(^|_)cut_|bias|penal|logprob|(^|_)top_|sampl|gumbel|advance"),
         ("finite", r"finite"),
         ("embedding", r"embed|begin|indexselect|index_select"),

@@ -139,7 +139,7 @@ FIELDS: Final[Mapping[str, _Field]] = {
     "last_token": _last_token,
     "block_table": _lists(lambda request: request.blocks, np.int32),
     **{name: _parameter(name, attrgetter(f"sampling.{name}")) for name in SAMPLING_NUMBERS},
-    "slot": _parameter("slot", lambda request: request.row_slot),
+    "row_slot": _parameter("row_slot", lambda request: request.row_slot),
     "seed": _parameter("seed", lambda request: signed_64(request.sampling.seed)),
     "logprobs": _column(lambda live: live.rows.logprobs[live.slots]),
     "prompt_logprobs": _column(lambda live: live.rows.prompt_logprobs[live.slots]),

@@ -17,7 +17,7 @@ ConfigT = TypeVar("ConfigT", bound=ModelConfig)  # an architecture's own
 
 
 @dataclass(frozen=True, slots=True)
-class TensorSlot:
+class TensorStack:
     """Tensors of a checkpoint that are stacked, by rows, into one of ours. rows: of each of them."""
 
     names: tuple[str, ...]
@@ -31,18 +31,18 @@ class TensorSlot:
 class TensorReader:
     """Gives an architecture the tensors that it names, one after the other.
 
-    fill: makes the tensor of a slot: read, drawn, or without memory where a model is only described. pack: as
+    fill: makes the tensor of a stack: read, drawn, or without memory where a model is only described. pack: as
     `KernelSet.pack_weight`. parameters: numbers given so far.
     """
 
-    def __init__(self, fill: Callable[[TensorSlot], torch.Tensor], pack: Callable[[torch.Tensor], torch.Tensor]):
+    def __init__(self, fill: Callable[[TensorStack], torch.Tensor], pack: Callable[[torch.Tensor], torch.Tensor]):
         self._fill = fill
         self.pack = pack
         self.parameters = 0
 
     def tensor(self, names: tuple[str, ...], rows: tuple[int, ...], *columns: int) -> torch.Tensor:
         """The tensors of these names, stacked. rows: of each."""
-        tensor = self._fill(TensorSlot(names, rows, columns))
+        tensor = self._fill(TensorStack(names, rows, columns))
         self.parameters += tensor.numel()
         return tensor
 

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from runahead.runtime.checkpoint import CheckpointError, StoredTensor, stored_tensors
-from runahead.runtime.models.architecture import ModelWeights, TensorReader, TensorSlot
+from runahead.runtime.models.architecture import ModelWeights, TensorReader, TensorStack
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.registry import ARCHITECTURES
 
@@ -40,10 +40,10 @@ def load_weights(
     total = sum(tensor.size_bytes for tensor in stored.values())
     done = 0
 
-    def fill(slot: TensorSlot) -> torch.Tensor:
+    def fill(stack: TensorStack) -> torch.Tensor:
         nonlocal done
-        whole = torch.empty((sum(slot.rows), *slot.columns), dtype=dtype, device=device)
-        for name, part in zip(slot.names, whole.split(slot.rows), strict=True):
+        whole = torch.empty((sum(stack.rows), *stack.columns), dtype=dtype, device=device)
+        for name, part in zip(stack.names, whole.split(stack.rows), strict=True):
             part.copy_(_read(stored[name]))
             done += stored[name].size_bytes
             if progress is not None:
@@ -62,14 +62,14 @@ def dummy_weights(
     """Random weights of the configured shape, the same for the same seed: norms near 1, products that keep scale."""
     generator = torch.Generator(device=device).manual_seed(seed)
 
-    def fill(slot: TensorSlot) -> torch.Tensor:
-        whole = torch.empty((sum(slot.rows), *slot.columns), dtype=dtype, device=device)
+    def fill(stack: TensorStack) -> torch.Tensor:
+        whole = torch.empty((sum(stack.rows), *stack.columns), dtype=dtype, device=device)
         for piece in whole.view(-1).split(_DRAWN_AT_ONCE):
             drawn = torch.randn(piece.shape, generator=generator, device=device, dtype=torch.float32)
-            if slot.columns:
-                drawn.mul_(slot.columns[0] ** -0.5)
+            if stack.columns:
+                drawn.mul_(stack.columns[0] ** -0.5)
             else:
-                drawn.mul_(0.02).add_(1.0 if slot.names[0].endswith("norm.weight") else 0.0)
+                drawn.mul_(0.02).add_(1.0 if stack.names[0].endswith("norm.weight") else 0.0)
             piece.copy_(drawn)
         return whole
 
@@ -81,20 +81,20 @@ def described(config: ModelConfig) -> ModelWeights:
     return _described(config)[0]
 
 
-def _described(config: ModelConfig) -> tuple[ModelWeights, list[TensorSlot]]:
-    """Beside the model, the slots that it is made of."""
-    slots: list[TensorSlot] = []
+def _described(config: ModelConfig) -> tuple[ModelWeights, list[TensorStack]]:
+    """Beside the model, the stacks of tensors that it is made of."""
+    stacks: list[TensorStack] = []
 
-    def fill(slot: TensorSlot) -> torch.Tensor:
-        slots.append(slot)
-        return torch.empty((sum(slot.rows), *slot.columns), device="meta")
+    def fill(stack: TensorStack) -> torch.Tensor:
+        stacks.append(stack)
+        return torch.empty((sum(stack.rows), *stack.columns), device="meta")
 
-    return ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, lambda weight: weight)), slots
+    return ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, lambda weight: weight)), stacks
 
 
 def _check(stored: dict[str, StoredTensor], config: ModelConfig) -> None:
-    _, slots = _described(config)
-    expected = {name: slot.shape(i) for slot in slots for i, name in enumerate(slot.names)}
+    _, stacks = _described(config)
+    expected = {name: stack.shape(i) for stack in stacks for i, name in enumerate(stack.names)}
     for name, shape in expected.items():
         if name not in stored:
             raise CheckpointError(f"the checkpoint has no tensor {name}")

@@ -137,7 +137,7 @@ class HostRows(RowParameters[NDArray[Any]]):
     # ------------------------------------------------------------ apply
 
     def apply(self) -> int:
-        """Take this launch's plan from its staging slot. Returns the bytes read.
+        """Apply the plan in this launch's staging slot. Returns the bytes read.
 
         A plan of another number masks every row and leaves FAULT_PLAN_NUMBER in the result slot.
         """
@@ -167,7 +167,7 @@ class HostRows(RowParameters[NDArray[Any]]):
 
     def _admit(self, bulk: NDArray[np.int32], offset: int) -> None:
         record = read_admission(bulk, offset)
-        slot = record.word("slot")
+        slot = record.word("row_slot")
         self.parameters[slot] = record.head
         self.stop_ids[slot] = -1
         self.stop_ids[slot, : record.stop_ids.size] = record.stop_ids

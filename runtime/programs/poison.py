@@ -15,7 +15,7 @@ class PoisonedProgram(Protocol):
 
     def poison_blocks(self, blocks: tuple[int, ...]) -> None: ...
 
-    def poison_slot(self, slot: int) -> None: ...
+    def poison_row_slot(self, slot: int) -> None: ...
 
     def poison_penalty_slot(self, slot: int) -> None: ...
 
@@ -57,6 +57,6 @@ class RingPoison:
         if resource.blocks:
             self._program.poison_blocks(tuple(resource.blocks))
         if resource.row_slot >= 0:
-            self._program.poison_slot(resource.row_slot)
+            self._program.poison_row_slot(resource.row_slot)
         if resource.penalty_slot >= 0:
             self._program.poison_penalty_slot(resource.penalty_slot)

@@ -134,7 +134,7 @@ class HostProgram:
         for tensor in (*self._cache.keys, *self._cache.values):
             tensor[index] = float("nan")
 
-    def poison_slot(self, slot: int) -> None:
+    def poison_row_slot(self, slot: int) -> None:
         """NaN and nonsense into a row slot that nobody may name any more."""
         self._logits[slot] = np.nan
         self.rows.last_token[slot] = -(1 << 20)

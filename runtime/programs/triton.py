@@ -120,7 +120,7 @@ class TritonProgram:
         for tensor in (*self._cache.keys, *self._cache.values):
             tensor[index] = float("nan")
 
-    def poison_slot(self, slot: int) -> None:
+    def poison_row_slot(self, slot: int) -> None:
         """Nonsense into a row slot that nobody may name any more."""
         state = self.rows.state
         state.last_token[slot] = -(1 << 20)

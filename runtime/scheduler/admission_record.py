@@ -24,7 +24,7 @@ from runahead.runtime.token_mask import mask_words
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams
 
 # The numbers of a record that are the request's own, in the order of the record.
-SAMPLING_NUMBERS: Final = ROW_RECORD.names[ROW_RECORD.names.index("slot") + 1 : ROW_RECORD.names.index("seed")]
+SAMPLING_NUMBERS: Final = ROW_RECORD.names[ROW_RECORD.names.index("row_slot") + 1 : ROW_RECORD.names.index("seed")]
 _numbers_of: Callable[[SamplingParams], tuple[float, ...]] = attrgetter(*SAMPLING_NUMBERS)
 
 NO_COUNTS: Final = np.zeros((0, COUNT_WORDS), np.int32)

@@ -192,6 +192,6 @@ class DraftProgram(SimulatedProgram):
     def _leave_sickness(self, slot: int, finite: NDArray[np.bool_]) -> None:
         self._sick_run[slot] = not finite[-1] if self._right[slot] == _CHUNK else ~finite
 
-    def poison_slot(self, slot: int) -> None:
-        super().poison_slot(slot)
+    def poison_row_slot(self, slot: int) -> None:
+        super().poison_row_slot(slot)
         self._run[slot] = 0xDEAD

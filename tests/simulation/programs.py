@@ -53,7 +53,7 @@ class SimulatedRows(HostRows):
 
     def _admit(self, bulk: NDArray[np.int32], offset: int) -> None:
         super()._admit(bulk, offset)
-        self.sick[read_admission(bulk, offset).word("slot")] = False
+        self.sick[read_admission(bulk, offset).word("row_slot")] = False
 
     def sickness_of(self, slot: int) -> Sickness | None:
         return self.sickness.get(int(self.seed[slot])) if self.sickness else None

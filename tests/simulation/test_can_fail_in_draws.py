@@ -46,7 +46,7 @@ def masks_stay(rows: HostRows, bulk: NDArray[np.int32], offset: int) -> None:
 
 def a_neighbours_temperature(rows: HostRows, bulk: NDArray[np.int32], offset: int) -> None:
     _admit(rows, bulk, offset)
-    slot = read_admission(bulk, offset).word("slot")
+    slot = read_admission(bulk, offset).word("row_slot")
     rows.temperature[slot] = rows.temperature[slot - 1]
 
 

@@ -1,4 +1,4 @@
-"""Admission on the device: a record of the bulk slot goes into the row state. Called by `take_plan`'s kernel."""
+"""Admission on the device: a record of the bulk slot goes into the row state. Called by `apply_plan`'s kernel."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
@@ -11,7 +11,7 @@ import triton.language as tl
 from runahead.runtime.kernels.triton.penalties import begin_penalties
 from runahead.runtime.kernels.triton.row_parameters import ROW_WORDS, place_of
 
-_SLOT = place_of("slot")
+_ROW_SLOT = place_of("row_slot")
 _STOP_COUNT = place_of("stop_count")
 _BIAS_COUNT = place_of("bias_count")
 _ALLOWED_WORDS = place_of("allowed_words")
@@ -60,7 +60,7 @@ def admit(
     record names, and the row is alive."""
     w = tl.arange(0, ROW_WORDS)
     head = tl.load(record + w, volatile=True)
-    slot = word(head, _SLOT).to(tl.int64)
+    slot = word(head, _ROW_SLOT).to(tl.int64)
     tl.store(parameters + slot * ROW_WORDS + w, head)
     stops = word(head, _STOP_COUNT)
     biases = word(head, _BIAS_COUNT)

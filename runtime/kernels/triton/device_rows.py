@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.row_state import make_penalty_state, make_row_state
+from runahead.runtime.kernels.triton.apply_plan import NO_CHUNK, apply_plan, make_row_list
 from runahead.runtime.kernels.triton.finite import write_finite
 from runahead.runtime.kernels.triton.prompt_logprobs import PromptBuffers, find_targets, leave_prompt_logprobs
 from runahead.runtime.kernels.triton.queries import make_query_buffers, prepare_queries
-from runahead.runtime.kernels.triton.take_plan import NO_CHUNK, make_row_list, take_plan
 from runahead.runtime.kernels.triton.write_results import ResultRing, advance, write_logprobs
+from runahead.runtime.rounding import ceil_div
 from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS
 
 
@@ -39,7 +40,7 @@ class DeviceRows:
         device: torch.device,
         penalty_slots: int = 0,
     ) -> None:
-        max_blocks = -(-context_length // block_size)
+        max_blocks = ceil_div(context_length, block_size)
         self._block_size = block_size
         self._context_length = context_length
         self._vocab_size = vocab_size
@@ -56,9 +57,8 @@ class DeviceRows:
             prompt_top_logprobs=torch.from_numpy(rings.prompt_top_logprobs),
             status=torch.from_numpy(rings.status),
         )
-        self.counter = torch.zeros(
-            1, dtype=torch.int64, device=device
-        )  # launches whose plan was taken: S runs before its own
+        # Launches whose plan was applied: S runs before its own.
+        self.counter = torch.zeros(1, dtype=torch.int64, device=device)
         self.state = make_row_state(max_rows, max_blocks, vocab_size, device)
         self.penalties = make_penalty_state(penalty_slots, vocab_size, device)
         self.rows = make_row_list(max_rows, device)
@@ -80,8 +80,8 @@ class DeviceRows:
     # ------------------------------------------------------------ apply
 
     def apply(self, num_rows: int, num_tokens: int) -> None:
-        """Take the plan from its staging slot; prepare `num_tokens` query tokens in `num_rows` rows of F."""
-        take_plan(self.counter, self._plan, self._bulk, self._results.status, self.rows, self.state, self.penalties)
+        """Apply the plan in its staging slot; prepare `num_tokens` query tokens in `num_rows` rows of F."""
+        apply_plan(self.counter, self._plan, self._bulk, self._results.status, self.rows, self.state, self.penalties)
         if num_rows:
             prepare_queries(
                 num_rows,

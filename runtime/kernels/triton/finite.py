@@ -63,7 +63,7 @@ def write_finite(
 
     Its numbers are its part of `hidden`, [T, hidden] contiguous, and the logits that `leave_prompt_logprobs` has made
     of it in this launch, for which `prompt` holds the peaks. None: no prompt asked. counter: int64 [1], the running
-    launch, whose plan was taken. flags: int8 [slots, rows], mapped.
+    launch, whose plan was applied. flags: int8 [slots, rows], mapped.
     """
     peaks = hidden if prompt is None else prompt.partial_max
     _finite_kernel[(batch.num_rows,)](

@@ -18,10 +18,10 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.row_state import RowState
+from runahead.runtime.kernels.triton.apply_plan import NO_CHUNK, RowList
 from runahead.runtime.kernels.triton.row_parameters import int_of, place_of
 from runahead.runtime.kernels.triton.sampling_draw import scan
 from runahead.runtime.kernels.triton.sampling_logprobs import LogprobBuffers, enqueue_logprobs, make_logprob_buffers
-from runahead.runtime.kernels.triton.take_plan import NO_CHUNK, RowList
 from runahead.runtime.kernels.triton.write_results import ResultRing, write_prompt_logprobs
 
 _TILE: Final = 32  # query tokens whose logits are made at a time

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.row_state import RowState
-from runahead.runtime.kernels.triton.take_plan import NO_CHUNK, RowList
+from runahead.runtime.kernels.triton.apply_plan import NO_CHUNK, RowList
 
 _TOKEN_TILE: Final = 128
 _TABLE_TILE: Final = 256

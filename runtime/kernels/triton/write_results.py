@@ -13,9 +13,9 @@ import triton.language as tl
 
 from runahead.cuda_graphs import rings
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
+from runahead.runtime.kernels.triton.apply_plan import RowList
 from runahead.runtime.kernels.triton.row_parameters import int_of, place_of
 from runahead.runtime.kernels.triton.sampling_logprobs import LogprobBuffers
-from runahead.runtime.kernels.triton.take_plan import RowList
 
 _MIN_POSITION = place_of("min_position")
 _MAX_POSITION = place_of("max_position")
@@ -105,8 +105,8 @@ def advance(
     """Advance the rows that were sampled, count their tokens where there are penalties, and store each one's cell:
     (launch number modulo 2**32) << 32 | flags | token.
 
-    counter: int64 [1], the launches whose plan was taken: this one comes after S. num_rows: places of the row list that
-    are looked at; those that name the null slot are passed over. tokens: int32 or int64 [num_rows]. finite: bool
+    counter: int64 [1], the launches whose plan was applied: this one comes after S. num_rows: places of the row list
+    that are looked at; those that name the null slot are passed over. tokens: int32 or int64 [num_rows]. finite: bool
     [num_rows]. A row that had ended before stays as it is, and its cell is VOID.
     """
     _advance_kernel[(triton.cdiv(num_rows, _ADVANCE_ROWS),)](

@@ -13,7 +13,7 @@ from benchmarks.gpu_table.shapes import SHAPES
 
 BYTES = step_bytes(SHAPES["tiny"].described(), torch.bfloat16)
 LAYERS = BYTES.layers
-BEFORE = ["_start_kernel", "_scan_kernel", "_advance_kernel", "_sampled_kernel", "_take_plan_kernel", "_embed_kernel"]
+BEFORE = ["_start_kernel", "_scan_kernel", "_advance_kernel", "_sampled_kernel", "_apply_plan_kernel", "_embed_kernel"]
 LAYER = [
     "_row_product_kernel",
     "_rotate_and_write_kernel",

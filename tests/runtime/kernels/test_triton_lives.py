@@ -63,9 +63,9 @@ class Follower:
             context_length=life.script.world.context_length,
         )
         self._advance, self._apply, self._read = self._rows.advance, self._rows.apply, program.read_rows
-        self._poison_slot, self._poison_penalty_slot = program.poison_slot, program.poison_penalty_slot
+        self._poison_row_slot, self._poison_penalty_slot = program.poison_row_slot, program.poison_penalty_slot
         self._rows.advance, self._rows.apply = self.advance, self.apply  # type: ignore[method-assign]
-        program.poison_slot, program.poison_penalty_slot = self.poison_slot, self.poison_penalty_slot  # type: ignore[method-assign]
+        program.poison_row_slot, program.poison_penalty_slot = self.poison_row_slot, self.poison_penalty_slot  # type: ignore[method-assign]
         program.read_rows = self.read_rows  # type: ignore[method-assign]
 
     def advance(
@@ -93,8 +93,8 @@ class Follower:
             self.seen["admission with penalties"] += record.counts.size > 0
         return read
 
-    def poison_slot(self, slot: int) -> None:
-        self._poison_slot(slot)
+    def poison_row_slot(self, slot: int) -> None:
+        self._poison_row_slot(slot)
         self._twin.forget(slot=slot)
 
     def poison_penalty_slot(self, slot: int) -> None:

@@ -143,7 +143,7 @@ class HashProgram:
         """Nonsense into KV blocks that nobody may read any more."""
         self.cache[list(blocks)] = _POISON
 
-    def poison_slot(self, slot: int) -> None:
+    def poison_row_slot(self, slot: int) -> None:
         """Nonsense into a row slot that nobody may name any more."""
         self.rows.last_token[slot] = _POISON
         self.rows.block_table[slot] = 1

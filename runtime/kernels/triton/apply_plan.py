@@ -68,7 +68,7 @@ def make_row_list(max_rows: int, device: torch.device) -> RowList:
 
 
 @triton.jit
-def _take_plan_kernel(
+def _apply_plan_kernel(
     counter,
     plan,
     bulk,
@@ -178,7 +178,7 @@ def _take_plan_kernel(
     tl.store(status + ring * STATUS_WORDS + _STATUS_BYTES, words * 4)
 
 
-def take_plan(
+def apply_plan(
     counter: torch.Tensor,
     plan: torch.Tensor,
     bulk: torch.Tensor,
@@ -187,14 +187,14 @@ def take_plan(
     state: RowState,
     penalties: PenaltyState,
 ) -> None:
-    """Take the running launch's plan into `rows`, `state` and `penalties`; leave the bytes read from the rings in its
+    """Apply the running launch's plan to `rows`, `state` and `penalties`; leave the bytes read from the rings in its
     result slot.
 
     A plan of another number masks every row and leaves FAULT_PLAN_NUMBER there. counter: int64 [1], the launches whose
-    plan was taken; this one's is the next, and advances it. plan: int32 [slots, plan_words], bulk: int32
+    plan was applied; this one's is the next, and advances it. plan: int32 [slots, plan_words], bulk: int32
     [slots, bulk_words], status: int32 [slots, STATUS_WORDS], all mapped.
     """
-    _take_plan_kernel[(1,)](
+    _apply_plan_kernel[(1,)](
         counter,
         plan,
         bulk,
