@@ -1,0 +1,184 @@
+"""Compiles every kernel that launches of a model run, for a GPU that need not be there: a process of its own.
+
+`python -m tests.runtime.kernels.compiled_launches ORDERS`, which is the JSON of `Orders`, prints the JSON of a list of
+`Compiled`. The launches are made as on a GPU, by the same program, on tensors without memory; where Triton would
+compile a kernel and launch it, it compiles it, for the compute capability asked for. That can't be done in the process
+of the tests: there Triton has been told to interpret.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, Final
+
+import msgspec
+import torch
+
+from benchmarks.gpu_table.shapes import SHAPES
+from runahead.cuda_graphs.rings import allocate_rings
+from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.weights import described
+from runahead.runtime.process.parts import ring_layout
+from runahead.runtime.wire.engine_config import EngineConfig
+
+# Bytes that a program may have, by compute capability: CUDA Programming Guide, "Technical Specifications".
+SHARED_MEMORY: Final = {(8, 0): 163 << 10, (8, 9): 99 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10}
+# What older GPUs do not know: to wait for the kernels before, the matrix units' instructions of 9.0, and those of 10.0.
+INSTRUCTIONS: Final = ("griddepcontrol.wait", "wgmma", "tcgen05")
+_OLDEST: Final = (8, 0)
+_PROCESSORS: Final = 132
+_BLOCKS: Final = 64
+
+
+class Orders(msgspec.Struct, frozen=True, kw_only=True):
+    """shape: its name in `SHAPES`. changes: of its config.json. capability: of the GPU. dependent: kernels are launched
+    programmatically, those that can be. used_as: an older compute capability that the GPU stands for. exact: by the
+    kernels of which a row's bits hang on itself alone. rows: of decode launches."""
+
+    shape: str
+    changes: dict[str, Any] = {}
+    dtype: str = "bfloat16"
+    capability: tuple[int, int]
+    dependent: bool
+    used_as: str = "auto"
+    exact: bool = False
+    rows: tuple[int, ...]
+
+
+class Compiled(msgspec.Struct, frozen=True):
+    """One kernel in one form. shared: bytes of shared memory that a program takes. has: which of INSTRUCTIONS."""
+
+    kernel: str
+    shared: int
+    has: tuple[str, ...]
+
+
+class NoGpu:
+    """A driver of Triton that has no GPU, and says which one it would have."""
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        self._capability = capability
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 10 * self._capability[0] + self._capability[1], 32)
+
+
+class Address:
+    """What Triton looks at in a tensor that a kernel is given. Tensors begin at addresses that are multiples of 16."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.dtype = tensor.dtype
+        self._at = int(tensor.storage_offset()) * tensor.element_size()
+
+    def data_ptr(self) -> int:
+        return self._at
+
+
+def compiled_launches(orders: Orders) -> list[Compiled]:
+    """Every form of every kernel, once. Leaves this process unfit for anything else."""
+    found: dict[str, Compiled] = {}
+    _pretend(orders, found)
+    with torch.inference_mode():
+        _launch_everything(orders)
+    return list(found.values())
+
+
+def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
+    """Put a GPU that is not there in the place of this machine's. Before the kernels' modules are imported, which then
+    ask the one here."""
+    import triton
+    from triton.runtime.jit import JITFunction
+
+    from runahead.runtime.kernels.triton import gpu
+
+    capability = orders.capability
+    known = gpu.Gpu("a GPU", capability if orders.dependent else _OLDEST, SHARED_MEMORY[capability])
+    vars(gpu)["current_gpu"] = cache(lambda: known)
+    vars(torch.cuda)["get_device_properties"] = lambda device: SimpleNamespace(multi_processor_count=_PROCESSORS)
+    from runahead.runtime.kernels.triton import tilings
+
+    plan, device = tilings.attention_plan, torch.device("cuda")
+    vars(tilings)["attention_plan"] = lambda *asked: plan(
+        *(device if isinstance(one, torch.device) else one for one in asked)
+    )
+    triton.runtime.driver.set_active(NoGpu(capability))
+    run = JITFunction.run
+
+    def compile_alone(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        passed = [Address(one) if isinstance(one, torch.Tensor) else one for one in arguments]
+        kernel = run(self, *passed, grid=grid, warmup=True, **options)
+        has = tuple(one for one in INSTRUCTIONS if one in kernel.asm["ptx"])
+        found[kernel.hash] = Compiled(self.fn.__name__, kernel.metadata.shared, has)
+
+    JITFunction.run = compile_alone
+
+
+def _launch_everything(orders: Orders) -> None:
+    """Decode launches, the largest in both forms; a launch with a prompt, one with its log-probabilities, the last."""
+    from runahead.cuda_graphs import marks
+    from runahead.runtime.kernels.triton.gpu import use_as
+    from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
+    from runahead.runtime.programs.triton import TritonProgram
+
+    if orders.used_as != "auto":
+        use_as(orders.used_as)
+
+    shape = dataclasses.replace(SHAPES[orders.shape], keys={**SHAPES[orders.shape].keys, **orders.changes})
+    config = shape.described()
+    settings = EngineConfig(model="", device="cuda", max_rows=max(orders.rows), context_length=shape.workload.context)
+    weights = _without_memory(described(config), getattr(torch, orders.dtype))
+    rings = allocate_rings(ring_layout(settings, config, settings.context_length))
+    program = TritonProgram(
+        Decoder(config, weights, TritonKernelSet(orders.exact), settings.context_length),
+        rings,
+        max_rows=settings.max_rows,
+        max_tokens=settings.max_rows + settings.max_prefill_tokens,
+        num_blocks=_BLOCKS,
+        block_size=settings.block_size,
+        context_length=settings.context_length,
+        penalty_slots=settings.penalty_slots,
+    )
+    counter = torch.zeros(1, dtype=torch.int64, device="meta")
+    stamps, seen = torch.from_numpy(rings.start_ns), torch.zeros(marks.MARKS, dtype=torch.int64)
+    mixed = LaunchShape(0, 1, Form.PLAIN, rows=1, tokens=settings.max_prefill_tokens, is_decode=False)
+    for launch in (
+        *(LaunchShape(0, rows, Form.PLAIN, rows, rows, is_decode=True) for rows in orders.rows),
+        *(LaunchShape(0, rows, Form.FULL, rows, rows, is_decode=True) for rows in orders.rows[-1:]),
+        mixed,
+        mixed._replace(prompt_logprobs=True),
+        LaunchShape(0, 1, Form.PLAIN, rows=0, tokens=0, is_decode=False),
+    ):
+        marks.start(counter, stamps)
+        program.sample(launch)
+        marks.sampled(counter, seen)
+        program.apply(launch)
+        program.forward(launch)
+        marks.ended(counter, seen, stamps)
+
+
+def _without_memory(weights: Any, dtype: torch.dtype) -> Any:
+    """The same tensors, of this dtype."""
+    if isinstance(weights, torch.Tensor):
+        return torch.empty(weights.shape, dtype=dtype, device="meta")
+    if isinstance(weights, tuple):
+        return tuple(_without_memory(item, dtype) for item in weights)
+    if dataclasses.is_dataclass(weights) and not isinstance(weights, type):
+        fields = {field.name: getattr(weights, field.name) for field in dataclasses.fields(weights)}
+        return dataclasses.replace(weights, **{name: _without_memory(one, dtype) for name, one in fields.items()})
+    return weights
+
+
+if __name__ == "__main__":
+    print(msgspec.json.encode(compiled_launches(msgspec.json.decode(sys.argv[1], type=Orders))).decode())

@@ -1,0 +1,133 @@
+"""Every kernel compiles for every kind of GPU that is served, and takes no more shared memory than there is."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from benchmarks.gpu_table.shapes import SHAPES
+from tests.project.repository import ROOT
+from tests.runtime.kernels.compiled_launches import SHARED_MEMORY, Compiled, Orders
+
+KERNELS = ROOT / "runtime" / "kernels" / "triton"
+MARKS = ROOT / "cuda_graphs" / "marks.py"
+# Compute capability, and whether kernels are launched programmatically: they can be from 9.0 on.
+TARGETS = [((8, 0), False), ((8, 9), False), ((9, 0), True), ((9, 0), False), ((10, 0), False)]
+NAMES = [f"{major}.{minor}{', dependent' if dependent else ''}" for (major, minor), dependent in TARGETS]
+UNUSUAL = ((9, 0), False)  # between what 8.0 and 9.0 have: left to the large tests
+SHAPE, ROWS = "0.6B", (1, 8)  # launches in which every kernel has a part
+
+
+def compiled(orders: Orders, cache: Path) -> Sequence[Compiled]:
+    """What a process of its own has compiled; nothing is found in a cache. Fails with what it said."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    environment["TRITON_CACHE_DIR"] = str(cache)
+    command = [sys.executable, "-m", "tests.runtime.kernels.compiled_launches", msgspec.json.encode(orders).decode()]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        pytest.fail(f"{orders}:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}", pytrace=False)
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=list[Compiled])
+
+
+def check(found: Sequence[Compiled], capability: tuple[int, int], dependent: bool) -> None:
+    """They fit, and have no instruction that this GPU does not know."""
+    assert found
+    assert [kernel for kernel in found if kernel.shared > SHARED_MEMORY[capability]] == []
+    has = {name for kernel in found for name in kernel.has}
+    assert ("griddepcontrol.wait" in has) == dependent
+    assert capability[0] == 9 or "wgmma" not in has
+    assert capability[0] == 10 or "tcgen05" not in has
+
+
+def launched_kernels() -> set[str]:
+    """Names of the functions that are launched on a grid: `name[...](...)`, or `module.name[...](...)`."""
+    nodes = [
+        node
+        for path in (*KERNELS.glob("*.py"), MARKS)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    launched = {
+        ast.unparse(node.func.value).split(".")[-1]
+        for node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)
+    }
+    jitted = {
+        node.name
+        for node in nodes
+        if isinstance(node, ast.FunctionDef) and any("triton.jit" in ast.unparse(one) for one in node.decorator_list)
+    }
+    return launched & jitted
+
+
+@pytest.fixture(scope="module")
+def of_every_target(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Sequence[Compiled]]:
+    """By the target's name. Two at a time: a process compiles on one core."""
+
+    def compile_for(place: int) -> Sequence[Compiled]:
+        capability, dependent = TARGETS[place]
+        orders = Orders(shape=SHAPE, capability=capability, dependent=dependent, rows=ROWS)
+        return compiled(orders, tmp_path_factory.mktemp("kernels"))
+
+    usual = [place for place, target in enumerate(TARGETS) if target != UNUSUAL]
+    with ThreadPoolExecutor(2) as two:
+        return dict(zip((NAMES[place] for place in usual), two.map(compile_for, usual), strict=True))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("target", [name for name, target in zip(NAMES, TARGETS, strict=True) if target != UNUSUAL])
+def test_every_kernel_compiles_and_fits(target: str, of_every_target: Mapping[str, Sequence[Compiled]]) -> None:
+    found = of_every_target[target]
+    assert {kernel.kernel for kernel in found} == launched_kernels()
+    check(found, *TARGETS[NAMES.index(target)])
+
+
+@pytest.mark.large
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("shape", "exact"),
+    # The smallest shape is not of a width that the exact kernels take.
+    [*((shape, False) for shape in SHAPES), *((shape, True) for shape in SHAPES if shape != "tiny")],
+)
+@pytest.mark.parametrize(("capability", "dependent"), TARGETS, ids=NAMES)
+def test_the_default_tilings_of_every_shape_fit_for_every_number_of_rows(
+    shape: str, exact: bool, capability: tuple[int, int], dependent: bool, tmp_path: Path
+) -> None:
+    rows = (1, 2, 8, 16, 32, 64, 256)
+    orders = Orders(shape=shape, capability=capability, dependent=dependent, exact=exact, rows=rows)
+    check(compiled(orders, tmp_path), capability, dependent)
+
+
+@pytest.mark.large
+@pytest.mark.timeout(900)
+def test_a_newer_gpu_that_stands_for_an_older_one_has_its_kernels_in_the_older_form(tmp_path: Path) -> None:
+    orders = Orders(shape=SHAPE, capability=(9, 0), dependent=False, rows=(1, 64))
+    own = compiled(orders, tmp_path / "own")
+    assert any("wgmma" in kernel.has for kernel in own)
+    older = compiled(msgspec.structs.replace(orders, used_as="8.0"), tmp_path / "older")
+    assert {kernel.kernel for kernel in older} == {kernel.kernel for kernel in own}
+    check(older, (8, 0), False)
+
+
+@pytest.mark.large
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("head_dim", "heads", "dtype"),
+    [*itertools.product((64, 96, 128, 256), (8, 32), ("bfloat16",)), (256, 8, "float16"), (128, 8, "float32")],
+)
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9)])
+def test_every_size_of_head_fits_the_smallest_gpus(
+    capability: tuple[int, int], head_dim: int, heads: int, dtype: str, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"head_dim": head_dim, "num_attention_heads": heads, "num_key_value_heads": 8}
+    orders = Orders(shape="1B", changes=changes, dtype=dtype, capability=capability, dependent=False, rows=(1, 8, 64))
+    check(compiled(orders, tmp_path), capability, False)
