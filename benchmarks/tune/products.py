@@ -3,6 +3,9 @@
 Candidates are drawn at random from all sensible ones, and timed in a captured graph that goes through several copies of
 the weights, more than the cache holds. The best goes into `measured_tilings.json` beside the kernels, under the GPU's
 name; what stands there of other products stays.
+
+With `--exact` the depth of a product is cut into as many parts for every number of rows: that number of parts is taken
+with which the products of all numbers of rows lose least against the best of each.
 """
 
 from __future__ import annotations
@@ -10,9 +13,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import random
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +30,14 @@ from benchmarks.tune.trial import READ_BYTES_PER_S, compile_side_by_side, graph_
 from runahead.runtime.kernels.layers import Linear, Norm
 from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, STORE, row_product
 from runahead.runtime.kernels.triton.rows_product import Residual, SplitScratch, columns_of, rows_product
-from runahead.runtime.kernels.triton.tilings import SPLIT_WORDS, TABLE, RowTiling, Tiling, tiling_key
+from runahead.runtime.kernels.triton.tilings import (
+    SPLIT_WORDS,
+    TABLE,
+    RowTiling,
+    Tiling,
+    measured_tiling,
+    tiling_key,
+)
 from runahead.runtime.rounding import ceil_div
 
 _GRAPH_BYTES: Final = 4e8  # of weights that a graph goes through
@@ -33,6 +45,7 @@ _SHARED: Final = 227 * 1024  # bytes of shared memory that a program may have
 _PROCESSORS: Final = 132
 _HEAD: Final = 100_000  # outputs from here on: a head
 _MOST_TILES: Final = 1024
+_FEW: Final = 64  # rows of the batch that a program takes
 
 
 class Product(NamedTuple):
@@ -95,6 +108,26 @@ def rows_candidates(product: Product, columns: int) -> Iterator[Tiling]:
         if shared > _SHARED or min(programs / _PROCESSORS, max(_SHARED // shared, 1)) * shared < 20 * 1024:
             continue
         yield Tiling(tile // halves, block, splits, stages, warps, held)
+
+
+def many_candidates(product: Product, columns: int) -> Iterator[Tiling]:
+    """Of more rows than a program takes: what the matrix units take, and fits into registers and shared memory."""
+    outputs, depth, epilogue, _ = product
+    halves = 2 if epilogue == GATED else 1
+    for tile, taken, block, splits, stages, warps, spread in itertools.product(
+        (64, 128), (64, 128, 256), (64, 128), (1, 2, 3, 4, 6, 7, 8), (3, 4, 5), (4, 8), (False, True)
+    ):
+        groups = ceil_div(columns, taken)
+        if depth % (splits * block) or taken > columns or not 32 <= tile * taken / (32 * warps) <= 128:
+            continue
+        if (spread and splits == 1) or (outputs >= _HEAD and splits > 1):
+            continue
+        if spread and outputs * groups * taken * splits > SPLIT_WORDS:
+            continue
+        programs = ceil_div(outputs, tile) * groups * (splits if spread else 1)
+        if (tile + taken) * block * 2 * stages > _SHARED or stages > depth // splits // block or programs < 30:
+            continue
+        yield Tiling(tile // halves, block, splits, stages, warps, False, False, columns=taken, spread=spread)
 
 
 def row_candidates(product: Product) -> Iterator[RowTiling]:
@@ -163,35 +196,90 @@ class Job(NamedTuple):
     candidates: list[AnyTiling]
 
 
-def jobs(names: list[str], batches: list[int], limit: int) -> Iterator[Job]:
-    """limit: candidates of a product, each launched programmatically and not."""
-    for name, rows in itertools.product(names, batches):
-        for product in PRODUCTS[name]:
+def jobs(names: list[str], batches: list[int], limit: int, exact: bool) -> Iterator[Job]:
+    """limit: candidates of a product, each launched programmatically and not; exact: for every number of parts."""
+    for name, product_number in itertools.product(names, range(len(PRODUCTS["8B"]))):
+        product = PRODUCTS[name][product_number]
+        for rows in batches:
             found: list[AnyTiling] = []
-            found += row_candidates(product) if rows == 1 else rows_candidates(product, columns_of(rows))
+            if rows == 1 and not exact:
+                found += row_candidates(product)
+            else:
+                columns = columns_of(rows)
+                found += (rows_candidates if columns <= _FEW else many_candidates)(product, columns)
             random.Random(rows).shuffle(found)
+            if exact:
+                yield Job(product, rows, _of_each_number_of_parts(product, columns_of(rows), found, limit))
+                continue
             both = [replace(tiling, dependent=dependent) for tiling in found[:limit] for dependent in (True, False)]
             yield Job(product, rows, both)
 
 
-def measured(job: Job) -> tuple[str, AnyTiling | None]:
-    """The product's key in the table and the best candidate. Prints the best ones beside the floor and the vendor's
-    product."""
-    outputs, depth, epilogue, _ = job.product
+def _of_each_number_of_parts(
+    product: Product, columns: int, candidates: list[AnyTiling], limit: int
+) -> list[AnyTiling]:
+    """Up to `limit` of each, and what is known to be best for this number of rows."""
+    known = measured_tiling(product.outputs, product.depth, columns, EPILOGUES[product.epilogue])
+    chosen: list[AnyTiling] = [] if known is None else [Tiling(**known)]
+    counts: Counter[int] = Counter()
+    for tiling in candidates:
+        assert isinstance(tiling, Tiling)
+        counts[tiling.splits] += 1
+        # A part that is one block is summed otherwise where one program takes all parts.
+        if counts[tiling.splits] <= limit and product.depth // tiling.splits >= 2 * tiling.block:
+            chosen.append(tiling)
+    return chosen
+
+
+Timed: TypeAlias = list[tuple[float, AnyTiling]]
+
+
+def _parts(tiling: AnyTiling) -> int:
+    return tiling.splits if isinstance(tiling, Tiling) else 1
+
+
+def measured(job: Job, exact: bool) -> Timed:
+    """Microseconds of every candidate, ascending; infinite where another was far better, of the same number of parts if
+    `exact`. Prints the best ones beside the floor and the vendor's product."""
+    outputs, depth = job.product.outputs, job.product.depth
     bench = Bench(job.product, job.rows, max(2, int(_GRAPH_BYTES / (2 * outputs * depth))))
-    found: list[tuple[float, AnyTiling]] = []
+    found: Timed = []
     for tiling in job.candidates:
-        best = min((took for took, _ in found), default=float("inf"))
+        best = min((took for took, other in found if not exact or _parts(other) == _parts(tiling)), default=math.inf)
         try:
             found.append((graph_us(partial(bench.run, tiling), best * bench.copies * 1.15) / bench.copies, tiling))
         except Exception as error:  # a candidate that this GPU can't hold
             print("  ", tiling, str(error)[:80].replace("\n", " "))
     found.sort(key=lambda one: one[0])
-    key = tiling_key(outputs, depth, 1 if job.rows == 1 else columns_of(job.rows), EPILOGUES[epilogue])
     vendor, floor = graph_us(bench.vendor) / bench.copies, 2 * outputs * depth / READ_BYTES_PER_S * 1e6
     shown = (f"{took:.2f} {'/'.join(str(value) for value in asdict(tiling).values())}" for took, tiling in found[:4])
-    print(f"{key}: floor {floor:.2f} vendor {vendor:.2f} µs | {' | '.join(shown)}", flush=True)
-    return key, found[0][1] if found else None
+    print(f"{_key(job, False)}: floor {floor:.2f} vendor {vendor:.2f} µs | {' | '.join(shown)}", flush=True)
+    return found
+
+
+def _key(job: Job, exact: bool) -> str:
+    outputs, depth, epilogue, _ = job.product
+    return tiling_key(
+        outputs, depth, 1 if job.rows == 1 and not exact else columns_of(job.rows), EPILOGUES[epilogue], exact
+    )
+
+
+def same_parts(timed: Mapping[int, Timed]) -> dict[int, AnyTiling]:
+    """By number of rows, the best tiling with the number of parts that loses least over all of them."""
+    best: dict[int, dict[int, tuple[float, AnyTiling]]] = {}  # by parts, then by rows
+    for rows, found in timed.items():
+        for took, tiling in found:
+            if took < best.setdefault(_parts(tiling), {}).get(rows, (math.inf, tiling))[0]:
+                best[_parts(tiling)][rows] = took, tiling
+    lost = {
+        parts: sum(math.log(took / timed[rows][0][0]) for rows, (took, _) in of_rows.items())
+        for parts, of_rows in best.items()
+        if of_rows.keys() == timed.keys()
+    }
+    parts = min(lost, key=lambda one: lost[one])
+    shown = " ".join(f"{rows}: {took / timed[rows][0][0]:.2f}" for rows, (took, _) in best[parts].items())
+    print(f"   {parts} parts; against the best of each number of rows {shown}", flush=True)
+    return {rows: tiling for rows, (_, tiling) in best[parts].items()}
 
 
 def main() -> None:
@@ -200,11 +288,13 @@ def main() -> None:
     parser.add_argument("--rows", default="1,8,16,32,64")
     parser.add_argument("--limit", type=int, default=30, help="candidates of a product")
     parser.add_argument("--seconds", type=float, default=400, help="no product is begun after so many")
+    parser.add_argument("--exact", action="store_true", help="as many parts of the depth for every number of rows")
     parser.add_argument("--out", type=Path, default=TABLE)
     parser.add_argument("--compile", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     began = time.monotonic()
-    work = list(jobs(chosen.models.split(","), [int(rows) for rows in chosen.rows.split(",")], chosen.limit))
+    batches = [int(rows) for rows in chosen.rows.split(",")]
+    work = list(jobs(chosen.models.split(","), batches, chosen.limit, chosen.exact))
     if chosen.compile is not None:
         each = [(job, tiling) for job in work for tiling in job.candidates]
         for job, tiling in each[part_of(chosen.compile)]:
@@ -214,17 +304,23 @@ def main() -> None:
                 print("  ", tiling, str(error)[:80].replace("\n", " "))
         return
     flags = ["--models", chosen.models, "--rows", chosen.rows, "--limit", str(chosen.limit)]
+    flags += ["--exact"] if chosen.exact else []
     compile_side_by_side("benchmarks.tune.products", flags)
     print(f"compiled in {time.monotonic() - began:.0f} s", flush=True)
     table: dict[str, dict[str, Any]] = json.loads(chosen.out.read_text()) if chosen.out.exists() else {}
     mine = table.setdefault(torch.cuda.get_device_name(), {})
+    timed: dict[Product, dict[int, Timed]] = {}
     for job in work:
         if time.monotonic() - began > chosen.seconds:
             print("the time is up")
             break
-        key, best = measured(job)
-        if best is not None:
-            mine[key] = asdict(best)
+        of_product = timed.setdefault(job.product, {})
+        of_product[job.rows] = found = measured(job, chosen.exact)
+        if found and not chosen.exact:
+            mine[_key(job, False)] = asdict(found[0][1])
+        if chosen.exact and len(of_product) == len(batches):
+            for rows, tiling in same_parts(of_product).items():
+                mine[_key(job._replace(rows=rows), True)] = asdict(tiling)
         torch.cuda.empty_cache()
     chosen.out.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
 
