@@ -3,7 +3,8 @@ value) and the adding up of a row's parts are in it.
 
 A row's tiles of tokens are cut into items by `decode_work`. A program takes one item after the other: some tiles of one
 row, for one KV head and the query heads that read it. Where a row is one item, its result is written at once; otherwise
-each item leaves its part, and the program that comes last adds them up in order.
+each item leaves its part, and the program that comes last adds them up in order. In an exact plan a row that is one
+item has parts all the same, and they are added up in that order too.
 
 Source: Flash-Decoding (Dao et al., 2023), with the online softmax of Milakov and Gimelshein (2018) over an item's
 tiles.
@@ -38,6 +39,7 @@ from runahead.runtime.kernels.triton.dependent_launch import let_dependents_star
 LOG2_E: Final = 1.4426950408889634
 _PARTS: Final = 16  # parts of a row that are added up at a time, at most
 _PARTS_WORDS: Final = 8192  # float32 numbers of theirs that a program holds meanwhile
+_JOIN_STAGES = tl.constexpr(4)  # parts on their way at a time, where they are added one after the other
 _WARPS_OF_SEVERAL: Final = 4  # of a program where rows may have several query tokens, at least
 
 
@@ -46,8 +48,8 @@ def _item(
     item, starts, chunk, seq_lens, query_start_loc, ends, all_items, HEADS: tl.constexpr, QUERIES: tl.constexpr,
     WINDOW: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """What an item is: its row, the row's length, its first token and the one after its last, the row's items. Of no
-    item, where there is none any more: no tokens."""
+    """What an item is: its row, the row's length, its first token and the one after its last, the row's items and the
+    tiles of a part. Of no item, where there is none any more: no tokens."""
     place = tl.minimum(item, all_items - 1) // HEADS
     row = tl.sum((ends <= place).to(tl.int32), 0)
     before = tl.load(starts + row)
@@ -58,8 +60,8 @@ def _item(
     if WINDOW > 0:
         hidden = tl.maximum(seq_len - (queries_of(row, query_start_loc, QUERIES)[1] - 1) - WINDOW, 0) // TILE
     first = (hidden + (place - before) * tiles) * TILE
-    end = tl.minimum(first + tiles * TILE, seq_len)
-    return row, seq_len, first, tl.where(item < all_items, end, first), before, parts
+    end = tl.where(parts == 1, seq_len, tl.minimum(first + tiles * TILE, seq_len))
+    return row, seq_len, first, tl.where(item < all_items, end, first), before, parts, tiles
 
 
 @triton.jit
@@ -97,7 +99,7 @@ def _decode_kernel(
     partial_top, partial_total, arrived, scale, eps, table_stride, num_rows, num_positions, Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr,
     ROWS: tl.constexpr, QUERIES: tl.constexpr, SHARE: tl.constexpr, LINES: tl.constexpr, PART_LINES: tl.constexpr,
-    DIM_PAD: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    DIM_PAD: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, EXACT: tl.constexpr,
     HAS_NORM: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """EARLY: an item's first tile is asked for early, before the wait for the program's first item, and while the item
@@ -113,7 +115,7 @@ def _decode_kernel(
     in_dim = d < HEAD_DIM
     # Lengths, tables and older keys are constant during F.
     begin = tl.program_id(0)
-    row, seq_len, first_token, end, before, parts = _item(
+    row, seq_len, first_token, end, before, parts, tiles = _item(
         begin, starts, chunk, seq_lens, query_start_loc, ends, all_items, HEADS, QUERIES, WINDOW, TILE
     )
     if EARLY:
@@ -160,12 +162,34 @@ def _decode_kernel(
         if EARLY:
             seen = _seen_by_lines(seen, first_token, old_len, of_line, QUERIES, WINDOW, TILE)
             top, total, acc = fold(query, key, value, seen, scale, top, total, acc)
-        for first in tl.range(first_token + (TILE if EARLY else 0), tl.minimum(end, old_len), TILE, num_stages=STAGES):
+        last = first_token
+        if EXACT:
+            # Of an item's parts the last one comes first, which has begun with the newest tokens; then the others in
+            # order. An item that is not a whole row is one part.
+            if parts == 1:
+                last += tl.maximum((end - first_token + tiles * TILE - 1) // (tiles * TILE) - 1, 0) * tiles * TILE
+            sum_top = tl.full([LINES], float("-inf"), tl.float32)
+            sum_total = tl.zeros([LINES], tl.float32)
+            sum_acc = tl.zeros([LINES, DIM_PAD], tl.float32)
+        of_last = (tl.maximum(tl.minimum(end, old_len) - last, 0) + TILE - 1) // TILE
+        for i in tl.range(1 if EARLY else 0, of_last + (last - first_token) // TILE, 1, num_stages=STAGES):
+            first = first_token + i * TILE
+            if EXACT:
+                further = i - of_last
+                first = tl.where(further < 0, last + i * TILE, first_token + further * TILE)
             k, v, in_tile = _tile(
                 first, end, old_len, kv_head, keys, values, table, BLOCK_SIZE, KV_HEADS, HEAD_DIM, WINDOW, TILE, DIM_PAD
             )
             in_tile = _seen_by_lines(in_tile, first, old_len, of_line, QUERIES, WINDOW, TILE)
+            if EXACT:
+                if (further >= 0) & (further % tiles == 0):
+                    sum_top, sum_total, sum_acc = _with_part(sum_top, sum_total, sum_acc, top, total, acc)
+                    top = tl.full([LINES], float("-inf"), tl.float32)
+                    total = tl.zeros([LINES], tl.float32)
+                    acc = tl.zeros([LINES, DIM_PAD], tl.float32)
             top, total, acc = fold(query, k, v, in_tile, scale, top, total, acc)
+        if EXACT:
+            top, total, acc = _with_part(sum_top, sum_total, sum_acc, top, total, acc)
 
         out_ok = ok[:, None] & in_dim[None, :]
         if parts == 1:
@@ -183,9 +207,9 @@ def _decode_kernel(
                 tl.store(arrived + row * HEADS + head_share, 0)
                 _add_parts(
                     partial, partial_top, partial_total, out, before, parts, first_query, count, head_share, Q_HEADS,
-                    KV_HEADS, HEAD_DIM, QUERIES, SHARE, PART_LINES, DIM_PAD, PARTS,
+                    KV_HEADS, HEAD_DIM, QUERIES, SHARE, PART_LINES, DIM_PAD, PARTS, EXACT,
                 )  # fmt: skip
-        row, seq_len, first_token, end, before, parts = _item(
+        row, seq_len, first_token, end, before, parts, tiles = _item(
             item + step, starts, chunk, seq_lens, query_start_loc, ends, all_items, HEADS, QUERIES, WINDOW, TILE
         )
         if EARLY:
@@ -197,16 +221,25 @@ def _decode_kernel(
 
 
 @triton.jit
+def _with_part(top, total, acc, part_top, part_total, part_acc):
+    """The sum of some parts, and of one more. If there were none before, it is that part to the bit."""
+    new_top = tl.maximum(top, part_top)
+    shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+    kept = tl.exp2(top - shift)
+    weight = tl.exp2(part_top - shift)
+    return new_top, total * kept + part_total * weight, acc * kept[:, None] + part_acc * weight[:, None]
+
+
+@triton.jit
 def _add_parts(
     partial, partial_top, partial_total, out, begin_items, parts, first_query, count, head_share,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, QUERIES: tl.constexpr, SHARE: tl.constexpr,
-    PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr, PARTS: tl.constexpr,
+    PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """The parts of a row and a KV head, weighed and added in order."""
+    """The parts of a row and a KV head, weighed and added in order. EXACT: one after the other, the last one first."""
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     SHARES: tl.constexpr = QUERIES // SHARE
     HEADS: tl.constexpr = KV_HEADS * SHARES
-    p = tl.arange(0, PARTS)
     line = tl.arange(0, PART_LINES)
     d = tl.arange(0, DIM_PAD)
     of_line, head, line_ok = lines_of(
@@ -215,22 +248,35 @@ def _add_parts(
     top = tl.full([PART_LINES], float("-inf"), tl.float32)
     total = tl.zeros([PART_LINES], tl.float32)
     acc = tl.zeros([PART_LINES, DIM_PAD], tl.float32)
-    for first in range(0, parts, PARTS):
-        at = ((begin_items + first + p) * HEADS + head_share)[:, None] * PART_LINES + line[None, :]
-        ok = (first + p < parts)[:, None] & line_ok[None, :]
-        part_top = tl.load(partial_top + at, mask=ok, other=float("-inf"), cache_modifier=".cg")
-        part_total = tl.load(partial_total + at, mask=ok, other=0.0, cache_modifier=".cg")
-        where = at[:, :, None] * HEAD_DIM + d[None, None, :]
-        loaded = tl.load(
-            partial + where, mask=ok[:, :, None] & (d < HEAD_DIM)[None, None, :], other=0.0, cache_modifier=".cg"
-        )
-        new_top = tl.maximum(top, tl.max(part_top, 0))
-        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weight = tl.exp2(part_top - shift[None, :])
-        kept = tl.exp2(top - shift)
-        total = total * kept + tl.sum(part_total * weight, 0)
-        acc = acc * kept[:, None] + tl.sum(loaded * weight[:, :, None], 0)
-        top = new_top
+    if EXACT:
+        for i in tl.range(0, parts, 1, num_stages=_JOIN_STAGES):
+            part = begin_items + tl.where(i == 0, parts - 1, i - 1)
+            at = (part * HEADS + head_share) * PART_LINES + line
+            part_top = tl.load(partial_top + at, mask=line_ok, other=float("-inf"), cache_modifier=".cg")
+            part_total = tl.load(partial_total + at, mask=line_ok, other=0.0, cache_modifier=".cg")
+            where = at[:, None] * HEAD_DIM + d[None, :]
+            loaded = tl.load(
+                partial + where, mask=line_ok[:, None] & (d < HEAD_DIM)[None, :], other=0.0, cache_modifier=".cg"
+            )
+            top, total, acc = _with_part(top, total, acc, part_top, part_total, loaded)
+    else:
+        p = tl.arange(0, PARTS)
+        for first in range(0, parts, PARTS):
+            at = ((begin_items + first + p) * HEADS + head_share)[:, None] * PART_LINES + line[None, :]
+            ok = (first + p < parts)[:, None] & line_ok[None, :]
+            part_top = tl.load(partial_top + at, mask=ok, other=float("-inf"), cache_modifier=".cg")
+            part_total = tl.load(partial_total + at, mask=ok, other=0.0, cache_modifier=".cg")
+            where = at[:, :, None] * HEAD_DIM + d[None, None, :]
+            loaded = tl.load(
+                partial + where, mask=ok[:, :, None] & (d < HEAD_DIM)[None, None, :], other=0.0, cache_modifier=".cg"
+            )
+            new_top = tl.maximum(top, tl.max(part_top, 0))
+            shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+            weight = tl.exp2(part_top - shift[None, :])
+            kept = tl.exp2(top - shift)
+            total = total * kept + tl.sum(part_total * weight, 0)
+            acc = acc * kept[:, None] + tl.sum(loaded * weight[:, :, None], 0)
+            top = new_top
     # `maximum` passes a NaN over: a part that has one says so by its total, by which everything is divided.
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     out_at = ((first_query + of_line).to(tl.int64) * Q_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
@@ -338,8 +384,10 @@ def decode_attention(
         PARTS=max(1, min(_PARTS, _PARTS_WORDS // (buffers.partial.shape[1] * dim_pad))),
         STAGES=plan.stages,
         EARLY=plan.early,
+        EXACT=plan.exact,
         HAS_NORM=q_norm is not None,
         DEPENDENT=dependent,
         num_warps=plan.warps if queries == 1 else max(plan.warps, _WARPS_OF_SEVERAL),
+        enable_fp_fusion=not plan.exact,
         **options,
     )

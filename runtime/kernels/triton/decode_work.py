@@ -28,7 +28,8 @@ _MAX_PARTS = tl.constexpr(MAX_PARTS)
 class AttentionPlan:
     """How attention is cut. tile: tokens that a program looks at together. chunk: tiles of an item, or more where a row
     would have over MAX_PARTS items. stages: tiles on their way at a time. early: an item's first tile is asked for
-    before its turn."""
+    before its turn. exact: a row's parts, of `chunk` tiles, are added up one after the other, be they items or not. So
+    no bit hangs on what is an item: a row of up to `whole` tokens is one."""
 
     tile: int
     chunk: int
@@ -36,6 +37,12 @@ class AttentionPlan:
     warps: int
     stages: int
     early: bool
+    exact: bool = False
+    whole: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.exact or not self.whole
+        assert not (self.early and self.whole), "an item's first tile is then not that of its first part"
 
     def parts(self, context_length: int) -> int:
         """Items of a row and a KV head, at most."""
@@ -47,14 +54,14 @@ class AttentionWork:
     """Of R rows, for each of the W windows that a model has."""
 
     starts: torch.Tensor  # int32 [W, R + 1] items of the rows before this one; the last entry: of all
-    chunk: torch.Tensor  # int32 [W, R + 1] tiles of an item of this row; the last entry: nothing
+    chunk: torch.Tensor  # int32 [W, R + 1] tiles of a part of this row; the last entry: nothing
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_rows"])
 def _begin_kernel(
     token_ids, table, gamma, residual, scaled, squares, seq_lens, query_start_loc, windows, starts, chunk, num_tokens,
     num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr,
-    CHUNK: tl.constexpr, SCALED: tl.constexpr,
+    CHUNK: tl.constexpr, WHOLE: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """Programs 0 to num_tokens - 1 embed a token each; one more for each window cuts attention into items."""
     program = tl.program_id(0)
@@ -63,7 +70,7 @@ def _begin_kernel(
     else:
         _cut(
             seq_lens, query_start_loc, windows, starts, chunk, num_rows, program - num_tokens, ROWS, QUERIES, TILE,
-            CHUNK,
+            CHUNK, WHOLE,
         )  # fmt: skip
 
 
@@ -87,7 +94,7 @@ def _embed(
 @triton.jit
 def _cut(
     seq_lens, query_start_loc, windows, starts, chunk, num_rows, which, ROWS: tl.constexpr, QUERIES: tl.constexpr,
-    TILE: tl.constexpr, CHUNK: tl.constexpr,
+    TILE: tl.constexpr, CHUNK: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Items of every row, for one window."""
     window = tl.load(windows + which)
@@ -101,6 +108,7 @@ def _cut(
     tiles = (length + TILE - 1) // TILE - hidden
     each = tl.maximum((tiles + _MAX_PARTS - 1) // _MAX_PARTS, CHUNK)
     items = tl.maximum((tiles + each - 1) // each, 1)  # a masked row has one too, which leaves zeros
+    items = tl.where(length <= WHOLE, 1, items)
     items = tl.where(r < num_rows, items, 0)
     at = which * (num_rows + 1) + r
     tl.store(starts + at + 1, tl.cumsum(items, 0), mask=r < num_rows)
@@ -153,6 +161,7 @@ def begin_decode(
         QUERIES=triton.next_power_of_2(queries),
         TILE=plan.tile,
         CHUNK=plan.chunk,
+        WHOLE=plan.whole,
         SCALED=gamma is not None,
         num_warps=4,
     )

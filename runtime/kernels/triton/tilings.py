@@ -28,7 +28,8 @@ _TILE: Final = 64  # rows of the weights that a program has by default
 _BUSY: Final = 128  # programs that keep a GPU's memory busy
 _FEW_COLUMNS: Final = 64  # up to so many rows of the batch, a product waits for the weights
 _MOST_COLUMNS: Final = 128  # rows of the batch that a program has by default, at most
-_EXACT_ATTENTION_TILES: Final = 4  # of an item
+_EXACT_TILES: Final = 4  # of a part of exact attention
+_EXACT_WHOLE: Final = 2048  # tokens of a row that is one item of it where there are many rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +146,16 @@ def attention_plan(rows: int, head_dim: int, device: torch.device, exact: bool =
     chunk and warps, on which a row's bits hang, are the same for every number of rows."""
     rows = triton.next_power_of_2(rows)
     if device.type != "cuda":
-        return AttentionPlan(16, 2, _INTERPRETED_PROGRAMS, warps=1, stages=3, early=rows == 1)
+        whole = 64 if exact and rows > 1 else 0
+        return AttentionPlan(16, 2, _INTERPRETED_PROGRAMS, 1, stages=3, early=rows == 1, exact=exact, whole=whole)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     wide = head_dim > 64
     if exact:
         programs = (2 if wide and 1 < rows <= 16 else 4) * processors
-        return AttentionPlan(32, _EXACT_ATTENTION_TILES, programs, 2 if wide else 1, 1 if rows == 1 else 5, rows == 1)
+        return AttentionPlan(
+            32, _EXACT_TILES, programs, 2 if wide else 1, 3 if rows == 1 else 5, rows == 1, True,
+            whole=_EXACT_WHOLE if rows > 16 else 0,
+        )  # fmt: skip
     if rows == 1:
         return AttentionPlan(32, 1, 4 * processors, warps=2 if wide else 1, stages=1, early=True)
     if rows <= 16:

@@ -29,6 +29,7 @@ PLANS = [  # one part a row, as many as there are tiles, and what lies between; 
     AttentionPlan(tile=16, chunk=64, programs=3, warps=1, stages=3, early=False),
     AttentionPlan(tile=16, chunk=1, programs=50, warps=1, stages=1, early=True),
     AttentionPlan(tile=32, chunk=3, programs=7, warps=2, stages=3, early=True),
+    AttentionPlan(tile=16, chunk=3, programs=7, warps=1, stages=3, early=False, exact=True, whole=200),
 ]
 LENGTHS = [1, 300, 0, 128, 33, 257, 16, 17]
 
@@ -159,6 +160,20 @@ def test_ragged_rows_and_the_newest_token_of_each(
             written[home] = True
     unwritten = rows.keys[~written], before[~written]
     assert torch.equal(unwritten[0].nan_to_num(7.0), unwritten[1].nan_to_num(7.0)), "nothing else is written"
+
+
+@pytest.mark.parametrize("window", [0, 150])
+def test_an_exact_row_has_the_same_bits_be_its_parts_items_or_not(window: int) -> None:
+    torch.manual_seed(3)
+    rows = make_rows([200, 77, 400, 0, 513, 49, 48, 97], SHAPES[0], DTYPES[1], window=window, normed=True)
+    in_items = AttentionPlan(tile=16, chunk=3, programs=7, warps=1, stages=3, early=False, exact=True)
+    together = attend(rows.only(list(range(8))), in_items)
+    for plan in (
+        replace(in_items, whole=CONTEXT, programs=5),
+        replace(in_items, whole=300),
+        replace(in_items, early=True, programs=50, stages=2),
+    ):
+        assert torch.equal(attend(rows.only(list(range(8))), plan), together)
 
 
 @pytest.mark.parametrize("plan", PLANS)
