@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.row_state import make_penalty_state, make_row_state
-from runahead.runtime.kernels.triton.apply_plan import NO_CHUNK, apply_plan, make_row_list
+from runahead.runtime.kernels.triton.apply_plan import apply_plan, make_row_list
 from runahead.runtime.kernels.triton.finite import write_finite
 from runahead.runtime.kernels.triton.prompt_logprobs import PromptBuffers, find_targets, leave_prompt_logprobs
 from runahead.runtime.kernels.triton.queries import make_query_buffers, prepare_queries
@@ -113,7 +113,7 @@ class DeviceRows:
             num_rows=num_rows,
             max_seq_len=self._context_length,
             is_decode=is_decode,
-            decode_rows=None if is_decode else self.rows.chunk_offset[:num_rows] == NO_CHUNK,
+            decode_rows=None if is_decode else starts[: num_rows + 1].diff() == 1,
         )
 
     def write_finite(self, hidden: torch.Tensor, batch: ForwardBatch, prompt: PromptBuffers | None = None) -> None:

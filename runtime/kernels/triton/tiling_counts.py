@@ -16,14 +16,16 @@ from runahead.runtime.kernels.triton.tilings import measured_tiling, takes_depth
 Product = tuple[int, int, str]  # rows and columns of the weights, and what follows
 
 
-def tiling_counts(layers: Sequence[Layer], lm_head: torch.Tensor, buckets: Sequence[int]) -> dict[str, object]:
+def tiling_counts(
+    layers: Sequence[Layer], lm_head: torch.Tensor, buckets: Sequence[int], exact: bool = False
+) -> dict[str, object]:
     """Facts for the log. measured, default: products of decode launches, counted for each number of rows that has a
     tiling of its own, which `measured_tilings.json` has or lacks.
 
-    lm_head: [vocab, hidden]. buckets: numbers of rows that graphs are captured for.
+    lm_head: [vocab, hidden]. buckets: numbers of rows that graphs are captured for. exact: by the exact kernels.
     """
     gpu = current_gpu()
-    found = [measured_tiling(*product) for product in tilings_asked_for(layers, lm_head, buckets)]
+    found = [measured_tiling(*product, exact) for product in tilings_asked_for(layers, lm_head, buckets, exact)]
     measured = sum(one is not None for one in found)
     return {
         "gpu": "none" if gpu is None else gpu.name,
@@ -34,10 +36,13 @@ def tiling_counts(layers: Sequence[Layer], lm_head: torch.Tensor, buckets: Seque
 
 
 def tilings_asked_for(
-    layers: Sequence[Layer], lm_head: torch.Tensor, buckets: Sequence[int]
+    layers: Sequence[Layer], lm_head: torch.Tensor, buckets: Sequence[int], exact: bool = False
 ) -> set[tuple[int, int, int, str]]:
     """What decode launches ask `tilings` for: outputs, depth, columns (1: one row), the name of what follows."""
     inner, head = set(_products(layers)), (*lm_head.shape, EPILOGUES[STORE])
+    if exact:
+        columns_asked = {columns_of(rows) for rows in buckets}
+        return {(outputs, depth, columns, name) for outputs, depth, name in (*inner, head) for columns in columns_asked}
     has_units = lm_head.dtype == torch.bfloat16
     fuses = has_units and all(takes_depth(depth) for _, depth, _ in inner)
     few = {columns_of(rows) for rows in buckets if 1 < rows <= MAX_ROWS}

@@ -91,26 +91,29 @@ def test_the_switch_names_an_architecture() -> None:
         capability_of("hopper")
 
 
-def _decoder(dtype: torch.dtype) -> Decoder:
+def _decoder(dtype: torch.dtype, exact: bool) -> Decoder:
     config = dataclasses.replace(gpu_chain.small_config(hidden_size=64, intermediate_size=128), dtype=dtype)
     weights = gpu_chain.moved(gpu_chain.random_weights(config, dtype), DEVICE)
-    return Decoder(config, weights, TritonKernelSet())
+    return Decoder(config, weights, TritonKernelSet(exact))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("dtype", "exact", "each"), [(torch.bfloat16, False, 3), (torch.bfloat16, True, 2), (torch.float32, False, 1)]
+)
 def test_what_is_counted_at_start_is_what_decode_launches_ask_for(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, exact: bool, each: int
 ) -> None:
-    decoder, buckets, asked = _decoder(dtype), buckets_for(16), set()
+    decoder, buckets, asked = _decoder(dtype, exact), buckets_for(16), set()
     row_tiling, rows_tiling = tilings.row_tiling, tilings.rows_tiling
 
     def one_row(outputs: int, depth: int, epilogue: str) -> Any:
         asked.add((outputs, depth, 1, epilogue))
         return row_tiling(outputs, depth, epilogue)
 
-    def few_rows(outputs: int, depth: int, columns: int, epilogue: str) -> Any:
+    def few_rows(outputs: int, depth: int, columns: int, epilogue: str, is_exact: bool = False) -> Any:
+        assert is_exact is exact
         asked.add((outputs, depth, columns, epilogue))
-        return rows_tiling(outputs, depth, columns, epilogue)
+        return rows_tiling(outputs, depth, columns, epilogue, is_exact)
 
     monkeypatch.setattr(decode_streams, "row_tiling", one_row)
     monkeypatch.setattr(decode_streams, "rows_tiling", few_rows)
@@ -119,8 +122,8 @@ def test_what_is_counted_at_start_is_what_decode_launches_ask_for(
         hidden = decoder.forward(batch_of([5] * rows, 1, DEVICE), cache)
         logits = torch.empty((rows, decoder.config.vocab_size), dtype=torch.float32, device=DEVICE)
         decoder.kernels.logits_into(hidden, decoder.weights.lm_head, logits)
-    assert asked == tilings_asked_for(decoder.weights.layers, decoder.weights.lm_head, buckets)
-    assert len(asked) == 5 * (3 if dtype == torch.bfloat16 else 1)
+    assert asked == tilings_asked_for(decoder.weights.layers, decoder.weights.lm_head, buckets, exact)
+    assert len(asked) == 5 * each
 
 
 @pytest.mark.usefixtures("an_h200")

@@ -1,0 +1,96 @@
+"""With the exact kernels a row's logits are the same to the bit from its prompt's first chunk on, whoever begins or
+goes on in the same launches: whole launches, S, apply and F, in Triton's interpreter or on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+import torch
+
+from tests.runtime.kernels.matrix_units import multiply_as_matrix_units
+from tests.runtime.kernels.triton_device import triton_device
+
+DEVICE = triton_device()
+pytestmark = pytest.mark.timeout(300)
+
+from runahead.cuda_graphs.rings import RingLayout, RingMemory  # noqa: E402
+from runahead.cuda_graphs.shape import LaunchShape  # noqa: E402
+from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.models.decoder import Decoder  # noqa: E402
+from runahead.runtime.plan import PLAN_WORDS  # noqa: E402
+from runahead.runtime.programs.triton import TritonProgram  # noqa: E402
+from runahead.runtime.wire.parameters import SamplingParams  # noqa: E402
+from tests.gpu import gpu_chain  # noqa: E402
+from tests.runtime.kernels.device_twin import mapped_rings  # noqa: E402
+from tests.runtime.launches import Launches, over_program  # noqa: E402
+
+ROWS, BLOCK_SIZE, EACH, MAX_TOKENS = 4, 16, 3, 64
+WATCHED = 1
+PROMPT = [3 + 11 * i % 150 for i in range(17)]  # its last chunk has one token
+CUTS = (16, 1, 1, 1)  # tokens of the watched row in each launch: its prompt in two chunks, and two decode steps
+CONFIG = gpu_chain.small_config(
+    architecture="Qwen3ForCausalLM", intermediate_size=64, max_position_embeddings=EACH * BLOCK_SIZE, windows=(0, 24)
+)
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.fixture(autouse=True)
+def _whatever_the_order_of_numpy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if DEVICE.type == "cpu":
+        multiply_as_matrix_units(monkeypatch)
+    with torch.inference_mode():
+        yield
+
+
+class _Waits(TritonProgram):
+    """For the device after each F."""
+
+    def forward(self, shape: LaunchShape, *rest: object) -> None:
+        super().forward(shape)
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def stage() -> tuple[Launches, TritonProgram]:
+    rings: RingMemory = mapped_rings(RingLayout(4, PLAN_WORDS, 8192, ROWS, 4, prompt_tokens=MAX_TOKENS), DEVICE)
+    weights = gpu_chain.moved(gpu_chain.random_weights(CONFIG, torch.bfloat16), DEVICE)
+    program = _Waits(
+        Decoder(CONFIG, weights, TritonKernelSet(exact=True)),
+        rings,
+        max_rows=ROWS,
+        max_tokens=MAX_TOKENS,
+        num_blocks=ROWS * EACH + 1,
+        block_size=BLOCK_SIZE,
+        context_length=EACH * BLOCK_SIZE,
+    )
+    program.poison_blocks(tuple(range(1, ROWS * EACH + 1)))
+    return Launches(over_program(program), rings, CONFIG.vocab_size, EACH), program
+
+
+def logits(others: Sequence[Mapping[int, int]]) -> list[torch.Tensor]:
+    """Of the watched row after each launch. others: by row slot, tokens that other rows take in each launch."""
+    launches, program = stage()
+    launches.begin(WATCHED, PROMPT, GREEDY)
+    for slot in {slot for work in others for slot in work}:
+        launches.begin(slot, [5 + (slot + 7 * i) % 150 for i in range(20 + slot)], GREEDY)
+    found = []
+    for count, work in zip(CUTS, others, strict=True):
+        both = {WATCHED: count, **work}
+        launches.launch(both)
+        found.append(program._logits[sorted(both).index(WATCHED)].cpu().clone())
+    assert all(bool(torch.isfinite(one).all()) and len(one.unique()) > 10 for one in found)
+    return found
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        pytest.param([{0: 20}, {0: 1}, {0: 1}, {0: 1}], id="beside a row that decodes"),
+        pytest.param([{}, {0: 20}, {0: 1, 2: 22}, {2: 1}], id="beside prompts that begin later"),
+        pytest.param([{3: 7}, {3: 7, 2: 1}, {2: 10}, {2: 30, 3: 30}], id="beside prompts in chunks"),
+    ],
+)
+def test_a_row_has_the_logits_that_it_has_alone_in_every_launch(others: Sequence[Mapping[int, int]]) -> None:
+    alone, found = logits([{}] * len(CUTS)), logits(others)
+    assert [place for place, pair in enumerate(zip(found, alone, strict=True)) if not torch.equal(*pair)] == []

@@ -1,0 +1,182 @@
+"""With the exact kernels a row's bits depend on that row alone: not on how many rows a launch has, where the row stands
+among them, how long they are, whether they are masked or a prompt, or how long a context may be.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from benchmarks.gpu_table.shapes import SHAPES
+from runahead.cuda_graphs.graph_pool import buckets_for
+from tests.runtime.kernels.matrix_units import multiply_as_matrix_units
+from tests.runtime.kernels.triton_device import triton_device
+
+DEVICE = triton_device()
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache  # noqa: E402
+from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.models.config import ModelConfig  # noqa: E402
+from runahead.runtime.models.decoder import Decoder  # noqa: E402
+from runahead.runtime.models.weights import dummy_weights  # noqa: E402
+from runahead.runtime.rounding import ceil_div  # noqa: E402
+from tests.gpu import gpu_chain  # noqa: E402
+
+BLOCK_SIZE = 16
+TOKEN = 7  # of the watched row
+EVERY_BUCKET = buckets_for(256)
+
+
+@pytest.fixture(autouse=True)
+def _whatever_the_order_of_numpy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if DEVICE.type == "cpu":
+        multiply_as_matrix_units(monkeypatch)
+    with torch.inference_mode():
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Who is in a launch beside the watched row. lengths: of the decode rows, 0: masked. place: of the watched row.
+    prompt: tokens of a row that is a prompt, the last; 0: there is none. context: the longest that there may be."""
+
+    lengths: tuple[int, ...] = ()
+    place: int = 0
+    prompt: int = 0
+    context: int = 0
+
+
+class Watched:
+    """A row of a model with random weights, over a cache of random keys and values, in launches of all kinds."""
+
+    def __init__(self, config: ModelConfig, length: int, context: int, *, exact: bool) -> None:
+        kernels = TritonKernelSet(exact)
+        weights = dummy_weights(config, torch.bfloat16, DEVICE, kernels.pack_weight)
+        self.model = Decoder(config, weights, kernels, context)
+        self.length, self.context = length, context
+        own = ceil_div(length, BLOCK_SIZE)
+        self._own = torch.randperm(own, generator=torch.Generator().manual_seed(1)).int() + 1
+        self._others = range(own + 1, own + 1 + 2 * ceil_div(context, BLOCK_SIZE))
+        self.cache: KVCache = self.model.make_cache(self._others.stop, BLOCK_SIZE)
+        generator = torch.Generator(DEVICE).manual_seed(2)
+        for tensor in (*self.cache.keys, *self.cache.values):
+            tensor.copy_(torch.randn(tensor.shape, generator=generator, device=DEVICE))
+
+    def launch(self, crowd: Crowd, seed: int = 0) -> list[torch.Tensor]:
+        """The watched row's logits, and the keys and values that it has written. seed: of what the others hold."""
+        dice = random.Random(seed)
+        rows = len(crowd.lengths) + 1 + bool(crowd.prompt)
+        batch = self._batch(crowd, dice)
+        hidden = self.model.forward(batch, self.cache)
+        if not batch.is_decode:
+            hidden = hidden.index_select(0, (batch.query_start_loc[1:] - 1).long())
+        logits = torch.full((rows, self.model.config.vocab_size), torch.nan, device=DEVICE)
+        self.model.kernels.logits_into(hidden, self.model.weights.lm_head, logits)
+        block, offset = int(self._own[(self.length - 1) // BLOCK_SIZE]), (self.length - 1) % BLOCK_SIZE
+        written = [tensor[block, offset] for tensor in (*self.cache.keys, *self.cache.values)]
+        return [found.float().cpu().clone() for found in (logits[crowd.place], *written)]
+
+    def _batch(self, crowd: Crowd, dice: random.Random) -> ForwardBatch:
+        lengths = [*crowd.lengths[: crowd.place], self.length, *crowd.lengths[crowd.place :]]
+        queries = [1] * len(lengths)
+        if crowd.prompt:
+            lengths.append(crowd.prompt)
+            queries.append(crowd.prompt)
+        context = crowd.context or self.context
+        tables = torch.zeros(len(lengths), ceil_div(context, BLOCK_SIZE), dtype=torch.int32)
+        for row, length in enumerate(lengths):
+            blocks = (
+                self._own if row == crowd.place else torch.tensor(dice.sample(self._others, len(self._others) // 2))
+            )
+            used = ceil_div(length, BLOCK_SIZE)
+            tables[row, :used] = blocks[:used]
+        counts = torch.tensor(queries)
+        starts = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])
+        row_of = torch.arange(len(lengths)).repeat_interleave(counts)
+        known = torch.tensor(lengths)
+        positions = (known[row_of] - counts[row_of] + torch.arange(len(row_of)) - starts[row_of]).clamp_min(0)
+        slots = tables[row_of, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
+        tokens = torch.tensor([dice.randrange(self.model.config.vocab_size) for _ in row_of])
+        tokens[starts[crowd.place]] = TOKEN
+        decodes = torch.tensor([row < len(lengths) - bool(crowd.prompt) for row in range(len(lengths))])
+        return ForwardBatch(
+            token_ids=tokens.to(DEVICE),
+            positions=positions.to(DEVICE),
+            slot_mapping=(slots * (known[row_of] > 0)).to(DEVICE),
+            query_start_loc=starts.int().to(DEVICE),
+            seq_lens=known.int().to(DEVICE),
+            block_tables=tables.to(DEVICE),
+            num_tokens=len(row_of),
+            num_rows=len(lengths),
+            max_seq_len=context,
+            is_decode=not crowd.prompt,
+            decode_rows=decodes.to(DEVICE) if crowd.prompt else None,
+        )
+
+
+def crowds(buckets: tuple[int, ...], context: int, prompts: tuple[int, ...]) -> Iterator[Crowd]:
+    """Every bucket with the row at a random place among others of random lengths, some of them masked; beside prompts;
+    and with a longer context."""
+    dice = random.Random(3)
+
+    def lengths(count: int) -> tuple[int, ...]:
+        return tuple(dice.choice([0, dice.randint(1, context), dice.randint(1, context)]) for _ in range(count))
+
+    for rows in buckets:
+        yield Crowd(lengths(rows - 1), dice.randrange(rows))
+    for prompt in prompts:
+        for rows in (1, buckets[-1] - 1):
+            yield Crowd(lengths(rows - 1), dice.randrange(rows), prompt)
+    yield Crowd(context=8 * context)
+    yield Crowd(lengths(buckets[-1] - 1), 0, context=8 * context)
+
+
+def differing(watched: Watched, found: Iterator[Crowd]) -> list[Crowd]:
+    """In which crowds the row has other bits than alone. Raises AssertionError for bits that are no numbers."""
+    alone = watched.launch(Crowd())
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in alone)
+    assert len(alone[0].unique()) > 10, "as if the row had no logits"
+    return [
+        crowd for seed, crowd in enumerate(found, 1) if not all(map(torch.equal, watched.launch(crowd, seed), alone))
+    ]
+
+
+SMALL = gpu_chain.small_config(
+    architecture="Qwen3ForCausalLM", windows=(0, 24), hidden_size=128, head_dim=32, intermediate_size=192
+)
+
+
+@pytest.mark.parametrize("length", [23, *(pytest.param(length, marks=pytest.mark.large) for length in (1, 40))])
+def test_a_small_model_s_row_has_the_bits_that_it_has_alone(length: int) -> None:
+    watched = Watched(SMALL, length, 64, exact=True)
+    assert differing(watched, crowds((1, 2, 5), 64, (20,))) == []
+
+
+@pytest.mark.large
+def test_a_small_model_s_row_has_them_in_every_bucket() -> None:
+    buckets = EVERY_BUCKET if DEVICE.type == "cuda" else (1, 8, 64, 96)
+    watched = Watched(SMALL, 61, 64, exact=True)
+    assert differing(watched, crowds(buckets, 64, (2, 50))) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", [1, 130, 613, 1999])
+@pytest.mark.parametrize("shape", ["0.6B", "1B", "8B"])
+def test_a_row_of_a_real_shape_has_the_bits_that_it_has_alone(shape: str, length: int) -> None:
+    real = SHAPES[shape]
+    config = replace(real, keys={**real.keys, "num_hidden_layers": 2}).described()
+    watched = Watched(config, length, 2048, exact=True)
+    assert differing(watched, crowds(EVERY_BUCKET, 2048, (2, 100, 256))) == []
+
+
+@pytest.mark.gpu
+def test_the_fastest_kernels_have_other_bits_in_other_buckets() -> None:
+    """Or the tests before would show nothing."""
+    real = SHAPES["0.6B"]
+    config = replace(real, keys={**real.keys, "num_hidden_layers": 2}).described()
+    watched = Watched(config, 613, 2048, exact=False)
+    assert differing(watched, crowds(EVERY_BUCKET, 2048, (100,)))
