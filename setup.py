@@ -93,7 +93,7 @@ setup(
     package_data={
         "runahead": ["py.typed"],
         "runahead.v1": ["*.proto", "*.pyi"],
-        "runahead.runtime.kernels.triton": ["measured_tilings.json"],
+        "runahead.runtime.kernels.triton": ["measured_exact.json", "measured_tilings.json"],
         "runahead.runtime.models": ["bundled/*"],
     },
     cmdclass={"build_py": BuildWithStubs},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from runahead.runtime.wire.messages import EngineInfo
 from runahead.service.limits import LIMITS
 from runahead.service.tokenizer import TextTokenizer
-from runahead.v1 import EngineConfiguration, GetModelInfoResponse, Limits, SpecialToken
+from runahead.v1 import EngineConfiguration, Exactness, GetModelInfoResponse, Limits, SpecialToken
 
 
 def model_info(
@@ -55,6 +55,9 @@ def model_info(
             block_size=info.block_size,
             penalty_slots=info.penalty_slots,
             prefix_cache=info.prefix_cache,
+            exactness=Exactness(
+                exact=info.exactness.exact, why=info.exactness.why, largest_ratio=info.exactness.largest_ratio
+            ),
         ),
         server_id=server_id,
     )

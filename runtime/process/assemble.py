@@ -33,7 +33,7 @@ def assemble(config: EngineConfig, progress: Progress) -> Assembled:
     return Assembled(
         made.device,
         make_scheduler(config, described, made.blocks, context),
-        engine_info(config, made.model, made.blocks, context),
+        engine_info(config, made, context),
         made.poison,
     )
 

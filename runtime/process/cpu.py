@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import structlog
 import torch
 
@@ -27,6 +28,7 @@ from runahead.runtime.process.parts import (
 from runahead.runtime.programs.poison import RingPoison
 from runahead.runtime.programs.reference import HostProgram
 from runahead.runtime.wire.engine_config import EngineConfig
+from runahead.runtime.wire.messages import Exactness
 
 _CACHE_BYTES: Final = 1 << 30  # what the KV cache may take where `num_blocks` is 0
 
@@ -42,6 +44,8 @@ def make_on_cpu(config: EngineConfig, described: ModelConfig, context: int, prog
     log.info("trying_kernels", threads=torch.get_num_threads())  # seconds, for a model of a billion parameters
     kernels, trial = choose_kernels(described)
     log.info("kernels_tried", **asdict(trial))
+    exactness = Exactness(True, "on the CPU there are no other kernels, whatever is asked for")
+    log.info("exactness", asked=config.exact, **msgspec.structs.asdict(exactness))
     folder, cpu = Path(config.model), torch.device("cpu")
     model = load_model(folder, cpu, dtype, config.load_format, kernels, progress, context, described)
     log.info("memory", **memory_facts(config, model, kept, blocks))
@@ -59,4 +63,5 @@ def make_on_cpu(config: EngineConfig, described: ModelConfig, context: int, prog
     delay, poison = no_delay, None
     if config.jitter_seed is not None:
         delay, poison = seeded_delays(config.jitter_seed), RingPoison(program, rings)
-    return MadeOnDevice(model, blocks, HostDevice(program, rings, delay, launched=config.counters_from), poison)
+    device = HostDevice(program, rings, delay, launched=config.counters_from)
+    return MadeOnDevice(model, blocks, device, poison, exactness)

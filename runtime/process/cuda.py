@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import structlog
 import torch
 
 from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
 from runahead.cuda_graphs.graph_pool import buckets_for
+from runahead.runtime.models import weights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.load import load_model
 from runahead.runtime.process.parts import (
@@ -23,8 +25,9 @@ from runahead.runtime.process.parts import (
     memory_facts,
     ring_layout,
 )
-from runahead.runtime.programs.triton import TritonProgram, gpu_kernels, tilings_of
+from runahead.runtime.programs.triton import TritonProgram, exactness_of, gpu_kernels, tilings_of, use_gpu_as
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
+from runahead.runtime.wire.messages import Exactness
 
 LEAST_CAPABILITY: Final = (8, 0)
 _CACHE_SHARE: Final = 0.85  # of the GPU's memory left after the weights, for the KV cache
@@ -37,11 +40,14 @@ def make_on_cuda(config: EngineConfig, described: ModelConfig, context: int, pro
     """
     device = torch.device("cuda", torch.cuda.current_device())
     check_gpu(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
-    dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
-    folder, kernels = Path(config.model), gpu_kernels(config.gpu_capability)
-    model = load_model(folder, device, dtype, config.load_format, kernels, progress, context, described)
+    use_gpu_as(config.gpu_capability)
+    dtype = described.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+    exactness = _exactness(config, described, dtype)
     log = structlog.get_logger("engine")
-    log.info("tilings", **tilings_of(model, buckets_for(config.max_rows)))
+    log.info("exactness", asked=config.exact, **msgspec.structs.asdict(exactness))
+    folder, kernels = Path(config.model), gpu_kernels(exactness.exact)
+    model = load_model(folder, device, dtype, config.load_format, kernels, progress, context, described)
+    log.info("tilings", **tilings_of(model, buckets_for(config.max_rows), exactness.exact))
     free, _ = torch.cuda.mem_get_info(device)
     kept = bytes_kept(config, described, model.dtype)
     blocks = config.num_blocks or blocks_in(int(free * _CACHE_SHARE), config, kept, context)
@@ -67,7 +73,7 @@ def make_on_cuda(config: EngineConfig, described: ModelConfig, context: int, pro
         progress=_log_captures(),
         launched=config.counters_from,
     )
-    return MadeOnDevice(model, blocks, captured, None)
+    return MadeOnDevice(model, blocks, captured, None, exactness)
 
 
 def check_gpu(name: str, capability: tuple[int, int]) -> None:
@@ -78,6 +84,14 @@ def check_gpu(name: str, capability: tuple[int, int]) -> None:
             f"the kernels need a GPU of compute capability {needed} or more (A100, RTX 30 and later); "
             f"{name} has {found}; --device cpu serves without one"
         )
+
+
+def _exactness(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> Exactness:
+    """Raises ConfigError where it is asked for and can't be."""
+    try:
+        return exactness_of(weights.described(model), dtype, config.exact, buckets_for(config.max_rows))
+    except ValueError as error:
+        raise ConfigError(f"{config.spelling('exact')} on can't be: {error}") from error
 
 
 def _log_captures() -> Callable[[int, int], None]:

@@ -27,7 +27,7 @@ from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire.engine_config import MAX_CONTEXT, ConfigError, EngineConfig
-from runahead.runtime.wire.messages import EngineInfo
+from runahead.runtime.wire.messages import EngineInfo, Exactness
 from runahead.runtime.wire.parameters import MAX_STOP_IDS, MAX_TOP_LOGPROBS
 
 MAX_EOS_IDS: Final = MAX_STOP_IDS // 2  # the other half is the request's own stop ids
@@ -50,13 +50,14 @@ class Assembled:
 class MadeOnDevice:
     """The parts of an engine that are of one kind of device.
 
-    blocks: KV blocks, the null block included. poison: of the test mode.
+    blocks: KV blocks, the null block included. poison: of the test mode. exactness: of the kernels that the model has.
     """
 
     model: Decoder
     blocks: int
     device: Device
     poison: Poison | None
+    exactness: Exactness
 
 
 # Loads the model and makes its device. Takes the settings, the model as config.json describes it, the context length,
@@ -151,8 +152,9 @@ def make_scheduler(config: EngineConfig, model: ModelConfig, blocks: int, contex
     return Scheduler(limits, rows, BlockPool(blocks, config.block_size), ledger)
 
 
-def engine_info(config: EngineConfig, model: Decoder, blocks: int, context: int) -> EngineInfo:
+def engine_info(config: EngineConfig, made: MadeOnDevice, context: int) -> EngineInfo:
     """What the engine says of itself."""
+    model = made.model
     return EngineInfo(
         model=config.served_name or Path(config.model).name,
         architecture=model.config.architecture,
@@ -162,7 +164,7 @@ def engine_info(config: EngineConfig, model: Decoder, blocks: int, context: int)
         bos_token_id=-1 if model.config.bos_token_id is None else model.config.bos_token_id,
         max_rows=config.max_rows,
         max_queue=config.max_queue,
-        num_blocks=blocks,
+        num_blocks=made.blocks,
         block_size=config.block_size,
         run_ahead=config.run_ahead,
         device=config.device,
@@ -170,4 +172,5 @@ def engine_info(config: EngineConfig, model: Decoder, blocks: int, context: int)
         parameters=model.num_parameters,
         penalty_slots=config.penalty_slots,
         prefix_cache=config.prefix_cache,
+        exactness=made.exactness,
     )

@@ -16,26 +16,51 @@ from runahead.cuda_graphs.enqueue_watch import unwatched
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.kernels.kernel_set import KernelSet
+from runahead.runtime.kernels.triton import exactness
 from runahead.runtime.kernels.triton.device_rows import DeviceRows
-from runahead.runtime.kernels.triton.gpu import use_as
+from runahead.runtime.kernels.triton.gpu import current_gpu, use_as
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
 from runahead.runtime.kernels.triton.prompt_logprobs import make_prompt_buffers
 from runahead.runtime.kernels.triton.sampling import make_sampler_buffers, sample_rows_cuda
 from runahead.runtime.kernels.triton.tiling_counts import tiling_counts
+from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.wire.messages import Exactness
 
 
-def gpu_kernels(capability: str = "auto") -> KernelSet:
-    """The kernels for which a `TritonProgram`'s decoder is loaded. capability: auto, or the older compute capability
-    that this process is to use its GPU as."""
+def use_gpu_as(capability: str) -> None:
+    """Before anything else here. capability: auto, or the older compute capability that this process is to use its GPU
+    as."""
     if capability != "auto":
         use_as(capability)
-    return TritonKernelSet()
 
 
-def tilings_of(model: Decoder, buckets: Sequence[int]) -> dict[str, object]:
-    """How many products of decode launches of so many rows were measured on this GPU, by name: logged at start."""
-    return tiling_counts(model.weights.layers, model.weights.lm_head, buckets)
+def exactness_of(weights: ModelWeights, dtype: torch.dtype, asked: str, buckets: Sequence[int]) -> Exactness:
+    """Whether the kernels of a `TritonProgram` are to be exact, on this GPU.
+
+    weights: of the model, which may be without memory or values. asked: on, off or auto. buckets: numbers of rows that
+    graphs are captured for.
+
+    Raises ValueError, with the end of a sentence, where that is asked for and can't be.
+    """
+    impossible = exactness.why_impossible(weights.layers, dtype)
+    if asked == "on" and impossible:
+        raise ValueError(impossible)
+    gpu, key = current_gpu(), exactness.shape_key(weights.layers, weights.embedding.shape[0], dtype)
+    measured = {} if gpu is None or gpu.stands_for_older else exactness.measured_ratios(gpu.name, key)
+    return exactness.choose_exactness(asked, impossible, measured, buckets)
+
+
+def gpu_kernels(exact: bool) -> KernelSet:
+    """The kernels for which a `TritonProgram`'s decoder is loaded. exact: no row's bits depend on the rows beside
+    it."""
+    return TritonKernelSet(exact)
+
+
+def tilings_of(model: Decoder, buckets: Sequence[int], exact: bool) -> dict[str, object]:
+    """How many products of decode launches of so many rows were measured on this GPU, by name: logged at start. exact:
+    by the exact kernels."""
+    return tiling_counts(model.weights.layers, model.weights.lm_head, buckets, exact)
 
 
 class TritonProgram:

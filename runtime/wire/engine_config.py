@@ -43,6 +43,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         DtypeName,
         Meta(description="of weights and arithmetic; auto: float32 on the CPU, the checkpoint's own on CUDA"),
     ] = "auto"
+    exact: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(description="no request's tokens depend on those beside it; auto: where that is known to cost little"),
+    ] = "auto"
     run_ahead: Annotated[
         int,
         Meta(

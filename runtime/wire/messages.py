@@ -86,6 +86,18 @@ ToEngine = Hello | Submit | Cancel | Abort | StatsQuery
 # ---------------------------------------------------------------- engine to front end
 
 
+class Exactness(msgspec.Struct, frozen=True):
+    """Whether a row's tokens and log-probabilities hang on that row alone.
+
+    why: the reason for the choice, in words. largest_ratio: how long a decode step takes with the exact kernels, in
+    parts of what it takes with the fastest, in the bucket where that is most; None: not known.
+    """
+
+    exact: bool
+    why: str
+    largest_ratio: float | None = None
+
+
 class EngineInfo(msgspec.Struct, frozen=True):
     """What the engine serves, and the limits it was started with."""
 
@@ -105,6 +117,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     parameters: int
     penalty_slots: int = 0  # rows that may have penalties at a time; 0: none may
     prefix_cache: bool = False
+    exactness: Exactness = Exactness(False, "")
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=101):

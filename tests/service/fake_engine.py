@@ -34,6 +34,7 @@ INFO = m.EngineInfo(
     parameters=1000,
     penalty_slots=4,
     prefix_cache=True,
+    exactness=m.Exactness(True, "it costs little", 1.0625),
 )
 
 STATS = m.EngineStats(

@@ -64,6 +64,8 @@ def test_model_info_says_what_is_served_and_what_the_limits_are(service: Service
     assert info.limits.once_prompt_bytes == LIMITS.once_prompt_bytes
     assert (info.engine.device, info.engine.run_ahead) == ("cpu", 2)
     assert (info.engine.penalty_slots, info.engine.prefix_cache) == (INFO.penalty_slots, True) == (4, True)
+    exactness = info.engine.exactness
+    assert (exactness.exact, exactness.why, exactness.largest_ratio) == (True, "it costs little", 1.0625)
     assert info.server_id == "server-1"
 
 

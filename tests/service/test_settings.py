@@ -69,7 +69,7 @@ def test_the_environment_may_name_the_file(config_file: Path) -> None:
 def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> None:
     changed: dict[str, Any] = {
         "model": "elsewhere", "served_name": "name", "load_format": "dummy", "tokenizer": "none", "device": "cuda",
-        "dtype": "bfloat16",
+        "dtype": "bfloat16", "exact": "on",
         "run_ahead": 4, "run_ahead_tokens": 7, "max_rows": 8, "max_queue": 9, "context_length": 10, "block_size": 32,
         "num_blocks": 12, "prefill_chunk": 64, "max_prefill_tokens": 65, "prefix_cache": False, "penalty_slots": 5,
         "log_interval": 6, "log_mode": "barrier", "threads": 3, "launch_timeout_s": 60.5,
@@ -113,6 +113,7 @@ def test_a_switch_can_be_turned_off_again_by_a_flag() -> None:
         ({}, "", {"port": "70000"}, "--port must be between 0 and 65535, and is 70000"),
         ({}, "", {"run_ahead": "5"}, "--run-ahead must be .*serial"),
         ({}, "", {"device": "tpu"}, "--device must be cpu or cuda"),
+        ({}, "", {"exact": "always"}, "--exact must be auto, on or off, and is 'always'"),
         ({}, "", {"tokenizer": "mine"}, "--tokenizer must be auto or none, and is 'mine'"),
         ({"RUNAHEAD_INSECURE": "perhaps"}, "", {}, "RUNAHEAD_INSECURE must be true or false"),
         ({}, "", {"max_streams": "0"}, "--max-streams must be between 1 and 100000, and is 0"),
@@ -212,6 +213,7 @@ def test_the_engine_gets_what_was_set(tmp_path: Path) -> None:
 def test_every_setting_of_the_engine_reaches_it(tmp_path: Path) -> None:
     flags = {
         "model": str(tmp_path), "served_name": "name", "load_format": "dummy", "device": "cuda", "dtype": "float16",
+            "exact": "off",
         "run_ahead": "serial", "run_ahead_tokens": "600", "max_rows": "8", "max_queue": "9", "context_length": "10",
         "block_size": "32", "num_blocks": "11", "prefill_chunk": "64", "max_prefill_tokens": "65",
         "prefix_cache": "false", "penalty_slots": "5", "log_interval": "1", "log_mode": "barrier",

@@ -23,7 +23,7 @@ from runahead.runtime.kernels.triton.gpu import LEAST_SHARED_MEMORY, Gpu, capabi
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.kernels.triton.tiling_counts import tiling_counts, tilings_asked_for  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
-from runahead.runtime.programs.triton import gpu_kernels  # noqa: E402
+from runahead.runtime.programs.triton import use_gpu_as  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 from tests.runtime.kernels.test_triton_decode_streams import batch_of  # noqa: E402
 
@@ -61,7 +61,7 @@ def test_a_gpu_is_what_the_driver_says() -> None:
 @pytest.mark.usefixtures("an_h200")
 def test_used_as_an_older_gpu_nothing_is_launched_dependently_nothing_was_measured_and_every_tile_fits() -> None:
     measured = tilings.rows_tiling(*IN_THE_TABLE)
-    gpu_kernels("8.0")
+    use_gpu_as("8.0")
     assert current_gpu() == Gpu(H200.name, (8, 0), LEAST_SHARED_MEMORY, stands_for_older=True)
     assert triton.knobs.runtime.override_arch == "sm80", "Triton compiles in its form, too"
     assert not dependent_launch_works()
@@ -74,7 +74,7 @@ def test_used_as_an_older_gpu_nothing_is_launched_dependently_nothing_was_measur
 
 @pytest.mark.usefixtures("an_h200")
 def test_without_the_setting_the_gpu_is_used_as_what_it_is() -> None:
-    gpu_kernels("auto")
+    use_gpu_as("auto")
     assert current_gpu() == H200
 
 

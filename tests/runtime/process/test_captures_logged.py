@@ -104,7 +104,7 @@ def test_how_many_products_were_measured_on_this_gpu_is_logged_once() -> None:
 @pytest.mark.usefixtures("a_gpu_on_the_cpu")
 def test_the_capability_that_the_gpu_is_to_be_used_as_reaches_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(cuda, "gpu_kernels", asked.append)
+    monkeypatch.setattr(cuda, "use_gpu_as", asked.append)
     for capability in ("auto", "8.0"):
         config = EngineConfig(
             model=str(BUNDLED), device="cuda", max_rows=4, context_length=256, gpu_capability=capability

@@ -1,0 +1,145 @@
+"""Where it is exact, a request's tokens and log-probabilities are the same to the bit alone and among others: at every
+depth, in whatever row slot, beside whatever prompts, while others stop.
+
+On a GPU in bfloat16, by the exact kernels; on the CPU in float32, where there are no others. Requests arrive by how
+many tokens the others have, so that every depth and every order makes other launches.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+
+from runahead.runtime import models
+from runahead.runtime.engine.loop import Engine
+from runahead.runtime.process.assemble import assemble
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.engine_config import DeviceName, EngineConfig
+from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
+from runahead.runtime.wire.preparation import prepared_submit
+from tests.runtime.chain import MemoryLinks
+
+pytestmark = pytest.mark.timeout(600)
+
+BUNDLED: Final = Path(models.__path__[0]) / "bundled"
+REQUESTS, ROWS = 16, 12
+LONGEST = 300  # tokens of a prompt: several chunks of it
+VOCAB = 4096
+COMMON: Final = (8, 9, 12, 14, 59, 199, 258, 259, 266, 269, 272, 283, 290, 300, 307)  # brackets, ends of lines, spaces
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    prompt: list[int]
+    sampling: SamplingParams
+    stopping: StoppingParams
+
+
+def requests() -> list[Asked]:
+    """Greedy and sampled ones; half of them with log-probabilities, a third ended by common tokens."""
+    dice = random.Random(11)
+    found = []
+    for i in range(REQUESTS):
+        prompt = [dice.randrange(2, VOCAB) for _ in range(3 if i == 0 else dice.randint(3, LONGEST))]
+        sampling = SamplingParams(
+            temperature=(0.0, 0.8, 1.1)[i % 3],
+            top_p=(1.0, 0.9)[i % 2],
+            seed=i,
+            logprobs=(2, -1, 0, -1)[i % 4],
+        )
+        stops = COMMON if i % 3 == 1 else ()
+        found.append(Asked(prompt, sampling, StoppingParams(dice.randint(10, 40), min_tokens=5, stop_token_ids=stops)))
+    return found
+
+
+@dataclass(slots=True)
+class Answer:
+    """slot: the row slot that it had. launches: in which its tokens came."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[tuple[float, tuple[int, ...], tuple[float, ...]]] = field(default_factory=list)
+    reason: int = 0
+    slot: int = -1
+    launches: list[int] = field(default_factory=list)
+
+    @property
+    def said(self) -> tuple[object, ...]:
+        """What the client sees."""
+        return self.tokens, self.logprobs, self.reason
+
+
+def served(device: DeviceName, run_ahead: int, order: Sequence[int], each: int) -> tuple[list[Answer], m.EngineStats]:
+    """The answers to all requests, by place, and the engine's figures. order: in which they arrive; each after `each`
+    tokens more of those before it, or when these have ended."""
+    config = EngineConfig(
+        model=str(BUNDLED), device=device, dtype="bfloat16" if device == "cuda" else "float32", exact="on",
+        run_ahead=run_ahead, max_rows=ROWS, context_length=512, prefill_chunk=64, max_prefill_tokens=128,
+        threads=1 if device == "cpu" else 0,
+    )  # fmt: skip
+    parts = assemble(config, lambda done, total: None)
+    assert parts.info.exactness.exact
+    links = MemoryLinks()
+    engine = Engine(parts.device, parts.scheduler, links, max_queue=REQUESTS, run_ahead_asked=run_ahead)
+    asked, answers, taken = requests(), [Answer() for _ in range(REQUESTS)], 0
+    waiting = list(order)
+    while waiting or links.unread or len(engine.registry) or engine.ledger.in_flight:
+        tokens = sum(len(answer.tokens) for answer in answers)
+        if waiting and (tokens >= each * (len(order) - len(waiting)) or not len(engine.registry)):
+            place = waiting.pop(0)
+            one = asked[place]
+            links.tell(1, prepared_submit(place + 1, f"r{place}", np.array(one.prompt, np.int32), one.sampling,
+                                          one.stopping, block_size=config.block_size))  # fmt: skip
+        engine.turn()
+        for request in engine.scheduler.holdings.requests():
+            answers[request.handle - 1].slot = request.row_slot
+        for _, message in links.sent[taken:]:
+            take(message, answers)
+        taken = len(links.sent)
+    stats = engine.stats()
+    parts.device.close()
+    return answers, stats
+
+
+def take(message: m.ToFrontEnd, answers: list[Answer]) -> None:
+    """What came for whom."""
+    assert not isinstance(message, m.Refused), message
+    if not isinstance(message, m.Output):
+        return
+    handles = np.frombuffer(message.handles, np.int64).tolist()
+    for handle, token in zip(handles, np.frombuffer(message.tokens, np.int32).tolist(), strict=True):
+        answers[handle - 1].tokens.append(token)
+        answers[handle - 1].launches.append(message.launch)
+    for one in message.logprobs:
+        answers[handles[one.index] - 1].logprobs.append((one.chosen, one.top_ids, one.top_logprobs))
+    for end in message.finished:
+        answers[end.handle - 1].reason = end.reason
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_request_has_the_tokens_and_log_probabilities_that_it_has_alone(device: DeviceName) -> None:
+    alone, quiet = served(device, 2, range(REQUESTS), 1 << 30)
+    assert quiet.launches_by_kind["mixed"] >= REQUESTS
+    assert min(len(answer.tokens) for answer in alone) > 0
+    assert {FinishReason.STOP, FinishReason.LENGTH} <= {FinishReason(answer.reason) for answer in alone}
+    asked = requests()
+    assert all(bool(one.logprobs) == (ask.sampling.logprobs >= 0) for one, ask in zip(alone, asked, strict=True))
+    backwards = range(REQUESTS)[::-1]
+    for run_ahead, order, each in (
+        (0, range(REQUESTS), 5),
+        (1, backwards, 7),
+        (2, range(REQUESTS), 0),
+        (4, backwards, 3),
+    ):
+        crowded, stats = served(device, run_ahead, order, each)
+        assert stats.launches < quiet.launches / 3, "they did not run together"
+        assert stats.events["admitted"].held + stats.events["admitted"].count > stats.events["admitted"].idle
+        assert len({answer.slot for answer in crowded}) > ROWS / 2
+        differing = [place for place in range(REQUESTS) if crowded[place].said != alone[place].said]
+        assert differing == [], f"launches ahead: {run_ahead}"
