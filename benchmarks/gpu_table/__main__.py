@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.list:
         for part in PARTS.values():
-            print(f"{part.name:<14}{part.minutes} min  {part.what}{'' if part.is_wanted else ' (only if named)'}")
+            print(f"{part.name:<16}{part.minutes} min  {part.what}{'' if part.is_wanted else ' (only if named)'}")
         return 0
     try:
         if not chosen.merge:

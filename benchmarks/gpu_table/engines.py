@@ -190,7 +190,13 @@ def opened(shape: Shape, settings: Mapping[str, int | float | str | bool], launc
     scheduler = make_scheduler(config, described, made.blocks, context)
     turn_work = config.max_rows * _REQUEST_WORK
     engine = Engine(held, scheduler, front_end, max_queue=config.max_rows, turn_work=turn_work)
-    found = {**settings, "run_ahead": RUN_AHEAD, "block_size": config.block_size, "num_blocks": made.blocks}
+    found = {
+        **settings,
+        "run_ahead": RUN_AHEAD,
+        "block_size": config.block_size,
+        "num_blocks": made.blocks,
+        "exact_kernels": made.exactness.exact,
+    }
     bench = Bench(shape, engine, held, front_end, made.model, made.blocks, config.block_size, nodes, found)
     bench.set_depth(RUN_AHEAD)
     gc.collect()

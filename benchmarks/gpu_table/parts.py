@@ -16,13 +16,15 @@ from benchmarks.gpu_table.cells import Cells, Run
 from benchmarks.gpu_table.decode import Batch, Steps, bare_graphs, fill_cache, form_of, through_the_engine
 from benchmarks.gpu_table.engines import Bench, opened
 from benchmarks.gpu_table.errors import BenchmarkError
+from benchmarks.gpu_table.exactness import ASKED, COMPARED, FEW, Crowd, agreements
 from benchmarks.gpu_table.floors import StepBytes, step_bytes
 from benchmarks.gpu_table.kernel_times import LAUNCHES, on_the_gpu, traced
 from benchmarks.gpu_table.measured import Measured
-from benchmarks.gpu_table.results import Breakdown, Cell, Result, Sampling
+from benchmarks.gpu_table.results import Agreement, Breakdown, Cell, Result, Sampling
 from benchmarks.gpu_table.settings import RUN_AHEAD, Settings
 from benchmarks.gpu_table.shapes import SHAPES, Shape
 from benchmarks.gpu_table.streams import served, through_grpc
+from benchmarks.local_service import ServiceFailed
 from runahead.cuda_graphs.shape import Form
 from runahead.runtime.wire.engine_config import DeviceName
 
@@ -39,6 +41,7 @@ class Found:
     settings: Settings
     cells: Sequence[Cell] = ()
     breakdowns: Sequence[Breakdown] = ()
+    agreements: Sequence[Agreement] = ()
     failures: Sequence[str] = ()
 
 
@@ -68,6 +71,7 @@ def run_part(part: Part, run: Run) -> Result:
         settings=found.settings | {"repeats": run.repeats, "asked": asked},
         cells=tuple(found.cells),
         breakdowns=tuple(found.breakdowns),
+        agreements=tuple(found.agreements),
         failure="; ".join(found.failures),
     )
 
@@ -209,6 +213,19 @@ def _kernels(shape: Shape, run: Run) -> Found:
     return Found(settings, breakdowns=[found for found, _ in traces if found], failures=measured.failures)
 
 
+def _exactness(crowd: Crowd, depths: Sequence[int], run: Run) -> Found:
+    """The bundled model through gRPC, at each depth a service with the exact kernels, and one with the fastest."""
+    settings: Settings = {"device": run.device} | run.asked
+    found: list[Agreement] = []
+    failures = []
+    for asked in ASKED:
+        try:
+            found += agreements(asked, settings, crowd, depths, lambda: run.why_no_more)
+        except (BenchmarkError, ServiceFailed) as error:
+            failures.append(f"exact {asked}: {error}")
+    return Found(settings, agreements=found, failures=failures)
+
+
 _KINDS: Final = (
     ("engine", "bare graphs, and through the engine", _step, {"0.6B": 3, "1B": 3, "8B": 6, "tiny": 1}),
     ("grpc", "through gRPC, one stream a row", _grpc, {"0.6B": 3, "1B": 3, "8B": 5, "tiny": 1}),
@@ -216,11 +233,16 @@ _KINDS: Final = (
     ("lengths", "long contexts and ragged lengths", _lengths, {"0.6B": 6, "1B": 4, "8B": 6, "tiny": 1}),
     ("kernels", "every kernel of a launch", _kernels, {"0.6B": 2, "8B": 3, "tiny": 1}),
 )
+_EXACTNESS: Final = "answers that differ alone and among others, with exact kernels and without"
 PARTS: Final = {
     part.name: part
-    for kind, what, measure, minutes in _KINDS
     for part in (
-        Part(f"{kind}-{shape}", f"{shape}: {what}", about, partial(measure, SHAPES[shape]), shape != "tiny")
-        for shape, about in minutes.items()
+        *(
+            Part(f"{kind}-{shape}", f"{shape}: {what}", about, partial(measure, SHAPES[shape]), shape != "tiny")
+            for kind, what, measure, minutes in _KINDS
+            for shape, about in minutes.items()
+        ),
+        Part("exactness", f"the bundled model: {_EXACTNESS}", 6, partial(_exactness, Crowd(), COMPARED), True),
+        Part("exactness-tiny", f"a few requests: {_EXACTNESS}", 1, partial(_exactness, FEW, (0, 2)), False),
     )
 }

@@ -107,6 +107,22 @@ class Breakdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     roles: tuple[RoleTime, ...]
 
 
+class Agreement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How many of the same requests had other answers than alone, at the first depth.
+
+    exact: what the service was asked for. run_ahead: 0 is serial. alone: they came one at a time. with_logprobs: of the
+    requests, those that asked for log-probabilities.
+    """
+
+    exact: Literal["on", "off"]
+    run_ahead: int
+    alone: bool
+    requests: int
+    other_tokens: int
+    with_logprobs: int
+    other_logprobs: int
+
+
 class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One part.
 
@@ -124,6 +140,7 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     settings: Settings
     cells: tuple[Cell, ...] = ()
     breakdowns: tuple[Breakdown, ...] = ()
+    agreements: tuple[Agreement, ...] = ()
     failure: str = ""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from benchmarks.gpu_table.goals import Steps, goals, idle_share
 from benchmarks.gpu_table.merge import Merged
 from benchmarks.gpu_table.published import GOALS_MS, PEERS_MS, best_peer_ms
-from benchmarks.gpu_table.results import Breakdown, Cell, Sampling
+from benchmarks.gpu_table.results import Agreement, Breakdown, Cell, Sampling
 
 _NONE = "–"
 _KERNELS_SHOWN = 20
@@ -36,6 +36,7 @@ def tables(merged: Merged) -> str:
         blocks.append(_step_table(steps, sampling))
     blocks += [_ways_table(cells), _one_among_table(steps, cells), _depth_table(cells), _length_table(cells)]
     blocks += [_breakdown_table(breakdown) for breakdown in breakdowns]
+    blocks.append(_agreement_table([found for part in merged.parts for found in part.agreements]))
     failures = [f"- figures of {part.part} are missing: {part.failure}" for part in merged.parts if part.failure]
     blocks += [_goal_table(steps), failures + _skipped(cells)]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
@@ -156,6 +157,20 @@ def _breakdown_table(found: Breakdown) -> list[str]:
     lines += _table(["kernel", "work", "a step", "mean µs", "µs a step", "share"], kernels)
     left = len(found.kernels) - _KERNELS_SHOWN
     return [*lines, "", f"{left} more kernels are in the result file."] if left > 0 else lines
+
+
+def _agreement_table(agreements: Sequence[Agreement]) -> list[str]:
+    rows = [
+        [
+            found.exact, "one at a time" if found.alone else "together",
+            "serial" if found.run_ahead == 0 else str(found.run_ahead),
+            f"{found.other_tokens} of {found.requests}", f"{found.other_logprobs} of {found.with_logprobs}",
+        ]
+        for found in agreements
+    ]  # fmt: skip
+    head = ["exact", "requests", "launches ahead", "other tokens", "other log-probabilities"]
+    title = "**Answers of the bundled model that are others than those one at a time, through gRPC**"
+    return [title, "", *_table(head, rows)] if rows else []
 
 
 def _goal_table(steps: Steps) -> list[str]:
