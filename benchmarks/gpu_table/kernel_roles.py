@@ -30,7 +30,7 @@ _BY_NAME: Final = tuple(
         ("activation", r"silu|activation"),
         (PRODUCT, r"nvjet|gemm|gemv|cutlass|xmma|skinny|matmul|linear|product"),
         ("apply", r"queries|(^|_)apply|targets"),
-        ("sampling", r"scan|draw|finish|mask|score|(^|_)cut_|bias|penal|logprob|(^|_)top_|sampl|gumbel|advance"),
+        ("sampling", r"scan|draw|finish|(^|_)(edit|guess|bracket)_kernel|penal|logprob|(^|_)top_|sampl|gumbel|advance"),
         ("finite", r"finite"),
         ("embedding", r"embed|begin|indexselect|index_select"),
         ("copy", r"memcpy|memset|copy"),

@@ -28,10 +28,23 @@ def block_words(seed, position, block):
 
 
 @triton.jit
+def word_of(seed, position, token):
+    """The random word of single tokens, int32: what `block_words` has for them."""
+    words = block_words(seed, position, token // 4)
+    low = tl.where(token % 2 == 0, words[0], words[1])
+    return tl.where(token % 4 < 2, low, tl.where(token % 2 == 0, words[2], words[3]))
+
+
+@triton.jit
+def uniform(word):
+    """Numbers strictly between 0 and 1 of random words, uint32."""
+    return ((word >> 9).to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07  # 2**-23
+
+
+@triton.jit
 def gumbel(word):
     """Standard Gumbel noise of random words, uint32."""
-    u = ((word >> 9).to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07  # 2**-23
-    return -log32(-log32(u))
+    return -log32(-log32(uniform(word)))
 
 
 @triton.jit

@@ -35,7 +35,7 @@ class PromptBuffers:
     """T query tokens, rounded up to whole tiles of n."""
 
     asked: torch.Tensor  # int32 [T] how many of the most likely tokens; -1: the query token leaves nothing
-    wanted: torch.Tensor  # int8 [T] asked >= 0
+    wanted: torch.Tensor  # int8 [T] asked >= 0: the bit `sampling_rows.ASKS`
     target: torch.Tensor  # int64 [T] the prompt's next token
     places: torch.Tensor  # int32 [T] 0, 1, 2, ...
     logits: torch.Tensor  # float32 [n, vocab]
@@ -160,7 +160,7 @@ def leave_prompt_logprobs(
             buffers.logits,
             identity,
             places,
-            buffers.wanted,
+            buffers.wanted[first : first + _TILE],
             buffers.asked,
             peaks,
             buffers.target[first : first + _TILE],

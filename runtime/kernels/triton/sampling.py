@@ -1,9 +1,9 @@
 """The sampler on the device: what `reference.sampling` defines, without a word to the host.
 
 In the form `plain` three kernels: the peak of each tile, its best token with noise, the best of the tiles. In `full`
-seven more, which rows that need nothing of them leave at once. Nothing is allocated, shapes depend on n alone, and a
-tile or row is computed without its neighbours: the launch can be captured, and a row's bits are its own. Tokens are
-those of the reference for the same logits, log-probabilities within rounding.
+six more, for rows that ask for them. Nothing is allocated, shapes depend on n alone, and what is computed of a row
+hangs on no neighbour: the launch can be captured, and a row's bits are its own. Tokens are those of the reference for
+the same logits, log-probabilities within rounding.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ import triton
 from runahead.cuda_graphs.shape import Form
 from runahead.runtime.kernels.reference.sampling import Sampled
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
-from runahead.runtime.kernels.triton.sampling_draw import TILE, draw_kernel, finish_kernel, scan
-from runahead.runtime.kernels.triton.sampling_filters import (
-    bias_kernel,
-    cut_kernel,
-    edited_scan_kernel,
-    mask_kernel,
-    score_kernel,
+from runahead.runtime.kernels.triton.sampling_brackets import (
+    LADDER,
+    OFFSETS,
+    ROUNDS,
+    TILES_OF_A_SAMPLE,
+    bracket_kernel,
+    guess_kernel,
 )
+from runahead.runtime.kernels.triton.sampling_draw import draw_kernel, finish_kernel, scan
+from runahead.runtime.kernels.triton.sampling_filters import edit_kernel
 from runahead.runtime.kernels.triton.sampling_logprobs import LogprobBuffers, enqueue_logprobs, make_logprob_buffers
+from runahead.runtime.kernels.triton.sampling_rows import TILE, programs_for
 
-_CUT_BLOCK: Final = 4096  # tokens that the search for a border looks at in one step
+_LIST_BLOCK: Final = 4096  # tokens of a row's list that the search for its border holds in registers
 _BIAS_BLOCK: Final = 256
 
 
@@ -39,17 +42,23 @@ class SamplerBuffers:
     finite: torch.Tensor  # bool [rows]
     logprobs: LogprobBuffers
     identity: torch.Tensor  # int32 [rows] 0, 1, 2, ...
+    kinds: torch.Tensor  # int8 [rows] the bits of `sampling_rows`
     partial_max: torch.Tensor  # float32 [rows, tiles]
     partial_arg: torch.Tensor  # int32 [rows, tiles]
     edited_max: torch.Tensor  # float32 [rows, tiles]
     edited_arg: torch.Tensor  # int32 [rows, tiles]
     lowest_allowed: torch.Tensor  # int32 [rows, tiles]
+    ladder: torch.Tensor  # float32 [rungs] `sampling_brackets.LADDER`
+    guesses: torch.Tensor  # float32 [rows, samples, rungs]
+    offsets: torch.Tensor  # float32 [rounds, spots] `sampling_brackets.OFFSETS`
+    border_keys: torch.Tensor  # int32 [rows, rounds, spots]
+    border_sums: torch.Tensor  # int64 [rows, rounds, tiles, spots]
     best_score: torch.Tensor  # float32 [rows, tiles]
     best_id: torch.Tensor  # int32 [rows, tiles]
-    cut_key: torch.Tensor  # int32 [rows]
+    cut_key: torch.Tensor  # int32 [rows] of rows with a border: its key, and the last id with that key that is left
     cut_id: torch.Tensor  # int32 [rows]
-    scores: torch.Tensor  # float32 [rows, vocab]
-    weights: torch.Tensor  # float32 [rows, vocab]
+    scores: torch.Tensor  # float32 [rows, vocab] logits of edited rows
+    listed: torch.Tensor  # int32 [rows, vocab] tokens about the border
 
 
 def make_sampler_buffers(rows: int, vocab_size: int, max_top: int, device: torch.device) -> SamplerBuffers:
@@ -67,17 +76,23 @@ def make_sampler_buffers(rows: int, vocab_size: int, max_top: int, device: torch
         finite=torch.ones(rows, dtype=torch.bool, device=device),
         logprobs=make_logprob_buffers(rows, vocab_size, max_top, device),
         identity=torch.arange(rows, dtype=torch.int32, device=device),
+        kinds=torch.zeros(rows, dtype=torch.int8, device=device),
         partial_max=f32(rows, tiles),
         partial_arg=i32(rows, tiles),
         edited_max=f32(rows, tiles),
         edited_arg=i32(rows, tiles),
         lowest_allowed=i32(rows, tiles),
+        ladder=torch.tensor(LADDER, dtype=torch.float32, device=device),
+        guesses=f32(rows, triton.cdiv(tiles, TILES_OF_A_SAMPLE), len(LADDER)),
+        offsets=torch.tensor(OFFSETS, dtype=torch.float32, device=device),
+        border_keys=i32(rows, ROUNDS, len(OFFSETS[0])),
+        border_sums=torch.zeros((rows, ROUNDS, tiles, len(OFFSETS[0])), dtype=torch.int64, device=device),
         best_score=f32(rows, tiles),
         best_id=i32(rows, tiles),
         cut_key=i32(rows),
         cut_id=i32(rows),
         scores=f32(rows, vocab_size),
-        weights=f32(rows, vocab_size),
+        listed=i32(rows, vocab_size),
     )
 
 
@@ -103,7 +118,7 @@ def sample_rows_cuda(
         run.scan()
         if form is Form.FULL:
             run.edit()
-            run.filter()
+            run.find_borders()
         run.draw(full=form is Form.FULL)
         if form is Form.FULL:
             run.logprobs()
@@ -132,16 +147,16 @@ class _Run:
     buffers: SamplerBuffers
 
     @property
-    def _source(self) -> tuple[torch.Tensor, int, torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self.logits, self.logits.stride(0), self.logit_rows, self.slots, self._alive
+    def _source(self) -> tuple[torch.Tensor, int, torch.Tensor, torch.Tensor]:
+        return self.logits, self.logits.stride(0), self.logit_rows, self.slots
 
     @property
     def _alive(self) -> torch.Tensor:
         return self.state.alive.view(torch.int8)
 
     @property
-    def _row(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.state.seq_len, self.state.parameters
+    def _changed(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.buffers.partial_max, self.buffers.edited_max, self.buffers.scores
 
     @property
     def _sizes(self) -> dict[str, int]:
@@ -149,113 +164,112 @@ class _Run:
         return {"VOCAB": self.logits.shape[1], "TILES": tiles, "TILES_PAD": triton.next_power_of_2(tiles)}
 
     @property
-    def _tiled(self) -> dict[str, int | bool]:
-        """Constants and options of a kernel over tiles. No fused multiply-add: bits must be those of the reference."""
-        return {**self._sizes, "TILE": TILE, "num_warps": 4, "enable_fp_fusion": False}
+    def _shared(self) -> dict[str, int | bool]:
+        """Constants and options of a kernel whose programs are shared among rows. No fused multiply-add: bits must be
+        those of the reference."""
+        rows_pad = triton.next_power_of_2(self.buffers.kinds.shape[0])
+        return {**self._sizes, "TILE": TILE, "ROWS_PAD": rows_pad, "num_warps": 4, "enable_fp_fusion": False}
 
     @property
-    def _grid(self) -> tuple[int, int]:
-        return self.buffers.partial_max.shape[1], self.slots.shape[0]
+    def _programs(self) -> tuple[int]:
+        return (programs_for(self.slots.shape[0], self.buffers.partial_max.shape[1]),)
 
     def scan(self) -> None:
-        buffers = self.buffers
-        scan(self.logits, self.logit_rows, self.slots, self._alive, buffers.partial_max, buffers.partial_arg)
+        buffers, state = self.buffers, self.state
+        sampled = (state.seq_len, state.parameters, buffers.kinds)
+        scan(self.logits, self.logit_rows, self.slots, self._alive, buffers.partial_max, buffers.partial_arg, sampled)
 
     def edit(self) -> None:
         """Penalties, bias and masks: `scores` holds the changed logits of the rows that have any."""
-        state, buffers, constants = self.state, self.buffers, self._tiled
+        state, buffers, constants = self.state, self.buffers, self._shared
         del constants["TILES_PAD"]
-        vocab_size = self.logits.shape[1]
-        mask_kernel[self._grid](
+        edit_kernel[self._programs](
             *self._source,
-            *self._row,
+            buffers.kinds,
+            self.slots.shape[0],
+            state.seq_len,
+            state.parameters,
             self.penalties.counts,
             self.penalties.in_prompt,
             state.allowed,
             state.allowed.shape[1],
             state.stop_ids,
-            buffers.scores,
-            buffers.lowest_allowed,
-            MAX_STOP_IDS=state.stop_ids.shape[1],
-            **constants,
-        )
-        bias_kernel[(self.slots.shape[0],)](
-            self.slots,
-            self._alive,
-            state.parameters,
             state.bias_ids,
             state.bias_values,
             buffers.scores,
-            VOCAB=vocab_size,
+            buffers.lowest_allowed,
+            buffers.edited_max,
+            buffers.edited_arg,
+            MAX_STOP_IDS=state.stop_ids.shape[1],
             MAX_BIAS=state.bias_ids.shape[1],
-            BLOCK=_BIAS_BLOCK,
-            num_warps=4,
-        )
-        edited_scan_kernel[self._grid](
-            self.slots, self._alive, *self._row, buffers.scores, buffers.edited_max, buffers.edited_arg, **constants
+            BIAS_BLOCK=_BIAS_BLOCK,
+            **constants,
         )
 
-    def filter(self) -> None:
-        """Top-k, top-p, min-p: `scores`, `weights` and the border of the rows that have any."""
+    def find_borders(self) -> None:
+        """Top-k and top-p: what `draw` needs to know of where the borders are."""
         buffers = self.buffers
-        score_kernel[self._grid](
-            *self._source,
-            *self._row,
-            buffers.partial_max,
-            buffers.edited_max,
-            buffers.scores,
-            buffers.weights,
-            **self._tiled,
-        )
-        cut_kernel[(self.slots.shape[0],)](
-            self.slots,
-            self._alive,
-            *self._row,
-            buffers.partial_max,
-            buffers.edited_max,
-            buffers.scores,
-            buffers.weights,
-            buffers.cut_key,
-            buffers.cut_id,
-            **self._sizes,
-            BLOCK=_CUT_BLOCK,
-            num_warps=16,
-            enable_fp_fusion=False,
-        )
+        samples = buffers.guesses.shape[1]
+        asked = (*self._source, buffers.kinds, self.slots.shape[0], self.state.parameters, *self._changed)
+        programs = programs_for(self.slots.shape[0], samples)
+        guess_kernel[(programs,)](*asked, buffers.ladder, buffers.guesses, SAMPLES=samples, **self._shared)
+        for again in range(ROUNDS):
+            bracket_kernel[self._programs](
+                *asked,
+                buffers.ladder,
+                buffers.offsets,
+                buffers.guesses,
+                buffers.border_keys,
+                buffers.border_sums,
+                AGAIN=again,
+                SAMPLES=samples,
+                SAMPLES_PAD=triton.next_power_of_2(samples),
+                **self._shared,
+            )
 
     def draw(self, full: bool) -> None:
-        buffers, sizes = self.buffers, self._sizes
-        del sizes["VOCAB"]
-        draw_kernel[self._grid](
+        buffers, state = self.buffers, self.state
+        draw_kernel[self._programs](
             *self._source,
-            *self._row,
-            buffers.partial_max,
-            buffers.edited_max,
-            buffers.scores,
-            buffers.weights,
-            buffers.cut_key,
-            buffers.cut_id,
+            buffers.kinds,
+            self.slots.shape[0],
+            state.seq_len,
+            state.parameters,
+            *self._changed,
+            buffers.border_sums,
+            buffers.border_keys,
+            buffers.listed,
             buffers.best_score,
             buffers.best_id,
             FULL=full,
-            **self._tiled,
+            **self._shared,
         )
         finish_kernel[(self.slots.shape[0],)](
-            self.slots,
+            *self._source,
             self._alive,
-            *self._row,
+            buffers.kinds,
+            state.seq_len,
+            state.parameters,
             buffers.partial_max,
             buffers.partial_arg,
             buffers.edited_max,
             buffers.edited_arg,
             buffers.lowest_allowed,
+            buffers.scores,
+            buffers.border_sums,
+            buffers.border_keys,
+            buffers.listed,
             buffers.best_score,
             buffers.best_id,
+            buffers.cut_key,
+            buffers.cut_id,
             buffers.tokens,
             buffers.finite.view(torch.int8),
             FULL=full,
-            **sizes,
-            num_warps=1,
+            BLOCK=_LIST_BLOCK,
+            **self._sizes,
+            num_warps=16 if full else 1,
+            enable_fp_fusion=False,
         )
 
     def logprobs(self) -> None:
@@ -264,7 +278,7 @@ class _Run:
             self.logits,
             self.logit_rows,
             self.slots,
-            self._alive,
+            buffers.kinds,
             self.state.logprobs,
             buffers.partial_max,
             buffers.tokens,

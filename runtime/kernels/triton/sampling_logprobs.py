@@ -14,9 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from runahead.runtime.kernels.triton.philox import exp32
-from runahead.runtime.kernels.triton.sampling_draw import TILE, row_peak
-from runahead.runtime.kernels.triton.sampling_filters import mass_one
+from runahead.runtime.kernels.triton.sampling_brackets import mass_of, mass_one
+from runahead.runtime.kernels.triton.sampling_rows import ASKS, TILE, programs_for, row_peak, share_of_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,43 +62,45 @@ def _unpack(packed):
     return x, (0xFFFFFFFF - (packed & 0xFFFFFFFF)).to(tl.int32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _top_tile_kernel(
     logits,
     logits_stride,
     logit_rows,
     slots,
-    alive,
+    kinds,
     asked,
     asked_stride,
     partial_max,
     tile_mass,
     tile_top,
+    rows,
     MAX_TOP: tl.constexpr,
     TOP_PAD: tl.constexpr,
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
     TILES_PAD: tl.constexpr,
     TILE: tl.constexpr,
+    ROWS_PAD: tl.constexpr,
 ):
     """The mass of a tile, and its most likely tokens in order."""
-    tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    slot = tl.load(slots + row).to(tl.int64)
-    count = tl.minimum(tl.load(asked + slot * asked_stride), MAX_TOP)
-    if (tl.load(alive + slot) != 0) & (count >= 0):
+    row, first, end = share_of_rows(kinds, ASKS, rows, TILES, ROWS_PAD)
+    if first < end:
         peak = row_peak(partial_max, row, TILES, TILES_PAD)
         if peak < float("inf"):
-            i = tile * TILE + tl.arange(0, TILE)
-            inside = i < VOCAB
+            slot = tl.load(slots + row).to(tl.int64)
+            count = tl.minimum(tl.load(asked + slot * asked_stride), MAX_TOP)
             base = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
-            x = tl.load(base + i, mask=inside, other=float("-inf"))
-            mass = (exp32(x - peak) * mass_one).to(tl.int64)
-            tl.store(tile_mass + row * TILES + tile, tl.sum(mass, 0))
-            packed = tl.where(inside, _pack(x, i), _NOTHING)
-            for place in range(0, count):
-                best = tl.max(packed, 0)
-                tl.store(tile_top + (row * TILES + tile) * TOP_PAD + place, best)
-                packed = tl.where(packed == best, _NOTHING, packed)
+            for tile in range(first, end):
+                i = tile * TILE + tl.arange(0, TILE)
+                inside = i < VOCAB
+                x = tl.load(base + i, mask=inside, other=float("-inf"))
+                tl.store(tile_mass + row * TILES + tile, tl.sum(mass_of(x - peak), 0))
+                packed = tl.where(inside, _pack(x, i), _NOTHING)
+                for place in range(0, count):
+                    best = tl.max(packed, 0)
+                    tl.store(tile_top + (row * TILES + tile) * TOP_PAD + place, best)
+                    packed = tl.where(packed == best, _NOTHING, packed)
 
 
 @triton.jit
@@ -108,7 +109,7 @@ def _top_finish_kernel(
     logits_stride,
     logit_rows,
     slots,
-    alive,
+    kinds,
     asked,
     asked_stride,
     partial_max,
@@ -133,7 +134,7 @@ def _top_finish_kernel(
     ids = tl.zeros([TOP_PAD], tl.int32)
     of_token = tl.full([], 0.0, tl.float32)
     count = tl.minimum(tl.minimum(tl.load(asked + slot * asked_stride), MAX_TOP), VOCAB)
-    if (tl.load(alive + slot) != 0) & (count >= 0):
+    if (tl.load(kinds + row).to(tl.int32) & ASKS) != 0:
         peak = row_peak(partial_max, row, TILES, TILES_PAD)
         if peak < float("inf"):
             t = tl.arange(0, TILES_PAD)
@@ -160,7 +161,7 @@ def enqueue_logprobs(
     logits: torch.Tensor,
     logit_rows: torch.Tensor,
     slots: torch.Tensor,
-    alive: torch.Tensor,
+    kinds: torch.Tensor,
     asked: torch.Tensor,
     partial_max: torch.Tensor,
     tokens: torch.Tensor,
@@ -168,8 +169,8 @@ def enqueue_logprobs(
 ) -> None:
     """Log-probabilities of n rows, after `scan` has left their peaks in `partial_max`, float32 [n, tiles].
 
-    logits: float32 [rows, vocab]. logit_rows, slots: int [n] each row's place there, and in `alive`, int8, and `asked`,
-    int32, of any stride. tokens: int64 [n] the chosen ones.
+    logits: float32 [rows, vocab]. logit_rows, slots: int [n] each row's place there, and in `asked`, int32 of any
+    stride. kinds: int8 [n], with the bit `sampling_rows.ASKS` for rows that ask. tokens: int64 [n] the chosen ones.
     """
     count, vocab_size, tiles = slots.shape[0], logits.shape[1], partial_max.shape[1]
     sizes = {
@@ -184,14 +185,22 @@ def enqueue_logprobs(
         logits.stride(0),
         logit_rows,
         slots,
-        alive,
+        kinds,
         asked,
         asked.stride(0),
         partial_max,
         out.tile_mass,
         out.tile_top,
     )
-    _top_tile_kernel[(tiles, count)](*source, **sizes, TILE=TILE, num_warps=4, enable_fp_fusion=False)
+    _top_tile_kernel[(programs_for(count, tiles),)](
+        *source,
+        count,
+        **sizes,
+        TILE=TILE,
+        ROWS_PAD=triton.next_power_of_2(out.logprob.shape[0]),
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
     _top_finish_kernel[(count,)](
         *source, tokens, out.logprob, out.top_ids, out.top_logprobs, **sizes, num_warps=4, enable_fp_fusion=False
     )

@@ -1,0 +1,331 @@
+"""Between which keys the border of a row is: the first part of the search that `sampling_borders` describes."""
+
+# mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from typing import Final
+
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.reference.sampling_filters import MASS_ONE
+from runahead.runtime.kernels.triton.philox import exp32
+from runahead.runtime.kernels.triton.sampling_rows import (
+    BORDERED,
+    EDITED,
+    has_limit,
+    heat_of,
+    limit_of,
+    share_of,
+    share_of_rows,
+    source_of_row,
+)
+
+mass_one = tl.constexpr(MASS_ONE)
+WORST_KEY = tl.constexpr(0x7F800000)  # of a score of -inf
+_MASSLESS = tl.constexpr(28.0)  # how far below the highest score every mass is 0
+_MASSLESS_KEY = tl.constexpr(0x41E00000)
+NO_KEY = tl.constexpr(0x7FFFFFFF)  # of what is no token that counts: above all keys
+
+# How far below the highest score the guess looks. The last stands for all that is lower.
+LADDER: Final = (0.1, 0.25, 0.5, 0.8, 1.2, 1.6, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.5, 7.5, 11.0, 28.0)
+# Where a bracket's keys are, in parts of the distance between its ends, which they are held between: in the first round
+# about the guess, so that the outer ones are the ends; in the second from the lower end. The last key is not placed: it
+# is that of all tokens that count.
+OFFSETS: Final = (
+    (-1.0, -0.12, -0.04, 0.0, 0.04, 0.12, 1.0, 1.0),
+    (0.0, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 2.0, 2.0),
+)
+ROUNDS: Final = len(OFFSETS)
+TILES_OF_A_SAMPLE: Final = 4  # a guess looks at the first quarter of each of so many tiles
+_LONG = tl.constexpr(4096)  # tokens between two keys that are worth a second round
+_RUNGS = tl.constexpr(len(LADDER))
+_SPOTS = tl.constexpr(len(OFFSETS[0]))
+_ROUNDS = tl.constexpr(ROUNDS)
+_SAMPLE = tl.constexpr(TILES_OF_A_SAMPLE)
+_FINE = tl.constexpr(64)  # places between two rungs that the guess tells apart
+# A tile's number and mass in one integer: the number is at most 2**11, so that both fit, the mass without a sign.
+_COUNT_BITS = tl.constexpr(12)
+_COUNT_MASK = tl.constexpr((1 << 12) - 1)
+_MASS_MASK = tl.constexpr((1 << 52) - 1)
+
+
+@triton.jit
+def key_of(score):
+    """Of scores that are zero, whatever its sign, or negative; and of distances below the highest score."""
+    return score.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def mass_of(score):
+    """Probability mass in fixed point, 1 for the most likely token."""
+    return (exp32(score) * mass_one).to(tl.int64)
+
+
+@triton.jit
+def _rough_weight(distance, counts):
+    """What a token adds to a guess, and how far below the highest score it is. Nothing but the time that the search
+    takes hangs on it, so that the device's own exponential will do."""
+    return tl.where(counts, 1.0, tl.exp(-distance))
+
+
+@triton.jit
+def _rough_distance(x, peak, heat):
+    return (peak - x) * tl.minimum(1.0 / heat, 3e38)
+
+
+@triton.jit(do_not_specialize=["count"])
+def guess_kernel(
+    logits,
+    logits_stride,
+    logit_rows,
+    slots,
+    kinds,
+    count,
+    parameters,
+    partial_max,
+    edited_max,
+    scores,
+    ladder,
+    guesses,
+    VOCAB: tl.constexpr,
+    TILES: tl.constexpr,
+    TILES_PAD: tl.constexpr,
+    TILE: tl.constexpr,
+    ROWS_PAD: tl.constexpr,
+    SAMPLES: tl.constexpr,
+):
+    """How many tokens of a sample, or what weight, are up to each rung of the ladder: float32 [rows, samples, rungs].
+
+    A sample is the first quarter of four tiles, without the highest of each tile: these are few and weigh most, so that
+    all of them are counted where the guess is made.
+    """
+    row, first, end = share_of_rows(kinds, BORDERED, count, SAMPLES, ROWS_PAD)
+    if first < end:
+        slot = tl.load(slots + row).to(tl.int64)
+        edited = (tl.load(kinds + row).to(tl.int32) & EDITED) != 0
+        source, peak, usable = source_of_row(
+            logits, logits_stride, logit_rows, row, edited, partial_max, edited_max, scores, VOCAB, TILES, TILES_PAD
+        )
+        peaks = partial_max + row * TILES
+        if edited:
+            peaks = edited_max + row * TILES
+        if usable:
+            counts = has_limit(slot, parameters, VOCAB)
+            heat = heat_of(slot, parameters)
+            e = tl.arange(0, TILE)
+            for sample in range(first, end):
+                tile = sample * _SAMPLE + e // (TILE // _SAMPLE)
+                i = tile * TILE + e % (TILE // _SAMPLE)
+                x = tl.load(source + i, mask=i < VOCAB, other=float("-inf"))
+                sampled = x < tl.load(peaks + tile, mask=i < VOCAB, other=float("-inf"))
+                distance = _rough_distance(x, peak, heat)
+                weight = tl.where(sampled, _rough_weight(distance, counts), 0.0)
+                place = guesses + (row * SAMPLES + sample) * _RUNGS
+                for rung in tl.static_range(_RUNGS - 1):
+                    within = distance <= tl.load(ladder + rung)
+                    tl.store(place + rung, tl.sum(tl.where(within, weight, 0.0), 0))
+                tl.store(place + _RUNGS - 1, tl.sum(weight, 0))
+
+
+@triton.jit
+def _at(values, places, place):
+    """The value at a place of a short vector; 0 outside of it."""
+    return tl.sum(tl.where(places == place, values, 0.0), 0)
+
+
+@triton.jit
+def _chord(rise, run):
+    """The slope of a straight line; 0 where there is none to draw, at the ends of the ladder."""
+    return tl.where(run > 0.0, rise / tl.where(run > 0.0, run, 1.0), 0.0)
+
+
+@triton.jit
+def _slope(below, above):
+    """Of a curve through a node, from the slopes of its chords: their harmonic mean, so that it never turns back."""
+    both = (below > 0.0) & (above > 0.0)
+    return tl.where(both, 2.0 * below / tl.where(both, below + above, 1.0) * above, 0.0)
+
+
+@triton.jit
+def _guess(
+    guesses,
+    ladder,
+    peaks,
+    row,
+    slot,
+    peak,
+    parameters,
+    VOCAB: tl.constexpr,
+    TILES: tl.constexpr,
+    TILES_PAD: tl.constexpr,
+    SAMPLES: tl.constexpr,
+    SAMPLES_PAD: tl.constexpr,
+):
+    """How far below the highest score the border is likely to be, and the rungs of the ladder about it.
+
+    Between the rungs the amount is taken for a cubic curve that rises throughout.
+    """
+    s = tl.arange(0, _RUNGS)
+    rungs = tl.load(ladder + s)
+    g = tl.arange(0, SAMPLES_PAD)[:, None]
+    parts = tl.load(guesses + (row * SAMPLES + g) * _RUNGS + s[None, :], mask=g < SAMPLES, other=0.0)
+    t = tl.arange(0, TILES_PAD)[:, None]
+    distance = _rough_distance(
+        tl.load(peaks + row * TILES + t, mask=t < TILES, other=float("-inf")), peak,
+        heat_of(slot, parameters),
+    )  # fmt: skip
+    counts = has_limit(slot, parameters, VOCAB)
+    up_to = (distance <= rungs[None, :]) | (s[None, :] == _RUNGS - 1)
+    of_peaks = tl.where((t < TILES) & up_to, _rough_weight(distance, counts), 0.0)
+    amounts = tl.sum(parts, 0) * _SAMPLE + tl.sum(of_peaks, 0)
+    share = share_of(slot, parameters) * _at(amounts, s, _RUNGS - 1)
+    target = tl.where(counts, limit_of(slot, parameters).to(tl.float32), share)
+    j = tl.minimum(tl.sum((amounts < target).to(tl.int32), 0), _RUNGS - 1)
+    low, high = _at(rungs, s, j - 1), _at(rungs, s, j)
+    begin, end = _at(amounts, s, j - 1), _at(amounts, s, j)
+    chord = _chord(end - begin, high - low)
+    before = _chord(begin - _at(amounts, s, j - 2), low - _at(rungs, s, j - 2))
+    after = _chord(_at(amounts, s, j + 1) - end, _at(rungs, s, j + 1) - high)
+    rise = (high - low) * _slope(before, chord)
+    fall = (high - low) * _slope(chord, after)
+    x = (tl.arange(0, _FINE) + 1).to(tl.float32) / _FINE
+    x2, x3 = x * x, x * x * x
+    curve = begin + (end - begin) * (3.0 * x2 - 2.0 * x3) + rise * (x3 - 2.0 * x2 + x) + fall * (x3 - x2)
+    found = tl.sum((curve < target).to(tl.int32), 0)
+    return low + (high - low) * (found.to(tl.float32) + 0.5) / _FINE, low, high
+
+
+@triton.jit(do_not_specialize=["count"])
+def bracket_kernel(
+    logits,
+    logits_stride,
+    logit_rows,
+    slots,
+    kinds,
+    count,
+    parameters,
+    partial_max,
+    edited_max,
+    scores,
+    ladder,
+    offsets,
+    guesses,
+    keys,
+    sums,
+    AGAIN: tl.constexpr,
+    VOCAB: tl.constexpr,
+    TILES: tl.constexpr,
+    TILES_PAD: tl.constexpr,
+    TILE: tl.constexpr,
+    ROWS_PAD: tl.constexpr,
+    SAMPLES: tl.constexpr,
+    SAMPLES_PAD: tl.constexpr,
+):
+    """Number and mass of the tokens of a tile up to each of a few keys: int64 [rows, rounds, tiles, spots].
+
+    The first round places the keys by the guess, the second between those two of the first that have the border between
+    them, for rows with many tokens there. keys: int32 [rows, rounds, spots], ascending.
+    """
+    row, first, end = share_of_rows(kinds, BORDERED, count, TILES, ROWS_PAD)
+    if first < end:
+        slot = tl.load(slots + row).to(tl.int64)
+        edited = (tl.load(kinds + row).to(tl.int32) & EDITED) != 0
+        source, peak, usable = source_of_row(
+            logits, logits_stride, logit_rows, row, edited, partial_max, edited_max, scores, VOCAB, TILES, TILES_PAD
+        )
+        line = row * _ROUNDS + AGAIN
+        if usable:
+            if AGAIN:
+                low_key, high_key, _, _, _, below, up_to = _round_of_row(
+                    sums, keys, row * _ROUNDS, slot, parameters, VOCAB, TILES, TILES_PAD
+                )
+                end = tl.where(tl.sum(up_to - below, 0) > _LONG, end, first)
+                low = tl.maximum(low_key, 0).to(tl.float32, bitcast=True)
+                high = high_key.to(tl.float32, bitcast=True)
+                high = tl.where(high > _MASSLESS, tl.minimum(high, 2.0 * low + 1.0), high)
+                center = low
+            else:
+                peaks = partial_max
+                if edited:
+                    peaks = edited_max
+                center, low, high = _guess(
+                    guesses, ladder, peaks, row, slot, peak, parameters, VOCAB, TILES, TILES_PAD, SAMPLES, SAMPLES_PAD
+                )
+            last_key = tl.where(has_limit(slot, parameters, VOCAB), WORST_KEY, _MASSLESS_KEY)
+            heat = heat_of(slot, parameters)
+            for tile in range(first, end):
+                i = tile * TILE + tl.arange(0, TILE)
+                inside = i < VOCAB
+                x = tl.load(source + i, mask=inside, other=float("-inf"))
+                score = tl.div_rn(x - peak, heat + tl.zeros_like(x))
+                key = tl.where(inside, key_of(score), NO_KEY)
+                packed = (mass_of(score) << _COUNT_BITS) + 1
+                for spot in tl.static_range(_SPOTS):
+                    at = center + (high - low) * tl.load(offsets + AGAIN * _SPOTS + spot)
+                    up_to_key = key_of(tl.minimum(tl.maximum(at, low), high))
+                    if spot == _SPOTS - 1:
+                        up_to_key = last_key
+                    if tile == 0:
+                        tl.store(keys + line * _SPOTS + spot, up_to_key)
+                    within = tl.sum(tl.where(key <= up_to_key, packed, 0), 0)
+                    tl.store(sums + (line * TILES + tile) * _SPOTS + spot, within)
+
+
+@triton.jit
+def target_of_share(share, total):
+    """The mass to reach, as `reference.sampling_filters` has it: at least 1, so that something is left."""
+    return tl.maximum(tl.ceil(share.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
+
+
+@triton.jit
+def _round_of_row(
+    sums, keys, line, slot, parameters, VOCAB: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr
+):
+    """What `bracket_of_row` returns, of one round; and instead of the tokens between the keys those up to `low` and
+    those up to `high`. `low` is -1 where the border may be at the highest score itself."""
+    s = tl.arange(0, _SPOTS)
+    t = tl.arange(0, TILES_PAD)[:, None]
+    packed = tl.load(sums + (line * TILES + t) * _SPOTS + s[None, :], mask=t < TILES, other=0)
+    counts = (packed & _COUNT_MASK).to(tl.int32)
+    masses = tl.sum((packed >> _COUNT_BITS) & _MASS_MASK, 0)
+    limited = has_limit(slot, parameters, VOCAB)
+    target = target_of_share(share_of(slot, parameters), tl.max(masses, 0))
+    target = tl.where(limited, limit_of(slot, parameters).to(tl.int64), target)
+    amounts = tl.where(limited, tl.sum(counts, 0).to(tl.int64), masses)
+    key = tl.load(keys + line * _SPOTS + s)
+    enough = amounts >= target
+    low = tl.max(tl.where(enough, -1, key), 0)
+    high = tl.min(tl.where(enough, key, WORST_KEY), 0)
+    amount_low = tl.max(tl.where(enough, 0, amounts), 0)
+    amount_high = tl.min(tl.where(enough, amounts, 0x7FFFFFFFFFFFFFFF), 0)
+    place = tl.sum((enough == 0).to(tl.int32), 0)  # of `high`; `low` is the one before it
+    up_to_low = tl.sum(tl.where(s[None, :] == place - 1, counts, 0), 1)
+    up_to_high = tl.sum(tl.where(s[None, :] == place, counts, 0), 1)
+    return low, high, amount_low, amount_high, target, up_to_low, up_to_high
+
+
+@triton.jit
+def bracket_of_row(
+    sums, keys, row, slot, parameters, VOCAB: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr
+):
+    """Where a row's border is: the keys `low` and `high`, the amounts up to them, the target, and how many tokens of
+    each tile are between them, [TILES_PAD].
+
+    Tokens up to `low` are left and above `high` they are not. With top-k and top-p together `low` is -1: the border of
+    top-p may be anywhere before that of top-k.
+    """
+    low, high, amount_low, amount_high, target, below, up_to = _round_of_row(
+        sums, keys, row * _ROUNDS, slot, parameters, VOCAB, TILES, TILES_PAD
+    )
+    if tl.sum(up_to - below, 0) > _LONG:
+        low, high, amount_low, amount_high, target, below, up_to = _round_of_row(
+            sums, keys, row * _ROUNDS + 1, slot, parameters, VOCAB, TILES, TILES_PAD
+        )
+    if has_limit(slot, parameters, VOCAB) & (share_of(slot, parameters) < 1.0):
+        low = tl.full([], -1, tl.int32)
+        amount_low = tl.full([], 0, tl.int64)
+        below = tl.zeros_like(below)
+    return low, high, amount_low, amount_high, target, up_to - below
