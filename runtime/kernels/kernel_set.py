@@ -55,8 +55,10 @@ class KernelSet(Protocol):
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x: [n, in], any n. weight: [out, in], packed. bias: [out]. Returns x @ weight.T + bias, [n, out]."""
 
-    def logits_into(self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-        """The head's product. hidden: [n, hidden], any n. weight: [vocab, hidden], packed. out: float32 [n, vocab]."""
+    def logits_into(self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, places: torch.Tensor) -> None:
+        """The head's product. hidden: [n, hidden], any n. weight: [vocab, hidden], packed. out: float32 [m, vocab].
+        places: int32 [n], the row of `out` to which each row goes. Where several go to one place, what is there
+        afterwards is nobody's; other rows of `out` stay as they are."""
 
     def bind(self, ends: Ends) -> BoundKernels[Any]:
         """Prepare for one model. Its layers follow, by the functions of what is returned."""

@@ -66,8 +66,9 @@ def tilings_of(model: Decoder, buckets: Sequence[int], exact: bool) -> dict[str,
 class TritonProgram:
     """A `runahead.cuda_graphs.cuda_device.CudaProgram` over a `Decoder` on a GPU.
 
-    num_blocks counts the null block. max_tokens: query tokens of a launch, at most. Logits stay by place in the row
-    list, float32 [rows, vocab], from one F to the next S: its sample rows are that F's rows, in the same order.
+    num_blocks counts the null block. max_tokens: query tokens of a launch, at most. Logits stay by row slot, float32
+    [max_rows + 1, vocab], from the row's F to its S, whatever other rows the launches between have. Places of padding,
+    and chunks that sample nothing, leave theirs at the null slot, where nobody reads.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class TritonProgram:
         )
         self._model = model
         self._cache = model.make_cache(num_blocks, block_size)
-        self._logits = torch.zeros((max_rows, vocab), dtype=torch.float32, device=model.device)
+        self._logits = torch.zeros((max_rows + 1, vocab), dtype=torch.float32, device=model.device)
         self._sampler = make_sampler_buffers(max_rows, vocab, rings.layout.max_top, model.device)
         self._prompt = make_prompt_buffers(max_tokens, vocab, rings.layout.max_top, model.device)
 
@@ -104,7 +105,9 @@ class TritonProgram:
         if not count:
             return
         slots = self.rows.rows.sample_slots[:count]
-        sampled = sample_rows_cuda(self._logits, self.rows.state, self.rows.penalties, slots, shape.form, self._sampler)
+        sampled = sample_rows_cuda(
+            self._logits, self.rows.state, self.rows.penalties, slots, shape.form, self._sampler, logit_rows=slots
+        )
         if sampled.logprob is not None and sampled.top_ids is not None and sampled.top_logprobs is not None:
             self.rows.write_logprobs(count, sampled.logprob, sampled.top_ids, sampled.top_logprobs)
         self.rows.advance(count, sampled.tokens, sampled.finite)
@@ -121,7 +124,8 @@ class TritonProgram:
         last = hidden
         if not batch.is_decode:
             last = hidden.index_select(0, self.rows.queries.last_query[: shape.rows])
-        self._model.kernels.logits_into(last, self._model.weights.lm_head, self._logits[: shape.rows])
+        slots = self.rows.rows.sample_slots[: shape.rows]
+        self._model.kernels.logits_into(last, self._model.weights.lm_head, self._logits, slots)
         if shape.prompt_logprobs:
             self.rows.write_prompt_logprobs(hidden, batch, self._raw_logits, self._prompt)
         self.rows.write_finite(hidden, batch, self._prompt if shape.prompt_logprobs else None)
@@ -146,7 +150,8 @@ class TritonProgram:
             tensor[index] = float("nan")
 
     def poison_row_slot(self, slot: int) -> None:
-        """Nonsense into a row slot that nobody may name any more."""
+        """NaN and nonsense into a row slot that nobody may name any more."""
+        self._logits[slot] = float("nan")
         state = self.rows.state
         state.last_token[slot] = -(1 << 20)
         state.block_table[slot] = 1 << 20

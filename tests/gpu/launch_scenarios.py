@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings
+from runahead.cuda_graphs.shape import Form
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
@@ -16,6 +19,9 @@ from runahead.runtime.programs.reference import HostProgram
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.gpu import gpu_chain
 from tests.runtime.launches import Launches, Outcome, PromptEntry, over_program
+
+if TYPE_CHECKING:  # Triton's kernels are imported where they run
+    from runahead.runtime.programs.triton import TritonProgram
 
 ROWS, BLOCK_SIZE, EACH, PENALTY_SLOTS, MAX_TOKENS = 5, 16, 6, 3, 128
 NUM_BLOCKS = ROWS * EACH + 1
@@ -31,6 +37,12 @@ class Stage:
     launches: Launches
     poison_blocks: Callable[[tuple[int, ...]], None]
     poison_penalty_slot: Callable[[int], None]
+    list_samples: Callable[[Sequence[int]], None]  # row slots that the device's next S samples, in place of its own
+
+    def sample_next(self, slots: Sequence[int]) -> None:
+        """The next S samples these rows, whoever was in the last F; their logits are those of their own last F."""
+        self.list_samples(slots)
+        self.launches.sample_next(slots)
 
     def poison_first_block(self, slot: int) -> None:
         self.poison_blocks((1 + slot * EACH,))
@@ -62,8 +74,26 @@ def reference_stage() -> Stage:
         context_length=CONTEXT,
         penalty_slots=PENALTY_SLOTS,
     )
+
+    def list_samples(slots: Sequence[int]) -> None:
+        program.rows.rows = np.array(slots, np.int64)
+        program.rows.samples = np.ones(len(slots), np.bool_)
+
     launches = make_launches(over_program(program), rings)
-    return Stage(launches, program.poison_blocks, program.poison_penalty_slot).spoil()
+    return Stage(launches, program.poison_blocks, program.poison_penalty_slot, list_samples).spoil()
+
+
+def lists_samples_of(program: TritonProgram) -> Callable[[Sequence[int]], None]:
+    """As `Stage.list_samples`, of a program that Triton's kernels run. It waits for the GPU."""
+
+    def list_samples(slots: Sequence[int]) -> None:
+        listed = program.rows.rows.sample_slots
+        listed.fill_(ROWS)  # the null slot
+        listed[: len(slots)] = torch.tensor(slots, dtype=listed.dtype, device=listed.device)
+        if listed.is_cuda:
+            torch.cuda.synchronize()
+
+    return list_samples
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
@@ -88,6 +118,23 @@ def penalised(stage: Stage) -> dict[str, list[int]]:
     launches.launch({2: 100, 4: 100})
     later = launches.decode([2, 4], 8)
     return {"penalised": said, "free": first[1], "drawn": first[3], "evicted": later[4], "beside it": later[2]}
+
+
+def held_back(stage: Stage, decodes: int) -> dict[int, int]:
+    """Tokens of rows 4 and 1, which their S holds back until as many launches of others are over: none, and the others'
+    prompts, and their decode launches."""
+    launches = stage.launches
+    for slot in (1, 4):
+        launches.begin(slot, prompt_of(20 + slot, slot), SamplingParams(temperature=2.0, seed=slot))
+    launches.launch({1: 100, 4: 100})
+    if decodes:
+        for slot in (0, 2, 3):
+            launches.begin(slot, prompt_of(12, 7 + slot), SamplingParams(temperature=0.0))
+        stage.sample_next([])
+        launches.launch({0: 100, 2: 100, 3: 100})
+        launches.decode([0, 2, 3], decodes, Form.PLAIN)
+        stage.sample_next([4, 1])
+    return launches.launch({}).tokens
 
 
 def flags(stage: Stage) -> list[Outcome]:

@@ -54,7 +54,8 @@ def cuda_stage(dtype: torch.dtype = torch.float32) -> tuple[Stage, Device]:
         torch.cuda.synchronize()
 
     launches = launch_scenarios.make_launches(over_device(device), rings)
-    return Stage(launches, poison_blocks, poison_penalty_slot).spoil(), device
+    list_samples = launch_scenarios.lists_samples_of(program)
+    return Stage(launches, poison_blocks, poison_penalty_slot, list_samples).spoil(), device
 
 
 def test_penalised_rows_have_the_tokens_of_the_reference() -> None:
@@ -67,6 +68,16 @@ def test_penalised_rows_have_the_tokens_of_the_reference() -> None:
     assert found == expected
     assert found["penalised"] != found["free"], "the penalties changed nothing"
     assert set(counters.fallbacks) == {"mixed", "closing"}
+
+
+@pytest.mark.parametrize("decodes", [0, 3])
+def test_a_row_that_s_holds_back_keeps_its_logits_over_the_launches_of_others(decodes: int) -> None:
+    expected = launch_scenarios.held_back(launch_scenarios.reference_stage(), 0)
+    stage, device = cuda_stage()
+    found = launch_scenarios.held_back(stage, decodes)
+    assert device.counters.graph_replays - sum(device.counters.fallbacks.values()) == decodes
+    device.close()
+    assert found == expected
 
 
 def test_a_nan_in_one_row_s_cache_shows_in_its_own_flag_only() -> None:

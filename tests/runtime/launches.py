@@ -131,6 +131,10 @@ class Launches:
                     found[slot].append(token)
         return found
 
+    def sample_next(self, slots: Sequence[int]) -> None:
+        """The next launch samples these rows, whoever was in the last F. The device has been told."""
+        self._last = [(slot, True) for slot in slots]
+
     def _chunk(self, slot: int, count: int) -> Chunk | None:
         row = self._rows[slot]
         start, end = row.computed, min(row.computed + count, len(row.known))

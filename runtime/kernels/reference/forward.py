@@ -197,8 +197,8 @@ class ReferenceKernels:
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return linear(self._products, x.float(), weight, bias)
 
-    def logits_into(self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-        out.copy_(self.linear(hidden, weight))
+    def logits_into(self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, places: torch.Tensor) -> None:
+        out[places.long()] = self.linear(hidden, weight)
 
     def bind(self, ends: Ends) -> ReferenceBoundKernels:
         return ReferenceBoundKernels(ends, self._products)

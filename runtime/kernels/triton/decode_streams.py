@@ -279,15 +279,24 @@ def _sizes(weight: torch.Tensor) -> tuple[int, int]:
     return outputs, depth
 
 
-def head_of_one_row(hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    """The logits of one row. hidden: [1, hidden]. weight: [vocab, hidden]. out: float32 [1, vocab]."""
+def head_of_one_row(hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, places: torch.Tensor) -> None:
+    """The logits of one row. hidden: [1, hidden]. weight: [vocab, hidden]. out: float32 [n, vocab]. places: int32 [1],
+    the row of `out` to which they go."""
     tiling = row_tiling(*_sizes(weight), EPILOGUES[STORE])
-    row_product(hidden, Linear(weight, None), None, out, STORE, replace(tiling, dependent=False))
+    row_product(hidden, Linear(weight, None), None, out, STORE, replace(tiling, dependent=False), places)
 
 
-def product_of_rows(hidden: torch.Tensor, linear: Linear, out: torch.Tensor, exact: bool = False) -> None:
+def product_of_rows(
+    hidden: torch.Tensor,
+    linear: Linear,
+    out: torch.Tensor,
+    exact: bool = False,
+    places: torch.Tensor | None = None,
+) -> None:
     """out = hidden @ weight.T + bias, on the matrix units. hidden: [R, in]. linear: weight [outputs, in], the depth in
-    one part, which a vocabulary is large enough for. out: [R, outputs]."""
+    one part, which a vocabulary is large enough for. out: [R, outputs]; with places, int32 [R], rows of any number, of
+    which each row goes to its own place."""
     rows = hidden.shape[0]
     tiling = rows_tiling(*_sizes(linear.weight), columns_of(rows), EPILOGUES[STORE], exact)
-    rows_product(hidden, linear, out, STORE, replace(tiling, splits=1, dependent=False), None, rows)
+    tiling = replace(tiling, splits=1, dependent=False)
+    rows_product(hidden, linear, out, STORE, tiling, None, rows, places=places)

@@ -21,6 +21,7 @@ from runahead.runtime.kernels.triton.decode_streams import (
     product_of_rows,
 )
 from runahead.runtime.kernels.triton.mixed_streams import ExactMixedRows, ManyRows
+from runahead.runtime.kernels.triton.put_rows import put_rows
 from runahead.runtime.kernels.triton.tilings import takes_depth
 
 Stream = RowStream | ManyRows | ExactMixedRows
@@ -90,16 +91,16 @@ class TritonKernelSet:
         product_of_rows(x, Linear(weight, bias), out, exact=True)
         return out
 
-    def logits_into(self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    def logits_into(self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, places: torch.Tensor) -> None:
         fits = weight.dtype == torch.bfloat16 and takes_depth(weight.shape[1])
         if self._exact:
-            product_of_rows(hidden, Linear(weight, None), out, exact=True)
+            product_of_rows(hidden, Linear(weight, None), out, exact=True, places=places)
         elif hidden.shape[0] == 1:
-            head_of_one_row(hidden, weight, out)
+            head_of_one_row(hidden, weight, out, places)
         elif hidden.shape[0] <= MAX_ROWS and fits:
-            product_of_rows(hidden, Linear(weight, None), out)
+            product_of_rows(hidden, Linear(weight, None), out, places=places)
         else:
-            out.copy_(functional.linear(hidden, weight))  # which converts it
+            put_rows(functional.linear(hidden, weight), out, places)
 
     def bind(self, ends: Ends) -> TritonBoundKernels:
         return TritonBoundKernels(ends, self._exact)

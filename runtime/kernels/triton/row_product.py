@@ -40,9 +40,9 @@ def _chunk(x, gamma, first, DEPTH: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.c
 
 @triton.jit
 def _row_product_kernel(
-    x, weight, bias, gamma, out, eps, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
+    x, weight, bias, gamma, out, places, eps, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, HELD: tl.constexpr, NORM: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    PLACED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs. HELD: chunks of BLOCK weights that are asked for before the wait."""
     let_dependents_start(DEPENDENT)
@@ -91,6 +91,8 @@ def _row_product_kernel(
         total = gate / (1.0 + tl.exp(-gate)) * up
         output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
         ok = output < OUTPUTS
+    if PLACED:
+        out += tl.load(places).to(tl.int64) * OUTPUTS
     if EPILOGUE == _ADD:
         total += tl.load(out + output, mask=ok, other=0.0).to(tl.float32)
     tl.store(out + output, total.to(out.dtype.element_ty), mask=ok)
@@ -103,6 +105,7 @@ def row_product(
     out: torch.Tensor,
     epilogue: int,
     tiling: RowTiling,
+    places: torch.Tensor | None = None,
 ) -> None:
     """out (epilogue)= norm(x) @ weight.T + bias, for one row.
 
@@ -118,6 +121,7 @@ def row_product(
         linear.weight if linear.bias is None else linear.bias,
         linear.weight if norm is None else norm.weight,
         out,
+        x if places is None else places,
         0.0 if norm is None else norm.eps,
         OUTPUTS=outputs,
         DEPTH=depth,
@@ -127,6 +131,7 @@ def row_product(
         NORM=norm is not None,
         EPILOGUE=epilogue,
         HAS_BIAS=linear.bias is not None,
+        PLACED=places is not None,
         DEPENDENT=tiling.dependent,
         num_warps=tiling.warps,
         **options,

@@ -27,7 +27,7 @@ import triton.language as tl
 from runahead.runtime.kernels.layers import Linear, Norm
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 from runahead.runtime.kernels.triton.norms import exact_square
-from runahead.runtime.kernels.triton.row_product import ADD, GATED
+from runahead.runtime.kernels.triton.row_product import ADD, GATED, STORE
 from runahead.runtime.kernels.triton.tilings import LEAST_COLUMNS, SPLIT_WORDS, Tiling
 from runahead.runtime.rounding import ceil_div
 
@@ -50,14 +50,17 @@ def _sum_of_squares(
 
 @triton.jit
 def _epilogue(
-    acc, tile, column, bias, squares_in, out, gamma, scaled, squares_out, eps, num_rows, OUTPUTS: tl.constexpr,
+    acc, tile, column, bias, squares_in, out, places, gamma, scaled, squares_out, eps, num_rows, OUTPUTS: tl.constexpr,
     DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr,
-    STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr,
 ):  # fmt: skip
     """acc: [ROWS outputs, COLUMNS rows of the batch]; GATED: [2 * ROWS, COLUMNS], as `_gated_row` has them."""
     output = tile * ROWS + tl.arange(0, ROWS)
     ok = (output < OUTPUTS)[:, None] & (column < num_rows)[None, :]
-    at = column.to(tl.int64)[None, :] * OUTPUTS + output[:, None]
+    place = column
+    if PLACED:
+        place = tl.load(places + column, mask=column < num_rows, other=0)
+    at = place.to(tl.int64)[None, :] * OUTPUTS + output[:, None]
     if SQUARES > 0:
         found = _sum_of_squares(squares_in, column, num_rows, SQUARES, STRIDE, COLUMNS, STEP)
         acc *= tl.rsqrt(found / DEPTH + eps)[None, :]
@@ -103,10 +106,11 @@ def _part(w_at, x_at, ok, acc, first, PART: tl.constexpr, BLOCK: tl.constexpr, S
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _rows_product_kernel(
-    x, weight, bias, squares_in, out, gamma, scaled, squares_out, partial, arrived, eps, num_rows,
+    x, weight, bias, squares_in, out, places, gamma, scaled, squares_out, partial, arrived, eps, num_rows,
     OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS: tl.constexpr, SPREAD: tl.constexpr, STAGES: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr,
-    STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, HELD: tl.constexpr, DEPENDENT: tl.constexpr,
+    STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, HELD: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs and COLUMNS rows of the batch; SPREAD: and a part of the depth."""
     let_dependents_start(DEPENDENT)
@@ -142,8 +146,8 @@ def _rows_product_kernel(
             for s in tl.static_range(1, SPLITS):
                 acc += tl.load(mine + s * SIZE, cache_modifier=".cg")
             _epilogue(
-                acc, tile, column, bias, squares_in, out, gamma, scaled, squares_out, eps, num_rows, OUTPUTS, DEPTH,
-                COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS,
+                acc, tile, column, bias, squares_in, out, places, gamma, scaled, squares_out, eps, num_rows, OUTPUTS,
+                DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED,
             )  # fmt: skip
     else:
         for s in range(1, SPLITS):
@@ -152,8 +156,8 @@ def _rows_product_kernel(
                 w_at + begin, x_at + begin, ok, tl.zeros([TILE_ROWS, COLUMNS], tl.float32), 0, PART, BLOCK, STAGES
             )
         _epilogue(
-            acc, tile, column, bias, squares_in, out, gamma, scaled, squares_out, eps, num_rows, OUTPUTS, DEPTH,
-            COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS,
+            acc, tile, column, bias, squares_in, out, places, gamma, scaled, squares_out, eps, num_rows, OUTPUTS,
+            DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED,
         )  # fmt: skip
 
 
@@ -191,13 +195,15 @@ def rows_product(
     squares: tuple[torch.Tensor, int, float] | None = None,
     norm: Norm | None = None,
     residual: Residual | None = None,
+    places: torch.Tensor | None = None,
 ) -> None:
     """out (epilogue)= x @ weight.T + bias, for the first `num_rows` rows; rows past them are written by nobody.
 
     x: [num_rows or more, in], `in` a multiple of tiling.block * tiling.splits. linear: weight [out, in], twice as many
     rows if GATED. scratch: needed where the parts of the depth are spread over programs. squares: x is a `scaled`
     residual, whose sums of squares these are: float64 [tiles, num_rows or more], how many tiles, and the norm's eps.
-    ADD: `out` is residual.values, and the rest of `residual` is made for `norm`.
+    ADD: `out` is residual.values, and the rest of `residual` is made for `norm`. places: int32 [num_rows], the row of
+    `out` to which each row goes, with STORE; each to its own without it.
     """
     outputs, depth = linear.weight.shape
     halves = 2 if epilogue == GATED else 1
@@ -213,6 +219,7 @@ def rows_product(
     tiles_out, columns = ceil_div(outputs, tiling.rows), min(columns_of(num_rows), tiling.columns)
     groups = ceil_div(num_rows, columns)
     assert epilogue != ADD or tiles_out <= left.shape[0]
+    assert epilogue == STORE or places is None
     spread = tiling.spread and tiling.splits > 1
     if scratch is None:
         assert not spread
@@ -229,6 +236,7 @@ def rows_product(
         linear.weight if linear.bias is None else linear.bias,
         found,
         out,
+        x if places is None else places,
         gamma,
         scaled,
         left,
@@ -249,6 +257,7 @@ def rows_product(
         STEP=max(1, min(triton.next_power_of_2(max(tiles, 1)), _SQUARES_WORDS // columns)),
         EPILOGUE=epilogue,
         HAS_BIAS=linear.bias is not None,
+        PLACED=places is not None,
         HELD=tiling.held,
         DEPENDENT=tiling.dependent,
         num_warps=tiling.warps,

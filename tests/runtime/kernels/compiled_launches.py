@@ -126,8 +126,10 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
 
 
 def _launch_everything(orders: Orders) -> None:
-    """Decode launches, the largest in both forms; a launch with a prompt, one with its log-probabilities, the last."""
+    """Decode launches, the largest in both forms; a launch with a prompt, one with its log-probabilities, the last. And
+    the largest F of rows that verify drafts, which no program makes yet."""
     from runahead.cuda_graphs import marks
+    from runahead.runtime.kernels.triton.decode_queries import MAX_QUERIES
     from runahead.runtime.kernels.triton.gpu import use_as
     from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
     from runahead.runtime.programs.triton import TritonProgram
@@ -140,8 +142,9 @@ def _launch_everything(orders: Orders) -> None:
     settings = EngineConfig(model="", device="cuda", max_rows=max(orders.rows), context_length=shape.workload.context)
     weights = _without_memory(described(config), getattr(torch, orders.dtype))
     rings = allocate_rings(ring_layout(settings, config, settings.context_length))
+    model = Decoder(config, weights, TritonKernelSet(orders.exact), settings.context_length)
     program = TritonProgram(
-        Decoder(config, weights, TritonKernelSet(orders.exact), settings.context_length),
+        model,
         rings,
         max_rows=settings.max_rows,
         max_tokens=settings.max_rows + settings.max_prefill_tokens,
@@ -166,6 +169,11 @@ def _launch_everything(orders: Orders) -> None:
         program.apply(launch)
         program.forward(launch)
         marks.ended(counter, seen, stamps)
+    rows = orders.rows[-1]
+    drafts = dataclasses.replace(
+        program.rows.batch(rows, rows * MAX_QUERIES), is_decode=True, decode_queries=MAX_QUERIES, decode_rows=None
+    )
+    model.forward(drafts, model.make_cache(_BLOCKS, settings.block_size))
 
 
 def _without_memory(weights: Any, dtype: torch.dtype) -> Any:

@@ -75,7 +75,8 @@ class Watched:
         if not batch.is_decode:
             hidden = hidden.index_select(0, (batch.query_start_loc[1:] - 1).long())
         logits = torch.full((rows, self.model.config.vocab_size), torch.nan, device=DEVICE)
-        self.model.kernels.logits_into(hidden, self.model.weights.lm_head, logits)
+        places = torch.arange(rows, dtype=torch.int32, device=DEVICE)
+        self.model.kernels.logits_into(hidden, self.model.weights.lm_head, logits, places)
         block, offset = int(self._own[(self.length - 1) // BLOCK_SIZE]), (self.length - 1) % BLOCK_SIZE
         written = [tensor[block, offset] for tensor in (*self.cache.keys, *self.cache.values)]
         return [found.float().cpu().clone() for found in (logits[crowd.place], *written)]

@@ -121,7 +121,8 @@ def test_what_is_counted_at_start_is_what_decode_launches_ask_for(
         cache = decoder.make_cache(1 + 6 * rows, 8)
         hidden = decoder.forward(batch_of([5] * rows, 1, DEVICE), cache)
         logits = torch.empty((rows, decoder.config.vocab_size), dtype=torch.float32, device=DEVICE)
-        decoder.kernels.logits_into(hidden, decoder.weights.lm_head, logits)
+        places = torch.arange(rows, dtype=torch.int32, device=DEVICE)
+        decoder.kernels.logits_into(hidden, decoder.weights.lm_head, logits, places)
     assert asked == tilings_asked_for(decoder.weights.layers, decoder.weights.lm_head, buckets, exact)
     assert len(asked) == 5 * each
 

@@ -59,7 +59,16 @@ def triton_stage() -> launch_scenarios.Stage:
             torch.cuda.synchronize()
 
     launches = launch_scenarios.make_launches(run, rings)
-    return launch_scenarios.Stage(launches, program.poison_blocks, program.poison_penalty_slot).spoil()
+    return launch_scenarios.Stage(
+        launches, program.poison_blocks, program.poison_penalty_slot, launch_scenarios.lists_samples_of(program)
+    ).spoil()
+
+
+def test_a_row_that_s_holds_back_keeps_its_logits_over_the_launches_of_others() -> None:
+    expected = launch_scenarios.held_back(launch_scenarios.reference_stage(), 0)
+    assert set(expected) == {1, 4}
+    for stage in (launch_scenarios.reference_stage(), triton_stage()):
+        assert launch_scenarios.held_back(stage, 2) == expected
 
 
 def test_penalised_rows_have_the_tokens_of_the_reference() -> None:

@@ -13,6 +13,7 @@ DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import Linear, Norm  # noqa: E402
 from runahead.runtime.kernels.triton.decode_streams import head_of_one_row, product_of_rows  # noqa: E402
+from runahead.runtime.kernels.triton.put_rows import put_rows  # noqa: E402
 from runahead.runtime.kernels.triton.row_product import ADD, GATED, STORE, row_product  # noqa: E402
 from runahead.runtime.kernels.triton.rows_product import (  # noqa: E402
     Residual,
@@ -143,12 +144,24 @@ def test_a_row_of_a_few_has_the_same_bits_whatever_its_neighbours(tiling: Tiling
 
 @pytest.mark.parametrize("rows", [1, 3, 17])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_head_leaves_float32(rows: int, dtype: torch.dtype) -> None:
+def test_the_head_leaves_float32_where_each_row_belongs(rows: int, dtype: torch.dtype) -> None:
     torch.manual_seed(8)
     hidden, weight = torch.randn(rows, DEPTH).to(DEVICE, dtype), matrix(1030, DEPTH, dtype)
-    out = torch.full((rows, 1030), NAN, device=DEVICE)
+    out = torch.full((rows + 5, 1030), NAN, device=DEVICE)
+    places = torch.randperm(rows + 5, device=DEVICE)[:rows].int()
     if rows == 1:
-        head_of_one_row(hidden, weight, out)
+        head_of_one_row(hidden, weight, out, places)
     else:
-        product_of_rows(hidden, Linear(weight, None), out)
-    assert relative_error(out, product(hidden, Linear(weight, None))) < TOLERANCE[torch.float32]
+        product_of_rows(hidden, Linear(weight, None), out, places=places)
+    assert relative_error(out[places.long()], product(hidden, Linear(weight, None))) < TOLERANCE[torch.float32]
+    assert int(out.isnan().all(1).sum()) == 5, "rows that nobody goes to stay as they are"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_are_put_where_they_belong_in_another_dtype(dtype: torch.dtype) -> None:
+    torch.manual_seed(9)
+    rows = torch.randn(4, 2500).to(DEVICE, dtype)
+    out = torch.full((6, 2500), NAN, device=DEVICE)
+    put_rows(rows, out, torch.tensor([3, 0, 5, 2], dtype=torch.int32, device=DEVICE))
+    assert torch.equal(out[[3, 0, 5, 2]], rows.float())
+    assert bool(out[[1, 4]].isnan().all())

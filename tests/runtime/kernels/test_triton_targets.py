@@ -25,7 +25,7 @@ MARKS = ROOT / "cuda_graphs" / "marks.py"
 TARGETS = [((8, 0), False), ((8, 9), False), ((9, 0), True), ((9, 0), False), ((10, 0), False)]
 NAMES = [f"{major}.{minor}{', dependent' if dependent else ''}" for (major, minor), dependent in TARGETS]
 UNUSUAL = ((9, 0), False)  # between what 8.0 and 9.0 have: left to the large tests
-SHAPE, ROWS = "0.6B", (1, 8)  # launches in which every kernel has a part
+SHAPE, ROWS = "0.6B", (1, 8, 72)  # launches in which every kernel has a part
 
 
 def compiled(orders: Orders, cache: Path) -> Sequence[Compiled]:
