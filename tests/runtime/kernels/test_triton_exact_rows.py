@@ -17,6 +17,7 @@ from tests.runtime.kernels.matrix_units import multiply_as_matrix_units
 from tests.runtime.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
+pytestmark = pytest.mark.timeout(900)  # kernels for every bucket are compiled first
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache  # noqa: E402
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
