@@ -1,4 +1,5 @@
-"""The command line: `runahead serve`, `runahead generate`, `runahead completion`, `runahead --version`."""
+"""The command line: `runahead serve`, `runahead kernels`, `runahead generate`, `runahead completion`, `runahead
+--version`."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status. 2: a flag or a setting is unknown or invalid."""
     parser, commands = _parser()
     parsed = parse(parser, commands, sys.argv[1:] if arguments is None else arguments)
-    if parsed.command == "serve":
-        return _serve(parsed)
+    if parsed.command in ("serve", "kernels"):
+        return _with_settings(parsed)
     if parsed.command == "completion":
         actions = [action for command in commands.values() for action in command.actions]
         print(completion_script(parser, actions, parsed.shell))
@@ -46,6 +47,13 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
         "--config names; a flag wins over the environment, the environment over the file.",
     )
     settings.add_flags(serve)
+    kernels = commands.add_parser(
+        "kernels",
+        help="compile the kernels for this GPU that a start of the service needs",
+        description="Compiles what `runahead serve` with the same flags, variables and file would compile on this GPU, "
+        "into the folder that --kernel-cache names, and ends. Of the checkpoint only config.json is read.",
+    )
+    settings.add_flags(kernels)
     client = commands.add_parser(
         "generate",
         help="stream a completion from a running service to the terminal",
@@ -63,13 +71,13 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
     return parser, commands.choices
 
 
-def _serve(parsed: argparse.Namespace) -> int:
-    from runahead.service.server import ServerConfig, run  # a client has no use for what it loads
+def _with_settings(parsed: argparse.Namespace) -> int:
+    from runahead.service import kernels_command, server  # a client has no use for what they load
 
     try:
         chosen = settings.load_settings(vars(parsed), config_file=parsed.config)
-        config = ServerConfig(engine=settings.engine_config(chosen), front_end=chosen.front_end)
+        config = server.ServerConfig(engine=settings.engine_config(chosen), front_end=chosen.front_end)
     except (settings.SettingsError, ConfigError) as error:
-        print(f"runahead serve: {error}", file=sys.stderr)
+        print(f"runahead {parsed.command}: {error}", file=sys.stderr)
         return EXIT_USAGE
-    return run(config)
+    return server.run(config) if parsed.command == "serve" else kernels_command.run(config)

@@ -25,7 +25,14 @@ from runahead.runtime.process.parts import (
     memory_facts,
     ring_layout,
 )
-from runahead.runtime.programs.triton import TritonProgram, exactness_of, gpu_kernels, tilings_of, use_gpu_as
+from runahead.runtime.programs.triton import (
+    TritonProgram,
+    exactness_of,
+    gpu_kernels,
+    keep_kernels,
+    tilings_of,
+    use_gpu_as,
+)
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 from runahead.runtime.wire.messages import Exactness
 
@@ -36,10 +43,11 @@ _CACHE_SHARE: Final = 0.85  # of the GPU's memory left after the weights, for th
 def make_on_cuda(config: EngineConfig, described: ModelConfig, context: int, progress: Progress) -> MadeOnDevice:
     """A `MakeOnDevice`, of the current GPU. Its graphs are captured here; how many are is logged.
 
-    Raises ConfigError for a GPU that the kernels do not run on.
+    Raises ConfigError for a GPU that the kernels do not run on, and OSError where a kernel must be compiled and can't.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     check_gpu(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
+    keep_kernels(config.kernel_cache, config.spelling("kernel_cache"))
     use_gpu_as(config.gpu_capability)
     dtype = described.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
     exactness = _exactness(config, described, dtype)

@@ -19,6 +19,7 @@ from runahead.runtime.kernels.kernel_set import KernelSet
 from runahead.runtime.kernels.triton import exactness
 from runahead.runtime.kernels.triton.device_rows import DeviceRows
 from runahead.runtime.kernels.triton.gpu import current_gpu, use_as
+from runahead.runtime.kernels.triton.kernel_cache import use_kernel_cache
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
 from runahead.runtime.kernels.triton.prompt_logprobs import make_prompt_buffers
 from runahead.runtime.kernels.triton.sampling import make_sampler_buffers, sample_rows_cuda
@@ -26,6 +27,14 @@ from runahead.runtime.kernels.triton.tiling_counts import tiling_counts
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.wire.messages import Exactness
+
+
+def keep_kernels(folder: str, called: str) -> None:
+    """Before anything else here. Compiled kernels are kept in this folder, or in Triton's own where it is empty.
+
+    called: what messages call the setting. Raises an OSError whose sentence says what can't be done.
+    """
+    use_kernel_cache(folder, called)
 
 
 def use_gpu_as(capability: str) -> None:

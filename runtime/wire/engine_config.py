@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from runahead.runtime.plan import APPEND_WORDS, CHUNK_WORDS, HEADER_WORDS, PLAN_WORDS
 from runahead.runtime.rounding import ceil_div
-from runahead.runtime.wire.setting import settings_of
+from runahead.runtime.wire.setting import settings_of, shown
 
 SERIAL = 0
 LAUNCH_TIMEOUT_S = 120.0
@@ -91,6 +91,14 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     threads: Annotated[
         int, Meta(ge=0, le=1024, description="torch threads on the CPU; 0: one core is left to the host")
     ] = 0
+    kernel_cache: Annotated[
+        str,
+        Meta(
+            description="folder of kernels compiled for the GPU, which the next start finds there; empty: "
+            "TRITON_CACHE_DIR or ~/.triton/cache",
+            extra={"metavar": "FOLDER"},
+        ),
+    ] = ""
     launch_timeout_s: Annotated[
         float,
         Meta(
@@ -187,6 +195,11 @@ def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) ->
     if config.jitter_seed is not None and config.device != "cpu":
         raise ConfigError(
             f"{spelling('jitter_seed')} is a test mode of the CPU device and can't be combined with {cuda}"
+        )
+    if config.kernel_cache and config.device != "cuda":
+        raise ConfigError(
+            f"{spelling('kernel_cache')} must be empty with {spelling('device')} {config.device}, for which no kernels "
+            f"are compiled, and is {shown(config.kernel_cache)}"
         )
     if config.gpu_capability != "auto" and config.device != "cuda":
         raise ConfigError(

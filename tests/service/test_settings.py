@@ -75,7 +75,7 @@ def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> No
         "log_interval": 6, "log_mode": "barrier", "threads": 3, "launch_timeout_s": 60.5,
         "host": "localhost", "port": 1, "insecure": True, "max_streams": 2, "log_level": "debug",
         "log_format": "console", "jitter_seed": 5, "shutdown_grace_s": 2.5, "counters_from": 12,
-        "gpu_capability": "8.0",
+        "gpu_capability": "8.0", "kernel_cache": "/kernels",
     }  # fmt: skip
     assert set(changed) == set(SETTINGS), "this test must name every setting"
     defaults = chosen(Settings())
@@ -218,6 +218,7 @@ def test_every_setting_of_the_engine_reaches_it(tmp_path: Path) -> None:
         "block_size": "32", "num_blocks": "11", "prefill_chunk": "64", "max_prefill_tokens": "65",
         "prefix_cache": "false", "penalty_slots": "5", "log_interval": "1", "log_mode": "barrier",
         "launch_timeout_s": "60.5", "counters_from": "12", "gpu_capability": "8.0",
+        "kernel_cache": "/kernels",
     }  # fmt: skip
     config = msgspec.structs.asdict(engine_config(load_settings(flags, {})))
     given = {name: SETTINGS[name].read(text, strict=False) for name, text in flags.items()}

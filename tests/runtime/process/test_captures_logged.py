@@ -49,6 +49,7 @@ def a_gpu_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: LEAST_CAPABILITY)
     monkeypatch.setattr(cuda, "load_model", load_on_the_cpu)
     monkeypatch.setattr(cuda, "allocate_mapped_rings", allocate_rings)
+    monkeypatch.setattr(cuda, "keep_kernels", lambda folder, called: None)
     monkeypatch.setattr(cuda, "TritonProgram", lambda *parts, **sizes: SimpleNamespace())
     monkeypatch.setattr(cuda, "CudaDevice", CapturingDevice)
 
@@ -111,3 +112,20 @@ def test_the_capability_that_the_gpu_is_to_be_used_as_reaches_the_kernels(monkey
         )
         assemble(config, lambda *_: None)
     assert asked == ["auto", "8.0"]
+
+
+@pytest.mark.usefixtures("a_gpu_on_the_cpu")
+def test_the_kernel_cache_is_set_up_before_the_kernels_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+    monkeypatch.setattr(cuda, "keep_kernels", lambda folder, called: done.append((folder, called)))
+    monkeypatch.setattr(cuda, "gpu_kernels", lambda *asked: done.append("kernels"))
+    config = EngineConfig(
+        model=str(BUNDLED),
+        device="cuda",
+        max_rows=4,
+        context_length=256,
+        kernel_cache="/kernels",
+        spelled={"kernel_cache": "RUNAHEAD_KERNEL_CACHE"},
+    )
+    assemble(config, lambda *_: None)
+    assert done == [("/kernels", "RUNAHEAD_KERNEL_CACHE"), "kernels"]

@@ -45,6 +45,7 @@ def test_a_setting_that_cannot_be_is_named(changes: dict[str, object], named: tu
     ("changes", "named"),
     [
         ({"threads": 3, "device": "cuda"}, ("threads", "3", "device cuda")),
+        ({"kernel_cache": "/kernels"}, ("kernel_cache must be empty", "device cpu", "/kernels")),
         ({"run_ahead_tokens": 127}, ("run_ahead_tokens", "127", "prefill_chunk", "128")),
         (
             {"run_ahead_tokens": 1, "max_prefill_tokens": 4096},

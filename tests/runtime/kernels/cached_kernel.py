@@ -1,0 +1,59 @@
+"""Compiles one kernel with a kernel cache, as starts would: a process of its own, for a GPU that need not be there.
+
+`python -m tests.runtime.kernels.cached_kernel FOLDER ACTION...` does one thing after the other. start: the kernel is
+asked for, as by a process that has never seen it; prints `found` or `compiled` and the digest of the GPU's code, or the
+sentence that refuses it. cut:FILE:BYTES: of a file in the folder only so many bytes are left. read-only: from there on
+whatever would write to a disk fails, as on a root that is mounted so.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from runahead.runtime.kernels.triton.activation import _silu_mul_kernel as silu_mul
+from runahead.runtime.kernels.triton.kernel_cache import KernelCacheError, use_kernel_cache
+from tests.runtime.kernels.compiled_launches import Address, NoGpu
+
+
+def main() -> None:
+    folder, *actions = sys.argv[1:]
+    use_kernel_cache(folder, "--kernel-cache")
+    triton.runtime.driver.set_active(NoGpu((9, 0)))
+    for action in actions:
+        match action.split(":"):
+            case ["start"]:
+                print(_started())
+            case ["cut", name, left]:
+                (path,) = Path(folder).rglob(name)
+                path.write_bytes(path.read_bytes()[: int(left)])
+            case ["read-only"]:
+                for name in ("makedirs", "mkdir", "replace"):
+                    setattr(os, name, _refuse)
+
+
+def _started() -> str:
+    found: list[bool] = []
+    triton.knobs.compilation.listener = lambda **what: found.append(what["cache_hit"])
+    silu_mul.device_caches.clear()
+    tensor = Address(torch.empty(8, dtype=torch.bfloat16, device="meta"))
+    try:
+        kernel = silu_mul.run(tensor, tensor, WIDTH=64, BLOCK_WIDTH=64, grid=(1,), warmup=True)
+    except KernelCacheError as error:
+        return str(error)
+    return f"{'found' if found == [True] else 'compiled'} {hashlib.sha256(kernel.kernel).hexdigest()}"
+
+
+def _refuse(*arguments: Any, **options: Any) -> None:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+if __name__ == "__main__":
+    main()
