@@ -37,6 +37,7 @@ MAY_WAIT = {
     "runtime/programs/triton.py": {"poison_blocks"},
     "runtime/engine/loop.py": {"_retire"},  # a mask of NumPy: the engine holds no tensor
     "runtime/kernels/triton/device_rows.py": {"read"},
+    "runtime/kernels/triton/sampling.py": {"make_sampler_buffers"},
 }
 
 
