@@ -20,6 +20,7 @@ from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.results import Agreement
 from benchmarks.gpu_table.settings import Settings, flags
 from benchmarks.local_service import local_service
+from runahead.runtime.wire.engine_config import EngineSettings
 from runahead.v1 import EngineConfiguration, GenerateRequest, GenerationServiceStub, GetModelInfoRequest
 from runahead.v1.generate_pb2 import Delta, FinishReason
 
@@ -29,6 +30,7 @@ ASKED: Final[tuple[Asked, ...]] = ("on", "off")
 START_S: Final = 400.0  # a service whose kernels are compiled first
 _VOCAB: Final = 4000  # ids of the bundled model, without the special ones
 _STOP_IDS: Final = 8
+_CHUNK: Final = EngineSettings().prefill_chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +48,13 @@ class Crowd:
         return [self._wanted(i, dice, salt) for i in range(self.requests)]
 
     def _wanted(self, i: int, dice: random.Random, salt: str) -> Wanted:
-        """Greedy or sampled, two of three with log-probabilities, one of four with tokens that end it."""
+        """Greedy or sampled, two of three with log-probabilities, one of four with tokens that end it, one of eight
+        with a prompt whose last chunk has one token."""
         request = GenerateRequest(request_id=f"{salt}-{i}", cache_salt=salt)
-        request.token_ids.ids.extend(dice.randrange(2, _VOCAB) for _ in range(dice.randint(*self.prompt)))
+        length = dice.randint(*self.prompt)
+        if i % 8 == 5:
+            length = max(self.prompt[0], length // _CHUNK * _CHUNK + 1)
+        request.token_ids.ids.extend(dice.randrange(2, _VOCAB) for _ in range(length))
         request.sampling.temperature = (0.0, 0.8)[i % 2]
         request.sampling.top_p = (1.0, 0.9)[i // 2 % 2]
         request.sampling.seed = i

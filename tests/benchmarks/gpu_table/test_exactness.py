@@ -33,6 +33,7 @@ def test_the_crowd_is_of_many_kinds_and_within_its_bounds() -> None:
     assert len(asked) == 48 and all(0 <= one.after_s <= 0.8 for one in crowd.wanted("a"))
     lengths, tokens = [len(one.token_ids.ids) for one in asked], [one.stopping.max_tokens for one in asked]
     assert 3 <= min(lengths) < 100 and 600 < max(lengths) <= 700
+    assert any(length > 128 and length % 128 == 1 for length in lengths), "the last chunk of which has one token"
     assert 40 <= min(tokens) < 80 and 250 < max(tokens) <= 300
     for kinds in (
         {one.sampling.temperature == 0 for one in asked},
