@@ -242,7 +242,7 @@ class _Run:
             buffers.best_score,
             buffers.best_id,
             FULL=full,
-            **self._shared,
+            **{**self._shared, "num_warps": 8 if full else 4},
         )
         finish_kernel[(self.slots.shape[0],)](
             *self._source,

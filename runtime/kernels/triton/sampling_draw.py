@@ -29,7 +29,7 @@ from runahead.runtime.kernels.triton.sampling_rows import (
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _FARTHEST = tl.constexpr(100.0)  # of distances in powers of 2: no noise makes up for more
-_RESERVE = tl.constexpr(1.0 + 2e-4)  # ten times what the arrivals of `_first_of_tile` may be wrong by
+_RESERVE = tl.constexpr(1.0 + 2e-4)  # ten times what the rounding of times and scores can amount to
 
 
 @triton.jit
@@ -109,20 +109,26 @@ def scan(
 
 @triton.jit
 def _first_of_tile(source, i, x, drawn, peak, heat, seed, position, soonest, TILE: tl.constexpr):
-    """The highest score with noise of a tile's tokens that are `drawn`, its id, and the soonest arrival so far.
+    """The highest score with noise of a tile's tokens that are `drawn`, its id, and `soonest` after this tile.
+
+    soonest: when the first to arrive of the tiles so far does, at the latest; in which race, is said here.
 
     The highest of score + noise is the first to arrive in a race in which a token with the uniform number u takes the
-    time -log(u) * e**-score. Times are computed with the device's own functions, and the exact noise for those tokens
-    alone that may be the first of this tile and of the tiles before it: one or two in most tiles, none in many.
+    time -log(u) * e**-score. A logarithm is not needed to see which tokens may be the first: -log(u) is at least 1 - u,
+    and more than that by a factor which is known from 1 - u. The noise is computed for those alone that may be the
+    first of this tile and of the tiles before it: one or two in most tiles, none in many.
     """
     first_block = tl.min(i, 0) // 4
     words = block_words(seed, position, first_block + tl.arange(0, TILE // 4))
     by_id = tl.join(tl.join(words[0], words[2]), tl.join(words[1], words[3])).reshape([TILE])
     cold = tl.minimum(1.0 / heat * _LOG2_E, 3e38)
     slowness = tl.exp2(tl.minimum((peak - x) * cold, _FARTHEST))
-    arrival = tl.where(drawn, -tl.log2(uniform(by_id)) * slowness, float("inf"))
-    soonest = tl.minimum(soonest, tl.min(arrival, 0))
-    may_be_first = arrival <= soonest * _RESERVE
+    earliest = tl.where(drawn, (1.0 - uniform(by_id)) * slowness, float("inf"))
+    first = tl.min(earliest, 0)
+    least = first / tl.min(tl.where(drawn, slowness, float("inf")), 0)  # 1 - u of that token is no more
+    factor = tl.where(least < 0.68, 1.0 + least, tl.where(least < 0.999, 7.0, 17.0))
+    soonest = tl.minimum(soonest, first * factor)
+    may_be_first = earliest <= soonest * _RESERVE
     highest = tl.full([], float("-inf"), tl.float32)
     chosen = tl.full([], NO_TOKEN, tl.int32)
     for _ in range(0, tl.sum(may_be_first.to(tl.int32), 0)):
