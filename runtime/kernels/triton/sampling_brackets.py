@@ -32,11 +32,12 @@ NO_KEY = tl.constexpr(0x7FFFFFFF)  # of what is no token that counts: above all 
 # How far below the highest score the guess looks. The last stands for all that is lower.
 LADDER: Final = (0.1, 0.25, 0.5, 0.8, 1.2, 1.6, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.5, 7.5, 11.0, 28.0)
 # Where a bracket's keys are, in parts of the distance between its ends, which they are held between: in the first round
-# about the guess, so that the outer ones are the ends; in the second from the lower end. The last key is not placed: it
-# is that of all tokens that count.
+# about the guess, so that the outer ones are the ends; in the second from the lower end, closer together there, since
+# what is missed by far is missed by a little more often than by much. The last key is not placed: it is that of all
+# tokens that count.
 OFFSETS: Final = (
-    (-1.0, -0.12, -0.04, 0.0, 0.04, 0.12, 1.0, 1.0),
-    (0.0, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 2.0, 2.0),
+    (-1.0, -0.08, -0.027, 0.0, 0.027, 0.08, 1.0, 1.0),
+    (0.0, 1 / 36, 4 / 36, 9 / 36, 16 / 36, 25 / 36, 2.0, 2.0),
 )
 ROUNDS: Final = len(OFFSETS)
 TILES_OF_A_SAMPLE: Final = 4  # a guess looks at the first quarter of each of so many tiles
@@ -164,9 +165,10 @@ def _guess(
     SAMPLES: tl.constexpr,
     SAMPLES_PAD: tl.constexpr,
 ):
-    """How far below the highest score the border is likely to be, and the rungs of the ladder about it.
+    """How far below the highest score the border is likely to be, and the ends of the bracket about it.
 
-    Between the rungs the amount is taken for a cubic curve that rises throughout.
+    Between two rungs of the ladder the amount is taken for a cubic curve that rises throughout. The bracket reaches a
+    little beyond them, for a sample may take a border near a rung for one on its other side.
     """
     s = tl.arange(0, _RUNGS)
     rungs = tl.load(ladder + s)
@@ -195,7 +197,9 @@ def _guess(
     x2, x3 = x * x, x * x * x
     curve = begin + (end - begin) * (3.0 * x2 - 2.0 * x3) + rise * (x3 - 2.0 * x2 + x) + fall * (x3 - x2)
     found = tl.sum((curve < target).to(tl.int32), 0)
-    return low + (high - low) * (found.to(tl.float32) + 0.5) / _FINE, low, high
+    guess = low + (high - low) * (found.to(tl.float32) + 0.5) / _FINE
+    beyond = (high - low) / 4
+    return guess, tl.maximum(low - beyond, 0.0), tl.minimum(high + beyond, _MASSLESS)
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -21,6 +21,7 @@ from runahead.runtime.kernels.reference.sampling import sample_rows  # noqa: E40
 from runahead.runtime.kernels.reference.sampling_filters import kept_tokens  # noqa: E402
 from runahead.runtime.kernels.row_state import PenaltyState, RowState  # noqa: E402
 from runahead.runtime.kernels.triton.sampling import make_sampler_buffers, sample_rows_cuda  # noqa: E402
+from runahead.runtime.kernels.triton.sampling_brackets import LADDER  # noqa: E402
 
 # The interpreter's own way with a loop whose length is read on the device.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
@@ -174,6 +175,18 @@ def test_a_guess_that_is_far_off_makes_the_list_longer_and_changes_nothing() -> 
 def test_the_list_of_a_row_is_short_where_its_logits_are_spread_as_usual() -> None:
     specs = with_seeds([RowSpec(temperature=0.8, top_p=share) for share in (0.5, 0.8, 0.9, 0.95)])
     assert max(lengths_of_lists(logits_of("flat", len(specs), MANY) * 0.8, specs)) < MANY // 10
+
+
+def test_the_list_is_short_where_the_border_is_right_beside_a_rung_of_the_ladder() -> None:
+    """Of which a sample can't tell on which side the border is."""
+    logits = logits_of("flat", 1, MANY)
+    scores = scores_of(logits[0], 0.8).astype(np.float64)
+    weights = np.exp(scores)
+    rungs = [rung for rung in LADDER if 1.5 <= rung <= 4.0]
+    shares = [weights[-scores <= rung + side].sum() / weights.sum() for rung in rungs for side in (-0.002, 0.002)]
+    specs = with_seeds([RowSpec(temperature=0.8, top_p=float(share)) for share in shares])
+    assert len(specs) > 8
+    assert max(lengths_of_lists(logits.repeat(len(specs), 1), specs)) < MANY // 10
 
 
 def test_rows_beside_each_other_take_their_own_borders() -> None:
