@@ -19,7 +19,7 @@ DOCUMENT = ROOT / "docs/decisions/0006-mutants.md"
 def documented() -> dict[str, int]:
     """Mutants named in the table of the decision, with the number of their mistake."""
     rows = re.findall(r"^\| (\d+) \|(.*)\|$", DOCUMENT.read_text(encoding="utf-8"), re.M)
-    return {name: int(number) for number, row in rows for name in re.findall(r"`(\d\d-[a-z0-9-]+)`", row)}
+    return {name: int(number) for number, row in rows for name in re.findall(r"`(\d\d+-[a-z0-9-]+)`", row)}
 
 
 def functions_of(path: Path) -> set[str]:

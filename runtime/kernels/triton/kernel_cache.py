@@ -20,7 +20,7 @@ from typing import Any, Final
 import triton
 from triton.runtime.cache import FileCacheManager
 
-_MODULE: Final = str(sysconfig.get_config_var("EXT_SUFFIX"))  # how the file of a C module ends
+_MODULE: Final = ".so"  # the end of a C module's name
 _SEAL: Final = ".sha256"
 _FILL: Final = "`runahead kernels` with the flags of the start fills it where that can be done"
 

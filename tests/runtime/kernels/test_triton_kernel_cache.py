@@ -110,7 +110,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def module_file(cache: Path) -> Path:
-    (path,) = [path for path in files(cache) if path.name == "stub" + str(sysconfig.get_config_var("EXT_SUFFIX"))]
+    (path,) = [path for path in files(cache) if path.suffix == ".so"]
     return path
 
 
