@@ -124,11 +124,24 @@ def guess_kernel(
                 sampled = x < tl.load(peaks + tile, mask=i < VOCAB, other=float("-inf"))
                 distance = _rough_distance(x, peak, heat)
                 weight = tl.where(sampled, _rough_weight(distance, counts), 0.0)
-                place = guesses + (row * SAMPLES + sample) * _RUNGS
-                for rung in tl.static_range(_RUNGS - 1):
-                    within = distance <= tl.load(ladder + rung)
-                    tl.store(place + rung, tl.sum(tl.where(within, weight, 0.0), 0))
-                tl.store(place + _RUNGS - 1, tl.sum(weight, 0))
+                even = tl.join(_every_fourth(weight, distance, ladder, 0), _every_fourth(weight, distance, ladder, 2))
+                odd = tl.join(_every_fourth(weight, distance, ladder, 1), _every_fourth(weight, distance, ladder, 3))
+                within = tl.sum(tl.join(even, odd), 0).reshape([_RUNGS])  # one pass from thread to thread for all sums
+                tl.store(guesses + (row * SAMPLES + sample) * _RUNGS + tl.arange(0, _RUNGS), within)
+
+
+@triton.jit
+def _every_fourth(weight, distance, ladder, RUNG: tl.constexpr):
+    """What a sample's tokens add to the sums of the rungs RUNG, RUNG + 4, ... of 16: [TILE, 2, 2]."""
+    return tl.join(
+        tl.join(_within(weight, distance, ladder, RUNG), _within(weight, distance, ladder, RUNG + 8)),
+        tl.join(_within(weight, distance, ladder, RUNG + 4), _within(weight, distance, ladder, RUNG + 12)),
+    )
+
+
+@triton.jit
+def _within(weight, distance, ladder, RUNG: tl.constexpr):
+    return tl.where((distance <= tl.load(ladder + RUNG)) | (RUNG == _RUNGS - 1), weight, 0.0)
 
 
 @triton.jit
@@ -259,6 +272,12 @@ def bracket_kernel(
                     guesses, ladder, peaks, row, slot, peak, parameters, VOCAB, TILES, TILES_PAD, SAMPLES, SAMPLES_PAD
                 )
             last_key = tl.where(has_limit(slot, parameters, VOCAB), WORST_KEY, _MASSLESS_KEY)
+            s = tl.arange(0, _SPOTS)
+            at = center + (high - low) * tl.load(offsets + AGAIN * _SPOTS + s)
+            up_to = key_of(tl.minimum(tl.maximum(at, low), high))
+            up_to = tl.where(s == _SPOTS - 1, last_key, up_to)
+            if first == 0:
+                tl.store(keys + line * _SPOTS + s, up_to)
             heat = heat_of(slot, parameters)
             for tile in range(first, end):
                 i = tile * TILE + tl.arange(0, TILE)
@@ -267,15 +286,24 @@ def bracket_kernel(
                 score = tl.div_rn(x - peak, heat + tl.zeros_like(x))
                 key = tl.where(inside, key_of(score), NO_KEY)
                 packed = (mass_of(score) << _COUNT_BITS) + 1
-                for spot in tl.static_range(_SPOTS):
-                    at = center + (high - low) * tl.load(offsets + AGAIN * _SPOTS + spot)
-                    up_to_key = key_of(tl.minimum(tl.maximum(at, low), high))
-                    if spot == _SPOTS - 1:
-                        up_to_key = last_key
-                    if tile == 0:
-                        tl.store(keys + line * _SPOTS + spot, up_to_key)
-                    within = tl.sum(tl.where(key <= up_to_key, packed, 0), 0)
-                    tl.store(sums + (line * TILES + tile) * _SPOTS + spot, within)
+                half = tl.join(_every_second(packed, key, up_to, 0), _every_second(packed, key, up_to, 1))
+                within = tl.sum(half, 0).reshape([_SPOTS])  # one pass from thread to thread for all sums
+                tl.store(sums + (line * TILES + tile) * _SPOTS + s, within)
+
+
+@triton.jit
+def _every_second(packed, key, up_to, SPOT: tl.constexpr):
+    """What a tile's tokens add to the sums of the spots SPOT, SPOT + 2, ... of 8: [TILE, 2, 2]."""
+    return tl.join(
+        tl.join(_up_to(packed, key, up_to, SPOT), _up_to(packed, key, up_to, SPOT + 4)),
+        tl.join(_up_to(packed, key, up_to, SPOT + 2), _up_to(packed, key, up_to, SPOT + 6)),
+    )
+
+
+@triton.jit
+def _up_to(packed, key, up_to, SPOT: tl.constexpr):
+    own = tl.sum(tl.where(tl.arange(0, _SPOTS) == SPOT, up_to, 0), 0)
+    return tl.where(key <= own, packed, 0)
 
 
 @triton.jit
