@@ -69,6 +69,13 @@ def launched_kernels() -> set[str]:
     return launched & jitted
 
 
+@pytest.fixture
+def only_if_asked(request: pytest.FixtureRequest) -> None:
+    """Of what takes minutes, and says nothing more where there is a GPU: `make kernels` asks for it."""
+    if not request.config.getoption("--large"):
+        pytest.skip("many compilations: make kernels runs them")
+
+
 @pytest.fixture(scope="module")
 def of_every_target(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Sequence[Compiled]]:
     """By the target's name. Two at a time: a process compiles on one core."""
@@ -91,7 +98,7 @@ def test_every_kernel_compiles_and_fits(target: str, of_every_target: Mapping[st
     check(found, *TARGETS[NAMES.index(target)])
 
 
-@pytest.mark.large
+@pytest.mark.usefixtures("only_if_asked")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("shape", "exact"),
@@ -107,7 +114,7 @@ def test_the_default_tilings_of_every_shape_fit_for_every_number_of_rows(
     check(compiled(orders, tmp_path), capability, dependent)
 
 
-@pytest.mark.large
+@pytest.mark.usefixtures("only_if_asked")
 @pytest.mark.timeout(900)
 def test_a_newer_gpu_that_stands_for_an_older_one_has_its_kernels_in_the_older_form(tmp_path: Path) -> None:
     orders = Orders(shape=SHAPE, capability=(9, 0), dependent=False, rows=(1, 64))
@@ -118,7 +125,7 @@ def test_a_newer_gpu_that_stands_for_an_older_one_has_its_kernels_in_the_older_f
     check(older, (8, 0), False)
 
 
-@pytest.mark.large
+@pytest.mark.usefixtures("only_if_asked")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("head_dim", "heads", "dtype"),
