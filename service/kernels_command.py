@@ -12,7 +12,6 @@ import msgspec
 from runahead.runtime.checkpoint import CheckpointError, check_files
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
 from runahead.service.engine_process import EngineProcess, EngineStartError
-from runahead.service.logs import configure_logs
 from runahead.service.server import EXIT_CANNOT_START, EXIT_OK, ServerConfig
 
 EXIT_INTERRUPTED: Final = 130
@@ -24,7 +23,6 @@ def run(config: ServerConfig) -> int:
     interrupted."""
     try:
         engine = _checked(config.engine)
-        configure_logs(config.front_end.log)
         code = asyncio.run(_start_and_stop(engine, config))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
