@@ -57,8 +57,8 @@ class CudaDevice:
     """Runs a `CudaProgram` on one stream of the current CUDA device.
 
     stream: everything runs on it, in order. max_rows: of a launch; graphs are captured for the buckets up to it, at
-    construction. mixed_tokens: query tokens of the mixed launch that warms up the eager path. progress: called with
-    (graphs captured, graphs in all). launched: the number that the first launch comes after.
+    construction. mixed_tokens: query tokens of the largest mixed launch, up to which the eager path is warmed up.
+    progress: called with (graphs captured, graphs in all). launched: the number that the first launch comes after.
     """
 
     def __init__(
@@ -197,7 +197,8 @@ class CudaDevice:
                 for rows in self.buckets:
                     self._whole(_decode_shape(rows, form))
             mixed = LaunchShape(0, 1, Form.PLAIN, rows=1, tokens=mixed_tokens, is_decode=False)
-            self._whole(mixed)
+            for tokens in _mixed_sizes(mixed_tokens):
+                self._whole(mixed._replace(tokens=tokens))
             if self.rings.layout.prompt_tokens:
                 self._whole(mixed._replace(prompt_logprobs=True))
             self._whole(LaunchShape(0, 1, Form.PLAIN, rows=0, tokens=0, is_decode=False))
@@ -252,6 +253,11 @@ def _why_no_graph(shape: LaunchShape) -> str:
     if shape.is_closing:
         return CLOSING
     return PROMPT_LOGPROBS if shape.is_decode else MIXED
+
+
+def _mixed_sizes(most: int) -> list[int]:
+    """Query tokens of the mixed launches that warm up: every power of two, for which kernels may be compiled."""
+    return [1 << power for power in range(3, 32) if 1 << power < most] + [most]
 
 
 def _decode_shape(rows: int, form: Form) -> LaunchShape:

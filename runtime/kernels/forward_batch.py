@@ -26,7 +26,6 @@ class ForwardBatch:
     max_seq_len: int  # an upper bound of seq_lens, known to the host
     is_decode: bool  # every row decodes
     decode_queries: int = 1  # query tokens of a row, at most, if all rows decode; 1 to 8
-    decode_rows: torch.Tensor | None = None  # bool [B] rows with one query token; None: is_decode
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from runahead.runtime.process.parts import (
     ring_layout,
 )
 from runahead.runtime.programs.triton import (
+    NoExactKernelsError,
     TritonProgram,
     exactness_of,
     gpu_kernels,
@@ -77,7 +78,7 @@ def make_on_cuda(config: EngineConfig, described: ModelConfig, context: int, pro
         program,
         rings,
         max_rows=config.max_rows,
-        mixed_tokens=config.max_prefill_tokens,
+        mixed_tokens=mixed_tokens,
         progress=_log_captures(),
         launched=config.counters_from,
     )
@@ -98,7 +99,7 @@ def _exactness(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> 
     """Raises ConfigError where it is asked for and can't be."""
     try:
         return exactness_of(weights.described(model), dtype, config.exact, buckets_for(config.max_rows))
-    except ValueError as error:
+    except NoExactKernelsError as error:
         raise ConfigError(f"{config.spelling('exact')} on can't be: {error}") from error
 
 

@@ -37,6 +37,10 @@ def keep_kernels(folder: str, called: str) -> None:
     use_kernel_cache(folder, called)
 
 
+class NoExactKernelsError(ValueError):
+    """They are asked for, and the model has none. The end of a sentence that says why."""
+
+
 def use_gpu_as(capability: str) -> None:
     """Before anything else here. capability: auto, or the older compute capability that this process is to use its GPU
     as."""
@@ -50,11 +54,11 @@ def exactness_of(weights: ModelWeights, dtype: torch.dtype, asked: str, buckets:
     weights: of the model, which may be without memory or values. asked: on, off or auto. buckets: numbers of rows that
     graphs are captured for.
 
-    Raises ValueError, with the end of a sentence, where that is asked for and can't be.
+    Raises NoExactKernelsError where that is asked for and can't be.
     """
     impossible = exactness.why_impossible(weights.layers, dtype)
     if asked == "on" and impossible:
-        raise ValueError(impossible)
+        raise NoExactKernelsError(impossible)
     gpu, key = current_gpu(), exactness.shape_key(weights.layers, weights.embedding.shape[0], dtype)
     measured = {} if gpu is None or gpu.stands_for_older else exactness.measured_ratios(gpu.name, key)
     return exactness.choose_exactness(asked, impossible, measured, buckets)

@@ -29,7 +29,7 @@ from runahead.runtime.rounding import ceil_div
 
 MAX_ROWS: Final = 64
 _MOST_TILES: Final = 1024  # of a product whose parts are spread over programs
-_LEAST_TILE: Final = 8  # outputs of a program
+_LEAST_TILE: Final = 16  # outputs of a program that adds to the residual
 
 
 @dataclass(slots=True)

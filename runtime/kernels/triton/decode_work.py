@@ -22,6 +22,8 @@ from runahead.runtime.rounding import ceil_div
 
 MAX_PARTS: Final = 32  # items of a row and a KV head
 _MAX_PARTS = tl.constexpr(MAX_PARTS)
+ALIGNED: Final = 4  # entries of a window's line begin at 16 bytes: Triton compiles for that, or for less
+_ALIGNED = tl.constexpr(ALIGNED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +112,10 @@ def _cut(
     items = tl.maximum((tiles + each - 1) // each, 1)  # a masked row has one too, which leaves zeros
     items = tl.where(length <= WHOLE, 1, items)
     items = tl.where(r < num_rows, items, 0)
-    at = which * (num_rows + 1) + r
+    line = which * (num_rows // _ALIGNED + 1) * _ALIGNED
+    at = line + r
     tl.store(starts + at + 1, tl.cumsum(items, 0), mask=r < num_rows)
-    tl.store(starts + which * (num_rows + 1), 0)
+    tl.store(starts + line, 0)
     tl.store(chunk + at, each, mask=r < num_rows)
 
 
@@ -139,8 +142,9 @@ def begin_decode(
     """
     assert queries == 1 or query_start_loc is not None
     tokens, rows, width = token_ids.shape[0], seq_lens.shape[0], table.shape[1]
-    starts = torch.empty((windows.shape[0], rows + 1), dtype=torch.int32, device=seq_lens.device)
-    chunk = torch.empty_like(starts)
+    width_of_line = (rows // ALIGNED + 1) * ALIGNED
+    lines = torch.empty((2, windows.shape[0], width_of_line), dtype=torch.int32, device=seq_lens.device)
+    starts, chunk = lines[0, :, : rows + 1], lines[1, :, : rows + 1]
     _begin_kernel[(tokens + windows.shape[0],)](
         token_ids,
         table,

@@ -113,7 +113,6 @@ class DeviceRows:
             num_rows=num_rows,
             max_seq_len=self._context_length,
             is_decode=is_decode,
-            decode_rows=None if is_decode else starts[: num_rows + 1].diff() == 1,
         )
 
     def write_finite(self, hidden: torch.Tensor, batch: ForwardBatch, prompt: PromptBuffers | None = None) -> None:

@@ -40,7 +40,7 @@ def use_kernel_cache(folder: str, called: str) -> None:
     triton.knobs.cache.manager_class = SealedCache
     path = Path(triton.knobs.cache.dir)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise KernelCacheError(
             f"compiled kernels can't be kept: the folder {path} can't be made ({error.strerror}); {called} may name "
@@ -83,7 +83,7 @@ class SealedCache(FileCacheManager):  # type: ignore[misc]
             seals = json.loads(Path(self._make_path(f"__grp__{filename}")).read_bytes())["seals"]
             paths = {name: self._make_path(name) for name in seals}
             whole = all(_digest(Path(paths[name])) == seal for name, seal in seals.items())
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
         return paths if whole else None
 
@@ -93,7 +93,7 @@ class SealedCache(FileCacheManager):  # type: ignore[misc]
         if not filename.endswith(_MODULE):
             return None if path is None else str(path)
         try:
-            if path is not None and Path(path + _SEAL).read_text() == _digest(Path(path)):
+            if path is not None and Path(path + _SEAL).read_bytes() == _digest(Path(path)).encode():
                 return str(path)
         except OSError:
             pass

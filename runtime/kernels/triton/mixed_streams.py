@@ -59,8 +59,7 @@ class ExactMixedRows:
     the same products. Each half goes through every layer, and the other half's rows are masked in it."""
 
     def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
-        assert batch.decode_rows is not None
-        self._decodes = batch.decode_rows
+        self._decodes = batch.query_start_loc.diff() == 1  # a chunk of one token is a decode row, as where all are
         self._last = (batch.query_start_loc[1:] - 1).clamp(min=0).long()  # each row's last query token
         slots = batch.slot_mapping
         chunks = replace(

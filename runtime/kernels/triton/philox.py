@@ -29,7 +29,7 @@ def block_words(seed, position, block):
 
 @triton.jit
 def word_of(seed, position, token):
-    """The random word of single tokens, int32: what `block_words` has for them."""
+    """The random word of single tokens, uint32: what `block_words` has for them."""
     words = block_words(seed, position, token // 4)
     low = tl.where(token % 2 == 0, words[0], words[1])
     return tl.where(token % 4 < 2, low, tl.where(token % 2 == 0, words[2], words[3]))

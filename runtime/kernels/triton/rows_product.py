@@ -9,7 +9,8 @@ by the norm's weight, and the sums of its squares by tiles.
 
 **What the bits of a row hang on**: the number of parts, and nothing else of a tiling. The matrix units add up a part's
 products in the order of the depth, whatever instruction it is and however many rows there are (seen on an H200 for
-mma.sync and wgmma of every width), and sums of squares are exact (`exact_square`). No product is fused with a sum.
+mma.sync and wgmma of every width), and sums of squares are exact below 2**23 (`exact_square`), as good as exact above.
+No product is fused with a sum.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False

@@ -171,7 +171,7 @@ def _launch_everything(orders: Orders) -> None:
         marks.ended(counter, seen, stamps)
     rows = orders.rows[-1]
     drafts = dataclasses.replace(
-        program.rows.batch(rows, rows * MAX_QUERIES), is_decode=True, decode_queries=MAX_QUERIES, decode_rows=None
+        program.rows.batch(rows, rows * MAX_QUERIES), is_decode=True, decode_queries=MAX_QUERIES
     )
     model.forward(drafts, model.make_cache(_BLOCKS, settings.block_size))
 

@@ -69,7 +69,6 @@ def ragged_batch(lengths: list[int], queries: list[int], decodes: list[bool], de
         num_rows=rows,
         max_seq_len=BLOCK_SIZE * BLOCKS_A_ROW,
         is_decode=False,
-        decode_rows=torch.tensor(decodes).to(device),
     )
 
 

@@ -104,7 +104,6 @@ class Watched:
         slots = tables[row_of, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
         tokens = torch.tensor([dice.randrange(self.model.config.vocab_size) for _ in row_of])
         tokens[starts[crowd.place]] = TOKEN
-        decodes = torch.tensor([row < len(lengths) - bool(crowd.prompt) for row in range(len(lengths))])
         return ForwardBatch(
             token_ids=tokens.to(DEVICE),
             positions=positions.to(DEVICE),
@@ -116,7 +115,6 @@ class Watched:
             num_rows=len(lengths),
             max_seq_len=context,
             is_decode=not crowd.prompt,
-            decode_rows=decodes.to(DEVICE) if crowd.prompt else None,
         )
 
 

@@ -31,7 +31,7 @@ def is_power_of_two(number: int) -> bool:
 
 @pytest.mark.parametrize(("key", "entry"), [case[1:] for case in MEASURED], ids=[case[0] for case in MEASURED])
 def test_a_measured_tiling_fits_its_product_for_so_many_rows_and_for_fewer(key: str, entry: dict[str, Any]) -> None:
-    size, epilogue, columns = key.split()
+    size, epilogue, columns, *_ = key.split()
     outputs, depth = map(int, size.split("x"))
     if columns == "1":
         row = RowTiling(**entry)
@@ -43,9 +43,12 @@ def test_a_measured_tiling_fits_its_product_for_so_many_rows_and_for_fewer(key: 
     assert depth % (tiling.block * tiling.splits) == 0
     left = depth // tiling.splits // tiling.block - tiling.held
     assert left >= 0 and (left == 0) == (tiling.stages == 1)
-    programs = -(-(outputs // (2 if epilogue == "gated" else 1)) // tiling.rows)
-    assert tiling.splits == 1 or (programs <= 1024 and outputs * int(columns) * tiling.splits <= SPLIT_WORDS)
-    assert epilogue != "add" or programs <= 1024
+    tiles = -(-(outputs // (2 if epilogue == "gated" else 1)) // tiling.rows)
+    groups = -(-int(columns) // tiling.columns)
+    spread = tiling.spread and tiling.splits > 1
+    words = outputs * groups * min(int(columns), tiling.columns) * tiling.splits
+    assert not spread or (tiles * groups <= 1024 and words <= SPLIT_WORDS)
+    assert epilogue != "add" or tiling.rows >= 16
 
 
 @pytest.mark.parametrize("epilogue", ["store", "add", "gated"])
@@ -77,3 +80,15 @@ def test_parts_have_room_for_the_context_that_a_launch_may_have() -> None:
     long = buffers.parts(shape, replace(batch, max_seq_len=4000), plan)
     assert long.partial.shape[0] == 2 * 2 * plan.parts(4000) > short.partial.shape[0]
     assert buffers.parts(shape, batch, plan) is short
+
+
+def test_an_exact_product_has_one_number_of_parts_for_every_number_of_rows() -> None:
+    parts: dict[tuple[str, str], set[int]] = {}
+    for name, key, entry in MEASURED:
+        product, epilogue, _, *exact = key.split(" ")
+        if exact:
+            parts.setdefault((name.split(":")[0], f"{product} {epilogue}"), set()).add(entry["splits"])
+            of_a_part = int(product.split("x")[1]) // entry["splits"]
+            apart = entry["splits"] > 1 and entry["spread"]
+            assert apart or of_a_part >= 2 * entry["block"], "a part of one block is then not summed by itself"
+    assert parts and all(len(of_product) == 1 for of_product in parts.values())
