@@ -30,8 +30,9 @@ from runahead.runtime.rounding import ceil_div
 from runahead.runtime.wire.engine_config import DeviceName
 
 _BLOCK_SIZE: Final = 16
-# As long a context as in the table of steps, by fewer of them.
-_SHORT: Final = Workload(prompt=624, short=16, long=80, context=1024, lengths=(1024,), ragged=(1, 1))
+# As long a context as in the table of steps, by fewer of them. A prompt of more blocks would be looked up in the prefix
+# cache in pieces, so that one row begins a launch, and the first of many would end before the last begins.
+_SHORT: Final = Workload(prompt=512, short=128, long=192, context=1024, lengths=(1024,), ragged=(1, 1))
 _DIGITS: Final = 4
 
 Table = dict[str, dict[str, dict[str, float]]]
