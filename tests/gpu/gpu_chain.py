@@ -215,23 +215,6 @@ def cuda_engine(
     return engine_over(config, device, program, run_ahead, max_rows, num_blocks, counters_from)
 
 
-def tell_of_marks_one_by_one(device: Device) -> None:
-    """From here on each look finds at most one more launch sampled.
-
-    A host that is slow would find several at once, commit them together and queue the next ones only then: a row that
-    ends with the last of them would waste nothing. So told, it does what a quick one does.
-    """
-    sampled = device.sampled
-    told = sampled()
-
-    def one_more() -> int:
-        nonlocal told
-        told = min(told + 1, sampled())
-        return told
-
-    device.sampled = one_more  # type: ignore[method-assign]
-
-
 def check_depth(under_test: EngineUnderTest, run_ahead: int) -> None:
     """Launches were as many ahead as was asked for, and no more; which shows in what ends wasted that nobody could
     foresee: a row in each launch that is queued by then. (One that comes with the last token allowed wastes none.)

@@ -24,8 +24,8 @@ from tests.gpu.gpu_chain import (
     random_requests,
     random_weights,
     small_config,
-    tell_of_marks_one_by_one,
 )
+from tests.runtime.chain import tell_of_marks_one_by_one
 from tests.runtime.kernels.triton_device import synchronising_calls_raise
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]

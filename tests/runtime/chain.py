@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from runahead.cuda_graphs.device import Device
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings
 from runahead.cuda_graphs.simulated_device import Schedule, SimulatedDevice, at_once
 from runahead.runtime.engine.loop import Engine
@@ -137,6 +138,23 @@ class WatchedPoison(RingPoison):
             assert not blocks & set(resource.blocks), f"launch {number} has not retired and names a block given back"
             assert resource.row_slot not in slots, f"launch {number} has not retired and names slot {resource.row_slot}"
         super().release(resource)
+
+
+def tell_of_marks_one_by_one(device: Device) -> None:
+    """From here on each look finds at most one more launch sampled.
+
+    A host that is slow would find several at once, commit them together and queue the next ones only then: a row that
+    ends with the last of them would waste nothing. So told, it does what a quick one does.
+    """
+    sampled = device.sampled
+    told = sampled()
+
+    def one_more() -> int:
+        nonlocal told
+        told = min(told + 1, sampled())
+        return told
+
+    device.sampled = one_more  # type: ignore[method-assign]
 
 
 @dataclass

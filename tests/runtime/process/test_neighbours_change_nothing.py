@@ -23,7 +23,7 @@ from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import DeviceName, EngineConfig
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import prepared_submit
-from tests.runtime.chain import MemoryLinks
+from tests.runtime.chain import MemoryLinks, tell_of_marks_one_by_one
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -88,6 +88,7 @@ def served(device: DeviceName, run_ahead: int, order: Sequence[int], each: int) 
     )  # fmt: skip
     parts = assemble(config, lambda done, total: None)
     assert parts.info.exactness.exact
+    tell_of_marks_one_by_one(parts.device)
     links = MemoryLinks()
     engine = Engine(parts.device, parts.scheduler, links, max_queue=REQUESTS, run_ahead_asked=run_ahead)
     asked, answers, taken = requests(), [Answer() for _ in range(REQUESTS)], 0
