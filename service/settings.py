@@ -1,7 +1,7 @@
 """Every setting of the service: one table, three places to set it, one frozen result.
 
-A setting is a flag (`--run-ahead 2`), an environment variable (`RUNAHEAD_RUN_AHEAD=2`) and a key of a TOML file
-(`run_ahead = 2`, the file named by `--config` or `RUNAHEAD_CONFIG`). A flag wins over the environment, the environment
+A setting is a flag (`--run-ahead 2`), an environment variable (`RUNAHEAD__RUN_AHEAD=2`) and a key of a TOML file
+(`run_ahead = 2`, the file named by `--config` or `RUNAHEAD__CONFIG`). A flag wins over the environment, the environment
 over the file, the file over the default. This is the only module that reads the environment.
 """
 
@@ -25,9 +25,7 @@ from runahead.runtime.log_output import Format, Level, LogOutput
 from runahead.runtime.wire.engine_config import EngineConfig, EngineSettings, check_config
 from runahead.runtime.wire.setting import Setting, settings_of, shown
 from runahead.service.cli_parser import did_you_mean
-
-ENV_PREFIX: Final = "RUNAHEAD_"
-CONFIG_VARIABLE: Final = "RUNAHEAD_CONFIG"
+from runahead.service.variables import CONFIG_VARIABLE, ENV_PREFIX, is_injected, old_variable_of, variable_of
 
 _LOG: Final = LogOutput()  # its defaults are these settings' defaults
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -100,10 +98,6 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def variable_of(name: str) -> str:
-    return ENV_PREFIX + name.upper()
-
-
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """One flag for each setting, and `--config`. Values stay text until `load_settings`."""
     parser.add_argument("--config", metavar="FILE", help=f"TOML file with settings [{CONFIG_VARIABLE}]")
@@ -141,9 +135,7 @@ def load_settings(
     for name, value in (_read_file(config_file) if config_file else {}).items():
         _require_known(name, f"key {name!r} in {config_file}", SETTINGS)
         take(name, value, f"{name} in {config_file}", strict=True)
-    for variable, text in environment.items():
-        if not variable.startswith(ENV_PREFIX) or variable == CONFIG_VARIABLE:
-            continue
+    for variable, text in _own_variables(environment).items():
         name = variable.removeprefix(ENV_PREFIX).lower()
         _require_known(variable, f"environment variable {variable}", [variable_of(known) for known in SETTINGS])
         take(name, text, variable, strict=False)
@@ -199,6 +191,22 @@ def _read_file(path: str) -> dict[str, Any]:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"config file {path} can't be read: {error}") from error
+
+
+def _own_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables of settings, and others that begin as they do. Raises SettingsError for one under its old name."""
+    given = {variable: text for variable, text in environment.items() if not is_injected(variable, text)}
+    for name in ("config", *SETTINGS):
+        if (old := old_variable_of(name)) in given:
+            raise SettingsError(
+                f"environment variable {old} is not read any more; set {variable_of(name)}, with two underscores, and "
+                f"unset {old}"
+            )
+    return {
+        variable: text
+        for variable, text in given.items()
+        if variable.startswith(ENV_PREFIX) and variable != CONFIG_VARIABLE
+    }
 
 
 def _require_known(name: str, what: str, known: Iterable[str]) -> None:

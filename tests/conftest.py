@@ -27,9 +27,9 @@ def _has_cuda_driver() -> bool:
 if not _has_cuda_driver():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# `RUNAHEAD_GPU_CAPABILITY=8.0 pytest -m gpu` tries what an older GPU gets. Services and engines that a test starts read
-# it as a setting; what a test runs in its own process goes by the switch of Triton that this setting sets.
-if capability := os.environ.get("RUNAHEAD_GPU_CAPABILITY"):
+# `RUNAHEAD__GPU_CAPABILITY=8.0 pytest -m gpu` tries what an older GPU gets. Services and engines that a test starts
+# read it as a setting; what a test runs in its own process goes by the switch of Triton that this setting sets.
+if capability := os.environ.get("RUNAHEAD__GPU_CAPABILITY"):
     os.environ.setdefault("TRITON_OVERRIDE_ARCH", "sm" + capability.replace(".", ""))
 
 try:

@@ -81,7 +81,7 @@ def test_the_documents_name_flags_and_targets_at_all() -> None:
 
 def test_the_readme_lists_every_setting_as_it_is_declared() -> None:
     assert rows_of(README) == table_rows(), f"{COMMAND} writes them"
-    assert "| `--max-rows` | `RUNAHEAD_MAX_ROWS` | `64` | requests that decode together |" in rows_of(README)
+    assert "| `--max-rows` | `RUNAHEAD__MAX_ROWS` | `64` | requests that decode together |" in rows_of(README)
 
 
 def test_the_readme_the_makefile_and_the_package_name_the_same_versions_of_python() -> None:

@@ -307,9 +307,9 @@ def test_an_unknown_or_impossible_setting_exits_2_with_a_sentence_that_names_it(
 def test_an_unknown_variable_exits_2_with_a_sentence_that_names_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("RUNAHEAD_DEPTH", "3")
+    monkeypatch.setenv("RUNAHEAD__DEPTH", "3")
     assert cli.main(["serve"]) == 2
-    assert "RUNAHEAD_DEPTH is no setting" in capsys.readouterr().err
+    assert "RUNAHEAD__DEPTH is no setting" in capsys.readouterr().err
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

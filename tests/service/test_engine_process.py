@@ -194,7 +194,7 @@ def serve(model: Path, port: int, **options: object) -> subprocess.CompletedProc
     ("flags", "environment", "called"),
     [
         (["--context-length", "2049"], {}, "--context-length"),
-        ([], {"RUNAHEAD_CONTEXT_LENGTH": "2049"}, "RUNAHEAD_CONTEXT_LENGTH"),
+        ([], {"RUNAHEAD__CONTEXT_LENGTH": "2049"}, "RUNAHEAD__CONTEXT_LENGTH"),
     ],
     ids=["flag", "variable"],
 )

@@ -20,8 +20,8 @@ from runahead.service.settings import (
     engine_config,
     flag_of,
     load_settings,
-    variable_of,
 )
+from runahead.service.variables import variable_of
 
 FLAGS = {name: flag_of(name) for name in SETTINGS}
 
@@ -48,14 +48,14 @@ def test_without_any_setting_every_default_holds() -> None:
 
 def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(config_file: Path) -> None:
     config_file.write_text("port = 1001\nmax_rows = 11\nmax_queue = 12\n")
-    environment = {"RUNAHEAD_PORT": "1002", "RUNAHEAD_MAX_ROWS": "21"}
+    environment = {"RUNAHEAD__PORT": "1002", "RUNAHEAD__MAX_ROWS": "21"}
     settings = load_settings(parse("--port", "1003"), environment, str(config_file))
     assert (settings.front_end.port, settings.engine.max_rows, settings.engine.max_queue) == (1003, 21, 12)
     assert settings.engine.block_size == Settings().engine.block_size
     called = {name: settings.spelling(name) for name in ("port", "max_rows", "max_queue", "block_size")}
     assert called == {
         "port": "--port",
-        "max_rows": "RUNAHEAD_MAX_ROWS",
+        "max_rows": "RUNAHEAD__MAX_ROWS",
         "max_queue": f"max_queue in {config_file}",
         "block_size": "--block-size",
     }
@@ -63,7 +63,7 @@ def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(config_
 
 def test_the_environment_may_name_the_file(config_file: Path) -> None:
     config_file.write_text('host = "::1"')
-    assert load_settings({}, {"RUNAHEAD_CONFIG": str(config_file)}).front_end.host == "::1"
+    assert load_settings({}, {"RUNAHEAD__CONFIG": str(config_file)}).front_end.host == "::1"
 
 
 def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> None:
@@ -88,7 +88,7 @@ def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> No
             flags.append(str(value))
     assert chosen(load_settings(parse(*flags), {})) == changed
 
-    environment = {"RUNAHEAD_" + name.upper(): str(value) for name, value in changed.items()}
+    environment = {"RUNAHEAD__" + name.upper(): str(value) for name, value in changed.items()}
     assert chosen(load_settings({}, environment)) == changed
 
     lines = [
@@ -99,14 +99,14 @@ def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> No
 
 
 def test_a_switch_can_be_turned_off_again_by_a_flag() -> None:
-    assert load_settings(parse("--no-insecure"), {"RUNAHEAD_INSECURE": "true"}).front_end.insecure is False
+    assert load_settings(parse("--no-insecure"), {"RUNAHEAD__INSECURE": "true"}).front_end.insecure is False
 
 
 @pytest.mark.parametrize(
     ("environment", "file_text", "flags", "named"),
     [
-        ({"RUNAHEAD_PROT": "1"}, "", {}, "RUNAHEAD_PROT is no setting; did you mean RUNAHEAD_PORT?"),
-        ({"RUNAHEAD_PORT": "many"}, "", {}, "RUNAHEAD_PORT must be a whole number from 0 to 65535"),
+        ({"RUNAHEAD__PROT": "1"}, "", {}, "RUNAHEAD__PROT is no setting; did you mean RUNAHEAD__PORT?"),
+        ({"RUNAHEAD__PORT": "many"}, "", {}, "RUNAHEAD__PORT must be a whole number from 0 to 65535"),
         ({}, "prot = 1", {}, "'prot' in .* is no setting; did you mean port?"),
         ({}, "port = '1'", {}, "port in .* must be a whole number"),
         ({}, "port = [", {}, "can't be read"),
@@ -115,20 +115,20 @@ def test_a_switch_can_be_turned_off_again_by_a_flag() -> None:
         ({}, "", {"device": "tpu"}, "--device must be cpu or cuda"),
         ({}, "", {"exact": "always"}, "--exact must be auto, on or off, and is 'always'"),
         ({}, "", {"tokenizer": "mine"}, "--tokenizer must be auto or none, and is 'mine'"),
-        ({"RUNAHEAD_INSECURE": "perhaps"}, "", {}, "RUNAHEAD_INSECURE must be true or false"),
+        ({"RUNAHEAD__INSECURE": "perhaps"}, "", {}, "RUNAHEAD__INSECURE must be true or false"),
         ({}, "", {"max_streams": "0"}, "--max-streams must be between 1 and 100000, and is 0"),
         ({}, "", {"shutdown_grace_s": "-1"}, "--shutdown-grace-s must be between 0 and 3600, and is -1"),
         ({}, "", {"shutdown_grace_s": "nan"}, "--shutdown-grace-s must be between 0 and 3600, and is nan"),
         ({}, "", {"log_mode": "drain"}, "--log-mode must be events or barrier, and is 'drain'"),
         ({}, "prefix_cache = 1", {}, "prefix_cache in .* must be true or false"),
-        ({"RUNAHEAD_PENALTY_SLOTS": "few"}, "", {}, "RUNAHEAD_PENALTY_SLOTS must be a whole number"),
+        ({"RUNAHEAD__PENALTY_SLOTS": "few"}, "", {}, "RUNAHEAD__PENALTY_SLOTS must be a whole number"),
         ({}, "", {"log_interval": "1.5"}, "--log-interval must be a whole number"),
         ({}, "", {"served_name": "\udcff"}, r"--served-name must be text in UTF-8, and is '\\udcff'"),
         ({}, "", {"launch_timeout_s": "soon"}, "--launch-timeout-s must be a number above 0, at most 604800"),
         ({}, "", {"launch_timeout_s": "0"}, "--launch-timeout-s must be more than 0 and at most 604800, and is 0"),
         ({}, "", {"launch_timeout_s": "inf"}, "--launch-timeout-s must be more than 0 and at most 604800, and is inf"),
         ({}, "", {"max_rows": "0"}, "--max-rows must be between 1 and 512, and is 0"),
-        ({"RUNAHEAD_MAX_ROWS": "513"}, "", {}, "RUNAHEAD_MAX_ROWS must be between 1 and 512, and is 513"),
+        ({"RUNAHEAD__MAX_ROWS": "513"}, "", {}, "RUNAHEAD__MAX_ROWS must be between 1 and 512, and is 513"),
         ({}, "max_rows = 0", {}, "max_rows in .* must be between 1 and 512, and is 0"),
         ({}, "", {"run_ahead": "0"}, "--run-ahead must be serial, 1, 2, 3 or 4, and is '0'"),
         ({}, "", {"jitter_seed": "-1"}, "--jitter-seed must be between 0 and 9223372036854775807, and is -1"),
@@ -230,8 +230,8 @@ def test_every_setting_of_the_engine_reaches_it(tmp_path: Path) -> None:
     ("flags", "environment", "file_text", "sentence"),
     [
         ({"prefill_chunk": "24"}, {}, "", r"^--prefill-chunk \(24\) must be a multiple of --block-size \(16\)$"),
-        ({}, {"RUNAHEAD_BLOCK_SIZE": "24"}, "", "^RUNAHEAD_BLOCK_SIZE must be a power of two, and is 24$"),
-        ({"device": "cuda"}, {"RUNAHEAD_THREADS": "3"}, "", r"^RUNAHEAD_THREADS \(3\) .* with --device cuda$"),
+        ({}, {"RUNAHEAD__BLOCK_SIZE": "24"}, "", "^RUNAHEAD__BLOCK_SIZE must be a power of two, and is 24$"),
+        ({"device": "cuda"}, {"RUNAHEAD__THREADS": "3"}, "", r"^RUNAHEAD__THREADS \(3\) .* with --device cuda$"),
         ({}, {}, "num_blocks = 1", r"^num_blocks in .*\.toml must be at least 2 \(one is the null block\), and is 1$"),
         ({"max_rows": "9"}, {}, "num_blocks = 9", r"^--max-rows \(9\) .* 9 \(num_blocks in .*\.toml\) can serve: "),
         ({"log_mode": "barrier"}, {}, "", "^--log-mode barrier has no effect with --log-interval 0: no launch"),
@@ -273,11 +273,11 @@ def test_a_folder_that_is_not_there_is_named() -> None:
 def test_the_engine_is_told_what_its_refusals_call_each_setting(tmp_path: Path) -> None:
     config_file = tmp_path / "\udcff.toml"
     config_file.write_text("block_size = 32")
-    environment = {"RUNAHEAD_CONTEXT_LENGTH": "300"}
+    environment = {"RUNAHEAD__CONTEXT_LENGTH": "300"}
     settings = load_settings(parse("--device", "cuda", f"--model={tmp_path}"), environment, str(config_file))
     config = engine_config(settings)
     names = ("device", "context_length", "block_size", "num_blocks")
     in_the_file = f"block_size in {tmp_path}/\\udcff.toml"
-    assert [*map(config.spelling, names)] == ["--device", "RUNAHEAD_CONTEXT_LENGTH", in_the_file, "--num-blocks"]
+    assert [*map(config.spelling, names)] == ["--device", "RUNAHEAD__CONTEXT_LENGTH", in_the_file, "--num-blocks"]
     assert msgspec.json.decode(msgspec.json.encode(config), type=EngineConfig) == config, "as it goes to the engine"
     assert [*map(EngineConfig(model="").spelling, names)] == [*names], "whoever has not said how is told the name"

@@ -152,7 +152,7 @@ def test_a_truncated_launcher_is_never_loaded(cache: Path) -> None:
 def test_a_folder_that_can_not_be_made_is_a_sentence_that_names_the_setting(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(KernelCacheError) as refusal:
-        use_kernel_cache(str(tmp_path / "file" / "kernels"), "RUNAHEAD_KERNEL_CACHE")
-    assert f"{tmp_path}/file/kernels can't be made (Not a directory); RUNAHEAD_KERNEL_CACHE may name" in str(
+        use_kernel_cache(str(tmp_path / "file" / "kernels"), "RUNAHEAD__KERNEL_CACHE")
+    assert f"{tmp_path}/file/kernels can't be made (Not a directory); RUNAHEAD__KERNEL_CACHE may name" in str(
         refusal.value
     )

@@ -125,7 +125,7 @@ def test_the_kernel_cache_is_set_up_before_the_kernels_are_asked_for(monkeypatch
         max_rows=4,
         context_length=256,
         kernel_cache="/kernels",
-        spelled={"kernel_cache": "RUNAHEAD_KERNEL_CACHE"},
+        spelled={"kernel_cache": "RUNAHEAD__KERNEL_CACHE"},
     )
     assemble(config, lambda *_: None)
-    assert done == [("/kernels", "RUNAHEAD_KERNEL_CACHE"), "kernels"]
+    assert done == [("/kernels", "RUNAHEAD__KERNEL_CACHE"), "kernels"]

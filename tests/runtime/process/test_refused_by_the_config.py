@@ -97,8 +97,8 @@ def test_a_setting_is_called_what_the_user_called_it(
     if given_by == "flag" or not settings:
         flags |= settings
     elif given_by == "variable":
-        environment = {f"RUNAHEAD_{key.upper()}": value for key, value in settings.items()}
-        called = f"RUNAHEAD_{name.upper()}"
+        environment = {f"RUNAHEAD__{key.upper()}": value for key, value in settings.items()}
+        called = f"RUNAHEAD__{name.upper()}"
     else:
         values = (f"{key} = {value if value.isdigit() else repr(value)}" for key, value in settings.items())
         config_file.write_text("\n".join(values), encoding="utf-8")
