@@ -25,7 +25,9 @@ def triton_device() -> torch.device:
     except ImportError as error:
         pytest.fail(f"the tests of the kernels need triton, which `make setup` installs: {error}", pytrace=False)
     if os.environ.get("TRITON_INTERPRET") == "1":
-        _patch_once()
+        from tests.runtime.kernels.quick_interpreter import make_interpreter_quick
+
+        make_interpreter_quick()
         _multiply_bfloat16()
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -35,33 +37,6 @@ def triton_device() -> torch.device:
             pytrace=False,
         )
     return torch.device("cuda")
-
-
-class _StaysPatched:
-    """What the interpreter puts in the place of `triton.language` stays there."""
-
-    def restore(self) -> None:
-        pass
-
-
-def _patch_once() -> None:
-    """The interpreter replaces every function of `triton.language` that a function sees at each call of it, and puts
-    them back: a third of its time. Nothing is compiled in this process, so once is enough for each function."""
-    from triton.runtime import interpreter
-
-    patch = getattr(interpreter, "_patch_lang", None)  # Triton's own affair: without it, tests are slower
-    if patch is None or hasattr(patch, "patched"):
-        return
-    patched: set[Any] = set()
-
-    def patch_once(function: Any) -> _StaysPatched:
-        if function not in patched:
-            patch(function)
-            patched.add(function)
-        return _StaysPatched()
-
-    patch_once.patched = patched  # type: ignore[attr-defined]
-    interpreter._patch_lang = patch_once
 
 
 def _multiply_bfloat16() -> None:

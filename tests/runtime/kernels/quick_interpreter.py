@@ -1,0 +1,154 @@
+"""Triton's interpreter without what it computes in vain or again and again, which is most of its time. It says the
+same.
+
+All of this is Triton's own affair, as the version that constraints.txt names has it. Where another version lacks
+something of it the interpreter stays as it is, and tests are slower.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from triton import language as tl
+from triton.language.core import validate_block_shape
+from triton.runtime import interpreter
+
+MARK = "runahead_made_it_quick"
+
+
+class _StaysPatched:
+    """What the interpreter puts in the place of `triton.language` stays there."""
+
+    def restore(self) -> None:
+        pass
+
+
+def _patch_once() -> None:
+    """The interpreter replaces every function of `triton.language` that a function sees at each call of it, and puts
+    them back. Nothing is compiled in this process, so once is enough for each function."""
+    patch = interpreter._patch_lang
+    patched: set[Any] = set()
+
+    def patch_once(function: Any) -> _StaysPatched:
+        if function not in patched:
+            patch(function)
+            patched.add(function)
+        return _StaysPatched()
+
+    interpreter._patch_lang = patch_once
+
+
+def _look_for_no_overflow() -> None:
+    """Of each sum and product of integers the interpreter computes whether it leaves the type; it says so in its debug
+    mode alone, which is off."""
+    options = interpreter.interpreter_builder.options
+    assert not options.debug
+    object.__setattr__(options, "sanitize_overflow", False)  # it is frozen
+
+
+def _make_each_shape_once() -> None:
+    """A type's shape is a tuple of Triton's, each entry with a type of its own; a tensor's shape is another one."""
+    core, constexpr = tl.core, tl.constexpr
+    shapes: dict[tuple[int, ...], tuple[Any, int, Any, Any]] = {}
+
+    def made(sizes: tuple[int, ...]) -> tuple[Any, int, Any, Any]:
+        numel = validate_block_shape(sizes)
+        return core.tuple(sizes), numel, core.tuple([constexpr(size) for size in sizes]), constexpr(numel)
+
+    def init_type(self: Any, element_ty: Any, shape: Sequence[Any]) -> None:
+        sizes = tuple([size.value if isinstance(size, constexpr) else size for size in shape])
+        known = shapes.get(sizes)
+        if known is None:
+            if not sizes:
+                raise TypeError("0d block_type is forbidden")
+            known = shapes[sizes] = made(sizes)
+        self.element_ty = element_ty
+        self.shape, self.numel, self._tensor_shape, self._tensor_numel = known
+
+    none, one = core.tuple([]), constexpr(1)
+
+    def init_tensor(self: Any, handle: Any, type: Any) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        if type.is_block():
+            self.shape, self.numel = type._tensor_shape, type._tensor_numel
+        else:
+            self.shape, self.numel = none, one
+
+    core.block_type.__init__ = init_type
+    core.block_type.name = property(lambda self: f"<{self.shape}, {self.element_ty}>")
+    core.tensor.__init__ = init_tensor
+    semantic = type(interpreter.interpreter_semantic)
+    broadcast = semantic.broadcast_impl_value
+
+    def broadcast_if_needed(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+        alike = lhs.type.is_block() and rhs.type.is_block() and lhs.type.shape is rhs.type.shape
+        return (lhs, rhs) if alike else broadcast(self, lhs, rhs)
+
+    semantic.broadcast_impl_value = broadcast_if_needed
+
+
+def _look_types_up() -> None:
+    original = interpreter._get_np_dtype
+    known: dict[str, Any] = {}
+
+    def np_dtype(of: Any) -> Any:
+        scalar = of.scalar
+        if scalar.is_ptr():
+            return original(scalar)
+        found = known.get(scalar.name)
+        if found is None:
+            found = known[scalar.name] = original(scalar)
+        return found
+
+    interpreter._get_np_dtype = np_dtype
+    equal = tl.dtype.__eq__
+    tl.dtype.__eq__ = lambda self, other: self is other or equal(self, other)
+
+
+def _call_with_less_ado() -> None:
+    """Functions of the language are called through two others, which look for an argument that is put there."""
+    semantic = interpreter.interpreter_semantic
+
+    def put(place: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        function = getattr(member, "__wrapped__", member)
+
+        def called(*args: Any, **options: Any) -> Any:
+            options["_semantic"] = semantic
+            return function(*args, **options)
+
+        scope.set_attr(place, name, called)
+
+    interpreter._patch_attr = put
+
+
+def _move_the_bits_of_bfloat16() -> None:
+    """They are the upper half of a float32. The interpreter takes both apart and puts them together again; here too the
+    lower half is cut off."""
+    convert = interpreter._convert_float
+
+    @functools.wraps(convert)
+    def moved(data: Any, of: Any, to: Any, rounding: Any) -> Any:
+        if (of, to) == (tl.bfloat16, tl.float32):
+            return data.astype(np.uint32) << np.uint32(16)
+        if (of, to) == (tl.float32, tl.bfloat16) and rounding is None:
+            return (np.ascontiguousarray(data).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+        return convert(data, of, to, rounding)
+
+    interpreter._convert_float = moved
+
+
+def make_interpreter_quick() -> None:
+    """In this process, once."""
+    needed = ("_patch_lang", "_patch_attr", "_get_np_dtype", "_convert_float", "interpreter_builder")
+    if hasattr(interpreter, MARK) or not all(hasattr(interpreter, name) for name in needed):
+        return
+    setattr(interpreter, MARK, True)
+    _patch_once()
+    _look_for_no_overflow()
+    _make_each_shape_once()
+    _look_types_up()
+    _call_with_less_ado()
+    _move_the_bits_of_bfloat16()
