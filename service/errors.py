@@ -1,9 +1,14 @@
-"""What goes wrong, as a client sees it: a status code, a sentence and `google.rpc` details."""
+"""What goes wrong, as a client sees it: a status code, a sentence and `google.rpc` details.
+
+Each error has a reason, which `ErrorInfo` carries under the domain `runahead`, and `STATUS_OF` is the one table that
+says which status a reason has.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import grpc
@@ -15,6 +20,29 @@ from grpc_status import rpc_status
 
 ERROR_DOMAIN: Final = "runahead"
 INTERNAL_SENTENCE: Final = "the server failed to serve this request; its log has the reason under the request's id"
+SHUTDOWN_SENTENCE: Final = "the server is shutting down"
+PUSHBACK_HEADER: Final = "grpc-retry-pushback-ms"  # gRPC's own clients come back after this many milliseconds
+
+STATUS_OF: Final[Mapping[str, grpc.StatusCode]] = MappingProxyType(
+    {
+        "INVALID_FIELD": grpc.StatusCode.INVALID_ARGUMENT,
+        "MALFORMED": grpc.StatusCode.INVALID_ARGUMENT,
+        "DUPLICATE_ID": grpc.StatusCode.ALREADY_EXISTS,
+        "NO_TOKENIZER": grpc.StatusCode.FAILED_PRECONDITION,
+        "STREAMS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "QUEUE_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "SLOW_READER": grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "NOT_SERVED": grpc.StatusCode.UNIMPLEMENTED,
+        "NON_FINITE": grpc.StatusCode.INTERNAL,
+        "UNEXPECTED": grpc.StatusCode.INTERNAL,
+        # The engine has stopped, or is about to.
+        "SHUTDOWN": grpc.StatusCode.UNAVAILABLE,
+        "DEVICE": grpc.StatusCode.UNAVAILABLE,
+        "INTERNAL": grpc.StatusCode.UNAVAILABLE,
+        "ENGINE_LOST": grpc.StatusCode.UNAVAILABLE,
+        "PROTOCOL": grpc.StatusCode.UNAVAILABLE,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,72 +54,89 @@ class Violation:
 
 
 class ServiceError(Exception):
-    """Ends a call with a status. The sentence and the details go to the client as they are."""
+    """Ends a call with a status. The sentence and the details go to the client as they are.
 
-    def __init__(self, code: grpc.StatusCode, sentence: str, details: Sequence[Message] = ()) -> None:
+    reason: a key of `STATUS_OF`; one that is not there, which only an engine gives, is UNAVAILABLE.
+    details: beside ErrorInfo. retry_s: when to try again, for RetryInfo; None where nobody can say.
+    """
+
+    def __init__(
+        self, reason: str, sentence: str, details: Sequence[Message] = (), *, retry_s: float | None = None
+    ) -> None:
         super().__init__(sentence)
-        self.code = code
+        self.reason = reason
+        self.code = STATUS_OF.get(reason, grpc.StatusCode.UNAVAILABLE)
         self.sentence = sentence
         self.details = tuple(details)
+        self.retry_s = retry_s
 
 
-def invalid_argument(violations: Sequence[Violation]) -> ServiceError:
+def invalid_argument(violations: Sequence[Violation], reason: str = "INVALID_FIELD") -> ServiceError:
     """INVALID_ARGUMENT; the sentence is that of the first violation, BadRequest has them all."""
     fields = [
         error_details_pb2.BadRequest.FieldViolation(field=violation.field, description=violation.sentence)
         for violation in violations
     ]
-    bad_request = error_details_pb2.BadRequest(field_violations=fields)
-    return ServiceError(grpc.StatusCode.INVALID_ARGUMENT, violations[0].sentence, [bad_request])
+    return ServiceError(reason, violations[0].sentence, [error_details_pb2.BadRequest(field_violations=fields)])
 
 
 def already_exists(request_id: str) -> ServiceError:
     """ALREADY_EXISTS for a request id in use."""
-    return ServiceError(grpc.StatusCode.ALREADY_EXISTS, f"request_id {request_id!r} is in use")
+    return ServiceError("DUPLICATE_ID", f"request_id {request_id!r} is in use")
 
 
-def exhausted(sentence: str, retry_s: float) -> ServiceError:
-    """RESOURCE_EXHAUSTED, and when to try again."""
-    delay = Duration()
-    delay.FromMilliseconds(round(retry_s * 1000))
-    return ServiceError(grpc.StatusCode.RESOURCE_EXHAUSTED, sentence, [error_details_pb2.RetryInfo(retry_delay=delay)])
+def exhausted(reason: str, sentence: str, retry_s: float) -> ServiceError:
+    """RESOURCE_EXHAUSTED: which limit of the server was reached, and when to try again."""
+    violation = error_details_pb2.QuotaFailure.Violation(subject="server", description=sentence)
+    return ServiceError(reason, sentence, [error_details_pb2.QuotaFailure(violations=[violation])], retry_s=retry_s)
 
 
 def no_tokenizer() -> ServiceError:
     """FAILED_PRECONDITION for a call that is about text, on a server without a tokenizer."""
     return ServiceError(
-        grpc.StatusCode.FAILED_PRECONDITION,
-        "this server was started without a tokenizer: it takes and gives token ids, and no text",
+        "NO_TOKENIZER", "this server was started without a tokenizer: it takes and gives token ids, and no text"
     )
 
 
 def slow_reader() -> ServiceError:
     """RESOURCE_EXHAUSTED for a stream whose reader left too much unread. Trying again does not help a slow reader."""
-    return ServiceError(grpc.StatusCode.RESOURCE_EXHAUSTED, "the stream's reader is too slow: too much is unread")
+    return ServiceError("SLOW_READER", "the stream's reader is too slow: too much is unread")
 
 
 def unavailable(reason: str, sentence: str) -> ServiceError:
-    """UNAVAILABLE; `reason`, such as SHUTDOWN, is in ErrorInfo."""
-    info = error_details_pb2.ErrorInfo(reason=reason, domain=ERROR_DOMAIN)
-    return ServiceError(grpc.StatusCode.UNAVAILABLE, sentence, [info])
+    """UNAVAILABLE, for a reason such as SHUTDOWN or one that the engine gives."""
+    return ServiceError(reason, sentence)
+
+
+def shutting_down() -> ServiceError:
+    """UNAVAILABLE for every call that a shutdown meets."""
+    return unavailable("SHUTDOWN", SHUTDOWN_SENTENCE)
 
 
 def non_finite() -> ServiceError:
     """INTERNAL for a request whose logits were NaN or infinite, as the model gave them or after its penalties."""
-    info = error_details_pb2.ErrorInfo(reason="NON_FINITE", domain=ERROR_DOMAIN)
-    return ServiceError(
-        grpc.StatusCode.INTERNAL, "the model's logits are not finite, or the penalties made them so", [info]
-    )
+    return ServiceError("NON_FINITE", "the model's logits are not finite, or the penalties made them so")
 
 
 def internal() -> ServiceError:
     """INTERNAL with a fixed sentence."""
-    return ServiceError(grpc.StatusCode.INTERNAL, INTERNAL_SENTENCE)
+    return ServiceError("UNEXPECTED", INTERNAL_SENTENCE)
+
+
+def not_served(sentence: str) -> ServiceError:
+    """UNIMPLEMENTED for a method of the contract."""
+    return ServiceError("NOT_SERVED", sentence)
 
 
 def to_status(error: ServiceError, request_id: str = "") -> grpc.Status:
     """The status to abort a call with; with a request id, RequestInfo is among its details."""
-    details = list(error.details)
+    details = [error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN), *error.details]
+    pushback: list[tuple[str, str]] = []
+    if error.retry_s is not None:
+        delay, milliseconds = Duration(), round(error.retry_s * 1000)
+        delay.FromMilliseconds(milliseconds)
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+        pushback.append((PUSHBACK_HEADER, str(milliseconds)))
     if request_id:
         details.append(error_details_pb2.RequestInfo(request_id=request_id))
     packed = []
@@ -100,5 +145,6 @@ def to_status(error: ServiceError, request_id: str = "") -> grpc.Status:
         any_detail.Pack(detail)
         packed.append(any_detail)
     code = code_pb2.Code.Value(error.code.name)
-    status: grpc.Status = rpc_status.to_status(status_pb2.Status(code=code, message=error.sentence, details=packed))
-    return status
+    status = rpc_status.to_status(status_pb2.Status(code=code, message=error.sentence, details=packed))
+    with_pushback: grpc.Status = status._replace(trailing_metadata=(*status.trailing_metadata, *pushback))
+    return with_pushback

@@ -10,17 +10,19 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from runahead.runtime.wire.engine_config import ConfigError
+from runahead.service.door import Door, OpenCalls
 from runahead.service.engine_client import EngineClient
+from runahead.service.errors import SHUTDOWN_SENTENCE
 from runahead.service.health import HealthServicer
 from runahead.service.limits import LIMITS
 from runahead.service.reflection import add_reflection
-from runahead.service.request_parsing import ParsingInterceptor
 from runahead.service.servicer import GenerationServicer
 from runahead.service.tokenizer import TextTokenizer
 from runahead.v1 import add_GenerationServiceServicer_to_server, generation_service_pb2
 
 _GENERATION: Final = "runahead.v1.GenerationService"
 _HEALTH: Final = "grpc.health.v1.Health"
+_LAST_WORDS_S: Final = 0.25  # for calls that end by themselves now: completions, health watches
 _END_S: Final = 2.0  # for statuses to reach clients when streams are ended
 
 _OPTIONS: Final = (
@@ -39,7 +41,8 @@ class FrontEnd:
 
     def __init__(self, engine: EngineClient, tokenizer: TextTokenizer | None, max_streams: int) -> None:
         self._engine = engine
-        self._server = grpc.aio.server(interceptors=[ParsingInterceptor()], options=_OPTIONS)
+        self._calls = OpenCalls()
+        self._server = grpc.aio.server(interceptors=[Door(self._calls)], options=_OPTIONS)
         self._health = HealthServicer((_GENERATION,))
         self.servicer = GenerationServicer(engine, tokenizer, max_streams)
         add_GenerationServiceServicer_to_server(self.servicer, self._server)
@@ -63,7 +66,8 @@ class FrontEnd:
         self._health.set_serving(False)
 
     async def stop(self, grace_s: float) -> None:
-        """Takes no more completions, gives the open ones `grace_s` seconds, and ends the rest with UNAVAILABLE.
+        """Takes no more completions, gives the open ones `grace_s` seconds, and ends the rest with UNAVAILABLE, and so
+        whatever other call is open then.
 
         Until then the port stays open, so that new calls are told the reason, SHUTDOWN, too.
         """
@@ -72,5 +76,6 @@ class FrontEnd:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self.servicer.wait_drained()
-        self._engine.close("SHUTDOWN", "the server is shutting down")
+        self._engine.close("SHUTDOWN", SHUTDOWN_SENTENCE)
+        await self._calls.end(_LAST_WORDS_S)
         await self._server.stop(_END_S)

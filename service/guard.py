@@ -4,6 +4,7 @@ inside."""
 from __future__ import annotations
 
 import traceback
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -42,10 +43,13 @@ async def guarded(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[
     call = Call()
     try:
         yield call
+    except grpc.aio.AbortError:
+        raise  # it has its status already
     except Exception as error:
         if context.cancelled():
             return  # the client is gone, which is why something failed
-        await context.abort_with_status(to_status(_as_service_error(error, call), call.request_id))
+        failure = _as_service_error(error, call)
+        await context.abort_with_status(to_status(failure, call.request_id))
 
 
 def _as_service_error(error: Exception, call: Call) -> ServiceError:
@@ -58,6 +62,7 @@ def _as_service_error(error: Exception, call: Call) -> ServiceError:
             return unavailable(error.reason, error.message)
         case SlowReaderError():
             return slow_reader()
+    call.request_id = call.request_id or uuid.uuid4().hex  # of a call that has none, for the log and the client alike
     # The message of the exception may hold text of the request: only its type and the lines it came by are logged.
     frames = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
     log.error("call_failed", request_id=call.request_id, error=type(error).__name__, frames=frames)
@@ -69,7 +74,7 @@ def _refusal(refused: RequestRefusedError, call: Call) -> ServiceError:
         case "ALREADY_EXISTS":
             return already_exists(call.request_id)
         case "RESOURCE_EXHAUSTED":
-            return exhausted(refused.message, LIMITS.retry_s)
+            return exhausted("QUEUE_FULL", refused.message, LIMITS.retry_s)
         case "INVALID_ARGUMENT":
             # Everything but the size was checked before the engine was asked.
             return invalid_argument([Violation(refused.field, f"{refused.field} is too large: {refused.message}")])

@@ -55,7 +55,10 @@ class Limits:
     prompt_event_bytes: int = 64 << 10
     once_prompt_bytes: int = 3 << 20
     unknown_bytes: int = 4096  # fields that the server does not know, up to which each is named
-    violations: int = 16  # field violations that one error reports
+    # Field violations that one error reports, and of one list: the error must fit into the 8 KiB of metadata that
+    # clients take.
+    violations: int = 40
+    list_violations: int = 3
     retry_s: float = 1.0  # when to try again, in RetryInfo
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from runahead.runtime.wire.parameters import FinishReason as EngineReason
 from runahead.service.completion import Completion
 from runahead.service.engine_client import EngineClient
-from runahead.service.errors import ServiceError, exhausted, no_tokenizer, unavailable
+from runahead.service.errors import ServiceError, exhausted, no_tokenizer, not_served, shutting_down
 from runahead.service.guard import Call, guarded
 from runahead.service.limits import LIMITS
 from runahead.service.model_info import model_info
@@ -186,7 +186,8 @@ class GenerationServicer(GenerationServiceServicer):
         return response
 
     async def WatchStats(self, request: WatchStatsRequest, context: _Context) -> None:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server does not serve WatchStats; call Stats")
+        async with guarded(context):
+            raise not_served("this server does not serve WatchStats; call Stats")
 
     async def GetModelInfo(self, request: GetModelInfoRequest, context: _Context) -> GetModelInfoResponse:
         async with guarded(context):
@@ -248,10 +249,11 @@ class GenerationServicer(GenerationServiceServicer):
     def _place(self) -> Iterator[None]:
         """One of the completions that may be open. Raises ServiceError (RESOURCE_EXHAUSTED or UNAVAILABLE)."""
         if self._closed:
-            raise unavailable("SHUTDOWN", "the server is shutting down")
+            raise shutting_down()
         if self.counters.open_streams >= self._max_streams:
             self.counters.refused += 1
-            raise exhausted(f"{self._max_streams} completions are open, which is this server's limit", LIMITS.retry_s)
+            sentence = f"{self._max_streams} completions are open, which is this server's limit"
+            raise exhausted("STREAMS_LIMIT", sentence, LIMITS.retry_s)
         self.counters.open_streams += 1
         try:
             yield

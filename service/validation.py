@@ -1,6 +1,7 @@
 """From a GenerateRequest, or a GenerateOnceRequest, to a checked, frozen value with every default filled in.
 
-Nothing here touches the engine. All violations of a request are collected, up to `Limits.violations`.
+Nothing here touches the engine. All violations of a request are collected, up to `Limits.violations` of them, and of a
+list's entries up to `Limits.list_violations`.
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 import re
 import secrets
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import numpy as np
 from google.protobuf.message import Message
-from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
 
 from runahead.runtime.wire.messages import EngineInfo
@@ -22,6 +23,7 @@ from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import allowed_mask
 from runahead.service.errors import Violation, invalid_argument
 from runahead.service.limits import LIMITS
+from runahead.service.unknown_fields import unknown_fields
 from runahead.v1 import (
     AbortRequest,
     DetokenizeRequest,
@@ -36,7 +38,7 @@ from runahead.v1 import (
 AnyGenerateRequest = GenerateRequest | GenerateOnceRequest  # they have the same fields
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]+")
-_UNSUPPORTED: Final = "is not supported by this server"
+_REQUEST_ID_SENTENCE: Final = f"must be 1 to {LIMITS.request_id_length} of the characters A-Z a-z 0-9 . _ : -"
 _NO_TOKENIZER: Final = "is not supported by this server, which was started without a tokenizer: it takes token ids only"
 _NO_PENALTY_SLOTS: Final = "is not supported by this server, which was started with penalty_slots 0"
 
@@ -95,14 +97,33 @@ class Violations:
         return self.require(count <= limit, field, f"must have at most {limit} entries, and has {count}")
 
     def require_ids(self, ids: Sequence[int], limit: int, vocab_size: int, field: str) -> Sequence[int]:
-        """Notes too many ids, or else the first that is not below `vocab_size`, by its index. Returns good ids."""
-        if not self.require_at_most(limit, len(ids), field):
+        """Notes too many ids, or else those that are not below `vocab_size`, by their index. Returns good ids."""
+        if not ids or not self.require_at_most(limit, len(ids), field):
             return ()
-        for index, token_id in enumerate(ids):
-            if token_id >= vocab_size:
-                self.require(False, f"{field}[{index}]", _id_sentence(token_id, vocab_size))
-                return ()
-        return ids
+        # Ids are uint32 on the wire; int64 holds them all.
+        return ids if self.require_range(np.fromiter(ids, np.int64, len(ids)), vocab_size, field) else ()
+
+    def require_range(self, ids: NDArray[np.int32] | NDArray[np.int64], vocab_size: int, field: str) -> bool:
+        """Notes ids that are not below `vocab_size`, by their index. Returns whether there are none."""
+        wrong = [int(index) for index in np.flatnonzero(ids >= vocab_size)]
+        sentences = {
+            f"{field}[{index}]": _id_sentence(int(ids[index]), vocab_size) for index in wrong[: LIMITS.list_violations]
+        }
+        self.require_none(sentences, field, len(wrong))
+        return not wrong
+
+    def require_none(self, sentences: Mapping[str, str], field: str, count: int) -> None:
+        """Notes the wrong entries of a list, each by its path, and how many more there are. count: of all of them."""
+        for path, sentence in sentences.items():
+            self.require(False, path, sentence)
+        more = count - len(sentences)
+        self.require(not more, field, f"has {more} more such entries")
+
+    def require_known(self, request: Message) -> None:
+        """Notes fields that this server does not know: what a newer client sends is refused, never ignored."""
+        sentences = unknown_fields(request, LIMITS.unknown_bytes)
+        shown = dict(islice(sentences.items(), LIMITS.list_violations))
+        self.require_none(shown, "request", len(sentences))
 
     def raise_if_any(self) -> None:
         """Raises ServiceError (INVALID_ARGUMENT) with what was noted."""
@@ -114,11 +135,11 @@ def check_request(request: AnyGenerateRequest, info: EngineInfo, has_tokenizer: 
     """Raises ServiceError (INVALID_ARGUMENT) naming every invalid field; without a tokenizer, every field that is about
     text."""
     found = Violations()
-    _check_unknown_fields(request, found)
+    found.require_known(request)
     if not has_tokenizer:
         _check_no_text(request, found)
     request_id = request.request_id if request.HasField("request_id") else uuid.uuid4().hex
-    _check_request_id(request_id, "request_id", found)
+    found.require(_is_request_id(request_id), "request_id", _REQUEST_ID_SENTENCE)
     prompt = _check_prompt_field(request, info, found)
     stopping = _check_stopping(request.stopping, info, found)
     sampling = _check_sampling(request.sampling, request.output, info, found)
@@ -149,21 +170,21 @@ def check_prompt_tokens(ids: NDArray[np.int32], field: str, info: EngineInfo) ->
     """The length of a prompt, and the range of its ids. Raises ServiceError (INVALID_ARGUMENT)."""
     found = Violations()
     _check_length(len(ids), field, info, found)
-    _check_range(ids, field, info, found)
+    found.require_range(ids, info.vocab_size, field)
     found.raise_if_any()
 
 
 def check_known(request: Message) -> None:
     """Raises ServiceError (INVALID_ARGUMENT) for fields that this server does not know."""
     found = Violations()
-    _check_unknown_fields(request, found)
+    found.require_known(request)
     found.raise_if_any()
 
 
 def check_tokenize(request: TokenizeRequest) -> None:
     """Raises ServiceError (INVALID_ARGUMENT), for a text over `Limits.prompt_text_bytes` too."""
     found = Violations()
-    _check_unknown_fields(request, found)
+    found.require_known(request)
     _check_text_bytes(request.text, "text", found)
     found.raise_if_any()
 
@@ -171,7 +192,7 @@ def check_tokenize(request: TokenizeRequest) -> None:
 def check_detokenize(request: DetokenizeRequest, vocab_size: int) -> None:
     """Raises ServiceError (INVALID_ARGUMENT), for too many ids or one out of range too."""
     found = Violations()
-    _check_unknown_fields(request, found)
+    found.require_known(request)
     found.require_ids(request.token_ids, LIMITS.detokenize_ids, vocab_size, "token_ids")
     found.raise_if_any()
 
@@ -186,13 +207,14 @@ def check_once(request: GenerateOnceRequest) -> None:
 def check_abort(request: AbortRequest) -> None:
     """Raises ServiceError (INVALID_ARGUMENT): ids or all, not both, and ids that a request can have."""
     found = Violations()
-    _check_unknown_fields(request, found)
+    found.require_known(request)
     count = len(request.request_ids)
     found.require(count > 0 or request.all, "request_ids", "must name at least one request, unless all is set")
     found.require(count == 0 or not request.all, "all", "must not be set together with request_ids")
     if found.require_at_most(LIMITS.abort_ids, count, "request_ids"):
-        for index, request_id in enumerate(request.request_ids):
-            _check_request_id(request_id, f"request_ids[{index}]", found)
+        wrong = [index for index, request_id in enumerate(request.request_ids) if not _is_request_id(request_id)]
+        shown = {f"request_ids[{index}]": _REQUEST_ID_SENTENCE for index in wrong[: LIMITS.list_violations]}
+        found.require_none(shown, "request_ids", len(wrong))
     found.raise_if_any()
 
 
@@ -203,12 +225,8 @@ def _check_no_text(request: AnyGenerateRequest, found: Violations) -> None:
     found.require(not request.output.echo, "output.echo", _NO_TOKENIZER)
 
 
-def _check_request_id(request_id: str, field: str, found: Violations) -> None:
-    found.require(
-        len(request_id) <= LIMITS.request_id_length and _REQUEST_ID.fullmatch(request_id) is not None,
-        field,
-        f"must be 1 to {LIMITS.request_id_length} of the characters A-Z a-z 0-9 . _ : -",
-    )
+def _is_request_id(text: str) -> bool:
+    return len(text) <= LIMITS.request_id_length and _REQUEST_ID.fullmatch(text) is not None
 
 
 def _check_prompt_field(request: AnyGenerateRequest, info: EngineInfo, found: Violations) -> str | NDArray[np.int32]:
@@ -223,7 +241,7 @@ def _check_prompt_field(request: AnyGenerateRequest, info: EngineInfo, found: Vi
         return np.empty(0, np.int32)
     # Ids are uint32 on the wire; int64 holds them all until they are known to be in range.
     wide = np.fromiter(ids, np.int64, len(ids))
-    _check_range(wide, field, info, found)
+    found.require_range(wide, info.vocab_size, field)
     return np.minimum(wide, info.vocab_size).astype(np.int32)
 
 
@@ -234,13 +252,6 @@ def _check_length(count: int, field: str, info: EngineInfo, found: Violations) -
         field,
         f"has {count} tokens, and the context of {info.context_length} leaves room for a prompt of {longest}",
     )
-
-
-def _check_range(ids: NDArray[np.int32] | NDArray[np.int64], field: str, info: EngineInfo, found: Violations) -> None:
-    wrong = np.flatnonzero(ids >= info.vocab_size)
-    if len(wrong):
-        index = int(wrong[0])
-        found.require(False, f"{field}[{index}]", _id_sentence(int(ids[index]), info.vocab_size))
 
 
 def _check_text_bytes(text: str, field: str, found: Violations) -> None:
@@ -299,10 +310,15 @@ def _check_bias(options: SamplingOptions, info: EngineInfo, found: Violations) -
         return {}
     bias = dict(sorted(options.logit_bias.items()))
     most = LIMITS.logit_bias_value
+    wrong: dict[str, str] = {}
     for token_id, value in bias.items():
         field = f"sampling.logit_bias[{token_id}]"
-        found.require(token_id < info.vocab_size, field, _id_sentence(token_id, info.vocab_size))
-        found.require(-most <= value <= most, field, f"must be -{most:g} to {most:g}, and is {value:g}")
+        if token_id >= info.vocab_size:
+            wrong[field] = _id_sentence(token_id, info.vocab_size)
+        elif not -most <= value <= most:
+            wrong[field] = f"must be -{most:g} to {most:g}, and is {value:g}"
+    shown = dict(islice(wrong.items(), LIMITS.list_violations))
+    found.require_none(shown, "sampling.logit_bias", len(wrong))
     return bias
 
 
@@ -356,36 +372,18 @@ def _check_text(options: StoppingOptions, output: OutputOptions, found: Violatio
     stops: Sequence[str] = ()
     if found.require_at_most(LIMITS.stop_strings, len(options.stop), "stopping.stop"):
         stops = options.stop
-        for index, stop in enumerate(stops):
-            field = f"stopping.stop[{index}]"
-            found.require(stop != "", field, "must not be empty")
-            found.require(len(stop.encode()) <= longest, field, f"must be at most {longest} bytes of UTF-8")
+        wrong = [index for index, stop in enumerate(stops) if not 0 < len(stop.encode()) <= longest]
+        sentence = f"must be 1 to {longest} bytes of UTF-8, and has {{}}"
+        shown = {
+            f"stopping.stop[{index}]": sentence.format(len(stops[index].encode()))
+            for index in wrong[: LIMITS.list_violations]
+        }
+        found.require_none(shown, "stopping.stop", len(wrong))
     per_message, most = output.max_tokens_per_message, LIMITS.max_tokens_per_message
     if output.HasField("max_tokens_per_message"):
         sentence = f"must be 1 to {most}, and is {per_message}"
         found.require(1 <= per_message <= most, "output.max_tokens_per_message", sentence)
     return TextParams(tuple(dict.fromkeys(stops)), options.include_stop, per_message)
-
-
-def _check_unknown_fields(request: Message, found: Violations) -> None:
-    """What a newer client sends and this server does not know is refused, never ignored."""
-    known = type(request)()
-    known.CopyFrom(request)
-    known.DiscardUnknownFields()
-    size = request.ByteSize() - known.ByteSize()
-    if size > LIMITS.unknown_bytes:  # to name each of a million fields would take a second
-        found.require(False, "request", f"has {size} bytes of fields that are not supported by this server")
-    elif size:
-        _name_unknown_fields(request, "", found)
-
-
-def _name_unknown_fields(message: Message, path: str, found: Violations) -> None:
-    unknown = UnknownFieldSet(message)
-    for index in range(len(unknown)):
-        found.require(False, f"{path}{unknown[index].field_number}", _UNSUPPORTED)
-    for descriptor, value in message.ListFields():
-        if isinstance(value, Message):
-            _name_unknown_fields(value, f"{path}{descriptor.name}.", found)
 
 
 def _id_sentence(token_id: int, vocab_size: int) -> str:

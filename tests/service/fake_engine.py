@@ -109,6 +109,7 @@ class FakeEngine:
         self.cancel_reasons: dict[int, FinishReason] = {}  # by handle
         self.gone = threading.Event()  # the front end closed its end
         self.auto_accept = True
+        self.answers_stats = True
         self.live: dict[str, int] = {}
         self._welcome = welcome or m.Welcome(m.PROTOCOL_VERSION, "server-1", INFO)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -199,7 +200,7 @@ class FakeEngine:
                 self.cancelled.put(handle)
             case m.Abort():
                 self._abort(message)
-            case m.StatsQuery(call=call):
+            case m.StatsQuery(call=call) if self.answers_stats:
                 self.send(m.StatsReply(call, STATS))
 
     def _submit(self, submit: m.Submit) -> None:

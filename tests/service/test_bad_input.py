@@ -16,10 +16,9 @@ from google.rpc import error_details_pb2
 
 from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire.parameters import FinishReason
-from runahead.service import validation
+from runahead.service import unknown_fields
 from runahead.service.errors import ServiceError
 from runahead.service.limits import LIMITS
-from runahead.service.request_parsing import MALFORMED_SENTENCE
 from runahead.service.validation import check_request
 from runahead.v1 import (
     AbortRequest,
@@ -241,17 +240,19 @@ def test_a_prompt_that_is_too_long_by_its_count_is_not_read(monkeypatch: pytest.
 
 
 def test_a_request_full_of_unknown_fields_is_refused_without_a_look_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validation, "UnknownFieldSet", None)
+    monkeypatch.setattr(unknown_fields, "UnknownFieldSet", None)
     request = GenerateRequest.FromString(with_().SerializeToString() + b"\x98\x06\x01" * 2000)
     with pytest.raises(ServiceError, match="request has 6000 bytes of fields that are not supported"):
         check_request(request, INFO)
 
 
 def test_of_several_unknown_fields_some_are_named() -> None:
-    request = GenerateRequest.FromString(with_().SerializeToString() + b"\x98\x06\x01" * 1000)
+    numbers = b"".join(bytes([0x80 | (number << 3 & 0x7F), number >> 4, 1]) for number in range(99, 199))
+    request = GenerateRequest.FromString(with_().SerializeToString() + numbers * 2)
     with pytest.raises(ServiceError, match="99 is not supported") as refused:
         check_request(request, INFO)
-    assert len(refused.value.details[0].field_violations) == LIMITS.violations  # type: ignore[attr-defined]
+    named = [violation.field for violation in refused.value.details[0].field_violations]  # type: ignore[attr-defined]
+    assert named == [*map(str, range(99, 99 + LIMITS.list_violations)), "request"], "each once"
 
 
 @pytest.mark.parametrize("method", ["GenerateOnce", "Abort", "Stats", "GetModelInfo", "Tokenize", "Detokenize"])
@@ -282,7 +283,8 @@ def test_bytes_that_are_no_message_are_an_invalid_argument_and_no_error_of_the_s
         error = failure(lambda: call(garbage, timeout=TIMEOUT_S))
     else:
         error = failure(lambda: list(call(iter([garbage]) if kind == "stream_stream" else garbage, timeout=TIMEOUT_S)))
-    assert (code(error), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, MALFORMED_SENTENCE)
+    assert (code(error), fields(error)) == (grpc.StatusCode.INVALID_ARGUMENT, ["request"])
+    assert detail(error, error_details_pb2.ErrorInfo).reason == "MALFORMED"
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 

@@ -1,0 +1,48 @@
+"""Fields of a message that the contract does not have, by their paths."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+_UNSUPPORTED: Final = "is not supported by this server"
+_LENGTH: Final = 2  # the wire type of what has a length: texts, bytes, messages, and lists of numbers
+
+
+def unknown_fields(request: Message, most_bytes: int) -> dict[str, str]:
+    """What is wrong with each, by its path: `sampling.99` for a number that the contract does not have, and its name
+    where the number is known and the bytes are another type's.
+
+    most_bytes: of unknown fields; of more than that each is not looked at, for to name a million takes a second.
+    """
+    known = type(request)()
+    known.CopyFrom(request)
+    known.DiscardUnknownFields()
+    size = request.ByteSize() - known.ByteSize()
+    if size > most_bytes:
+        return {"request": f"has {size} bytes of fields that are not supported by this server"}
+    found: dict[str, str] = {}
+    if size:
+        _look_through(request, "", found)
+    return found
+
+
+def _look_through(message: Message, path: str, found: dict[str, str]) -> None:
+    fields: Any = message.DESCRIPTOR.fields_by_number
+    unknown_set = UnknownFieldSet(message)
+    for unknown in (unknown_set[index] for index in range(len(unknown_set))):
+        field = fields.get(unknown.field_number)
+        if field is None:
+            found[f"{path}{unknown.field_number}"] = _UNSUPPORTED
+        elif field.message_type is not None and unknown.wire_type == _LENGTH:
+            # An entry of a map, which the library takes for unknown as a whole if one of its fields is.
+            entry: Any = GetMessageClass(field.message_type).FromString(unknown.data)
+            _look_through(entry, f"{path}{field.name}[{entry.key}].", found)
+        else:
+            found[f"{path}{field.name}"] = "is encoded as another type than the contract's"
+    for field, value in message.ListFields():
+        if isinstance(value, Message):
+            _look_through(value, f"{path}{field.name}.", found)
