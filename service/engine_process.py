@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -13,12 +11,10 @@ from typing import Final
 import msgspec
 
 from runahead.runtime.log_output import LogOutput
-from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
+from runahead.runtime.wire.engine_config import EngineConfig
+from runahead.service.socket_folder import SocketFolder
 
 _READY: Final = b"ready"
-_SOCKET: Final = "engine.sock"
-_MAX_SOCKET_BYTES: Final = 103  # of a Unix socket's path: the bound of macOS; Linux allows 107
-_SHORT_FOLDERS: Final = ("/tmp", "/var/tmp")
 ENGINE_MODULE: Final = "runahead.runtime.process.main"
 # -P: nothing in the current directory can stand in for a module.
 COMMAND: Final = (sys.executable, "-P", "-m", ENGINE_MODULE)
@@ -38,14 +34,14 @@ class EngineProcess:
     The engine is spawned, never forked from a process that runs gRPC. Its log goes to this process's standard error.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, folder: SocketFolder) -> None:
         self._process = process
         self._folder = folder
 
     @property
     def socket(self) -> Path:
         """Where the engine listens, in a folder that only this user can enter."""
-        return self._folder / _SOCKET
+        return self._folder.socket
 
     @classmethod
     async def start(cls, config: EngineConfig, log: LogOutput, command: Sequence[str] = COMMAND) -> EngineProcess:
@@ -53,13 +49,13 @@ class EngineProcess:
 
         Raises ConfigError where there is no folder for its socket, and EngineStartError.
         """
-        folder = _socket_folder()
+        folder = SocketFolder.make()
         try:
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
             )
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.remove()
             raise
         engine = cls(process, folder)
         try:
@@ -85,7 +81,7 @@ class EngineProcess:
             if self._process.returncode is None:
                 self._process.kill()
         finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
         return await self._process.wait()
 
     async def _greet(self, config: EngineConfig, log: LogOutput) -> None:
@@ -99,35 +95,3 @@ class EngineProcess:
         line = await self._process.stdout.readline()
         if line.strip() != _READY:
             raise EngineStartError(await self._process.wait())
-
-
-def _socket_folder() -> Path:
-    """A new folder for the engine's socket, that only this user can enter.
-
-    It is made among the temporary files, or in a shorter folder where a socket's path would be too long in there.
-    Raises ConfigError where neither is possible.
-    """
-    try:
-        temporary = tempfile.gettempdir()
-    except FileNotFoundError as error:
-        raise ConfigError("no folder for temporary files can be written to; set TMPDIR to one that can") from error
-    for parent in (temporary, *_SHORT_FOLDERS):
-        try:
-            folder = Path(tempfile.mkdtemp(prefix="runahead-", dir=parent))  # mode 0700
-        except OSError:
-            continue
-        if _can_hold_a_socket(folder):
-            return folder
-        folder.rmdir()
-    raise ConfigError(
-        f"the engine's socket has no place: in {temporary!r}, the folder for temporary files, its path would be longer "
-        f"than {_MAX_SOCKET_BYTES} bytes, and {' and '.join(_SHORT_FOLDERS)} can't be written to; set TMPDIR to a "
-        "shorter folder"
-    )
-
-
-def _can_hold_a_socket(folder: Path) -> bool:
-    try:
-        return len(str(folder / _SOCKET).encode("utf-8")) <= _MAX_SOCKET_BYTES  # as it goes to the engine
-    except UnicodeEncodeError:
-        return False

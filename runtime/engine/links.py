@@ -1,27 +1,34 @@
-"""The engine's ends of the Unix sockets to its front ends. Nothing here ever blocks but `wait`."""
+"""The engine's ends of the Unix sockets to its front ends. Nothing here ever blocks but `wait`.
+
+Whoever connects is believed nothing: it says its Hello in time or is gone, its frames are bounded before they are read,
+and however many connect, a turn of the loop reads some of them.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import select
+import selectors
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from heapq import nsmallest
 from pathlib import Path
+from selectors import EVENT_READ, EVENT_WRITE
 from typing import Final, Protocol
 
-import msgspec
-
-from runahead.runtime.engine.submit_check import check_message
+from runahead.runtime.engine.connection import Connection
+from runahead.runtime.engine.submit_check import check_message, frame_bound
 from runahead.runtime.engine.turns import Turns
 from runahead.runtime.wire import messages as m
 
-# Connections at a time; more are refused. A server has one, and a tool beside it another. `select`, by which the loop
-# and the devices wait, takes no descriptor above 1,023: without a bound, connections could end the engine.
-MAX_FRONT_ENDS: Final = 64
 MAX_UNSENT_BYTES: Final = 8 << 20  # a front end that leaves more undrained is gone
-_READ_BYTES: Final = 1 << 16  # at a time: what is copied is not the loop's to wait for
+HELLO_S: Final = 1.0  # for a Hello, from the connection on
+READS: Final = 64  # connections that are read in a turn
+_NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_ROOM_S: Final = 1.0  # before the next attempt to accept, where there was no descriptor for it
 
 
 class Links(Protocol):
@@ -47,36 +54,6 @@ class Links(Protocol):
         """Block until something arrives, while nothing is in flight."""
 
 
-class _Connection:
-    """One front end's socket, what it has sent of a frame, and what it has not taken yet."""
-
-    def __init__(self, sock: socket.socket, now: float) -> None:
-        self.sock = sock
-        self.connected_at = self.read_at = now  # seconds; all complete frames that the reader has came at `read_at`
-        self.reader = m.FrameReader()
-        self.unsent = bytearray()
-        self.greeted = False
-        self.ended = False
-        self.last_handle = 0  # of its requests: they count up
-
-    def dated(self, message: m.ToEngine) -> m.ToEngine:
-        """With the time from which a request's latencies count: as its front end says, within what was seen here."""
-        if not isinstance(message, m.Submit):
-            return message
-        said = self.read_at if message.submitted_at is None else message.submitted_at
-        # Both give their first argument where the other is a NaN.
-        return msgspec.structs.replace(message, submitted_at=max(self.connected_at, min(self.read_at, said)))
-
-    def flush(self) -> None:
-        """Send what the socket takes. Raises OSError if the other side is gone."""
-        while self.unsent:
-            try:
-                sent = self.sock.send(self.unsent)
-            except BlockingIOError:
-                return
-            del self.unsent[:sent]
-
-
 class SocketLinks:
     """Front ends connected to a Unix socket at `path`, which is made here.
 
@@ -99,64 +76,74 @@ class SocketLinks:
         self.path = path
         self._welcome = welcome
         self._refuse = refuse
-        self._parent_fd = parent_fd
         self._clock = clock
         self.parent_gone = False
-        self._turns: Turns[_Connection] = Turns()
-        self._connections = self._turns.lanes  # by the front ends' numbers
+        self._connections: dict[int, Connection] = {}  # by the front ends' numbers
+        self._turns: Turns[Connection] = Turns()  # of those who have something to say
+        self._strangers: deque[Connection] = deque()  # who had not greeted when last looked at, the oldest first
         self._next_owner = connected + 1
+        self._frame_bound = frame_bound(welcome().info)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
         self._listener.listen()
         self._listener.setblocking(False)
-        self._poll = select.poll()
-        self._fds: list[int] = []  # those that are watched
-        self._watch(self._listener.fileno())
+        self._deaf_until = 0.0  # nobody is accepted until then; 0: now
+        self._selector = selectors.DefaultSelector()
+        self._wake_fds = (self._selector.fileno(),)
+        self._selector.register(self._listener, EVENT_READ)
         if parent_fd is not None:
-            self._watch(parent_fd)
+            self._selector.register(parent_fd, EVENT_READ)
 
     # ------------------------------------------------------------ the loop's side
 
     def wake_fds(self) -> Sequence[int]:
-        return self._fds
+        return self._wake_fds
 
     def wait(self, timeout_s: float) -> None:
-        unsent = [c.sock.fileno() for c in self._connections.values() if c.unsent]
-        select.select(self.wake_fds(), unsent, [], timeout_s)
+        self._selector.select(timeout_s)
 
     def receive(self) -> Iterator[tuple[int, m.ToEngine | None]]:
-        readable = {fd for fd, _ in self._poll.poll(0)}
-        for fd in readable:
-            if fd == self._listener.fileno():
+        readable: list[Connection] = []
+        for key, events in self._selector.select(0):
+            if isinstance(key.data, Connection):
+                if events & EVENT_WRITE:
+                    self._flush(key.data)
+                if events & EVENT_READ and not key.data.has_more:
+                    readable.append(key.data)
+            elif key.fileobj is self._listener:
                 self._accept()
-            elif fd == self._parent_fd and not os.read(fd, 4096):
+            elif not os.read(key.fd, 4096):
                 self.parent_gone = True
-                self._unwatch(fd)
-        for connection in self._connections.values():
-            if connection.sock.fileno() in readable and not connection.reader.has_frame:
-                self._read(connection)
-            if connection.unsent:
-                self._try_flush(connection)
+                self._selector.unregister(key.fd)
+        if len(readable) > READS:  # those who have waited longest
+            readable = nsmallest(READS, readable, key=lambda connection: connection.read_at)
+        for connection in readable:
+            self._read(connection)
+        if self._strangers:
+            self._look_at_strangers()
+        if self._deaf_until:
+            self._listen_again()
         return self._messages()
 
     @property
     def has_more(self) -> bool:
-        return bool(self._turns.gone) or any(c.ended or c.reader.has_frame for c in self._connections.values())
+        return bool(self._turns.gone) or any(connection.has_more for connection in self._turns.lanes.values())
 
     def send(self, owner: int, message: m.ToFrontEnd) -> None:
         connection = self._connections.get(owner)
         if connection is None or connection.ended:
             return
         connection.unsent += m.encode_frame(message)
-        self._try_flush(connection)
+        self._flush(connection)
         if len(connection.unsent) > MAX_UNSENT_BYTES:
             self._refuse(owner, f"a front end left more than {MAX_UNSENT_BYTES} bytes unread")
-            self._lose(owner)
+            self._lose(connection)
 
     def broadcast(self, message: m.ToFrontEnd) -> None:
-        """To every front end."""
-        for owner in list(self._connections):
-            self.send(owner, message)
+        """To every front end that has greeted."""
+        for connection in list(self._connections.values()):
+            if connection.greeted:
+                self.send(connection.owner, message)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Send what is left, as far as it is taken in time, and close."""
@@ -166,53 +153,59 @@ class SocketLinks:
                 connection.sock.sendall(connection.unsent)
             connection.sock.close()
         self._connections.clear()
+        self._selector.close()
         self._listener.close()
         self.path.unlink(missing_ok=True)
 
     # ------------------------------------------------------------ sockets
 
-    def _watch(self, fd: int) -> None:
-        """The loop wakes when it is readable, or at its end."""
-        self._poll.register(fd, select.POLLIN)
-        self._fds = [*self._fds, fd]
-
-    def _unwatch(self, fd: int) -> None:
-        self._poll.unregister(fd)
-        self._fds = [other for other in self._fds if other != fd]
-
     def _accept(self) -> None:
+        owner = self._next_owner
         try:
             sock, _ = self._listener.accept()
-        except OSError:
-            return  # it has gone again, or there is no descriptor for it now: the listener stays readable
-        owner = self._next_owner
+        except OSError as error:
+            if error.errno in _NO_ROOM:  # it would be tried again in every turn
+                self._refuse(owner, f"there is no descriptor for its connection: {error.strerror}")
+                self._selector.unregister(self._listener)
+                self._deaf_until = self._clock() + _ROOM_S
+            return  # or it has gone again
         self._next_owner += 1
-        if len(self._connections) >= MAX_FRONT_ENDS:
-            sock.close()
-            self._refuse(owner, f"{MAX_FRONT_ENDS} front ends are connected already, as many as may be")
-            return
         sock.setblocking(False)
-        self._watch(sock.fileno())
-        self._connections[owner] = _Connection(sock, self._clock())
+        connection = self._connections[owner] = Connection(owner, sock, self._clock())
+        self._strangers.append(connection)
+        self._selector.register(sock, EVENT_READ, connection)
 
-    def _read(self, connection: _Connection) -> None:
-        """Some of what the socket has: no more than that is kept beside a frame that is not complete."""
-        try:
-            data = connection.sock.recv(_READ_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if data:
-            connection.reader.add(data)
-            connection.read_at = self._clock()
-        else:
+    def _listen_again(self) -> None:
+        if self._clock() >= self._deaf_until:
+            self._deaf_until = 0.0
+            self._selector.register(self._listener, EVENT_READ)
+
+    def _look_at_strangers(self) -> None:
+        """Whoever has not greeted in time is gone."""
+        now = self._clock()
+        while self._strangers:
+            oldest = self._strangers[0]
+            if not (oldest.greeted or oldest.ended):
+                if now - oldest.connected_at < HELLO_S:
+                    return
+                if not oldest.has_more:  # what it says is about to be looked at
+                    self._refuse(oldest.owner, f"it said no Hello within {HELLO_S:g} s")
+                    self._lose(oldest)
+            self._strangers.popleft()
+
+    def _read(self, connection: Connection) -> None:
+        if not connection.read(self._clock()):
             self._end(connection)
+        if connection.has_more:
+            self._turns.lanes[connection.owner] = connection
 
     def _messages(self) -> Iterator[tuple[int, m.ToEngine | None]]:
+        lanes = self._turns.lanes
+        for owner in [owner for owner, connection in lanes.items() if not connection.has_more]:
+            del lanes[owner]
         return self._turns.take(self._next_of, lambda connection: connection.reader.has_frame)
 
-    def _next_of(self, owner: int, connection: _Connection) -> m.ToEngine | None:
+    def _next_of(self, owner: int, connection: Connection) -> m.ToEngine | None:
         """Its next message; None where there is none. It is lost at its end, or at once for what it says."""
         try:
             while (body := connection.reader.take()) is not None:
@@ -220,15 +213,15 @@ class SocketLinks:
                 if not isinstance(message, m.Hello):
                     self._check(connection, message)
                     return connection.dated(message)
-                self._greet(owner, connection, message)
+                self._greet(connection, message)
         except m.ProtocolError as error:
             self._refuse(owner, str(error))
-            self._lose(owner)
+            self._lose(connection)
         if connection.ended:
-            self._lose(owner)
+            self._lose(connection)
         return None
 
-    def _check(self, connection: _Connection, message: m.ToEngine) -> None:
+    def _check(self, connection: Connection, message: m.ToEngine) -> None:
         """Raises ProtocolError for what no front end may say."""
         if not connection.greeted:
             raise m.ProtocolError("a front end spoke before its Hello")
@@ -236,32 +229,39 @@ class SocketLinks:
         if isinstance(message, m.Submit):
             connection.last_handle = message.handle
 
-    def _greet(self, owner: int, connection: _Connection, hello: m.Hello) -> None:
+    def _greet(self, connection: Connection, hello: m.Hello) -> None:
         welcome = self._welcome()
         if connection.greeted:
             raise m.ProtocolError("a front end said Hello twice")
-        self.send(owner, welcome)
+        self.send(connection.owner, welcome)
         if hello.protocol != welcome.protocol:
             raise m.ProtocolError(f"a front end speaks protocol {hello.protocol}, not {welcome.protocol}")
-        connection.greeted = True
+        connection.greet(self._frame_bound)
 
-    def _try_flush(self, connection: _Connection) -> None:
+    def _flush(self, connection: Connection) -> None:
+        """What the socket does not take goes when there is room in it again."""
         try:
             connection.flush()
         except OSError:
             self._end(connection)
+            return
+        if bool(connection.unsent) != connection.is_full:
+            connection.is_full = bool(connection.unsent)
+            events = EVENT_READ | EVENT_WRITE if connection.is_full else EVENT_READ
+            self._selector.modify(connection.sock, events, connection)
 
-    def _end(self, connection: _Connection) -> None:
+    def _end(self, connection: Connection) -> None:
         """Nobody is at its other end any more. What it had said is still to be done."""
         if not connection.ended:
             connection.ended = True
             connection.unsent.clear()
-            self._unwatch(connection.sock.fileno())
+            self._selector.unregister(connection.sock)
+            self._turns.lanes.setdefault(connection.owner, connection)
 
-    def _lose(self, owner: int) -> None:
-        connection = self._connections.pop(owner, None)
-        if connection is not None:
+    def _lose(self, connection: Connection) -> None:
+        if self._connections.pop(connection.owner, None) is not None:
             self._end(connection)
             connection.reader = m.FrameReader()  # whatever else it has said
             connection.sock.close()
-            self._turns.gone.append(owner)
+            self._turns.lanes.pop(connection.owner, None)
+            self._turns.gone.append(connection.owner)

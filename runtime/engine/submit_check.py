@@ -14,9 +14,19 @@ from numpy.typing import NDArray
 from runahead.runtime.scheduler.admission_record import eos_and_stop_ids
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.block_keys import KEY_BYTES
-from runahead.runtime.wire.parameters import MAX_STOP_IDS, FinishReason
+from runahead.runtime.wire.parameters import MAX_ABORT_IDS, MAX_BIAS, MAX_STOP_IDS, MAX_TEXT, FinishReason
 
 _CANCELLED = (FinishReason.STOP, FinishReason.CANCELLED)
+_NUMBER_BYTES = 9  # of a number in MessagePack, at most
+_CHARACTER_BYTES = 4
+
+
+def frame_bound(info: m.EngineInfo) -> int:
+    """Bytes that a frame of a front end may have: those of the largest message, and some more, so that a prompt that is
+    somewhat too long is refused by what it is."""
+    lists = MAX_BIAS * 2 * _NUMBER_BYTES + MAX_ABORT_IDS * (MAX_TEXT * _CHARACTER_BYTES + _NUMBER_BYTES)
+    columns = info.context_length * (4 + 4) + info.context_length // info.block_size * KEY_BYTES + info.vocab_size // 8
+    return min(m.MAX_FRAME_BYTES, columns + lists + (1 << 16))
 
 
 def check_message(message: m.ToEngine, info: m.EngineInfo, last_handle: int) -> None:

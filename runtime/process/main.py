@@ -12,6 +12,7 @@ import contextlib
 import faulthandler
 import gc
 import os
+import resource
 import secrets
 import signal
 import sys
@@ -61,6 +62,8 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front end decides
     stop = _Stop()
     signal.signal(signal.SIGTERM, stop.on_signal)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # nothing here minds a descriptor's number
     try:
         orders = msgspec.json.decode(_first_line(), type=Orders)
         log_to_stderr(orders.log)

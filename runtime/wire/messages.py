@@ -347,14 +347,15 @@ def decode_to_front_end(body: bytes) -> ToFrontEnd:
 
 
 class FrameReader:
-    """Cuts a byte stream into frame bodies."""
+    """Cuts a byte stream into frame bodies. limit: bytes that the next frame may have."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
+        self.limit = limit
         self._buffer = bytearray()
         self._start = 0  # of what was not taken yet
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The bodies completed by `data`. Raises ProtocolError on a frame over MAX_FRAME_BYTES."""
+        """The bodies completed by `data`. Raises ProtocolError on a frame over the limit."""
         self.add(data)
         bodies: list[bytes] = []
         while (body := self.take()) is not None:
@@ -368,12 +369,12 @@ class FrameReader:
         self._buffer += data
 
     def take(self) -> bytes | None:
-        """The next body, or None if it is not complete. Raises ProtocolError on a frame over MAX_FRAME_BYTES."""
+        """The next body, or None if it is not complete. Raises ProtocolError on a frame over the limit."""
         if not self.has_frame:
             return None
         (length,) = _LENGTH.unpack_from(self._buffer, self._start)
-        if length > MAX_FRAME_BYTES:
-            raise ProtocolError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+        if length > self.limit:
+            raise ProtocolError(f"a frame of {length} bytes is over the limit of {self.limit}")
         begin = self._start + _LENGTH.size
         self._start = begin + length
         with memoryview(self._buffer) as view:
@@ -386,4 +387,4 @@ class FrameReader:
         if there < 0:
             return False
         (length,) = _LENGTH.unpack_from(self._buffer, self._start)
-        return bool(there >= length or length > MAX_FRAME_BYTES)
+        return bool(there >= length or length > self.limit)

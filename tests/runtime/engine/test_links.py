@@ -15,9 +15,7 @@ from runahead.runtime.engine import links as links_module
 from runahead.runtime.engine.links import SocketLinks
 from runahead.runtime.wire import messages as m
 from tests.runtime.chain import nobody_is_refused
-
-INFO = m.EngineInfo("m", "a", 10, 20, (1,), -1, 2, 3, 4, 16, 2, "cpu", "float32", 5)
-WELCOME = m.Welcome(m.PROTOCOL_VERSION, "server", INFO)
+from tests.runtime.engine.sockets import WELCOME, connect, read, until
 
 
 @pytest.fixture
@@ -31,42 +29,6 @@ def links(tmp_path: Path, refused: list[tuple[int, str]]) -> Iterator[SocketLink
     made = SocketLinks(tmp_path / "engine", lambda: WELCOME, lambda owner, why: refused.append((owner, why)))
     yield made
     made.close()
-
-
-def connect(tmp_path: Path) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(10)
-    sock.connect(str(tmp_path / "engine"))
-    return sock
-
-
-def until(links: SocketLinks, count: int) -> list[tuple[int, m.ToEngine | None]]:
-    """Take what arrives until there are `count` messages."""
-    arrived: list[tuple[int, m.ToEngine | None]] = []
-    for _ in range(100):
-        links.wait(0.1)
-        arrived += list(links.receive())
-        if len(arrived) >= count:
-            return arrived
-    raise AssertionError(f"{len(arrived)} of {count} messages arrived")
-
-
-def until_refused(links: SocketLinks, refused: list[tuple[int, str]]) -> tuple[int, str]:
-    """Take what arrives until somebody is refused."""
-    for _ in range(100):
-        if refused:
-            return refused[0]
-        links.wait(0.1)
-        assert list(links.receive()) == []
-    raise AssertionError("nobody was refused")
-
-
-def read(sock: socket.socket) -> m.ToFrontEnd:
-    reader = m.FrameReader()
-    bodies: list[bytes] = []
-    while not bodies:
-        bodies = reader.feed(sock.recv(1))
-    return m.decode_to_front_end(bodies[0])
 
 
 def test_a_front_end_is_greeted_and_heard(links: SocketLinks, tmp_path: Path) -> None:
@@ -123,31 +85,6 @@ def test_a_front_end_that_speaks_nonsense_is_gone_and_the_reason_is_told(
     assert word in why
 
 
-def test_more_front_ends_than_may_be_are_refused_and_the_others_are_served(
-    links: SocketLinks, tmp_path: Path, refused: list[tuple[int, str]]
-) -> None:
-    most = links_module.MAX_FRONT_ENDS
-    with contextlib.ExitStack() as stack:
-        socks = [stack.enter_context(connect(tmp_path)) for _ in range(most)]
-        for sock in socks:
-            sock.sendall(m.encode_frame(m.Hello(m.PROTOCOL_VERSION)) + m.encode_frame(m.StatsQuery(1)))
-        assert sorted(until(links, most)) == [(owner, m.StatsQuery(1)) for owner in range(1, most + 1)]
-        extra = stack.enter_context(connect(tmp_path))
-        assert until_refused(links, refused) == (
-            most + 1,
-            f"{most} front ends are connected already, as many as may be",
-        )
-        assert extra.recv(1) == b""
-        socks[0].close()
-        assert until(links, 1) == [(1, None)]
-        later = stack.enter_context(connect(tmp_path))
-        later.sendall(m.encode_frame(m.Hello(m.PROTOCOL_VERSION)) + m.encode_frame(m.StatsQuery(2)))
-        assert until(links, 1) == [(most + 2, m.StatsQuery(2))], "there is room again"
-        socks[1].sendall(m.encode_frame(m.StatsQuery(3)))
-        assert until(links, 1) == [(2, m.StatsQuery(3))]
-    assert len(refused) == 1
-
-
 def test_a_front_end_that_closes_is_gone(links: SocketLinks, tmp_path: Path) -> None:
     connect(tmp_path).close()
     assert until(links, 1) == [(1, None)]
@@ -192,48 +129,66 @@ def test_a_front_end_that_drains_nothing_is_gone_and_the_engine_never_waits(
     assert refused == [(1, f"a front end left more than {1 << 20} bytes unread")]
 
 
-def arrived(links: SocketLinks) -> list[int]:
-    """Descriptors by which the engine wakes, once there are any that are readable."""
-    return select.select(links.wake_fds(), [], [], 10)[0]
+def wakes(links: SocketLinks) -> bool:
+    """The engine wakes within a while, if it waits."""
+    return bool(select.select(links.wake_fds(), [], [], 10)[0])
+
+
+def sleeps(links: SocketLinks) -> bool:
+    """The engine would wait."""
+    return not select.select(links.wake_fds(), [], [], 0)[0]
 
 
 def test_the_engine_wakes_for_a_new_front_end_and_for_what_each_one_sends(links: SocketLinks, tmp_path: Path) -> None:
-    (listener,) = links.wake_fds()
-    watched = [listener]
     with contextlib.ExitStack() as stack:
         for owner in (1, 2, 3):
+            assert sleeps(links)
             sock = stack.enter_context(connect(tmp_path))
-            assert arrived(links) == [listener]
+            assert wakes(links)
             assert list(links.receive()) == []
-            (new,) = set(links.wake_fds()) - set(watched)
-            watched.append(new)
-            assert sorted(links.wake_fds()) == sorted(watched), "the others are watched as before"
+            assert sleeps(links)
             sock.sendall(m.encode_frame(m.Hello(m.PROTOCOL_VERSION)) + m.encode_frame(m.StatsQuery(owner)))
-            assert arrived(links) == [new]
+            assert wakes(links)
             assert until(links, 1) == [(owner, m.StatsQuery(owner))]
 
 
-def test_a_connection_that_is_lost_is_watched_by_nobody(
+def test_a_connection_that_is_lost_wakes_nobody(
     links: SocketLinks, tmp_path: Path, refused: list[tuple[int, str]]
 ) -> None:
-    (listener,) = links.wake_fds()
     with connect(tmp_path) as stays:
         stays.sendall(m.encode_frame(m.Hello(m.PROTOCOL_VERSION)) + m.encode_frame(m.StatsQuery(1)))
         assert until(links, 1) == [(1, m.StatsQuery(1))]
-        before = sorted(links.wake_fds())
+        watched = len(links._selector.get_map())
         for last_word in (b"", b"\xff\xff\xff\xff"):  # it closes, or is refused
             with connect(tmp_path) as goes:
-                assert arrived(links) == [listener]
+                assert wakes(links)
                 links.receive()
-                assert len(links.wake_fds()) == len(before) + 1
                 goes.sendall(last_word)
                 goes.shutdown(socket.SHUT_WR)
                 assert [message for _, message in until(links, 1)] == [None]
-            assert sorted(links.wake_fds()) == before
-            assert links._poll.poll(0) == [], "a descriptor that is closed, and watched, has an event"
+            assert sleeps(links)
+            assert len(links._selector.get_map()) == watched
         assert len(refused) == 1
         stays.sendall(m.encode_frame(m.StatsQuery(2)))
         assert until(links, 1) == [(1, m.StatsQuery(2))]
+
+
+def test_what_a_full_socket_did_not_take_goes_when_there_is_room(links: SocketLinks, tmp_path: Path) -> None:
+    outputs = [m.Output(launch, bytes(1 << 16), bytes(1 << 15)) for launch in range(1, 9)]
+    with connect(tmp_path) as sock:
+        sock.sendall(m.encode_frame(m.Hello(m.PROTOCOL_VERSION)) + m.encode_frame(m.StatsQuery(1)))
+        until(links, 1)
+        assert read(sock) == WELCOME
+        for output in outputs:
+            links.send(1, output)
+        assert links._connections[1].unsent, "the socket is full"
+        assert sleeps(links)
+        reader, heard = m.FrameReader(), list[m.ToFrontEnd]()
+        while len(heard) < len(outputs):
+            heard += [m.decode_to_front_end(body) for body in reader.feed(sock.recv(1 << 16))]
+            links.receive()
+        assert heard == outputs
+        assert sleeps(links), "a socket with room in it is nothing to wake for"
 
 
 def test_the_parents_end_is_seen(tmp_path: Path) -> None:
@@ -244,7 +199,7 @@ def test_the_parents_end_is_seen(tmp_path: Path) -> None:
     links.wait(10)
     links.receive()
     assert links.parent_gone
-    assert read_end not in links.wake_fds(), "it stays readable: the engine would wake for it again and again"
+    assert sleeps(links), "it stays readable: the engine would wake for it again and again"
     links.close()
     os.close(read_end)
 

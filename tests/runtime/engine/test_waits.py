@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import selectors
 import socket
 import sys
 import time
@@ -32,7 +33,7 @@ from tests.runtime.programs.hash_program import HashProgram
 
 ROWS = 6
 LAUNCHES = 100
-# Anything in C that can block. `select`, and `poll` of the engine's sockets, are looked at with their time-outs.
+# Anything in C that can block. `select`, and the selector of the engine's sockets, are looked at with their time-outs.
 BLOCKING = {
     "sleep",
     "acquire",
@@ -80,22 +81,22 @@ def front_end(engine: Engine, tmp_path: Path) -> Iterator[None]:
     sock.close()
 
 
-class CountedPoll:
-    """The poll object of the engine's sockets, its calls counted by their time-outs."""
+class CountedSelector:
+    """The selector of the engine's sockets, its looks counted by their time-outs."""
 
-    def __init__(self, inner: select.poll) -> None:
+    def __init__(self, inner: selectors.DefaultSelector) -> None:
         self.inner = inner
         self.timeouts: Counter[float | None] = Counter()
 
-    def poll(self, timeout_ms: float | None = None) -> list[tuple[int, int]]:
-        self.timeouts[timeout_ms] += 1
-        return self.inner.poll(timeout_ms)
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.timeouts[timeout] += 1
+        return self.inner.select(timeout)
 
 
 class Watch:
     """A profile hook that writes down every call of something that blocks, and who made it.
 
-    Not of `select`, and not of `poll` through `CountedPoll`.
+    Not of `select`, and not of the `poll` of a selector, which `CountedSelector` looks at.
     """
 
     def __init__(self) -> None:
@@ -103,7 +104,7 @@ class Watch:
 
     def __call__(self, frame: FrameType, event: str, called: object) -> None:
         name = getattr(called, "__name__", "")
-        if frame.f_code is CountedPoll.poll.__code__:
+        if frame.f_code is selectors.DefaultSelector.select.__code__:
             return
         if event == "c_call" and name in BLOCKING and not isinstance(getattr(called, "__self__", None), dict):
             self.blocked[f"{name} in {frame.f_code.co_qualname}"] += 1
@@ -122,8 +123,8 @@ def test_a_steady_decode_waits_for_marks_and_for_nothing_else(
         selects[f"{Path(caller.co_filename).stem}.{caller.co_name}", timeout == 0] += 1
         return real_select(r, w, x, timeout)
 
-    watch, polled = Watch(), CountedPoll(engine._links._poll)  # type: ignore[attr-defined]
-    monkeypatch.setattr(engine._links, "_poll", polled)
+    watch, polled = Watch(), CountedSelector(engine._links._selector)  # type: ignore[attr-defined]
+    monkeypatch.setattr(engine._links, "_selector", polled)
     monkeypatch.setattr(select, "select", counted_select)
     waits, first = engine.device.counters.waits, engine.ledger.committed
     sys.setprofile(watch)
