@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from runahead.runtime.wire.engine_config import ConfigError
-from runahead.service import generate_command, request_flags, settings
+from runahead.service import client_channel, generate_command, request_flags, settings
 from runahead.service.cli_parser import EXIT_USAGE, Parser, parse
 from runahead.service.shell_completion import SHELLS, completion_script
 from runahead.service.version import full_version
@@ -60,6 +60,7 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
         description="Streams a completion from a running service to the terminal.",
     )
     request_flags.add_flags(client)
+    client_channel.add_connection_flags(client)
     completion = commands.add_parser(
         "completion",
         help="print a script that completes commands and flags",

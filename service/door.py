@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from runahead.service.access import Access
 from runahead.service.errors import invalid_argument, shutting_down, to_status
 from runahead.service.guard import guarded
 from runahead.service.limits import LIMITS
@@ -57,46 +58,61 @@ class OpenCalls:
 
 
 class Door(grpc.aio.ServerInterceptor):
-    """Wraps every method.
+    """Wraps every method: who may not call is refused before anything is done for them.
 
     Requests are parsed inside the call. The library would parse them before the call, and answer UNKNOWN with a class's
     name.
     """
 
-    def __init__(self, calls: OpenCalls) -> None:
+    def __init__(self, calls: OpenCalls, access: Access) -> None:
         self._calls = calls
+        self._access = access
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         """The method's handler, taking bytes."""
         handler = await continuation(handler_call_details)
-        if handler is None or handler.request_deserializer is None:
-            return handler
+        method = handler_call_details.method
+        if handler is None:
+            return grpc.stream_stream_rpc_method_handler(self._nothing(method))
         if handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(
-                self._stream_stream(handler), response_serializer=handler.response_serializer
+                self._stream_stream(method, handler), response_serializer=handler.response_serializer
             )
         wrap = (
             grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
         )
-        return wrap(self._unary(handler), response_serializer=handler.response_serializer)
+        return wrap(self._unary(method, handler), response_serializer=handler.response_serializer)
 
-    def _unary(self, handler: Any) -> Callable[[bytes, _Context], Awaitable[Any]]:
+    @asynccontextmanager
+    async def _entered(self, method: str, context: _Context, *, exists: bool = True) -> AsyncIterator[None]:
+        async with self._calls.entered(context), guarded(context):
+            self._access.admit(method, context, exists=exists)
+            yield
+
+    def _unary(self, method: str, handler: Any) -> Callable[[bytes, _Context], Awaitable[Any]]:
         inner = handler.unary_stream or handler.unary_unary  # coroutines, both: streams are written to the context
 
         async def serve(data: bytes, context: _Context) -> Any:
-            async with self._calls.entered(context), guarded(context):
+            async with self._entered(method, context):
                 return await inner(_parsed(handler, data), context)
 
         return serve
 
-    def _stream_stream(self, handler: Any) -> Callable[[AsyncIterator[bytes], _Context], Awaitable[None]]:
+    def _stream_stream(self, method: str, handler: Any) -> Callable[[AsyncIterator[bytes], _Context], Awaitable[None]]:
         async def serve(stream: AsyncIterator[bytes], context: _Context) -> None:
-            async with self._calls.entered(context), guarded(context):
+            async with self._entered(method, context):
                 requests = (_parsed(handler, data) async for data in stream)
                 async for response in handler.stream_stream(requests, context):
                     await context.write(response)
 
         return serve
+
+    def _nothing(self, method: str) -> Callable[[AsyncIterator[bytes], _Context], Awaitable[None]]:
+        async def refuse(stream: AsyncIterator[bytes], context: _Context) -> None:
+            async with self._entered(method, context, exists=False):
+                pass
+
+        return refuse
 
 
 def _parsed(handler: Any, data: bytes) -> Any:

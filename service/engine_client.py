@@ -62,8 +62,8 @@ class EngineClient(Protocol):
         A request that has not ended is cancelled in the engine, and counted there under `reason`.
         """
 
-    async def abort(self, request_ids: tuple[str, ...], all_requests: bool) -> AbortResult:
-        """Raises EngineLostError."""
+    async def abort(self, request_ids: tuple[str, ...], all_requests: bool, reach: str = "") -> AbortResult:
+        """reach: how ids begin that `all_requests` means. Raises EngineLostError."""
 
     async def stats(self) -> EngineStats:
         """Raises EngineLostError."""
@@ -125,7 +125,7 @@ class SocketEngineClient(asyncio.Protocol):
         self._send(
             prepared_submit(
                 stream.handle,
-                request.request_id,
+                request.engine_id or request.request_id,
                 prompt,
                 request.sampling,
                 request.stopping,
@@ -141,12 +141,12 @@ class SocketEngineClient(asyncio.Protocol):
         if self._streams.pop(stream.handle, None) is not None:
             self._send(Cancel(stream.handle, reason))
 
-    async def abort(self, request_ids: tuple[str, ...], all_requests: bool) -> AbortResult:
+    async def abort(self, request_ids: tuple[str, ...], all_requests: bool, reach: str = "") -> AbortResult:
         self._raise_if_lost()
         self._last_call += 1
         answer: asyncio.Future[AbortResult] = asyncio.get_running_loop().create_future()
         self._abort_calls[self._last_call] = answer
-        self._send(Abort(self._last_call, request_ids, all_requests))
+        self._send(Abort(self._last_call, request_ids, all_requests, reach))
         return await answer
 
     async def stats(self) -> EngineStats:

@@ -16,7 +16,9 @@ from runahead.service.errors import SHUTDOWN_SENTENCE
 from runahead.service.health import HealthServicer
 from runahead.service.limits import LIMITS
 from runahead.service.reflection import add_reflection
+from runahead.service.security import Security
 from runahead.service.servicer import GenerationServicer
+from runahead.service.settings import FrontEndSettings
 from runahead.service.tokenizer import TextTokenizer
 from runahead.v1 import add_GenerationServiceServicer_to_server, generation_service_pb2
 
@@ -37,22 +39,36 @@ _OPTIONS: Final = (
 
 
 class FrontEnd:
-    """Serves one engine on one port. tokenizer: None serves token ids alone."""
+    """Serves one engine on one port. tokenizer: None serves token ids alone. security: who may call."""
 
-    def __init__(self, engine: EngineClient, tokenizer: TextTokenizer | None, max_streams: int) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        tokenizer: TextTokenizer | None,
+        settings: FrontEndSettings,
+        security: Security,
+    ) -> None:
         self._engine = engine
+        self._credentials = security.credentials
         self._calls = OpenCalls()
-        self._server = grpc.aio.server(interceptors=[Door(self._calls)], options=_OPTIONS)
+        self._server = grpc.aio.server(interceptors=[Door(self._calls, security.access)], options=_OPTIONS)
         self._health = HealthServicer((_GENERATION,))
-        self.servicer = GenerationServicer(engine, tokenizer, max_streams)
+        self.servicer = GenerationServicer(
+            engine, tokenizer, settings.max_streams, shares_prefixes=settings.share_prefix_cache
+        )
         add_GenerationServiceServicer_to_server(self.servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        add_reflection(self._server, (generation_service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR), (_GENERATION, _HEALTH))
+        if settings.reflection:
+            files = generation_service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR
+            add_reflection(self._server, files, (_GENERATION, _HEALTH))
 
     async def start(self, address: str) -> int:
         """Listens, and is healthy. address: host:port, port 0 for any. Returns the port. Raises ConfigError."""
         try:
-            port = self._server.add_insecure_port(address)
+            if self._credentials is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                port = self._server.add_secure_port(address, self._credentials)
         except RuntimeError:
             port = 0
         if port == 0:

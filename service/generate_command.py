@@ -13,7 +13,8 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from runahead.service.request_flags import UsageError, build_request, check_url, seconds_of
+from runahead.service.client_channel import connection
+from runahead.service.request_flags import UsageError, build_request, seconds_of
 from runahead.v1 import generate_pb2, generation_service_pb2_grpc, model_pb2
 
 EXIT_FAILED: Final = 1
@@ -27,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     0: finished, for whatever reason. 1: the call failed. 2: a flag is invalid. 130: interrupted, the call cancelled.
     """
     try:
-        check_url(arguments.url)
+        connected = connection(arguments)
         timeout_s = None if arguments.timeout is None else seconds_of(arguments.timeout)
         request = build_request(arguments)
     except UsageError as error:
@@ -35,13 +36,14 @@ def run(arguments: argparse.Namespace) -> int:
         return EXIT_USAGE
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that can't show a character gets the rest of the text
-    with grpc.insecure_channel(arguments.url) as channel:
+    with connected.channel as channel:
         stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
-        call = stub.Generate(request, timeout=timeout_s)
+        call = stub.Generate(request, timeout=timeout_s, metadata=connected.metadata)
         try:
             has_text = True  # a server without a tokenizer takes no prompt as text
             if request.WhichOneof("prompt") == "token_ids":
-                info = stub.GetModelInfo(model_pb2.GetModelInfoRequest(), timeout=timeout_s)
+                question = model_pb2.GetModelInfoRequest()
+                info = stub.GetModelInfo(question, timeout=timeout_s, metadata=connected.metadata)
                 has_text = info.has_tokenizer
             screen = _Screen(request.output, has_text)
             for response in call:

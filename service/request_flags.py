@@ -61,9 +61,8 @@ class UsageError(ValueError):
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The prompt, the address, and one flag for each field of the request."""
+    """The prompt, and one flag for each field of the request."""
     parser.add_argument("prompt", nargs="?", help="text to continue (default, and for '-': standard input)")
-    parser.add_argument("--url", default="127.0.0.1:50051", metavar="HOST:PORT", help="the server (%(default)s)")
     parser.add_argument("--timeout", metavar="SECONDS", help="give up after this long")
     parser.add_argument("--token-ids", metavar="ID,ID", help="the prompt as token ids, in place of text")
     for field, _group in _fields():
@@ -101,16 +100,6 @@ def build_request(arguments: argparse.Namespace) -> generate_pb2.GenerateRequest
         except UnicodeError as error:  # bytes that are not UTF-8, or that hold a character which no text may hold
             raise UsageError("the prompt is not UTF-8") from error
     return request
-
-
-def check_url(url: str) -> None:
-    """Raises UsageError for what gRPC does not understand as an address."""
-    try:
-        if url.encode("utf-8"):
-            return
-    except UnicodeError:
-        pass
-    raise UsageError.of("url", "HOST:PORT", url)
 
 
 def seconds_of(text: str) -> float:

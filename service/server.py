@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import signal
 import socket
 import sys
@@ -22,6 +21,7 @@ from runahead.service.engine_process import EngineProcess, EngineStartError
 from runahead.service.front_end import FrontEnd
 from runahead.service.logs import configure_logs
 from runahead.service.request_stream import EngineLostError
+from runahead.service.security import check_security, load_security
 from runahead.service.settings import FrontEndSettings
 from runahead.service.tokenizer import TextTokenizer, load_tokenizer
 
@@ -57,12 +57,7 @@ def check_server_config(config: ServerConfig) -> None:
             setting.check(getattr(config.front_end, name))
         except ValueError as error:
             raise ConfigError(f"{spelling(name)} {error}") from error
-    host = config.front_end.host
-    if not config.front_end.insecure and not _is_loopback(host):
-        raise ConfigError(
-            f"{spelling('host')} {host!r} can be reached from other machines, and this server asks nobody who they "
-            "are; listen on 127.0.0.1, or add --insecure if the network is trusted"
-        )
+    check_security(config.front_end, spelling)
 
 
 def run(config: ServerConfig) -> int:
@@ -83,6 +78,7 @@ async def serve(config: ServerConfig, on_ready: Callable[[int], None] | None = N
     Raises ConfigError, CheckpointError, EngineStartError or EngineLostError if it can't start.
     """
     _require_free(config.front_end.host, config.front_end.port, config.engine.spelling)
+    security = load_security(config.front_end, config.engine.spelling)
     tokenizer = _tokenizer(config)
     check_files(Path(config.engine.model), has_weights=config.engine.load_format != "dummy")
     stop = _stop_on_signals()
@@ -91,7 +87,8 @@ async def serve(config: ServerConfig, on_ready: Callable[[int], None] | None = N
         return EXIT_OK
     try:
         client = await SocketEngineClient.connect(engine.socket, counters_from=config.engine.counters_from)
-        return await _serve_engine(config, client, tokenizer, stop, on_ready)
+        front_end = FrontEnd(client, tokenizer, config.front_end, security)
+        return await _serve_engine(config, client, front_end, stop, on_ready)
     finally:
         if tokenizer is not None:
             tokenizer.close()
@@ -102,11 +99,10 @@ async def serve(config: ServerConfig, on_ready: Callable[[int], None] | None = N
 async def _serve_engine(
     config: ServerConfig,
     client: SocketEngineClient,
-    tokenizer: TextTokenizer | None,
+    front_end: FrontEnd,
     stop: asyncio.Event,
     on_ready: Callable[[int], None] | None,
 ) -> int:
-    front_end = FrontEnd(client, tokenizer, config.front_end.max_streams)
     host = f"[{config.front_end.host}]" if ":" in config.front_end.host.strip("[]") else config.front_end.host
     port = await front_end.start(f"{host}:{config.front_end.port}")
     log.info("serving", host=config.front_end.host, port=port, model=client.info.model, run_ahead=client.info.run_ahead)
@@ -173,12 +169,3 @@ def _require_free(host: str, port: int, spelling: Spelling) -> None:
         raise ConfigError(f"{host} port {port} can't be listened on: {error.strerror}") from error
     except UnicodeError as error:
         raise ConfigError(f"{spelling('host')} {host!r} is no host name or address") from error
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -12,12 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.runtime.wire.parameters import FinishReason as EngineReason
+from runahead.service.access import current_caller
 from runahead.service.completion import Completion
 from runahead.service.engine_client import EngineClient
 from runahead.service.errors import ServiceError, exhausted, no_tokenizer, not_served, shutting_down
 from runahead.service.guard import Call, guarded
 from runahead.service.limits import LIMITS
 from runahead.service.model_info import model_info
+from runahead.service.ownership import Ownership
 from runahead.service.prompt_events import PromptEvents, check_once_prompt
 from runahead.service.request_stream import RequestRefusedError, RequestStream, SlowReaderError
 from runahead.service.stats import FrontEndCounters, server_stats
@@ -120,10 +122,14 @@ class GenerationServicer(GenerationServiceServicer):
 
     tokenizer: None takes and gives token ids alone, and refuses text by name.
     max_streams: completions that may be open at once; more are refused.
+    shares_prefixes: callers find each other's prefixes in the cache.
     """
 
-    def __init__(self, engine: EngineClient, tokenizer: TextTokenizer | None, max_streams: int) -> None:
+    def __init__(
+        self, engine: EngineClient, tokenizer: TextTokenizer | None, max_streams: int, *, shares_prefixes: bool = False
+    ) -> None:
         self._engine = engine
+        self._shares_prefixes = shares_prefixes
         self._tokenizer = tokenizer
         self._token_bytes = NO_TOKENS if tokenizer is None else tokenizer.token_bytes
         self._max_streams = max_streams
@@ -170,11 +176,13 @@ class GenerationServicer(GenerationServiceServicer):
     async def Abort(self, request: AbortRequest, context: _Context) -> AbortResponse:
         response = AbortResponse()
         async with guarded(context):
-            check_abort(request)
-            result = await self._engine.abort(tuple(request.request_ids), request.all)
+            owner = Ownership(current_caller())
+            check_abort(request, may_name_callers=owner.reaches_everybody)
+            ids = tuple(owner.engine_id(request_id) for request_id in request.request_ids)
+            result = await self._engine.abort(ids, request.all, owner.reach)
             response.results.extend(
-                AbortResult(request_id=request_id, outcome=f"ABORT_OUTCOME_{outcome}")
-                for request_id, outcome in zip(result.request_ids, result.outcomes, strict=True)
+                AbortResult(request_id=owner.shown_id(engine_id), outcome=f"ABORT_OUTCOME_{outcome}")
+                for engine_id, outcome in zip(result.request_ids, result.outcomes, strict=True)
             )
         return response
 
@@ -278,7 +286,8 @@ class GenerationServicer(GenerationServiceServicer):
                 check_prompt_tokens(prompt, "text", self._engine.info)
             if isinstance(request, GenerateOnceRequest):
                 check_once_prompt(checked, prompt, self._token_bytes)
-            return checked, prompt
+            owner = Ownership(current_caller())
+            return owner.own(checked, shares_prefixes=self._shares_prefixes), prompt
         except ServiceError:
             self.counters.refused += 1
             raise

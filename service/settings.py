@@ -47,7 +47,7 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that the engine does not get. A field is a setting, declared as those of the engine are: see
     `runahead.runtime.wire.engine_config.EngineSettings`.
 
-    Whether the host may be listened on is in `runahead.service.server.check_server_config`.
+    Whether the host may be listened on is in `runahead.service.security.check_security`.
     """
 
     model: Annotated[  # the engine gets the folder
@@ -64,6 +64,25 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0: any free one")] = 50051
     insecure: Annotated[bool, Meta(description="allow an address that other machines can reach")] = False
+    tls_cert: Annotated[
+        str, Meta(description="certificate of the server, PEM, with its chain behind it", extra={"metavar": "FILE"})
+    ] = ""
+    tls_key: Annotated[str, Meta(description="the certificate's key, PEM", extra={"metavar": "FILE"})] = ""
+    tls_client_ca: Annotated[
+        str,
+        Meta(description="clients must have a certificate of these authorities, PEM", extra={"metavar": "FILE"}),
+    ] = ""
+    callers: Annotated[
+        str,
+        Meta(description="who may call: a line for each token or certificate", extra={"metavar": "FILE"}),
+    ] = ""
+    plaintext_tokens: Annotated[
+        bool, Meta(description="allow tokens without TLS on an address that other machines can reach")
+    ] = False
+    share_prefix_cache: Annotated[
+        bool, Meta(description="callers find each other's prefixes, and can tell by the time which are there")
+    ] = False
+    reflection: Annotated[bool, Meta(description="describe the services to clients that ask")] = True
     max_streams: Annotated[int, Meta(ge=1, le=100_000, description="completions open at once; more are refused")] = 1024
     shutdown_grace_s: Annotated[
         float, Meta(ge=0, le=3600, description="seconds that a shutdown waits for open completions")

@@ -37,6 +37,7 @@ from runahead.v1 import (
 
 AnyGenerateRequest = GenerateRequest | GenerateOnceRequest  # they have the same fields
 
+_CALLER: Final = re.compile(r"^[A-Za-z0-9._~%-]{1,100}/")  # in front of an id
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]+")
 _REQUEST_ID_SENTENCE: Final = f"must be 1 to {LIMITS.request_id_length} of the characters A-Z a-z 0-9 . _ : -"
 _NO_TOKENIZER: Final = "is not supported by this server, which was started without a tokenizer: it takes token ids only"
@@ -67,6 +68,7 @@ class CheckedRequest:
     """A request that the engine can take. Only the length of a prompt in text is not checked: it is known once there
     are tokens.
 
+    engine_id: what the engine knows the request by, if that is not its id: see `runahead.service.ownership`.
     prompt: text, or int32 [n] token ids. echo: the prompt's tokens are sent back.
     """
 
@@ -78,6 +80,7 @@ class CheckedRequest:
     echo: bool
     priority: int
     cache_salt: str
+    engine_id: str = ""
 
 
 class Violations:
@@ -204,15 +207,19 @@ def check_once(request: GenerateOnceRequest) -> None:
         raise invalid_argument([Violation(field, f"{field} has no meaning for GenerateOnce, and must be unset")])
 
 
-def check_abort(request: AbortRequest) -> None:
-    """Raises ServiceError (INVALID_ARGUMENT): ids or all, not both, and ids that a request can have."""
+def check_abort(request: AbortRequest, *, may_name_callers: bool = False) -> None:
+    """Raises ServiceError (INVALID_ARGUMENT): ids or all, not both, and ids that a request can have.
+
+    may_name_callers: an id may have a caller's name and a slash before it.
+    """
     found = Violations()
     found.require_known(request)
     count = len(request.request_ids)
     found.require(count > 0 or request.all, "request_ids", "must name at least one request, unless all is set")
     found.require(count == 0 or not request.all, "all", "must not be set together with request_ids")
     if found.require_at_most(LIMITS.abort_ids, count, "request_ids"):
-        wrong = [index for index, request_id in enumerate(request.request_ids) if not _is_request_id(request_id)]
+        ids = [_CALLER.sub("", text) if may_name_callers else text for text in request.request_ids]
+        wrong = [index for index, request_id in enumerate(ids) if not _is_request_id(request_id)]
         shown = {f"request_ids[{index}]": _REQUEST_ID_SENTENCE for index in wrong[: LIMITS.list_violations]}
         found.require_none(shown, "request_ids", len(wrong))
     found.raise_if_any()

@@ -177,7 +177,7 @@ class Intake:
         if abort.all_requests:
             ended = []
             for request_id in reversed(self._registry.ids()):
-                if self._registry.by_id(request_id) is not None:
+                if request_id.startswith(abort.reach) and self._registry.by_id(request_id) is not None:
                     self._abort_one(request_id)
                     ended.append(request_id)
                 yield 1

@@ -14,7 +14,7 @@ import msgspec
 
 from runahead.runtime.wire.parameters import MAX_ABORT_IDS, MAX_TEXT, FinishReason, SamplingParams, StoppingParams
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 MAX_FRAME_BYTES: Final = 64 << 20
 MAX_HANDLE: Final = (1 << 63) - 1
 _LENGTH: Final = struct.Struct("<I")
@@ -66,7 +66,8 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """End requests by id, from any front end. Empty `request_ids` with `all_requests` means every one.
+    """End requests by id, from any front end. Empty `request_ids` with `all_requests` means every one whose id begins
+    with `reach`.
 
     Each aborted request's own stream gets a `Finished` with ABORTED.
     """
@@ -74,6 +75,7 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag=4):
     call: int
     request_ids: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=MAX_ABORT_IDS)]
     all_requests: bool = False
+    reach: _Text = ""
 
 
 class StatsQuery(msgspec.Struct, frozen=True, array_like=True, tag=5):

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from runahead.service import request_flags, settings
+from runahead.service import client_channel, request_flags, settings
 from runahead.service.cli_parser import Parser
 from tests.project.repository import ROOT, TESTS, TOOLS, calls, documents, name_of, sources
 from tests.project.settings_table import COMMAND, rows_of, table_rows
@@ -35,12 +35,13 @@ def code(path: Path) -> Iterator[str]:
 
 def flags_of(*commands: str) -> set[str]:
     """Flags of `runahead serve` and `runahead generate`."""
-    parser = Parser()
+    serve, generate = Parser(), Parser()
     if "serve" in commands:
-        settings.add_flags(parser)
+        settings.add_flags(serve)
     if "generate" in commands:
-        request_flags.add_flags(parser)
-    return {flag for action in parser.actions for flag in action.option_strings}
+        request_flags.add_flags(generate)
+        client_channel.add_connection_flags(generate)
+    return {flag for action in (*serve.actions, *generate.actions) for flag in action.option_strings}
 
 
 @cache

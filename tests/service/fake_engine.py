@@ -107,6 +107,7 @@ class FakeEngine:
         self.submitted: queue.Queue[m.Submit] = queue.Queue()
         self.cancelled: queue.Queue[int] = queue.Queue()
         self.cancel_reasons: dict[int, FinishReason] = {}  # by handle
+        self.aborts: list[m.Abort] = []
         self.gone = threading.Event()  # the front end closed its end
         self.auto_accept = True
         self.answers_stats = True
@@ -216,7 +217,8 @@ class FakeEngine:
         self.submitted.put(submit)
 
     def _abort(self, abort: m.Abort) -> None:
-        ids = tuple(self.live) if abort.all_requests else abort.request_ids
+        self.aborts.append(abort)
+        ids = tuple(i for i in self.live if i.startswith(abort.reach)) if abort.all_requests else abort.request_ids
         outcomes = []
         for request_id in ids:
             handle = self.live.get(request_id)

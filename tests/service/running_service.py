@@ -8,9 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
+import msgspec
 
+from runahead.service.access import Access
 from runahead.service.engine_client import SocketEngineClient
 from runahead.service.front_end import FrontEnd
+from runahead.service.security import Security
+from runahead.service.settings import FrontEndSettings
 from runahead.service.tokenizer import TextTokenizer
 from runahead.v1 import GenerationServiceStub
 from tests.service.fake_engine import TIMEOUT_S, FakeEngine
@@ -24,6 +28,9 @@ class Service:
     engine: FakeEngine
     socket: Path
     max_streams: int = 16
+    settings: FrontEndSettings = field(default_factory=FrontEndSettings)
+    security: Security = field(default_factory=lambda: Security(Access(), None))
+    channel_credentials: grpc.ChannelCredentials | None = None
     port: int = 0
     front_end: FrontEnd = field(init=False, repr=False)
     _loop: asyncio.AbstractEventLoop = field(init=False, repr=False)
@@ -33,7 +40,7 @@ class Service:
         self._thread = threading.Thread(target=asyncio.run, args=(self._serve(),))
         self._thread.start()
         assert self._ready.wait(TIMEOUT_S)
-        self.channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
+        self.channel = self.connect()
         self.stub = GenerationServiceStub(self.channel)
         return self
 
@@ -44,6 +51,14 @@ class Service:
         self._thread.join(TIMEOUT_S)
         assert not self._thread.is_alive()
         self.engine.close()
+
+    def connect(self, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
+        """A channel with a connection of its own."""
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        credentials = credentials or self.channel_credentials
+        if credentials is None:
+            return grpc.insecure_channel(f"127.0.0.1:{self.port}", options)
+        return grpc.secure_channel(f"127.0.0.1:{self.port}", credentials, options)
 
     def stop(self, grace_s: float) -> None:
         """Begins a graceful stop, and returns at once."""
@@ -58,7 +73,9 @@ class Service:
         self._loop, self._stop, self._grace_s = asyncio.get_running_loop(), asyncio.Event(), 0.0
         tokenizer = TextTokenizer(byte_level_tokenizer(), "{{ messages }}")
         client = await SocketEngineClient.connect(self.socket)
-        self.front_end = FrontEnd(client, tokenizer, self.max_streams)
+        self.front_end = FrontEnd(
+            client, tokenizer, msgspec.structs.replace(self.settings, max_streams=self.max_streams), self.security
+        )
         self.port = await self.front_end.start("127.0.0.1:0")
         self._ready.set()
         await self._stop.wait()

@@ -76,6 +76,8 @@ def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> No
         "host": "localhost", "port": 1, "insecure": True, "max_streams": 2, "log_level": "debug",
         "log_format": "console", "jitter_seed": 5, "shutdown_grace_s": 2.5, "counters_from": 12,
         "gpu_capability": "8.0", "kernel_cache": "/kernels",
+        "tls_cert": "c.pem", "tls_key": "k.pem", "tls_client_ca": "a.pem", "callers": "callers.txt",
+        "plaintext_tokens": True, "share_prefix_cache": True, "reflection": False,
     }  # fmt: skip
     assert set(changed) == set(SETTINGS), "this test must name every setting"
     defaults = chosen(Settings())
@@ -175,13 +177,14 @@ def test_whatever_is_given_is_taken_or_refused_with_a_sentence_that_names_it(nam
 
 
 def test_no_setting_takes_all_that_is_no_value() -> None:
-    """The test above asks nothing of a setting that takes everything: these are names, and taken as they are."""
+    """The test above asks nothing of a setting that takes everything: these are names, and taken as they are. A file
+    that can't be opened is named at the start."""
     takes_all = {
         name
         for name in SETTINGS
         if all(accepted_or_refused(name, {name: text}, {}) is None for text in NO_VALUE if text != "\udcff")
     }
-    assert takes_all == {"served_name", "host"}
+    assert takes_all == {"served_name", "host", "tls_cert", "tls_key", "tls_client_ca", "callers"}
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

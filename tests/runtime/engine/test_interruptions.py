@@ -118,6 +118,23 @@ def test_abort_of_all_ends_every_request_whoever_sent_it() -> None:
     assert reasons == [FinishReason.ABORTED] * 4
 
 
+def test_abort_of_all_reaches_ids_that_begin_as_it_says_and_no_others() -> None:
+    chain = make_chain(max_rows=2)
+    ids = {1: "alice/r1", 2: "bob/r1", 3: "alice/r2", 4: "bob/alice/r1"}
+    for handle, request_id in ids.items():  # two have rows, two wait
+        chain.submit(handle, [handle, 4], request_id=request_id, max_tokens=5, ignore_eos=True)
+    chain.turn()
+    chain.tell(m.Abort(8, (), True, "alice/"))
+    chain.run()
+    (result,) = [message for _, message in chain.links.sent if isinstance(message, m.AbortResult)]
+    assert (result.request_ids, result.outcomes) == (("alice/r1", "alice/r2"), ("ABORTED", "ABORTED"))
+    reasons = {handle: [end.reason for end in ends] for handle, ends in chain.finished().items()}
+    assert reasons == {
+        handle: [FinishReason.ABORTED if request_id.startswith("alice/") else FinishReason.LENGTH]
+        for handle, request_id in ids.items()
+    }
+
+
 @pytest.mark.parametrize(("later_s", "aborted"), [(EARLY_ABORT_S - 1, True), (EARLY_ABORT_S + 1, False)])
 def test_an_abort_that_came_before_its_request_is_forgotten_after_a_while(later_s: float, aborted: bool) -> None:
     now = 1000.0
