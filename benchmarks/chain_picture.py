@@ -70,6 +70,9 @@ class SilentFrontEnd:
     def send(self, owner: int, message: m.ToFrontEnd) -> None:
         pass
 
+    def beat(self, now: float) -> None:
+        pass
+
     def wake_fds(self) -> Sequence[int]:
         return ()
 

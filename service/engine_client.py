@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -23,6 +24,7 @@ from runahead.runtime.wire.messages import (
     EngineStats,
     Failed,
     FrameReader,
+    Heartbeat,
     Hello,
     Output,
     PromptLogprobs,
@@ -39,12 +41,14 @@ from runahead.runtime.wire.messages import (
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.runtime.wire.preparation import prepared_submit
 from runahead.service.limits import LIMITS
+from runahead.service.pulse import SILENT_S, Pulse
 from runahead.service.request_stream import EngineLostError, RequestRefusedError, RequestStream
 from runahead.service.validation import CheckedRequest
 
 log = structlog.get_logger(__name__)
 
 _LOST_SENTENCE: Final = "the engine has stopped; the request may be sent again to another server"
+_SILENT_SENTENCE: Final = "the engine does not answer at the moment; it may come back, or be stopped"
 
 
 class EngineClient(Protocol):
@@ -66,7 +70,11 @@ class EngineClient(Protocol):
         """reach: how ids begin that `all_requests` means. Raises EngineLostError."""
 
     async def stats(self) -> EngineStats:
-        """Raises EngineLostError."""
+        """Raises EngineLostError, also at once if the engine is silent, or when it falls silent."""
+
+    def tell_of_silence(self, tell: Callable[[bool], None]) -> None:
+        """From now on `tell` is called with True when the engine falls silent, and with False when it is heard of
+        again. Not any more once it is lost."""
 
     async def wait_lost(self) -> EngineLostError:
         """Returns when the engine is gone."""
@@ -78,10 +86,11 @@ class EngineClient(Protocol):
 class SocketEngineClient(asyncio.Protocol):
     """An EngineClient over the engine's Unix socket.
 
-    counters_from: the number that the first handle and the first call come after.
+    counters_from: the number that the first handle and the first call come after. silent_s: for how long nothing is
+    heard of an engine that is silent.
     """
 
-    def __init__(self, counters_from: int = 0) -> None:
+    def __init__(self, counters_from: int = 0, silent_s: float = SILENT_S) -> None:
         loop = asyncio.get_running_loop()
         self._frames = FrameReader()
         self._transport: asyncio.Transport | None = None
@@ -91,13 +100,17 @@ class SocketEngineClient(asyncio.Protocol):
         self._abort_calls: dict[int, asyncio.Future[AbortResult]] = {}
         self._stats_calls: dict[int, asyncio.Future[EngineStats]] = {}
         self._last_handle = self._last_call = counters_from
+        self._pulse = Pulse(silent_s, self._on_silence)
+        self._tell_of_silence: Callable[[bool], None] = lambda is_silent: None
         self.info: EngineInfo
         self.server_id = ""
 
     @classmethod
-    async def connect(cls, path: Path, timeout_s: float = 30.0, counters_from: int = 0) -> SocketEngineClient:
+    async def connect(
+        cls, path: Path, timeout_s: float = 30.0, counters_from: int = 0, silent_s: float = SILENT_S
+    ) -> SocketEngineClient:
         """Connects and greets. Raises EngineLostError if there is no engine, or one of another protocol."""
-        client = cls(counters_from)
+        client = cls(counters_from, silent_s)
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.get_running_loop().create_unix_connection(lambda: client, os.fspath(path))
@@ -151,11 +164,16 @@ class SocketEngineClient(asyncio.Protocol):
 
     async def stats(self) -> EngineStats:
         self._raise_if_lost()
+        if self._pulse.is_silent:
+            raise EngineLostError("ENGINE_SILENT", _SILENT_SENTENCE)
         self._last_call += 1
         answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
         self._stats_calls[self._last_call] = answer
         self._send(StatsQuery(self._last_call))
         return await answer
+
+    def tell_of_silence(self, tell: Callable[[bool], None]) -> None:
+        self._tell_of_silence = tell
 
     async def wait_lost(self) -> EngineLostError:
         return await asyncio.shield(self._lost)
@@ -170,6 +188,7 @@ class SocketEngineClient(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
+        self._pulse.heard()
         try:
             for body in self._frames.feed(data):
                 self._dispatch(decode_to_front_end(body))
@@ -210,6 +229,8 @@ class SocketEngineClient(asyncio.Protocol):
             case Welcome():
                 if not self._welcome.done():
                     self._welcome.set_result(message)
+            case Heartbeat():
+                pass  # it was heard
 
     def _dispatch_output(self, output: Output) -> None:
         """Columns to streams. A handle that nobody reads any more is skipped."""
@@ -231,6 +252,20 @@ class SocketEngineClient(asyncio.Protocol):
 
     # ------------------------------------------------------------ the rest
 
+    def _on_silence(self, is_silent: bool) -> None:
+        if is_silent:
+            log.warning("engine_silent")
+            self._fail(self._stats_calls, EngineLostError("ENGINE_SILENT", _SILENT_SENTENCE))
+        else:
+            log.info("engine_heard_again")
+        self._tell_of_silence(is_silent)
+
+    def _fail(self, calls: dict[int, asyncio.Future[Any]], error: EngineLostError) -> None:
+        for call in calls.values():
+            if not call.done():
+                call.set_exception(error.again())
+        calls.clear()
+
     def _send(self, message: ToEngine) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode_frame(message))
@@ -244,6 +279,7 @@ class SocketEngineClient(asyncio.Protocol):
         if self._lost.done():
             return
         self._lost.set_result(error)
+        self._pulse.end()
         if self._transport is not None:
             self._transport.close()
         if not self._welcome.done() and self._transport is not None:
@@ -251,9 +287,5 @@ class SocketEngineClient(asyncio.Protocol):
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(error.again())
-        waiting: list[asyncio.Future[Any]] = [*self._abort_calls.values(), *self._stats_calls.values()]
-        for call in waiting:
-            if not call.done():
-                call.set_exception(error.again())
-        self._abort_calls.clear()
-        self._stats_calls.clear()
+        self._fail(self._abort_calls, error)
+        self._fail(self._stats_calls, error)

@@ -69,6 +69,11 @@ class EngineProcess:
         """The engine's exit code, when it has ended."""
         return await self._process.wait()
 
+    def kill(self) -> None:
+        """Ends an engine that does not listen any more. `wait` says when it has ended."""
+        if self._process.returncode is None:
+            self._process.kill()
+
     async def stop(self, grace_s: float) -> int:
         """Ends the engine: it is asked to stop, and killed after `grace_s` seconds. Returns its exit code.
         Idempotent."""
@@ -78,8 +83,7 @@ class EngineProcess:
             async with asyncio.timeout(grace_s):
                 await self._process.wait()
         except TimeoutError:
-            if self._process.returncode is None:
-                self._process.kill()
+            self.kill()
         finally:
             self._folder.remove()
         return await self._process.wait()

@@ -38,11 +38,12 @@ STATUS_OF: Final[Mapping[str, grpc.StatusCode]] = MappingProxyType(
         "NOT_SERVED": grpc.StatusCode.UNIMPLEMENTED,
         "NON_FINITE": grpc.StatusCode.INTERNAL,
         "UNEXPECTED": grpc.StatusCode.INTERNAL,
-        # The engine has stopped, or is about to.
+        # The engine has stopped, or is about to, or does not answer.
         "SHUTDOWN": grpc.StatusCode.UNAVAILABLE,
         "DEVICE": grpc.StatusCode.UNAVAILABLE,
         "INTERNAL": grpc.StatusCode.UNAVAILABLE,
         "ENGINE_LOST": grpc.StatusCode.UNAVAILABLE,
+        "ENGINE_SILENT": grpc.StatusCode.UNAVAILABLE,
         "PROTOCOL": grpc.StatusCode.UNAVAILABLE,
     }
 )

@@ -75,6 +75,7 @@ class FrontEnd:
             raise ConfigError(f"{address} can't be listened on: it is in use, or no address of this machine")
         await self._server.start()
         self._health.set_serving(True)
+        self._engine.tell_of_silence(self._health.set_silent)
         return port
 
     def engine_lost(self) -> None:

@@ -18,6 +18,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
     def __init__(self, services: Iterable[str]) -> None:
         self._services = frozenset({"", *services})
         self._serving = False
+        self._silent = False
         self._closed = False
         self._changed = asyncio.Event()  # replaced at every change
 
@@ -26,6 +27,11 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
         if not self._closed:
             self._serving = serving
             self._tell()
+
+    def set_silent(self, is_silent: bool) -> None:
+        """The engine does not answer, or does again. Its services are not ready meanwhile, and the server lives."""
+        self._silent = is_silent
+        self._tell()
 
     def close(self) -> None:
         """NOT_SERVING for good. Watchers are told, and their calls end, since an open call would delay a graceful
@@ -62,7 +68,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
     def _status(self, service: str) -> int:
         if service not in self._services:
             return int(_Status.SERVICE_UNKNOWN)
-        return int(_Status.SERVING if self._serving else _Status.NOT_SERVING)
+        is_ready = self._serving and not (service and self._silent)
+        return int(_Status.SERVING if is_ready else _Status.NOT_SERVING)
 
     def _tell(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

@@ -26,7 +26,7 @@ class RequestRefusedError(Exception):
 
 
 class EngineLostError(Exception):
-    """The engine has stopped, or its connection is gone. The message is fit for a client."""
+    """The engine has stopped, its connection is gone, or it does not answer. The message is fit for a client."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)

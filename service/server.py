@@ -6,7 +6,8 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -20,6 +21,7 @@ from runahead.service.engine_client import SocketEngineClient
 from runahead.service.engine_process import EngineProcess, EngineStartError
 from runahead.service.front_end import FrontEnd
 from runahead.service.logs import configure_logs
+from runahead.service.pulse import EngineWatch, stuck_after_s
 from runahead.service.request_stream import EngineLostError
 from runahead.service.security import check_security, load_security
 from runahead.service.settings import FrontEndSettings
@@ -88,7 +90,8 @@ async def serve(config: ServerConfig, on_ready: Callable[[int], None] | None = N
     try:
         client = await SocketEngineClient.connect(engine.socket, counters_from=config.engine.counters_from)
         front_end = FrontEnd(client, tokenizer, config.front_end, security)
-        return await _serve_engine(config, client, front_end, stop, on_ready)
+        async with _killed_if_stuck(engine, stuck_after_s(config.engine.launch_timeout_s)):
+            return await _serve_engine(config, client, front_end, stop, on_ready)
     finally:
         if tokenizer is not None:
             tokenizer.close()
@@ -119,6 +122,27 @@ async def _serve_engine(
     await front_end.stop(0.0)
     # A signal to the whole process group ends the engine first: that is a shutdown, too.
     return EXIT_OK if stop.is_set() else EXIT_ENGINE_LOST
+
+
+@asynccontextmanager
+async def _killed_if_stuck(engine: EngineProcess, limit_s: float) -> AsyncIterator[None]:
+    """While the body runs, an engine that is silent for so long is killed: whoever waits for it hears of its end.
+
+    Raises EngineLostError if there is none.
+    """
+
+    async def kill_if_stuck() -> None:
+        await watch.wait_stuck()
+        log.error("engine_stuck", silent_s=limit_s)
+        engine.kill()
+
+    watch = await EngineWatch.connect(engine.socket, limit_s)
+    task = asyncio.create_task(kill_if_stuck())
+    try:
+        yield
+    finally:
+        task.cancel()
+        watch.close()
 
 
 def _tokenizer(config: ServerConfig) -> TextTokenizer | None:

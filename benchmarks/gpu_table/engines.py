@@ -72,6 +72,9 @@ class FrontEnd:
             )
         self.tokens, self.endings = 0, []
 
+    def beat(self, now: float) -> None:
+        pass
+
     def wake_fds(self) -> Sequence[int]:
         return ()
 

@@ -47,6 +47,9 @@ class Links(Protocol):
     def send(self, owner: int, message: m.ToFrontEnd) -> None:
         """Never blocks: a front end that does not keep up is gone."""
 
+    def beat(self, now: float) -> None:
+        """The loop has come round. now: seconds on the engine's clock. Whoever listens is told, now and again."""
+
     def wake_fds(self) -> Sequence[int]:
         """Descriptors that become readable when something arrives."""
 
@@ -87,6 +90,7 @@ class SocketLinks:
         self._listener.bind(str(path))
         self._listener.listen()
         self._listener.setblocking(False)
+        self._beaten_at = clock()
         self._deaf_until = 0.0  # nobody is accepted until then; 0: now
         self._selector = selectors.DefaultSelector()
         self._wake_fds = (self._selector.fileno(),)
@@ -95,6 +99,11 @@ class SocketLinks:
             self._selector.register(parent_fd, EVENT_READ)
 
     # ------------------------------------------------------------ the loop's side
+
+    def beat(self, now: float) -> None:
+        if now - self._beaten_at >= m.HEARTBEAT_S:
+            self._beaten_at = now
+            self.broadcast(m.Heartbeat())
 
     def wake_fds(self) -> Sequence[int]:
         return self._wake_fds

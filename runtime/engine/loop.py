@@ -193,6 +193,7 @@ class Engine:
             raise LedgerError(f"nothing is in flight and {len(self.registry)} requests wait")
         self._idle_after = ledger.launched
         begun = self._clock()
+        self._links.beat(begun)
         self._links.wait(wait_s)
         self.times.had_nothing_to_do(self._clock() - begun)
 
@@ -200,6 +201,7 @@ class Engine:
         """For the oldest one outstanding, one of these descriptors, or so long."""
         ledger, begun = self.ledger, self._clock()
         self.waits += 1
+        self._links.beat(begun)
         if ledger.waits_for_tokens:
             self.device.wait(ledger.committed, NEVER, wake_fds, wait_s)
         else:

@@ -17,6 +17,7 @@ from runahead.runtime.wire.parameters import MAX_ABORT_IDS, MAX_TEXT, FinishReas
 PROTOCOL_VERSION: Final = 4
 MAX_FRAME_BYTES: Final = 64 << 20
 MAX_HANDLE: Final = (1 << 63) - 1
+HEARTBEAT_S: Final = 0.5  # from one heartbeat of the engine to the next, about
 _LENGTH: Final = struct.Struct("<I")
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
@@ -126,6 +127,10 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=101):
     protocol: int
     server_id: str
     info: EngineInfo
+
+
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=110):
+    """The engine's loop turns. Said every HEARTBEAT_S, whatever else is said."""
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=102):
@@ -314,7 +319,9 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=107):
     message: str
 
 
-ToFrontEnd = Welcome | Accepted | Refused | Admitted | PromptLogprobs | Output | AbortResult | StatsReply | Failed
+ToFrontEnd = (
+    Welcome | Heartbeat | Accepted | Refused | Admitted | PromptLogprobs | Output | AbortResult | StatsReply | Failed
+)
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _to_engine: Final[msgspec.msgpack.Decoder[ToEngine]] = msgspec.msgpack.Decoder(ToEngine)

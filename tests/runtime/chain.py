@@ -49,9 +49,13 @@ def nobody_is_refused(owner: int, why: str) -> None:
 
 
 class MemoryLinks:
-    """Front ends in memory: what each has said and nobody has taken, in order, and what all were sent."""
+    """Front ends in memory: what each has said and nobody has taken, in order, and what all were sent.
+
+    beats: how often the loop came round.
+    """
 
     def __init__(self) -> None:
+        self.beats = 0
         self.sent: list[tuple[int, m.ToFrontEnd]] = []
         self._turns: Turns[deque[m.ToEngine | None]] = Turns()
 
@@ -84,6 +88,9 @@ class MemoryLinks:
 
     def send(self, owner: int, message: m.ToFrontEnd) -> None:
         self.sent.append((owner, message))
+
+    def beat(self, now: float) -> None:
+        self.beats += 1
 
     def wake_fds(self) -> Sequence[int]:
         return ()

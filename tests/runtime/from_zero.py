@@ -42,7 +42,7 @@ class Begun:
             changes = {"call": message.call - self.calls, "stats": self.stats(message.stats)}
         elif isinstance(message, m.AbortResult):
             changes = {"call": message.call - self.calls}
-        elif not isinstance(message, m.Welcome | m.Failed):
+        elif not isinstance(message, m.Welcome | m.Heartbeat | m.Failed):
             changes = {"handle": message.handle - self.handles}
         return owner - self.owners, msgspec.structs.replace(message, **changes)
 

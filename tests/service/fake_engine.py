@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import socket
 import threading
@@ -108,6 +109,7 @@ class FakeEngine:
         self.cancelled: queue.Queue[int] = queue.Queue()
         self.cancel_reasons: dict[int, FinishReason] = {}  # by handle
         self.aborts: list[m.Abort] = []
+        self.greeted = threading.Event()  # somebody has said Hello
         self.gone = threading.Event()  # the front end closed its end
         self.auto_accept = True
         self.answers_stats = True
@@ -118,8 +120,12 @@ class FakeEngine:
         self._listener.listen()
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
+        self._speaks = threading.Event()  # heartbeats, as long as it is set
+        self._closed = threading.Event()
+        self._heart = threading.Thread(target=self._beat, daemon=True)
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
+        self._heart.start()
 
     # ------------------------------------------------------------ what a test says
 
@@ -164,12 +170,21 @@ class FakeEngine:
         columns = np.array(chosen, "<f4"), np.array(top_ids, "<i4"), np.array(top_logprobs, "<f4")
         self.send(m.PromptLogprobs(handle, offset, *(column.tobytes() for column in columns)))
 
+    def fall_silent(self) -> None:
+        """It lives, and says nothing of its own accord."""
+        self._speaks.clear()
+
+    def speak_again(self) -> None:
+        self._speaks.set()
+
     def die(self) -> None:
         """Gone without a word."""
         assert self._socket is not None
         self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        self._closed.set()
+        self._heart.join(TIMEOUT_S)
         self._listener.close()
         if self._socket is not None:
             self._socket.close()
@@ -193,6 +208,8 @@ class FakeEngine:
         match message:
             case m.Hello():
                 self.send(self._welcome)
+                self._speaks.set()
+                self.greeted.set()
             case m.Submit():
                 self._submit(message)
             case m.Cancel(handle=handle, reason=reason):
@@ -203,6 +220,12 @@ class FakeEngine:
                 self._abort(message)
             case m.StatsQuery(call=call) if self.answers_stats:
                 self.send(m.StatsReply(call, STATS))
+
+    def _beat(self) -> None:
+        while not self._closed.wait(m.HEARTBEAT_S / 10):
+            with contextlib.suppress(OSError):  # the front end is gone
+                if self._speaks.is_set():
+                    self.send(m.Heartbeat())
 
     def _submit(self, submit: m.Submit) -> None:
         if self.auto_accept:

@@ -1,54 +1,40 @@
-"""The real service on the bundled model, when one of its two processes is killed."""
+"""The real service on the bundled model, when one of its processes is killed, or stopped."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import signal
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from benchmarks.local_service import LocalService, started_service
 from runahead.service.server import EXIT_ENGINE_LOST
-from runahead.v1 import GenerateRequest, GenerationServiceStub, StoppingOptions
-from tests.service.rpc_errors import code, failure
+from runahead.v1 import GenerationServiceStub, StatsRequest
+from tests.service.processes import engine_of, has_ended, open_streams, watched
+from tests.service.rpc_errors import code, detail, failure
 
-END_S = 10.0
-STREAMS = 3
+END_S = 30.0
+GENERATION = "runahead.v1.GenerationService"
+LAUNCH_TIMEOUT_S = 3.0
 
 
 @pytest.fixture
 def service() -> Iterator[LocalService]:
-    with started_service(["--threads", "1"]) as running:
+    with started_service(["--threads", "1", "--launch-timeout-s", str(LAUNCH_TIMEOUT_S)]) as running:
         yield running
 
 
-def open_streams(channel: grpc.Channel) -> list[Any]:
-    """Streams that have brought text, and would go on for long."""
-    endless = GenerateRequest(text="def f():\n", stopping=StoppingOptions(max_tokens=2000, ignore_eos=True))
-    calls = [GenerationServiceStub(channel).Generate(endless, timeout=60) for _ in range(STREAMS)]
+def check_ended_once(calls: list[grpc.Call]) -> None:
     for call in calls:
-        assert [next(call).WhichOneof("event") for _ in range(2)] == ["accepted", "delta"]
-    return calls
-
-
-def engine_of(service: LocalService) -> int:
-    """The process id of the only child of the service."""
-    children = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            parent = path.read_text().rpartition(")")[2].split()[1]
-            if int(parent) == service.process.pid:
-                children.append(int(path.parent.name))
-    (child,) = children
-    return child
+        events: list[str] = []
+        error = failure(lambda call=call, events=events: events.extend(e.WhichOneof("event") for e in call))  # type: ignore[misc]
+        assert code(error) == grpc.StatusCode.UNAVAILABLE
+        assert "finished" not in events
 
 
 def test_a_killed_engine_ends_every_stream_once_and_then_the_server(service: LocalService) -> None:
@@ -57,22 +43,39 @@ def test_a_killed_engine_ends_every_stream_once_and_then_the_server(service: Loc
         assert next(watch).status == HealthCheckResponse.SERVING
         calls = open_streams(channel)
         os.kill(engine_of(service), signal.SIGKILL)
-        for call in calls:
-            events: list[str] = []
-            error = failure(lambda call=call, events=events: events.extend(e.WhichOneof("event") for e in call))  # type: ignore[misc]
-            assert code(error) == grpc.StatusCode.UNAVAILABLE
-            assert "finished" not in events
+        check_ended_once(calls)
         assert next(watch).status == HealthCheckResponse.NOT_SERVING
         assert service.process.wait(END_S) == EXIT_ENGINE_LOST
 
 
 def test_the_engine_of_a_killed_front_end_goes_away(service: LocalService) -> None:
-    with grpc.insecure_channel(service.url) as channel:
+    with grpc.insecure_channel(service.url) as channel, watched(engine_of(service)) as engine:
         open_streams(channel)
-        engine = os.pidfd_open(engine_of(service))
-        try:
-            service.process.kill()
-            ended, _, _ = select.select([engine], [], [], END_S)
-        finally:
-            os.close(engine)
-    assert ended, "the engine runs on"
+        service.process.kill()
+        assert has_ended(engine, END_S), "the engine runs on"
+
+
+def test_a_stopped_engine_that_comes_back_is_serving_again_and_its_streams_go_on(service: LocalService) -> None:
+    with grpc.insecure_channel(service.url) as channel:
+        watch = HealthStub(channel).Watch(HealthCheckRequest(service=GENERATION), timeout=60)
+        assert next(watch).status == HealthCheckResponse.SERVING
+        calls = open_streams(channel, max_tokens=300)
+        os.kill(engine_of(service), signal.SIGSTOP)
+        assert next(watch).status == HealthCheckResponse.NOT_SERVING
+        error = failure(lambda: GenerationServiceStub(channel).Stats(StatsRequest(), timeout=END_S))
+        assert detail(error, error_details_pb2.ErrorInfo).reason == "ENGINE_SILENT"
+        os.kill(engine_of(service), signal.SIGCONT)
+        assert next(watch).status == HealthCheckResponse.SERVING
+        assert [list(call)[-1].WhichOneof("event") for call in calls] == ["finished"] * len(calls)
+
+
+def test_a_stopped_engine_that_does_not_come_back_ends_every_stream_once_and_then_the_server(
+    service: LocalService,
+) -> None:
+    with grpc.insecure_channel(service.url) as channel, watched(engine_of(service)) as engine:
+        calls = open_streams(channel)
+        os.kill(engine_of(service), signal.SIGSTOP)
+        check_ended_once(calls)
+        assert service.process.wait(END_S) == EXIT_ENGINE_LOST
+        assert has_ended(engine, END_S)
+    assert b"engine_stuck" in service.log.read_bytes()

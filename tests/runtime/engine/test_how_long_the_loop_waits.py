@@ -153,3 +153,17 @@ def test_a_drain_waits_for_marks_whatever_has_arrived() -> None:
     assert set(waits.of_device) == {LONGEST_S}
     assert set(waits.wake_fds) == {()}
     assert chain.links.has_more
+
+
+@pytest.mark.parametrize("is_busy", [True, False], ids=["busy", "idle"])
+def test_each_wait_of_the_loop_is_a_heartbeat_a_drain_s_too(is_busy: bool) -> None:
+    chain = chain_that(is_busy, Clock())
+    beats, waits = chain.links.beats, 0
+    for _ in range(3):
+        chain.engine.turn()
+    assert chain.links.beats == beats + 3
+    if is_busy:
+        assert chain.engine.ledger.in_flight
+        beats, waits = chain.links.beats, chain.engine.waits
+        chain.engine.drain("shutdown")
+        assert chain.links.beats - beats == chain.engine.waits - waits > 0

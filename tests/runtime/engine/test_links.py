@@ -208,3 +208,19 @@ def test_closed_links_leave_no_socket_file(tmp_path: Path) -> None:
     made = SocketLinks(tmp_path / "engine", lambda: WELCOME, nobody_is_refused)
     made.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_whoever_has_greeted_hears_now_and_again_that_the_loop_turns(tmp_path: Path) -> None:
+    links = SocketLinks(tmp_path / "engine", lambda: WELCOME, nobody_is_refused, clock=lambda: 100.0)
+    with connect(tmp_path) as sock, connect(tmp_path) as stranger:
+        sock.sendall(m.encode_frame(m.Hello(m.PROTOCOL_VERSION)) + m.encode_frame(m.StatsQuery(1)))
+        until(links, 1)
+        assert read(sock) == WELCOME
+        for halves in range(1, 7):
+            links.beat(100.0 + halves * m.HEARTBEAT_S / 2)
+        links.send(1, m.Accepted(9))
+        assert [read(sock) for _ in range(4)] == [*[m.Heartbeat()] * 3, m.Accepted(9)]
+        stranger.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            stranger.recv(1)
+    links.close()

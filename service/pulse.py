@@ -1,0 +1,100 @@
+"""Whether the engine is heard of. It says something in every turn of its loop that takes long enough, so that one that
+is stopped or stuck is known by its silence, from outside of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from runahead.runtime.wire.messages import PROTOCOL_VERSION, Hello, encode_frame
+from runahead.service.request_stream import EngineLostError
+
+# A heartbeat comes every 0.5 s, and up to 0.25 s later where the loop waits meanwhile. With two of them missing the
+# service stops being ready, within 2 s.
+SILENT_S: Final = 1.5
+
+
+def stuck_after_s(launch_timeout_s: float) -> float:
+    """For how long an engine is silent that will not come back. One that can still act on its own time-out, and write
+    down where it stands, has done so before."""
+    return 1.25 * (launch_timeout_s + 2.0)
+
+
+class Pulse:
+    """A timer on the running event loop. limit_s: of silence. tell: called with True when the silence has lasted so
+    long, and with False when the engine is heard of again."""
+
+    def __init__(self, limit_s: float, tell: Callable[[bool], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._limit_s = limit_s
+        self._tell = tell
+        self._heard_at = self._loop.time()
+        self._timer = self._loop.call_later(limit_s, self._look)
+        self.is_silent = False
+
+    def heard(self) -> None:
+        """The engine has said something. Of what has arrived and of the timer, the event loop does the former first: a
+        process that was busy itself does not take its own silence for the engine's."""
+        self._heard_at = self._loop.time()
+        if self.is_silent:
+            self.is_silent = False
+            self._timer = self._loop.call_later(self._limit_s, self._look)
+            self._tell(False)
+
+    def end(self) -> None:
+        """Nothing more is told."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        left_s = self._heard_at + self._limit_s - self._loop.time()
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._look)
+        else:
+            self.is_silent = True
+            self._tell(True)
+
+
+class EngineWatch(asyncio.Protocol):
+    """A connection to the engine that asks for nothing, and waits for its silence."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._stuck = asyncio.Event()
+        self._pulse = Pulse(limit_s, lambda is_silent: self._stuck.set() if is_silent else None)
+        self._transport: asyncio.BaseTransport | None = None
+
+    @classmethod
+    async def connect(cls, path: Path, limit_s: float) -> EngineWatch:
+        """limit_s: of silence. Raises EngineLostError if there is no engine at `path`."""
+        watch = cls(limit_s)
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: watch, os.fspath(path))
+        except OSError as error:
+            watch.close()
+            raise EngineLostError("CONNECT", f"the engine could not be reached: {error}") from error
+        return watch
+
+    async def wait_stuck(self) -> None:
+        """Returns when the engine was silent for too long. Never, if it has ended."""
+        await self._stuck.wait()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._pulse.end()
+        if self._transport is not None:
+            self._transport.close()
+
+    # ------------------------------------------------------------ called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(encode_frame(Hello(PROTOCOL_VERSION)))
+
+    def data_received(self, data: bytes) -> None:
+        self._pulse.heard()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pulse.end()
