@@ -78,14 +78,62 @@ def _make_each_shape_once() -> None:
             self.shape, self.numel = none, one
 
     core.block_type.__init__ = init_type
+    core.block_type.to_ir = lambda self, builder: self  # as which the interpreter's builder would make it again
     core.block_type.name = property(lambda self: f"<{self.shape}, {self.element_ty}>")
     core.tensor.__init__ = init_tensor
+
+
+def _match_operands_once() -> None:
+    """Of two operands the interpreter finds the type of the result, and makes both of that type and of one shape. Where
+    they are so already nothing is left to do; and a number of Python's beside a tensor is the same tensor each time."""
     semantic = type(interpreter.interpreter_semantic)
+    match, tensor = semantic.binary_op_type_checking_impl, tl.tensor
+    numbers: dict[tuple[Any, ...], Any] = {}
+
+    def match_once(
+        self: Any, lhs: Any, rhs: Any, left_ptr: bool = False, right_ptr: bool = False, arithmetic: bool = True,
+        division: bool = False,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        key = None
+        if isinstance(lhs, tensor):
+            dtype = lhs.dtype
+            if isinstance(rhs, tensor):
+                if dtype is rhs.dtype and not dtype.is_ptr() and not (division and dtype.name in ("fp16", "bf16")):
+                    return self.broadcast_impl_value(lhs, rhs)
+            elif type(rhs) in (int, float) and lhs.numel.value <= 4096:
+                shape = id(lhs.type.shape) if lhs.type.is_block() else 0  # each is made once, and kept
+                key = (type(rhs), rhs, dtype.name, shape, left_ptr, arithmetic, division)
+                if key in numbers:
+                    return lhs, numbers[key]
+        left, right = match(self, lhs, rhs, left_ptr, right_ptr, arithmetic, division)
+        if key is not None and left is lhs:
+            if len(numbers) >= 2000:
+                numbers.clear()
+            numbers[key] = right
+        return left, right
+
+    semantic.binary_op_type_checking_impl = match_once
     broadcast = semantic.broadcast_impl_value
 
+    def of_shape(builder: Any, one: Any, sizes: list[int]) -> Any:
+        of, type = one.type, tl.block_type(one.dtype, sizes)
+        if of.is_block():
+            return one if of.shape is type.shape else tensor(builder.create_broadcast(one.handle, sizes), type)
+        return tensor(builder.create_splat(type, one.handle), type)
+
     def broadcast_if_needed(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
-        alike = lhs.type.is_block() and rhs.type.is_block() and lhs.type.shape is rhs.type.shape
-        return (lhs, rhs) if alike else broadcast(self, lhs, rhs)
+        left = lhs.type.shape.values if lhs.type.is_block() else []
+        right = rhs.type.shape.values if rhs.type.is_block() else []
+        if left == right:
+            return lhs, rhs
+        sizes = left or right
+        if left and right:
+            if len(left) != len(right):
+                return broadcast(self, lhs, rhs)
+            sizes = [max(pair) for pair in zip(left, right, strict=True)]
+            if any(m != n and 1 not in (m, n) for m, n in zip(left, right, strict=True)):
+                return broadcast(self, lhs, rhs)  # which says why they do not go together
+        return of_shape(self.builder, lhs, sizes), of_shape(self.builder, rhs, sizes)
 
     semantic.broadcast_impl_value = broadcast_if_needed
 
@@ -149,6 +197,7 @@ def make_interpreter_quick() -> None:
     _patch_once()
     _look_for_no_overflow()
     _make_each_shape_once()
+    _match_operands_once()
     _look_types_up()
     _call_with_less_ado()
     _move_the_bits_of_bfloat16()
