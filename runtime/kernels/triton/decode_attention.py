@@ -25,10 +25,14 @@ import triton.language as tl
 from runahead.runtime.kernels.layers import Attention, AttentionShape, RopeTable
 from runahead.runtime.kernels.triton.decode_queries import (
     MAX_QUERIES,
+    angle_of,
     fold,
     fold_new_token,
     fold_new_tokens,
+    head_and_partner,
     lines_of,
+    new_token_of,
+    norm_of_head,
     queries_of,
     rotated_head,
     share_of,
@@ -50,18 +54,19 @@ def _item(
 ):  # fmt: skip
     """What an item is: its row, the row's length, its first token and the one after its last, the row's items and the
     tiles of a part. Of no item, where there is none any more: no tokens."""
+    there = item < all_items
     place = tl.minimum(item, all_items - 1) // HEADS
     row = tl.sum((ends <= place).to(tl.int32), 0)
-    before = tl.load(starts + row)
-    parts = tl.load(starts + row + 1) - before
-    tiles = tl.load(chunk + row)
-    seq_len = tl.load(seq_lens + row)
+    before = tl.load(starts + row, mask=there, other=0)
+    parts = tl.load(starts + row + 1, mask=there, other=0) - before
+    tiles = tl.load(chunk + row, mask=there, other=1)
+    seq_len = tl.load(seq_lens + row, mask=there, other=0)
     hidden = 0
     if WINDOW > 0:
         hidden = tl.maximum(seq_len - (queries_of(row, query_start_loc, QUERIES)[1] - 1) - WINDOW, 0) // TILE
     first = (hidden + (place - before) * tiles) * TILE
     end = tl.where(parts == 1, seq_len, tl.minimum(first + tiles * TILE, seq_len))
-    return row, seq_len, first, tl.where(item < all_items, end, first), before, parts, tiles
+    return row, seq_len, first, tl.where(there, end, first), before, parts, tiles
 
 
 @triton.jit
@@ -124,6 +129,8 @@ def _decode_kernel(
             values, block_tables + row.to(tl.int64) * table_stride, BLOCK_SIZE, KV_HEADS, HEAD_DIM, WINDOW, TILE,
             DIM_PAD,
         )  # fmt: skip
+    q_weight, q_of_partner = norm_of_head(q_norm, HEAD_DIM, DIM_PAD, HAS_NORM)
+    k_weight, k_of_partner = norm_of_head(k_norm, HEAD_DIM, DIM_PAD, HAS_NORM)
     wait_for_predecessors(DEPENDENT)
     step = tl.num_programs(0)
     for item in range(begin, all_items, step):
@@ -138,26 +145,35 @@ def _decode_kernel(
         if QUERIES > 1:
             line = line[:, None]
         table = block_tables + row.to(tl.int64) * table_stride
-        query = rotated_head(
-            line + head[:, None] * HEAD_DIM, ok[:, None], q_norm, cos, sin, position, eps, HEAD_DIM, DIM_PAD, HAS_NORM,
-            QUERIES > 1,
-        ).to(keys.dtype.element_ty)  # fmt: skip
+        # All that an item begins with is asked for together, ahead of the first sum for which its warps wait.
+        ends_row = (end == seq_len) & (end > first_token)
+        query, partner = head_and_partner(line + head[:, None] * HEAD_DIM, ok[:, None], HEAD_DIM, DIM_PAD)
+        c, s = angle_of(cos, sin, position, HEAD_DIM, DIM_PAD, QUERIES > 1)
+        if QUERIES == 1:
+            new_key, new_partner, new_value, home = new_token_of(
+                qkv, table, position, token, kv_head, ends_row, Q_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_PAD
+            )
+        query = rotated_head(query, partner, q_weight, q_of_partner, c, s, eps, HEAD_DIM, DIM_PAD, HAS_NORM)
+        query = query.to(keys.dtype.element_ty)
         top = tl.full([LINES], float("-inf"), tl.float32)
         total = tl.zeros([LINES], tl.float32)
         acc = tl.zeros([LINES, DIM_PAD], tl.float32)
-        if (end == seq_len) & (end > first_token):
+        if ends_row:
             # The item that ends the row has its query tokens, by themselves: in a tile of others they would have to be
             # put among keys that come straight from memory.
             if QUERIES == 1:
+                turned = rotated_head(
+                    new_key, new_partner, k_weight, k_of_partner, c, s, eps, HEAD_DIM, DIM_PAD, HAS_NORM
+                )
                 top, total, acc = fold_new_token(
-                    query, qkv, keys, values, table, k_norm, cos, sin, position, scale, eps, token, kv_head, acc,
-                    Q_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_PAD, HAS_NORM,
+                    query, turned, new_value, home, keys, values, position, scale, kv_head, acc, KV_HEADS, HEAD_DIM,
+                    BLOCK_SIZE, DIM_PAD,
                 )  # fmt: skip
             else:
                 top, total, acc = fold_new_tokens(
-                    query, qkv, keys, values, table, k_norm, cos, sin, old_len, num_positions, scale, eps, first_query,
-                    count, of_line, kv_head, head_share % SHARES == 0, top, total, acc, Q_HEADS, KV_HEADS, HEAD_DIM,
-                    BLOCK_SIZE, WINDOW, DIM_PAD, HAS_NORM,
+                    query, qkv, keys, values, table, k_weight, k_of_partner, cos, sin, old_len, num_positions, scale,
+                    eps, first_query, count, of_line, kv_head, head_share % SHARES == 0, top, total, acc, Q_HEADS,
+                    KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, DIM_PAD, HAS_NORM,
                 )  # fmt: skip
         if EARLY:
             seen = _seen_by_lines(seen, first_token, old_len, of_line, QUERIES, WINDOW, TILE)

@@ -58,31 +58,61 @@ def lines_of(
 
 
 @triton.jit
-def rotated_head(
-    at, ok, norm, cos, sin, position, eps, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, HAS_NORM: tl.constexpr,
-    SEVERAL: tl.constexpr,
-):  # fmt: skip
-    """Heads that begin at `at`, [n, 1], normalised where the model does so, then rotated: float32 [n, DIM_PAD].
-    position: of all of them, or of each, [n], if there are SEVERAL."""
+def partner_of(d, HEAD_DIM: tl.constexpr):
+    """Each entry of a head is rotated with that of the other half."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    return tl.where(d < HALF, d + HALF, d - HALF)
+
+
+@triton.jit
+def norm_of_head(norm, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, HAS_NORM: tl.constexpr):
+    """The weights of a head's norm, and those of each entry's partner: float32 [DIM_PAD] each, if there is one."""
+    weight = 0.0
+    of_partner = 0.0
+    if HAS_NORM:
+        d = tl.arange(0, DIM_PAD)
+        weight = tl.load(norm + d, mask=d < HEAD_DIM, other=0.0).to(tl.float32)
+        of_partner = tl.load(norm + partner_of(d, HEAD_DIM), mask=d < HEAD_DIM, other=0.0).to(tl.float32)
+    return weight, of_partner
+
+
+@triton.jit
+def angle_of(cos, sin, position, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, SEVERAL: tl.constexpr):
+    """Cosine and sine by which a head's entries are rotated: float32 [1 or n, DIM_PAD]. position: of all heads, or of
+    each, [n], if there are SEVERAL."""
     HALF: tl.constexpr = HEAD_DIM // 2
     d = tl.arange(0, DIM_PAD)
-    partner = tl.where(d < HALF, d + HALF, d - HALF)  # each entry is rotated with that of the other half
+    angle = tl.where(d < HALF, d, d - HALF)[None, :]
+    if SEVERAL:
+        angle += position[:, None] * HALF
+    else:
+        angle += position * HALF
+    c = tl.load(cos + angle, mask=(d < HEAD_DIM)[None, :], other=0.0)
+    return c, tl.load(sin + angle, mask=(d < HEAD_DIM)[None, :], other=0.0)
+
+
+@triton.jit
+def head_and_partner(at, ok, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr):
+    """Heads that begin at `at`, [n, 1], as they are in memory, and each entry's partner: [n, DIM_PAD] each."""
+    d = tl.arange(0, DIM_PAD)
     ok = ok & (d < HEAD_DIM)[None, :]
-    x = tl.load(at + d[None, :], mask=ok, other=0.0).to(tl.float32)
-    y = tl.load(at + partner[None, :], mask=ok, other=0.0).to(tl.float32)
+    x = tl.load(at + d[None, :], mask=ok, other=0.0)
+    return x, tl.load(at + partner_of(d, HEAD_DIM)[None, :], mask=ok, other=0.0)
+
+
+@triton.jit
+def rotated_head(
+    x, y, weight, of_partner, c, s, eps, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, HAS_NORM: tl.constexpr
+):
+    """Heads and their partners, normalised where the model does so, then rotated: float32 [n, DIM_PAD]."""
+    x = x.to(tl.float32)
+    y = y.to(tl.float32)
     if HAS_NORM:
         scale = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
-        x = x * scale * tl.load(norm + d, mask=d < HEAD_DIM, other=0.0).to(tl.float32)[None, :]
-        y = y * scale * tl.load(norm + partner, mask=d < HEAD_DIM, other=0.0).to(tl.float32)[None, :]
-    if SEVERAL:
-        angle = position[:, None] * HALF + tl.where(d < HALF, d, d - HALF)[None, :]
-        c = tl.load(cos + angle, mask=(d < HEAD_DIM)[None, :], other=0.0)
-        s = tl.load(sin + angle, mask=(d < HEAD_DIM)[None, :], other=0.0)
-    else:
-        angle = position * HALF + tl.where(d < HALF, d, d - HALF)
-        c = tl.load(cos + angle, mask=d < HEAD_DIM, other=0.0)[None, :]
-        s = tl.load(sin + angle, mask=d < HEAD_DIM, other=0.0)[None, :]
-    return x * c + tl.where(d < HALF, -1.0, 1.0)[None, :] * (y * s)
+        x = x * scale * weight[None, :]
+        y = y * scale * of_partner[None, :]
+    d = tl.arange(0, DIM_PAD)
+    return x * c + tl.where(d < HEAD_DIM // 2, -1.0, 1.0)[None, :] * (y * s)
 
 
 @triton.jit
@@ -102,23 +132,31 @@ def fold(query, key, value, seen, scale, top, total, acc):
 
 
 @triton.jit
+def new_token_of(
+    qkv, table, position, token, kv_head, here, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, DIM_PAD: tl.constexpr,
+):  # fmt: skip
+    """What the projections have left of a row's only query token, and where it belongs: its key, the key's partner, its
+    value, its block. Nothing is read unless it is `here`."""
+    one = tl.arange(0, 1)[:, None]
+    d = tl.arange(0, DIM_PAD)
+    line = qkv + token.to(tl.int64) * (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
+    key, partner = head_and_partner(line + (Q_HEADS + kv_head + one) * HEAD_DIM, (one == 0) & here, HEAD_DIM, DIM_PAD)
+    value = tl.load(line + (Q_HEADS + KV_HEADS + kv_head) * HEAD_DIM + d, mask=(d < HEAD_DIM) & here, other=0.0)
+    return key, partner, value, tl.load(table + position // BLOCK_SIZE, mask=here, other=0).to(tl.int64)
+
+
+@triton.jit
 def fold_new_token(
-    query, qkv, keys, values, table, k_norm, cos, sin, position, scale, eps, token, kv_head, acc,
-    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    DIM_PAD: tl.constexpr, HAS_NORM: tl.constexpr,
+    query, new_key, new_value, home, keys, values, position, scale, kv_head, acc, KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, DIM_PAD: tl.constexpr,
 ):  # fmt: skip
     """A row's only query token: its key and value go into the cache, and into the softmax, ahead of every tile."""
     one = tl.arange(0, 1)[:, None]
     d = tl.arange(0, DIM_PAD)
     in_dim = d < HEAD_DIM
-    line = qkv + token.to(tl.int64) * (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
-    new_key = rotated_head(
-        line + (Q_HEADS + kv_head + one) * HEAD_DIM, one == 0, k_norm, cos, sin, position, eps, HEAD_DIM, DIM_PAD,
-        HAS_NORM, False,
-    ).to(keys.dtype.element_ty)  # fmt: skip
-    new_value = tl.load(line + (Q_HEADS + KV_HEADS + kv_head) * HEAD_DIM + d, mask=in_dim, other=0.0)
+    new_key = new_key.to(keys.dtype.element_ty)
     new_value = new_value.to(values.dtype.element_ty)
-    home = tl.load(table + position // BLOCK_SIZE).to(tl.int64)
     cell = ((home * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + kv_head) * HEAD_DIM
     tl.store(keys + cell + d[None, :] + one, new_key, mask=in_dim[None, :])
     tl.store(values + cell + d, new_value, mask=in_dim)
@@ -130,9 +168,10 @@ def fold_new_token(
 
 @triton.jit
 def fold_new_tokens(
-    query, qkv, keys, values, table, k_norm, cos, sin, old_len, num_positions, scale, eps, first_query, count, of_line,
-    kv_head, writes, top, total, acc, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, DIM_PAD: tl.constexpr, HAS_NORM: tl.constexpr,
+    query, qkv, keys, values, table, k_weight, k_of_partner, cos, sin, old_len, num_positions, scale, eps, first_query,
+    count, of_line, kv_head, writes, top, total, acc, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, DIM_PAD: tl.constexpr,
+    HAS_NORM: tl.constexpr,
 ):  # fmt: skip
     """All query tokens of a row: their keys and values go into the cache if the program `writes`, and as a tile of
     their own into the softmax. A query token sees itself and those before it. of_line: which of them a line has,
@@ -144,10 +183,10 @@ def fold_new_tokens(
     position = tl.minimum(tl.maximum(position, 0), num_positions - 1)
     ok = there[:, None] & (d < HEAD_DIM)[None, :]
     line = qkv + (first_query + n).to(tl.int64)[:, None] * (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
-    new_key = rotated_head(
-        line + (Q_HEADS + kv_head) * HEAD_DIM, there[:, None], k_norm, cos, sin, position, eps, HEAD_DIM, DIM_PAD,
-        HAS_NORM, True,
-    ).to(keys.dtype.element_ty)  # fmt: skip
+    key, partner = head_and_partner(line + (Q_HEADS + kv_head) * HEAD_DIM, there[:, None], HEAD_DIM, DIM_PAD)
+    c, s = angle_of(cos, sin, position, HEAD_DIM, DIM_PAD, True)
+    new_key = rotated_head(key, partner, k_weight, k_of_partner, c, s, eps, HEAD_DIM, DIM_PAD, HAS_NORM)
+    new_key = new_key.to(keys.dtype.element_ty)
     new_value = tl.load(line + (Q_HEADS + KV_HEADS + kv_head) * HEAD_DIM + d[None, :], mask=ok, other=0.0)
     new_value = new_value.to(values.dtype.element_ty)
     home = tl.load(table + position // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
