@@ -110,6 +110,20 @@ def rows_candidates(product: Product, columns: int) -> Iterator[Tiling]:
         yield Tiling(tile // halves, block, splits, stages, warps, held)
 
 
+def lanes_candidates(product: Product, columns: int) -> Iterator[Tiling]:
+    """Of up to 16 rows, the warps of a program side by side along the depth: their weights fit into registers."""
+    outputs, depth, epilogue, _ = product
+    halves = 2 if epilogue == GATED else 1
+    for tile, block, lanes, warps in itertools.product((16, 32, 64), (32, 64, 128, 256), (4, 8, 16), (4, 8, 16)):
+        if depth % (lanes * block) or lanes > warps or columns > 16:
+            continue
+        held = min(4, depth // lanes // block)
+        registers = tile * lanes * block * held * 2 // (4 * 32 * warps)
+        if not 8 <= registers <= 128 or not 60 <= outputs // tile <= 12000 or depth // lanes // block > 32:
+            continue
+        yield Tiling(tile // halves, block, 1, 1, warps, True, lanes=lanes)
+
+
 def many_candidates(product: Product, columns: int) -> Iterator[Tiling]:
     """Of more rows than a program takes: what the matrix units take, and fits into registers and shared memory."""
     outputs, depth, epilogue, _ = product
@@ -207,6 +221,7 @@ def jobs(names: list[str], batches: list[int], limit: int, exact: bool) -> Itera
             else:
                 columns = columns_of(rows)
                 found += (rows_candidates if columns <= _FEW else many_candidates)(product, columns)
+                found += [] if exact else lanes_candidates(product, columns)
             random.Random(rows).shuffle(found)
             if exact:
                 yield Job(product, rows, _of_each_number_of_parts(product, columns_of(rows), found, limit))
@@ -220,7 +235,7 @@ def _of_each_number_of_parts(
 ) -> list[AnyTiling]:
     """Up to `limit` of each, and what is known to be best for this number of rows."""
     known = measured_tiling(product.outputs, product.depth, columns, EPILOGUES[product.epilogue])
-    chosen: list[AnyTiling] = [] if known is None else [Tiling(**known)]
+    chosen: list[AnyTiling] = [] if known is None or known.get("lanes", 1) > 1 else [Tiling(**known)]
     counts: Counter[int] = Counter()
     for tiling in candidates:
         assert isinstance(tiling, Tiling)

@@ -27,73 +27,14 @@ import triton.language as tl
 
 from runahead.runtime.kernels.layers import Linear, Norm
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
-from runahead.runtime.kernels.triton.norms import exact_square
+from runahead.runtime.kernels.triton.lanes_product import lanes_product_kernel
+from runahead.runtime.kernels.triton.product_end import gated_row, product_end
 from runahead.runtime.kernels.triton.row_product import ADD, GATED, STORE
 from runahead.runtime.kernels.triton.tilings import LEAST_COLUMNS, SPLIT_WORDS, Tiling
 from runahead.runtime.rounding import ceil_div
 
 _SQUARES_WORDS: Final = 2048  # sums of squares that a program asks for at a time
-_ADD, _GATED = tl.constexpr(ADD), tl.constexpr(GATED)
-
-
-@triton.jit
-def _sum_of_squares(
-    squares, column, num_rows, SQUARES: tl.constexpr, STRIDE: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr
-):
-    """Of each row, all tiles of the residual together: float32 [COLUMNS]."""
-    found = tl.zeros([COLUMNS], tl.float64)
-    for first in tl.static_range(0, SQUARES, STEP):
-        s = first + tl.arange(0, STEP)
-        made = (s < SQUARES)[:, None] & (column < num_rows)[None, :]
-        found += tl.sum(tl.load(squares + s[:, None] * STRIDE + column[None, :], mask=made, other=0.0), 0)
-    return found.to(tl.float32)
-
-
-@triton.jit
-def _epilogue(
-    acc, tile, column, bias, squares_in, out, places, gamma, scaled, squares_out, eps, num_rows, OUTPUTS: tl.constexpr,
-    DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr,
-    STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr,
-):  # fmt: skip
-    """acc: [ROWS outputs, COLUMNS rows of the batch]; GATED: [2 * ROWS, COLUMNS], as `_gated_row` has them."""
-    output = tile * ROWS + tl.arange(0, ROWS)
-    ok = (output < OUTPUTS)[:, None] & (column < num_rows)[None, :]
-    place = column
-    if PLACED:
-        place = tl.load(places + column, mask=column < num_rows, other=0)
-    at = place.to(tl.int64)[None, :] * OUTPUTS + output[:, None]
-    if SQUARES > 0:
-        found = _sum_of_squares(squares_in, column, num_rows, SQUARES, STRIDE, COLUMNS, STEP)
-        acc *= tl.rsqrt(found / DEPTH + eps)[None, :]
-    if EPILOGUE == _GATED:
-        pairs = tl.permute(tl.reshape(acc, [ROWS // 8, 2, 8, COLUMNS]), (0, 2, 3, 1))
-        gate, up = tl.split(pairs)
-        gate = tl.reshape(gate, [ROWS, COLUMNS])
-        up = tl.reshape(up, [ROWS, COLUMNS])
-        if HAS_BIAS:
-            gate += tl.load(bias + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)[:, None]
-            up += tl.load(bias + OUTPUTS + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)[:, None]
-        acc = gate / (1.0 + tl.exp(-gate)) * up
-    elif HAS_BIAS:
-        acc += tl.load(bias + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)[:, None]
-    if EPILOGUE == _ADD:
-        acc += tl.load(out + at, mask=ok, other=0.0).to(tl.float32)
-    rounded = acc.to(out.dtype.element_ty)
-    tl.store(out + at, rounded, mask=ok)
-    if EPILOGUE == _ADD:
-        value = rounded.to(tl.float32)
-        weight = tl.load(gamma + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)
-        tl.store(scaled + at, (value * weight[:, None]).to(scaled.dtype.element_ty), mask=ok)
-        squares = tl.sum(tl.where(ok, exact_square(value), 0.0), 0)
-        tl.store(squares_out + tile * STRIDE + column, squares, mask=column < num_rows)
-
-
-@triton.jit
-def _gated_row(tile, r, OUTPUTS: tl.constexpr, ROWS: tl.constexpr):
-    """The row of the weights that is row r of a tile's [2 * ROWS]. Eight rows of the gate and the eight of `up` that
-    belong to them stand by turns: the matrix units leave a row and the eighth after it to the same thread."""
-    output = tl.minimum(tile * ROWS + r // 16 * 8 + r % 8, OUTPUTS - 1)
-    return output + (r // 8) % 2 * OUTPUTS
+_GATED = tl.constexpr(GATED)
 
 
 @triton.jit
@@ -120,7 +61,7 @@ def _rows_product_kernel(
     TILE_ROWS: tl.constexpr = 2 * ROWS if EPILOGUE == _GATED else ROWS
     r = tl.arange(0, TILE_ROWS)
     if EPILOGUE == _GATED:
-        row = _gated_row(tile, r, OUTPUTS, ROWS)
+        row = gated_row(tile, r, OUTPUTS, ROWS)
     else:
         row = tl.minimum(tile * ROWS + r, OUTPUTS - 1)
     column = group * COLUMNS + tl.arange(0, COLUMNS)
@@ -146,7 +87,7 @@ def _rows_product_kernel(
             acc = tl.load(mine, cache_modifier=".cg")
             for s in tl.static_range(1, SPLITS):
                 acc += tl.load(mine + s * SIZE, cache_modifier=".cg")
-            _epilogue(
+            product_end(
                 acc, tile, column, bias, squares_in, out, places, gamma, scaled, squares_out, eps, num_rows, OUTPUTS,
                 DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED,
             )  # fmt: skip
@@ -156,7 +97,7 @@ def _rows_product_kernel(
             acc += _part(
                 w_at + begin, x_at + begin, ok, tl.zeros([TILE_ROWS, COLUMNS], tl.float32), 0, PART, BLOCK, STAGES
             )
-        _epilogue(
+        product_end(
             acc, tile, column, bias, squares_in, out, places, gamma, scaled, squares_out, eps, num_rows, OUTPUTS,
             DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED,
         )  # fmt: skip
@@ -230,8 +171,7 @@ def rows_product(
     if spread:
         assert groups * tiles_out <= scratch.arrived.shape[0]
         assert groups * columns * tiles_out * tiling.rows * halves * tiling.splits <= SPLIT_WORDS
-    options: dict[str, Any] = {"launch_pdl": True} if tiling.dependent else {}
-    _rows_product_kernel[(groups, tiles_out, tiling.splits if spread else 1)](
+    tensors = (
         x,
         linear.weight,
         linear.weight if linear.bias is None else linear.bias,
@@ -241,27 +181,38 @@ def rows_product(
         gamma,
         scaled,
         left,
+    )
+    options: dict[str, Any] = {
+        "OUTPUTS": outputs,
+        "DEPTH": depth,
+        "COLUMNS": columns,
+        "ROWS": tiling.rows,
+        "BLOCK": tiling.block,
+        "SQUARES": tiles,
+        "STRIDE": stride,
+        "STEP": max(1, min(triton.next_power_of_2(max(tiles, 1)), _SQUARES_WORDS // columns)),
+        "EPILOGUE": epilogue,
+        "HAS_BIAS": linear.bias is not None,
+        "PLACED": places is not None,
+        "DEPENDENT": tiling.dependent,
+        "num_warps": tiling.warps,
+        "enable_fp_fusion": False,
+    }
+    if tiling.dependent:
+        options["launch_pdl"] = True
+    if tiling.lanes > 1:
+        assert groups == tiling.splits == 1
+        lanes_product_kernel[(tiles_out,)](*tensors, eps, num_rows, LANES=tiling.lanes, **options)
+        return
+    _rows_product_kernel[(groups, tiles_out, tiling.splits if spread else 1)](
+        *tensors,
         scratch.partial,
         scratch.arrived,
         eps,
         num_rows,
-        OUTPUTS=outputs,
-        DEPTH=depth,
-        COLUMNS=columns,
-        ROWS=tiling.rows,
-        BLOCK=tiling.block,
         SPLITS=tiling.splits,
         SPREAD=spread,
         STAGES=tiling.stages,
-        SQUARES=tiles,
-        STRIDE=stride,
-        STEP=max(1, min(triton.next_power_of_2(max(tiles, 1)), _SQUARES_WORDS // columns)),
-        EPILOGUE=epilogue,
-        HAS_BIAS=linear.bias is not None,
-        PLACED=places is not None,
         HELD=tiling.held,
-        DEPENDENT=tiling.dependent,
-        num_warps=tiling.warps,
-        enable_fp_fusion=False,
         **options,
     )

@@ -49,7 +49,10 @@ class Tiling:
     """Of a product on the matrix units. rows: outputs of a program. block: of the depth, at a time. splits: parts of
     the depth, the one thing here that a row's bits hang on. stages: blocks on their way at a time. held: the first
     block is asked for before the program waits. dependent: launched programmatically. columns: rows of the batch that a
-    program has, at most. spread: every part has a program of its own; else one program takes one after the other."""
+    program has, at most. spread: every part has a program of its own; else one program takes one after the other.
+
+    lanes: more than one, for up to 16 rows: a program has its outputs' whole depth in as many parts, which its warps
+    take side by side (`lanes_product.py`). The exact kernels have no such products."""
 
     rows: int
     block: int
@@ -60,6 +63,7 @@ class Tiling:
     dependent: bool = True
     columns: int = 64
     spread: bool = True
+    lanes: int = 1
 
 
 def row_tiling(outputs: int, depth: int, epilogue: str) -> RowTiling:
@@ -157,7 +161,10 @@ def attention_plan(rows: int, head_dim: int, device: torch.device, exact: bool =
             whole=_EXACT_WHOLE if rows > 16 else 0,
         )  # fmt: skip
     if rows == 1:
-        return AttentionPlan(32, 1, 4 * processors, warps=2 if wide else 1, stages=1, early=True)
+        tile, warps, per = (64, 4, 2) if wide else (32, 1, 4)
+        return AttentionPlan(tile, 1, per * processors, warps, stages=1, early=True)
+    if rows <= 16 and wide:
+        return AttentionPlan(64, max(rows // 2, 1), 6 * processors, 4, 5, False)
     if rows <= 16:
         return AttentionPlan(32, max(rows * 3 // 4, 1), (2 if wide else 4) * processors, 2 if wide else 1, 5, False)
     tile, programs = 32 if wide else 64, 4 * processors

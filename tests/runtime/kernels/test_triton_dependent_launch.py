@@ -21,6 +21,7 @@ from runahead.runtime.kernels.layers import Linear, Norm  # noqa: E402
 from runahead.runtime.kernels.triton import (  # noqa: E402
     decode_attention,
     decode_streams,
+    lanes_product,
     row_product,
     rows_product,
 )
@@ -103,7 +104,15 @@ def test_a_product_of_one_row(monkeypatch: pytest.MonkeyPatch, epilogue: int, he
 
 
 @pytest.mark.parametrize("epilogue", [STORE, ADD, GATED])
-@pytest.mark.parametrize("tiling", [Tiling(32, 64, 1, 2, 4, False, False), Tiling(32, 64, 2, 1, 4, True, False)])
+@pytest.mark.parametrize(
+    "tiling",
+    [
+        Tiling(32, 64, 1, 2, 4, False, False),
+        Tiling(32, 64, 2, 1, 4, True, False),
+        Tiling(32, 64, 1, 1, 4, True, False, lanes=2),
+        Tiling(32, 16, 1, 1, 4, True, False, lanes=2),
+    ],
+)
 def test_a_product_of_a_few_rows(monkeypatch: pytest.MonkeyPatch, epilogue: int, tiling: Tiling) -> None:
     torch.manual_seed(2)
     rows, linear, norm = 3, random_linear(epilogue), Norm(torch.rand(OUTPUTS), 1e-5)
@@ -121,7 +130,8 @@ def test_a_product_of_a_few_rows(monkeypatch: pytest.MonkeyPatch, epilogue: int,
 
     written = [residual.values, residual.scaled, scratch.partial]
     programs = OUTPUTS // tiling.rows * tiling.splits
-    check(monkeypatch, rows_product, [x, squares], written, run, programs)
+    kernel = rows_product if tiling.lanes == 1 else lanes_product
+    check(monkeypatch, kernel, [x, squares], written, run, programs)
 
 
 @pytest.mark.parametrize("plan", [replace(plan, programs=5) for plan in attention.PLANS])

@@ -41,8 +41,12 @@ def test_a_measured_tiling_fits_its_product_for_so_many_rows_and_for_fewer(key: 
     tiling = Tiling(**entry)
     assert is_power_of_two(tiling.rows) and tiling.rows >= 8 and is_power_of_two(tiling.block)
     assert depth % (tiling.block * tiling.splits) == 0
-    left = depth // tiling.splits // tiling.block - tiling.held
-    assert left >= 0 and (left == 0) == (tiling.stages == 1)
+    if tiling.lanes > 1:
+        assert columns in ("8", "16") and is_power_of_two(tiling.lanes) and tiling.lanes <= tiling.warps
+        assert tiling.splits == 1 and depth % (tiling.block * tiling.lanes) == 0
+    else:
+        left = depth // tiling.splits // tiling.block - tiling.held
+        assert left >= 0 and (left == 0) == (tiling.stages == 1)
     tiles = -(-(outputs // (2 if epilogue == "gated" else 1)) // tiling.rows)
     groups = -(-int(columns) // tiling.columns)
     spread = tiling.spread and tiling.splits > 1
