@@ -28,13 +28,13 @@ SHAPES: Final = {  # heads, KV heads, head_dim, whether heads are normalised
 }
 _BLOCK_SIZE: Final = 16
 _GRAPH_BYTES: Final = 2e8  # of keys and values that a graph goes through
-_PROCESSORS: Final = 132
+PROCESSORS: Final = 132
 
 
 def plans(rows: int, head_dim: int, context: int) -> Iterator[AttentionPlan]:
     """Those whose tiles fit into registers or shared memory, with about as many items as programs."""
     for tile, parts, per, warps, stages, early in itertools.product(
-        (32, 64, 128), (1, 2, 3, 4, 5, 10, 20), (2, 3, 4, 6), (1, 2, 4, 8), (1, 3, 4, 5), (True, False)
+        (32, 64, 128), (1, 2, 3, 4, 6, 8, 11, 16, 32), (2, 3, 4, 6), (1, 2, 4, 8), (1, 3, 4, 5), (True, False)
     ):
         chunk = ceil_div(ceil_div(context, tile), parts)
         items = rows * 8 * ceil_div(context, tile * chunk)
@@ -42,11 +42,11 @@ def plans(rows: int, head_dim: int, context: int) -> Iterator[AttentionPlan]:
         shared = (stages - 2) * tile * head_dim * 4 if stages > 2 else 0
         if registers > 640 or (early and stages > 3) or not (early or stages > 2) or tile * 4 < warps * 64:
             continue
-        if shared * per > 200 * 1024 or items > 3 * per * _PROCESSORS or (chunk == 1) != (stages == 1):
+        if shared * per > 200 * 1024 or items > 3 * per * PROCESSORS or (chunk == 1) != (stages == 1):
             continue
-        if rows > 1 and items < 0.4 * per * _PROCESSORS:
+        if rows > 1 and items < 0.4 * per * PROCESSORS:
             continue
-        yield AttentionPlan(tile, chunk, per * _PROCESSORS, warps, stages, early)
+        yield AttentionPlan(tile, chunk, per * PROCESSORS, warps, stages, early)
 
 
 class Bench:

@@ -1,0 +1,83 @@
+"""The tuner that cuts a decode launch in other ways, in the interpreter, where a test says how long each way takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.runtime.kernels.triton_device import triton_device
+
+DEVICE = triton_device()
+
+from benchmarks.tune import step as step_tuner  # noqa: E402
+from benchmarks.tune.products import Product  # noqa: E402
+from benchmarks.tune.step import Step  # noqa: E402
+from runahead.runtime.kernels.triton.decode_work import AttentionPlan  # noqa: E402
+from runahead.runtime.kernels.triton.tilings import RowTiling, Tiling, tiling_key  # noqa: E402
+
+pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU the tuner itself says what is faster")
+QKV, OUTPUT = (128, 64, "store"), (64, 64, "add")
+
+
+def small_step(monkeypatch: pytest.MonkeyPatch, rows: int) -> Step:
+    monkeypatch.setattr(step_tuner, "_CONTEXT", 64)
+    return Step("tiny", rows, 20, layers=1, device=DEVICE)
+
+
+def test_a_step_runs_as_it_is_cut_and_says_what_it_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = small_step(monkeypatch, 1)
+    step.ways["attention"] = AttentionPlan(16, 1, 3, 1, stages=1, early=True)
+    key = tiling_key(*OUTPUT[:2], 1, OUTPUT[2])
+    step.ways[key] = RowTiling(4, 32, 2, 2)
+    step.run()
+    assert step.ways["attention"] == AttentionPlan(16, 1, 3, 1, stages=1, early=True), "what was chosen stays"
+    assert step.ways[key] == RowTiling(4, 32, 2, 2)
+    assert set(step.ways) == {"attention", *step.asked}
+    assert len(step.asked) == 5 and (step.asked[key][0][:2], step.asked[key][1]) == (OUTPUT[:2], 1)
+
+
+def test_the_fastest_way_is_found_and_kept_for_what_comes_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = small_step(monkeypatch, 1)
+    keys = [tiling_key(outputs, depth, 1, epilogue) for outputs, depth, epilogue in (QKV, OUTPUT)]
+    fast = {keys[0]: RowTiling(2, 64, 1, 8), keys[1]: RowTiling(8, 64, 1, 2)}
+    tried = {key: [RowTiling(4, 64, 1, 4), fast[key]] for key in keys}
+    monkeypatch.setattr(step_tuner, "candidates", lambda *_: dict(tried))
+    seen = []
+
+    def us() -> float:
+        seen.append(dict(step.ways))
+        return 100.0 - sum(step.ways[key] == way for key, way in fast.items())
+
+    monkeypatch.setattr(step, "us", us)
+    assert step_tuner.tune(step, 8, "") == fast
+    later = [ways for ways in seen if ways[keys[1]] == fast[keys[1]]]
+    assert later and all(ways[keys[0]] == fast[keys[0]] for ways in later[:2]), "the first was chosen by then"
+
+
+def test_candidates_of_a_few_rows_are_of_both_kinds_and_of_few_kernels() -> None:
+    asked = {"4096x1024 store 8": (Product(4096, 1024, 0, normed=False), 8)}
+    step: Any = SimpleNamespace(rows=8, tokens=672, head_dim=128, asked=asked)
+    found = step_tuner.candidates(step, 40, "")
+    tilings = [way for way in found["4096x1024 store 8"] if isinstance(way, Tiling)]
+    assert len(tilings) == 40
+    assert {way.lanes > 1 for way in tilings} == {way.dependent for way in tilings} == {True, False}
+    plans = [way for way in found["attention"] if isinstance(way, AttentionPlan)]
+    assert 10 < len({step_tuner._kernel("attention", way) for way in plans}) <= 40 < len(plans)
+    assert list(step_tuner.candidates(step, 40, "store")) == ["4096x1024 store 8"]
+
+
+def test_what_was_found_joins_the_table_and_nothing_leaves_it(tmp_path: Path) -> None:
+    out = tmp_path / "table.json"
+    out.write_text(json.dumps({"a GPU": {"another product": {"rows": 1}}, "another GPU": {}}))
+    ways: dict[str, step_tuner.Way] = {
+        "a product": RowTiling(2, 64, 1, 8),
+        "attention": AttentionPlan(16, 1, 3, 1, stages=1, early=True),
+    }
+    step_tuner.join_table(out, "a GPU", ways)
+    table = json.loads(out.read_text())
+    assert set(table) == {"a GPU", "another GPU"} and set(table["a GPU"]) == {"another product", "a product"}
+    assert RowTiling(**table["a GPU"]["a product"]) == ways["a product"]
