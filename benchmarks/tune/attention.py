@@ -17,7 +17,8 @@ import torch
 
 from benchmarks.tune.trial import READ_BYTES_PER_S, compile_side_by_side, graph_us, part_of
 from runahead.runtime.kernels.layers import Attention, AttentionShape, Linear, Norm, RopeTable
-from runahead.runtime.kernels.triton.decode_attention import decode_attention, make_part_buffers
+from runahead.runtime.kernels.triton.decode_attention import decode_attention
+from runahead.runtime.kernels.triton.decode_parts import make_part_buffers
 from runahead.runtime.kernels.triton.decode_work import AttentionPlan, begin_decode
 from runahead.runtime.rounding import ceil_div
 

@@ -19,7 +19,8 @@ import triton
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, Ends, Linear, Norm
 from runahead.runtime.kernels.triton import activation, norms
-from runahead.runtime.kernels.triton.decode_attention import PartBuffers, decode_attention, make_part_buffers
+from runahead.runtime.kernels.triton.decode_attention import decode_attention
+from runahead.runtime.kernels.triton.decode_parts import PartBuffers, make_part_buffers
 from runahead.runtime.kernels.triton.decode_work import AttentionPlan, AttentionWork, begin_decode
 from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works
 from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, STORE, row_product

@@ -25,7 +25,7 @@ from runahead.runtime.kernels.triton import (  # noqa: E402
     row_product,
     rows_product,
 )
-from runahead.runtime.kernels.triton.decode_attention import make_part_buffers  # noqa: E402
+from runahead.runtime.kernels.triton.decode_parts import make_part_buffers  # noqa: E402
 from runahead.runtime.kernels.triton.decode_work import AttentionPlan, begin_decode  # noqa: E402
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.kernels.triton.row_product import ADD, GATED, STORE  # noqa: E402

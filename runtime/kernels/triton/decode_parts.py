@@ -1,0 +1,115 @@
+"""Parts of a row's attention, where they meet, and how they are weighed and added up."""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.layers import AttentionShape
+from runahead.runtime.kernels.triton.decode_queries import lines_of, share_of
+from runahead.runtime.kernels.triton.decode_work import AttentionPlan
+
+_PARTS: Final = 16  # parts of a row that are added up at a time, at most
+_PARTS_WORDS: Final = 8192  # float32 numbers of theirs that a program holds meanwhile
+_JOIN_STAGES = tl.constexpr(4)  # parts on their way at a time, where they are added one after the other
+
+
+@triton.jit
+def with_part(top, total, acc, part_top, part_total, part_acc):
+    """The sum of some parts, and of one more. If there were none before, it is that part to the bit."""
+    new_top = tl.maximum(top, part_top)
+    shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+    kept = tl.exp2(top - shift)
+    weight = tl.exp2(part_top - shift)
+    return new_top, total * kept + part_total * weight, acc * kept[:, None] + part_acc * weight[:, None]
+
+
+@triton.jit
+def add_parts(
+    partial, partial_top, partial_total, out, begin_items, parts, first_query, count, head_share,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, QUERIES: tl.constexpr, SHARE: tl.constexpr,
+    PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """The parts of a row and a KV head, weighed and added in order. EXACT: one after the other, the last one first."""
+    GROUP: tl.constexpr = Q_HEADS // KV_HEADS
+    SHARES: tl.constexpr = QUERIES // SHARE
+    HEADS: tl.constexpr = KV_HEADS * SHARES
+    line = tl.arange(0, PART_LINES)
+    d = tl.arange(0, DIM_PAD)
+    of_line, head, line_ok = lines_of(
+        head_share % SHARES, head_share // SHARES, count, PART_LINES, GROUP, QUERIES, SHARE
+    )
+    top = tl.full([PART_LINES], float("-inf"), tl.float32)
+    total = tl.zeros([PART_LINES], tl.float32)
+    acc = tl.zeros([PART_LINES, DIM_PAD], tl.float32)
+    if EXACT:
+        for i in tl.range(0, parts, 1, num_stages=_JOIN_STAGES):
+            part = begin_items + tl.where(i == 0, parts - 1, i - 1)
+            at = (part * HEADS + head_share) * PART_LINES + line
+            part_top = tl.load(partial_top + at, mask=line_ok, other=float("-inf"), cache_modifier=".cg")
+            part_total = tl.load(partial_total + at, mask=line_ok, other=0.0, cache_modifier=".cg")
+            where = at[:, None] * HEAD_DIM + d[None, :]
+            loaded = tl.load(
+                partial + where, mask=line_ok[:, None] & (d < HEAD_DIM)[None, :], other=0.0, cache_modifier=".cg"
+            )
+            top, total, acc = with_part(top, total, acc, part_top, part_total, loaded)
+    else:
+        p = tl.arange(0, PARTS)
+        for first in range(0, parts, PARTS):
+            at = ((begin_items + first + p) * HEADS + head_share)[:, None] * PART_LINES + line[None, :]
+            ok = (first + p < parts)[:, None] & line_ok[None, :]
+            part_top = tl.load(partial_top + at, mask=ok, other=float("-inf"), cache_modifier=".cg")
+            part_total = tl.load(partial_total + at, mask=ok, other=0.0, cache_modifier=".cg")
+            where = at[:, :, None] * HEAD_DIM + d[None, None, :]
+            loaded = tl.load(
+                partial + where, mask=ok[:, :, None] & (d < HEAD_DIM)[None, None, :], other=0.0, cache_modifier=".cg"
+            )
+            new_top = tl.maximum(top, tl.max(part_top, 0))
+            shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+            weight = tl.exp2(part_top - shift[None, :])
+            kept = tl.exp2(top - shift)
+            total = total * kept + tl.sum(part_total * weight, 0)
+            acc = acc * kept[:, None] + tl.sum(loaded * weight[:, :, None], 0)
+            top = new_top
+    # `maximum` passes a NaN over: a part that has one says so by its total, by which everything is divided.
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    out_at = ((first_query + of_line).to(tl.int64) * Q_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
+    tl.store(out + out_at, result.to(out.dtype.element_ty), mask=line_ok[:, None] & (d < HEAD_DIM)[None, :])
+
+
+@dataclass(frozen=True, slots=True)
+class PartBuffers:
+    """Where the items of a split row meet. One attention at a time uses them."""
+
+    partial: torch.Tensor  # float32 [items, lines, head_dim]
+    top: torch.Tensor  # float32 [items, lines]
+    total: torch.Tensor  # float32 [items, lines]
+    arrived: torch.Tensor  # int32 [rows * kv_heads * shares], zero between attentions
+
+
+def make_part_buffers(
+    rows: int, shape: AttentionShape, plan: AttentionPlan, context_length: int, device: torch.device, queries: int = 1
+) -> PartBuffers:
+    """For launches of up to `rows` rows, of up to `context_length` tokens, of which `queries` are query tokens."""
+    group, queries = shape.heads // shape.kv_heads, triton.next_power_of_2(queries)
+    share = share_of(queries, group, shape.head_dim)
+    heads, lines = shape.kv_heads * (queries // share), triton.next_power_of_2(group * share)
+    items = rows * plan.parts(context_length) * heads
+    return PartBuffers(
+        partial=torch.zeros((items, lines, shape.head_dim), dtype=torch.float32, device=device),
+        top=torch.zeros((items, lines), dtype=torch.float32, device=device),
+        total=torch.zeros((items, lines), dtype=torch.float32, device=device),
+        arrived=torch.zeros(rows * heads, dtype=torch.int32, device=device),
+    )
+
+
+def parts_at_a_time(buffers: PartBuffers, dim_pad: int) -> int:
+    """How many parts a program holds while it adds them up. dim_pad: numbers that it holds of a head."""
+    return max(1, min(_PARTS, _PARTS_WORDS // (buffers.partial.shape[1] * dim_pad)))
