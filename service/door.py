@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from runahead.service.access import Access
-from runahead.service.errors import invalid_argument, shutting_down, to_status
+from runahead.service.errors import ServiceError, invalid_argument, shutting_down, to_status
 from runahead.service.guard import guarded
 from runahead.service.limits import LIMITS
 from runahead.service.wire_faults import wire_faults
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+_Serve = Callable[[object, _Context], Awaitable[Any]]
 
 
 class OpenCalls:
@@ -58,28 +59,33 @@ class OpenCalls:
 
 
 class Door(grpc.aio.ServerInterceptor):
-    """Wraps every method: who may not call is refused before anything is done for them.
+    """Wraps every method: who may not call is refused before a byte of the request is read.
 
-    Requests are parsed inside the call. The library would parse them before the call, and answer UNKNOWN with a class's
-    name.
+    To the library every method is one with a stream of requests, of which those of one request read one here. It would
+    otherwise wait for the message itself, for ever, and never answer a call that has none. It would parse it, too, and
+    answer UNKNOWN with a class's name. Clients see no difference: on the wire there is none.
+
+    upload_timeout_s: that a request has to be there whole.
     """
 
-    def __init__(self, calls: OpenCalls, access: Access) -> None:
+    def __init__(self, calls: OpenCalls, access: Access, upload_timeout_s: float) -> None:
         self._calls = calls
         self._access = access
+        self._upload_timeout_s = upload_timeout_s
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
-        """The method's handler, taking bytes."""
+        """The method's handler, taking a stream of bytes."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
         if handler is None:
             return grpc.stream_stream_rpc_method_handler(self._nothing(method))
         if handler.request_streaming:
-            return grpc.stream_stream_rpc_method_handler(
-                self._stream_stream(method, handler), response_serializer=handler.response_serializer
-            )
+            serve = self._stream_stream(method, handler)
+            return grpc.stream_stream_rpc_method_handler(serve, response_serializer=handler.response_serializer)
         wrap = (
-            grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
+            grpc.stream_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.stream_unary_rpc_method_handler
         )
         return wrap(self._unary(method, handler), response_serializer=handler.response_serializer)
 
@@ -89,30 +95,59 @@ class Door(grpc.aio.ServerInterceptor):
             self._access.admit(method, context, exists=exists)
             yield
 
-    def _unary(self, method: str, handler: Any) -> Callable[[bytes, _Context], Awaitable[Any]]:
+    def _unary(self, method: str, handler: Any) -> _Serve:
         inner = handler.unary_stream or handler.unary_unary  # coroutines, both: streams are written to the context
 
-        async def serve(data: bytes, context: _Context) -> Any:
+        async def serve(_: object, context: _Context) -> Any:
             async with self._entered(method, context):
-                return await inner(_parsed(handler, data), context)
+                return await inner(_parsed(handler, await self._one_message(context)), context)
 
         return serve
 
-    def _stream_stream(self, method: str, handler: Any) -> Callable[[AsyncIterator[bytes], _Context], Awaitable[None]]:
-        async def serve(stream: AsyncIterator[bytes], context: _Context) -> None:
+    def _stream_stream(self, method: str, handler: Any) -> _Serve:
+        async def serve(_: object, context: _Context) -> None:
             async with self._entered(method, context):
-                requests = (_parsed(handler, data) async for data in stream)
-                async for response in handler.stream_stream(requests, context):
+                async for response in handler.stream_stream(self._messages(handler, context), context):
                     await context.write(response)
 
         return serve
 
-    def _nothing(self, method: str) -> Callable[[AsyncIterator[bytes], _Context], Awaitable[None]]:
-        async def refuse(stream: AsyncIterator[bytes], context: _Context) -> None:
+    def _nothing(self, method: str) -> _Serve:
+        async def refuse(_: object, context: _Context) -> None:
             async with self._entered(method, context, exists=False):
                 pass
 
         return refuse
+
+    async def _one_message(self, context: _Context) -> bytes:
+        """The call's request, when the client has said that it is all. Raises ServiceError."""
+        with _upload(self._upload_timeout_s) as timeout:
+            async with timeout:
+                data = await context.read()
+                if data is grpc.aio.EOF:
+                    raise ServiceError("NO_MESSAGE", "the call brought no request")
+                if await context.read() is not grpc.aio.EOF:
+                    raise ServiceError("SECOND_MESSAGE", "the call brought a second request, and the method takes one")
+        return bytes(data)
+
+    async def _messages(self, handler: Any, context: _Context) -> AsyncIterator[Any]:
+        """Requests until the client says that there are no more. Raises ServiceError where none comes for too long."""
+        while True:
+            with _upload(self._upload_timeout_s) as timeout:
+                async with timeout:
+                    data = await context.read()
+            if data is grpc.aio.EOF:
+                return
+            yield _parsed(handler, data)
+
+
+@contextmanager
+def _upload(timeout_s: float) -> Iterator[asyncio.Timeout]:
+    """A time-out for what the body waits for. Raises ServiceError when it is over."""
+    try:
+        yield asyncio.timeout(timeout_s)
+    except TimeoutError:
+        raise ServiceError("UPLOAD_TIMEOUT", f"the request was not there whole within {timeout_s:g} s") from None
 
 
 def _parsed(handler: Any, data: bytes) -> Any:

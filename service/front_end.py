@@ -14,9 +14,9 @@ from runahead.service.door import Door, OpenCalls
 from runahead.service.engine_client import EngineClient
 from runahead.service.errors import SHUTDOWN_SENTENCE
 from runahead.service.health import HealthServicer
-from runahead.service.limits import LIMITS
 from runahead.service.reflection import add_reflection
 from runahead.service.security import Security
+from runahead.service.server_options import server_options
 from runahead.service.servicer import GenerationServicer
 from runahead.service.settings import FrontEndSettings
 from runahead.service.tokenizer import TextTokenizer
@@ -26,16 +26,6 @@ _GENERATION: Final = "runahead.v1.GenerationService"
 _HEALTH: Final = "grpc.health.v1.Health"
 _LAST_WORDS_S: Final = 0.25  # for calls that end by themselves now: completions, health watches
 _END_S: Final = 2.0  # for statuses to reach clients when streams are ended
-
-_OPTIONS: Final = (
-    ("grpc.so_reuseport", 0),  # a second server on the port must fail, not share it
-    ("grpc.max_receive_message_length", LIMITS.message_bytes),
-    ("grpc.max_send_message_length", -1),
-    # A client that vanished without a word is noticed within a minute, and its requests are cancelled.
-    ("grpc.keepalive_time_ms", 40_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-)
 
 
 class FrontEnd:
@@ -51,7 +41,8 @@ class FrontEnd:
         self._engine = engine
         self._credentials = security.credentials
         self._calls = OpenCalls()
-        self._server = grpc.aio.server(interceptors=[Door(self._calls, security.access)], options=_OPTIONS)
+        door = Door(self._calls, security.access, settings.upload_timeout_s)
+        self._server = grpc.aio.server(interceptors=[door], options=server_options(settings))
         self._health = HealthServicer((_GENERATION,))
         self.servicer = GenerationServicer(
             engine, tokenizer, settings.max_streams, shares_prefixes=settings.share_prefix_cache

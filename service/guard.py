@@ -43,8 +43,8 @@ async def guarded(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[
     call = Call()
     try:
         yield call
-    except grpc.aio.AbortError:
-        raise  # it has its status already
+    except (grpc.aio.AbortError, grpc.aio.InternalError):
+        raise  # it has its status already, or there is no connection any more that one could go by
     except Exception as error:
         if context.cancelled():
             return  # the client is gone, which is why something failed

@@ -83,6 +83,36 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
         bool, Meta(description="callers find each other's prefixes, and can tell by the time which are there")
     ] = False
     reflection: Annotated[bool, Meta(description="describe the services to clients that ask")] = True
+    max_connections: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="connections that clients may have; more are closed at once")
+    ] = 4096
+    max_connection_streams: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="calls open at once on a connection; clients hold more back")
+    ] = 1024
+    max_connection_idle_s: Annotated[
+        float, Meta(gt=0, le=1_000_000, description="seconds after which a connection without calls is closed")
+    ] = 900.0
+    max_connection_age_s: Annotated[
+        float, Meta(gt=0, le=1_000_000, description="seconds after which a connection takes no more calls")
+    ] = 3600.0
+    max_connection_age_grace_s: Annotated[
+        float, Meta(gt=0, le=1_000_000, description="seconds that the calls of such a connection still have")
+    ] = 3600.0
+    handshake_timeout_s: Annotated[
+        float, Meta(ge=0.001, le=3600, description="seconds that a client has for TLS, and then for its first frame")
+    ] = 10.0
+    upload_timeout_s: Annotated[
+        float, Meta(ge=0.001, le=3600, description="seconds that a call has until its request is there whole")
+    ] = 10.0
+    max_metadata_bytes: Annotated[
+        int, Meta(ge=1024, le=1 << 20, description="bytes of a call's headers, as HTTP/2 counts them")
+    ] = 16_384
+    max_pending_calls: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="calls that have come and that nobody has looked at yet")
+    ] = 16_384
+    pending_timeout_s: Annotated[
+        int, Meta(ge=1, le=3600, description="whole seconds after which such a call is given up")
+    ] = 10
     max_streams: Annotated[int, Meta(ge=1, le=100_000, description="completions open at once; more are refused")] = 1024
     shutdown_grace_s: Annotated[
         float, Meta(ge=0, le=3600, description="seconds that a shutdown waits for open completions")

@@ -77,6 +77,9 @@ def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> No
         "log_format": "console", "jitter_seed": 5, "shutdown_grace_s": 2.5, "counters_from": 12,
         "gpu_capability": "8.0", "kernel_cache": "/kernels",
         "tls_cert": "c.pem", "tls_key": "k.pem", "tls_client_ca": "a.pem", "callers": "callers.txt",
+        "max_connections": 3, "max_connection_streams": 4, "max_connection_idle_s": 5.5, "max_connection_age_s": 6.5,
+        "max_connection_age_grace_s": 7.5, "handshake_timeout_s": 8.5, "upload_timeout_s": 9.5,
+        "max_metadata_bytes": 2048, "max_pending_calls": 11, "pending_timeout_s": 12,
         "plaintext_tokens": True, "share_prefix_cache": True, "reflection": False,
     }  # fmt: skip
     assert set(changed) == set(SETTINGS), "this test must name every setting"

@@ -1,0 +1,124 @@
+"""A client that speaks HTTP/2 frame by frame, and so can do what no gRPC client does."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final
+
+from tests.service.fake_engine import TIMEOUT_S
+
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
+END_STREAM, END_HEADERS, ACK = 1, 4, 1
+REFUSED_STREAM, ENHANCE_YOUR_CALM = 7, 11
+_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame: its type, flags, stream (0: the connection) and payload."""
+
+    kind: int
+    flags: int
+    stream: int
+    payload: bytes
+
+
+class RawClient:
+    """A connection to a port of this machine, greeted as HTTP/2 wants it unless told otherwise."""
+
+    def __init__(self, port: int, *, greets: bool = True, tls: ssl.SSLContext | None = None) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
+        if tls is not None:
+            self._socket = tls.wrap_socket(self._socket)
+        self._left = b""
+        self._next_stream = 1
+        if greets:
+            self._socket.sendall(_PREFACE)
+            self.send(SETTINGS)
+
+    def __enter__(self) -> RawClient:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._socket.close()
+
+    def send(self, kind: int, payload: bytes = b"", flags: int = 0, stream: int = 0, times: int = 1) -> None:
+        head = struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream)
+        self._socket.sendall((head + payload) * times)
+
+    def begin(self, method: str, *, ends: bool = False, **headers: str) -> int:
+        """Headers of a call, and nothing behind them. Returns the stream."""
+        stream, self._next_stream = self._next_stream, self._next_stream + 2
+        named = {
+            ":method": "POST",
+            ":scheme": "http",
+            ":path": f"/runahead.v1.GenerationService/{method}",
+            ":authority": "127.0.0.1",
+            "te": "trailers",
+            "content-type": "application/grpc",
+            **headers,
+        }
+        block = b"".join(b"\x00" + _text(name) + _text(value) for name, value in named.items())
+        self.send(HEADERS, block, END_HEADERS | (END_STREAM if ends else 0), stream)
+        return stream
+
+    def message(self, stream: int, data: bytes, *, ends: bool, says: int | None = None) -> None:
+        """A message of a call. says: how long it claims to be."""
+        length = len(data) if says is None else says
+        self.send(DATA, b"\x00" + struct.pack(">I", length) + data, END_STREAM if ends else 0, stream)
+
+    def frames_until(self, kind: int, stream: int | None = None) -> list[Frame]:
+        """What comes, up to the first frame of a kind, and of a stream if one is given.
+
+        Raises EOFError where the connection ends before.
+        """
+        found = []
+        while True:
+            found.append(self._frame())
+            if found[-1].kind == kind and stream in (None, found[-1].stream):
+                return found
+
+    def status_of(self, stream: int) -> Frame:
+        """The headers that end a call, which say with which status."""
+        while True:
+            frame = self.frames_until(HEADERS, stream)[-1]
+            if frame.flags & END_STREAM:
+                return frame
+
+    def wait_closed(self) -> None:
+        """Returns when the other side has closed the connection."""
+        try:
+            while True:
+                self._frame()
+        except (EOFError, ConnectionError):
+            return
+
+    def _frame(self) -> Frame:
+        head = self._take(9)
+        length = struct.unpack(">I", b"\x00" + head[:3])[0]
+        stream = struct.unpack(">I", head[5:9])[0]
+        return Frame(head[3], head[4], stream, self._take(length))
+
+    def _take(self, count: int) -> bytes:
+        while len(self._left) < count:
+            data = self._socket.recv(1 << 16)
+            if not data:
+                raise EOFError("the server has closed the connection")
+            self._left += data
+        taken, self._left = self._left[:count], self._left[count:]
+        return taken
+
+
+def _text(text: str) -> bytes:
+    """A literal of HPACK (RFC 7541), without compression."""
+    data = text.encode()
+    if len(data) < 127:
+        return bytes([len(data)]) + data
+    rest, size = len(data) - 127, b"\x7f"
+    while rest >= 128:
+        size, rest = size + bytes([rest % 128 | 128]), rest // 128
+    return size + bytes([rest]) + data
