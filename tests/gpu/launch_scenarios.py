@@ -110,13 +110,13 @@ def penalised(stage: Stage) -> dict[str, list[int]]:
     launches.begin(3, prompt_of(33, 2), drawn, penalty_slot=0)
     launches.launch({0: 100, 1: 100, 3: 16})
     opening = [launches.launch({0: 1, 1: 1, 3: 100}).tokens[0]]
-    first = launches.decode([0, 1, 3], 8)
+    first = launches.decode([0, 1, 3], 5)
     said = [*opening, *first[0], launches.launch({}).tokens[0]]
     stage.poison_penalty_slot(2)
     launches.begin(4, prompt_of(21, 1), greedy, said=said, penalty_slot=2)
     launches.begin(2, prompt_of(9, 3), greedy, penalty_slot=1)
     launches.launch({2: 100, 4: 100})
-    later = launches.decode([2, 4], 8)
+    later = launches.decode([2, 4], 5)
     return {"penalised": said, "free": first[1], "drawn": first[3], "evicted": later[4], "beside it": later[2]}
 
 

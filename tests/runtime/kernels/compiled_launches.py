@@ -37,7 +37,8 @@ _BLOCKS: Final = 64
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """shape: its name in `SHAPES`. changes: of its config.json. capability: of the GPU. dependent: kernels are launched
     programmatically, those that can be. used_as: an older compute capability that the GPU stands for. exact: by the
-    kernels of which a row's bits hang on itself alone. rows: of decode launches."""
+    kernels of which a row's bits hang on itself alone. rows: of decode launches. each_kernel_once: products with each
+    epilogue, attention for one and for several query tokens a row, and all else in one form, the largest."""
 
     shape: str
     changes: dict[str, Any] = {}
@@ -47,6 +48,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     used_as: str = "auto"
     exact: bool = False
     rows: tuple[int, ...]
+    each_kernel_once: bool = False
 
 
 class Compiled(msgspec.Struct, frozen=True):
@@ -114,9 +116,13 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
         *(device if isinstance(one, torch.device) else one for one in asked)
     )
     triton.runtime.driver.set_active(NoGpu(capability))
-    run = JITFunction.run
+    run, seen = JITFunction.run, set[tuple[Any, ...]]()
 
     def compile_alone(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        kind = self.fn.__name__, options.get("EPILOGUE"), options.get("QUERIES", 1) > 1
+        if orders.each_kernel_once and kind in seen:
+            return
+        seen.add(kind)
         passed = [Address(one) if isinstance(one, torch.Tensor) else one for one in arguments]
         kernel = run(self, *passed, grid=grid, warmup=True, **options)
         has = tuple(one for one in INSTRUCTIONS if one in kernel.asm["ptx"])
@@ -126,8 +132,8 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
 
 
 def _launch_everything(orders: Orders) -> None:
-    """Decode launches, the largest in both forms; a launch with a prompt, one with its log-probabilities, the last. And
-    the largest F of rows that verify drafts, which no program makes yet."""
+    """The largest F of rows that verify drafts, which no program makes yet; decode launches, from the largest on, which
+    comes in both forms; a launch with a prompt, one with its log-probabilities, the last."""
     from runahead.cuda_graphs import marks
     from runahead.runtime.kernels.triton.decode_queries import MAX_QUERIES
     from runahead.runtime.kernels.triton.gpu import use_as
@@ -155,10 +161,15 @@ def _launch_everything(orders: Orders) -> None:
     )
     counter = torch.zeros(1, dtype=torch.int64, device="meta")
     stamps, seen = torch.from_numpy(rings.start_ns), torch.zeros(marks.MARKS, dtype=torch.int64)
+    rows = max(orders.rows)
+    drafts = dataclasses.replace(
+        program.rows.batch(rows, rows * MAX_QUERIES), is_decode=True, decode_queries=MAX_QUERIES
+    )
+    model.forward(drafts, model.make_cache(_BLOCKS, settings.block_size))
     mixed = LaunchShape(0, 1, Form.PLAIN, rows=1, tokens=settings.max_prefill_tokens, is_decode=False)
     for launch in (
-        *(LaunchShape(0, rows, Form.PLAIN, rows, rows, is_decode=True) for rows in orders.rows),
-        *(LaunchShape(0, rows, Form.FULL, rows, rows, is_decode=True) for rows in orders.rows[-1:]),
+        LaunchShape(0, rows, Form.FULL, rows, rows, is_decode=True),
+        *(LaunchShape(0, some, Form.PLAIN, some, some, is_decode=True) for some in sorted(orders.rows, reverse=True)),
         mixed,
         mixed._replace(prompt_logprobs=True),
         LaunchShape(0, 1, Form.PLAIN, rows=0, tokens=0, is_decode=False),
@@ -169,11 +180,6 @@ def _launch_everything(orders: Orders) -> None:
         program.apply(launch)
         program.forward(launch)
         marks.ended(counter, seen, stamps)
-    rows = orders.rows[-1]
-    drafts = dataclasses.replace(
-        program.rows.batch(rows, rows * MAX_QUERIES), is_decode=True, decode_queries=MAX_QUERIES
-    )
-    model.forward(drafts, model.make_cache(_BLOCKS, settings.block_size))
 
 
 def _without_memory(weights: Any, dtype: torch.dtype) -> Any:

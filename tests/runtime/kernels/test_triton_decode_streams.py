@@ -21,6 +21,7 @@ from runahead.runtime.models.dense_decoder import DenseConfig  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 
 HALF = torch.bfloat16
+LLAMA, QWEN3 = "LlamaForCausalLM", "Qwen3ForCausalLM"
 BLOCK_SIZE, BLOCKS_A_ROW = 8, 6
 ERROR = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 
@@ -93,21 +94,32 @@ def decoder(config: DenseConfig, kernels: ReferenceKernels | TritonKernelSet, dt
 
 
 @pytest.mark.parametrize(
-    ("rows", "dtype", "stream"),
+    ("architecture", "rows", "dtype", "stream"),
     [
-        (1, HALF, OneRow),
-        (1, torch.float32, OneRow),
-        (2, HALF, FusedRows),
-        (9, HALF, FusedRows),
-        (9, torch.float32, VendorRows),
+        (LLAMA, 1, HALF, OneRow),
+        (QWEN3, 1, HALF, OneRow),
+        (QWEN3, 1, torch.float32, OneRow),
+        (LLAMA, 2, HALF, FusedRows),
+        (QWEN3, 9, HALF, FusedRows),
+        (LLAMA, 3, torch.float32, VendorRows),
+        (QWEN3, 3, torch.float32, VendorRows),
+        *(
+            pytest.param(*case, marks=pytest.mark.large)
+            for case in (
+                (LLAMA, 1, torch.float32, OneRow),
+                (QWEN3, 2, HALF, FusedRows),
+                (LLAMA, 9, HALF, FusedRows),
+                (LLAMA, 9, torch.float32, VendorRows),
+                (QWEN3, 9, torch.float32, VendorRows),
+            )
+        ),
     ],
 )
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
 def test_decode_launches_of_so_many_rows(
     rows: int, dtype: torch.dtype, stream: type, architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(1)
-    biases = {"attention_bias": True, "mlp_bias": True} if architecture == "LlamaForCausalLM" else {}
+    biases = {"attention_bias": True, "mlp_bias": True} if architecture == LLAMA else {}
     config = gpu_chain.small_config(architecture=architecture, windows=(0, 24), intermediate_size=128, **biases)
     models = [decoder(config, TritonKernelSet(), dtype), decoder(config, ReferenceKernels(), torch.float32)]
     lengths = [33, 0, 20, 25, 31, 39, 17, 18, 19][:rows]
@@ -134,7 +146,7 @@ def test_decode_launches_of_so_many_rows(
 )
 def test_decode_launches_whose_rows_verify_drafts(rows: int, queries: int, dtype: torch.dtype, stream: type) -> None:
     torch.manual_seed(2)
-    config = gpu_chain.small_config(architecture="Qwen3ForCausalLM", windows=(0, 24), intermediate_size=128)
+    config = gpu_chain.small_config(architecture=QWEN3, windows=(0, 24), intermediate_size=128)
     lengths = [33, 0, 20][:rows]
     found: list[torch.Tensor] = []
     for kernels, of in ((TritonKernelSet(), dtype), (ReferenceKernels(), torch.float32)):
@@ -152,7 +164,7 @@ def test_decode_launches_whose_rows_verify_drafts(rows: int, queries: int, dtype
         assert relative_error(found[launch][alive], found[launch + 2][alive]) < ERROR[dtype]
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize("architecture", [LLAMA, QWEN3])
 def test_exact_launches_of_decode_rows_and_chunks(architecture: str) -> None:
     """Decode rows, chunks and a masked row in one launch; then decode rows alone."""
     torch.manual_seed(2)

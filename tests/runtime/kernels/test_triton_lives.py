@@ -27,8 +27,8 @@ from tests.simulation.script import SERIAL, Mode  # noqa: E402
 
 # Drafts have several tokens a row and launch, which the kernels don't.
 SEEDS: Final = [seed for seed in range(100) if mode_of(seed) is not Mode.DRAFTS][:50]
-# The interpreter takes 25 ms a launch: a few lives in every run, each at one of its depths, and all by `make kernels`.
-IN_EVERY_RUN: Final = 12
+# A launch takes 8 ms in the interpreter: a few lives in every run, each at one of its depths; all by `make kernels`.
+IN_EVERY_RUN: Final = 8
 WANTED: Final = (
     "stopped",
     "void",
