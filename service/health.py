@@ -13,7 +13,8 @@ _Status = health_pb2.HealthCheckResponse
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it has no type information
-    """One status for the server ("") and for each of its services. NOT_SERVING until told otherwise."""
+    """One status for the server (""), which says that it lives, and one for each of its services, which says that it is
+    ready: it takes calls. NOT_SERVING until told otherwise."""
 
     def __init__(self, services: Iterable[str]) -> None:
         self._services = frozenset({"", *services})
@@ -34,9 +35,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
         self._tell()
 
     def close(self) -> None:
-        """NOT_SERVING for good. Watchers are told, and their calls end, since an open call would delay a graceful
-        stop."""
-        self._serving = False
+        """The services are NOT_SERVING for good, and the server lives on until its process ends. Watchers are told, and
+        their calls end, since an open call would delay a graceful stop."""
         self._closed = True
         self._tell()
 
@@ -68,8 +68,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
     def _status(self, service: str) -> int:
         if service not in self._services:
             return int(_Status.SERVICE_UNKNOWN)
-        is_ready = self._serving and not (service and self._silent)
-        return int(_Status.SERVING if is_ready else _Status.NOT_SERVING)
+        is_ready = not self._silent and not self._closed
+        return int(_Status.SERVING if self._serving and (is_ready or not service) else _Status.NOT_SERVING)
 
     def _tell(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

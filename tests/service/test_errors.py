@@ -11,11 +11,16 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from runahead.service.errors import ERROR_DOMAIN, INTERNAL_SENTENCE, PUSHBACK_HEADER, STATUS_OF, to_status, unavailable
 from runahead.service.limits import LIMITS
+from runahead.service.unknown_fields import unknown_fields
+from runahead.service.wire_faults import wire_faults
 from runahead.v1 import (
     AbortRequest,
     GenerateRequest,
@@ -35,6 +40,17 @@ from tests.service.running_service import Service
 
 CONTRACT = (ROOT / "protos/runahead/v1/generation_service.proto").read_text(encoding="utf-8")
 V = INFO.vocab_size
+WHOLE = GenerateRequest(
+    request_id="r1",
+    token_ids=TokenIds(ids=[1, 300, 70_000]),
+    sampling=SamplingOptions(
+        temperature=0.5, top_k=3, seed=2**63, logit_bias={7: 1.0, 300: -1.0}, allowed_token_ids=[5]
+    ),
+    stopping=StoppingOptions(max_tokens=5, stop=["é", "ab"], ignore_eos=True),
+    output=OutputOptions(logprobs=2),
+    cache_salt="ü",
+    priority=-1,
+).SerializeToString()
 GENERATE = "/runahead.v1.GenerationService/Generate"
 
 
@@ -248,3 +264,25 @@ def test_a_shutdown_ends_every_call_that_it_meets_with_its_reason(
         asked.set()
         go_on.set()
     assert service.front_end.servicer.counters.cancelled == 0, "nobody has cancelled anything"
+
+
+@given(data=st.binary(max_size=200), cuts=st.lists(st.tuples(st.integers(0, 400), st.binary(max_size=3)), max_size=4))
+@settings(deadline=None, max_examples=300)
+def test_whatever_the_library_can_not_parse_has_a_field_that_is_named(
+    data: bytes, cuts: list[tuple[int, bytes]]
+) -> None:
+    """Random bytes, and a message with some of its bytes replaced."""
+    whole = bytearray(WHOLE)
+    for at, new in cuts:
+        whole[at % len(whole) : at % len(whole) + len(new)] = new
+    for candidate in (data, bytes(whole)):
+        try:
+            message = GenerateRequest.FromString(candidate)
+        except DecodeError:
+            found = wire_faults(GenerateRequest.DESCRIPTOR, candidate, LIMITS.violations)
+            assert 0 < len(found) <= LIMITS.violations
+            assert all(fault.field and fault.sentence for fault in found)
+        else:
+            if not unknown_fields(message, 1000):
+                found = wire_faults(GenerateRequest.DESCRIPTOR, candidate, LIMITS.violations)
+                assert [fault.field for fault in found] == ["request"], "nothing is wrong with any field"

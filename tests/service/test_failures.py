@@ -182,7 +182,8 @@ def test_a_graceful_stop_lets_a_stream_finish_and_refuses_new_calls(service: Ser
     call = service.stub.Generate(request(), timeout=TIMEOUT_S)
     submit = service.engine.next_submit()
     next(call)
-    watch = HealthStub(service.channel).Watch(HealthCheckRequest(), timeout=TIMEOUT_S)
+    ready = HealthCheckRequest(service="runahead.v1.GenerationService")
+    watch = HealthStub(service.channel).Watch(ready, timeout=TIMEOUT_S)
     assert next(watch).status == HealthCheckResponse.SERVING
     service.stop(grace_s=TIMEOUT_S)
     assert next(watch).status == HealthCheckResponse.NOT_SERVING

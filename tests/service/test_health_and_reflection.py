@@ -14,6 +14,8 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, H
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
+from runahead.runtime.wire.parameters import FinishReason
+from runahead.v1 import GenerateRequest
 from tests.service.fake_engine import TIMEOUT_S
 from tests.service.rpc_errors import code, failure
 from tests.service.running_service import Service
@@ -50,12 +52,30 @@ def test_a_watcher_is_told_when_the_engine_is_lost_and_checks_answer_on(service:
 
 
 def test_an_open_watch_does_not_hold_a_graceful_stop(service: Service) -> None:
-    watch = HealthStub(service.channel).Watch(HealthCheckRequest(), timeout=60)
+    watch = HealthStub(service.channel).Watch(HealthCheckRequest(service=GENERATION), timeout=60)
     assert next(watch).status == SERVING
     service.stop(grace_s=60)
     assert [answer.status for answer in watch] == [NOT_SERVING]
     service._thread.join(TIMEOUT_S)
     assert not service._thread.is_alive()
+
+
+def test_a_server_that_drains_lives_and_is_not_ready(service: Service) -> None:
+    health = HealthStub(service.channel)
+    stream = service.stub.Generate(GenerateRequest(text="x"), timeout=TIMEOUT_S)
+    handle = service.engine.next_submit().handle
+    next(stream)
+    watches = {name: health.Watch(HealthCheckRequest(service=name), timeout=TIMEOUT_S) for name in ("", GENERATION)}
+    assert [next(watch).status for watch in watches.values()] == [SERVING, SERVING]
+    service.stop(grace_s=60)
+    assert [answer.status for answer in watches[GENERATION]] == [NOT_SERVING]
+    assert [answer.status for answer in watches[""]] == [], "it ends, too, and says nothing new"
+    statuses = health.List(HealthListRequest(), timeout=TIMEOUT_S).statuses
+    assert {name: status.status for name, status in statuses.items()} == {"": SERVING, GENERATION: NOT_SERVING}
+    late = health.Watch(HealthCheckRequest(service=GENERATION), timeout=TIMEOUT_S)
+    assert [answer.status for answer in late] == [NOT_SERVING]
+    service.engine.output(handle, [1], FinishReason.LENGTH)
+    assert list(stream)[-1].HasField("finished")
 
 
 def reflect(service: Service, version: str, request: ServerReflectionRequest) -> ServerReflectionResponse:
