@@ -6,12 +6,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 from runahead.runtime.wire.engine_config import ConfigError
-from runahead.service import client_channel, generate_command, request_flags, settings
+from runahead.service import settings
 from runahead.service.cli_parser import EXIT_USAGE, Parser, parse
 from runahead.service.shell_completion import SHELLS, completion_script
 from runahead.service.version import full_version
+
+_SERVERS: Final = ("serve", "kernels")
 
 
 class _Version(argparse.Action):
@@ -24,19 +27,26 @@ class _Version(argparse.Action):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status. 2: a flag or a setting is unknown or invalid."""
-    parser, commands = _parser()
-    parsed = parse(parser, commands, sys.argv[1:] if arguments is None else arguments)
-    if parsed.command in ("serve", "kernels"):
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser, commands = _parser(next((argument for argument in arguments if not argument.startswith("-")), ""))
+    parsed = parse(parser, commands, arguments)
+    if parsed.command in _SERVERS:
         return _with_settings(parsed)
     if parsed.command == "completion":
         actions = [action for command in commands.values() for action in command.actions]
         print(completion_script(parser, actions, parsed.shell))
         return 0
+    from runahead.service import generate_command
+
     return generate_command.run(parsed)
 
 
-def _parser() -> tuple[Parser, dict[str, Parser]]:
-    """The parser, and those of its commands by name."""
+def _parser(command: str) -> tuple[Parser, dict[str, Parser]]:
+    """The parser, and those of its commands by name. command: which of them was given.
+
+    The flags of a client are made from the contract, and their module loads gRPC: the process of a server that
+    supervises others does without it.
+    """
     parser = Parser(prog="runahead", description="Generates tokens from a language model, over gRPC.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -59,8 +69,11 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
         help="stream a completion from a running service to the terminal",
         description="Streams a completion from a running service to the terminal.",
     )
-    request_flags.add_flags(client)
-    client_channel.add_connection_flags(client)
+    if command not in _SERVERS:
+        from runahead.service import client_channel, request_flags
+
+        request_flags.add_flags(client)
+        client_channel.add_connection_flags(client)
     completion = commands.add_parser(
         "completion",
         help="print a script that completes commands and flags",
@@ -73,11 +86,11 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
 
 
 def _with_settings(parsed: argparse.Namespace) -> int:
-    from runahead.service import kernels_command, server  # a client has no use for what they load
+    from runahead.service import kernels_command, server, server_config  # a client has no use for what they load
 
     try:
         chosen = settings.load_settings(vars(parsed), config_file=parsed.config)
-        config = server.ServerConfig(engine=settings.engine_config(chosen), front_end=chosen.front_end)
+        config = server_config.ServerConfig(engine=settings.engine_config(chosen), front_end=chosen.front_end)
     except (settings.SettingsError, ConfigError) as error:
         print(f"runahead {parsed.command}: {error}", file=sys.stderr)
         return EXIT_USAGE

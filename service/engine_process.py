@@ -65,13 +65,18 @@ class EngineProcess:
             raise
         return engine
 
+    @property
+    def has_ended(self) -> bool:
+        """However it did."""
+        return self._process.returncode is not None
+
     async def wait(self) -> int:
         """The engine's exit code, when it has ended."""
         return await self._process.wait()
 
     def kill(self) -> None:
         """Ends an engine that does not listen any more. `wait` says when it has ended."""
-        if self._process.returncode is None:
+        if not self.has_ended:
             self._process.kill()
 
     async def stop(self, grace_s: float) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import Final
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from runahead.runtime.wire.engine_config import ConfigError
+from runahead.service.board import Board
 from runahead.service.door import Door, OpenCalls
 from runahead.service.engine_client import EngineClient
 from runahead.service.errors import SHUTDOWN_SENTENCE
@@ -29,7 +29,10 @@ _END_S: Final = 2.0  # for statuses to reach clients when streams are ended
 
 
 class FrontEnd:
-    """Serves one engine on one port. tokenizer: None serves token ids alone. security: who may call."""
+    """Serves one engine on one port. tokenizer: None serves token ids alone. security: who may call.
+
+    board, index: the figures of all front ends of the engine, and which of them this one is; None: it is the only one.
+    """
 
     def __init__(
         self,
@@ -37,15 +40,23 @@ class FrontEnd:
         tokenizer: TextTokenizer | None,
         settings: FrontEndSettings,
         security: Security,
+        board: Board | None = None,
+        index: int = 0,
     ) -> None:
         self._engine = engine
+        self._hurried = asyncio.Event()
         self._credentials = security.credentials
         self._calls = OpenCalls()
         door = Door(self._calls, security.access, settings.upload_timeout_s)
         self._server = grpc.aio.server(interceptors=[door], options=server_options(settings))
         self._health = HealthServicer((_GENERATION,))
         self.servicer = GenerationServicer(
-            engine, tokenizer, settings.max_streams, shares_prefixes=settings.share_prefix_cache
+            engine,
+            tokenizer,
+            settings.max_streams,
+            shares_prefixes=settings.share_prefix_cache,
+            board=board or Board(),
+            index=index,
         )
         add_GenerationServiceServicer_to_server(self.servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -73,6 +84,10 @@ class FrontEnd:
         """No longer healthy. New calls end with UNAVAILABLE, as the open ones did."""
         self._health.set_serving(False)
 
+    def hurry(self) -> None:
+        """Ends the grace of a stop that is under way, or of the one that comes."""
+        self._hurried.set()
+
     async def stop(self, grace_s: float) -> None:
         """Takes no more completions, gives the open ones `grace_s` seconds, and ends the rest with UNAVAILABLE, and so
         whatever other call is open then.
@@ -81,9 +96,10 @@ class FrontEnd:
         """
         self.servicer.close()
         self._health.close()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                await self.servicer.wait_drained()
+        waits = {asyncio.ensure_future(self.servicer.wait_drained()), asyncio.ensure_future(self._hurried.wait())}
+        await asyncio.wait(waits, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
         self._engine.close("SHUTDOWN", SHUTDOWN_SENTENCE)
         await self._calls.end(_LAST_WORDS_S)
         await self._server.stop(_END_S)

@@ -1,4 +1,4 @@
-"""What the settings say about who may call, and whether they say it aloud enough."""
+"""What the settings say about who may call. Whether they say it aloud enough is in `runahead.service.exposure`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import grpc
 from runahead.runtime.wire.engine_config import ConfigError, Spelling
 from runahead.service.access import Access
 from runahead.service.callers import CallersFile
-from runahead.service.loopback import is_loopback
 from runahead.service.settings import FrontEndSettings
 from runahead.service.tls import TlsFiles, server_credentials
 
@@ -21,34 +20,6 @@ class Security:
 
     access: Access
     credentials: grpc.ServerCredentials | None
-
-
-def check_security(settings: FrontEndSettings, spelling: Spelling) -> None:
-    """Raises ConfigError for settings that contradict each other, and for an address that is too open for them."""
-    host, tls = settings.host, bool(settings.tls_cert)
-    asks = bool(settings.callers or settings.tls_client_ca)
-    for one, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert"), ("tls_client_ca", "tls_cert")):
-        if getattr(settings, one) and not getattr(settings, other):
-            raise ConfigError(f"{spelling(one)} needs {spelling(other)} beside it")
-    if settings.plaintext_tokens and (tls or not settings.callers):
-        raise ConfigError(
-            f"{spelling('plaintext_tokens')} has no effect: it is for a server with {spelling('callers')} and without "
-            f"{spelling('tls_cert')}"
-        )
-    if is_loopback(host):
-        return
-    if not asks and not settings.insecure:
-        raise ConfigError(
-            f"{spelling('host')} {host!r} can be reached from other machines, and this server asks nobody who they "
-            "are; listen on 127.0.0.1, or say with --callers or --tls-client-ca who may call, or add --insecure if the "
-            "network is trusted"
-        )
-    if settings.callers and not tls and not settings.plaintext_tokens:
-        raise ConfigError(
-            f"{spelling('host')} {host!r} can be reached from other machines, and without TLS anybody on the way can "
-            "read the callers' tokens; give --tls-cert and --tls-key, or add --plaintext-tokens if something in front "
-            "of the server encrypts"
-        )
 
 
 def load_security(settings: FrontEndSettings, spelling: Spelling) -> Security:

@@ -10,7 +10,6 @@ from runahead.service.settings import FrontEndSettings
 Options = tuple[tuple[str, int], ...]
 
 _FIXED: Final[Options] = (
-    ("grpc.so_reuseport", 0),  # a second server on the port must fail, not share it
     ("grpc.max_receive_message_length", LIMITS.message_bytes),
     ("grpc.max_send_message_length", -1),
     # A client that vanished without a word is noticed within a minute, and its requests are cancelled.
@@ -41,6 +40,8 @@ def server_options(settings: FrontEndSettings) -> Options:
         ("grpc.server.max_pending_requests", settings.max_pending_calls),
         ("grpc.server.max_pending_requests_hard_limit", settings.max_pending_calls),
         ("grpc.server_max_unrequested_time_in_server", settings.pending_timeout_s),
+        # Of one alone a second server on the port must fail. Of several, the supervisor holds a lock on the port.
+        ("grpc.so_reuseport", int(settings.frontends > 1)),
     )
 
 

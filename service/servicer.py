@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from runahead.runtime.wire.parameters import FinishReason as EngineReason
 from runahead.service.access import current_caller
+from runahead.service.board import Board, FrontEndCounters
 from runahead.service.completion import Completion
 from runahead.service.engine_client import EngineClient
 from runahead.service.errors import ServiceError, exhausted, no_tokenizer, not_served, shutting_down
@@ -22,7 +24,7 @@ from runahead.service.model_info import model_info
 from runahead.service.ownership import Ownership
 from runahead.service.prompt_events import PromptEvents, check_once_prompt
 from runahead.service.request_stream import RequestRefusedError, RequestStream, SlowReaderError
-from runahead.service.stats import FrontEndCounters, server_stats
+from runahead.service.stats import server_stats
 from runahead.service.token_bytes import NO_TOKENS
 from runahead.service.tokenizer import TextTokenizer
 from runahead.service.validation import (
@@ -122,11 +124,19 @@ class GenerationServicer(GenerationServiceServicer):
 
     tokenizer: None takes and gives token ids alone, and refuses text by name.
     max_streams: completions that may be open at once; more are refused.
-    shares_prefixes: callers find each other's prefixes in the cache.
+    shares_prefixes: callers find each other's prefixes in the cache. board, index: the figures of all front ends, and
+    which line of them is this one's. Limits are those of all together.
     """
 
     def __init__(
-        self, engine: EngineClient, tokenizer: TextTokenizer | None, max_streams: int, *, shares_prefixes: bool = False
+        self,
+        engine: EngineClient,
+        tokenizer: TextTokenizer | None,
+        max_streams: int,
+        *,
+        shares_prefixes: bool = False,
+        board: Board,
+        index: int = 0,
     ) -> None:
         self._engine = engine
         self._shares_prefixes = shares_prefixes
@@ -135,7 +145,11 @@ class GenerationServicer(GenerationServiceServicer):
         self._max_streams = max_streams
         self._closed = False
         self._drained = asyncio.Event()
-        self.counters = FrontEndCounters()
+        self._board = board
+        self.counters = board.line(index)
+        self.counters.open_streams = 0  # of whoever died before it
+        self.counters.front_ends = 1
+        self.counters.answered_by = index + 1
 
     def close(self) -> None:
         """Takes no more completions: they end with UNAVAILABLE, reason SHUTDOWN. The open ones go on."""
@@ -190,7 +204,7 @@ class GenerationServicer(GenerationServiceServicer):
         response = StatsResponse()
         async with guarded(context):
             check_known(request)
-            response.stats.CopyFrom(server_stats(await self._engine.stats(), self.counters))
+            response.stats.CopyFrom(server_stats(await self._engine.stats(), self._figures()))
         return response
 
     async def WatchStats(self, request: WatchStatsRequest, context: _Context) -> None:
@@ -216,6 +230,10 @@ class GenerationServicer(GenerationServiceServicer):
             check_detokenize(request, self._engine.info.vocab_size)
             response.text = await self._text().decode(request.token_ids, request.include_special_tokens)
         return response
+
+    def _figures(self) -> FrontEndCounters:
+        """Of all front ends, and that it is this one that says so."""
+        return replace(self._board.total(), answered_by=self.counters.answered_by)
 
     def _text(self) -> TextTokenizer:
         """Raises ServiceError (FAILED_PRECONDITION) on a server without one."""
@@ -258,7 +276,7 @@ class GenerationServicer(GenerationServiceServicer):
         """One of the completions that may be open. Raises ServiceError (RESOURCE_EXHAUSTED or UNAVAILABLE)."""
         if self._closed:
             raise shutting_down()
-        if self.counters.open_streams >= self._max_streams:
+        if self._board.total().open_streams >= self._max_streams:
             self.counters.refused += 1
             sentence = f"{self._max_streams} completions are open, which is this server's limit"
             raise exhausted("STREAMS_LIMIT", sentence, LIMITS.retry_s)

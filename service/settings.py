@@ -47,7 +47,7 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that the engine does not get. A field is a setting, declared as those of the engine are: see
     `runahead.runtime.wire.engine_config.EngineSettings`.
 
-    Whether the host may be listened on is in `runahead.service.security.check_security`.
+    Whether the host may be listened on is in `runahead.service.exposure.check_security`.
     """
 
     model: Annotated[  # the engine gets the folder
@@ -113,6 +113,9 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
     pending_timeout_s: Annotated[
         int, Meta(ge=1, le=3600, description="whole seconds after which such a call is given up")
     ] = 10
+    frontends: Annotated[
+        int, Meta(ge=1, le=64, description="processes that serve clients, on one port and with one engine")
+    ] = 1
     max_streams: Annotated[int, Meta(ge=1, le=100_000, description="completions open at once; more are refused")] = 1024
     shutdown_grace_s: Annotated[
         float, Meta(ge=0, le=3600, description="seconds that a shutdown waits for open completions")

@@ -1,4 +1,4 @@
-"""The engine's figures, and this front end's, as a `ServerStats` message.
+"""The engine's figures, and the front ends', as a `ServerStats` message.
 
 A figure has the same name on both sides, or that of its group beside it in the engine's: `tokens.void_rows` of the
 contract is the engine's `void_rows`, `blocks.free` is `blocks_free` and `tokens.cached` is `cached_tokens`. Figures for
@@ -8,29 +8,19 @@ which that does not hold are in `_OTHER_NAMES`, those that are made of others in
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Final
 
 import msgspec
 
 from runahead.runtime.wire.histogram import BOUNDS_S, quantile
 from runahead.runtime.wire.messages import EngineStats, HistogramStats
+from runahead.service.board import FrontEndCounters
 from runahead.v1 import BarrierStats, FrontEndStats, Histogram, Quantiles, ServerStats
 
 _OTHER_NAMES: Final = {"graphs.captures": "graph_captures", "graphs.replays": "graph_replays"}
 _GROUPS: Final = ("requests", "tokens", "blocks", "rows", "penalty_slots", "chain", "graphs", "lifecycle")
 _CONTRACT: Final[Any] = ServerStats.DESCRIPTOR  # its class depends on protobuf's implementation
-
-
-@dataclass(slots=True)
-class FrontEndCounters:
-    """What this front end saw. One event loop writes it. Its fields are those of `FrontEndStats`."""
-
-    open_streams: int = 0
-    stop_strings: int = 0
-    cancelled: int = 0
-    slow_readers: int = 0
-    refused: int = 0
 
 
 def _engine_name(group: str, figure: str) -> str:

@@ -1,8 +1,8 @@
-"""The engine's process: `python -m runahead.runtime.process.main`, started by a front end.
+"""The engine's process: `python -m runahead.runtime.process.main`, started by the supervisor of a service.
 
 The first line of standard input is JSON: {"socket": path, "config": EngineConfig, "log": LogOutput}. One line on
-standard output, `ready`, says that the engine listens there. It ends when standard input does (its parent has died), or
-on SIGTERM.
+standard output, `ready`, says that the engine listens there. It ends when standard input does: its parent has closed
+it, or has died. Signals are the parent's.
 Exit codes: 0 after a shutdown, 1 if the chain broke, 2 if it could not start.
 """
 
@@ -19,7 +19,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 import msgspec
@@ -57,11 +56,10 @@ class Orders(msgspec.Struct, frozen=True):
 
 
 def main() -> int:
-    """Run the engine until its parent is gone or it is told to stop. Returns the exit code."""
+    """Run the engine until its parent is gone, or wants it to be. Returns the exit code."""
     log = structlog.get_logger("engine")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front end decides
-    stop = _Stop()
-    signal.signal(signal.SIGTERM, stop.on_signal)
+    for number in (signal.SIGINT, signal.SIGTERM):  # also of a group of processes: its parent decides what they mean
+        signal.signal(number, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # nothing here minds a descriptor's number
     try:
@@ -98,15 +96,15 @@ def main() -> int:
         interval, mode = map(orders.config.spelling, ("log_interval", "log_mode"))
         log.warning("serial", why=f"{interval} is 1 and {mode} is barrier: the chain drains before every launch")
     print("ready", flush=True)
-    return _run(engine, links, stop, log, orders.config.launch_timeout_s)
+    return _run(engine, links, log, orders.config.launch_timeout_s)
 
 
-def _run(engine: Engine, links: SocketLinks, stop: _Stop, log: structlog.stdlib.BoundLogger, limit_s: float) -> int:
+def _run(engine: Engine, links: SocketLinks, log: structlog.stdlib.BoundLogger, limit_s: float) -> int:
     code = 0
     guard = LoopGuard(lambda: engine.waits, limit_s + _TURN_S, lambda: _stop_standing(engine, log))
     guard.start()
     try:
-        engine.run(lambda: stop.asked or links.parent_gone)
+        engine.run(lambda: links.parent_gone)
         links.broadcast(m.Failed("SHUTDOWN", _SHUTDOWN_SENTENCE))
         log.info("engine_stopped", launches=engine.ledger.launched)
     except LaunchHungError as error:
@@ -142,16 +140,6 @@ def _stop_standing(engine: Engine, log: structlog.stdlib.BoundLogger) -> None:
     log.error("loop_hung", launches=engine.ledger.launched)
     faulthandler.dump_traceback(sys.stderr)
     os._exit(EXIT_BROKEN)
-
-
-class _Stop:
-    """Set by SIGTERM."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
 
 
 def _first_line() -> bytes:

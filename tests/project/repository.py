@@ -20,7 +20,8 @@ KERNELS: Final = ("runtime/kernels/triton",)  # a kernel is one function, howeve
 ENTRY_POINTS: Final = (
     "service/cli.py",  # the command `runahead`
     "protos/runahead/__main__.py",  # python -m runahead
-    "runtime/process/main.py",  # the front end starts it by its name
+    "runtime/process/main.py",  # the supervisor starts it by its name
+    "service/serve_front_end.py",  # and this one
     "benchmarks/bench.py",  # make bench, which measures the host on a device of its own
 )
 

@@ -21,7 +21,7 @@ from grpc_status import rpc_status
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.service import cli
 from runahead.service.request_flags import add_flags
-from runahead.service.server import ServerConfig
+from runahead.service.server_config import ServerConfig
 from runahead.service.settings import SETTINGS, FrontEndSettings, flag_of
 from runahead.v1 import generate_pb2, generation_service_pb2_grpc, model_pb2
 

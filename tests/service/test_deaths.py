@@ -13,7 +13,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from benchmarks.local_service import LocalService, started_service
-from runahead.service.server import EXIT_ENGINE_LOST
+from runahead.service.server_config import EXIT_ENGINE_LOST
 from runahead.v1 import GenerationServiceStub, StatsRequest
 from tests.service.processes import engine_of, has_ended, open_streams, watched
 from tests.service.rpc_errors import code, detail, failure
@@ -25,7 +25,9 @@ LAUNCH_TIMEOUT_S = 3.0
 
 @pytest.fixture
 def service() -> Iterator[LocalService]:
-    with started_service(["--threads", "1", "--launch-timeout-s", str(LAUNCH_TIMEOUT_S)]) as running:
+    with started_service(
+        ["--threads", "1", "--num-blocks", "600", "--launch-timeout-s", str(LAUNCH_TIMEOUT_S)]
+    ) as running:
         yield running
 
 

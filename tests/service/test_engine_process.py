@@ -20,7 +20,8 @@ from runahead.runtime.log_output import LogOutput
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 from runahead.service import server, socket_folder
 from runahead.service.engine_process import EngineProcess, EngineStartError
-from runahead.service.server import EXIT_CANNOT_START, ServerConfig, check_server_config, run
+from runahead.service.server import run
+from runahead.service.server_config import EXIT_CANNOT_START, ServerConfig, check_server_config
 from runahead.service.settings import FrontEndSettings
 from tests.service.small_tokenizers import byte_level_tokenizer
 
@@ -181,7 +182,8 @@ def test_a_host_that_is_no_name_exits_2_with_a_sentence(tmp_path: Path) -> None:
 def serve(model: Path, port: int, **options: object) -> subprocess.CompletedProcess[str]:
     program = (
         "import sys\nfrom runahead.runtime.wire.engine_config import EngineConfig\n"
-        "from runahead.service.server import ServerConfig, run\n"
+        "from runahead.service.server import run\n"
+        "from runahead.service.server_config import ServerConfig\n"
         "from runahead.service.settings import FrontEndSettings\n"
         f"front_end = FrontEndSettings(port=int(sys.argv[2]), **{options!r})\n"
         "sys.exit(run(ServerConfig(EngineConfig(model=sys.argv[1]), front_end)))"

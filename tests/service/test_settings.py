@@ -73,7 +73,7 @@ def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> No
         "run_ahead": 4, "run_ahead_tokens": 7, "max_rows": 8, "max_queue": 9, "context_length": 10, "block_size": 32,
         "num_blocks": 12, "prefill_chunk": 64, "max_prefill_tokens": 65, "prefix_cache": False, "penalty_slots": 5,
         "log_interval": 6, "log_mode": "barrier", "threads": 3, "launch_timeout_s": 60.5,
-        "host": "localhost", "port": 1, "insecure": True, "max_streams": 2, "log_level": "debug",
+        "host": "localhost", "port": 1, "frontends": 3, "insecure": True, "max_streams": 2, "log_level": "debug",
         "log_format": "console", "jitter_seed": 5, "shutdown_grace_s": 2.5, "counters_from": 12,
         "gpu_capability": "8.0", "kernel_cache": "/kernels",
         "tls_cert": "c.pem", "tls_key": "k.pem", "tls_client_ca": "a.pem", "callers": "callers.txt",

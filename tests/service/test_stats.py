@@ -12,7 +12,8 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
 from runahead.runtime.wire import messages as m
-from runahead.service.stats import FrontEndCounters, server_stats
+from runahead.service.board import FrontEndCounters
+from runahead.service.stats import server_stats
 from runahead.v1 import FrontEndStats, ServerStats
 from tests.service.fake_engine import STATS
 

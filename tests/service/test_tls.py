@@ -17,7 +17,8 @@ from google.rpc import error_details_pb2
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.service import cli
-from runahead.service.security import check_security, load_security
+from runahead.service.exposure import check_security
+from runahead.service.security import load_security
 from runahead.service.settings import FrontEndSettings, flag_of
 from runahead.v1 import AbortRequest, GenerateRequest, GenerationServiceStub, GetModelInfoRequest, StatsRequest
 from tests.service.certificates import Authority, Pair

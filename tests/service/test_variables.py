@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runahead.service import cli
-from runahead.service.server import ServerConfig
+from runahead.service.server_config import ServerConfig
 from runahead.service.settings import SETTINGS, Settings, SettingsError, load_settings
 from runahead.service.variables import is_injected, old_variable_of, variable_of
 

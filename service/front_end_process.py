@@ -1,0 +1,120 @@
+"""A front end as a process of its own, a child of the supervisor: the supervisor's side of it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from runahead.runtime.wire.engine_config import EngineConfig
+from runahead.service.settings import FrontEndSettings
+
+FRONT_END_MODULE: Final = "runahead.service.serve_front_end"
+# -P: nothing in the current directory can stand in for a module.
+COMMAND: Final = (sys.executable, "-P", "-m", FRONT_END_MODULE)
+
+LOADED: Final = b"loaded"
+DRAIN: Final = b"drain\n"
+END: Final = b"end\n"
+
+
+class FrontEndOrders(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line of its standard input.
+
+    index: which one it is, from 0. board: the descriptor of the memory that they share. linger_s: how
+    long it says that it is not serving after the engine was lost, before it ends.
+    """
+
+    engine: EngineConfig
+    settings: FrontEndSettings
+    index: int
+    board: int
+    linger_s: float
+
+
+class ServeOrder(msgspec.Struct, frozen=True):
+    """The second line: where the engine listens, and the port to serve on; 0 is any."""
+
+    socket: str
+    port: int
+
+
+class FrontEndStartError(RuntimeError):
+    """A front end has ended before it served; it has said why on standard error."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(f"a front end could not start (exit code {exit_code}); the reason is in its log above")
+        self.exit_code = exit_code
+
+
+class FrontEndProcess:
+    """A running front end, and the pipe that tells it what to do: at its end, to end."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @classmethod
+    async def start(cls, orders: FrontEndOrders, command: Sequence[str] = COMMAND) -> FrontEndProcess:
+        """Returns when it has loaded what it needs but the engine. If cancelled, leaves nothing behind.
+
+        Raises FrontEndStartError.
+        """
+        front_end = cls(
+            await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, pass_fds=(orders.board,)
+            )
+        )
+        try:
+            front_end._say(msgspec.json.encode(orders) + b"\n")
+            await front_end._hear(LOADED)
+        except BaseException:
+            await front_end.kill()
+            raise
+        return front_end
+
+    async def serve(self, socket: Path, port: int) -> int:
+        """Returns when it serves, with the port. Raises FrontEndStartError."""
+        self._say(msgspec.json.encode(ServeOrder(str(socket), port)) + b"\n")
+        return int(await self._hear(b"ready "))
+
+    def drain(self) -> None:
+        """It takes no more completions, and ends when those that are open have, or their grace has."""
+        self._say(DRAIN)
+
+    def end(self) -> None:
+        """It ends now, and whatever is open with it, by a status."""
+        self._say(END)
+
+    async def wait(self) -> int:
+        """Its exit code, when it has ended."""
+        return await self._process.wait()
+
+    async def kill(self) -> None:
+        """Idempotent."""
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def _say(self, line: bytes) -> None:
+        """To one that has ended it means nothing."""
+        assert self._process.stdin is not None
+        if not self._process.stdin.is_closing():
+            self._process.stdin.write(line)
+
+    async def _hear(self, beginning: bytes) -> bytes:
+        """The rest of its next line, which must begin so. Raises FrontEndStartError if it has ended instead."""
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if not line.startswith(beginning):
+            raise FrontEndStartError(await self._process.wait())
+        return line.removeprefix(beginning).strip()

@@ -1,0 +1,142 @@
+"""The process of a front end: `python -m runahead.service.serve_front_end`, started by the supervisor.
+
+It is told what to do by lines on standard input (`runahead.service.front_end_process` has them): its orders, when it
+may serve, when to drain and when to end. At the input's end the supervisor is gone, and it ends at once. Signals are
+the supervisor's, also those that a whole group of processes gets.
+Exit codes: 0 after a shutdown, 1 if the engine was lost, 2 if it could not start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from runahead.runtime.checkpoint import TOKENIZER, CheckpointError
+from runahead.runtime.wire.engine_config import ConfigError
+from runahead.service.board import Board
+from runahead.service.engine_client import SocketEngineClient
+from runahead.service.front_end import FrontEnd
+from runahead.service.front_end_process import DRAIN, END, LOADED, FrontEndOrders, ServeOrder
+from runahead.service.logs import configure_logs
+from runahead.service.request_stream import EngineLostError
+from runahead.service.security import Security, load_security
+from runahead.service.server_config import EXIT_CANNOT_START, EXIT_ENGINE_LOST, EXIT_OK
+from runahead.service.tokenizer import TextTokenizer, load_tokenizer
+
+_LINE_BYTES: Final = 16 << 20
+
+log = structlog.get_logger(__name__)
+
+
+def main() -> int:
+    """Serves until it is told to end. Returns the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    return asyncio.run(_main())
+
+
+async def _main() -> int:
+    lines = await _lines()
+    try:
+        orders = msgspec.json.decode(await lines.readline(), type=FrontEndOrders)
+    except msgspec.DecodeError:
+        return EXIT_CANNOT_START  # the supervisor has gone again
+    configure_logs(orders.settings.log)
+    try:
+        security = load_security(orders.settings, orders.engine.spelling)
+        tokenizer = _tokenizer(orders)
+        _say(LOADED)
+        try:
+            return await _serve(orders, security, tokenizer, lines)
+        finally:
+            if tokenizer is not None:
+                tokenizer.close()
+    except (ConfigError, CheckpointError, EngineLostError) as error:
+        print(f"runahead serve: {error}", file=sys.stderr, flush=True)
+    return EXIT_CANNOT_START
+
+
+async def _serve(
+    orders: FrontEndOrders, security: Security, tokenizer: TextTokenizer | None, lines: asyncio.StreamReader
+) -> int:
+    """Raises ConfigError or EngineLostError if it can't."""
+    line = await lines.readline()
+    if not line or line in (DRAIN, END):
+        return EXIT_OK
+    order = msgspec.json.decode(line, type=ServeOrder)
+    client = await SocketEngineClient.connect(Path(order.socket), counters_from=orders.engine.counters_from)
+    front_end = FrontEnd(
+        client, tokenizer, orders.settings, security, Board(orders.settings.frontends, orders.board), orders.index
+    )
+    host = f"[{orders.settings.host}]" if ":" in orders.settings.host.strip("[]") else orders.settings.host
+    port = await front_end.start(f"{host}:{order.port}")
+    _say(b"ready %d" % port)
+    return await _until_the_end(orders, client, front_end, lines)
+
+
+async def _until_the_end(
+    orders: FrontEndOrders, client: SocketEngineClient, front_end: FrontEnd, lines: asyncio.StreamReader
+) -> int:
+    told = asyncio.ensure_future(lines.readline())
+    lost = asyncio.ensure_future(client.wait_lost())
+    await asyncio.wait({told, lost}, return_when=asyncio.FIRST_COMPLETED)
+    if lost.done():
+        log.error("engine_lost", reason=lost.result().reason)
+        front_end.engine_lost()
+        await asyncio.wait({told}, timeout=orders.linger_s)
+        told.cancel()
+        await front_end.stop(0.0)
+        return EXIT_ENGINE_LOST
+    lost.cancel()
+    if told.result() != DRAIN:
+        await front_end.stop(0.0)
+        return EXIT_OK
+    log.info("draining", open_streams=front_end.servicer.counters.open_streams)
+    draining = asyncio.ensure_future(front_end.stop(orders.settings.shutdown_grace_s))
+    hurry = asyncio.ensure_future(lines.readline())  # whatever it says, and its end too
+    await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
+    front_end.hurry()
+    hurry.cancel()
+    await draining
+    return EXIT_OK
+
+
+def _tokenizer(orders: FrontEndOrders) -> TextTokenizer | None:
+    """The checkpoint's, unless none is wanted, or random weights are served that have none beside them.
+
+    Raises ConfigError.
+    """
+    folder = Path(orders.engine.model)
+    if orders.settings.tokenizer == "none":
+        return None
+    if orders.engine.load_format == "dummy" and not (folder / TOKENIZER).exists():
+        log.warning(
+            "no_tokenizer", why=f"{folder} has no {TOKENIZER}; random weights are served without: token ids only"
+        )
+        return None
+    return load_tokenizer(folder)
+
+
+async def _lines() -> asyncio.StreamReader:
+    """Of standard input."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=_LINE_BYTES)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    return reader
+
+
+def _say(line: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the supervisor is gone, which the input's end says next
+        sys.stdout.buffer.write(line + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""The supervisor: the process that owns the engine, the front ends and the port, and outlives them all.
+
+It imports neither grpc nor torch, and serves nobody: there is little in it that could fail. It starts what is to
+run, starts a front end again that has died, ends an engine that is stuck, and turns signals into a drain. When it dies
+itself, the input of every process that it has started ends, and so do they.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import tempfile
+from collections.abc import Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from runahead.runtime.checkpoint import check_files
+from runahead.service.board import Board
+from runahead.service.engine_process import EngineProcess
+from runahead.service.front_end_process import FrontEndOrders, FrontEndProcess, FrontEndStartError
+from runahead.service.port import Port
+from runahead.service.pulse import EngineWatch, stuck_after_s
+from runahead.service.restarts import Restarts
+from runahead.service.server_config import EXIT_ENGINE_LOST, EXIT_FORCED, EXIT_NO_FRONT_END, EXIT_OK, ServerConfig
+
+T = TypeVar("T")
+
+_LAST_WORDS_S: Final = 5.0  # for a front end to end, beyond what it was given
+
+log = structlog.get_logger(__name__)
+
+
+async def supervise(config: ServerConfig, port: Port) -> int:
+    """Serves until it is told to stop, the engine is lost, or no front end is left. Returns the exit code. Leaves no
+    process behind, however it ends.
+
+    Raises CheckpointError, ConfigError, EngineLostError, EngineStartError or FrontEndStartError if it can't start.
+    """
+    with tempfile.TemporaryFile() as memory:
+        memory.truncate(Board.size(config.front_end.frontends))
+        supervisor = Supervisor(config, port, memory.fileno())
+        try:
+            return await supervisor.run()
+        finally:
+            await supervisor.close()
+
+
+class _Signals:
+    """The first ends the service when its streams have ended, the second at once, the third with no word to anybody."""
+
+    def __init__(self) -> None:
+        self.stop, self.hurry, self.kill = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        for event in (self.stop, self.hurry, self.kill):
+            if not event.is_set():
+                event.set()
+                return
+
+
+class Supervisor:
+    """memory: the descriptor of what the front ends share, as `Board` has it."""
+
+    def __init__(self, config: ServerConfig, port: Port, memory: int) -> None:
+        self._config = config
+        self._settings = config.front_end
+        self._port = port
+        self._memory = memory
+        self._board = Board(self._settings.frontends, memory)
+        self._signals = _Signals()
+        self._front_ends: dict[int, FrontEndProcess] = {}  # those that have started, by their index
+        self._keepers: list[asyncio.Task[None]] = []
+        self._engine: EngineProcess | None = None
+        self._watch: EngineWatch | None = None
+
+    async def run(self) -> int:
+        """Raises what `supervise` raises."""
+        if await self._unless_told(self._start()) is None:
+            return await self._drain()  # of those that serve already
+        assert self._engine is not None and self._watch is not None
+        log.info(
+            "serving",
+            host=self._port.host,
+            port=self._port.number,
+            model=self._config.engine.served_name,
+            run_ahead=self._config.engine.run_ahead,
+            front_ends=len(self._front_ends),
+        )
+        self._keepers = [asyncio.create_task(self._keep(index)) for index in self._front_ends]
+        told = asyncio.create_task(self._signals.stop.wait())
+        ended = asyncio.create_task(self._engine_end(self._engine, self._watch))
+        none_left = asyncio.create_task(self._none_left())
+        waits: tuple[asyncio.Future[Any], ...] = (told, ended, none_left)
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if told.done():
+            return await self._drain()
+        if self._engine.has_ended:
+            log.error("engine_lost", exit_code=await ended)
+            return await self._after_the_engine()
+        none_left.result()
+        log.error("no_front_end_left")
+        return EXIT_NO_FRONT_END
+
+    async def close(self) -> None:
+        """Ends whatever still runs."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for front_end in self._front_ends.values():
+            await front_end.kill()
+        if self._watch is not None:
+            self._watch.close()
+        if self._engine is not None:
+            grace_s = 0.0 if self._signals.kill.is_set() else self._settings.shutdown_grace_s
+            log.info("engine_ended", exit_code=await self._engine.stop(grace_s))
+
+    # ------------------------------------------------------------ the beginning
+
+    async def _start(self) -> bool:
+        """Front ends first: what they refuse is known before a model is loaded."""
+        for index in range(self._settings.frontends):
+            await self._load(index)
+        check_files(Path(self._config.engine.model), has_weights=self._config.engine.load_format != "dummy")
+        self._engine = await EngineProcess.start(self._config.engine, self._settings.log)
+        self._watch = await EngineWatch.connect(
+            self._engine.socket, stuck_after_s(self._config.engine.launch_timeout_s)
+        )
+        for index in range(self._settings.frontends):
+            self._port.number = await self._front_ends[index].serve(self._engine.socket, self._port.number)
+        return True
+
+    async def _load(self, index: int) -> None:
+        """Raises FrontEndStartError."""
+        self._front_ends[index] = await FrontEndProcess.start(
+            FrontEndOrders(
+                engine=self._config.engine,
+                settings=self._settings,
+                index=index,
+                board=self._memory,
+                linger_s=self._config.linger_s,
+            )
+        )
+
+    async def _unless_told(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result of `work`, or None if a signal came first: `work` is cancelled then."""
+        task, told = asyncio.create_task(work), asyncio.create_task(self._signals.stop.wait())
+        try:
+            await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return None
+        finally:
+            told.cancel()
+
+    # ------------------------------------------------------------ while it serves
+
+    async def _keep(self, index: int) -> None:
+        """Has a front end there, as long as that helps. Returns when it does not any more."""
+        assert self._engine is not None
+        restarts, loop = Restarts(), asyncio.get_running_loop()
+        began, has_begun = loop.time(), True
+        while True:
+            if has_begun:
+                exit_code = await self._front_ends[index].wait()
+                self._board.clear(index)
+                if self._engine.has_ended:
+                    return  # that is why
+                log.error("front_end_died", front_end=index + 1, exit_code=exit_code)
+            delay_s = restarts.died(loop.time() - began if has_begun else 0.0)
+            if delay_s is None:
+                log.error("front_end_given_up", front_end=index + 1)
+                return
+            await asyncio.sleep(delay_s)
+            try:
+                await self._load(index)
+                await self._front_ends[index].serve(self._engine.socket, self._port.number)
+                began, has_begun = loop.time(), True
+                log.info("front_end_started_again", front_end=index + 1)
+            except (FrontEndStartError, OSError) as error:
+                has_begun = False
+                self._board.clear(index)
+                log.error("front_end_not_started", front_end=index + 1, why=str(error))
+
+    async def _none_left(self) -> None:
+        """Returns when nobody keeps a front end any more."""
+        await asyncio.wait(self._keepers)
+        for keeper in self._keepers:
+            if not keeper.cancelled():
+                keeper.result()
+
+    async def _engine_end(self, engine: EngineProcess, watch: EngineWatch) -> int:
+        """The engine's exit code. One that is stuck is ended."""
+        ended, stuck = asyncio.ensure_future(engine.wait()), asyncio.ensure_future(watch.wait_stuck())
+        await asyncio.wait({ended, stuck}, return_when=asyncio.FIRST_COMPLETED)
+        stuck.cancel()
+        if not ended.done():
+            log.error("engine_stuck", silent_s=stuck_after_s(self._config.engine.launch_timeout_s))
+            engine.kill()
+        return await ended
+
+    # ------------------------------------------------------------ the end
+
+    async def _drain(self) -> int:
+        """Tells the front ends to, and waits for them. A second signal ends their grace, a third everything."""
+        log.info("shutting_down", open_streams=self._board.total().open_streams)
+        self._stop_keeping()
+        for front_end in self._front_ends.values():
+            front_end.drain()
+        hurry = asyncio.create_task(self._signals.hurry.wait())
+        all_ended = asyncio.ensure_future(self._front_ends_end())
+        grace_s = self._settings.shutdown_grace_s + _LAST_WORDS_S
+        await asyncio.wait({hurry, all_ended}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        if not all_ended.done():
+            log.warning("grace_ended")
+            for front_end in self._front_ends.values():
+                front_end.end()
+            kill = asyncio.create_task(self._signals.kill.wait())
+            await asyncio.wait({kill, all_ended}, timeout=_LAST_WORDS_S, return_when=asyncio.FIRST_COMPLETED)
+            kill.cancel()
+        exit_code = EXIT_OK if all_ended.done() else EXIT_FORCED
+        hurry.cancel()
+        all_ended.cancel()
+        return exit_code
+
+    async def _after_the_engine(self) -> int:
+        """Front ends end by themselves: each hears of it from its own connection."""
+        self._stop_keeping()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.linger_s + _LAST_WORDS_S):
+                await self._front_ends_end()
+        return EXIT_OK if self._signals.stop.is_set() else EXIT_ENGINE_LOST
+
+    def _stop_keeping(self) -> None:
+        for keeper in self._keepers:
+            keeper.cancel()
+
+    async def _front_ends_end(self) -> None:
+        for front_end in self._front_ends.values():
+            await front_end.wait()

@@ -1,0 +1,206 @@
+"""What the supervisor does when front ends die, or can't be started: with processes that are none."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runahead.runtime.wire.engine_config import EngineConfig
+from runahead.service import restarts, supervisor
+from runahead.service.board import Board
+from runahead.service.engine_process import EngineProcess
+from runahead.service.front_end_process import FrontEndOrders, FrontEndProcess, FrontEndStartError
+from runahead.service.port import Port
+from runahead.service.pulse import EngineWatch
+from runahead.service.server_config import EXIT_ENGINE_LOST, EXIT_NO_FRONT_END, EXIT_OK, ServerConfig
+from runahead.service.settings import FrontEndSettings
+
+TIMEOUT_S = 30.0
+
+
+class Ending:
+    """Something that runs until it ends, or is ended."""
+
+    def __init__(self) -> None:
+        self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def has(self, code: int) -> None:
+        if not self._code.done():
+            self._code.set_result(code)
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._code)
+
+
+class FakeEngine(Ending):
+    socket = Path("/nowhere")
+
+    @property
+    def has_ended(self) -> bool:
+        return self._code.done()
+
+    def kill(self) -> None:
+        self.has(-9)
+
+    async def stop(self, grace_s: float) -> int:
+        self.has(0)
+        return await self.wait()
+
+
+class FakeWatch:
+    def __init__(self) -> None:
+        self.stuck = asyncio.Event()
+
+    async def wait_stuck(self) -> None:
+        await self.stuck.wait()
+
+    def close(self) -> None:
+        pass
+
+
+class FakeFrontEnd(Ending):
+    def __init__(self, world: World, index: int) -> None:
+        super().__init__()
+        self.index = index
+        self._world = world
+
+    async def serve(self, socket: Path, port: int) -> int:
+        if self._world.refuses and self._world.serving:
+            self._world.refused += 1
+            raise FrontEndStartError(2)
+        self._world.serving.append(self)
+        self._world.served.set()
+        return port or 1234
+
+    def drain(self) -> None:
+        self.has(0)
+
+    end = drain
+
+    async def kill(self) -> None:
+        self.has(-9)
+
+
+class World:
+    """Everything that the supervisor starts."""
+
+    def __init__(self, frontends: int, memory: int) -> None:
+        self.config = ServerConfig(EngineConfig(model="x"), FrontEndSettings(frontends=frontends), linger_s=0.0)
+        self.board = Board(frontends, memory)
+        self.supervisor = supervisor.Supervisor(self.config, Port("127.0.0.1", 1234, ExitStack()), memory)
+        self.engine, self.watch = FakeEngine(), FakeWatch()
+        self.serving: list[FakeFrontEnd] = []
+        self.served = asyncio.Event()
+        self.refuses = False  # others than those that serve already can't be started
+        self.refused = 0
+
+    async def until_served(self, count: int) -> None:
+        while len(self.serving) < count:
+            self.served.clear()
+            await self.served.wait()
+
+
+@pytest.fixture(autouse=True)
+def nothing_real(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """And no time between two starts."""
+    monkeypatch.setattr(restarts, "BACK_OFF_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(supervisor, "check_files", lambda folder, has_weights: None)
+    yield
+
+
+def run(body: Any, frontends: int = 1) -> None:
+    """Runs `body(world, the supervisor's exit code to come)` with everything started."""
+
+    async def started() -> None:
+        with tempfile.TemporaryFile() as memory, pytest.MonkeyPatch.context() as patch:
+            memory.truncate(Board.size(frontends))
+            world = World(frontends, memory.fileno())
+
+            async def start(orders: FrontEndOrders) -> FakeFrontEnd:
+                return FakeFrontEnd(world, orders.index)
+
+            async def start_engine(*_: object) -> FakeEngine:
+                return world.engine
+
+            async def connect(*_: object) -> FakeWatch:
+                return world.watch
+
+            patch.setattr(FrontEndProcess, "start", start)
+            patch.setattr(EngineProcess, "start", start_engine)
+            patch.setattr(EngineWatch, "connect", connect)
+            code = asyncio.create_task(world.supervisor.run())
+            async with asyncio.timeout(TIMEOUT_S):
+                await world.until_served(frontends)
+                await body(world, code)
+            await world.supervisor.close()
+
+    asyncio.run(started())
+
+
+def test_a_front_end_that_can_t_be_started_again_is_given_up_and_a_service_without_any_ends() -> None:
+    async def body(world: World, code: asyncio.Task[int]) -> None:
+        world.refuses = True
+        world.serving[0].has(-9)
+        assert await code == EXIT_NO_FRONT_END
+        assert world.refused == len(restarts.BACK_OFF_S)
+
+    run(body)
+
+
+def test_one_that_dies_again_and_again_is_given_up_and_the_others_go_on() -> None:
+    async def body(world: World, code: asyncio.Task[int]) -> None:
+        first, second = sorted(world.serving, key=lambda front_end: front_end.index)
+        first.has(1)
+        for count in range(3, 3 + len(restarts.BACK_OFF_S)):
+            await world.until_served(count)
+            world.serving[-1].has(1)
+        world.board.line(1).open_streams = 5
+        await asyncio.wait(world.supervisor._keepers[:1])
+        assert not code.done()
+        assert world.serving.count(second) == 1
+        assert world.board.total().open_streams == 5
+        world.engine.has(1)
+        second.has(1)
+        assert await code == EXIT_ENGINE_LOST
+
+    run(body, frontends=2)
+
+
+def test_what_a_dead_front_end_had_open_is_open_no_more_at_once() -> None:
+    async def body(world: World, code: asyncio.Task[int]) -> None:
+        line = world.board.line(0)
+        line.open_streams, line.refused, line.front_ends = 7, 2, 1
+        world.serving[0].has(-9)
+        await world.until_served(2)
+        total = world.board.total()
+        assert (total.open_streams, total.refused, total.front_ends) == (0, 2, 0)
+        code.cancel()
+
+    run(body)
+
+
+def test_an_engine_that_is_stuck_is_killed_and_the_service_ends() -> None:
+    async def body(world: World, code: asyncio.Task[int]) -> None:
+        world.watch.stuck.set()
+        assert await world.engine.wait() == -9
+        world.serving[0].has(1)
+        assert await code == EXIT_ENGINE_LOST
+        assert len(world.serving) == 1, "a front end that ends with the engine is not started again"
+
+    run(body)
+
+
+def test_a_signal_while_everything_serves_ends_it_in_order() -> None:
+    async def body(world: World, code: asyncio.Task[int]) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        assert await code == EXIT_OK
+        assert await world.serving[0].wait() == 0
+
+    run(body)
