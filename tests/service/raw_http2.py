@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
@@ -50,7 +51,7 @@ class RawClient:
         head = struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream)
         self._socket.sendall((head + payload) * times)
 
-    def begin(self, method: str, *, ends: bool = False, **headers: str) -> int:
+    def begin(self, method: str, headers: Mapping[str, str] | None = None) -> int:
         """Headers of a call, and nothing behind them. Returns the stream."""
         stream, self._next_stream = self._next_stream, self._next_stream + 2
         named = {
@@ -60,16 +61,16 @@ class RawClient:
             ":authority": "127.0.0.1",
             "te": "trailers",
             "content-type": "application/grpc",
-            **headers,
+            **(headers or {}),
         }
         block = b"".join(b"\x00" + _text(name) + _text(value) for name, value in named.items())
-        self.send(HEADERS, block, END_HEADERS | (END_STREAM if ends else 0), stream)
+        self.send(HEADERS, block, END_HEADERS, stream)
         return stream
 
-    def message(self, stream: int, data: bytes, *, ends: bool, says: int | None = None) -> None:
-        """A message of a call. says: how long it claims to be."""
+    def message(self, stream: int, data: bytes, *, ends: bool, says: int | None = None, flag: int = 0) -> None:
+        """A message of a call. says: how long it claims to be. flag: 1 claims that it is compressed."""
         length = len(data) if says is None else says
-        self.send(DATA, b"\x00" + struct.pack(">I", length) + data, END_STREAM if ends else 0, stream)
+        self.send(DATA, bytes([flag]) + struct.pack(">I", length) + data, END_STREAM if ends else 0, stream)
 
     def frames_until(self, kind: int, stream: int | None = None) -> list[Frame]:
         """What comes, up to the first frame of a kind, and of a stream if one is given.

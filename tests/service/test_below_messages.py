@@ -279,3 +279,27 @@ def test_a_call_that_nobody_looks_at_for_too_long_is_given_up(
             assert code(clock) == grpc.StatusCode.DEADLINE_EXCEEDED, "it was longer than a second"
         codes = {call.code() for call in calls[1:]}  # the library had handed the first one on
         assert codes == {grpc.StatusCode.OK if served_late else grpc.StatusCode.CANCELLED}
+
+
+@pytest.mark.parametrize(
+    ("headers", "flag", "data"),
+    [
+        ({"grpc-encoding": "snappy"}, 0, b""),
+        ({"grpc-encoding": "gzip"}, 1, b"no gzip"),
+        ({}, 1, b"of no encoding"),
+        ({"grpc-timeout": "soon"}, 0, b""),
+        ({"te": "nothing"}, 0, b""),
+    ],
+)
+def test_what_the_library_refuses_itself_has_its_code_and_the_connection_serves_on(
+    service: Service, headers: dict[str, str], flag: int, data: bytes
+) -> None:
+    """INTERNAL, where INVALID_ARGUMENT or UNIMPLEMENTED would say whose mistake it is. README lists them."""
+    with RawClient(service.port) as client:
+        stream = client.begin("GetModelInfo", headers)
+        client.message(stream, data, ends=True, flag=flag)
+        assert b"grpc-status\x0213" in client.status_of(stream).payload
+        whole = client.begin("GetModelInfo")
+        client.message(whole, b"", ends=True)
+        client.frames_until(DATA, whole)  # the answer
+    assert service.stub.GetModelInfo(GetModelInfoRequest(), timeout=TIMEOUT_S).model == "fake"
