@@ -18,13 +18,31 @@ _LN2_HIGH = tl.constexpr(philox.LN2_HIGH)
 _LN2_LOW = tl.constexpr(philox.LN2_LOW)
 _LOG2_E = tl.constexpr(philox.LOG2_E)
 _SQRT_HALF_BITS = tl.constexpr(philox.SQRT_HALF_BITS)
+_MULTIPLIER_0 = tl.constexpr(0xD2511F53)
+_MULTIPLIER_1 = tl.constexpr(0xCD9E8D57)
 _EXP_LOWEST = tl.constexpr(philox.EXP_LOWEST)
 
 
 @triton.jit
 def block_words(seed, position, block):
-    """The four words of counter (position, block, 0, 0). seed: int64. position: int32. block: int32 [b]."""
-    return tl.philox(seed, position + tl.zeros_like(block), block, tl.zeros_like(block), tl.zeros_like(block))
+    """The four words of counter (position, block, 0, 0). seed: int64. position: int32. block: int32 [b].
+
+    Both halves of a product are one instruction.
+    """
+    c0 = (position + tl.zeros_like(block)).to(tl.uint32)
+    c1 = block.to(tl.uint32)
+    c2 = tl.zeros_like(c0)
+    c3 = tl.zeros_like(c0)
+    k0 = (seed & 0xFFFFFFFF).to(tl.uint64)
+    k1 = seed.to(tl.uint64) >> 32
+    for _ in tl.static_range(10):
+        p0 = c0.to(tl.uint64) * _MULTIPLIER_0
+        p1 = c2.to(tl.uint64) * _MULTIPLIER_1
+        c0, c1 = (p1 >> 32).to(tl.uint32) ^ c1 ^ k0.to(tl.uint32), p1.to(tl.uint32)
+        c2, c3 = (p0 >> 32).to(tl.uint32) ^ c3 ^ k1.to(tl.uint32), p0.to(tl.uint32)
+        k0 += 0x9E3779B9
+        k1 += 0xBB67AE85
+    return c0, c1, c2, c3
 
 
 @triton.jit

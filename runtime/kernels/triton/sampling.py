@@ -25,13 +25,17 @@ from runahead.runtime.kernels.triton.sampling_brackets import (
     bracket_kernel,
     guess_kernel,
 )
-from runahead.runtime.kernels.triton.sampling_draw import draw_kernel, finish_kernel, scan
+from runahead.runtime.kernels.triton.sampling_draw import draw_kernel, scan
 from runahead.runtime.kernels.triton.sampling_filters import edit_kernel
+from runahead.runtime.kernels.triton.sampling_finish import finish_kernel
 from runahead.runtime.kernels.triton.sampling_logprobs import LogprobBuffers, enqueue_logprobs, make_logprob_buffers
 from runahead.runtime.kernels.triton.sampling_rows import TILE, programs_for
 
 _LIST_BLOCK: Final = 4096  # tokens of a row's list that the search for its border holds in registers
 _BIAS_BLOCK: Final = 256
+# Of a program of a kernel that is shared among rows: an H200's multiprocessor has registers for four of them.
+_WARPS: Final = 4
+_OPTIONS: Final = {"num_warps": _WARPS, "maxnreg": 128}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,8 @@ class SamplerBuffers:
     cut_key: torch.Tensor  # int32 [rows] of rows with a border: its key, and the last id with that key that is left
     cut_id: torch.Tensor  # int32 [rows]
     scores: torch.Tensor  # float32 [rows, vocab] logits of edited rows
-    listed: torch.Tensor  # int32 [rows, vocab] tokens about the border
+    listed: torch.Tensor  # int32 [rows, vocab] tokens about the border, those of a tile from where it begins
+    list_lengths: torch.Tensor  # int32 [rows, tiles] how many these are
 
 
 def make_sampler_buffers(rows: int, vocab_size: int, max_top: int, device: torch.device) -> SamplerBuffers:
@@ -93,6 +98,7 @@ def make_sampler_buffers(rows: int, vocab_size: int, max_top: int, device: torch
         cut_id=i32(rows),
         scores=f32(rows, vocab_size),
         listed=i32(rows, vocab_size),
+        list_lengths=i32(rows, tiles),
     )
 
 
@@ -168,7 +174,7 @@ class _Run:
         """Constants and options of a kernel whose programs are shared among rows. No fused multiply-add: bits must be
         those of the reference."""
         rows_pad = triton.next_power_of_2(self.buffers.kinds.shape[0])
-        return {**self._sizes, "TILE": TILE, "ROWS_PAD": rows_pad, "num_warps": 4, "enable_fp_fusion": False}
+        return {**self._sizes, "TILE": TILE, "ROWS_PAD": rows_pad, **_OPTIONS, "enable_fp_fusion": False}
 
     @property
     def _programs(self) -> tuple[int]:
@@ -224,6 +230,7 @@ class _Run:
                 AGAIN=again,
                 SAMPLES=samples,
                 SAMPLES_PAD=triton.next_power_of_2(samples),
+                THREADS=32 * _WARPS,
                 **self._shared,
             )
 
@@ -239,10 +246,11 @@ class _Run:
             buffers.border_sums,
             buffers.border_keys,
             buffers.listed,
+            buffers.list_lengths,
             buffers.best_score,
             buffers.best_id,
             FULL=full,
-            **{**self._shared, "num_warps": 8 if full else 4},
+            **{**self._shared, "num_warps": 2 * _WARPS if full else _WARPS},
         )
         finish_kernel[(self.slots.shape[0],)](
             *self._source,
@@ -259,6 +267,7 @@ class _Run:
             buffers.border_sums,
             buffers.border_keys,
             buffers.listed,
+            buffers.list_lengths,
             buffers.best_score,
             buffers.best_id,
             buffers.cut_key,
@@ -267,6 +276,7 @@ class _Run:
             buffers.finite.view(torch.int8),
             FULL=full,
             BLOCK=_LIST_BLOCK,
+            TILE=TILE,
             **self._sizes,
             num_warps=16 if full else 1,
             enable_fp_fusion=False,

@@ -10,8 +10,6 @@ from typing import Final
 import triton
 import triton.language as tl
 
-from runahead.runtime.kernels.reference.sampling_filters import MASS_ONE
-from runahead.runtime.kernels.triton.philox import exp32
 from runahead.runtime.kernels.triton.sampling_rows import (
     BORDERED,
     EDITED,
@@ -22,12 +20,18 @@ from runahead.runtime.kernels.triton.sampling_rows import (
     share_of_rows,
     source_of_row,
 )
+from runahead.runtime.kernels.triton.sampling_scores import (
+    WORST_KEY,
+    inverse_of,
+    key_of,
+    limbs_of,
+    mass_of,
+    mass_of_limbs,
+    scores_of,
+)
 
-mass_one = tl.constexpr(MASS_ONE)
-WORST_KEY = tl.constexpr(0x7F800000)  # of a score of -inf
 _MASSLESS = tl.constexpr(28.0)  # how far below the highest score every mass is 0
 _MASSLESS_KEY = tl.constexpr(0x41E00000)
-NO_KEY = tl.constexpr(0x7FFFFFFF)  # of what is no token that counts: above all keys
 
 # How far below the highest score the guess looks. The last stands for all that is lower.
 LADDER: Final = (0.1, 0.25, 0.5, 0.8, 1.2, 1.6, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.5, 7.5, 11.0, 28.0)
@@ -40,29 +44,13 @@ OFFSETS: Final = (
     (0.0, 1 / 36, 4 / 36, 9 / 36, 16 / 36, 25 / 36, 2.0, 2.0),
 )
 ROUNDS: Final = len(OFFSETS)
-TILES_OF_A_SAMPLE: Final = 4  # a guess looks at the first quarter of each of so many tiles
+TILES_OF_A_SAMPLE: Final = 8  # a guess looks at the first eighth of each of so many tiles
 _LONG = tl.constexpr(4096)  # tokens between two keys that are worth a second round
 _RUNGS = tl.constexpr(len(LADDER))
 _SPOTS = tl.constexpr(len(OFFSETS[0]))
 _ROUNDS = tl.constexpr(ROUNDS)
 _SAMPLE = tl.constexpr(TILES_OF_A_SAMPLE)
 _FINE = tl.constexpr(64)  # places between two rungs that the guess tells apart
-# A tile's number and mass in one integer: the number is at most 2**11, so that both fit, the mass without a sign.
-_COUNT_BITS = tl.constexpr(12)
-_COUNT_MASK = tl.constexpr((1 << 12) - 1)
-_MASS_MASK = tl.constexpr((1 << 52) - 1)
-
-
-@triton.jit
-def key_of(score):
-    """Of scores that are zero, whatever its sign, or negative; and of distances below the highest score."""
-    return score.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-
-
-@triton.jit
-def mass_of(score):
-    """Probability mass in fixed point, 1 for the most likely token."""
-    return (exp32(score) * mass_one).to(tl.int64)
 
 
 @triton.jit
@@ -100,7 +88,7 @@ def guess_kernel(
 ):
     """How many tokens of a sample, or what weight, are up to each rung of the ladder: float32 [rows, samples, rungs].
 
-    A sample is the first quarter of four tiles, without the highest of each tile: these are few and weigh most, so that
+    A sample is the first eighth of eight tiles, without the highest of each tile: these are few and weigh most, so that
     all of them are counted where the guess is made.
     """
     row, first, end = share_of_rows(kinds, BORDERED, count, SAMPLES, ROWS_PAD)
@@ -240,11 +228,14 @@ def bracket_kernel(
     ROWS_PAD: tl.constexpr,
     SAMPLES: tl.constexpr,
     SAMPLES_PAD: tl.constexpr,
+    THREADS: tl.constexpr,
 ):
-    """Number and mass of the tokens of a tile up to each of a few keys: int64 [rows, rounds, tiles, spots].
+    """The amount of a row's tokens up to each of a few keys: int64 [rows, rounds, tiles, spots], of all the tiles of a
+    program at the first of them, and zeros at the others.
 
     The first round places the keys by the guess, the second between those two of the first that have the border between
-    them, for rows with many tokens there. keys: int32 [rows, rounds, spots], ascending.
+    them, for rows with many tokens there. keys: int32 [rows, rounds, spots], ascending. A thread of THREADS takes four
+    tokens at a time, whose limbs float32 adds up exactly.
     """
     row, first, end = share_of_rows(kinds, BORDERED, count, TILES, ROWS_PAD)
     if first < end:
@@ -254,12 +245,14 @@ def bracket_kernel(
             logits, logits_stride, logit_rows, row, edited, partial_max, edited_max, scores, VOCAB, TILES, TILES_PAD
         )
         line = row * _ROUNDS + AGAIN
+        s = tl.arange(0, _SPOTS)
+        limited = has_limit(slot, parameters, VOCAB)
         if usable:
             if AGAIN:
-                low_key, high_key, _, _, _, below, up_to = _round_of_row(
+                low_key, high_key, amount_low, amount_high, _ = _round_of_row(
                     sums, keys, row * _ROUNDS, slot, parameters, VOCAB, TILES, TILES_PAD
                 )
-                end = tl.where(tl.sum(up_to - below, 0) > _LONG, end, first)
+                end = tl.where(_is_long(high_key, amount_high - amount_low, limited), end, first)
                 low = tl.maximum(low_key, 0).to(tl.float32, bitcast=True)
                 high = high_key.to(tl.float32, bitcast=True)
                 high = tl.where(high > _MASSLESS, tl.minimum(high, 2.0 * low + 1.0), high)
@@ -271,39 +264,73 @@ def bracket_kernel(
                 center, low, high = _guess(
                     guesses, ladder, peaks, row, slot, peak, parameters, VOCAB, TILES, TILES_PAD, SAMPLES, SAMPLES_PAD
                 )
-            last_key = tl.where(has_limit(slot, parameters, VOCAB), WORST_KEY, _MASSLESS_KEY)
-            s = tl.arange(0, _SPOTS)
-            at = center + (high - low) * tl.load(offsets + AGAIN * _SPOTS + s)
-            up_to = key_of(tl.minimum(tl.maximum(at, low), high))
-            up_to = tl.where(s == _SPOTS - 1, last_key, up_to)
-            if first == 0:
-                tl.store(keys + line * _SPOTS + s, up_to)
-            heat = heat_of(slot, parameters)
-            for tile in range(first, end):
-                i = tile * TILE + tl.arange(0, TILE)
-                inside = i < VOCAB
-                x = tl.load(source + i, mask=inside, other=float("-inf"))
-                score = tl.div_rn(x - peak, heat + tl.zeros_like(x))
-                key = tl.where(inside, key_of(score), NO_KEY)
-                packed = (mass_of(score) << _COUNT_BITS) + 1
-                half = tl.join(_every_second(packed, key, up_to, 0), _every_second(packed, key, up_to, 1))
-                within = tl.sum(half, 0).reshape([_SPOTS])  # one pass from thread to thread for all sums
-                tl.store(sums + (line * TILES + tile) * _SPOTS + s, within)
+            if first < end:
+                last_key = tl.where(limited, WORST_KEY, _MASSLESS_KEY)
+                at = center + (high - low) * tl.load(offsets + AGAIN * _SPOTS + s)
+                up_to = key_of(tl.minimum(tl.maximum(at, low), high))
+                up_to = tl.where(s == _SPOTS - 1, last_key, up_to)
+                if first == 0:
+                    tl.store(keys + line * _SPOTS + s, up_to)
+                borders = -up_to.to(tl.float32, bitcast=True)
+                b0, b1, b2, b3 = _border(borders, 0), _border(borders, 1), _border(borders, 2), _border(borders, 3)
+                b4, b5, b6, b7 = _border(borders, 4), _border(borders, 5), _border(borders, 6), _border(borders, 7)
+                heat = heat_of(slot, parameters)
+                inverse = inverse_of(heat, peak)
+                within = tl.zeros([THREADS, 2, 2, 2], tl.int64)
+                for tile in range(first, end):
+                    uppers = tl.zeros([4 * THREADS, 2, 2, 2], tl.float32)
+                    lowers = tl.zeros([4 * THREADS, 2, 2, 2], tl.float32)
+                    for step in range(0, TILE // (4 * THREADS)):
+                        i = tile * TILE + step * (4 * THREADS) + tl.arange(0, 4 * THREADS)
+                        x = tl.load(source + i, mask=i < VOCAB, other=float("-inf"))
+                        score = scores_of(x, peak, heat, inverse)
+                        if limited:
+                            upper = tl.zeros_like(x)
+                            lower = (i < VOCAB).to(tl.float32)
+                        else:
+                            upper, lower = limbs_of(score)
+                        counts = _joined(
+                            _counts(score, b0), _counts(score, b1), _counts(score, b2), _counts(score, b3),
+                            _counts(score, b4), _counts(score, b5), _counts(score, b6), _counts(score, b7),
+                        )  # fmt: skip
+                        uppers = tl.fma(counts, _eightfold(upper), uppers)
+                        lowers = tl.fma(counts, _eightfold(lower), lowers)
+                    within += mass_of_limbs(_of_threads(uppers, THREADS), _of_threads(lowers, THREADS))
+                t = tl.arange(0, TILES_PAD)[:, None]
+                at = sums + (line * TILES + t) * _SPOTS + s[None, :]
+                amounts = tl.where(t == first, tl.sum(within, 0).reshape([_SPOTS])[None, :], 0)
+                tl.store(at, amounts, mask=(t >= first) & (t < end))
 
 
 @triton.jit
-def _every_second(packed, key, up_to, SPOT: tl.constexpr):
-    """What a tile's tokens add to the sums of the spots SPOT, SPOT + 2, ... of 8: [TILE, 2, 2]."""
-    return tl.join(
-        tl.join(_up_to(packed, key, up_to, SPOT), _up_to(packed, key, up_to, SPOT + 4)),
-        tl.join(_up_to(packed, key, up_to, SPOT + 2), _up_to(packed, key, up_to, SPOT + 6)),
-    )
+def _border(borders, SPOT: tl.constexpr):
+    """One of the scores that a bracket's keys stand for."""
+    return tl.sum(tl.where(tl.arange(0, _SPOTS) == SPOT, borders, 0.0), 0)
 
 
 @triton.jit
-def _up_to(packed, key, up_to, SPOT: tl.constexpr):
-    own = tl.sum(tl.where(tl.arange(0, _SPOTS) == SPOT, up_to, 0), 0)
-    return tl.where(key <= own, packed, 0)
+def _counts(score, border):
+    """1 for a token up to a border, 0 for others: a factor of what it adds, which takes fewer instructions than to
+    select each limb."""
+    return tl.where(score >= border, 1.0, 0.0)
+
+
+@triton.jit
+def _joined(x0, x1, x2, x3, x4, x5, x6, x7):
+    """Eight tensors [n] as [n, 2, 2, 2], in the order of their numbers."""
+    even = tl.join(tl.join(x0, x4), tl.join(x2, x6))
+    return tl.join(even, tl.join(tl.join(x1, x5), tl.join(x3, x7)))
+
+
+@triton.jit
+def _eightfold(x):
+    return _joined(x, x, x, x, x, x, x, x)
+
+
+@triton.jit
+def _of_threads(limbs, THREADS: tl.constexpr):
+    """Sums of the four tokens of a thread that are beside each other: [THREADS, 2, 2, 2]."""
+    return tl.sum(limbs.reshape([THREADS, 4, 2, 2, 2]), 1)
 
 
 @triton.jit
@@ -313,51 +340,50 @@ def target_of_share(share, total):
 
 
 @triton.jit
+def _is_long(high, between, limited):
+    """Whether there may be many tokens between two keys, whose amount is `between`: the least likely is at `high`."""
+    least = mass_of(-high.to(tl.float32, bitcast=True)).to(tl.float32)
+    return between.to(tl.float32) > tl.where(limited, 1.0, least) * _LONG
+
+
+@triton.jit
 def _round_of_row(
     sums, keys, line, slot, parameters, VOCAB: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr
 ):
-    """What `bracket_of_row` returns, of one round; and instead of the tokens between the keys those up to `low` and
-    those up to `high`. `low` is -1 where the border may be at the highest score itself."""
+    """What `bracket_of_row` returns, of one round. `low` is -1 where the border may be at the highest score itself."""
     s = tl.arange(0, _SPOTS)
     t = tl.arange(0, TILES_PAD)[:, None]
-    packed = tl.load(sums + (line * TILES + t) * _SPOTS + s[None, :], mask=t < TILES, other=0)
-    counts = (packed & _COUNT_MASK).to(tl.int32)
-    masses = tl.sum((packed >> _COUNT_BITS) & _MASS_MASK, 0)
+    amounts = tl.sum(tl.load(sums + (line * TILES + t) * _SPOTS + s[None, :], mask=t < TILES, other=0), 0)
     limited = has_limit(slot, parameters, VOCAB)
-    target = target_of_share(share_of(slot, parameters), tl.max(masses, 0))
+    target = target_of_share(share_of(slot, parameters), tl.max(amounts, 0))
     target = tl.where(limited, limit_of(slot, parameters).to(tl.int64), target)
-    amounts = tl.where(limited, tl.sum(counts, 0).to(tl.int64), masses)
     key = tl.load(keys + line * _SPOTS + s)
     enough = amounts >= target
     low = tl.max(tl.where(enough, -1, key), 0)
     high = tl.min(tl.where(enough, key, WORST_KEY), 0)
     amount_low = tl.max(tl.where(enough, 0, amounts), 0)
     amount_high = tl.min(tl.where(enough, amounts, 0x7FFFFFFFFFFFFFFF), 0)
-    place = tl.sum((enough == 0).to(tl.int32), 0)  # of `high`; `low` is the one before it
-    up_to_low = tl.sum(tl.where(s[None, :] == place - 1, counts, 0), 1)
-    up_to_high = tl.sum(tl.where(s[None, :] == place, counts, 0), 1)
-    return low, high, amount_low, amount_high, target, up_to_low, up_to_high
+    return low, high, amount_low, amount_high, target
 
 
 @triton.jit
 def bracket_of_row(
     sums, keys, row, slot, parameters, VOCAB: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr
 ):
-    """Where a row's border is: the keys `low` and `high`, the amounts up to them, the target, and how many tokens of
-    each tile are between them, [TILES_PAD].
+    """Where a row's border is: the keys `low` and `high`, the amounts up to them, and the target.
 
     Tokens up to `low` are left and above `high` they are not. With top-k and top-p together `low` is -1: the border of
     top-p may be anywhere before that of top-k.
     """
-    low, high, amount_low, amount_high, target, below, up_to = _round_of_row(
+    low, high, amount_low, amount_high, target = _round_of_row(
         sums, keys, row * _ROUNDS, slot, parameters, VOCAB, TILES, TILES_PAD
     )
-    if tl.sum(up_to - below, 0) > _LONG:
-        low, high, amount_low, amount_high, target, below, up_to = _round_of_row(
+    limited = has_limit(slot, parameters, VOCAB)
+    if _is_long(high, amount_high - amount_low, limited):
+        low, high, amount_low, amount_high, target = _round_of_row(
             sums, keys, row * _ROUNDS + 1, slot, parameters, VOCAB, TILES, TILES_PAD
         )
-    if has_limit(slot, parameters, VOCAB) & (share_of(slot, parameters) < 1.0):
+    if limited & (share_of(slot, parameters) < 1.0):
         low = tl.full([], -1, tl.int32)
         amount_low = tl.full([], 0, tl.int64)
-        below = tl.zeros_like(below)
-    return low, high, amount_low, amount_high, target, up_to - below
+    return low, high, amount_low, amount_high, target

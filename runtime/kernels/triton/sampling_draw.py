@@ -1,4 +1,4 @@
-"""From logits to tokens: find each row's peak, add the noise, take the highest. Tiles of a row, then the row."""
+"""From logits to the best token of each tile: find the row's peak, add the noise, take the highest."""
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
 # (a kernel's pointers have no Python type)
@@ -9,9 +9,16 @@ import torch
 import triton
 import triton.language as tl
 
-from runahead.runtime.kernels.triton.philox import block_words, exp32, gumbel, uniform, word_of
-from runahead.runtime.kernels.triton.sampling_borders import border_of_row, listed_tokens
-from runahead.runtime.kernels.triton.sampling_brackets import WORST_KEY, bracket_of_row, key_of
+from runahead.runtime.kernels.triton.philox import block_words, exp32
+from runahead.runtime.kernels.triton.sampling_brackets import bracket_of_row
+from runahead.runtime.kernels.triton.sampling_race import (
+    NEVER,
+    by_four,
+    cold_of,
+    first_of_tile,
+    may_arrive,
+    soonest_of_row,
+)
 from runahead.runtime.kernels.triton.sampling_rows import (
     BORDERED,
     DRAWS,
@@ -21,15 +28,11 @@ from runahead.runtime.kernels.triton.sampling_rows import (
     heat_of,
     kind_of_row,
     least_weight_of,
-    row_peak,
     seed_of,
     share_of_rows,
     source_of_row,
 )
-
-_LOG2_E = tl.constexpr(1.4426950408889634)
-_FARTHEST = tl.constexpr(100.0)  # of distances in powers of 2: no noise makes up for more
-_RESERVE = tl.constexpr(1.0 + 2e-4)  # ten times what the rounding of times and scores can amount to
+from runahead.runtime.kernels.triton.sampling_scores import WORST_KEY, inverse_of, key_of, scores_of
 
 
 @triton.jit
@@ -108,37 +111,17 @@ def scan(
 
 
 @triton.jit
-def _first_of_tile(source, i, x, drawn, peak, heat, seed, position, soonest, TILE: tl.constexpr):
-    """The highest score with noise of a tile's tokens that are `drawn`, its id, and `soonest` after this tile.
-
-    soonest: when the first to arrive of the tiles so far does, at the latest; in which race, is said here.
-
-    The highest of score + noise is the first to arrive in a race in which a token with the uniform number u takes the
-    time -log(u) * e**-score. A logarithm is not needed to see which tokens may be the first: -log(u) is at least 1 - u,
-    and more than that by a factor which is known from 1 - u. The noise is computed for those alone that may be the
-    first of this tile and of the tiles before it: one or two in most tiles, none in many.
-    """
-    first_block = tl.min(i, 0) // 4
-    words = block_words(seed, position, first_block + tl.arange(0, TILE // 4))
-    by_id = tl.join(tl.join(words[0], words[2]), tl.join(words[1], words[3])).reshape([TILE])
-    cold = tl.minimum(1.0 / heat * _LOG2_E, 3e38)
-    slowness = tl.exp2(tl.minimum((peak - x) * cold, _FARTHEST))
-    earliest = tl.where(drawn, (1.0 - uniform(by_id)) * slowness, float("inf"))
-    first = tl.min(earliest, 0)
-    least = first / tl.min(tl.where(drawn, slowness, float("inf")), 0)  # 1 - u of that token is no more
-    factor = tl.where(least < 0.68, 1.0 + least, tl.where(least < 0.999, 7.0, 17.0))
-    soonest = tl.minimum(soonest, first * factor)
-    may_be_first = earliest <= soonest * _RESERVE
-    highest = tl.full([], float("-inf"), tl.float32)
-    chosen = tl.full([], NO_TOKEN, tl.int32)
-    for _ in range(0, tl.sum(may_be_first.to(tl.int32), 0)):
-        token = tl.min(tl.where(may_be_first, i, NO_TOKEN), 0)
-        may_be_first = may_be_first & (i != token)
-        noisy = tl.div_rn(tl.load(source + token) - peak, heat) + gumbel(word_of(seed, position, token))
-        better = noisy > highest  # ids rise: the first of equals stays
-        highest = tl.where(better, noisy, highest)
-        chosen = tl.where(better, token, chosen)
-    return highest, chosen, soonest
+def _list(listed, i, between, TILE: tl.constexpr):
+    """Writes the ids of a tile's tokens that are `between`, in their order."""
+    b0, b1, b2, b3 = by_four(between, TILE)
+    i0, _, _, _ = by_four(i, TILE)
+    four = b0 + b1 + b2 + b3
+    at = listed + (tl.cumsum(four, 0) - four)
+    tl.store(at, i0, mask=b0 != 0)
+    tl.store(at + b0, i0 + 1, mask=b1 != 0)
+    tl.store(at + (b0 + b1), i0 + 2, mask=b2 != 0)
+    tl.store(at + (b0 + b1 + b2), i0 + 3, mask=b3 != 0)
+    return four
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -157,6 +140,7 @@ def draw_kernel(
     sums,
     keys,
     listed,
+    lengths,
     best_score,
     best_id,
     FULL: tl.constexpr,
@@ -169,7 +153,7 @@ def draw_kernel(
     """The highest score with noise of a tile, and its id, for rows with a temperature.
 
     Of a row with a border the tokens are drawn that are left for certain; those that may be are listed by ascending
-    id, those of a tile behind those of the tiles before it. `listed`: int32 [rows, vocab].
+    id, those of a tile from where it begins. listed: int32 [rows, vocab]. lengths: int32 [rows, tiles].
     """
     row, first, end = share_of_rows(kinds, DRAWS, count, TILES, ROWS_PAD)
     if first < end:
@@ -181,6 +165,7 @@ def draw_kernel(
         )
         if usable:
             heat = heat_of(slot, parameters)
+            inverse = inverse_of(heat, peak)
             seed, position = seed_of(slot, parameters), tl.load(seq_len + slot)
             share = 0.0
             if FULL:
@@ -188,146 +173,46 @@ def draw_kernel(
             bordered = FULL & ((kind & BORDERED) != 0)
             low = tl.full([], WORST_KEY, tl.int32)
             high = tl.full([], WORST_KEY, tl.int32)
-            place = tl.full([], 0, tl.int32)  # in the row's list
+            soonest = tl.full([], NEVER, tl.float32)
             if bordered:
-                low, high, _, _, _, of_tiles = bracket_of_row(
-                    sums, keys, row, slot, parameters, VOCAB, TILES, TILES_PAD
-                )
-                place = tl.sum(tl.where(tl.arange(0, TILES_PAD) < first, of_tiles, 0), 0)
-            soonest = tl.full([], float("inf"), tl.float32)
+                low, high, amount_low, _, _ = bracket_of_row(sums, keys, row, slot, parameters, VOCAB, TILES, TILES_PAD)
+                soonest = soonest_of_row(amount_low, slot, parameters, VOCAB)
+            cold = cold_of(heat)
+            worst = -tl.log(soonest)  # what arrives later does not count
+            peaks = partial_max + row * TILES
+            if edited:
+                peaks = edited_max + row * TILES
             for tile in range(first, end):
-                i = tile * TILE + tl.arange(0, TILE)
-                x = tl.load(source + i, mask=i < VOCAB, other=float("-inf"))
-                drawn = i < VOCAB
-                if bordered:
-                    key = key_of(tl.div_rn(x - peak, heat + tl.zeros_like(x)))
-                    between = (drawn & (key > low) & (key <= high)).to(tl.int32)
-                    at = listed + row * VOCAB + place + tl.cumsum(between, 0) - 1
-                    tl.store(at, i, mask=between != 0)
-                    place += tl.sum(between, 0)
-                    drawn = drawn & (key <= low)
-                if share > 0.0:
-                    drawn = drawn & (exp32(tl.div_rn(x - peak, heat + tl.zeros_like(x))) >= share)
                 highest = tl.full([], float("-inf"), tl.float32)
                 chosen = tl.full([], NO_TOKEN, tl.int32)
-                if tl.max(drawn.to(tl.int32), 0) != 0:
-                    highest, chosen, soonest = _first_of_tile(
-                        source, i, x, drawn, peak, heat, seed, position, soonest, TILE
-                    )
-                tl.store(best_score + row * TILES + tile, highest)
-                tl.store(best_id + row * TILES + tile, chosen)
-
-
-@triton.jit
-def _first_of_highest(values, ids, row, TILES: tl.constexpr, TILES_PAD: tl.constexpr):
-    """The highest of a row's tiles and its id, the lowest id among equals."""
-    t = tl.arange(0, TILES_PAD)
-    value = tl.load(values + row * TILES + t, mask=t < TILES, other=float("-inf"))
-    token = tl.load(ids + row * TILES + t, mask=t < TILES, other=NO_TOKEN)
-    highest = tl.max(value, 0)
-    return highest, tl.min(tl.where(value == highest, token, NO_TOKEN), 0)
-
-
-@triton.jit
-def _first_of_list(
-    listed,
-    length,
-    source,
-    peak,
-    heat,
-    border,
-    last,
-    share,
-    seed,
-    position,
-    BLOCK: tl.constexpr,
-):
-    """The highest score with noise of what is left of a row's list, and its id, the lowest id among equals."""
-    highest = tl.full([], float("-inf"), tl.float32)
-    chosen = tl.full([], NO_TOKEN, tl.int32)
-    for start in range(0, length, BLOCK):
-        i, score, key = listed_tokens(listed, start, length, source, peak, heat, border, last, BLOCK)
-        drawn = (key <= border) & (exp32(score) >= share)
-        noisy = tl.where(drawn, score + gumbel(word_of(seed, position, i)), float("-inf"))
-        best = tl.max(noisy, 0)
-        better = best > highest  # ids ascend: the first of equals stays
-        chosen = tl.where(better, tl.min(tl.where(noisy == best, i, NO_TOKEN), 0), chosen)
-        highest = tl.where(better, best, highest)
-    return highest, chosen
-
-
-@triton.jit
-def finish_kernel(
-    logits,
-    logits_stride,
-    logit_rows,
-    slots,
-    alive,
-    kinds,
-    seq_len,
-    parameters,
-    partial_max,
-    partial_arg,
-    edited_max,
-    edited_arg,
-    lowest_allowed,
-    scores,
-    sums,
-    keys,
-    listed,
-    best_score,
-    best_id,
-    cut_key,
-    cut_id,
-    tokens,
-    finite,
-    FULL: tl.constexpr,
-    VOCAB: tl.constexpr,
-    TILES: tl.constexpr,
-    TILES_PAD: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Each row's token, from its tiles, and from its list if it has a border. A row fails where a logit, raw or
-    changed, is not finite."""
-    row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + row).to(tl.int64)
-    token = tl.full([], 0, tl.int32)
-    is_finite = tl.full([], 1, tl.int32)
-    if tl.load(alive + slot) != 0:
-        peak = row_peak(partial_max, row, TILES, TILES_PAD)
-        kind = tl.load(kinds + row).to(tl.int32)
-        edited = FULL & ((kind & EDITED) != 0)
-        if edited & (peak < float("inf")):
-            peak = row_peak(edited_max, row, TILES, TILES_PAD)
-        if peak == float("inf"):
-            is_finite = tl.full([], 0, tl.int32)
-            tl.store(partial_max + row * TILES, peak)  # it has no log-probabilities either
-        elif peak == float("-inf"):
-            t = tl.arange(0, TILES_PAD)
-            lowest = tl.min(tl.load(lowest_allowed + row * TILES + t, mask=t < TILES, other=NO_TOKEN), 0)
-            token = tl.where(lowest == NO_TOKEN, 0, lowest)
-        elif (kind & DRAWS) != 0:
-            highest, token = _first_of_highest(best_score, best_id, row, TILES, TILES_PAD)
-            if FULL & ((kind & BORDERED) != 0):
-                source = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
-                if edited:
-                    source = scores + row * VOCAB
-                own = listed + row * VOCAB
-                border, last, length = border_of_row(
-                    sums, keys, own, row, slot, parameters, source, peak, VOCAB, TILES, TILES_PAD, BLOCK
-                )
-                tl.store(cut_key + row, border)
-                tl.store(cut_id + row, last)
-                among, other = _first_of_list(
-                    own, length, source, peak, heat_of(slot, parameters), border, last,
-                    least_weight_of(slot, parameters), seed_of(slot, parameters), tl.load(seq_len + slot),
-                    BLOCK // 4,
-                )  # fmt: skip
-                better = (among > highest) | ((among == highest) & (other < token))
-                token = tl.where(better, other, token)
-        elif edited:
-            _, token = _first_of_highest(edited_max, edited_arg, row, TILES, TILES_PAD)
-        else:
-            _, token = _first_of_highest(partial_max, partial_arg, row, TILES, TILES_PAD)
-    tl.store(tokens + row, token.to(tl.int64))
-    tl.store(finite + row, is_finite.to(tl.int8))
+                nearest = key_of(scores_of(tl.load(peaks + tile), peak, heat, inverse))
+                listed_here = tl.full([], 0, tl.int32)
+                if nearest <= high:
+                    i = tile * TILE + tl.arange(0, TILE)
+                    x = tl.load(source + i, mask=i < VOCAB, other=float("-inf"))
+                    drawn = i < VOCAB
+                    four = tl.zeros([TILE // 4], tl.int32)
+                    score = x
+                    if bordered | (share > 0.0):
+                        score = scores_of(x, peak, heat, inverse)
+                    if bordered:
+                        key = key_of(score)
+                        between = drawn & (key > low) & (key <= high)
+                        four = _list(listed + row * VOCAB + tile * TILE, i, between.to(tl.int32), TILE)
+                        drawn = drawn & (key <= low)
+                    if share > 0.0:
+                        drawn = drawn & (exp32(score) >= share)
+                    words = block_words(seed, position, tile * (TILE // 4) + tl.arange(0, TILE // 4))
+                    may = may_arrive((x - peak) * cold, drawn, words, soonest, TILE)
+                    some = (may[0] | may[1] | may[2] | may[3]).to(tl.int32)
+                    found = tl.sum(four + some * (2 * TILE), 0)
+                    listed_here = found % (2 * TILE)
+                    if found >= 2 * TILE:
+                        highest, chosen, soonest = first_of_tile(
+                            source, i, x, may, words, peak, heat, cold, seed, position, soonest, TILE
+                        )
+                if bordered:
+                    tl.store(lengths + row * TILES + tile, listed_here)
+                in_time = highest >= worst
+                tl.store(best_score + row * TILES + tile, tl.where(in_time, highest, float("-inf")))
+                tl.store(best_id + row * TILES + tile, tl.where(in_time, chosen, NO_TOKEN))

@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from runahead.runtime.kernels.triton.sampling_brackets import mass_of, mass_one
 from runahead.runtime.kernels.triton.sampling_rows import ASKS, TILE, programs_for, row_peak, share_of_rows
+from runahead.runtime.kernels.triton.sampling_scores import mass_of, mass_one
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import triton.language as tl
 from runahead.runtime.kernels.triton.row_parameters import float_of, int_of, long_of, place_of
 
 TILE: Final = 2048  # tokens that a program looks at in one step
-_PROGRAMS: Final = 1024  # of a kernel; an H200 has 132 multiprocessors, each of which holds 8 and more of them
+_PROGRAMS: Final = 528  # of a kernel; an H200 has 132 multiprocessors, each of which holds 4 of them at once
 _TEMPERATURE = place_of("temperature")
 _TOP_K = place_of("top_k")
 _TOP_P = place_of("top_p")
@@ -102,11 +102,11 @@ def share_of_rows(kinds, KIND: tl.constexpr, count, TILES: tl.constexpr, ROWS_PA
     has_kind = ((tl.load(kinds + r, mask=r < count, other=0).to(tl.int32) & KIND) != 0).to(tl.int32)
     rows = tl.sum(has_kind, 0)
     programs = tl.minimum(tl.num_programs(0) // tl.maximum(rows, 1), TILES)  # of a row
-    tiles = tl.cdiv(TILES, programs)
     place = tl.program_id(0) // programs
-    first = (tl.program_id(0) % programs) * tiles
+    part = tl.program_id(0) % programs
+    first = part * TILES // programs
     row = tl.sum((tl.cumsum(has_kind, 0) <= place).to(tl.int32), 0)
-    end = tl.where(place < rows, tl.minimum(first + tiles, TILES), first)
+    end = tl.where(place < rows, (part + 1) * TILES // programs, first)
     return row.to(tl.int64), first, end
 
 

@@ -22,6 +22,7 @@ from runahead.runtime.kernels.reference.sampling_filters import kept_tokens  # n
 from runahead.runtime.kernels.row_state import PenaltyState, RowState  # noqa: E402
 from runahead.runtime.kernels.triton.sampling import make_sampler_buffers, sample_rows_cuda  # noqa: E402
 from runahead.runtime.kernels.triton.sampling_brackets import LADDER  # noqa: E402
+from runahead.runtime.kernels.triton.sampling_rows import TILE  # noqa: E402
 
 # The interpreter's own way with a loop whose length is read on the device.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
@@ -52,6 +53,7 @@ def lengths_of_lists(logits: torch.Tensor, specs: list[RowSpec]) -> list[int]:
     expected = sample_rows(logits, state, penalties, slots, Form.FULL, 1)
     buffers = make_sampler_buffers(len(specs), vocab_size, 1, DEVICE)
     buffers.listed.fill_(-1)
+    buffers.list_lengths.fill_(-1)
     buffers.border_sums.fill_(1 << 60)  # nothing may be read that was not written
     found = sample_rows_cuda(
         logits.to(DEVICE), on_device(state), on_device(penalties), slots.to(DEVICE), Form.FULL, buffers
@@ -65,11 +67,13 @@ def lengths_of_lists(logits: torch.Tensor, specs: list[RowSpec]) -> list[int]:
         kept = kept_tokens(scores, spec.top_k, np.float32(spec.top_p), np.float32(0.0))
         assert left.tolist() == sorted(kept.tolist()), spec
     assert found.tokens.tolist() == expected.tokens.tolist()
-    lists = buffers.listed.cpu().numpy()
-    for row in lists:
-        listed = row[row >= 0]
-        assert (np.diff(listed) > 0).all()
-        assert (row[: listed.shape[0]] >= 0).all()  # no gap, nothing listed twice
+    lists, lengths = buffers.listed.cpu().numpy(), buffers.list_lengths.cpu().numpy()
+    for row, of_tiles in zip(lists, lengths, strict=True):
+        assert (np.diff(row[row >= 0]) > 0).all()  # nothing listed twice
+        for tile, length in enumerate(of_tiles.tolist()):
+            own = row[tile * TILE : (tile + 1) * TILE]
+            assert (own[:length] // TILE == tile).all()
+            assert (own[length:] == -1).all()  # no gap
     return (lists >= 0).sum(axis=1).tolist()
 
 

@@ -29,6 +29,7 @@ def triton_device() -> torch.device:
 
         make_interpreter_quick()
         _multiply_bfloat16()
+        _round_once()
         return torch.device("cpu")
     if not torch.cuda.is_available():
         pytest.fail(
@@ -59,6 +60,26 @@ def _multiply_bfloat16() -> None:
 
     create_dot.widens = True  # type: ignore[attr-defined]
     interpreter.InterpreterBuilder.create_dot = create_dot
+
+
+def _round_once() -> None:
+    """The interpreter multiplies and adds where a GPU rounds the sum of a float32 and an exact product. Here they are
+    float64 first, as which the product is exact, and the sum rounded so much later that it is the same float32."""
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    original = interpreter.InterpreterBuilder.create_fma
+    if hasattr(original, "widens"):
+        return
+
+    def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        if z.dtype.scalar != tl.float32:
+            return original(self, x, y, z)
+        total = x.data.astype(np.float64) * y.data + z.data
+        return interpreter.TensorHandle(total.astype(np.float32), tl.float32)
+
+    create_fma.widens = True  # type: ignore[attr-defined]
+    interpreter.InterpreterBuilder.create_fma = create_fma
 
 
 def dtypes(device: torch.device) -> tuple[torch.dtype, ...]:
