@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -215,22 +216,25 @@ def test_prefixes_are_shared_where_a_setting_says_so(tmp_path: Path) -> None:
 
 
 def test_in_the_whole_service_a_request_is_its_callers(tmp_path: Path) -> None:
-    """With the engine that there really is."""
+    """With the engine that there really is, and each call on a connection of its own, to either of two front ends."""
     (tmp_path / "callers").write_text(CALLERS)
     with (
-        local_service(["--callers", str(tmp_path / "callers")]) as running,
-        grpc.insecure_channel(running.url) as channel,
+        local_service(["--callers", str(tmp_path / "callers"), "--frontends", "2"]) as running,
+        ExitStack() as channels,
     ):
-        stub = GenerationServiceStub(channel)
+
+        def stub() -> Any:
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            return GenerationServiceStub(channels.enter_context(grpc.insecure_channel(running.url, options)))
 
         def aborted(token: str, **request: Any) -> list[tuple[str, int]]:
-            results = stub.Abort(AbortRequest(**request), timeout=60, metadata=bearer(token)).results
+            results = stub().Abort(AbortRequest(**request), timeout=60, metadata=bearer(token)).results
             return [(result.request_id, result.outcome) for result in results]
 
         endless = GenerateRequest(
             text="def f(", request_id="r1", stopping=StoppingOptions(max_tokens=2000, ignore_eos=True)
         )
-        streams = {token: stub.Generate(endless, timeout=60, metadata=bearer(token)) for token in (ALICE, BOB)}
+        streams = {token: stub().Generate(endless, timeout=60, metadata=bearer(token)) for token in (ALICE, BOB)}
         for stream in streams.values():
             next(stream)
         assert aborted(BOB, request_ids=["r2"]) == [("r2", NOT_FOUND)]
@@ -240,7 +244,7 @@ def test_in_the_whole_service_a_request_is_its_callers(tmp_path: Path) -> None:
             ("r1", NOT_FOUND), ("bob/r1", ALREADY_FINISHED), ("alice/r1", ABORTED),
         ]  # fmt: skip
         assert finish(streams[ALICE]) == Reason.FINISH_REASON_ABORTED
-        later = stub.Generate(
+        later = stub().Generate(
             GenerateRequest(text="x", request_id="r2", stopping=StoppingOptions(max_tokens=1)),
             timeout=60,
             metadata=bearer(ALICE),

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import signal
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +17,8 @@ import grpc
 import msgspec
 import pytest
 from google.rpc import error_details_pb2
+from grpc_health.v1.health_pb2 import HealthCheckRequest
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.runtime.wire.parameters import FinishReason
@@ -20,7 +26,14 @@ from runahead.service import cli
 from runahead.service.exposure import check_security
 from runahead.service.security import load_security
 from runahead.service.settings import FrontEndSettings, flag_of
-from runahead.v1 import AbortRequest, GenerateRequest, GenerationServiceStub, GetModelInfoRequest, StatsRequest
+from runahead.v1 import (
+    AbortRequest,
+    GenerateRequest,
+    GenerationServiceStub,
+    GetModelInfoRequest,
+    StatsRequest,
+    StoppingOptions,
+)
 from tests.service.certificates import Authority, Pair
 from tests.service.fake_engine import TIMEOUT_S, FakeEngine
 from tests.service.rpc_errors import code, detail, failure
@@ -218,6 +231,40 @@ def test_files_that_can_not_be_used_are_named_at_the_start(tmp_path: Path) -> No
     ]:
         with pytest.raises(ConfigError, match=sentence):
             load_security(msgspec.structs.replace(good, **changes), flag_of)
+
+
+def test_the_whole_service_serves_through_tls_and_takes_new_certificates(tmp_path: Path) -> None:
+    """`runahead serve` itself, whose front ends are processes of their own."""
+    old, new = Authority("old"), Authority("new")
+    certificate, key = old.server().write(tmp_path, "server")
+    (tmp_path / "callers").write_text(f"alice generate token {TOKEN}\n")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"127.0.0.1:{probe.getsockname()[1]}"
+    command = [sys.executable, "-m", "runahead", "serve", "--port", url.split(":")[1], "--no-reflection"]
+    command += ["--tls-cert", str(certificate), "--tls-key", str(key), "--callers", str(tmp_path / "callers")]
+    metadata = [("authorization", f"Bearer {TOKEN}")]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
+        try:
+            with grpc.secure_channel(url, trusting(old)) as channel:
+                HealthStub(channel).Check(HealthCheckRequest(), timeout=90, wait_for_ready=True)
+                stub = GenerationServiceStub(channel)
+                error = failure(lambda: stub.GetModelInfo(GetModelInfoRequest(), timeout=60))
+                assert code(error) == grpc.StatusCode.UNAUTHENTICATED
+                endless = GenerateRequest(text="x", stopping=StoppingOptions(max_tokens=2000, ignore_eos=True))
+                stream = stub.Generate(endless, timeout=90, metadata=metadata)
+                next(stream)
+                new.server().write(tmp_path, "server")
+                with grpc.secure_channel(url, trusting(new)) as later:
+                    asked = GenerationServiceStub(later).GetModelInfo(
+                        GetModelInfoRequest(), timeout=60, metadata=metadata
+                    )
+                    assert asked.model == "bundled"
+                next(stream)
+                stream.cancel()
+        finally:
+            server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 0
 
 
 # ------------------------------------------------------------ the client of the command line
