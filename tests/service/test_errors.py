@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runahead.runtime.wire.messages import Logprobs
 from runahead.service.errors import ERROR_DOMAIN, INTERNAL_SENTENCE, PUSHBACK_HEADER, STATUS_OF, to_status, unavailable
 from runahead.service.limits import LIMITS
 from runahead.service.unknown_fields import unknown_fields
@@ -24,6 +25,7 @@ from runahead.service.wire_faults import wire_faults
 from runahead.v1 import (
     AbortRequest,
     GenerateRequest,
+    GenerationServiceStub,
     GetModelInfoRequest,
     OutputOptions,
     SamplingOptions,
@@ -286,3 +288,19 @@ def test_whatever_the_library_can_not_parse_has_a_field_that_is_named(
             if not unknown_fields(message, 1000):
                 found = wire_faults(GenerateRequest.DESCRIPTOR, candidate, LIMITS.violations)
                 assert [fault.field for fault in found] == ["request"], "nothing is wrong with any field"
+
+
+def test_a_shutdown_tells_its_reason_to_a_slow_reader_too(service: Service) -> None:
+    """Whose stream is stuck in a write when the grace is over."""
+    options = OutputOptions(logprobs=20, max_tokens_per_message=4)
+    top = (tuple(range(20)), tuple(-float(i) for i in range(20)))
+    no_probe = [("grpc.http2.bdp_probe", 0)]  # it would let the server send more than is read
+    with grpc.insecure_channel(f"127.0.0.1:{service.port}", no_probe) as channel:
+        call = GenerationServiceStub(channel).Generate(GenerateRequest(text="x", output=options), timeout=30)
+        handle = service.engine.next_submit().handle
+        next(call)
+        service.engine.output(handle, [1] * 371, logprobs=[Logprobs(i, -1.0, *top) for i in range(371)])
+        next(call)
+        service.stop(grace_s=0.0)
+        error = failure(lambda: list(call))
+    assert (code(error), reason(error)) == (grpc.StatusCode.UNAVAILABLE, "SHUTDOWN")
