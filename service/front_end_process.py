@@ -18,6 +18,8 @@ FRONT_END_MODULE: Final = "runahead.service.serve_front_end"
 COMMAND: Final = (sys.executable, "-P", "-m", FRONT_END_MODULE)
 
 LOADED: Final = b"loaded"
+ALIVE: Final = b"alive"
+ALIVE_S: Final = 1.0  # from one time that it says so to the next
 DRAIN: Final = b"drain\n"
 END: Final = b"end\n"
 
@@ -96,6 +98,19 @@ class FrontEndProcess:
     async def wait(self) -> int:
         """Its exit code, when it has ended."""
         return await self._process.wait()
+
+    async def wait_stuck(self, silent_s: float) -> None:
+        """Returns when its event loop, which says now and again that it turns, has said nothing for so long. Never, if
+        it has ended."""
+        assert self._process.stdout is not None
+        while True:
+            try:
+                async with asyncio.timeout(silent_s):
+                    line = await self._process.stdout.readline()
+            except TimeoutError:
+                return
+            if not line:
+                await asyncio.Event().wait()
 
     async def kill(self) -> None:
         """Idempotent."""

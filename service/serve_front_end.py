@@ -23,7 +23,7 @@ from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.board import Board
 from runahead.service.engine_client import SocketEngineClient
 from runahead.service.front_end import FrontEnd
-from runahead.service.front_end_process import DRAIN, END, LOADED, FrontEndOrders, ServeOrder
+from runahead.service.front_end_process import ALIVE, ALIVE_S, DRAIN, END, LOADED, FrontEndOrders, ServeOrder
 from runahead.service.logs import configure_logs
 from runahead.service.request_stream import EngineLostError
 from runahead.service.security import Security, load_security
@@ -78,7 +78,11 @@ async def _serve(
     host = f"[{orders.settings.host}]" if ":" in orders.settings.host.strip("[]") else orders.settings.host
     port = await front_end.start(f"{host}:{order.port}")
     _say(b"ready %d" % port)
-    return await _until_the_end(orders, client, front_end, lines)
+    alive = asyncio.create_task(_say_that_it_lives())
+    try:
+        return await _until_the_end(orders, client, front_end, lines)
+    finally:
+        alive.cancel()
 
 
 async def _until_the_end(
@@ -106,6 +110,12 @@ async def _until_the_end(
     hurry.cancel()
     await draining
     return EXIT_OK
+
+
+async def _say_that_it_lives() -> None:
+    while True:
+        await asyncio.sleep(ALIVE_S)
+        _say(ALIVE)
 
 
 def _tokenizer(orders: FrontEndOrders) -> TextTokenizer | None:

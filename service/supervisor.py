@@ -28,6 +28,7 @@ from runahead.service.server_config import EXIT_ENGINE_LOST, EXIT_FORCED, EXIT_N
 
 T = TypeVar("T")
 
+FRONT_END_SILENT_S: Final = 15.0  # its event loop does nothing that takes a hundredth of that
 _LAST_WORDS_S: Final = 5.0  # for a front end to end, beyond what it was given
 
 log = structlog.get_logger(__name__)
@@ -168,7 +169,7 @@ class Supervisor:
         began, has_begun = loop.time(), True
         while True:
             if has_begun:
-                exit_code = await self._front_ends[index].wait()
+                exit_code = await self._front_end_end(self._front_ends[index])
                 self._board.clear(index)
                 if self._engine.has_ended:
                     return  # that is why
@@ -187,6 +188,20 @@ class Supervisor:
                 has_begun = False
                 self._board.clear(index)
                 log.error("front_end_not_started", front_end=index + 1, why=str(error))
+
+    async def _front_end_end(self, front_end: FrontEndProcess) -> int:
+        """Its exit code. One that is stuck is ended."""
+        ended = asyncio.ensure_future(front_end.wait())
+        stuck = asyncio.ensure_future(front_end.wait_stuck(FRONT_END_SILENT_S))
+        try:
+            await asyncio.wait({ended, stuck}, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                log.error("front_end_stuck", pid=front_end.pid, silent_s=FRONT_END_SILENT_S)
+                await front_end.kill()
+            return await ended
+        finally:
+            ended.cancel()
+            stuck.cancel()
 
     async def _none_left(self) -> None:
         """Returns when nobody keeps a front end any more."""

@@ -69,6 +69,8 @@ class FakeFrontEnd(Ending):
     def __init__(self, world: World, index: int) -> None:
         super().__init__()
         self.index = index
+        self.pid = -1
+        self.stuck = asyncio.Event()
         self._world = world
 
     async def serve(self, socket: Path, port: int) -> int:
@@ -78,6 +80,9 @@ class FakeFrontEnd(Ending):
         self._world.serving.append(self)
         self._world.served.set()
         return port or 1234
+
+    async def wait_stuck(self, silent_s: float) -> None:
+        await self.stuck.wait()
 
     def drain(self) -> None:
         self.has(0)
@@ -181,6 +186,17 @@ def test_what_a_dead_front_end_had_open_is_open_no_more_at_once() -> None:
         await world.until_served(2)
         total = world.board.total()
         assert (total.open_streams, total.refused, total.front_ends) == (0, 2, 0)
+        code.cancel()
+
+    run(body)
+
+
+def test_a_front_end_that_is_stuck_is_killed_and_started_again() -> None:
+    async def body(world: World, code: asyncio.Task[int]) -> None:
+        world.serving[0].stuck.set()
+        assert await world.serving[0].wait() == -9
+        await world.until_served(2)
+        assert not code.done()
         code.cancel()
 
     run(body)
