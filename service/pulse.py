@@ -15,6 +15,7 @@ from runahead.service.request_stream import EngineLostError
 # A heartbeat comes every 0.5 s, and up to 0.25 s later where the loop waits meanwhile. With two of them missing the
 # service stops being ready, within 2 s.
 SILENT_S: Final = 1.5
+LOOKS: Final = 8  # within a limit: silence is noticed at most so much of it late
 
 
 def stuck_after_s(launch_timeout_s: float) -> float:
@@ -25,33 +26,42 @@ def stuck_after_s(launch_timeout_s: float) -> float:
 
 class Pulse:
     """A timer on the running event loop. limit_s: of silence. tell: called with True when the silence has lasted so
-    long, and with False when the engine is heard of again."""
+    long, or an eighth longer, and with False when the engine is heard of again.
+
+    Looks are counted, and not the time between them: one that comes late, since this process was busy or stopped
+    itself, counts once. After a stop it may come before what the engine has said meanwhile, since the event loop's wait
+    is interrupted and brings nothing.
+    """
 
     def __init__(self, limit_s: float, tell: Callable[[bool], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._limit_s = limit_s
         self._tell = tell
-        self._heard_at = self._loop.time()
-        self._timer = self._loop.call_later(limit_s, self._look)
+        self._was_heard = False  # since the last look
+        self._quiet_looks = 0  # one after the other
         self.is_silent = False
+        self._timer = self._next_look()
 
     def heard(self) -> None:
-        """The engine has said something. Of what has arrived and of the timer, the event loop does the former first: a
-        process that was busy itself does not take its own silence for the engine's."""
-        self._heard_at = self._loop.time()
+        """The engine has said something."""
+        self._was_heard = True
         if self.is_silent:
             self.is_silent = False
-            self._timer = self._loop.call_later(self._limit_s, self._look)
+            self._timer = self._next_look()
             self._tell(False)
 
     def end(self) -> None:
         """Nothing more is told."""
         self._timer.cancel()
 
+    def _next_look(self) -> asyncio.TimerHandle:
+        return self._loop.call_later(self._limit_s / LOOKS, self._look)
+
     def _look(self) -> None:
-        left_s = self._heard_at + self._limit_s - self._loop.time()
-        if left_s > 0:
-            self._timer = self._loop.call_later(left_s, self._look)
+        self._quiet_looks = 0 if self._was_heard else self._quiet_looks + 1
+        self._was_heard = False
+        if self._quiet_looks < LOOKS:
+            self._timer = self._next_look()
         else:
             self.is_silent = True
             self._tell(True)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import selectors
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -15,7 +18,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.service.engine_client import SocketEngineClient
-from runahead.service.pulse import SILENT_S, EngineWatch, stuck_after_s
+from runahead.service.pulse import LOOKS, SILENT_S, EngineWatch, stuck_after_s
 from runahead.service.request_stream import EngineLostError
 from runahead.service.validation import check_request
 from runahead.v1 import GenerateRequest, StatsRequest
@@ -137,9 +140,41 @@ def test_a_process_that_was_busy_itself_does_not_take_that_for_silence(tmp_path:
     run(tmp_path / "engine", body)
 
 
+def test_a_process_that_was_stopped_itself_does_not_take_that_for_silence(tmp_path: Path) -> None:
+    async def body(client: SocketEngineClient, engine: FakeEngine) -> None:
+        told: list[bool] = []
+        client.tell_of_silence(told.append)
+        await stoppable.stopped_for(10 * IMPATIENT_S)
+        await client.stats()
+        assert told == []
+
+    stoppable = Stoppable()
+    run(tmp_path / "engine", body, stoppable)
+    assert stoppable.stops == 1
+
+
+def test_a_supervisor_that_was_stopped_does_not_take_the_engine_for_stuck(tmp_path: Path) -> None:
+    async def watched() -> None:
+        heard = asyncio.Event()
+        watch = await EngineWatch.connect(path, IMPATIENT_S)
+        await stoppable.stopped_for(10 * IMPATIENT_S)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(watch._pulse, "heard", heard.set)
+            await heard.wait()
+        assert not watch._stuck.is_set()
+        watch.close()
+        assert await asyncio.to_thread(engine.gone.wait, TIMEOUT_S)
+
+    path, stoppable = tmp_path / "engine", Stoppable()
+    engine = FakeEngine(path)
+    stoppable.run(watched())
+    assert stoppable.stops == 1
+    engine.close()
+
+
 def test_two_heartbeats_may_be_missing_and_the_service_is_not_ready_within_two_seconds() -> None:
     longest_s = m.HEARTBEAT_S + 0.25  # the loop waits so long at most
-    assert 2 * longest_s <= SILENT_S < 2.0
+    assert 2 * longest_s <= SILENT_S < SILENT_S * (LOOKS + 1) / LOOKS < 2.0
 
 
 @pytest.mark.parametrize("launch_timeout_s", [0.3, 120.0, 604_800.0])
@@ -148,7 +183,41 @@ def test_an_engine_that_can_end_itself_does_so_before_it_is_killed(launch_timeou
     assert (launch_timeout_s + turn_s) * (looks + 1) / looks < stuck_after_s(launch_timeout_s)
 
 
-def run(path: Path, body) -> None:  # type: ignore[no-untyped-def]
+class Stoppable(selectors.DefaultSelector):
+    """What an event loop of a process waits with that is stopped (SIGSTOP) for a while. Its wait is interrupted: when
+    it goes on, the time is over and the wait brings nothing, although something has come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stops = 0
+        self._stop_s = self._stopped_s = 0.0
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=self._loop) as runner:
+            runner.run(work)
+
+    async def stopped_for(self, seconds: float) -> None:
+        """Returns when the process goes on."""
+        self._stop_s = seconds
+        await asyncio.sleep(0)  # the stop
+        await asyncio.sleep(0)  # what was due meanwhile
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if not self._stop_s:
+            return super().select(timeout)
+        assert super().select(TIMEOUT_S), "the engine has said something meanwhile"
+        self._stopped_s, self._stop_s = self._stopped_s + self._stop_s, 0.0
+        self.stops += 1
+        return []
+
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.SelectorEventLoop(self)
+        awake_s = loop.time
+        loop.time = lambda: awake_s() + self._stopped_s  # type: ignore[method-assign]
+        return loop
+
+
+def run(path: Path, body, stoppable: Stoppable | None = None) -> None:  # type: ignore[no-untyped-def]
     """Runs `body(client, engine)` with a connected client that is soon impatient."""
 
     async def connected() -> None:
@@ -162,6 +231,6 @@ def run(path: Path, body) -> None:  # type: ignore[no-untyped-def]
 
     engine = FakeEngine(path)
     try:
-        asyncio.run(connected())
+        (stoppable or Stoppable()).run(connected())
     finally:
         engine.close()
