@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.board import Board
@@ -59,7 +59,7 @@ class FrontEnd:
             index=index,
         )
         add_GenerationServiceServicer_to_server(self.servicer, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._health.add_to(self._server)
         if settings.reflection:
             files = generation_service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR
             add_reflection(self._server, files, (_GENERATION, _HEALTH))
@@ -79,6 +79,15 @@ class FrontEnd:
         self._health.set_serving(True)
         self._engine.tell_of_silence(self._health.set_silent)
         return port
+
+    async def wait_ended(self) -> str:
+        """Returns when the server takes no more calls, and why: nobody has asked for that before `stop`."""
+        try:
+            # Whoever stops waiting must not cancel what the library waits for when it is stopped.
+            await asyncio.shield(self._server.wait_for_termination())
+        except Exception as error:  # the library's, whatever it is
+            return type(error).__name__
+        return "it has stopped"
 
     def engine_lost(self) -> None:
         """No longer healthy. New calls end with UNAVAILABLE, as the open ones did."""

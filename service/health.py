@@ -9,6 +9,9 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from runahead.service import health_list
+from runahead.service.health_list import HealthListRequest, HealthListResponse
+
 _Status = health_pb2.HealthCheckResponse
 
 
@@ -40,6 +43,15 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
         self._closed = True
         self._tell()
 
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """All methods of the service."""
+        health_pb2_grpc.add_HealthServicer_to_server(self, server)
+        found = grpc.unary_unary_rpc_method_handler(
+            self.List, HealthListRequest.FromString, HealthListResponse.SerializeToString
+        )
+        service = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, {health_list.METHOD: found})])
+
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> health_pb2.HealthCheckResponse:
@@ -47,10 +59,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
             await context.abort(grpc.StatusCode.NOT_FOUND, "this server has no such service")
         return _Status(status=self._status(request.service))
 
-    async def List(
-        self, request: health_pb2.HealthListRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> health_pb2.HealthListResponse:
-        return health_pb2.HealthListResponse(
+    async def List(self, request: HealthListRequest, context: grpc.aio.ServicerContext[Any, Any]) -> HealthListResponse:
+        return HealthListResponse(
             statuses={service: _Status(status=self._status(service)) for service in self._services}
         )
 

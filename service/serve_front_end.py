@@ -3,7 +3,7 @@
 It is told what to do by lines on standard input (`runahead.service.front_end_process` has them): its orders, when it
 may serve, when to drain and when to end. At the input's end the supervisor is gone, and it ends at once. Signals are
 the supervisor's, also those that a whole group of processes gets.
-Exit codes: 0 after a shutdown, 1 if the engine was lost, 2 if it could not start.
+Exit codes: 0 after a shutdown, 1 if the engine was lost or calls are taken no more, 2 if it could not start.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from runahead.service.front_end_process import ALIVE, ALIVE_S, DRAIN, END, LOADE
 from runahead.service.logs import configure_logs
 from runahead.service.request_stream import EngineLostError
 from runahead.service.security import Security, load_security
-from runahead.service.server_config import EXIT_CANNOT_START, EXIT_ENGINE_LOST, EXIT_OK
+from runahead.service.server_config import EXIT_CANNOT_START, EXIT_ENGINE_LOST, EXIT_OK, EXIT_SERVER_ENDED
 from runahead.service.tokenizer import TextTokenizer, load_tokenizer
 
 _LINE_BYTES: Final = 16 << 20
@@ -89,8 +89,15 @@ async def _until_the_end(
     orders: FrontEndOrders, client: SocketEngineClient, front_end: FrontEnd, lines: asyncio.StreamReader
 ) -> int:
     told = asyncio.ensure_future(lines.readline())
-    lost = asyncio.ensure_future(client.wait_lost())
-    await asyncio.wait({told, lost}, return_when=asyncio.FIRST_COMPLETED)
+    lost, ended = asyncio.ensure_future(client.wait_lost()), asyncio.ensure_future(front_end.wait_ended())
+    await asyncio.wait({told, lost, ended}, return_when=asyncio.FIRST_COMPLETED)
+    if ended.done():
+        log.error("server_ended", why=ended.result())
+        lost.cancel()
+        told.cancel()
+        await front_end.stop(0.0)
+        return EXIT_SERVER_ENDED
+    ended.cancel()
     if lost.done():
         log.error("engine_lost", reason=lost.result().reason)
         front_end.engine_lost()

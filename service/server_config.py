@@ -12,6 +12,7 @@ from runahead.service.settings import FrontEndSettings
 
 EXIT_OK: Final = 0
 EXIT_ENGINE_LOST: Final = 1
+EXIT_SERVER_ENDED: Final = 1
 EXIT_NO_FRONT_END: Final = 1
 EXIT_FORCED: Final = 1
 EXIT_CANNOT_START: Final = 2

@@ -115,8 +115,8 @@ class RawClient:
 
 
 def _text(text: str) -> bytes:
-    """A literal of HPACK (RFC 7541), without compression."""
-    data = text.encode()
+    """A literal of HPACK (RFC 7541), without compression. Lone surrogates stand for bytes that are no UTF-8."""
+    data = text.encode(errors="surrogateescape")
     if len(data) < 127:
         return bytes([len(data)]) + data
     rest, size = len(data) - 127, b"\x7f"

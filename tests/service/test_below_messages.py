@@ -95,6 +95,19 @@ def test_a_message_that_is_cut_off_is_ended_and_its_connection_serves_on(tmp_pat
         client.frames_until(DATA, whole)  # the answer
 
 
+def test_a_method_whose_name_is_no_text_costs_its_own_call_alone(service: Service) -> None:
+    """In some versions of the library it ends the loop that takes calls, for everybody and for good."""
+    stream = service.stub.Generate(GenerateRequest(text="x"), timeout=TIMEOUT_S)
+    handle = service.engine.next_submit().handle
+    with RawClient(service.port) as client:
+        strange = client.begin("", {":path": "/\udcff\udcfe/x"})
+        client.message(strange, b"", ends=True)
+        client.status_of(strange)
+    assert service.stub.GetModelInfo(GetModelInfoRequest(), timeout=TIMEOUT_S).model == "fake"
+    service.engine.output(handle, [1], FinishReason.LENGTH)
+    assert list(stream)[-1].HasField("finished")
+
+
 def test_a_reflection_stream_on_which_nothing_is_asked_ends(tmp_path: Path) -> None:
     with served(tmp_path, upload_timeout_s=0.1) as service:
         go_on = threading.Event()
@@ -282,23 +295,24 @@ def test_a_call_that_nobody_looks_at_for_too_long_is_given_up(
 
 
 @pytest.mark.parametrize(
-    ("headers", "flag", "data"),
+    ("headers", "flag", "data", "status"),
     [
-        ({"grpc-encoding": "snappy"}, 0, b""),
-        ({"grpc-encoding": "gzip"}, 1, b"no gzip"),
-        ({}, 1, b"of no encoding"),
-        ({"grpc-timeout": "soon"}, 0, b""),
-        ({"te": "nothing"}, 0, b""),
+        ({"grpc-encoding": "snappy"}, 0, b"", grpc.StatusCode.INTERNAL),
+        ({"grpc-encoding": "gzip"}, 1, b"no gzip", grpc.StatusCode.INTERNAL),
+        ({}, 1, b"of no encoding", grpc.StatusCode.INVALID_ARGUMENT),  # taken for what is not compressed
+        ({"grpc-timeout": "soon"}, 0, b"", grpc.StatusCode.INTERNAL),
+        ({"te": "nothing"}, 0, b"", grpc.StatusCode.INTERNAL),
     ],
 )
 def test_what_the_library_refuses_itself_has_its_code_and_the_connection_serves_on(
-    service: Service, headers: dict[str, str], flag: int, data: bytes
+    service: Service, headers: dict[str, str], flag: int, data: bytes, status: grpc.StatusCode
 ) -> None:
     """INTERNAL, where INVALID_ARGUMENT or UNIMPLEMENTED would say whose mistake it is. README lists them."""
+    number = b"%d" % status.value[0]
     with RawClient(service.port) as client:
         stream = client.begin("GetModelInfo", headers)
         client.message(stream, data, ends=True, flag=flag)
-        assert b"grpc-status\x0213" in client.status_of(stream).payload
+        assert b"grpc-status%c%b" % (len(number), number) in client.status_of(stream).payload
         whole = client.begin("GetModelInfo")
         client.message(whole, b"", ends=True)
         client.frames_until(DATA, whole)  # the answer

@@ -10,13 +10,14 @@ from pathlib import Path
 import grpc
 import pytest
 from google.protobuf import descriptor_pb2
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListRequest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.v1 import GenerateRequest
 from tests.service.fake_engine import TIMEOUT_S
+from tests.service.health_statuses import health_statuses
 from tests.service.rpc_errors import code, failure
 from tests.service.running_service import Service
 
@@ -29,8 +30,7 @@ def test_health_is_serving_for_the_server_and_for_its_service(service: Service) 
     health = HealthStub(service.channel)
     for name in ("", GENERATION):
         assert health.Check(HealthCheckRequest(service=name), timeout=TIMEOUT_S).status == SERVING
-    statuses = health.List(HealthListRequest(), timeout=TIMEOUT_S).statuses
-    assert {name: status.status for name, status in statuses.items()} == {"": SERVING, GENERATION: SERVING}
+    assert health_statuses(service.channel) == {"": SERVING, GENERATION: SERVING}
 
 
 def test_an_unknown_service_is_not_found_and_can_be_watched(service: Service) -> None:
@@ -70,8 +70,7 @@ def test_a_server_that_drains_lives_and_is_not_ready(service: Service) -> None:
     service.stop(grace_s=60)
     assert [answer.status for answer in watches[GENERATION]] == [NOT_SERVING]
     assert [answer.status for answer in watches[""]] == [], "it ends, too, and says nothing new"
-    statuses = health.List(HealthListRequest(), timeout=TIMEOUT_S).statuses
-    assert {name: status.status for name, status in statuses.items()} == {"": SERVING, GENERATION: NOT_SERVING}
+    assert health_statuses(service.channel) == {"": SERVING, GENERATION: NOT_SERVING}
     late = health.Watch(HealthCheckRequest(service=GENERATION), timeout=TIMEOUT_S)
     assert [answer.status for answer in late] == [NOT_SERVING]
     service.engine.output(handle, [1], FinishReason.LENGTH)

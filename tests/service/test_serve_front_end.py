@@ -1,0 +1,46 @@
+"""The end of a front end's process, as it is decided."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from runahead.service import serve_front_end
+from runahead.service.engine_client import SocketEngineClient
+from runahead.service.front_end import FrontEnd
+from runahead.service.front_end_process import FrontEndOrders
+from runahead.service.server_config import EXIT_SERVER_ENDED
+from tests.service.fake_engine import TIMEOUT_S
+
+
+class EngineThatLives:
+    async def wait_lost(self) -> Any:
+        await asyncio.Event().wait()
+
+
+class ServerThatEnds:
+    """By itself, as the library's may."""
+
+    def __init__(self) -> None:
+        self.graces_s: list[float] = []
+
+    async def wait_ended(self) -> str:
+        return "UnicodeDecodeError"
+
+    async def stop(self, grace_s: float) -> None:
+        self.graces_s.append(grace_s)
+
+
+def test_a_server_that_ends_by_itself_ends_its_streams_and_its_process() -> None:
+    server = ServerThatEnds()
+
+    async def until_the_end() -> int:
+        return await serve_front_end._until_the_end(
+            cast(FrontEndOrders, None),
+            cast(SocketEngineClient, EngineThatLives()),
+            cast(FrontEnd, server),
+            asyncio.StreamReader(),  # nobody tells it anything
+        )
+
+    assert asyncio.run(asyncio.wait_for(until_the_end(), TIMEOUT_S)) == EXIT_SERVER_ENDED
+    assert server.graces_s == [0.0]
