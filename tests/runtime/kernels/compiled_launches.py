@@ -37,8 +37,8 @@ _BLOCKS: Final = 64
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """shape: its name in `SHAPES`. changes: of its config.json. capability: of the GPU. dependent: kernels are launched
     programmatically, those that can be. used_as: an older compute capability that the GPU stands for. exact: by the
-    kernels of which a row's bits hang on itself alone. rows: of decode launches. each_kernel_once: products with each
-    epilogue, attention for one and for several query tokens a row, and all else in one form, the largest."""
+    kernels of which a row's bits hang on itself alone. rows: of decode launches. each_kernel_once: products without
+    lanes with each epilogue, attention for one and for several query tokens a row, all else in its largest form."""
 
     shape: str
     changes: dict[str, Any] = {}
@@ -119,7 +119,8 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
     run, seen = JITFunction.run, set[tuple[Any, ...]]()
 
     def compile_alone(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        kind = self.fn.__name__, options.get("EPILOGUE"), options.get("QUERIES", 1) > 1
+        epilogue = None if "LANES" in options else options.get("EPILOGUE")
+        kind = self.fn.__name__, epilogue, options.get("QUERIES", 1) > 1
         if orders.each_kernel_once and kind in seen:
             return
         seen.add(kind)
@@ -133,7 +134,8 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
 
 def _launch_everything(orders: Orders) -> None:
     """The largest F of rows that verify drafts, which no program makes yet; decode launches, from the largest on, which
-    comes in both forms; a launch with a prompt, one with its log-probabilities, the last."""
+    comes in both forms; a launch with a prompt, one with its log-probabilities, the last; few rows once more, by the
+    products that only a table of measured tilings asks for."""
     from runahead.cuda_graphs import marks
     from runahead.runtime.kernels.triton.decode_queries import MAX_QUERIES
     from runahead.runtime.kernels.triton.gpu import use_as
@@ -180,6 +182,24 @@ def _launch_everything(orders: Orders) -> None:
         program.apply(launch)
         program.forward(launch)
         marks.ended(counter, seen, stamps)
+    _give_small_products_lanes()
+    some = min(rows, 8)
+    program.forward(LaunchShape(0, some, Form.PLAIN, some, some, is_decode=True))
+
+
+def _give_small_products_lanes() -> None:
+    """To products of up to 16 rows, as a table of measured tilings may have it and no default does."""
+    from runahead.runtime.kernels.triton import decode_streams, tilings
+
+    default = tilings.rows_tiling
+
+    def with_lanes(outputs: int, depth: int, columns: int, epilogue: str, exact: bool = False) -> Any:
+        found = default(outputs, depth, columns, epilogue, exact)
+        if exact or columns > 16 or depth % (4 * 64):
+            return found
+        return dataclasses.replace(found, rows=16, block=64, splits=1, warps=4, lanes=4)
+
+    vars(decode_streams)["rows_tiling"] = with_lanes
 
 
 def _without_memory(weights: Any, dtype: torch.dtype) -> Any:
