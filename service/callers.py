@@ -21,7 +21,7 @@ from typing import Final, Literal, get_args
 import structlog
 
 from runahead.runtime.wire.engine_config import ConfigError
-from runahead.service.watched_files import signature
+from runahead.service.watched_files import UnreadableError, WatchedFiles
 
 Right = Literal["generate", "control"]
 RIGHTS: Final[tuple[Right, ...]] = get_args(Right)
@@ -57,42 +57,34 @@ class CallersFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen = signature(path)
-        self._entries = _read(path)
+        self._file = WatchedFiles((path,), lambda: _read(path), "callers_not_read")
 
     @property
     def has_certificates(self) -> bool:
         """Somebody is known by a certificate."""
-        return any(entry.certificate for entry in self._entries)
+        return any(entry.certificate for entry in self._file.contents)
 
     def by_token(self, token: bytes) -> Caller | None:
         """Who has this token. Takes as long whichever it is, and whether there is one."""
-        self._read_again()
         digest, found = sha256(token).digest(), None
-        for entry in self._entries:
+        for entry in self._newest():
             if hmac.compare_digest(entry.digest, digest):
                 found = entry.caller
         return found
 
     def by_certificate(self, names: Sequence[str]) -> Caller | None:
         """Who has a certificate with one of these names."""
-        self._read_again()
-        return next((entry.caller for entry in self._entries if entry.certificate in names and entry.certificate), None)
+        entries = self._newest()
+        return next((entry.caller for entry in entries if entry.certificate in names and entry.certificate), None)
 
-    def _read_again(self) -> None:
-        now = signature(self._path)
-        if now == self._seen:
-            return
-        self._seen = now
-        try:
-            self._entries = _read(self._path)
-            log.info("callers_read", path=str(self._path), credentials=len(self._entries))
-        except ConfigError as error:
-            log.error("callers_not_read", why=str(error))
+    def _newest(self) -> list[_Entry]:
+        if self._file.look():
+            log.info("callers_read", path=str(self._path), credentials=len(self._file.contents))
+        return self._file.contents
 
 
 def _read(path: Path) -> list[_Entry]:
-    """Raises ConfigError, which names a line and never a token."""
+    """Raises UnreadableError, or ConfigError, which names a line and never a token."""
     try:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
@@ -100,7 +92,7 @@ def _read(path: Path) -> list[_Entry]:
             raise ConfigError(f"callers file {path} has more than {_MOST_BYTES} bytes")
         lines = data.decode().splitlines()
     except OSError as error:
-        raise ConfigError(f"callers file {path} can't be read: {error.strerror}") from error
+        raise UnreadableError(f"callers file {path} can't be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"callers file {path} is not UTF-8") from error
     entries: list[_Entry] = []

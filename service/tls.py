@@ -6,7 +6,6 @@ A handshake takes the newest files that fit together; connections that are open 
 from __future__ import annotations
 
 import ssl
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import grpc
 import structlog
 
 from runahead.runtime.wire.engine_config import ConfigError
-from runahead.service.watched_files import signature
+from runahead.service.watched_files import UnreadableError, WatchedFiles
 
 log = structlog.get_logger(__name__)
 
@@ -35,54 +34,38 @@ class TlsFiles:
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     """Raises ConfigError naming the file that can't be used."""
+    watched = WatchedFiles(files.paths(), lambda: _configuration(files), "certificate_not_read")
+
+    def newer() -> Any:
+        """gRPC asks for it at every handshake, from threads of its own. None: what it has stays."""
+        if not watched.look():
+            return None
+        log.info("certificate_read", path=str(files.certificate))
+        return watched.contents
+
     credentials: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
-        _configuration(files), _Reread(files), require_client_authentication=files.client_ca is not None
+        watched.contents, newer, require_client_authentication=files.client_ca is not None
     )
     return credentials
 
 
-class _Reread:
-    """What gRPC asks for certificates at every handshake, from threads of its own."""
-
-    def __init__(self, files: TlsFiles) -> None:
-        self._files = files
-        self._lock = threading.Lock()
-        self._seen = signature(*files.paths())
-
-    def __call__(self) -> Any:
-        """The files' certificates if they have changed, else None: what was there stays."""
-        with self._lock:
-            before, now = self._seen, signature(*self._files.paths())
-            if now == before:
-                return None
-            self._seen = now
-            try:
-                configuration = _configuration(self._files)
-            except ConfigError as error:
-                log.error("certificate_not_read", why=str(error))
-                return None
-            if signature(*self._files.paths()) != now:  # they were being replaced: the next handshake looks again
-                self._seen = before
-                return None
-        log.info("certificate_read", path=str(self._files.certificate))
-        return configuration
-
-
 def _configuration(files: TlsFiles) -> Any:
-    """Raises ConfigError, for a key that is not the certificate's too."""
+    """Raises UnreadableError, or ConfigError, for a key that is not the certificate's too."""
     contents = []
     for path in files.paths():
         try:
             contents.append(path.read_bytes())
         except OSError as error:
-            raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+            raise UnreadableError(f"{path} can't be read: {error.strerror}") from error
     try:
         # gRPC would say that a certificate and a key do not fit only in its own log, at every handshake.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(files.certificate, files.key, password=_no_password)
-    except (ssl.SSLError, OSError, ValueError) as error:
+    except (ssl.SSLError, ValueError) as error:
         raise ConfigError(
             f"{files.certificate} and {files.key} are no certificate in PEM and its key, without a password: {error}"
         ) from error
+    except OSError as error:
+        raise UnreadableError(f"{files.certificate} and {files.key} can't be read: {error.strerror}") from error
     authorities = contents[2] if files.client_ca is not None else None
     if authorities is not None:
         try:
