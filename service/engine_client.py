@@ -58,7 +58,7 @@ class EngineClient(Protocol):
     server_id: str
 
     def submit(self, request: CheckedRequest, prompt: NDArray[np.int32]) -> RequestStream:
-        """Sends a request. prompt: int32 [n]. Never blocks. Raises EngineLostError."""
+        """Sends a request. prompt: int32 [n]. Never blocks. Raises EngineLostError, also if the engine is silent."""
 
     def release(self, stream: RequestStream, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """The reader is done with a stream: nothing happens to it any more. Idempotent.
@@ -67,14 +67,15 @@ class EngineClient(Protocol):
         """
 
     async def abort(self, request_ids: tuple[str, ...], all_requests: bool, reach: str = "") -> AbortResult:
-        """reach: how ids begin that `all_requests` means. Raises EngineLostError."""
+        """reach: how ids begin that `all_requests` means. Raises EngineLostError, also at once if the engine is
+        silent."""
 
     async def stats(self) -> EngineStats:
         """Raises EngineLostError, also at once if the engine is silent, or when it falls silent."""
 
     def tell_of_silence(self, tell: Callable[[bool], None]) -> None:
-        """From now on `tell` is called with True when the engine falls silent, and with False when it is heard of
-        again. Not any more once it is lost."""
+        """From now on `tell` is called with True when the engine falls silent, at once if it is, and with False when
+        it is heard of again. Not any more once it is lost."""
 
     async def wait_lost(self) -> EngineLostError:
         """Returns when the engine is gone."""
@@ -130,7 +131,7 @@ class SocketEngineClient(asyncio.Protocol):
     # ------------------------------------------------------------ calls
 
     def submit(self, request: CheckedRequest, prompt: NDArray[np.int32]) -> RequestStream:
-        self._raise_if_lost()
+        self._raise_if_lost_or_silent()
         self._last_handle += 1
         described = len(prompt) - 1 if request.sampling.prompt_logprobs >= 0 else 0
         stream = RequestStream(self._last_handle, LIMITS.unread_bytes, described, LIMITS.unread_prompt_bytes)
@@ -155,7 +156,7 @@ class SocketEngineClient(asyncio.Protocol):
             self._send(Cancel(stream.handle, reason))
 
     async def abort(self, request_ids: tuple[str, ...], all_requests: bool, reach: str = "") -> AbortResult:
-        self._raise_if_lost()
+        self._raise_if_lost_or_silent()
         self._last_call += 1
         answer: asyncio.Future[AbortResult] = asyncio.get_running_loop().create_future()
         self._abort_calls[self._last_call] = answer
@@ -163,9 +164,7 @@ class SocketEngineClient(asyncio.Protocol):
         return await answer
 
     async def stats(self) -> EngineStats:
-        self._raise_if_lost()
-        if self._pulse.is_silent:
-            raise EngineLostError("ENGINE_SILENT", _SILENT_SENTENCE)
+        self._raise_if_lost_or_silent()
         self._last_call += 1
         answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
         self._stats_calls[self._last_call] = answer
@@ -174,6 +173,8 @@ class SocketEngineClient(asyncio.Protocol):
 
     def tell_of_silence(self, tell: Callable[[bool], None]) -> None:
         self._tell_of_silence = tell
+        if self._pulse.is_silent:
+            tell(True)
 
     async def wait_lost(self) -> EngineLostError:
         return await asyncio.shield(self._lost)
@@ -270,9 +271,13 @@ class SocketEngineClient(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode_frame(message))
 
-    def _raise_if_lost(self) -> None:
+    def _raise_if_lost_or_silent(self) -> None:
+        """What an engine does not read stays in this process: it is given no more of it."""
         if self._lost.done():
             raise self._lost.result().again()
+        unsent = self._transport.get_write_buffer_size() if self._transport is not None else 0
+        if self._pulse.is_silent or unsent > LIMITS.unsent_bytes:
+            raise EngineLostError("ENGINE_SILENT", _SILENT_SENTENCE)
 
     def _lose(self, error: EngineLostError) -> None:
         """Everything that waits ends with `error`, once; a second loss changes nothing."""

@@ -24,6 +24,7 @@ class Limits:
     some more before that.
     unread_prompt_bytes: the same for log-probabilities of the prompt, as the engine sends them. It is larger, since an
     engine may compute a prompt faster than the front end can turn it into messages.
+    unsent_bytes: what the engine has not read yet of all that it was sent, beyond which it gets no request.
     prompt_event_bytes: where a `prompt` event is cut.
     once_prompt_bytes: bytes of an answer of GenerateOnce that the prompt's tokens may take. A client receives 4 MiB
     unless it is set otherwise; the rest is for the completion.
@@ -52,6 +53,7 @@ class Limits:
     message_bytes: int = 4 << 20
     unread_bytes: int = 256 << 10
     unread_prompt_bytes: int = 4 << 20
+    unsent_bytes: int = 32 << 20
     prompt_event_bytes: int = 64 << 10
     once_prompt_bytes: int = 3 << 20
     unknown_bytes: int = 4096  # fields that the server does not know, up to which each is named

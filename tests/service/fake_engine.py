@@ -111,6 +111,8 @@ class FakeEngine:
         self.aborts: list[m.Abort] = []
         self.greeted = threading.Event()  # somebody has said Hello
         self.gone = threading.Event()  # the front end closed its end
+        self.reads = threading.Event()  # what it is sent, as long as it is set
+        self.reads.set()
         self.auto_accept = True
         self.answers_stats = True
         self.live: dict[str, int] = {}
@@ -184,6 +186,7 @@ class FakeEngine:
 
     def close(self) -> None:
         self._closed.set()
+        self.reads.set()
         self._heart.join(TIMEOUT_S)
         self._listener.close()
         if self._socket is not None:
@@ -196,7 +199,7 @@ class FakeEngine:
         try:
             self._socket, _ = self._listener.accept()
             reader = m.FrameReader()
-            while data := self._socket.recv(1 << 16):
+            while self.reads.wait() and (data := self._socket.recv(1 << 16)):
                 for body in reader.feed(data):
                     self._dispatch(m.decode_to_engine(body))
         except OSError:

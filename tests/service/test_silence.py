@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
+from runahead.service import engine_client
 from runahead.service.engine_client import SocketEngineClient
+from runahead.service.limits import LIMITS
 from runahead.service.pulse import LOOKS, SILENT_S, EngineWatch, stuck_after_s
 from runahead.service.request_stream import EngineLostError
 from runahead.service.validation import check_request
@@ -28,6 +31,8 @@ from tests.service.running_service import Service
 
 GENERATION = "runahead.v1.GenerationService"
 IMPATIENT_S = 0.3
+UNSENT_BYTES = 1 << 20
+CHECKED, PROMPT = check_request(GenerateRequest(text="x"), INFO), np.array([1, 2], np.int32)
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 
 
@@ -70,7 +75,7 @@ def test_who_waits_for_figures_when_the_engine_falls_silent_waits_no_longer(tmp_
         client.tell_of_silence(told.put_nowait)
         engine.answers_stats = False
         waiting = asyncio.ensure_future(client.stats())
-        stream = client.submit(check_request(GenerateRequest(text="x"), INFO), np.array([1, 2], np.int32))
+        stream = client.submit(CHECKED, PROMPT)
         await stream.accepted()
         engine.fall_silent()
         with pytest.raises(EngineLostError, match="does not answer") as failed:
@@ -83,6 +88,70 @@ def test_who_waits_for_figures_when_the_engine_falls_silent_waits_no_longer(tmp_
         engine.answers_stats = True
         assert (await client.stats()).submitted
         client.release(stream)
+
+    run(tmp_path / "engine", body)
+
+
+def test_a_silent_engine_gets_no_request_and_no_abort_and_still_what_is_cancelled(tmp_path: Path) -> None:
+    async def body(client: SocketEngineClient, engine: FakeEngine) -> None:
+        told: asyncio.Queue[bool] = asyncio.Queue()
+        client.tell_of_silence(told.put_nowait)
+        stream = client.submit(CHECKED, PROMPT)
+        await stream.accepted()
+        engine.fall_silent()
+        assert await told.get() is True
+        with pytest.raises(EngineLostError, match="does not answer") as failed:
+            client.submit(CHECKED, PROMPT)
+        assert failed.value.reason == "ENGINE_SILENT"
+        with pytest.raises(EngineLostError, match="does not answer") as failed:
+            await client.abort(("r1",), all_requests=False)
+        assert failed.value.reason == "ENGINE_SILENT"
+        client.release(stream)
+        assert await asyncio.to_thread(engine.next_cancel) == stream.handle
+        assert engine.submitted.qsize() == 1 and not engine.aborts
+        engine.speak_again()
+        assert await told.get() is False
+        await client.submit(CHECKED, PROMPT).accepted()
+
+    run(tmp_path / "engine", body)
+
+
+def test_an_engine_that_does_not_read_gets_no_more_than_the_limit_before_it_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(client: SocketEngineClient, engine: FakeEngine) -> None:
+        assert client._transport is not None
+        engine.auto_accept = False
+        engine.reads.clear()
+        sent, largest = 0, 0
+        with pytest.raises(EngineLostError) as failed:
+            while sent * prompt.nbytes < 10 * UNSENT_BYTES:  # over the limit, whatever the kernel holds of it
+                before = client._transport.get_write_buffer_size()
+                client.submit(CHECKED, prompt)
+                sent += 1
+                largest = max(largest, client._transport.get_write_buffer_size() - before)
+        assert failed.value.reason == "ENGINE_SILENT"
+        assert UNSENT_BYTES < client._transport.get_write_buffer_size() <= UNSENT_BYTES + largest
+        assert not client._pulse.is_silent
+        engine.reads.set()
+        for _ in range(sent):
+            await asyncio.to_thread(engine.next_submit)
+        assert (await client.stats()).submitted, "it has read all of it"
+
+    monkeypatch.setattr(engine_client, "LIMITS", replace(LIMITS, unsent_bytes=UNSENT_BYTES))
+    prompt = np.ones(10_000, np.int32)
+    run(tmp_path / "engine", body)
+
+
+def test_who_asks_to_be_told_of_a_silence_is_told_of_one_that_is_there(tmp_path: Path) -> None:
+    async def body(client: SocketEngineClient, engine: FakeEngine) -> None:
+        first: asyncio.Queue[bool] = asyncio.Queue()
+        late: list[bool] = []
+        client.tell_of_silence(first.put_nowait)
+        engine.fall_silent()
+        assert await first.get() is True
+        client.tell_of_silence(late.append)
+        assert late == [True]
 
     run(tmp_path / "engine", body)
 
