@@ -106,16 +106,15 @@ def _bearer_token(context: grpc.aio.ServicerContext[Any, Any]) -> bytes | None:
 
 
 def _certificate_names(context: grpc.aio.ServicerContext[Any, Any]) -> list[str]:
-    """Alternative names of the client's certificate, and its common name behind them.
+    """Alternative names of the client's certificate, in its order; its common name where it has none.
 
     Raises ServiceError for a certificate without any.
     """
     properties = context.auth_context()
-    keys = ("x509_subject_alternative_name", "x509_common_name")
-    names = [value.decode("utf-8", "backslashreplace") for key in keys for value in properties.get(key, ()) if value]
-    if not names:
-        raise ServiceError("UNKNOWN_CREDENTIALS", "the caller's certificate has no name")
-    return names
+    for key in ("x509_subject_alternative_name", "x509_common_name"):
+        if names := [value.decode("utf-8", "backslashreplace") for value in properties.get(key, ()) if value]:
+            return names
+    raise ServiceError("UNKNOWN_CREDENTIALS", "the caller's certificate has no name")
 
 
 def _as_name(name: str) -> str:

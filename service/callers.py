@@ -73,9 +73,9 @@ class CallersFile:
         return found
 
     def by_certificate(self, names: Sequence[str]) -> Caller | None:
-        """Who has a certificate with one of these names."""
-        entries = self._newest()
-        return next((entry.caller for entry in entries if entry.certificate in names and entry.certificate), None)
+        """Who has a certificate with these names: whom the first of them means that the file has."""
+        callers = {entry.certificate: entry.caller for entry in self._newest() if entry.certificate}
+        return next((callers[name] for name in names if name in callers), None)
 
     def _newest(self) -> list[_Entry]:
         if self._file.look():

@@ -170,6 +170,31 @@ def test_a_list_of_callers_says_whose_certificate_it_is_and_what_it_may(tmp_path
             assert stub.GetModelInfo(GetModelInfoRequest(), timeout=TIMEOUT_S, metadata=metadata).model == "fake"
 
 
+def test_a_common_name_counts_only_where_there_is_no_alternative_name_and_the_first_of_several_is_whose_it_is(
+    tmp_path: Path,
+) -> None:
+    authority = Authority()
+    (tmp_path / "clients.crt").write_bytes(authority.pem)
+    (tmp_path / "callers").write_text("batch generate certificate batch.example\nops control certificate ops.example\n")
+    settings = {"tls_client_ca": str(tmp_path / "clients.crt"), "callers": str(tmp_path / "callers")}
+    with served(tmp_path, authority, authority.client("ops.example"), **settings) as service:
+
+        def stats(*names: str) -> grpc.StatusCode | None:
+            with service.connect(trusting(authority, authority.client(*names))) as channel:
+                try:
+                    GenerationServiceStub(channel).Stats(StatsRequest(), timeout=TIMEOUT_S)
+                except grpc.RpcError as error:
+                    return code(error)
+            return None
+
+        assert stats("ops.example") is None, "who has the right of control is let in"
+        assert stats("ops.example", "mallory.example") == grpc.StatusCode.UNAUTHENTICATED
+        assert stats("ops.example", "batch.example") == grpc.StatusCode.PERMISSION_DENIED
+        assert stats("x", "batch.example", "ops.example") == grpc.StatusCode.PERMISSION_DENIED
+        assert stats("x", "ops.example", "batch.example") is None
+        assert stats("x", "mallory.example", "ops.example") is None
+
+
 # ------------------------------------------------------------ what must be said aloud
 
 LOOPBACK, OPEN = "127.0.0.1", "0.0.0.0"
