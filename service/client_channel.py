@@ -45,20 +45,22 @@ def connection(arguments: argparse.Namespace) -> Connection:
     if (arguments.cert is None) != (arguments.key is None):
         raise UsageError("--cert and --key go together: a certificate and its key")
     metadata: list[tuple[str, str]] = []
+    to_this_machine = is_loopback(arguments.url.removeprefix("dns:").lstrip("/").rpartition(":")[0] or arguments.url)
     if arguments.token_file is not None:
-        host = arguments.url.removeprefix("dns:").lstrip("/").rpartition(":")[0] or arguments.url
-        if not has_tls and not is_loopback(host) and not arguments.plaintext_tokens:
+        if not has_tls and not to_this_machine and not arguments.plaintext_tokens:
             raise UsageError(
                 f"--token-file would send a token to {arguments.url} in plain text; add --tls or --ca FILE, or "
                 "--plaintext-tokens if the network is trusted"
             )
         metadata.append(("authorization", f"Bearer {_token(arguments.token_file)}"))
+    # gRPC would ask a proxy of the environment even for localhost, and what is in plain text would leave this machine.
+    options = [("grpc.enable_http_proxy", 0)] if to_this_machine else []
     if not has_tls:
-        return Connection(grpc.insecure_channel(arguments.url), metadata)
+        return Connection(grpc.insecure_channel(arguments.url, options), metadata)
     credentials = grpc.ssl_channel_credentials(
         *(None if path is None else _read(flag, path) for flag, path in _files(arguments))
     )
-    return Connection(grpc.secure_channel(arguments.url, credentials), metadata)
+    return Connection(grpc.secure_channel(arguments.url, credentials, options), metadata)
 
 
 def _files(arguments: argparse.Namespace) -> list[tuple[str, str | None]]:
