@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field
 
+from runahead.runtime.engine.remembered_ids import RememberedIds
 from runahead.runtime.scheduler.request import Request
 
 # How many ids of finished requests, and of requests aborted before they arrived, are remembered, and how long.
@@ -28,8 +29,8 @@ class Registry:
 
     _by_owner: defaultdict[int, dict[int, Tracked]] = field(default_factory=lambda: defaultdict(dict))  # by handle
     _by_id: dict[str, Tracked] = field(default_factory=dict)
-    _finished: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    _aborted_early: OrderedDict[str, float] = field(default_factory=OrderedDict)
+    _finished: RememberedIds = field(default_factory=lambda: RememberedIds(MAX_REMEMBERED))
+    _aborted_early: RememberedIds = field(default_factory=lambda: RememberedIds(MAX_REMEMBERED))
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -42,9 +43,7 @@ class Registry:
     def remove(self, request: Request) -> None:
         """The request has ended; its id is remembered as finished."""
         del self._by_id[request.request_id]
-        self._finished[request.request_id] = None
-        while len(self._finished) > MAX_REMEMBERED:
-            self._finished.popitem(last=False)
+        self._finished.add(request.request_id, 0.0)
         own = self._by_owner[request.owner]
         del own[request.handle]
         if not own:
@@ -73,14 +72,12 @@ class Registry:
 
     def abort_early(self, request_id: str, now: float) -> None:
         """Remember that this id is aborted, should it still arrive."""
-        self._aborted_early[request_id] = now + EARLY_ABORT_S
-        self._aborted_early.move_to_end(request_id)
-        while len(self._aborted_early) > MAX_REMEMBERED:
-            self._aborted_early.popitem(last=False)
+        self._aborted_early.add(request_id, now + EARLY_ABORT_S)
 
     def was_aborted_early(self, request_id: str, submitted_at: float) -> bool:
         """Was this id aborted before its request came, and at most EARLY_ABORT_S before that was submitted?
 
         An early abort is forgotten when it was asked for: it is meant for one request, whatever becomes of it.
         """
-        return self._aborted_early.pop(request_id, 0.0) > submitted_at
+        until = self._aborted_early.pop(request_id)
+        return until is not None and until > submitted_at

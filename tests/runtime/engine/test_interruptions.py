@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from runahead.runtime.engine import live_requests
 from runahead.runtime.engine.live_requests import EARLY_ABORT_S
 from runahead.runtime.scheduler.rows import RowPhase
 from runahead.runtime.wire import messages as m
@@ -133,6 +134,24 @@ def test_abort_of_all_reaches_ids_that_begin_as_it_says_and_no_others() -> None:
         handle: [FinishReason.ABORTED if request_id.startswith("alice/") else FinishReason.LENGTH]
         for handle, request_id in ids.items()
     }
+
+
+def test_what_one_caller_aborts_and_ends_makes_nobody_else_s_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_requests, "MAX_REMEMBERED", most := 16)
+    chain = make_chain()
+    chain.submit(1, [3, 4], request_id="bob/done", max_tokens=5)
+    chain.run()
+    chain.tell(m.Abort(1, ("bob/late",)))
+    chain.tell(m.Abort(2, tuple(f"alice/{count}" for count in range(2 * most))))
+    for handle in range(3, 3 + 2 * most):
+        chain.submit(handle, [3, 4], request_id=f"alice/r{handle}", max_tokens=1)
+        chain.run()
+    chain.submit(2, [3, 4], request_id="bob/late", max_tokens=5)
+    chain.tell(m.Abort(3, ("bob/done",)))
+    chain.run()
+    assert [end.reason for end in chain.finished()[2]] == [FinishReason.ABORTED]
+    results = [message for _, message in chain.links.sent if isinstance(message, m.AbortResult)]
+    assert results[-1].outcomes == ("ALREADY_FINISHED",)
 
 
 @pytest.mark.parametrize(("later_s", "aborted"), [(EARLY_ABORT_S - 1, True), (EARLY_ABORT_S + 1, False)])
