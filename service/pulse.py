@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from runahead.runtime.wire.messages import PROTOCOL_VERSION, Hello, encode_frame
 from runahead.service.request_stream import EngineLostError
 
@@ -16,6 +18,8 @@ from runahead.service.request_stream import EngineLostError
 # service stops being ready, within 2 s.
 SILENT_S: Final = 1.5
 LOOKS: Final = 8  # within a limit: silence is noticed at most so much of it late
+
+log = structlog.get_logger(__name__)
 
 
 def stuck_after_s(launch_timeout_s: float) -> float:
@@ -95,6 +99,7 @@ class EngineWatch(asyncio.Protocol):
         self._pulse.end()
         if self._transport is not None:
             self._transport.close()
+            self._transport = None
 
     # ------------------------------------------------------------ called by the event loop
 
@@ -108,3 +113,5 @@ class EngineWatch(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._pulse.end()
+        if self._transport is not None:  # it was not this end that closed it
+            log.warning("engine_unwatched", why=str(exc) if exc is not None else "the engine has closed the connection")

@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import numpy as np
@@ -18,7 +19,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
-from runahead.service import engine_client
+from runahead.service import engine_client, pulse
 from runahead.service.engine_client import SocketEngineClient
 from runahead.service.limits import LIMITS
 from runahead.service.pulse import LOOKS, SILENT_S, EngineWatch, stuck_after_s
@@ -188,6 +189,29 @@ def test_an_engine_that_is_silent_for_too_long_is_stuck_and_one_that_has_ended_i
 
     asyncio.run(watched(tmp_path / "a", IMPATIENT_S))
     asyncio.run(watched(tmp_path / "b", 60.0))
+
+
+def test_a_watch_that_the_engine_ends_says_so_and_one_that_is_closed_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def watched(path: Path, *, dies: bool) -> None:
+        told: asyncio.Queue[str] = asyncio.Queue()
+        logger = Mock()
+        logger.warning = lambda event, **_: told.put_nowait(event)
+        monkeypatch.setattr(pulse, "log", logger)
+        engine = FakeEngine(path)
+        watch = await EngineWatch.connect(path, 60.0)
+        assert await asyncio.to_thread(engine.greeted.wait, TIMEOUT_S)
+        if dies:
+            engine.die()
+            assert await asyncio.wait_for(told.get(), TIMEOUT_S) == "engine_unwatched"
+        watch.close()
+        assert await asyncio.to_thread(engine.gone.wait, TIMEOUT_S)
+        assert told.empty()
+        await asyncio.to_thread(engine.close)
+
+    asyncio.run(watched(tmp_path / "a", dies=True))
+    asyncio.run(watched(tmp_path / "b", dies=False))
 
 
 def test_there_is_no_watch_without_an_engine(tmp_path: Path) -> None:
