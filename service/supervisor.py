@@ -29,7 +29,7 @@ from runahead.service.server_config import EXIT_ENGINE_LOST, EXIT_FORCED, EXIT_N
 T = TypeVar("T")
 
 FRONT_END_SILENT_S: Final = 15.0  # its event loop does nothing that takes a hundredth of that
-_LAST_WORDS_S: Final = 5.0  # for a front end to end, beyond what it was given
+_LAST_WORDS_S: Final = 5.0  # for a process to end, beyond what it was given
 
 log = structlog.get_logger(__name__)
 
@@ -78,6 +78,7 @@ class Supervisor:
         self._keepers: list[asyncio.Task[None]] = []
         self._engine: EngineProcess | None = None
         self._watch: EngineWatch | None = None
+        self._told_at: float | None = None  # to end, on the event loop's clock
 
     async def run(self) -> int:
         """Raises what `supervise` raises."""
@@ -117,8 +118,15 @@ class Supervisor:
         if self._watch is not None:
             self._watch.close()
         if self._engine is not None:
-            grace_s = 0.0 if self._signals.kill.is_set() else self._settings.shutdown_grace_s
-            log.info("engine_ended", exit_code=await self._engine.stop(grace_s))
+            log.info("engine_ended", exit_code=await self._engine.stop(self._grace_left_s()))
+
+    def _grace_left_s(self) -> float:
+        """Of the engine, which has some seconds of it at least: one that is well ends in less."""
+        if self._signals.kill.is_set():
+            return 0.0
+        grace_s = self._settings.shutdown_grace_s
+        spent_s = 0.0 if self._told_at is None else asyncio.get_running_loop().time() - self._told_at
+        return min(grace_s, max(grace_s - spent_s, _LAST_WORDS_S))
 
     # ------------------------------------------------------------ the beginning
 
@@ -225,6 +233,7 @@ class Supervisor:
     async def _drain(self) -> int:
         """Tells the front ends to, and waits for them. A second signal ends their grace, a third everything."""
         log.info("shutting_down", open_streams=self._board.total().open_streams)
+        self._told_at = asyncio.get_running_loop().time()
         self._stop_keeping()
         for front_end in self._front_ends.values():
             front_end.drain()

@@ -23,6 +23,7 @@ from runahead.service.server_config import EXIT_ENGINE_LOST, EXIT_NO_FRONT_END, 
 from runahead.service.settings import FrontEndSettings
 
 TIMEOUT_S = 30.0
+GRACE_S = 12.0
 
 
 class Ending:
@@ -49,7 +50,12 @@ class FakeEngine(Ending):
     def kill(self) -> None:
         self.has(-9)
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.graces_s: list[float] = []
+
     async def stop(self, grace_s: float) -> int:
+        self.graces_s.append(grace_s)
         self.has(0)
         return await self.wait()
 
@@ -85,9 +91,12 @@ class FakeFrontEnd(Ending):
         await self.stuck.wait()
 
     def drain(self) -> None:
-        self.has(0)
+        self._world.draining.set()
+        if not self._world.has_open_streams:
+            self.end()
 
-    end = drain
+    def end(self) -> None:
+        self.has(0)
 
     async def kill(self) -> None:
         self.has(-9)
@@ -97,7 +106,8 @@ class World:
     """Everything that the supervisor starts."""
 
     def __init__(self, frontends: int, memory: int) -> None:
-        self.config = ServerConfig(EngineConfig(model="x"), FrontEndSettings(frontends=frontends), linger_s=0.0)
+        settings = FrontEndSettings(frontends=frontends, shutdown_grace_s=GRACE_S)
+        self.config = ServerConfig(EngineConfig(model="x"), settings, linger_s=0.0)
         self.board = Board(frontends, memory)
         self.supervisor = supervisor.Supervisor(self.config, Port("127.0.0.1", 1234, ExitStack()), memory)
         self.engine, self.watch = FakeEngine(), FakeWatch()
@@ -105,6 +115,8 @@ class World:
         self.served = asyncio.Event()
         self.refuses = False  # others than those that serve already can't be started
         self.refused = 0
+        self.draining = asyncio.Event()
+        self.has_open_streams = False  # a drain waits
 
     async def until_served(self, count: int) -> None:
         while len(self.serving) < count:
@@ -218,5 +230,35 @@ def test_a_signal_while_everything_serves_ends_it_in_order() -> None:
         signal.raise_signal(signal.SIGTERM)
         assert await code == EXIT_OK
         assert await world.serving[0].wait() == 0
+
+    run(body)
+
+
+@pytest.mark.parametrize(("passed_s", "least_s", "most_s"), [(4.0, 5.0, 8.0), (9.0, 5.0, 5.0)])
+def test_an_engine_has_what_a_drain_has_left_of_the_grace_and_some_seconds_at_least(
+    passed_s: float, least_s: float, most_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(world: World, code: asyncio.Task[int]) -> None:
+        loop = asyncio.get_running_loop()
+        awake_s = loop.time
+        world.has_open_streams = True
+        signal.raise_signal(signal.SIGTERM)
+        await world.draining.wait()
+        monkeypatch.setattr(loop, "time", lambda: awake_s() + passed_s)
+        signal.raise_signal(signal.SIGTERM)
+        assert await code == EXIT_OK
+        await world.supervisor.close()
+        assert least_s <= world.engine.graces_s[0] <= most_s
+
+    run(body)
+
+
+def test_an_engine_of_a_service_that_nobody_told_to_end_has_the_whole_grace() -> None:
+    async def body(world: World, code: asyncio.Task[int]) -> None:
+        world.refuses = True
+        world.serving[0].has(-9)
+        assert await code == EXIT_NO_FRONT_END
+        await world.supervisor.close()
+        assert world.engine.graces_s[0] == GRACE_S
 
     run(body)
