@@ -75,7 +75,8 @@ async def _serve(
     front_end = FrontEnd(
         client, tokenizer, orders.settings, security, Board(orders.settings.frontends, orders.board), orders.index
     )
-    host = f"[{orders.settings.host}]" if ":" in orders.settings.host.strip("[]") else orders.settings.host
+    host = orders.settings.host.strip("[]")  # an IPv6 address may be given with or without them
+    host = f"[{host}]" if ":" in host else host
     port = await front_end.start(f"{host}:{order.port}")
     _say(b"ready %d" % port)
     alive = asyncio.create_task(_say_that_it_lives())
