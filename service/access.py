@@ -37,11 +37,11 @@ RIGHTS_FOR: Final[Mapping[str, frozenset[Right]]] = MappingProxyType(
 
 _MOST_NAME: Final = 100  # of a caller's name, which the engine gets in front of a request's id
 
-_caller: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
+_caller: ContextVar[Caller] = ContextVar("caller")  # no default: a call that was not let in has no rights
 
 
 def current_caller() -> Caller:
-    """Whose call is being served."""
+    """Whose call is being served. Raises LookupError outside of calls that `Access` has let in."""
     return _caller.get()
 
 
@@ -68,7 +68,9 @@ class Access:
         Raises ServiceError: UNAUTHENTICATED, PERMISSION_DENIED for a method that the caller has no right to, or
         UNIMPLEMENTED where there is none.
         """
-        if not self.is_open and method not in _HEALTH:
+        if self.is_open:
+            _caller.set(ANYBODY)
+        elif method not in _HEALTH:
             caller = self._caller_of(context)
             rights = RIGHTS_FOR.get(method, frozenset())
             if exists and not rights & caller.rights:

@@ -139,6 +139,18 @@ def test_statistics_need_the_right_of_control(service: Service) -> None:
     assert service.stub.Stats(StatsRequest(), timeout=TIMEOUT_S, metadata=bearer(OPS)).HasField("stats")
 
 
+def test_a_call_that_nobody_was_asked_about_has_no_rights_at_all(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Access, "admit", lambda *_, **__: None)
+    for served in (
+        lambda: list(service.stub.Generate(GenerateRequest(text="x"), timeout=TIMEOUT_S)),
+        lambda: service.stub.Abort(AbortRequest(all=True), timeout=TIMEOUT_S),
+    ):
+        assert code(failure(served)) == grpc.StatusCode.INTERNAL
+    assert service.engine.submitted.empty() and not service.engine.aborts
+
+
 # ------------------------------------------------------------ whose a request is
 
 
