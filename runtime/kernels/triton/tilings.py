@@ -166,7 +166,7 @@ def attention_plan(rows: int, head_dim: int, device: torch.device, exact: bool =
     if rows <= 16 and wide:
         return AttentionPlan(64, max(rows // 2, 1), 6 * processors, 4, 5, False)
     if rows <= 16:
-        return AttentionPlan(32, max(rows * 3 // 4, 1), (2 if wide else 4) * processors, 2 if wide else 1, 5, False)
+        return AttentionPlan(32, max(rows * 3 // 4, 1), 4 * processors, 1, 5, False)
     tile, programs = 32 if wide else 64, 4 * processors
     tokens = 352 if rows < 40 else 2048
     return AttentionPlan(tile, triton.cdiv(tokens, tile), programs, 2, stages=5 if wide else 3, early=False)
