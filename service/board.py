@@ -10,12 +10,15 @@ import mmap
 from dataclasses import astuple, dataclass, fields
 from typing import Final
 
+from runahead.service.process_table import ProcessTable
+
 
 @dataclass(slots=True)
 class FrontEndCounters:
     """What front ends saw, one or all of them. Its fields are those of `FrontEndStats`.
 
     front_ends: how many serve. answered_by: which of them answers, counted from 1; it is no figure, and never added up.
+    unread_bytes: as of the last second.
     """
 
     open_streams: int = 0
@@ -25,10 +28,13 @@ class FrontEndCounters:
     refused: int = 0
     front_ends: int = 0
     answered_by: int = 0
+    unread_bytes: int = 0
+    stats_watchers: int = 0
 
 
 _NAMES: Final = tuple(field.name for field in fields(FrontEndCounters))
-_OF_THE_LIVING: Final = ("open_streams", "front_ends")  # what a front end that has died has no more of
+# What a front end that has died has no more of.
+_OF_THE_LIVING: Final = ("open_streams", "front_ends", "unread_bytes", "stats_watchers")
 _BYTES: Final = 8
 
 
@@ -56,11 +62,12 @@ class Board:
         # The map keeps its file; with -1 it has none.
         self._words = memoryview(mmap.mmap(-1 if memory is None else memory, size)).cast("q")
         self._lines = lines
+        self.processes = ProcessTable(self._words[lines * len(_NAMES) :], lines)
 
     @staticmethod
     def size(lines: int) -> int:
-        """Bytes of so many lines."""
-        return lines * len(_NAMES) * _BYTES
+        """Bytes of so many lines, and of the table of processes behind them."""
+        return (lines * len(_NAMES) + ProcessTable.size(lines)) * _BYTES
 
     def line(self, index: int) -> Line:
         """For the one front end that writes it."""

@@ -13,6 +13,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -21,7 +22,6 @@ from runahead.runtime.wire.messages import (
     Admitted,
     Cancel,
     EngineInfo,
-    EngineStats,
     Failed,
     FrameReader,
     Heartbeat,
@@ -72,6 +72,10 @@ class EngineClient(Protocol):
 
     async def stats(self) -> EngineStats:
         """Raises EngineLostError, also at once if the engine is silent, or when it falls silent."""
+
+    @property
+    def unread_bytes(self) -> int:
+        """What readers have not taken of all streams, as estimated."""
 
     def tell_of_silence(self, tell: Callable[[bool], None]) -> None:
         """From now on `tell` is called with True when the engine falls silent, at once if it is, and with False when
@@ -170,6 +174,10 @@ class SocketEngineClient(asyncio.Protocol):
         self._stats_calls[self._last_call] = answer
         self._send(StatsQuery(self._last_call))
         return await answer
+
+    @property
+    def unread_bytes(self) -> int:
+        return sum(stream.unread_bytes for stream in self._streams.values())
 
     def tell_of_silence(self, tell: Callable[[bool], None]) -> None:
         self._tell_of_silence = tell

@@ -66,6 +66,10 @@ class EngineProcess:
         return engine
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def has_ended(self) -> bool:
         """However it did."""
         return self._process.returncode is not None

@@ -37,6 +37,7 @@ STATUS_OF: Final[Mapping[str, grpc.StatusCode]] = MappingProxyType(
         "NO_TOKENIZER": grpc.StatusCode.FAILED_PRECONDITION,
         "STREAMS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "QUEUE_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "WATCHERS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "SLOW_READER": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "NOT_SERVED": grpc.StatusCode.UNIMPLEMENTED,
         "NON_FINITE": grpc.StatusCode.INTERNAL,
@@ -128,11 +129,6 @@ def non_finite() -> ServiceError:
 def internal() -> ServiceError:
     """INTERNAL with a fixed sentence."""
     return ServiceError("UNEXPECTED", INTERNAL_SENTENCE)
-
-
-def not_served(sentence: str) -> ServiceError:
-    """UNIMPLEMENTED for a method of the contract."""
-    return ServiceError("NOT_SERVED", sentence)
 
 
 def to_status(error: ServiceError, request_id: str = "") -> grpc.Status:

@@ -32,6 +32,7 @@ class FrontEnd:
     """Serves one engine on one port. tokenizer: None serves token ids alone. security: who may call.
 
     board, index: the figures of all front ends of the engine, and which of them this one is; None: it is the only one.
+    version: of the server.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class FrontEnd:
         security: Security,
         board: Board | None = None,
         index: int = 0,
+        version: str = "",
     ) -> None:
         self._engine = engine
         self._hurried = asyncio.Event()
@@ -57,6 +59,7 @@ class FrontEnd:
             shares_prefixes=settings.share_prefix_cache,
             board=board or Board(),
             index=index,
+            version=version,
         )
         add_GenerationServiceServicer_to_server(self.servicer, self._server)
         self._health.add_to(self._server)
@@ -88,6 +91,10 @@ class FrontEnd:
         except Exception as error:  # the library's, whatever it is
             return type(error).__name__
         return "it has stopped"
+
+    def take_stock(self) -> None:
+        """Puts on the board what is looked at now and then, and not counted as it changes."""
+        self.servicer.counters.unread_bytes = self._engine.unread_bytes
 
     def engine_lost(self) -> None:
         """No longer healthy. New calls end with UNAVAILABLE, as the open ones did."""

@@ -27,14 +27,15 @@ END: Final = b"end\n"
 class FrontEndOrders(msgspec.Struct, frozen=True, kw_only=True):
     """The first line of its standard input.
 
-    index: which one it is, from 0. board: the descriptor of the memory that they share. linger_s: how
-    long it says that it is not serving after the engine was lost, before it ends.
+    index: which one it is, from 0. board: the descriptor of the memory that they share. version: of the server.
+    linger_s: how long it says that it is not serving after the engine was lost, before it ends.
     """
 
     engine: EngineConfig
     settings: FrontEndSettings
     index: int
     board: int
+    version: str
     linger_s: float
 
 

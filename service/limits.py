@@ -26,6 +26,7 @@ class Limits:
     engine may compute a prompt faster than the front end can turn it into messages.
     unsent_bytes: what the engine has not read yet of all that it was sent, beyond which it gets no request.
     prompt_event_bytes: where a `prompt` event is cut.
+    stats_watchers: calls of WatchStats open at once, of a process.
     once_prompt_bytes: bytes of an answer of GenerateOnce that the prompt's tokens may take. A client receives 4 MiB
     unless it is set otherwise; the rest is for the completion.
     """
@@ -56,6 +57,7 @@ class Limits:
     unsent_bytes: int = 32 << 20
     prompt_event_bytes: int = 64 << 10
     once_prompt_bytes: int = 3 << 20
+    stats_watchers: int = 32
     unknown_bytes: int = 4096  # fields that the server does not know, up to which each is named
     # Field violations that one error reports, and of one list: the error must fit into the 8 KiB of metadata that
     # clients take.

@@ -96,6 +96,11 @@ class RequestStream:
         return self._failure
 
     @property
+    def unread_bytes(self) -> int:
+        """What its reader has not taken, as estimated."""
+        return self._unread + self._unread_prompt
+
+    @property
     def ended(self) -> bool:
         """No more will arrive."""
         return self._finished is not None or self._failure is not None

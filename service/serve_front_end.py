@@ -72,14 +72,13 @@ async def _serve(
         return EXIT_OK
     order = msgspec.json.decode(line, type=ServeOrder)
     client = await SocketEngineClient.connect(Path(order.socket), counters_from=orders.engine.counters_from)
-    front_end = FrontEnd(
-        client, tokenizer, orders.settings, security, Board(orders.settings.frontends, orders.board), orders.index
-    )
+    board = Board(orders.settings.frontends, orders.board)
+    front_end = FrontEnd(client, tokenizer, orders.settings, security, board, orders.index, orders.version)
     host = orders.settings.host.strip("[]")  # an IPv6 address may be given with or without them
     host = f"[{host}]" if ":" in host else host
     port = await front_end.start(f"{host}:{order.port}")
     _say(b"ready %d" % port)
-    alive = asyncio.create_task(_say_that_it_lives())
+    alive = asyncio.create_task(_say_that_it_lives(front_end))
     try:
         return await _until_the_end(orders, client, front_end, lines)
     finally:
@@ -120,9 +119,10 @@ async def _until_the_end(
     return EXIT_OK
 
 
-async def _say_that_it_lives() -> None:
+async def _say_that_it_lives(front_end: FrontEnd) -> None:
     while True:
         await asyncio.sleep(ALIVE_S)
+        front_end.take_stock()
         _say(ALIVE)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -14,17 +13,17 @@ from numpy.typing import NDArray
 
 from runahead.runtime.wire.parameters import FinishReason as EngineReason
 from runahead.service.access import current_caller
-from runahead.service.board import Board, FrontEndCounters
+from runahead.service.board import Board
 from runahead.service.completion import Completion
 from runahead.service.engine_client import EngineClient
-from runahead.service.errors import ServiceError, exhausted, no_tokenizer, not_served, shutting_down
+from runahead.service.errors import ServiceError, exhausted, no_tokenizer, shutting_down
 from runahead.service.guard import Call, guarded
 from runahead.service.limits import LIMITS
 from runahead.service.model_info import model_info
 from runahead.service.ownership import Ownership
 from runahead.service.prompt_events import PromptEvents, check_once_prompt
 from runahead.service.request_stream import RequestRefusedError, RequestStream, SlowReaderError
-from runahead.service.stats import server_stats
+from runahead.service.stats_feed import StatsFeed
 from runahead.service.token_bytes import NO_TOKENS
 from runahead.service.tokenizer import TextTokenizer
 from runahead.service.validation import (
@@ -125,7 +124,7 @@ class GenerationServicer(GenerationServiceServicer):
     tokenizer: None takes and gives token ids alone, and refuses text by name.
     max_streams: completions that may be open at once; more are refused.
     shares_prefixes: callers find each other's prefixes in the cache. board, index: the figures of all front ends, and
-    which line of them is this one's. Limits are those of all together.
+    which line of them is this one's. Limits are those of all together. version: of the server.
     """
 
     def __init__(
@@ -137,6 +136,7 @@ class GenerationServicer(GenerationServiceServicer):
         shares_prefixes: bool = False,
         board: Board,
         index: int = 0,
+        version: str = "",
     ) -> None:
         self._engine = engine
         self._shares_prefixes = shares_prefixes
@@ -150,10 +150,13 @@ class GenerationServicer(GenerationServiceServicer):
         self.counters.open_streams = 0  # of whoever died before it
         self.counters.front_ends = 1
         self.counters.answered_by = index + 1
+        self._feed = StatsFeed(engine, board, self.counters, version)
 
     def close(self) -> None:
-        """Takes no more completions: they end with UNAVAILABLE, reason SHUTDOWN. The open ones go on."""
+        """Takes no more completions: they end with UNAVAILABLE, reason SHUTDOWN. The open ones go on, and who watches
+        the figures is told at once."""
         self._closed = True
+        self._feed.close()
         self._note_drained()
 
     async def wait_drained(self) -> None:
@@ -204,12 +207,12 @@ class GenerationServicer(GenerationServiceServicer):
         response = StatsResponse()
         async with guarded(context):
             check_known(request)
-            response.stats.CopyFrom(server_stats(await self._engine.stats(), self._figures()))
+            response.stats.CopyFrom(await self._feed.stats())
         return response
 
     async def WatchStats(self, request: WatchStatsRequest, context: _Context) -> None:
         async with guarded(context):
-            raise not_served("this server does not serve WatchStats; call Stats")
+            await self._feed.watch(request, context)
 
     async def GetModelInfo(self, request: GetModelInfoRequest, context: _Context) -> GetModelInfoResponse:
         async with guarded(context):
@@ -230,10 +233,6 @@ class GenerationServicer(GenerationServiceServicer):
             check_detokenize(request, self._engine.info.vocab_size)
             response.text = await self._text().decode(request.token_ids, request.include_special_tokens)
         return response
-
-    def _figures(self) -> FrontEndCounters:
-        """Of all front ends, and that it is this one that says so."""
-        return replace(self._board.total(), answered_by=self.counters.answered_by)
 
     def _text(self) -> TextTokenizer:
         """Raises ServiceError (FAILED_PRECONDITION) on a server without one."""

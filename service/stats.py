@@ -1,4 +1,4 @@
-"""The engine's figures, and the front ends', as a `ServerStats` message.
+"""The figures of the engine, the front ends and the service as a whole, as a `ServerStats` message.
 
 A figure has the same name on both sides, or that of its group beside it in the engine's: `tokens.void_rows` of the
 contract is the engine's `void_rows`, `blocks.free` is `blocks_free` and `tokens.cached` is `cached_tokens`. Figures for
@@ -7,16 +7,17 @@ which that does not hold are in `_OTHER_NAMES`, those that are made of others in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import msgspec
 
+from runahead.runtime.wire.figures import EngineStats, HistogramStats
 from runahead.runtime.wire.histogram import BOUNDS_S, quantile
-from runahead.runtime.wire.messages import EngineStats, HistogramStats
 from runahead.service.board import FrontEndCounters
-from runahead.v1 import BarrierStats, FrontEndStats, Histogram, Quantiles, ServerStats
+from runahead.service.process_table import ProcessFigures
+from runahead.v1 import BarrierStats, FrontEndStats, Histogram, ProcessStats, Quantiles, ServerStats
 
 _OTHER_NAMES: Final = {"graphs.captures": "graph_captures", "graphs.replays": "graph_replays"}
 _GROUPS: Final = ("requests", "tokens", "blocks", "rows", "penalty_slots", "chain", "graphs", "lifecycle")
@@ -40,7 +41,17 @@ _NAMES: Final[dict[str, dict[str, str]]] = {
 }
 
 
-def server_stats(engine: EngineStats, counters: FrontEndCounters) -> ServerStats:
+@dataclass(frozen=True, slots=True)
+class ServiceFigures:
+    """What neither the engine nor a front end counts. connections: open on the service's port."""
+
+    version: str
+    server_id: str
+    connections: int
+    processes: Sequence[ProcessFigures]
+
+
+def server_stats(engine: EngineStats, counters: FrontEndCounters, service: ServiceFigures) -> ServerStats:
     """All figures of `Stats`."""
     stats = ServerStats(
         uptime_s=engine.uptime_s,
@@ -52,7 +63,13 @@ def server_stats(engine: EngineStats, counters: FrontEndCounters) -> ServerStats
         inter_token_s=_quantiles(engine.inter_token),
         first_token_histogram=_histogram(engine.first_token),
         inter_token_histogram=_histogram(engine.inter_token),
+        queue_histogram=_histogram(engine.queue),
+        end_to_end_histogram=_histogram(engine.end_to_end),
         front_end=FrontEndStats(**asdict(counters)),
+        version=service.version,
+        server_id=service.server_id,
+        connections=service.connections,
+        processes=[ProcessStats(**asdict(process)) for process in service.processes],
     )
     for group, names in _NAMES.items():
         message = getattr(stats, group)

@@ -8,9 +8,10 @@ itself, the input of every process that it has started ends, and so do they.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import tempfile
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -18,6 +19,7 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from runahead.runtime.checkpoint import check_files
+from runahead.service import machine
 from runahead.service.board import Board
 from runahead.service.engine_process import EngineProcess
 from runahead.service.front_end_process import FrontEndOrders, FrontEndProcess, FrontEndStartError
@@ -25,10 +27,12 @@ from runahead.service.port import Port
 from runahead.service.pulse import EngineWatch, stuck_after_s
 from runahead.service.restarts import Restarts
 from runahead.service.server_config import EXIT_ENGINE_LOST, EXIT_FORCED, EXIT_NO_FRONT_END, EXIT_OK, ServerConfig
+from runahead.service.version import full_version
 
 T = TypeVar("T")
 
 FRONT_END_SILENT_S: Final = 15.0  # its event loop does nothing that takes a hundredth of that
+_STOCK_S: Final = 1.0  # from one look at what processes take of the machine to the next
 _LAST_WORDS_S: Final = 5.0  # for a process to end, beyond what it was given
 
 log = structlog.get_logger(__name__)
@@ -73,9 +77,11 @@ class Supervisor:
         self._port = port
         self._memory = memory
         self._board = Board(self._settings.frontends, memory)
+        self._version = full_version()
         self._signals = _Signals()
         self._front_ends: dict[int, FrontEndProcess] = {}  # those that have started, by their index
         self._keepers: list[asyncio.Task[None]] = []
+        self._stock: asyncio.Task[None] | None = None
         self._engine: EngineProcess | None = None
         self._watch: EngineWatch | None = None
         self._told_at: float | None = None  # to end, on the event loop's clock
@@ -85,6 +91,7 @@ class Supervisor:
         if await self._unless_told(self._start()) is None:
             return await self._drain()  # of those that serve already
         assert self._engine is not None and self._watch is not None
+        self._stock = asyncio.create_task(self._take_stock())
         log.info(
             "serving",
             host=self._port.host,
@@ -110,9 +117,10 @@ class Supervisor:
 
     async def close(self) -> None:
         """Ends whatever still runs."""
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        tasks = self._keepers if self._stock is None else [*self._keepers, self._stock]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for front_end in self._front_ends.values():
             await front_end.kill()
         if self._watch is not None:
@@ -151,6 +159,7 @@ class Supervisor:
                 settings=self._settings,
                 index=index,
                 board=self._memory,
+                version=self._version,
                 linger_s=self._config.linger_s,
             )
         )
@@ -169,6 +178,20 @@ class Supervisor:
             told.cancel()
 
     # ------------------------------------------------------------ while it serves
+
+    async def _take_stock(self) -> None:
+        """Writes on the board what each process takes of the machine, again and again."""
+        while True:
+            self._board.processes.write(machine.processes(self._pids()), machine.connections(self._port.number))
+            await asyncio.sleep(_STOCK_S)
+
+    def _pids(self) -> Iterator[tuple[str, int]]:
+        """The service's processes by name."""
+        yield "supervisor", os.getpid()
+        if self._engine is not None:
+            yield "engine", self._engine.pid
+        for index, front_end in self._front_ends.items():
+            yield f"front_end_{index + 1}", front_end.pid
 
     async def _keep(self, index: int) -> None:
         """Has a front end there, as long as that helps. Returns when it does not any more."""

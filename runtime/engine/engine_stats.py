@@ -9,8 +9,8 @@ from runahead.runtime.engine.figures import Figures
 from runahead.runtime.engine.latencies import Latencies
 from runahead.runtime.engine.loop_times import LoopTimes
 from runahead.runtime.scheduler.scheduler import Scheduler
+from runahead.runtime.wire.figures import EngineStats, EventStats, HistogramStats
 from runahead.runtime.wire.histogram import Histogram
-from runahead.runtime.wire.messages import EngineStats, EventStats, HistogramStats
 
 
 def engine_stats(
@@ -23,25 +23,15 @@ def engine_stats(
     times: LoopTimes,
 ) -> EngineStats:
     """A snapshot. Figures of launches are those of retired ones. run_ahead_asked: as the engine was configured."""
-    ledger, pool, rows, counters = scheduler.ledger, scheduler.pool, scheduler.rows, scheduler.tally.counters
+    ledger, pool, rows = scheduler.ledger, scheduler.pool, scheduler.rows
     return EngineStats(
         uptime_s=times.uptime_s,
         waiting=len(scheduler.waiting),
         running=len(scheduler.holdings.requests()),
         paused=len(scheduler.holdings.paused),
         finished=dict(scheduler.tally.finished),
-        submitted=counters["submitted"],
-        admitted=counters["admitted"],
-        prompt_tokens=counters["prompt_tokens"],
-        generated_tokens=counters["generated_tokens"],
-        void_rows=counters["void_rows"],
-        prefill_chunks=counters["prefill_chunks"],
-        cached_tokens=counters["cached_tokens"],
-        recomputed_tokens=counters["recomputed_tokens"],
+        **_counted(scheduler.tally.counters),
         aborted=dict(scheduler.tally.aborted),
-        blocks_reserved=counters["blocks_reserved"],
-        blocks_adopted=counters["blocks_adopted"],
-        blocks_returned=counters["blocks_returned"],
         events=_events(scheduler.tally.events, figures),
         blocks_total=pool.total,
         blocks_free=pool.free,
@@ -80,7 +70,27 @@ def engine_stats(
         front_ends_lost=intake.get("front_ends_lost", 0),
         first_token=_histogram(latencies.first_token),
         inter_token=_histogram(latencies.inter_token),
+        queue=_histogram(latencies.queue),
+        end_to_end=_histogram(latencies.end_to_end),
     )
+
+
+def _counted(counters: Mapping[str, int]) -> dict[str, int]:
+    """What is counted as it happens, of requests and their tokens."""
+    return {
+        "submitted": counters["submitted"],
+        "admitted": counters["admitted"],
+        "prompt_tokens": counters["prompt_tokens"],
+        "generated_tokens": counters["generated_tokens"],
+        "void_rows": counters["void_rows"],
+        "prefill_chunks": counters["prefill_chunks"],
+        "cached_tokens": counters["cached_tokens"],
+        "queried_tokens": counters["queried_tokens"],
+        "recomputed_tokens": counters["recomputed_tokens"],
+        "blocks_reserved": counters["blocks_reserved"],
+        "blocks_adopted": counters["blocks_adopted"],
+        "blocks_returned": counters["blocks_returned"],
+    }
 
 
 def _histogram(histogram: Histogram) -> HistogramStats:

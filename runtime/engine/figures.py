@@ -20,7 +20,7 @@ def kind_of(shape: LaunchShape) -> str:
 
 @dataclass(slots=True)
 class EventCount:
-    """Lifecycle events of one kind, and what the next launch said of the chain: see `messages.EventStats`."""
+    """Lifecycle events of one kind, and what the next launch said of the chain: see `EventStats`."""
 
     count: int = 0
     held: int = 0

@@ -18,6 +18,7 @@ from runahead.runtime.engine.publisher import Publisher
 from runahead.runtime.scheduler.request import NeverFits, Request
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import FinishReason
 
 TURN_WORK: Final = 4  # pieces of work a turn, of some 10 microseconds each: a request queued, one ended
@@ -39,7 +40,7 @@ class Intake:
         registry: Registry,
         publisher: Publisher,
         links: Links,
-        stats: Callable[[], m.EngineStats],
+        stats: Callable[[], EngineStats],
         counters: Counter[str],
         max_queue: int,
         clock: Callable[[], float],
@@ -210,6 +211,8 @@ class Intake:
     def _drop(self, tracked: Tracked | None, reason: FinishReason) -> None:
         """End a request and tell nobody: its front end does not listen any more."""
         if tracked is not None:
+            if reason is FinishReason.STOP:
+                self._publisher.ended(tracked, self._clock())
             self._scheduler.stop(tracked.request, reason)
             self._registry.remove(tracked.request)
 

@@ -1,4 +1,4 @@
-"""How long requests wait for their tokens: from submission to the first one, then from each token to the next."""
+"""How long requests wait: for a row, for the first token, from each token to the next, and for their end."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ class Latencies:
     came between (a pause, an eviction, a launch that others filled). The tokens that one launch brings of a row come
     together: the first of them has waited, the others have not, so that a request's times add up to the time between
     its first token and its last. drafts: a launch may bring several tokens of a row.
+    `queue` has one for each request that was given a row, `end_to_end` for each that has ended with a token, however it
+    did, unless its client went away.
     """
 
     def __init__(self, rows: Rows, drafts: int) -> None:
         self.first_token = Histogram()
         self.inter_token = Histogram()
+        self.queue = Histogram()
+        self.end_to_end = Histogram()
         self._rows = rows
         self._drafts = drafts
 

@@ -36,6 +36,7 @@ from runahead.runtime.scheduler.planned import launch_of
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import LAUNCH_TIMEOUT_S
+from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import FinishReason
 
 _WAIT_S: Final = 0.25  # a wait that sees no mark ends after this long, and the loop looks again
@@ -288,7 +289,7 @@ class Engine:
         if fault != FAULT_NONE:
             raise DeviceError(f"launch {number} ended with fault {fault}: the device was handed another launch's plan")
 
-    def stats(self) -> m.EngineStats:
+    def stats(self) -> EngineStats:
         """Everything `Stats` shows, at this moment."""
         return self._gather_stats()
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime.engine.latencies import Latencies
 from runahead.runtime.engine.links import Links
-from runahead.runtime.engine.live_requests import Registry
+from runahead.runtime.engine.live_requests import Registry, Tracked
 from runahead.runtime.scheduler.outcomes import Commit, Ending, PromptPart
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import Rows
@@ -56,6 +56,7 @@ class Publisher:
         if not tracked.admitted_at:
             tracked.admitted_at = now
             queue_s = now - tracked.submitted_at
+            self.latencies.queue.add(queue_s)
             self._links.send(request.owner, m.Admitted(request.handle, request.cached_tokens, queue_s))
 
     def publish_prompt(self, ring_slot: int, part: PromptPart) -> None:
@@ -113,6 +114,11 @@ class Publisher:
         finished = self._finished(ending, now)
         self._links.send(ending.request.owner, m.Output(0, b"", b"", (), (finished,)))
 
+    def ended(self, tracked: Tracked, now: float) -> None:
+        """A request has ended, here or by its front end's word; its time is counted, if it came to a token."""
+        if tracked.first_token_at:
+            self.latencies.end_to_end.add(now - tracked.submitted_at)
+
     def _logprobs(self, commit: Commit, mine: NDArray[np.intp] | slice) -> tuple[m.Logprobs, ...]:
         asked = self._rows.logprobs[commit.slots[mine]]
         wanting = (asked >= 0).nonzero()[0].tolist()
@@ -134,6 +140,7 @@ class Publisher:
         request = ending.request
         tracked = self._registry.by_handle(request.owner, request.handle)
         assert tracked is not None
+        self.ended(tracked, now)
         submitted, admitted, first = tracked.submitted_at, tracked.admitted_at, tracked.first_token_at
         return m.Finished(
             handle=request.handle,

@@ -91,8 +91,12 @@ class Holdings:
     def walk(self, request: Request) -> PrefixWalk:
         """A search for the cached blocks that a request's tokens begin with. It finds none while log-probabilities of
         the prompt are owed: the whole prompt has to be computed for these."""
-        finds = self._limits.finds_prefixes and not request.wants_prompt_logprobs
+        finds = self.looks_for_prefix(request)
         return PrefixWalk(self.pool, self._keys(request), request.tokens if finds else request.tokens[:1])
+
+    def looks_for_prefix(self, request: Request) -> bool:
+        """The prefix cache is asked for what the request's tokens begin with."""
+        return self._limits.finds_prefixes and not request.wants_prompt_logprobs
 
     def register(self, slots: list[int], numbers: list[int]) -> None:
         """Blocks that these rows fill may be found, once the launch has retired that is named for the row. [n]

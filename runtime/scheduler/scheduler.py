@@ -377,4 +377,5 @@ class Scheduler:
         self.tally.counters["admitted"] += 1
         self.tally.counters["prompt_tokens"] += request.prompt.size
         self.tally.counters["cached_tokens"] += cached
+        self.tally.counters["queried_tokens"] += request.prompt.size * self.holdings.looks_for_prefix(request)
         self.tally.event("admitted")

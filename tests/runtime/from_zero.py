@@ -10,6 +10,7 @@ import numpy as np
 
 from runahead.runtime.engine.interval_log import Snapshot
 from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.figures import EngineStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Begun:
             changes = {"handle": message.handle - self.handles}
         return owner - self.owners, msgspec.structs.replace(message, **changes)
 
-    def stats(self, stats: m.EngineStats) -> m.EngineStats:
+    def stats(self, stats: EngineStats) -> EngineStats:
         """Differences since the start. All but the launches count from 0 anyway."""
         return msgspec.structs.replace(stats, launches=stats.launches - self.launches)
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.figures import EngineStats, EventStats, HistogramStats
 from runahead.runtime.wire.histogram import BOUNDS_S
 from runahead.runtime.wire.parameters import FinishReason
 
@@ -38,7 +39,7 @@ INFO = m.EngineInfo(
     exactness=m.Exactness(True, "it costs little", 1.0625),
 )
 
-STATS = m.EngineStats(
+STATS = EngineStats(
     uptime_s=1.5,
     waiting=1,
     running=2,
@@ -51,12 +52,13 @@ STATS = m.EngineStats(
     void_rows=9,
     prefill_chunks=10,
     cached_tokens=48,
+    queried_tokens=64,
     recomputed_tokens=32,
     aborted={"WAITING": 1, "DECODE": 2},
     blocks_reserved=15,
     blocks_adopted=12,
     blocks_returned=3,
-    events={"admitted": m.EventStats(5, 4, 1), "paused": m.EventStats(2, 2, 0)},
+    events={"admitted": EventStats(5, 4, 1), "paused": EventStats(2, 2, 0)},
     blocks_total=63,
     blocks_free=40,
     blocks_owned=20,
@@ -92,8 +94,10 @@ STATS = m.EngineStats(
     barrier_s={"shutdown": 0.125},
     deferred_releases=12,
     front_ends_lost=0,
-    first_token=m.HistogramStats([1] + [0] * (len(BOUNDS_S) - 1) + [2], 2500.5),
-    inter_token=m.HistogramStats([0] * (len(BOUNDS_S) + 1), 0.0),
+    first_token=HistogramStats([1] + [0] * (len(BOUNDS_S) - 1) + [2], 2500.5),
+    inter_token=HistogramStats([0] * (len(BOUNDS_S) + 1), 0.0),
+    queue=HistogramStats([4] + [0] * len(BOUNDS_S), 0.00002),
+    end_to_end=HistogramStats([0] * len(BOUNDS_S) + [3], 3500.5),
 )
 
 
@@ -115,6 +119,8 @@ class FakeEngine:
         self.reads.set()
         self.auto_accept = True
         self.answers_stats = True
+        self.stats = STATS  # what it answers
+        self.stats_queries = 0
         self.live: dict[str, int] = {}
         self._welcome = welcome or m.Welcome(m.PROTOCOL_VERSION, "server-1", INFO)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -221,8 +227,10 @@ class FakeEngine:
                 self.cancelled.put(handle)
             case m.Abort():
                 self._abort(message)
-            case m.StatsQuery(call=call) if self.answers_stats:
-                self.send(m.StatsReply(call, STATS))
+            case m.StatsQuery(call=call):
+                self.stats_queries += 1
+                if self.answers_stats:
+                    self.send(m.StatsReply(call, self.stats))
 
     def _beat(self) -> None:
         while not self._closed.wait(m.HEARTBEAT_S / 10):

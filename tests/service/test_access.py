@@ -72,12 +72,14 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 
 def call(service: Service, method: str, metadata: list[tuple[str, str]] | None = None) -> grpc.RpcError | None:
-    """How a call of any method ends that sends an empty message."""
+    """How a call of any method ends that sends an empty message. None: it is served, at least with a first answer."""
     multicall: Any = service.channel.stream_stream(method)
+    answers = multicall(iter([b""]), timeout=TIMEOUT_S, metadata=metadata)
     try:
-        list(multicall(iter([b""]), timeout=TIMEOUT_S, metadata=metadata))
+        next(answers, None)
     except grpc.RpcError as error:
         return error
+    answers.cancel()
     return None
 
 

@@ -1,8 +1,6 @@
-"""Stats, GetModelInfo, Tokenize and Detokenize; WatchStats, which is not served."""
+"""Stats, GetModelInfo, Tokenize and Detokenize."""
 
 from __future__ import annotations
-
-import grpc
 
 from runahead.runtime.wire.histogram import BOUNDS_S
 from runahead.service.limits import LIMITS
@@ -12,10 +10,8 @@ from runahead.v1 import (
     GetModelInfoRequest,
     StatsRequest,
     TokenizeRequest,
-    WatchStatsRequest,
 )
 from tests.service.fake_engine import INFO, STATS, TIMEOUT_S
-from tests.service.rpc_errors import code, failure, words
 from tests.service.running_service import Service
 from tests.service.small_tokenizers import END_ID, byte_level_tokenizer
 
@@ -81,9 +77,3 @@ def test_tokenize_and_detokenize_are_each_others_reverse(service: Service) -> No
 
 def test_an_id_without_a_token_has_no_text(service: Service) -> None:
     assert service.stub.Detokenize(DetokenizeRequest(token_ids=[299]), timeout=TIMEOUT_S).text == ""
-
-
-def test_watch_stats_is_unimplemented_and_says_what_to_call(service: Service) -> None:
-    error = failure(lambda: list(service.stub.WatchStats(WatchStatsRequest(), timeout=TIMEOUT_S)))
-    assert code(error) == grpc.StatusCode.UNIMPLEMENTED
-    assert "Stats" in words(error)

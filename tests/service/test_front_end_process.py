@@ -31,6 +31,7 @@ def run(tmp_path: Path, program: str, body: Callable[[FrontEndProcess], Awaitabl
                 settings=FrontEndSettings(),
                 index=0,
                 board=memory.fileno(),
+                version="1",
                 linger_s=0.0,
             )
             (tmp_path / "front_end.py").write_text(program)

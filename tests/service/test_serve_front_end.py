@@ -84,7 +84,8 @@ def test_a_host_is_listened_on_with_and_without_brackets(
         lines = asyncio.StreamReader()
         lines.feed_data(msgspec.json.encode(ServeOrder("engine.sock", 0)) + b"\n")
         settings = FrontEndSettings(host=host)
-        orders = FrontEndOrders(engine=EngineConfig(model="m"), settings=settings, index=0, board=0, linger_s=0.0)
+        engine = EngineConfig(model="m")
+        orders = FrontEndOrders(engine=engine, settings=settings, index=0, board=0, version="1", linger_s=0.0)
         return await serve_front_end._serve(orders, Security(Access(), None), None, lines)
 
     for name, stand_in in (("FrontEnd", Listening), ("Board", Listening), ("_until_the_end", nothing)):

@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.figures import EngineStats, EventStats, HistogramStats
 from runahead.service.board import FrontEndCounters
-from runahead.service.stats import server_stats
+from runahead.service.process_table import ProcessFigures
+from runahead.service.stats import ServiceFigures, server_stats
 from runahead.v1 import FrontEndStats, ServerStats
 from tests.service.fake_engine import STATS
 
+NOTHING = ServiceFigures("", "", 0, ())
 
-def numbered(first: int) -> tuple[m.EngineStats, FrontEndCounters, int]:
+
+def numbered(first: int) -> tuple[EngineStats, FrontEndCounters, ServiceFigures, int]:
     """Figures of which each has a value of its own, those inside maps and structs too: `first` and so on. And how many
     there are."""
     numbers = itertools.count(first)
@@ -26,16 +29,18 @@ def numbered(first: int) -> tuple[m.EngineStats, FrontEndCounters, int]:
     def renumbered(value: object) -> object:
         if isinstance(value, int | float):
             return type(value)(next(numbers))
-        if isinstance(value, m.EventStats):
-            return m.EventStats(*(next(numbers) for _ in value.__struct_fields__))
-        if isinstance(value, m.HistogramStats):
-            return m.HistogramStats([next(numbers) for _ in value.counts], float(next(numbers)))
+        if isinstance(value, EventStats):
+            return EventStats(*(next(numbers) for _ in value.__struct_fields__))
+        if isinstance(value, HistogramStats):
+            return HistogramStats([next(numbers) for _ in value.counts], float(next(numbers)))
         assert isinstance(value, dict) and value, "a figure without a value shows nothing"
         return {key: renumbered(inner) for key, inner in value.items()}
 
-    stats = m.EngineStats(**{name: renumbered(getattr(STATS, name)) for name in STATS.__struct_fields__})  # type: ignore[arg-type]
+    stats = EngineStats(**{name: renumbered(getattr(STATS, name)) for name in STATS.__struct_fields__})  # type: ignore[arg-type]
     counters = FrontEndCounters(*(next(numbers) for _ in fields(FrontEndCounters)))
-    return stats, counters, next(numbers) - first
+    process = ProcessFigures("engine", next(numbers), next(numbers), next(numbers))
+    service = ServiceFigures("0.1.0", "server-1", next(numbers), [process])
+    return stats, counters, service, next(numbers) - first
 
 
 def empty_fields(message: Any, path: str) -> Iterator[str]:
@@ -45,7 +50,12 @@ def empty_fields(message: Any, path: str) -> Iterator[str]:
         if field.type != FieldDescriptor.TYPE_MESSAGE:
             if not value:
                 yield here
-        elif field.is_repeated:  # a map: no other message is repeated here
+        elif field.is_repeated and not field.message_type.GetOptions().map_entry:
+            if not value:
+                yield here
+            for entry in value:
+                yield from empty_fields(entry, here)
+        elif field.is_repeated:  # a map
             if not value:
                 yield here
             if field.message_type.fields_by_name["value"].type == FieldDescriptor.TYPE_MESSAGE:
@@ -60,20 +70,21 @@ def empty_fields(message: Any, path: str) -> Iterator[str]:
 @pytest.mark.parametrize("first", [1001, (1 << 31) - 20, (1 << 32) - 20, 1 << 50])
 def test_every_figure_is_served_whatever_its_size(first: int) -> None:
     """All are found in the message."""
-    stats, counters, count = numbered(first)
-    message = str(server_stats(stats, counters))
+    stats, counters, service, count = numbered(first)
+    message = str(server_stats(stats, counters, service))
     served = {float(text) for text in re.findall(r": ([\d.e+]+)\n", message)}  # exact: all are below 2^53
     assert [number for number in range(first, first + count) if number not in served] == []
 
 
 def test_every_field_of_the_contract_has_a_figure() -> None:
-    stats, counters, _ = numbered(1)
-    assert list(empty_fields(server_stats(stats, counters), "stats")) == []
+    stats, counters, service, _ = numbered(1)
+    assert list(empty_fields(server_stats(stats, counters, service), "stats")) == []
 
 
 def test_a_field_without_a_figure_would_be_found() -> None:
-    message = server_stats(STATS, FrontEndCounters())
+    message = server_stats(STATS, FrontEndCounters(), NOTHING)
     empty = set(empty_fields(message, "stats"))
+    assert {"stats.version", "stats.processes", "stats.connections"} <= empty
     assert {"stats.front_end.refused", "stats.graphs.captures", "stats.inter_token_s.p50"} <= empty
     assert not {"stats.chain.launches", "stats.barriers.seconds", "stats.lifecycle.events.held"} & empty
     everything = set(empty_fields(ServerStats(), "stats"))
@@ -87,10 +98,14 @@ def test_the_front_end_s_counters_are_the_fields_of_the_contract() -> None:
 
 def test_a_group_without_a_figure_is_there_all_the_same() -> None:
     """Clients may ask whether a group is set."""
-    nothing = {name: type(getattr(STATS, name))() for name in STATS.__struct_fields__ if name[-6:] != "_token"}
-    none = m.HistogramStats([0], 0.0)
-    stats = m.EngineStats(**nothing, first_token=none, inter_token=none)
-    message = server_stats(stats, FrontEndCounters())
+    times = ("first_token", "inter_token", "queue", "end_to_end")
+    figures: dict[str, Any] = {
+        name: type(getattr(STATS, name))() for name in STATS.__struct_fields__ if name not in times
+    }
+    figures |= dict.fromkeys(times, HistogramStats([0], 0.0))
+    stats = EngineStats(**figures)
+    message = server_stats(stats, FrontEndCounters(), NOTHING)
     groups = [field.name for field in ServerStats.DESCRIPTOR.fields if field.type == FieldDescriptor.TYPE_MESSAGE]
-    assert {name for name in groups if name != "barriers" and not message.HasField(name)} == set()
+    lists = {"barriers", "processes"}
+    assert {name for name in groups if name not in lists and not message.HasField(name)} == set()
     assert message.requests.submitted == 0 and not message.barriers

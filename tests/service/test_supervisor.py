@@ -21,6 +21,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from benchmarks.local_service import LocalService, started_service
 from runahead.service.engine_process import ENGINE_MODULE
 from runahead.service.front_end_process import FRONT_END_MODULE
+from runahead.service.version import full_version
 from runahead.v1 import (
     AbortOutcome,
     AbortRequest,
@@ -113,6 +114,19 @@ def last_event(call: Any) -> str:
     return str(list(call)[-1].WhichOneof("event"))
 
 
+def check_processes(service: LocalService, stub: GenerationServiceStub) -> None:
+    """Each process is named with its number, and what it takes of the machine; the connections are counted."""
+    processes = {process.name: process for process in stats_of(stub).processes}
+    assert list(processes) == ["supervisor", "engine", "front_end_1", "front_end_2"]
+    assert processes["supervisor"].pid == service.process.pid
+    assert processes["engine"].pid == engine_of(service)
+    front_ends = [processes[f"front_end_{number}"].pid for number in (1, 2)]
+    assert sorted(front_ends) == running(service, FRONT_END_MODULE)
+    assert all(process.resident_bytes > 1 << 20 and process.descriptors > 3 for process in processes.values())
+    while stats_of(stub).connections < 2:  # as of the last second
+        assert service.process.poll() is None
+
+
 def test_ids_aborts_figures_and_limits_hold_over_all_front_ends(places: Path) -> None:
     with two_front_ends("--max-streams", "3") as service, stubs(service) as by_number:
         one, two = by_number[1], by_number[2]
@@ -121,8 +135,10 @@ def test_ids_aborts_figures_and_limits_hold_over_all_front_ends(places: Path) ->
             figures = stats_of(stub)
             assert (figures.front_end.open_streams, figures.front_end.front_ends) == (3, 2)
             assert figures.requests.running == 3
+            assert (figures.version, figures.server_id) == (full_version(), stats_of(two).server_id)
             error = failure(lambda stub=stub: list(stub.Generate(endless("d"), timeout=END_S)))  # type: ignore[misc]
             assert detail(error, error_details_pb2.ErrorInfo).reason == "STREAMS_LIMIT"
+        check_processes(service, one)
         (aborted,) = two.Abort(AbortRequest(request_ids=["a"]), timeout=END_S).results
         assert aborted.outcome == AbortOutcome.ABORT_OUTCOME_ABORTED
         assert last_event(calls["a"]) == "finished", "an abort reaches it through another front end"

@@ -19,6 +19,7 @@ from typing import Final
 from runahead.cuda_graphs.simulated_device import seeded_schedule
 from runahead.runtime.engine.interval_log import Snapshot
 from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import FinishReason
 from tests.runtime.chain import Chain, make_chain
 from tests.runtime.from_zero import Begun
@@ -184,7 +185,7 @@ class Pair:
         raise Differs(f"depth {self.depth}, turn {self._turns}: {len(found)} of {what}, not {len(expected)}")
 
 
-def _figures(stats: m.EngineStats) -> list[tuple[str, object]]:
+def _figures(stats: EngineStats) -> list[tuple[str, object]]:
     return [(name, getattr(stats, name)) for name in stats.__struct_fields__]
 
 

@@ -16,6 +16,7 @@ from runahead.cuda_graphs.simulated_device import seeded_schedule
 from runahead.runtime.engine.figures import Figures
 from runahead.runtime.engine.interval_log import LogMode
 from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.project.repository import ROOT, parsed
 from tests.runtime.chain import Chain, make_chain, no_step
@@ -31,7 +32,7 @@ REASONS: Final = {"END_OF_SEQUENCE", "STOP", "LENGTH", "CONTEXT_LENGTH", "ABORTE
 BUSY: Final = SamplingParams(seed=1, temperature=1.0, presence_penalty=0.5)
 
 
-def fed(stats: m.EngineStats) -> Iterator[str]:
+def fed(stats: EngineStats) -> Iterator[str]:
     """Figures that are not 0 now, those inside maps and structs by their paths."""
 
     def walk(path: str, value: object) -> Iterator[str]:
@@ -59,8 +60,10 @@ def expected() -> set[str]:
         "barrier_s": {"logging", "test"},
         "first_token": {"counts", "sum_s"},
         "inter_token": {"counts", "sum_s"},
+        "queue": {"counts", "sum_s"},
+        "end_to_end": {"counts", "sum_s"},
     }
-    plain = {name for name in m.EngineStats.__struct_fields__ if name not in maps}
+    plain = {name for name in EngineStats.__struct_fields__ if name not in maps}
     inside = {f"{name}.{key}" for name, keys in maps.items() for key in keys}
     return (plain | inside) - OF_GRAPHS - INSIDE_A_LAUNCH
 

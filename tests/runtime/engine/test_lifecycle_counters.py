@@ -155,6 +155,20 @@ def test_a_stop_string_is_no_abort(depth: int) -> None:
     stats = chain.engine.stats()
     assert (stats.aborted, stats.finished) == ({}, {"STOP": 1})
     assert "aborted" not in stats.events
+    assert sum(stats.end_to_end.counts) == 1
+
+
+def test_a_request_whose_client_goes_away_or_that_came_to_no_token_has_no_time_from_end_to_end() -> None:
+    chain = make_chain(2, schedule=no_step, max_rows=1)
+    chain.submit(1, [3, 4], max_tokens=50, ignore_eos=True)
+    chain.submit(2, [3, 4], max_tokens=50, ignore_eos=True)
+    chain.turn_until(lambda: chain.tokens())
+    chain.tell(m.Abort(1, ("r2",)))
+    chain.tell(m.Cancel(1, FinishReason.CANCELLED))
+    chain.run()
+    stats = chain.engine.stats()
+    assert stats.finished == {"CANCELLED": 1, "ABORTED": 1}
+    assert (sum(stats.queue.counts), sum(stats.end_to_end.counts)) == (1, 0)
 
 
 # ---------------------------------------------------------------- tokens and blocks

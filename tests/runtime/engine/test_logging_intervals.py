@@ -8,7 +8,7 @@ import pytest
 
 from runahead.cuda_graphs.simulated_device import Schedule, seeded_schedule
 from runahead.runtime.engine.interval_log import LogMode, Snapshot
-from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.figures import EngineStats
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.programs.hash_model import completion
 
@@ -35,7 +35,7 @@ class Logged:
     snapshots: list[Snapshot]
 
     @property
-    def stats(self) -> m.EngineStats:
+    def stats(self) -> EngineStats:
         return self.chain.engine.stats()
 
 

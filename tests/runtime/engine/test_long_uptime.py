@@ -25,6 +25,7 @@ from runahead.runtime.scheduler.result_cells import read_cells
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import MAX_CONTEXT, EngineConfig
+from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.runtime.chain import Chain, MemoryLinks, make_chain
 from tests.runtime.from_zero import Begun
@@ -43,7 +44,7 @@ class Served:
     """What front ends were told, with handles and owners counted from 0, and what the engine says of itself."""
 
     told: list[tuple[int, m.ToFrontEnd]]
-    stats: m.EngineStats
+    stats: EngineStats
     snapshots: list[Snapshot]
 
 

@@ -111,7 +111,9 @@ def test_latencies_and_times_hold_what_a_request_waited_to_be_taken(tmp_path: Pa
     (admitted,) = door.chain.admitted().values()
     waited_s = READ_AT - CONNECTED_AT - 1
     assert admitted.queue_s == end.queue_s == end.first_token_s == waited_s
-    assert door.chain.engine.stats().first_token.sum_s == waited_s
+    stats = door.chain.engine.stats()
+    assert stats.first_token.sum_s == stats.queue.sum_s == stats.end_to_end.sum_s == waited_s
+    assert sum(stats.queue.counts) == sum(stats.end_to_end.counts) == 1
     door.sock.close()
     door.links.close()
 

@@ -21,6 +21,7 @@ from runahead.runtime.engine.loop import Engine
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import DeviceName, EngineConfig
+from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import prepared_submit
 from tests.runtime.chain import MemoryLinks, tell_of_marks_one_by_one
@@ -77,7 +78,7 @@ class Answer:
         return self.tokens, self.logprobs, self.reason
 
 
-def served(device: DeviceName, run_ahead: int, order: Sequence[int], each: int) -> tuple[list[Answer], m.EngineStats]:
+def served(device: DeviceName, run_ahead: int, order: Sequence[int], each: int) -> tuple[list[Answer], EngineStats]:
     """The answers to all requests, by place, and the engine's figures. order: in which they arrive; each after `each`
     tokens more of those before it, or when these have ended."""
     config = EngineConfig(

@@ -44,7 +44,7 @@ def test_a_prompt_is_found_after_its_first_request_finished_but_for_its_last_tok
     assert [cached(chain, handle) for handle in (1, 2)] == [0, found]
     assert chain.tokens() == {handle: whole(PROMPT[:length], 5) for handle in (1, 2)}
     stats = chain.engine.stats()
-    assert (stats.cached_tokens, stats.prompt_tokens) == (found, 2 * length)
+    assert (stats.cached_tokens, stats.queried_tokens, stats.prompt_tokens) == (found, 2 * length, 2 * length)
     chain.check_nothing_is_left()
 
 
@@ -127,6 +127,7 @@ def test_without_the_cache_nothing_is_found() -> None:
         chain.run()
     assert [cached(chain, handle) for handle in (1, 2)] == [0, 0]
     assert chain.engine.scheduler.pool.findable == chain.engine.stats().blocks_cached == 0
+    assert chain.engine.stats().queried_tokens == 0
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
@@ -173,6 +174,7 @@ def test_a_prompt_whose_log_probabilities_are_asked_for_is_computed_again(depth:
     chain.run()
     assert [cached(chain, handle) for handle in (1, 2, 3)] == [0, 0, 32]
     assert chain.tokens() == {handle: whole(PROMPT, 5) for handle in (1, 2, 3)}
+    assert chain.engine.stats().queried_tokens == 2 * len(PROMPT), "of the second nothing was looked for"
 
 
 PENALTIES: dict[str, SamplingParams] = {
