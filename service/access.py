@@ -20,15 +20,14 @@ _SERVICE: Final = "/runahead.v1.GenerationService/"
 _REFLECTION: Final = frozenset(
     f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo" for version in ("v1", "v1alpha")
 )
-_HEALTH: Final = frozenset(f"/grpc.health.v1.Health/{method}" for method in ("Check", "List", "Watch"))
+HEALTH: Final = frozenset(f"/grpc.health.v1.Health/{method}" for method in ("Check", "List", "Watch"))
+COMPLETIONS: Final = frozenset(_SERVICE + method for method in ("Generate", "GenerateOnce"))
+WORK: Final = COMPLETIONS | {_SERVICE + method for method in ("Tokenize", "Detokenize")}
 
 # One of these rights is needed. Abort reaches a caller's own requests with the first, everybody's with the second.
 RIGHTS_FOR: Final[Mapping[str, frozenset[Right]]] = MappingProxyType(
     {
-        **{
-            _SERVICE + method: frozenset[Right]({"generate"})
-            for method in ("Generate", "GenerateOnce", "Tokenize", "Detokenize")
-        },
+        **{method: frozenset[Right]({"generate"}) for method in WORK},
         **{_SERVICE + method: frozenset[Right]({"control"}) for method in ("Stats", "WatchStats")},
         **{_SERVICE + method: frozenset(RIGHTS) for method in ("Abort", "GetModelInfo")},
         **{method: frozenset(RIGHTS) for method in _REFLECTION},
@@ -70,7 +69,7 @@ class Access:
         """
         if self.is_open:
             _caller.set(ANYBODY)
-        elif method not in _HEALTH:
+        elif method not in HEALTH:
             caller = self._caller_of(context)
             rights = RIGHTS_FOR.get(method, frozenset())
             if exists and not rights & caller.rights:

@@ -7,17 +7,43 @@ counted by a front end that died stays on its line, and the one that is started 
 from __future__ import annotations
 
 import mmap
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Final
 
+from runahead.service.held import HeldLine, HeldTable, Resource
 from runahead.service.process_table import ProcessTable
+
+# Of errors that refuse a call, which are counted by these names. `runahead.service.errors.STATUS_OF` has all errors.
+REFUSALS: Final = (
+    "INVALID_FIELD",
+    "MALFORMED",
+    "DUPLICATE_ID",
+    "NO_MESSAGE",
+    "SECOND_MESSAGE",
+    "UPLOAD_TIMEOUT",
+    "NO_CREDENTIALS",
+    "UNKNOWN_CREDENTIALS",
+    "NO_RIGHT",
+    "NO_TOKENIZER",
+    "STREAMS_LIMIT",
+    "CALLER_STREAMS_LIMIT",
+    "QUEUED_TOKENS_LIMIT",
+    "CALLER_QUEUED_TOKENS_LIMIT",
+    "TOKENIZING_LIMIT",
+    "CALLER_TOKENIZING_LIMIT",
+    "UPLOADS_LIMIT",
+    "CALLER_UPLOADS_LIMIT",
+    "QUEUE_FULL",
+    "WATCHERS_LIMIT",
+)
 
 
 @dataclass(slots=True)
 class FrontEndCounters:
     """What front ends saw, one or all of them. Its fields are those of `FrontEndStats`.
 
-    front_ends: how many serve. answered_by: which of them answers, counted from 1; it is no figure, and never added up.
+    open_streams: what is held of `Resource.STREAMS`. front_ends: how many serve. answered_by: which of them answers,
+    counted from 1; it is no figure, and never added up.
     unread_bytes: as of the last second.
     """
 
@@ -32,25 +58,37 @@ class FrontEndCounters:
     stats_watchers: int = 0
 
 
-_NAMES: Final = tuple(field.name for field in fields(FrontEndCounters))
-# What a front end that has died has no more of.
-_OF_THE_LIVING: Final = ("open_streams", "front_ends", "unread_bytes", "stats_watchers")
+_NAMES: Final = tuple(field.name for field in fields(FrontEndCounters) if field.name != "open_streams")
+_OF_THE_LIVING: Final = ("front_ends", "unread_bytes", "stats_watchers")  # what one that has died has no more of
+_WORDS: Final = len(_NAMES) + len(REFUSALS)
 _BYTES: Final = 8
 
 
 class Line(FrontEndCounters):
-    """One front end's figures, each of which is on the board as soon as it is set."""
+    """One front end's figures, each of which is on the board as soon as it is set. held: what its calls hold."""
 
-    __slots__ = ("_cells",)
+    __slots__ = ("_cells", "held")
     _cells: memoryview
+    held: HeldLine
 
-    def __init__(self, cells: memoryview) -> None:
+    def __init__(self, cells: memoryview, held: HeldLine) -> None:
         object.__setattr__(self, "_cells", cells)
-        super().__init__(*cells.tolist())
+        object.__setattr__(self, "held", held)
+        for name, value in zip(_NAMES, cells.tolist(), strict=False):
+            setattr(self, name, value)
+
+    @property
+    def open_streams(self) -> int:  # type: ignore[override]
+        return self.held.amount(Resource.STREAMS)
 
     def __setattr__(self, name: str, value: int) -> None:
         super().__setattr__(name, value)
         self._cells[_NAMES.index(name)] = value  # one aligned word
+
+    def refuse(self, reason: str) -> None:
+        """Counts a call that ends for a reason, if that is one of `REFUSALS`."""
+        if reason in REFUSALS:
+            self._cells[len(_NAMES) + REFUSALS.index(reason)] += 1
 
 
 class Board:
@@ -58,31 +96,41 @@ class Board:
     for one process alone."""
 
     def __init__(self, lines: int = 1, memory: int | None = None) -> None:
-        size = self.size(lines)
         # The map keeps its file; with -1 it has none.
-        self._words = memoryview(mmap.mmap(-1 if memory is None else memory, size)).cast("q")
+        shared = memoryview(mmap.mmap(-1 if memory is None else memory, self.size(lines)))
+        tables = self.size(lines) - HeldTable.size(lines)
+        self._words = shared[:tables].cast("q")
         self._lines = lines
-        self.processes = ProcessTable(self._words[lines * len(_NAMES) :], lines)
+        self.processes = ProcessTable(self._words[lines * _WORDS :], lines)
+        self.held = HeldTable(lines, shared[tables:])
 
     @staticmethod
     def size(lines: int) -> int:
-        """Bytes of so many lines, and of the table of processes behind them."""
-        return (lines * len(_NAMES) + ProcessTable.size(lines)) * _BYTES
+        """Bytes of so many lines, and of the tables behind them."""
+        return (lines * _WORDS + ProcessTable.size(lines)) * _BYTES + HeldTable.size(lines)
 
     def line(self, index: int) -> Line:
-        """For the one front end that writes it."""
-        return Line(self._cells(index))
+        """For the one front end that writes it. Nothing is held there any more, whoever had it before."""
+        return Line(self._cells(index), self.held.line(index))
 
     def clear(self, index: int) -> None:
         """The front end of this line has died: it serves nothing any more."""
+        self.held.clear(index)
         cells = self._cells(index)
         for name in _OF_THE_LIVING:
             cells[_NAMES.index(name)] = 0
 
     def total(self) -> FrontEndCounters:
         """The sums over all lines."""
-        lines = (astuple(FrontEndCounters(*self._cells(index).tolist())) for index in range(self._lines))
-        return FrontEndCounters(*map(sum, zip(*lines, strict=True)))
+        lines = [self._cells(index)[: len(_NAMES)].tolist() for index in range(self._lines)]
+        open_streams = int(self.held.in_all()[Resource.STREAMS])
+        return FrontEndCounters(open_streams, *map(sum, zip(*lines, strict=True)))
+
+    def refusals(self) -> dict[str, int]:
+        """Calls that were refused, by reason: those of `REFUSALS` that there were."""
+        lines = [self._cells(index)[len(_NAMES) :].tolist() for index in range(self._lines)]
+        counts = map(sum, zip(*lines, strict=True))
+        return {reason: count for reason, count in zip(REFUSALS, counts, strict=True) if count}
 
     def _cells(self, index: int) -> memoryview:
-        return self._words[index * len(_NAMES) : (index + 1) * len(_NAMES)]
+        return self._words[index * _WORDS : (index + 1) * _WORDS]

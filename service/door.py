@@ -11,6 +11,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from runahead.service.access import Access
+from runahead.service.admission import Admission
 from runahead.service.errors import ServiceError, invalid_argument, shutting_down, to_status
 from runahead.service.guard import guarded
 from runahead.service.limits import LIMITS
@@ -68,9 +69,10 @@ class Door(grpc.aio.ServerInterceptor):
     upload_timeout_s: that a request has to be there whole.
     """
 
-    def __init__(self, calls: OpenCalls, access: Access, upload_timeout_s: float) -> None:
+    def __init__(self, calls: OpenCalls, access: Access, admission: Admission, upload_timeout_s: float) -> None:
         self._calls = calls
         self._access = access
+        self._admission = admission
         self._upload_timeout_s = upload_timeout_s
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
@@ -91,7 +93,7 @@ class Door(grpc.aio.ServerInterceptor):
 
     @asynccontextmanager
     async def _entered(self, method: str, context: _Context, *, exists: bool = True) -> AsyncIterator[None]:
-        async with self._calls.entered(context), guarded(context):
+        async with self._calls.entered(context), guarded(context, self._admission.line.refuse):
             self._access.admit(method, context, exists=exists)
             yield
 
@@ -100,14 +102,16 @@ class Door(grpc.aio.ServerInterceptor):
 
         async def serve(_: object, context: _Context) -> Any:
             async with self._entered(method, context):
-                return await inner(_parsed(handler, await self._one_message(context)), context)
+                with self._admission.uploading(method, context):
+                    data = await self._one_message(context)
+                return await inner(_parsed(handler, data), context)
 
         return serve
 
     def _stream_stream(self, method: str, handler: Any) -> _Serve:
         async def serve(_: object, context: _Context) -> None:
             async with self._entered(method, context):
-                async for response in handler.stream_stream(self._messages(handler, context), context):
+                async for response in handler.stream_stream(self._messages(method, handler, context), context):
                     await context.write(response)
 
         return serve
@@ -130,10 +134,10 @@ class Door(grpc.aio.ServerInterceptor):
                     raise ServiceError("SECOND_MESSAGE", "the call brought a second request, and the method takes one")
         return bytes(data)
 
-    async def _messages(self, handler: Any, context: _Context) -> AsyncIterator[Any]:
+    async def _messages(self, method: str, handler: Any, context: _Context) -> AsyncIterator[Any]:
         """Requests until the client says that there are no more. Raises ServiceError where none comes for too long."""
         while True:
-            with _upload(self._upload_timeout_s) as timeout:
+            with self._admission.uploading(method, context), _upload(self._upload_timeout_s) as timeout:
                 async with timeout:
                     data = await context.read()
             if data is grpc.aio.EOF:

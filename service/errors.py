@@ -35,7 +35,15 @@ STATUS_OF: Final[Mapping[str, grpc.StatusCode]] = MappingProxyType(
         "UNKNOWN_CREDENTIALS": grpc.StatusCode.UNAUTHENTICATED,
         "NO_RIGHT": grpc.StatusCode.PERMISSION_DENIED,
         "NO_TOKENIZER": grpc.StatusCode.FAILED_PRECONDITION,
+        # Of the service in all, and of a caller: see `runahead.service.admission`.
         "STREAMS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "CALLER_STREAMS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "QUEUED_TOKENS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "CALLER_QUEUED_TOKENS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "TOKENIZING_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "CALLER_TOKENIZING_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "UPLOADS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "CALLER_UPLOADS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "QUEUE_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "WATCHERS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "SLOW_READER": grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -93,9 +101,16 @@ def already_exists(request_id: str) -> ServiceError:
     return ServiceError("DUPLICATE_ID", f"request_id {request_id!r} is in use")
 
 
-def exhausted(reason: str, sentence: str, retry_s: float) -> ServiceError:
-    """RESOURCE_EXHAUSTED: which limit of the server was reached, and when to try again."""
-    violation = error_details_pb2.QuotaFailure.Violation(subject="server", description=sentence)
+def exhausted(
+    reason: str, sentence: str, retry_s: float, *, subject: str = "server", limit: tuple[str, int] | None = None
+) -> ServiceError:
+    """RESOURCE_EXHAUSTED: which limit was reached, and when to try again.
+
+    subject: whose limit, of the server in all or of a caller. limit: the setting that says it, and its value.
+    """
+    violation = error_details_pb2.QuotaFailure.Violation(subject=subject, description=sentence)
+    if limit is not None:
+        violation.quota_id, violation.quota_value = limit
     return ServiceError(reason, sentence, [error_details_pb2.QuotaFailure(violations=[violation])], retry_s=retry_s)
 
 

@@ -9,6 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from runahead.runtime.wire.engine_config import ConfigError
+from runahead.service.admission import Admission
 from runahead.service.board import Board
 from runahead.service.door import Door, OpenCalls
 from runahead.service.engine_client import EngineClient
@@ -49,7 +50,9 @@ class FrontEnd:
         self._hurried = asyncio.Event()
         self._credentials = security.credentials
         self._calls = OpenCalls()
-        door = Door(self._calls, security.access, settings.upload_timeout_s)
+        board = board or Board()
+        self._admission = Admission.of(settings, security.access, board, board.line(index))
+        door = Door(self._calls, security.access, self._admission, settings.upload_timeout_s)
         self._server = grpc.aio.server(interceptors=[door], options=server_options(settings))
         self._health = HealthServicer((_GENERATION,))
         self.servicer = GenerationServicer(
@@ -57,9 +60,10 @@ class FrontEnd:
             tokenizer,
             settings.max_streams,
             shares_prefixes=settings.share_prefix_cache,
-            board=board or Board(),
+            board=board,
             index=index,
             version=version,
+            admission=self._admission,
         )
         add_GenerationServiceServicer_to_server(self.servicer, self._server)
         self._health.add_to(self._server)
@@ -78,6 +82,7 @@ class FrontEnd:
             port = 0
         if port == 0:
             raise ConfigError(f"{address} can't be listened on: it is in use, or no address of this machine")
+        self._looking = asyncio.create_task(self._admission.keep_looking())
         await self._server.start()
         self._health.set_serving(True)
         self._engine.tell_of_silence(self._health.set_silent)
@@ -119,3 +124,4 @@ class FrontEnd:
         self._engine.close("SHUTDOWN", SHUTDOWN_SENTENCE)
         await self._calls.end(_LAST_WORDS_S)
         await self._server.stop(_END_S)
+        self._looking.cancel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import traceback
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,14 +17,12 @@ from runahead.service.errors import (
     ServiceError,
     Violation,
     already_exists,
-    exhausted,
     internal,
     invalid_argument,
     slow_reader,
     to_status,
     unavailable,
 )
-from runahead.service.limits import LIMITS
 from runahead.service.request_stream import EngineLostError, RequestRefusedError, SlowReaderError
 
 log = structlog.get_logger(__name__)
@@ -38,8 +36,11 @@ class Call:
 
 
 @asynccontextmanager
-async def guarded(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Call]:
-    """Serves the body; what it raises becomes the call's status. A cancelled call is left to the transport."""
+async def guarded(context: grpc.aio.ServicerContext[Any, Any], count: Callable[[str], None]) -> AsyncIterator[Call]:
+    """Serves the body; what it raises becomes the call's status. A cancelled call is left to the transport.
+
+    count: told of the reason of each call that ends so.
+    """
     call = Call()
     try:
         yield call
@@ -49,6 +50,7 @@ async def guarded(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[
         if context.cancelled():
             return  # the client is gone, which is why something failed
         failure = _as_service_error(error, call)
+        count(failure.reason)
         await context.abort_with_status(to_status(failure, call.request_id))
 
 
@@ -73,8 +75,6 @@ def _refusal(refused: RequestRefusedError, call: Call) -> ServiceError:
     match refused.code:
         case "ALREADY_EXISTS":
             return already_exists(call.request_id)
-        case "RESOURCE_EXHAUSTED":
-            return exhausted("QUEUE_FULL", refused.message, LIMITS.retry_s)
         case "INVALID_ARGUMENT":
             # Everything but the size was checked before the engine was asked.
             return invalid_argument([Violation(refused.field, f"{refused.field} is too large: {refused.message}")])

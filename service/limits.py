@@ -27,6 +27,7 @@ class Limits:
     unsent_bytes: what the engine has not read yet of all that it was sent, beyond which it gets no request.
     prompt_event_bytes: where a `prompt` event is cut.
     stats_watchers: calls of WatchStats open at once, of a process.
+    work_bytes: what a call of Tokenize or Detokenize counts at least, so that many short ones are work too.
     once_prompt_bytes: bytes of an answer of GenerateOnce that the prompt's tokens may take. A client receives 4 MiB
     unless it is set otherwise; the rest is for the completion.
     """
@@ -55,6 +56,7 @@ class Limits:
     unread_bytes: int = 256 << 10
     unread_prompt_bytes: int = 4 << 20
     unsent_bytes: int = 32 << 20
+    work_bytes: int = 1 << 10
     prompt_event_bytes: int = 64 << 10
     once_prompt_bytes: int = 3 << 20
     stats_watchers: int = 32
@@ -63,7 +65,9 @@ class Limits:
     # clients take.
     violations: int = 40
     list_violations: int = 3
-    retry_s: float = 1.0  # when to try again, in RetryInfo
+    retry_s: float = 1.0  # when to try again, in RetryInfo, as long as nothing is known of how fast room is made
+    retry_least_s: float = 0.1
+    retry_most_s: float = 60.0
 
 
 LIMITS: Final = Limits()

@@ -84,6 +84,7 @@ class RequestStream:
         self._prompt_end = 1 + prompt_logprobs
         self._admitted: Admitted | None = None
         self._interrupt: Callable[[], object] | None = None
+        self._when_admitted: Callable[[], object] | None = None
         self._accepted = False
         self._tokens: list[GeneratedToken] = []
         self._finished: Finished | None = None
@@ -117,6 +118,10 @@ class RequestStream:
     def interrupt_with(self, interrupt: Callable[[], object]) -> None:
         """Called at most once, if the stream fails from now on while its reader is busy elsewhere, writing."""
         self._interrupt = interrupt
+
+    def tell_of_admission(self, tell: Callable[[], object]) -> None:
+        """Called once, when the request is given a row."""
+        self._when_admitted = tell
 
     async def take_prompt(self) -> PromptLogprobs | None:
         """The next part of the prompt's log-probabilities; None if there are no more: all were taken, or the request
@@ -157,6 +162,8 @@ class RequestStream:
     def admit(self, admitted: Admitted) -> None:
         """The request was given a row."""
         self._admitted = admitted
+        if self._when_admitted is not None:
+            self._when_admitted()
 
     def push_prompt(self, part: PromptLogprobs) -> bool:
         """Log-probabilities of the prompt. False if the buffer has no room for them: the stream has failed then.

@@ -7,6 +7,7 @@ from typing import Final
 
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
 from runahead.runtime.wire.setting import settings_of
+from runahead.service.admission_limits import check_limits
 from runahead.service.exposure import check_security
 from runahead.service.settings import FrontEndSettings
 
@@ -42,3 +43,4 @@ def check_server_config(config: ServerConfig) -> None:
         except ValueError as error:
             raise ConfigError(f"{spelling(name)} {error}") from error
     check_security(config.front_end, spelling)
+    check_limits(config.front_end, spelling)

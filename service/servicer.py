@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import grpc
 import numpy as np
@@ -13,11 +14,13 @@ from numpy.typing import NDArray
 
 from runahead.runtime.wire.parameters import FinishReason as EngineReason
 from runahead.service.access import current_caller
+from runahead.service.admission import Admission
 from runahead.service.board import Board
 from runahead.service.completion import Completion
 from runahead.service.engine_client import EngineClient
-from runahead.service.errors import ServiceError, exhausted, no_tokenizer, shutting_down
+from runahead.service.errors import ServiceError, no_tokenizer
 from runahead.service.guard import Call, guarded
+from runahead.service.held import Holding, Resource
 from runahead.service.limits import LIMITS
 from runahead.service.model_info import model_info
 from runahead.service.ownership import Ownership
@@ -61,6 +64,7 @@ from runahead.v1 import (
     WatchStatsRequest,
 )
 
+_ID_BYTES: Final = 4  # what an id counts that is turned into text
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -122,9 +126,10 @@ class GenerationServicer(GenerationServiceServicer):
     """Serves one engine.
 
     tokenizer: None takes and gives token ids alone, and refuses text by name.
-    max_streams: completions that may be open at once; more are refused.
+    max_streams: completions that may be open at once, as it is told to clients.
     shares_prefixes: callers find each other's prefixes in the cache. board, index: the figures of all front ends, and
-    which line of them is this one's. Limits are those of all together. version: of the server.
+    which line of them is this one's. admission: whose line it is, and which says whether there is room.
+    version: of the server.
     """
 
     def __init__(
@@ -137,6 +142,7 @@ class GenerationServicer(GenerationServiceServicer):
         board: Board,
         index: int = 0,
         version: str = "",
+        admission: Admission,
     ) -> None:
         self._engine = engine
         self._shares_prefixes = shares_prefixes
@@ -146,8 +152,8 @@ class GenerationServicer(GenerationServiceServicer):
         self._closed = False
         self._drained = asyncio.Event()
         self._board = board
-        self.counters = board.line(index)
-        self.counters.open_streams = 0  # of whoever died before it
+        self._admission = admission
+        self.counters = admission.line
         self.counters.front_ends = 1
         self.counters.answered_by = index + 1
         self._feed = StatsFeed(engine, board, self.counters, version)
@@ -157,6 +163,7 @@ class GenerationServicer(GenerationServiceServicer):
         the figures is told at once."""
         self._closed = True
         self._feed.close()
+        self._admission.close()
         self._note_drained()
 
     async def wait_drained(self) -> None:
@@ -164,7 +171,7 @@ class GenerationServicer(GenerationServiceServicer):
         await self._drained.wait()
 
     async def Generate(self, request: GenerateRequest, context: _Context) -> None:
-        async with guarded(context) as call, self._open(request, call) as opened:
+        async with guarded(context, self.counters.refuse) as call, self._open(request, call, context) as opened:
             await context.write(GenerateResponse(accepted=opened.accepted))
             opened.interrupt_writes()
             async for prompt in opened.prompt_events():
@@ -176,7 +183,7 @@ class GenerationServicer(GenerationServiceServicer):
 
     async def GenerateOnce(self, request: GenerateOnceRequest, context: _Context) -> GenerateOnceResponse:
         response = GenerateOnceResponse()
-        async with guarded(context) as call, self._open(request, call) as opened:
+        async with guarded(context, self.counters.refuse) as call, self._open(request, call, context) as opened:
             text: list[str] = []
             async for prompt in opened.prompt_events():
                 response.prompt.tokens.extend(prompt.tokens)
@@ -192,7 +199,7 @@ class GenerationServicer(GenerationServiceServicer):
 
     async def Abort(self, request: AbortRequest, context: _Context) -> AbortResponse:
         response = AbortResponse()
-        async with guarded(context):
+        async with guarded(context, self.counters.refuse):
             owner = Ownership(current_caller())
             check_abort(request, may_name_callers=owner.reaches_everybody)
             ids = tuple(owner.engine_id(request_id) for request_id in request.request_ids)
@@ -205,33 +212,37 @@ class GenerationServicer(GenerationServiceServicer):
 
     async def Stats(self, request: StatsRequest, context: _Context) -> StatsResponse:
         response = StatsResponse()
-        async with guarded(context):
+        async with guarded(context, self.counters.refuse):
             check_known(request)
             response.stats.CopyFrom(await self._feed.stats())
         return response
 
     async def WatchStats(self, request: WatchStatsRequest, context: _Context) -> None:
-        async with guarded(context):
+        async with guarded(context, self.counters.refuse):
             await self._feed.watch(request, context)
 
     async def GetModelInfo(self, request: GetModelInfoRequest, context: _Context) -> GetModelInfoResponse:
-        async with guarded(context):
+        async with guarded(context, self.counters.refuse):
             check_known(request)
         return model_info(self._engine.info, self._engine.server_id, self._tokenizer, self._max_streams)
 
     async def Tokenize(self, request: TokenizeRequest, context: _Context) -> TokenizeResponse:
         response = TokenizeResponse()
-        async with guarded(context):
-            check_tokenize(request)
-            special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-            response.token_ids.extend((await self._text().encode(request.text, special)).tolist())
+        async with guarded(context, self.counters.refuse):
+            work = max(LIMITS.work_bytes, _text_bytes(request.text))
+            with self._admission.holding(self._admission.account(context), {Resource.TOKENIZING_BYTES: work}):
+                check_tokenize(request)
+                special = request.add_special_tokens if request.HasField("add_special_tokens") else True
+                response.token_ids.extend((await self._text().encode(request.text, special)).tolist())
         return response
 
     async def Detokenize(self, request: DetokenizeRequest, context: _Context) -> DetokenizeResponse:
         response = DetokenizeResponse()
-        async with guarded(context):
-            check_detokenize(request, self._engine.info.vocab_size)
-            response.text = await self._text().decode(request.token_ids, request.include_special_tokens)
+        async with guarded(context, self.counters.refuse):
+            work = max(LIMITS.work_bytes, _ID_BYTES * len(request.token_ids))
+            with self._admission.holding(self._admission.account(context), {Resource.TOKENIZING_BYTES: work}):
+                check_detokenize(request, self._engine.info.vocab_size)
+                response.text = await self._text().decode(request.token_ids, request.include_special_tokens)
         return response
 
     def _text(self) -> TextTokenizer:
@@ -243,11 +254,14 @@ class GenerationServicer(GenerationServiceServicer):
     # ------------------------------------------------------------ a completion, from the door to its end
 
     @asynccontextmanager
-    async def _open(self, request: AnyGenerateRequest, call: Call) -> AsyncIterator[OpenCompletion]:
+    async def _open(self, request: AnyGenerateRequest, call: Call, context: _Context) -> AsyncIterator[OpenCompletion]:
         """Submits a request, and releases it in the engine however the body ends."""
-        with self._place():
+        with self._place(request, context) as holding:
             checked, prompt = await self._check(request, call)
+            holding.keep(Resource.TOKENIZING_BYTES)
+            holding.keep(Resource.QUEUED_TOKENS, len(prompt))
             stream = self._engine.submit(checked, prompt)
+            stream.tell_of_admission(partial(holding.keep, Resource.QUEUED_TOKENS))
             events = PromptEvents(checked, prompt, self._token_bytes)
             completion = Completion(checked, len(prompt), self._token_bytes)
             try:
@@ -256,8 +270,10 @@ class GenerationServicer(GenerationServiceServicer):
                     request_id=checked.request_id, server_id=self._engine.server_id, prompt_tokens=len(prompt)
                 )
                 yield OpenCompletion(self._engine, stream, events, completion, accepted)
-            except RequestRefusedError:
+            except RequestRefusedError as refused:
                 self.counters.refused += 1
+                if refused.code == "RESOURCE_EXHAUSTED":
+                    raise self._admission.queue_full(refused.message, self._engine.info.max_queue) from refused
                 raise
             except asyncio.CancelledError:
                 if stream.failure is None:
@@ -271,19 +287,18 @@ class GenerationServicer(GenerationServiceServicer):
                 self.counters.slow_readers += isinstance(stream.failure, SlowReaderError)
 
     @contextmanager
-    def _place(self) -> Iterator[None]:
-        """One of the completions that may be open. Raises ServiceError (RESOURCE_EXHAUSTED or UNAVAILABLE)."""
-        if self._closed:
-            raise shutting_down()
-        if self._board.total().open_streams >= self._max_streams:
-            self.counters.refused += 1
-            sentence = f"{self._max_streams} completions are open, which is this server's limit"
-            raise exhausted("STREAMS_LIMIT", sentence, LIMITS.retry_s)
-        self.counters.open_streams += 1
+    def _place(self, request: AnyGenerateRequest, context: _Context) -> Iterator[Holding]:
+        """What a completion holds, asked for before its text is looked at. Raises what `Admission.holding` raises.
+
+        How many tokens a text has is not known yet: at most one a byte, and no more than the context.
+        """
+        size = _text_bytes(request.text) if request.HasField("text") else 0
+        tokens = min(size or len(request.token_ids.ids), self._engine.info.context_length)
+        wanted = {Resource.STREAMS: 1, Resource.QUEUED_TOKENS: tokens, Resource.TOKENIZING_BYTES: size}
         try:
-            yield
+            with self._admission.holding(self._admission.account(context), wanted) as holding:
+                yield holding
         finally:
-            self.counters.open_streams -= 1
             self._note_drained()
 
     def _note_drained(self) -> None:
@@ -308,6 +323,10 @@ class GenerationServicer(GenerationServiceServicer):
         except ServiceError:
             self.counters.refused += 1
             raise
+
+
+def _text_bytes(text: str) -> int:
+    return len(text.encode())
 
 
 def _task() -> asyncio.Task[Any]:

@@ -117,6 +117,27 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=1, le=64, description="processes that serve clients, on one port and with one engine")
     ] = 1
     max_streams: Annotated[int, Meta(ge=1, le=100_000, description="completions open at once; more are refused")] = 1024
+    max_caller_streams: Annotated[
+        int, Meta(ge=0, le=100_000, description="of these, of one caller; 0: half where callers have names, else all")
+    ] = 0
+    max_queued_tokens: Annotated[
+        int, Meta(ge=1, le=1 << 40, description="tokens of prompts that wait for a row; more are refused")
+    ] = 8_388_608
+    max_caller_queued_tokens: Annotated[
+        int, Meta(ge=0, le=1 << 40, description="of these, of one caller; 0: half where callers have names, else all")
+    ] = 0
+    max_tokenizing_bytes: Annotated[
+        int, Meta(ge=1, le=1 << 40, description="bytes of text that wait to be tokenized; more are refused")
+    ] = 33_554_432
+    max_caller_tokenizing_bytes: Annotated[
+        int, Meta(ge=0, le=1 << 40, description="of these, of one caller; 0: half where callers have names, else all")
+    ] = 0
+    max_uploads: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="calls at once whose request is not there whole; more are refused")
+    ] = 2048
+    max_caller_uploads: Annotated[
+        int, Meta(ge=0, le=1_000_000, description="of these, of one caller; 0: half where callers have names, else all")
+    ] = 0
     shutdown_grace_s: Annotated[
         float, Meta(ge=0, le=3600, description="seconds that a shutdown waits for open completions")
     ] = 10.0

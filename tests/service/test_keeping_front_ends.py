@@ -17,6 +17,7 @@ from runahead.service import restarts, supervisor
 from runahead.service.board import Board
 from runahead.service.engine_process import EngineProcess
 from runahead.service.front_end_process import FrontEndOrders, FrontEndProcess, FrontEndStartError
+from runahead.service.held import Resource
 from runahead.service.port import Port
 from runahead.service.pulse import EngineWatch
 from runahead.service.server_config import EXIT_ENGINE_LOST, EXIT_NO_FRONT_END, EXIT_OK, ServerConfig
@@ -178,7 +179,8 @@ def test_one_that_dies_again_and_again_is_given_up_and_the_others_go_on() -> Non
         for count in range(3, 3 + len(restarts.BACK_OFF_S)):
             await world.until_served(count)
             world.serving[-1].has(1)
-        world.board.line(1).open_streams = 5
+        line = world.board.line(1).held
+        line.add(line.number_of("somebody"), {Resource.STREAMS: 5})
         await asyncio.wait(world.supervisor._keepers[:1])
         assert not code.done()
         assert world.serving.count(second) == 1
@@ -193,7 +195,9 @@ def test_one_that_dies_again_and_again_is_given_up_and_the_others_go_on() -> Non
 def test_what_a_dead_front_end_had_open_is_open_no_more_at_once() -> None:
     async def body(world: World, code: asyncio.Task[int]) -> None:
         line = world.board.line(0)
-        line.open_streams, line.refused, line.front_ends = 7, 2, 1
+        line.refused, line.front_ends = 2, 1
+        line.held.add(line.held.number_of("somebody"), {Resource.STREAMS: 7})
+        assert world.board.total().open_streams == 7
         world.serving[0].has(-9)
         await world.until_served(2)
         total = world.board.total()

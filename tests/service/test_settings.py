@@ -80,6 +80,8 @@ def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> No
         "max_connections": 3, "max_connection_streams": 4, "max_connection_idle_s": 5.5, "max_connection_age_s": 6.5,
         "max_connection_age_grace_s": 7.5, "handshake_timeout_s": 8.5, "upload_timeout_s": 9.5,
         "max_metadata_bytes": 2048, "max_pending_calls": 11, "pending_timeout_s": 12,
+        "max_caller_streams": 1, "max_queued_tokens": 13, "max_caller_queued_tokens": 3, "max_tokenizing_bytes": 14,
+        "max_caller_tokenizing_bytes": 4, "max_uploads": 15, "max_caller_uploads": 5,
         "plaintext_tokens": True, "share_prefix_cache": True, "reflection": False,
     }  # fmt: skip
     assert set(changed) == set(SETTINGS), "this test must name every setting"
