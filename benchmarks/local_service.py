@@ -21,6 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 START_S: Final = 120.0
 STOP_S: Final = 30.0
 LOG_LINES: Final = 30
+BESIDE: Final = ("--health-port", "0", "--control-port", "0")  # any that are free: several services may run here
 
 
 class ServiceFailed(RuntimeError):
@@ -65,6 +66,7 @@ def started_service(flags: Sequence[str] = (), start_s: float = START_S) -> Iter
             "127.0.0.1",
             "--port",
             url.split(":")[1],
+            *BESIDE,
             *flags,
         ]
         with log.open("wb") as output:

@@ -109,9 +109,12 @@ class Board:
         """Bytes of so many lines, and of the tables behind them."""
         return (lines * _WORDS + ProcessTable.size(lines)) * _BYTES + HeldTable.size(lines)
 
-    def line(self, index: int) -> Line:
-        """For the one front end that writes it. Nothing is held there any more, whoever had it before."""
-        return Line(self._cells(index), self.held.line(index))
+    def line(self, index: int, apart: HeldTable | None = None) -> Line:
+        """For the one front end that writes it. Nothing is held there any more, whoever had it before.
+
+        apart: of one line, for what is held there in place of the board's own table: it counts for none of its limits.
+        """
+        return Line(self._cells(index), self.held.line(index) if apart is None else apart.line(0))
 
     def clear(self, index: int) -> None:
         """The front end of this line has died: it serves nothing any more."""

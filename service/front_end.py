@@ -8,13 +8,13 @@ from typing import Final
 import grpc
 from grpc_health.v1 import health_pb2
 
-from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.admission import Admission
 from runahead.service.board import Board
 from runahead.service.door import Door, OpenCalls
 from runahead.service.engine_client import EngineClient
 from runahead.service.errors import SHUTDOWN_SENTENCE
 from runahead.service.health import HealthServicer
+from runahead.service.listening import listen
 from runahead.service.reflection import add_reflection
 from runahead.service.security import Security
 from runahead.service.server_options import server_options
@@ -23,8 +23,8 @@ from runahead.service.settings import FrontEndSettings
 from runahead.service.tokenizer import TextTokenizer
 from runahead.v1 import add_GenerationServiceServicer_to_server, generation_service_pb2
 
-_GENERATION: Final = "runahead.v1.GenerationService"
-_HEALTH: Final = "grpc.health.v1.Health"
+GENERATION: Final = "runahead.v1.GenerationService"
+HEALTH: Final = "grpc.health.v1.Health"
 _LAST_WORDS_S: Final = 0.25  # for calls that end by themselves now: completions, health watches
 _END_S: Final = 2.0  # for statuses to reach clients when streams are ended
 
@@ -54,7 +54,7 @@ class FrontEnd:
         self._admission = Admission.of(settings, security.access, board, board.line(index))
         door = Door(self._calls, security.access, self._admission, settings.upload_timeout_s)
         self._server = grpc.aio.server(interceptors=[door], options=server_options(settings))
-        self._health = HealthServicer((_GENERATION,))
+        self._health = HealthServicer((GENERATION,))
         self.servicer = GenerationServicer(
             engine,
             tokenizer,
@@ -69,23 +69,16 @@ class FrontEnd:
         self._health.add_to(self._server)
         if settings.reflection:
             files = generation_service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR
-            add_reflection(self._server, files, (_GENERATION, _HEALTH))
+            add_reflection(self._server, files, (GENERATION, HEALTH))
 
-    async def start(self, address: str) -> int:
-        """Listens, and is healthy. address: host:port, port 0 for any. Returns the port. Raises ConfigError."""
-        try:
-            if self._credentials is None:
-                port = self._server.add_insecure_port(address)
-            else:
-                port = self._server.add_secure_port(address, self._credentials)
-        except RuntimeError:
-            port = 0
-        if port == 0:
-            raise ConfigError(f"{address} can't be listened on: it is in use, or no address of this machine")
+    async def start(self, host: str, number: int) -> int:
+        """Listens, and is healthy. number: of the port, 0 for any. Returns the port. Raises ConfigError."""
+        port = listen(self._server, host, number, self._credentials)
         self._looking = asyncio.create_task(self._admission.keep_looking())
         await self._server.start()
+        self.servicer.counters.front_ends = 1
         self._health.set_serving(True)
-        self._engine.tell_of_silence(self._health.set_silent)
+        self._engine.tell_of_silence(lambda is_silent: self._health.set_ready(not is_silent))
         return port
 
     async def wait_ended(self) -> str:

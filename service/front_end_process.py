@@ -1,4 +1,4 @@
-"""A front end as a process of its own, a child of the supervisor: the supervisor's side of it."""
+"""A front end, or the side server, as a process of its own, a child of the supervisor: the supervisor's side of it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.service.settings import FrontEndSettings
 
 FRONT_END_MODULE: Final = "runahead.service.serve_front_end"
+SIDE_MODULE: Final = "runahead.service.serve_side"
 # -P: nothing in the current directory can stand in for a module.
 COMMAND: Final = (sys.executable, "-P", "-m", FRONT_END_MODULE)
+SIDE_COMMAND: Final = (sys.executable, "-P", "-m", SIDE_MODULE)
 
 LOADED: Final = b"loaded"
 ALIVE: Final = b"alive"
@@ -39,6 +41,12 @@ class FrontEndOrders(msgspec.Struct, frozen=True, kw_only=True):
     linger_s: float
 
 
+class SideOrders(FrontEndOrders, frozen=True, kw_only=True):
+    """The first line of the side server's. health_port: to listen on from then on; 0 is any."""
+
+    health_port: int
+
+
 class ServeOrder(msgspec.Struct, frozen=True):
     """The second line: where the engine listens, and the port to serve on; 0 is any."""
 
@@ -55,10 +63,14 @@ class FrontEndStartError(RuntimeError):
 
 
 class FrontEndProcess:
-    """A running front end, and the pipe that tells it what to do: at its end, to end."""
+    """A running front end or side server, and the pipe that tells it what to do: at its end, to end.
+
+    loaded: what it has said beside being loaded. The side server says the port where it answers health probes.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
+        self.loaded = b""
 
     @property
     def pid(self) -> int:
@@ -77,7 +89,7 @@ class FrontEndProcess:
         )
         try:
             front_end._say(msgspec.json.encode(orders) + b"\n")
-            await front_end._hear(LOADED)
+            front_end.loaded = await front_end._hear(LOADED)
         except BaseException:
             await front_end.kill()
             raise

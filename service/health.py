@@ -22,7 +22,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
     def __init__(self, services: Iterable[str]) -> None:
         self._services = frozenset({"", *services})
         self._serving = False
-        self._silent = False
+        self._is_ready = True
         self._closed = False
         self._changed = asyncio.Event()  # replaced at every change
 
@@ -32,9 +32,9 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
             self._serving = serving
             self._tell()
 
-    def set_silent(self, is_silent: bool) -> None:
-        """The engine does not answer, or does again. Its services are not ready meanwhile, and the server lives."""
-        self._silent = is_silent
+    def set_ready(self, is_ready: bool) -> None:
+        """The services take calls, or do not for the time being: the server lives meanwhile."""
+        self._is_ready = is_ready
         self._tell()
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
     def _status(self, service: str) -> int:
         if service not in self._services:
             return int(_Status.SERVICE_UNKNOWN)
-        is_ready = not self._silent and not self._closed
+        is_ready = self._is_ready and not self._closed
         return int(_Status.SERVING if self._serving and (is_ready or not service) else _Status.NOT_SERVING)
 
     def _tell(self) -> None:

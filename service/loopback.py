@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+from typing import Final
+
+LOOPBACK: Final = "127.0.0.1"
 
 
 def is_loopback(host: str) -> bool:

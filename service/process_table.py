@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _CELLS: Final = 3  # of a process: its number, memory, descriptors
-_BESIDE: Final = ("supervisor", "engine")  # of front ends there are as many as are started
+_BESIDE: Final = ("supervisor", "engine", "side_server")  # of front ends there are as many as are started
 
 
 @dataclass(frozen=True, slots=True)

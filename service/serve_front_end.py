@@ -9,11 +9,8 @@ Exit codes: 0 after a shutdown, 1 if the engine was lost or calls are taken no m
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
 import sys
 from pathlib import Path
-from typing import Final
 
 import msgspec
 import structlog
@@ -23,27 +20,25 @@ from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.board import Board
 from runahead.service.engine_client import SocketEngineClient
 from runahead.service.front_end import FrontEnd
-from runahead.service.front_end_process import ALIVE, ALIVE_S, DRAIN, END, LOADED, FrontEndOrders, ServeOrder
+from runahead.service.front_end_process import DRAIN, END, LOADED, FrontEndOrders, ServeOrder
 from runahead.service.logs import configure_logs
 from runahead.service.request_stream import EngineLostError
 from runahead.service.security import Security, load_security
 from runahead.service.server_config import EXIT_CANNOT_START, EXIT_ENGINE_LOST, EXIT_OK, EXIT_SERVER_ENDED
+from runahead.service.supervised import leave_signals_to_the_supervisor, say, say_that_it_lives, told_lines
 from runahead.service.tokenizer import TextTokenizer, load_tokenizer
-
-_LINE_BYTES: Final = 16 << 20
 
 log = structlog.get_logger(__name__)
 
 
 def main() -> int:
     """Serves until it is told to end. Returns the exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    leave_signals_to_the_supervisor()
     return asyncio.run(_main())
 
 
 async def _main() -> int:
-    lines = await _lines()
+    lines = await told_lines()
     try:
         orders = msgspec.json.decode(await lines.readline(), type=FrontEndOrders)
     except msgspec.DecodeError:
@@ -52,7 +47,7 @@ async def _main() -> int:
     try:
         security = load_security(orders.settings, orders.engine.spelling)
         tokenizer = _tokenizer(orders)
-        _say(LOADED)
+        say(LOADED)
         try:
             return await _serve(orders, security, tokenizer, lines)
         finally:
@@ -72,13 +67,11 @@ async def _serve(
         return EXIT_OK
     order = msgspec.json.decode(line, type=ServeOrder)
     client = await SocketEngineClient.connect(Path(order.socket), counters_from=orders.engine.counters_from)
-    board = Board(orders.settings.frontends, orders.board)
+    board = Board(orders.settings.frontends + 1, orders.board)
     front_end = FrontEnd(client, tokenizer, orders.settings, security, board, orders.index, orders.version)
-    host = orders.settings.host.strip("[]")  # an IPv6 address may be given with or without them
-    host = f"[{host}]" if ":" in host else host
-    port = await front_end.start(f"{host}:{order.port}")
-    _say(b"ready %d" % port)
-    alive = asyncio.create_task(_say_that_it_lives(front_end))
+    port = await front_end.start(orders.settings.host, order.port)
+    say(b"ready %d" % port)
+    alive = asyncio.create_task(say_that_it_lives(front_end.take_stock))
     try:
         return await _until_the_end(orders, client, front_end, lines)
     finally:
@@ -119,13 +112,6 @@ async def _until_the_end(
     return EXIT_OK
 
 
-async def _say_that_it_lives(front_end: FrontEnd) -> None:
-    while True:
-        await asyncio.sleep(ALIVE_S)
-        front_end.take_stock()
-        _say(ALIVE)
-
-
 def _tokenizer(orders: FrontEndOrders) -> TextTokenizer | None:
     """The checkpoint's, unless none is wanted, or random weights are served that have none beside them.
 
@@ -140,20 +126,6 @@ def _tokenizer(orders: FrontEndOrders) -> TextTokenizer | None:
         )
         return None
     return load_tokenizer(folder)
-
-
-async def _lines() -> asyncio.StreamReader:
-    """Of standard input."""
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=_LINE_BYTES)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    return reader
-
-
-def _say(line: bytes) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the supervisor is gone, which the input's end says next
-        sys.stdout.buffer.write(line + b"\n")
-        sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

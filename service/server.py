@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 
 from runahead.runtime.checkpoint import CheckpointError
@@ -10,7 +11,7 @@ from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.engine_process import EngineStartError
 from runahead.service.front_end_process import FrontEndStartError
 from runahead.service.logs import configure_logs
-from runahead.service.port import Port
+from runahead.service.ports import Ports
 from runahead.service.request_stream import EngineLostError
 from runahead.service.server_config import EXIT_CANNOT_START, ServerConfig, check_server_config
 from runahead.service.supervisor import supervise
@@ -23,14 +24,8 @@ def run(config: ServerConfig) -> int:
     try:
         check_server_config(config)
         configure_logs(config.front_end.log)
-        settings = config.front_end
-        port = Port.reserve(
-            settings.host, settings.port, shared=settings.frontends > 1, spelling=config.engine.spelling
-        )
-        try:
-            return asyncio.run(supervise(config, port))
-        finally:
-            port.close()
+        with contextlib.closing(Ports.reserve(config.front_end, config.engine.spelling)) as ports:
+            return asyncio.run(supervise(config, ports))
     except FrontEndStartError as error:
         if error.exit_code != EXIT_CANNOT_START:  # with that one it has said so itself
             print(f"runahead serve: {error}", file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.runtime.wire.parameters import FinishReason as EngineReason
+from runahead.service.abort import abort
 from runahead.service.access import current_caller
 from runahead.service.admission import Admission
 from runahead.service.board import Board
@@ -32,7 +33,6 @@ from runahead.service.tokenizer import TextTokenizer
 from runahead.service.validation import (
     AnyGenerateRequest,
     CheckedRequest,
-    check_abort,
     check_detokenize,
     check_known,
     check_once,
@@ -43,7 +43,6 @@ from runahead.service.validation import (
 from runahead.v1 import (
     AbortRequest,
     AbortResponse,
-    AbortResult,
     Accepted,
     Delta,
     DetokenizeRequest,
@@ -154,7 +153,6 @@ class GenerationServicer(GenerationServiceServicer):
         self._board = board
         self._admission = admission
         self.counters = admission.line
-        self.counters.front_ends = 1
         self.counters.answered_by = index + 1
         self._feed = StatsFeed(engine, board, self.counters, version)
 
@@ -200,14 +198,7 @@ class GenerationServicer(GenerationServiceServicer):
     async def Abort(self, request: AbortRequest, context: _Context) -> AbortResponse:
         response = AbortResponse()
         async with guarded(context, self.counters.refuse):
-            owner = Ownership(current_caller())
-            check_abort(request, may_name_callers=owner.reaches_everybody)
-            ids = tuple(owner.engine_id(request_id) for request_id in request.request_ids)
-            result = await self._engine.abort(ids, request.all, owner.reach)
-            response.results.extend(
-                AbortResult(request_id=owner.shown_id(engine_id), outcome=f"ABORT_OUTCOME_{outcome}")
-                for engine_id, outcome in zip(result.request_ids, result.outcomes, strict=True)
-            )
+            response.MergeFrom(await abort(self._engine, request))
         return response
 
     async def Stats(self, request: StatsRequest, context: _Context) -> StatsResponse:

@@ -25,6 +25,7 @@ from runahead.runtime.log_output import Format, Level, LogOutput
 from runahead.runtime.wire.engine_config import EngineConfig, EngineSettings, check_config
 from runahead.runtime.wire.setting import Setting, settings_of, shown
 from runahead.service.cli_parser import did_you_mean
+from runahead.service.loopback import LOOPBACK
 from runahead.service.variables import CONFIG_VARIABLE, ENV_PREFIX, is_injected, old_variable_of, variable_of
 
 _LOG: Final = LogOutput()  # its defaults are these settings' defaults
@@ -61,9 +62,17 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
             "given"
         ),
     ] = "auto"
-    host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
+    host: Annotated[str, Meta(description="address to listen on")] = LOOPBACK
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0: any free one")] = 50051
     insecure: Annotated[bool, Meta(description="allow an address that other machines can reach")] = False
+    health_host: Annotated[str, Meta(description="address to answer health probes on, to everybody")] = LOOPBACK
+    health_port: Annotated[
+        int, Meta(ge=0, le=65535, description="port to answer health probes on, in plain text; 0: any free one")
+    ] = 50052
+    control_port: Annotated[
+        int,
+        Meta(ge=0, le=65535, description="port for Stats, WatchStats and Abort from this machine; 0: any free one"),
+    ] = 50053
     tls_cert: Annotated[
         str, Meta(description="certificate of the server, PEM, with its chain behind it", extra={"metavar": "FILE"})
     ] = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import grpc
@@ -27,6 +27,15 @@ _LOOK_S: Final = 0.25  # from one look at figures that do not change to the next
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
+@dataclass(slots=True, eq=False)
+class _Watcher:
+    """A call of WatchStats. is_beginning: its first message is being written, with the call's headers: before these are
+    out, no status can be sent."""
+
+    task: asyncio.Task[Any]
+    is_beginning: bool = False
+
+
 class StatsFeed:
     """counters: this process's line of the board. version: of the server."""
 
@@ -35,7 +44,7 @@ class StatsFeed:
         self._board = board
         self._counters = counters
         self._version = version
-        self._watchers: set[asyncio.Task[Any]] = set()
+        self._watchers: set[_Watcher] = set()
         self._closed = False
         self._question: asyncio.Task[EngineStats] | None = None  # to the engine, on behalf of all watchers
 
@@ -43,7 +52,8 @@ class StatsFeed:
         """Ends every watcher, and takes no more: UNAVAILABLE, reason SHUTDOWN."""
         self._closed = True
         for watcher in self._watchers:
-            watcher.cancel()
+            if not watcher.is_beginning:
+                watcher.task.cancel()
 
     async def stats(self) -> ServerStats:
         """All figures, none older than the question. Raises EngineLostError, also at once if the engine is silent."""
@@ -53,13 +63,17 @@ class StatsFeed:
         """Writes the figures, and again whenever one has changed. Ends by an exception only: ServiceError, or
         EngineLostError, also if the engine falls silent."""
         least_s = _interval_s(request)
-        with self._watching(context):
+        with self._watching(context) as watcher:
             told = b""
             while True:
                 stats = self._with_ours(await self._shared())
                 now = _what_changes(stats)
                 if now != told:
+                    watcher.is_beginning = not told
                     await context.write(WatchStatsResponse(stats=stats))
+                    watcher.is_beginning = False
+                if self._closed:
+                    raise shutting_down()
                 await asyncio.sleep(least_s if now != told else min(least_s, _LOOK_S))
                 told = now
 
@@ -78,7 +92,7 @@ class StatsFeed:
         return await asyncio.shield(self._question)
 
     @contextmanager
-    def _watching(self, context: _Context) -> Iterator[None]:
+    def _watching(self, context: _Context) -> Iterator[_Watcher]:
         """One of the watchers that there may be. Raises ServiceError (RESOURCE_EXHAUSTED or UNAVAILABLE)."""
         if self._closed:
             raise shutting_down()
@@ -87,17 +101,18 @@ class StatsFeed:
             raise exhausted("WATCHERS_LIMIT", sentence, LIMITS.retry_s)
         task = asyncio.current_task()
         assert task is not None
-        self._watchers.add(task)
+        watcher = _Watcher(task)
+        self._watchers.add(watcher)
         self._counters.stats_watchers = len(self._watchers)
         try:
-            yield
+            yield watcher
         except asyncio.CancelledError:
             if not self._closed or context.cancelled():
                 raise
             task.uncancel()
             raise shutting_down() from None
         finally:
-            self._watchers.discard(task)
+            self._watchers.discard(watcher)
             self._counters.stats_watchers = len(self._watchers)
 
 

@@ -22,31 +22,30 @@ from runahead.runtime.checkpoint import check_files
 from runahead.service import machine
 from runahead.service.board import Board
 from runahead.service.engine_process import EngineProcess
-from runahead.service.front_end_process import FrontEndOrders, FrontEndProcess, FrontEndStartError
-from runahead.service.port import Port
+from runahead.service.front_end_process import SIDE_COMMAND, FrontEndOrders, FrontEndProcess, SideOrders
+from runahead.service.keeper import Keeper
+from runahead.service.ports import Ports
 from runahead.service.pulse import EngineWatch, stuck_after_s
-from runahead.service.restarts import Restarts
 from runahead.service.server_config import EXIT_ENGINE_LOST, EXIT_FORCED, EXIT_NO_FRONT_END, EXIT_OK, ServerConfig
 from runahead.service.version import full_version
 
 T = TypeVar("T")
 
-FRONT_END_SILENT_S: Final = 15.0  # its event loop does nothing that takes a hundredth of that
 _STOCK_S: Final = 1.0  # from one look at what processes take of the machine to the next
 _LAST_WORDS_S: Final = 5.0  # for a process to end, beyond what it was given
 
 log = structlog.get_logger(__name__)
 
 
-async def supervise(config: ServerConfig, port: Port) -> int:
+async def supervise(config: ServerConfig, ports: Ports) -> int:
     """Serves until it is told to stop, the engine is lost, or no front end is left. Returns the exit code. Leaves no
     process behind, however it ends.
 
     Raises CheckpointError, ConfigError, EngineLostError, EngineStartError or FrontEndStartError if it can't start.
     """
     with tempfile.TemporaryFile() as memory:
-        memory.truncate(Board.size(config.front_end.frontends))
-        supervisor = Supervisor(config, port, memory.fileno())
+        memory.truncate(Board.size(config.front_end.frontends + 1))
+        supervisor = Supervisor(config, ports, memory.fileno())
         try:
             return await supervisor.run()
         finally:
@@ -71,16 +70,18 @@ class _Signals:
 class Supervisor:
     """memory: the descriptor of what the front ends share, as `Board` has it."""
 
-    def __init__(self, config: ServerConfig, port: Port, memory: int) -> None:
+    def __init__(self, config: ServerConfig, ports: Ports, memory: int) -> None:
         self._config = config
         self._settings = config.front_end
-        self._port = port
+        self._ports = ports
         self._memory = memory
-        self._board = Board(self._settings.frontends, memory)
+        self._board = Board(self._settings.frontends + 1, memory)  # the side server has the last line
         self._version = full_version()
         self._signals = _Signals()
         self._front_ends: dict[int, FrontEndProcess] = {}  # those that have started, by their index
-        self._keepers: list[asyncio.Task[None]] = []
+        self._side: FrontEndProcess | None = None
+        self._keepers: list[asyncio.Task[None]] = []  # of front ends
+        self._side_keeper: asyncio.Task[None] | None = None
         self._stock: asyncio.Task[None] | None = None
         self._engine: EngineProcess | None = None
         self._watch: EngineWatch | None = None
@@ -94,13 +95,16 @@ class Supervisor:
         self._stock = asyncio.create_task(self._take_stock())
         log.info(
             "serving",
-            host=self._port.host,
-            port=self._port.number,
+            host=self._ports.service.host,
+            port=self._ports.service.number,
+            health_port=self._ports.health.number,
+            control_port=self._ports.control.number,
             model=self._config.engine.served_name,
             run_ahead=self._config.engine.run_ahead,
             front_ends=len(self._front_ends),
         )
         self._keepers = [asyncio.create_task(self._keep(index)) for index in self._front_ends]
+        self._side_keeper = asyncio.create_task(self._keep_side())
         told = asyncio.create_task(self._signals.stop.wait())
         ended = asyncio.create_task(self._engine_end(self._engine, self._watch))
         none_left = asyncio.create_task(self._none_left())
@@ -117,12 +121,13 @@ class Supervisor:
 
     async def close(self) -> None:
         """Ends whatever still runs."""
-        tasks = self._keepers if self._stock is None else [*self._keepers, self._stock]
+        tasks = [task for task in (*self._keepers, self._side_keeper, self._stock) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for front_end in self._front_ends.values():
-            await front_end.kill()
+        for process in (*self._front_ends.values(), self._side):
+            if process is not None:
+                await process.kill()
         if self._watch is not None:
             self._watch.close()
         if self._engine is not None:
@@ -139,7 +144,9 @@ class Supervisor:
     # ------------------------------------------------------------ the beginning
 
     async def _start(self) -> bool:
-        """Front ends first: what they refuse is known before a model is loaded."""
+        """The side server first, so that probes are answered while a model is loaded. Then front ends: what they refuse
+        is known before that."""
+        await self._load_side()
         for index in range(self._settings.frontends):
             await self._load(index)
         check_files(Path(self._config.engine.model), has_weights=self._config.engine.load_format != "dummy")
@@ -147,8 +154,9 @@ class Supervisor:
         self._watch = await EngineWatch.connect(
             self._engine.socket, stuck_after_s(self._config.engine.launch_timeout_s)
         )
+        await self._serve_side()
         for index in range(self._settings.frontends):
-            self._port.number = await self._front_ends[index].serve(self._engine.socket, self._port.number)
+            await self._serve(index)
         return True
 
     async def _load(self, index: int) -> None:
@@ -163,6 +171,34 @@ class Supervisor:
                 linger_s=self._config.linger_s,
             )
         )
+
+    async def _serve(self, index: int) -> FrontEndProcess:
+        """Raises FrontEndStartError."""
+        assert self._engine is not None
+        front_end, port = self._front_ends[index], self._ports.service
+        port.number = await front_end.serve(self._engine.socket, port.number)
+        return front_end
+
+    async def _load_side(self) -> None:
+        """Raises FrontEndStartError."""
+        orders = SideOrders(
+            engine=self._config.engine,
+            settings=self._settings,
+            index=self._settings.frontends,
+            board=self._memory,
+            version=self._version,
+            linger_s=self._config.linger_s,
+            health_port=self._ports.health.number,
+        )
+        self._side = await FrontEndProcess.start(orders, SIDE_COMMAND)
+        self._ports.health.number = int(self._side.loaded)
+
+    async def _serve_side(self) -> FrontEndProcess:
+        """Raises FrontEndStartError."""
+        assert self._engine is not None and self._side is not None
+        port = self._ports.control
+        port.number = await self._side.serve(self._engine.socket, port.number)
+        return self._side
 
     async def _unless_told(self, work: Coroutine[Any, Any, T]) -> T | None:
         """The result of `work`, or None if a signal came first: `work` is cancelled then."""
@@ -182,7 +218,9 @@ class Supervisor:
     async def _take_stock(self) -> None:
         """Writes on the board what each process takes of the machine, again and again."""
         while True:
-            self._board.processes.write(machine.processes(self._pids()), machine.connections(self._port.number))
+            self._board.processes.write(
+                machine.processes(self._pids()), machine.connections(self._ports.service.number)
+            )
             await asyncio.sleep(_STOCK_S)
 
     def _pids(self) -> Iterator[tuple[str, int]]:
@@ -192,47 +230,32 @@ class Supervisor:
             yield "engine", self._engine.pid
         for index, front_end in self._front_ends.items():
             yield f"front_end_{index + 1}", front_end.pid
+        if self._side is not None:
+            yield "side_server", self._side.pid
 
     async def _keep(self, index: int) -> None:
         """Has a front end there, as long as that helps. Returns when it does not any more."""
-        assert self._engine is not None
-        restarts, loop = Restarts(), asyncio.get_running_loop()
-        began, has_begun = loop.time(), True
-        while True:
-            if has_begun:
-                exit_code = await self._front_end_end(self._front_ends[index])
-                self._board.clear(index)
-                if self._engine.has_ended:
-                    return  # that is why
-                log.error("front_end_died", front_end=index + 1, exit_code=exit_code)
-            delay_s = restarts.died(loop.time() - began if has_begun else 0.0)
-            if delay_s is None:
-                log.error("front_end_given_up", front_end=index + 1)
-                return
-            await asyncio.sleep(delay_s)
-            try:
-                await self._load(index)
-                await self._front_ends[index].serve(self._engine.socket, self._port.number)
-                began, has_begun = loop.time(), True
-                log.info("front_end_started_again", front_end=index + 1)
-            except (FrontEndStartError, OSError) as error:
-                has_begun = False
-                self._board.clear(index)
-                log.error("front_end_not_started", front_end=index + 1, why=str(error))
 
-    async def _front_end_end(self, front_end: FrontEndProcess) -> int:
-        """Its exit code. One that is stuck is ended."""
-        ended = asyncio.ensure_future(front_end.wait())
-        stuck = asyncio.ensure_future(front_end.wait_stuck(FRONT_END_SILENT_S))
-        try:
-            await asyncio.wait({ended, stuck}, return_when=asyncio.FIRST_COMPLETED)
-            if not ended.done():
-                log.error("front_end_stuck", pid=front_end.pid, silent_s=FRONT_END_SILENT_S)
-                await front_end.kill()
-            return await ended
-        finally:
-            ended.cancel()
-            stuck.cancel()
+        async def start() -> FrontEndProcess:
+            await self._load(index)
+            return await self._serve(index)
+
+        keeper = Keeper("front_end", start, lambda: self._board.clear(index), self._is_over, front_end=index + 1)
+        await keeper.keep(self._front_ends[index])
+
+    async def _keep_side(self) -> None:
+        """The service goes on without one, if it can't be kept."""
+
+        async def start() -> FrontEndProcess:
+            await self._load_side()
+            return await self._serve_side()
+
+        assert self._side is not None
+        keeper = Keeper("side_server", start, lambda: self._board.clear(self._settings.frontends), self._is_over)
+        await keeper.keep(self._side)
+
+    def _is_over(self) -> bool:
+        return self._engine is not None and self._engine.has_ended
 
     async def _none_left(self) -> None:
         """Returns when nobody keeps a front end any more."""
@@ -258,8 +281,9 @@ class Supervisor:
         log.info("shutting_down", open_streams=self._board.total().open_streams)
         self._told_at = asyncio.get_running_loop().time()
         self._stop_keeping()
-        for front_end in self._front_ends.values():
-            front_end.drain()
+        for process in (*self._front_ends.values(), self._side):
+            if process is not None:
+                process.drain()
         hurry = asyncio.create_task(self._signals.hurry.wait())
         all_ended = asyncio.ensure_future(self._front_ends_end())
         grace_s = self._settings.shutdown_grace_s + _LAST_WORDS_S
@@ -274,6 +298,7 @@ class Supervisor:
         exit_code = EXIT_OK if all_ended.done() else EXIT_FORCED
         hurry.cancel()
         all_ended.cancel()
+        await self._end_side()
         return exit_code
 
     async def _after_the_engine(self) -> int:
@@ -284,9 +309,18 @@ class Supervisor:
                 await self._front_ends_end()
         return EXIT_OK if self._signals.stop.is_set() else EXIT_ENGINE_LOST
 
+    async def _end_side(self) -> None:
+        """It has answered probes until the last stream has ended."""
+        if self._side is not None and not self._signals.kill.is_set():
+            self._side.end()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORDS_S):
+                    await self._side.wait()
+
     def _stop_keeping(self) -> None:
-        for keeper in self._keepers:
-            keeper.cancel()
+        for keeper in (*self._keepers, self._side_keeper):
+            if keeper is not None:
+                keeper.cancel()
 
     async def _front_ends_end(self) -> None:
         for front_end in self._front_ends.values():

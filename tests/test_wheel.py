@@ -17,6 +17,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from benchmarks.local_service import BESIDE
 from tests.mutants.trial import copied_tree, files_of_the_tree
 
 pytestmark = pytest.mark.timeout(300)
@@ -74,7 +75,7 @@ def url(environment: Path, folder: Path) -> Iterator[str]:
     log = folder / "service.log"
     with log.open("wb") as output:
         service = subprocess.Popen(
-            [str(environment / "runahead"), "serve", "--port", str(port)],
+            [str(environment / "runahead"), "serve", "--port", str(port), *BESIDE],
             cwd=folder,
             env=variables(),
             stdin=subprocess.DEVNULL,

@@ -76,7 +76,7 @@ class Service:
         self.front_end = FrontEnd(
             client, tokenizer, msgspec.structs.replace(self.settings, max_streams=self.max_streams), self.security
         )
-        self.port = await self.front_end.start("127.0.0.1:0")
+        self.port = await self.front_end.start("127.0.0.1", 0)
         self._ready.set()
         await self._stop.wait()
         await self.front_end.stop(self._grace_s)

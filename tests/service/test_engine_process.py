@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.local_service import BESIDE
 from runahead.runtime.log_output import LogOutput
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 from runahead.service import server, socket_folder
@@ -203,7 +204,7 @@ def serve(model: Path, port: int, **options: object) -> subprocess.CompletedProc
 def test_the_engine_s_own_refusal_calls_a_setting_what_the_user_called_it(
     flags: list[str], environment: dict[str, str], called: str
 ) -> None:
-    command = [sys.executable, "-m", "runahead", "serve", "--port", "0", *flags]
+    command = [sys.executable, "-m", "runahead", "serve", "--port", "0", *BESIDE, *flags]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environment}
     )

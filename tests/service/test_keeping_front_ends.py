@@ -16,9 +16,10 @@ from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.service import restarts, supervisor
 from runahead.service.board import Board
 from runahead.service.engine_process import EngineProcess
-from runahead.service.front_end_process import FrontEndOrders, FrontEndProcess, FrontEndStartError
+from runahead.service.front_end_process import FrontEndOrders, FrontEndProcess, FrontEndStartError, SideOrders
 from runahead.service.held import Resource
 from runahead.service.port import Port
+from runahead.service.ports import Ports
 from runahead.service.pulse import EngineWatch
 from runahead.service.server_config import EXIT_ENGINE_LOST, EXIT_NO_FRONT_END, EXIT_OK, ServerConfig
 from runahead.service.settings import FrontEndSettings
@@ -33,6 +34,10 @@ class Ending:
     def __init__(self) -> None:
         self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
+    @property
+    def has_ended(self) -> bool:
+        return self._code.done()
+
     def has(self, code: int) -> None:
         if not self._code.done():
             self._code.set_result(code)
@@ -43,10 +48,7 @@ class Ending:
 
 class FakeEngine(Ending):
     socket = Path("/nowhere")
-
-    @property
-    def has_ended(self) -> bool:
-        return self._code.done()
+    pid = -1
 
     def kill(self) -> None:
         self.has(-9)
@@ -103,14 +105,39 @@ class FakeFrontEnd(Ending):
         self.has(-9)
 
 
+class FakeSide(FakeFrontEnd):
+    def __init__(self, world: World, orders: SideOrders) -> None:
+        super().__init__(world, orders.index)
+        self.loaded = b"%d" % (orders.health_port or 50)
+        self.ports = [orders.health_port]
+        self.was_told: list[str] = []
+
+    async def serve(self, socket: Path, port: int) -> int:
+        self.ports.append(port)
+        self._world.sides.append(self)
+        self._world.side_served.set()
+        return port or 60
+
+    def drain(self) -> None:
+        self.was_told.append("drain")
+
+    def end(self) -> None:
+        assert all(front_end.has_ended for front_end in self._world.serving), "probes are answered to the last"
+        self.was_told.append("end")
+        self.has(0)
+
+
 class World:
     """Everything that the supervisor starts."""
 
     def __init__(self, frontends: int, memory: int) -> None:
         settings = FrontEndSettings(frontends=frontends, shutdown_grace_s=GRACE_S)
         self.config = ServerConfig(EngineConfig(model="x"), settings, linger_s=0.0)
-        self.board = Board(frontends, memory)
-        self.supervisor = supervisor.Supervisor(self.config, Port("127.0.0.1", 1234, ExitStack()), memory)
+        self.board = Board(frontends + 1, memory)
+        ports = [Port("127.0.0.1", number, ExitStack()) for number in (1234, 0, 0)]
+        self.supervisor = supervisor.Supervisor(self.config, Ports(*ports), memory)
+        self.sides: list[FakeSide] = []
+        self.side_served = asyncio.Event()
         self.engine, self.watch = FakeEngine(), FakeWatch()
         self.serving: list[FakeFrontEnd] = []
         self.served = asyncio.Event()
@@ -138,10 +165,12 @@ def run(body: Any, frontends: int = 1) -> None:
 
     async def started() -> None:
         with tempfile.TemporaryFile() as memory, pytest.MonkeyPatch.context() as patch:
-            memory.truncate(Board.size(frontends))
+            memory.truncate(Board.size(frontends + 1))
             world = World(frontends, memory.fileno())
 
-            async def start(orders: FrontEndOrders) -> FakeFrontEnd:
+            async def start(orders: FrontEndOrders, *_: object) -> FakeFrontEnd:
+                if isinstance(orders, SideOrders):
+                    return FakeSide(world, orders)
                 return FakeFrontEnd(world, orders.index)
 
             async def start_engine(*_: object) -> FakeEngine:
@@ -234,6 +263,38 @@ def test_a_signal_while_everything_serves_ends_it_in_order() -> None:
         signal.raise_signal(signal.SIGTERM)
         assert await code == EXIT_OK
         assert await world.serving[0].wait() == 0
+        assert world.sides[0].was_told == ["drain", "end"]
+
+    run(body)
+
+
+def test_a_side_server_that_dies_is_started_again_on_the_same_ports_and_harms_nobody() -> None:
+    async def body(world: World, code: asyncio.Task[int]) -> None:
+        assert world.sides[0].ports == [0, 0], "any that are free"
+        world.board.line(1).stats_watchers = 3
+        world.side_served.clear()
+        world.sides[0].stuck.set()
+        assert await world.sides[0].wait() == -9
+        await world.side_served.wait()
+        assert world.sides[1].ports == [50, 60]
+        assert world.board.total().stats_watchers == 0
+        assert not code.done() and len(world.serving) == 1
+        code.cancel()
+
+    run(body)
+
+
+def test_a_service_goes_on_without_a_side_server_that_can_t_be_kept() -> None:
+    async def body(world: World, code: asyncio.Task[int]) -> None:
+        for _ in range(len(restarts.BACK_OFF_S) + 1):
+            world.side_served.clear()
+            world.sides[-1].has(1)
+            if len(world.sides) <= len(restarts.BACK_OFF_S):
+                await world.side_served.wait()
+        assert world.supervisor._side_keeper is not None
+        await world.supervisor._side_keeper
+        assert not code.done() and len(world.serving) == 1
+        code.cancel()
 
     run(body)
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-import msgspec
+import grpc
 import pytest
 
-from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.service import serve_front_end
-from runahead.service.access import Access
 from runahead.service.engine_client import SocketEngineClient
 from runahead.service.front_end import FrontEnd
-from runahead.service.front_end_process import FrontEndOrders, ServeOrder
-from runahead.service.security import Security
+from runahead.service.front_end_process import FrontEndOrders
+from runahead.service.listening import listen
 from runahead.service.server_config import EXIT_SERVER_ENDED
-from runahead.service.settings import FrontEndSettings
 from tests.service.fake_engine import TIMEOUT_S
 
 
@@ -64,33 +61,13 @@ def test_a_server_that_ends_by_itself_ends_its_streams_and_its_process() -> None
         ("[::]", "[::]:0"),
     ],
 )
-def test_a_host_is_listened_on_with_and_without_brackets(
-    monkeypatch: pytest.MonkeyPatch, host: str, address: str
-) -> None:
+def test_a_host_is_listened_on_with_and_without_brackets(host: str, address: str) -> None:
     listened: list[str] = []
 
     class Listening:
-        def __init__(self, *_: object) -> None:
-            pass
-
-        async def start(self, address: str) -> int:
+        def add_insecure_port(self, address: str) -> int:
             listened.append(address)
             return 1
 
-    async def nothing(*_: object, **__: object) -> int:
-        return 0
-
-    async def serve() -> int:
-        lines = asyncio.StreamReader()
-        lines.feed_data(msgspec.json.encode(ServeOrder("engine.sock", 0)) + b"\n")
-        settings = FrontEndSettings(host=host)
-        engine = EngineConfig(model="m")
-        orders = FrontEndOrders(engine=engine, settings=settings, index=0, board=0, version="1", linger_s=0.0)
-        return await serve_front_end._serve(orders, Security(Access(), None), None, lines)
-
-    for name, stand_in in (("FrontEnd", Listening), ("Board", Listening), ("_until_the_end", nothing)):
-        monkeypatch.setattr(serve_front_end, name, stand_in)
-    monkeypatch.setattr(SocketEngineClient, "connect", nothing)
-    monkeypatch.setattr(serve_front_end, "_say", lambda line: None)
-    assert asyncio.run(serve()) == 0
+    assert listen(cast(grpc.aio.Server, Listening()), host, 0) == 1
     assert listened == [address]

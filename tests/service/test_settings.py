@@ -83,6 +83,7 @@ def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> No
         "max_caller_streams": 1, "max_queued_tokens": 13, "max_caller_queued_tokens": 3, "max_tokenizing_bytes": 14,
         "max_caller_tokenizing_bytes": 4, "max_uploads": 15, "max_caller_uploads": 5,
         "plaintext_tokens": True, "share_prefix_cache": True, "reflection": False,
+        "health_host": "::1", "health_port": 13, "control_port": 14,
     }  # fmt: skip
     assert set(changed) == set(SETTINGS), "this test must name every setting"
     defaults = chosen(Settings())
@@ -189,7 +190,7 @@ def test_no_setting_takes_all_that_is_no_value() -> None:
         for name in SETTINGS
         if all(accepted_or_refused(name, {name: text}, {}) is None for text in NO_VALUE if text != "\udcff")
     }
-    assert takes_all == {"served_name", "host", "tls_cert", "tls_key", "tls_client_ca", "callers"}
+    assert takes_all == {"served_name", "host", "health_host", "tls_cert", "tls_key", "tls_client_ca", "callers"}
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from google.rpc import error_details_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from benchmarks.local_service import LocalService, started_service
+from benchmarks.local_service import BESIDE, LocalService, started_service
 from runahead.service.engine_process import ENGINE_MODULE
-from runahead.service.front_end_process import FRONT_END_MODULE
+from runahead.service.front_end_process import FRONT_END_MODULE, SIDE_MODULE
 from runahead.service.version import full_version
 from runahead.v1 import (
     AbortOutcome,
@@ -117,7 +117,7 @@ def last_event(call: Any) -> str:
 def check_processes(service: LocalService, stub: GenerationServiceStub) -> None:
     """Each process is named with its number, and what it takes of the machine; the connections are counted."""
     processes = {process.name: process for process in stats_of(stub).processes}
-    assert list(processes) == ["supervisor", "engine", "front_end_1", "front_end_2"]
+    assert list(processes) == ["supervisor", "engine", "side_server", "front_end_1", "front_end_2"]
     assert processes["supervisor"].pid == service.process.pid
     assert processes["engine"].pid == engine_of(service)
     front_ends = [processes[f"front_end_{number}"].pid for number in (1, 2)]
@@ -176,8 +176,10 @@ def test_a_front_end_that_dies_is_started_again_and_harms_nobody_else_s_streams(
 def test_a_killed_supervisor_leaves_no_process_and_no_folder(service: LocalService, places: Path) -> None:
     with stubs(service) as by_number, contextlib.ExitStack() as stack:
         call = opened(by_number[1], "a")
-        children = [*running(service, FRONT_END_MODULE), *running(service, ENGINE_MODULE)]
-        assert len(children) == 3
+        children = [
+            pid for module in (FRONT_END_MODULE, SIDE_MODULE, ENGINE_MODULE) for pid in running(service, module)
+        ]
+        assert len(children) == 4
         ends = [stack.enter_context(watched(process)) for process in children]
         assert [path.name for path in places.iterdir() if path.name.startswith("runahead-engine-")]
         service.process.kill()
@@ -200,7 +202,8 @@ def test_a_killed_engine_ends_the_streams_of_all_front_ends_once_and_then_the_se
 REFUSED = """
 import sys
 from runahead.service import cli
-code = cli.main(["serve", "--port", "0", "--frontends", "2", "--context-length", "99999"])
+code = cli.main(["serve", "--port", "0", "--health-port", "0", "--control-port", "0", "--frontends", "2",
+                 "--context-length", "99999"])
 print(code, sorted({"grpc", "torch"} & set(sys.modules)))
 """
 
@@ -214,7 +217,7 @@ def test_the_supervisor_loads_neither_grpc_nor_torch() -> None:
 def test_a_second_service_on_the_port_is_refused_though_the_port_is_shared(service: LocalService) -> None:
     port = service.url.split(":")[1]
     for flags in (["--frontends", "2"], []):
-        command = [sys.executable, "-m", "runahead", "serve", "--port", port, *flags]
+        command = [sys.executable, "-m", "runahead", "serve", "--port", port, *BESIDE, *flags]
         done = subprocess.run(command, capture_output=True, text=True, timeout=END_S, check=False)
         assert done.returncode == 2
         assert done.stderr == f"runahead serve: 127.0.0.1 port {port} can't be listened on: Address already in use\n"

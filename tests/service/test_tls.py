@@ -20,6 +20,7 @@ from google.rpc import error_details_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from benchmarks.local_service import BESIDE
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.service import cli
@@ -266,7 +267,7 @@ def test_the_whole_service_serves_through_tls_and_takes_new_certificates(tmp_pat
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"127.0.0.1:{probe.getsockname()[1]}"
-    command = [sys.executable, "-m", "runahead", "serve", "--port", url.split(":")[1], "--no-reflection"]
+    command = [sys.executable, "-m", "runahead", "serve", "--port", url.split(":")[1], *BESIDE, "--no-reflection"]
     command += ["--tls-cert", str(certificate), "--tls-key", str(key), "--callers", str(tmp_path / "callers")]
     metadata = [("authorization", f"Bearer {TOKEN}")]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:

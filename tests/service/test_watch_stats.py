@@ -16,6 +16,7 @@ from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.service.board import Board
 from runahead.service.engine_client import EngineClient
+from runahead.service.errors import ServiceError
 from runahead.service.limits import LIMITS
 from runahead.service.stats_feed import StatsFeed
 from runahead.v1 import GenerateRequest, ServerStats, StatsRequest, WatchStatsRequest
@@ -92,9 +93,12 @@ class Reader:
 
     def __init__(self) -> None:
         self.written: list[ServerStats] = []
+        self.takes = asyncio.Event()  # what is written, as long as it is set
+        self.takes.set()
 
     async def write(self, response: Any) -> None:
         self.written.append(response.stats)
+        await self.takes.wait()
 
     def cancelled(self) -> bool:
         return False
@@ -104,7 +108,7 @@ async def until(there: Callable[[], object]) -> None:
     for _ in range(10_000):
         if there():
             return
-        await SLEEP(0)
+        await SLEEP(0.001)
     raise AssertionError("it does not come")
 
 
@@ -157,6 +161,31 @@ def test_the_engine_is_asked_once_for_all_who_watch() -> None:
     asyncio.run(watched())
 
 
+@pytest.mark.parametrize("stuck", [1, 2])
+def test_a_shutdown_interrupts_every_message_but_the_first_which_has_the_headers(stuck: int) -> None:
+    async def watched() -> None:
+        engine, reader = Asked(), Reader()
+        feed = feed_of(engine)
+        task = asyncio.create_task(feed.watch(OFTEN, cast(Any, reader)))
+        for message in range(1, stuck + 1):
+            await until(lambda message=message: len(engine.questions) == message)  # type: ignore[misc]
+            if message == stuck:
+                reader.takes.clear()
+            engine.answer()
+            await until(lambda message=message: len(reader.written) == message)  # type: ignore[misc]
+        feed.close()
+        if stuck == 1:
+            for _ in range(10):
+                await SLEEP(0)
+            assert not task.done()
+            reader.takes.set()
+        with pytest.raises(ServiceError) as ended:
+            await task
+        assert (ended.value.reason, len(reader.written)) == ("SHUTDOWN", stuck)
+
+    asyncio.run(watched())
+
+
 @pytest.mark.parametrize(
     "interval",
     [Duration(), Duration(nanos=49_000_000), Duration(seconds=-1), Duration(seconds=3601), Duration(seconds=1 << 62)],
@@ -171,7 +200,7 @@ def test_an_interval_out_of_bounds_is_refused_by_name(service: Service, interval
 
 
 def test_a_shutdown_ends_watchers_at_once_and_waits_for_completions(service: Service) -> None:
-    watcher = watch(service)
+    watcher = watch(service, WatchStatsRequest(interval=Duration(seconds=3600)))
     next(watcher)
     stream = service.stub.Generate(GenerateRequest(text="once"), timeout=60)
     handle = service.engine.next_submit().handle

@@ -14,7 +14,7 @@ import pytest
 import torch
 from tokenizers import decoders
 
-from benchmarks.local_service import local_service
+from benchmarks.local_service import BESIDE, local_service
 from runahead.runtime.models.registry import ARCHITECTURES
 from runahead.service import cli
 from runahead.v1 import (
@@ -196,7 +196,7 @@ def test_the_command_line_prints_ids_and_says_why_text_is_refused(
 
 
 def test_the_same_checkpoint_is_not_started_without_being_told_so(served: Served, folder: Path) -> None:
-    command = [sys.executable, "-m", "runahead", "serve", "--model", str(folder), "--port", "0", *FLAGS]
+    command = [sys.executable, "-m", "runahead", "serve", "--model", str(folder), "--port", "0", *BESIDE, *FLAGS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 2
     assert done.stderr.endswith("with --tokenizer none it is served to those who send token ids\n")

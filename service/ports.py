@@ -1,0 +1,48 @@
+"""The ports of a service: its own, and those beside it, which nobody else may have either."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+
+from runahead.runtime.wire.engine_config import ConfigError, Spelling
+from runahead.service.loopback import LOOPBACK
+from runahead.service.port import Port
+from runahead.service.settings import FrontEndSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """service: that clients call. health: for probes. control: for who runs the service on this machine."""
+
+    service: Port
+    health: Port
+    control: Port
+
+    @classmethod
+    def reserve(cls, settings: FrontEndSettings, spelling: Spelling) -> Ports:
+        """Before anything is loaded. Raises ConfigError naming the port that somebody has."""
+        shared = settings.frontends > 1
+        with ExitStack() as held:
+            service = Port.reserve(settings.host, settings.port, shared=shared, spelling=spelling)
+            held.enter_context(closing(service))
+            health = _beside(settings.health_host, settings.health_port, "health", spelling)
+            held.enter_context(closing(health))
+            control = _beside(LOOPBACK, settings.control_port, "control", spelling)
+            held.pop_all()
+        return cls(service, health, control)
+
+    def close(self) -> None:
+        """Idempotent."""
+        for port in (self.service, self.health, self.control):
+            port.close()
+
+
+def _beside(host: str, number: int, name: str, spelling: Spelling) -> Port:
+    """Raises ConfigError."""
+    try:
+        return Port.reserve(host, number, shared=False, spelling=lambda _: spelling(f"{name}_host"))
+    except ConfigError as error:
+        raise ConfigError(
+            f"the {name} port: {error}; {spelling(f'{name}_port')} takes another number, or 0 for any free port"
+        ) from error

@@ -1,0 +1,128 @@
+"""The side server: health, and what an operator calls, on ports of their own.
+
+They are outside every bound on the connections and calls of the service's port, in a process that does nothing else, so
+that they answer however busy that one is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import grpc
+import msgspec
+from grpc_health.v1 import health_pb2
+
+from runahead.service.access import Access
+from runahead.service.admission import Admission
+from runahead.service.board import Board
+from runahead.service.control_servicer import ControlServicer
+from runahead.service.door import Door, OpenCalls
+from runahead.service.engine_client import EngineClient
+from runahead.service.errors import SHUTDOWN_SENTENCE
+from runahead.service.front_end import GENERATION, HEALTH
+from runahead.service.health import HealthServicer
+from runahead.service.listening import listen
+from runahead.service.loopback import LOOPBACK
+from runahead.service.reflection import add_reflection
+from runahead.service.security import Security
+from runahead.service.server_options import server_options
+from runahead.service.settings import FrontEndSettings
+from runahead.service.stats_feed import StatsFeed
+from runahead.v1 import add_GenerationServiceServicer_to_server, generation_service_pb2
+
+_CONNECTIONS: Final = 1024  # to each port
+_LOOK_S: Final = 0.1  # from one look at who serves to the next
+_LAST_WORDS_S: Final = 0.25  # for calls that end by themselves now
+_END_S: Final = 1.0  # for statuses to reach clients
+
+
+class SideServer:
+    """board, index: the figures of all front ends, and which line of it is this process's. version: of the server.
+
+    The server lives from the time that it listens. It is ready while a front end serves, the engine is heard of, and no
+    shutdown has begun.
+    """
+
+    def __init__(self, settings: FrontEndSettings, security: Security, board: Board, index: int, version: str) -> None:
+        self._settings = msgspec.structs.replace(settings, max_connections=_CONNECTIONS, frontends=1)
+        self._security = security
+        self._board = board
+        self._own = Board()  # what is held here counts for no limit of the service's port, and theirs for none here
+        self._line = board.line(index, self._own.held)
+        self._version = version
+        self._calls = OpenCalls()
+        self._health = HealthServicer((GENERATION,))
+        self._health.set_ready(False)
+        self._health_server = self._server(Access())
+        self._control_server: grpc.aio.Server | None = None
+        self._engine: EngineClient | None = None
+        self._feed: StatsFeed | None = None
+        self._is_heard = False
+        self._looking: asyncio.Task[None] | None = None
+
+    async def listen(self, health_port: int) -> int:
+        """Serves health, in plain text and to everybody: the server lives, and is not ready. Returns the port. Raises
+        ConfigError."""
+        port = listen(self._health_server, self._settings.health_host, health_port)
+        await self._health_server.start()
+        self._health.set_serving(True)
+        return port
+
+    async def serve(self, engine: EngineClient, control_port: int) -> int:
+        """Serves the control port, and is ready from when somebody serves. Returns the port. Raises ConfigError."""
+        self._engine = engine
+        self._feed = StatsFeed(engine, self._board, self._line, self._version)
+        server = self._server(self._security.access)
+        add_GenerationServiceServicer_to_server(ControlServicer(engine, self._feed, self._line), server)
+        if self._settings.reflection:
+            files = generation_service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR
+            add_reflection(server, files, (GENERATION, HEALTH))
+        port = listen(server, LOOPBACK, control_port, self._security.credentials)
+        await server.start()
+        self._control_server = server
+        self._is_heard = True
+        engine.tell_of_silence(self._on_silence)
+        self._looking = asyncio.create_task(self._look())
+        return port
+
+    def drain(self) -> None:
+        """Not ready any more. Who watches is told, and ended. Stats and Abort are served until `stop`."""
+        self._health.close()
+        if self._feed is not None:
+            self._feed.close()
+
+    def engine_lost(self) -> None:
+        """The server does not live any more."""
+        self._health.set_serving(False)
+
+    async def stop(self) -> None:
+        """Ends every call."""
+        self.drain()
+        if self._looking is not None:
+            self._looking.cancel()
+        if self._engine is not None:
+            self._engine.close("SHUTDOWN", SHUTDOWN_SENTENCE)
+        await self._calls.end(_LAST_WORDS_S)
+        servers = [server for server in (self._health_server, self._control_server) if server is not None]
+        await asyncio.gather(*(server.stop(_END_S) for server in servers))
+
+    def _server(self, access: Access) -> grpc.aio.Server:
+        admission = Admission.of(self._settings, access, self._own, self._line)
+        door = Door(self._calls, access, admission, self._settings.upload_timeout_s)
+        server = grpc.aio.server(interceptors=[door], options=server_options(self._settings))
+        self._health.add_to(server)
+        return server
+
+    def _on_silence(self, is_silent: bool) -> None:
+        self._is_heard = not is_silent
+        self._tell()
+
+    async def _look(self) -> None:
+        """At the board, which says of itself nothing."""
+        while True:
+            self._tell()
+            await asyncio.sleep(_LOOK_S)
+
+    def _tell(self) -> None:
+        self._health.set_ready(self._is_heard and self._board.total().front_ends > 0)
