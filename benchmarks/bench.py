@@ -12,9 +12,9 @@ import platform
 from pathlib import Path
 
 import runahead.runtime.models
-from benchmarks import depths, first_token, host_time, host_time_beside, prefix_hit, pressure, throughput
+from benchmarks import depths, first_token, front_ends, host_time, host_time_beside, prefix_hit, pressure, throughput
 
-PARTS = ("throughput", "depths", "first-token", "prefix-hit", "host-time", "pressure")
+PARTS = ("throughput", "depths", "first-token", "prefix-hit", "host-time", "front-ends", "pressure")
 BUNDLED = Path(runahead.runtime.models.__path__[0]) / "bundled"
 
 
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[], help="tables to print")
     parser.add_argument("--model", type=Path, default=BUNDLED, help="checkpoint folder (the bundled model)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the table of depths")
-    parser.add_argument("--beside", type=Path, help="host-time: another checkout, measured alternately with this one")
+    parser.add_argument("--beside", type=Path, help="host-time, front-ends: another checkout, measured alternately")
     chosen = parser.parse_args()
     parts = chosen.parts or PARTS
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {chosen.model.name}\n")
@@ -46,6 +46,9 @@ def main() -> None:
             host_time.main()
         else:
             host_time_beside.main(chosen.beside, tuple(host_time.GOALS_US))
+    if "front-ends" in parts:
+        print("\nWhat front ends carry, behind an engine that computes nothing")
+        front_ends.main(chosen.beside)
     if "pressure" in parts:
         print("\nA turn of the engine's loop on the null device, quiet and under pressure")
         pressure.main([])

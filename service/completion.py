@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections import deque
-from collections.abc import Iterator
+from typing import Final
 
-from google.protobuf.duration_pb2 import Duration
+import msgspec
 
 from runahead.runtime.wire import messages
 from runahead.runtime.wire.parameters import FinishReason as EngineReason
+from runahead.service.completion_clock import CompletionClock
 from runahead.service.errors import non_finite
-from runahead.service.request_stream import GeneratedToken, TokenBatch
+from runahead.service.limits import LIMITS
+from runahead.service.request_stream import TokenBatch
 from runahead.service.text import CompletionText, TextPiece
 from runahead.service.token_bytes import TokenBytes
-from runahead.service.token_messages import scored_token, token_message
+from runahead.service.token_messages import scored_token
 from runahead.service.validation import CheckedRequest
-from runahead.v1 import Delta, Finished, FinishReason, MatchedStop, Timing, Token, Usage
+from runahead.v1 import Delta, Finished, FinishReason, MatchedStop, Token, Usage
 
 _REASONS = {
     EngineReason.END_OF_SEQUENCE: FinishReason.FINISH_REASON_END_OF_SEQUENCE,
@@ -27,11 +27,26 @@ _REASONS = {
     EngineReason.ABORTED: FinishReason.FINISH_REASON_ABORTED,
 }
 
+_TOKEN_BYTES: Final = 16  # of a Token in a message, without its `bytes` and log-probabilities
+_CHARACTER_BYTES: Final = 4  # of UTF-8, at most
+
+
+class _ReadyToken(msgspec.Struct, frozen=True):
+    """A token that is kept, and the text that became certain with it. token_id: None for text alone. scored: the token
+    as the contract has it, where it has log-probabilities. size: bytes that all this takes in a message, about."""
+
+    token_id: int | None
+    data: bytes
+    scored: Token | None
+    text: str
+    size: int
+
 
 class Completion:
     """Turns batches of tokens into deltas, finds the end, and says how it ended.
 
-    `finished` is set with the last delta that `deltas` yields, and not before.
+    A delta has all tokens that are there when it is made, up to the request's bound and `LIMITS.event_bytes`. So one
+    delta makes up for all launches since the last, and a stream that keeps up gets one a launch.
     """
 
     def __init__(self, request: CheckedRequest, prompt_tokens: int, table: TokenBytes) -> None:
@@ -39,10 +54,11 @@ class Completion:
         self._prompt_tokens = prompt_tokens
         self._table = table
         self._text = CompletionText(table, request.text.stop, request.text.include_stop)
-        self._waiting: deque[GeneratedToken] = deque()  # not yet known to be kept
-        self._submitted = time.monotonic()
-        self._first_token: float | None = None
-        self._last_token = self._submitted
+        self._bound = request.text.max_tokens_per_message or LIMITS.max_tokens_per_message
+        self._waiting: deque[tuple[int, messages.Logprobs | None]] = deque()  # not yet known to be kept
+        self._ready: deque[_ReadyToken] = deque()
+        self._ready_bytes = 0
+        self._clock = CompletionClock()
         self.finished: Finished | None = None
 
     @property
@@ -50,57 +66,82 @@ class Completion:
         """A stop string ended the text: the engine may not know yet."""
         return self._text.matched is not None
 
-    def deltas(self, batch: TokenBatch) -> Iterator[Delta]:
-        """The batch as deltas of at most `max_tokens_per_message` tokens; nothing empty.
+    @property
+    def is_empty(self) -> bool:
+        """There is nothing to fill a delta with."""
+        return not self._ready
+
+    @property
+    def is_full(self) -> bool:
+        """The next delta has no room for another token."""
+        return len(self._ready) >= self._bound or self._ready_bytes >= LIMITS.event_bytes
+
+    def add(self, batch: TokenBatch) -> None:
+        """The next tokens, and with the last of them `finished`: nothing may be added then.
 
         Raises ServiceError (INTERNAL) where the logits were not finite.
         """
-        self._clock(batch)
-        text, tokens = "", list[Token]()
-        bound = self._request.text.max_tokens_per_message or sys.maxsize
-        for piece in self._pieces(batch):
-            text += piece.text
-            for _ in range(piece.tokens):
-                if len(tokens) == bound:
-                    yield Delta(tokens=tokens)
-                    tokens = []
-                tokens.append(self._token(self._waiting.popleft()))
-            if len(tokens) == bound:
-                yield Delta(text=text, tokens=tokens)
-                text, tokens = "", []
-        if text or tokens:
-            yield Delta(text=text, tokens=tokens)
-        if self.stopped_by_string or batch.finished is not None:
-            self.finished = self._finish(batch.finished, batch.admitted)
-
-    def _pieces(self, batch: TokenBatch) -> Iterator[TextPiece]:
-        """What each token makes certain; at the end, what had waited."""
         end = batch.finished
         if end is not None and end.reason == EngineReason.NON_FINITE:
             raise non_finite()
+        if batch.token_ids:
+            self._clock.note_tokens()
         silent = 1 if self._ends_silently(batch) else 0
-        shown = len(batch.tokens) - silent
-        for generated in batch.tokens[:shown]:
-            self._waiting.append(generated)
-            yield self._text.push(generated.token_id)
-            if self.stopped_by_string:
-                return
-        if end is not None:
-            self._waiting.extend(batch.tokens[shown:])
-            yield self._text.finish(silent)
+        shown = len(batch.token_ids) - silent
+        for token_id, logprobs in zip(batch.token_ids[:shown], batch.logprobs, strict=False):
+            self._waiting.append((token_id, logprobs))
+            self._keep(self._text.push(token_id))
+            if self._text.matched is not None:
+                break
+        else:
+            if end is not None:
+                self._waiting.extend(zip(batch.token_ids[shown:], batch.logprobs[shown:], strict=True))
+                self._keep(self._text.finish(silent))
+        if self.stopped_by_string or end is not None:
+            self.finished = self._finish(end, batch.admitted)
+
+    def fill(self, delta: Delta) -> bool:
+        """Moves into an empty delta what is ready, as much as one may carry. False if nothing is."""
+        texts, size = list[str](), 0
+        while self._ready and len(delta.tokens) < self._bound:
+            size += self._ready[0].size
+            if size > LIMITS.event_bytes and texts:
+                break
+            ready = self._ready.popleft()
+            self._ready_bytes -= ready.size
+            texts.append(ready.text)
+            if ready.scored is not None:
+                delta.tokens.append(ready.scored)
+            elif ready.token_id is not None:
+                token = delta.tokens.add()  # filled in place, which takes half the time
+                token.id = ready.token_id
+                token.bytes = ready.data
+        delta.text = "".join(texts)
+        return bool(texts)
+
+    def _keep(self, piece: TextPiece) -> None:
+        """What has become certain is ready; the text goes with the last of its tokens."""
+        for left in range(piece.tokens, 0, -1):
+            self._add_ready(*self._waiting.popleft(), piece.text if left == 1 else "")
+        if piece.text and not piece.tokens:
+            self._add_ready(None, None, piece.text)
+
+    def _add_ready(self, token_id: int | None, logprobs: messages.Logprobs | None, text: str) -> None:
+        data = b"" if token_id is None else self._table.of(token_id)
+        size = _TOKEN_BYTES + len(data) + _CHARACTER_BYTES * len(text)
+        scored = None
+        if token_id is not None and logprobs is not None:
+            scored = scored_token(self._table, token_id, logprobs.chosen, logprobs.top_ids, logprobs.top_logprobs)
+            size += scored.ByteSize()
+        self._ready.append(_ReadyToken(token_id, data, scored, text, size))
+        self._ready_bytes += size
 
     def _ends_silently(self, batch: TokenBatch) -> bool:
         """The last token is the one that ended the completion, and its text is not wanted."""
         end = batch.finished
-        if end is None or end.stop_token_id < 0 or not batch.tokens or self._request.text.include_stop:
+        if end is None or end.stop_token_id < 0 or not batch.token_ids or self._request.text.include_stop:
             return False
-        return batch.tokens[-1].token_id == end.stop_token_id
-
-    def _token(self, generated: GeneratedToken) -> Token:
-        token_id, logprobs = generated.token_id, generated.logprobs
-        if logprobs is None:
-            return token_message(self._table, token_id)
-        return scored_token(self._table, token_id, logprobs.chosen, logprobs.top_ids, logprobs.top_logprobs)
+        return batch.token_ids[-1] == end.stop_token_id
 
     # ------------------------------------------------------------ the end
 
@@ -123,36 +164,5 @@ class Completion:
                 cached_tokens=told.cached_tokens if told else 0,
                 completion_tokens=self._text.completion_tokens,
             ),
-            timing=self._timing(end, admitted),
+            timing=self._clock.timing(end, admitted),
         )
-
-    def _timing(self, end: messages.Finished | None, admitted: messages.Admitted | None) -> Timing:
-        """The engine's clock where it sent its times; otherwise what was seen here."""
-        if end is not None:
-            return Timing(
-                queue=_duration(end.queue_s),
-                prefill=_duration(end.prefill_s),
-                first_token=_duration(end.first_token_s),
-                decode=_duration(end.decode_s),
-            )
-        first = self._last_token if self._first_token is None else self._first_token
-        return Timing(
-            queue=_duration(admitted.queue_s) if admitted else None,
-            first_token=_duration(first - self._submitted),
-            decode=_duration(self._last_token - first),
-        )
-
-    def _clock(self, batch: TokenBatch) -> None:
-        if batch.tokens:
-            self._last_token = time.monotonic()
-            if self._first_token is None:
-                self._first_token = self._last_token
-
-
-def _duration(seconds: float) -> Duration | None:
-    """None, which leaves a field unset, for a negative time: the engine did not see that part."""
-    if seconds < 0.0:
-        return None
-    duration = Duration()
-    duration.FromNanoseconds(round(seconds * 1e9))
-    return duration

@@ -31,6 +31,7 @@ STATUS_OF: Final[Mapping[str, grpc.StatusCode]] = MappingProxyType(
         "NO_MESSAGE": grpc.StatusCode.INVALID_ARGUMENT,
         "SECOND_MESSAGE": grpc.StatusCode.INVALID_ARGUMENT,
         "UPLOAD_TIMEOUT": grpc.StatusCode.DEADLINE_EXCEEDED,
+        "TOO_LONG": grpc.StatusCode.DEADLINE_EXCEEDED,
         "NO_CREDENTIALS": grpc.StatusCode.UNAUTHENTICATED,
         "UNKNOWN_CREDENTIALS": grpc.StatusCode.UNAUTHENTICATED,
         "NO_RIGHT": grpc.StatusCode.PERMISSION_DENIED,
@@ -46,6 +47,7 @@ STATUS_OF: Final[Mapping[str, grpc.StatusCode]] = MappingProxyType(
         "CALLER_UPLOADS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "QUEUE_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "WATCHERS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "STALLED_READER": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "SLOW_READER": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "NOT_SERVED": grpc.StatusCode.UNIMPLEMENTED,
         "NON_FINITE": grpc.StatusCode.INTERNAL,
@@ -124,6 +126,11 @@ def no_tokenizer() -> ServiceError:
 def slow_reader() -> ServiceError:
     """RESOURCE_EXHAUSTED for a stream whose reader left too much unread. Trying again does not help a slow reader."""
     return ServiceError("SLOW_READER", "the stream's reader is too slow: too much is unread")
+
+
+def stalled_reader(after_s: float) -> ServiceError:
+    """RESOURCE_EXHAUSTED for a stream of which nothing was read for so long."""
+    return ServiceError("STALLED_READER", f"nothing of the stream was read for {after_s:g} s")
 
 
 def unavailable(reason: str, sentence: str) -> ServiceError:

@@ -56,14 +56,7 @@ class FrontEnd:
         self._server = grpc.aio.server(interceptors=[door], options=server_options(settings))
         self._health = HealthServicer((GENERATION,))
         self.servicer = GenerationServicer(
-            engine,
-            tokenizer,
-            settings.max_streams,
-            shares_prefixes=settings.share_prefix_cache,
-            board=board,
-            index=index,
-            version=version,
-            admission=self._admission,
+            engine, tokenizer, settings, board=board, index=index, version=version, admission=self._admission
         )
         add_GenerationServiceServicer_to_server(self.servicer, self._server)
         self._health.add_to(self._server)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import traceback
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,11 @@ from runahead.service.errors import (
     internal,
     invalid_argument,
     slow_reader,
+    stalled_reader,
     to_status,
     unavailable,
 )
-from runahead.service.request_stream import EngineLostError, RequestRefusedError, SlowReaderError
+from runahead.service.request_stream import EngineLostError, RequestRefusedError, SlowReaderError, StalledReaderError
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +52,10 @@ async def guarded(context: grpc.aio.ServicerContext[Any, Any], count: Callable[[
             return  # the client is gone, which is why something failed
         failure = _as_service_error(error, call)
         count(failure.reason)
-        await context.abort_with_status(to_status(failure, call.request_id))
+        # The status may wait for long, for a client that does not read. What the call held is let go of first.
+        traceback.clear_frames(error.__traceback__)
+        with suppress(grpc.aio.InternalError):  # the connection has ended while the status waited
+            await context.abort_with_status(to_status(failure, call.request_id))
 
 
 def _as_service_error(error: Exception, call: Call) -> ServiceError:
@@ -64,6 +68,8 @@ def _as_service_error(error: Exception, call: Call) -> ServiceError:
             return unavailable(error.reason, error.message)
         case SlowReaderError():
             return slow_reader()
+        case StalledReaderError(after_s=after_s):
+            return stalled_reader(after_s)
     call.request_id = call.request_id or uuid.uuid4().hex  # of a call that has none, for the log and the client alike
     # The message of the exception may hold text of the request: only its type and the lines it came by are logged.
     frames = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]

@@ -25,9 +25,9 @@ class Limits:
     unread_prompt_bytes: the same for log-probabilities of the prompt, as the engine sends them. It is larger, since an
     engine may compute a prompt faster than the front end can turn it into messages.
     unsent_bytes: what the engine has not read yet of all that it was sent, beyond which it gets no request.
-    prompt_event_bytes: where a `prompt` event is cut.
     stats_watchers: calls of WatchStats open at once, of a process.
     work_bytes: what a call of Tokenize or Detokenize counts at least, so that many short ones are work too.
+    event_bytes: where a delta, or a `prompt` event, is cut: what a stream whose reader stalls leaves in the library.
     once_prompt_bytes: bytes of an answer of GenerateOnce that the prompt's tokens may take. A client receives 4 MiB
     unless it is set otherwise; the rest is for the completion.
     """
@@ -52,12 +52,11 @@ class Limits:
     priority: int = 1000
     abort_ids: int = MAX_ABORT_IDS
     detokenize_ids: int = 1 << 20
-    message_bytes: int = 4 << 20
     unread_bytes: int = 256 << 10
     unread_prompt_bytes: int = 4 << 20
     unsent_bytes: int = 32 << 20
     work_bytes: int = 1 << 10
-    prompt_event_bytes: int = 64 << 10
+    event_bytes: int = 64 << 10
     once_prompt_bytes: int = 3 << 20
     stats_watchers: int = 32
     unknown_bytes: int = 4096  # fields that the server does not know, up to which each is named

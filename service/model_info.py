@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from runahead.runtime.wire.messages import EngineInfo
 from runahead.service.limits import LIMITS
+from runahead.service.settings import FrontEndSettings
 from runahead.service.tokenizer import TextTokenizer
 from runahead.v1 import EngineConfiguration, Exactness, GetModelInfoResponse, Limits, SpecialToken
 
 
 def model_info(
-    info: EngineInfo, server_id: str, tokenizer: TextTokenizer | None, max_streams: int
+    info: EngineInfo, server_id: str, tokenizer: TextTokenizer | None, settings: FrontEndSettings
 ) -> GetModelInfoResponse:
     """The served model, its tokenizer's special tokens and template, and the limits; without a tokenizer, those about
     text are 0."""
@@ -39,8 +40,8 @@ def model_info(
             logit_bias_entries=LIMITS.logit_bias_entries,
             request_id_length=LIMITS.request_id_length,
             abort_ids=LIMITS.abort_ids,
-            message_bytes=LIMITS.message_bytes,
-            streams=max_streams,
+            message_bytes=settings.max_request_bytes,
+            streams=settings.max_streams,
             unread_bytes=LIMITS.unread_bytes,
             queue=info.max_queue,
             unread_prompt_bytes=LIMITS.unread_prompt_bytes,

@@ -60,7 +60,7 @@ class PromptEvents:
         event, size = list[Token](), 0
         for token in tokens:
             token_bytes = token.ByteSize() + _FIELD_BYTES
-            if event and (len(event) == self._bound or size + token_bytes > LIMITS.prompt_event_bytes):
+            if event and (len(event) == self._bound or size + token_bytes > LIMITS.event_bytes):
                 yield Prompt(offset=offset, tokens=event)
                 offset, event, size = offset + len(event), [], 0
             event.append(token)

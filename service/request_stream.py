@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from runahead.runtime.wire.messages import Admitted, Finished, Logprobs, PromptLogprobs, ProtocolError
 
@@ -42,22 +43,23 @@ class SlowReaderError(Exception):
     """The reader left more than its share unread."""
 
 
-@dataclass(frozen=True, slots=True)
-class GeneratedToken:
-    """A token, with its log-probabilities where they were asked for."""
+class StalledReaderError(Exception):
+    """Nothing was read for too long. after_s: for how many seconds."""
 
-    token_id: int
-    logprobs: Logprobs | None
+    def __init__(self, after_s: float) -> None:
+        super().__init__(after_s)
+        self.after_s = after_s
 
 
-@dataclass(frozen=True, slots=True)
-class TokenBatch:
+class TokenBatch(msgspec.Struct, frozen=True):
     """All that was waiting: tokens in order, and the end if it has come. Nothing follows an end.
 
-    admitted: what was said when the request got its row, whether in this batch or before; with any token, it was said.
+    logprobs: of each token, where they were asked for. admitted: what was said when the request got its row, whether in
+    this batch or before; with any token, it was said.
     """
 
-    tokens: list[GeneratedToken]
+    token_ids: list[int]
+    logprobs: list[Logprobs | None]
     finished: Finished | None
     admitted: Admitted | None
 
@@ -86,7 +88,8 @@ class RequestStream:
         self._interrupt: Callable[[], object] | None = None
         self._when_admitted: Callable[[], object] | None = None
         self._accepted = False
-        self._tokens: list[GeneratedToken] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[Logprobs | None] = []
         self._finished: Finished | None = None
         self._failure: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
@@ -105,6 +108,11 @@ class RequestStream:
     def ended(self) -> bool:
         """No more will arrive."""
         return self._finished is not None or self._failure is not None
+
+    @property
+    def has_more(self) -> bool:
+        """`take` would not wait."""
+        return bool(self._token_ids) or self.ended
 
     # ------------------------------------------------------------ the reader's side
 
@@ -138,12 +146,14 @@ class RequestStream:
 
     async def take(self) -> TokenBatch:
         """At least one token, or the end. Raises EngineLostError or SlowReaderError."""
-        while not self._tokens and not self.ended:
+        while not self._token_ids and not self.ended:
             await self._wait()
         if self._failure is not None:
             raise self._failure
-        tokens, self._tokens, self._unread = self._tokens, [], 0
-        return TokenBatch(tokens, self._finished, self._admitted)
+        token_ids, self._token_ids = self._token_ids, []
+        logprobs, self._logprobs = self._logprobs, []
+        self._unread = 0
+        return TokenBatch(token_ids, logprobs, self._finished, self._admitted)
 
     async def _wait(self) -> None:
         self._reader = asyncio.get_running_loop().create_future()
@@ -196,11 +206,12 @@ class RequestStream:
         """
         if self._prompt_next < self._prompt_end:
             raise ProtocolError(f"a token came before the log-probability of prompt token {self._prompt_next}")
-        self._unread += _TOKEN_BYTES + (_TOP_BYTES * len(logprobs.top_ids) if logprobs else 0)
+        self._unread += _TOKEN_BYTES if logprobs is None else _TOKEN_BYTES + _TOP_BYTES * len(logprobs.top_ids)
         if self._unread > self._unread_limit:
             self.fail(SlowReaderError())
             return False
-        self._tokens.append(GeneratedToken(token_id, logprobs))
+        self._token_ids.append(token_id)
+        self._logprobs.append(logprobs)
         self._wake()
         return True
 
@@ -215,7 +226,8 @@ class RequestStream:
         if self.ended:
             return
         self._failure = failure
-        self._tokens.clear()
+        self._token_ids.clear()
+        self._logprobs.clear()
         self._prompt_parts.clear()
         if self._reader is None and self._interrupt is not None:
             self._interrupt()

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from runahead.service.limits import LIMITS
 from runahead.service.settings import FrontEndSettings
 
 Options = tuple[tuple[str, int], ...]
-
-_FIXED: Final[Options] = (
-    ("grpc.max_receive_message_length", LIMITS.message_bytes),
-    ("grpc.max_send_message_length", -1),
-    # A client that vanished without a word is noticed within a minute, and its requests are cancelled.
-    ("grpc.keepalive_time_ms", 40_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    # A connection that pings more often than this, three times over, is ended.
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    ("grpc.http2.max_ping_strikes", 2),
-)
 
 
 def server_options(settings: FrontEndSettings) -> Options:
     """Arguments of `grpc.aio.server`."""
     handshake_ms = _milliseconds(settings.handshake_timeout_s)
     return (
-        *_FIXED,
+        ("grpc.max_receive_message_length", settings.max_request_bytes),
+        ("grpc.max_send_message_length", settings.max_response_bytes),
+        # A client that has vanished without a word is noticed, with calls or without, and its requests are cancelled.
+        ("grpc.keepalive_time_ms", _milliseconds(settings.keepalive_time_s)),
+        ("grpc.keepalive_timeout_ms", _milliseconds(settings.keepalive_timeout_s)),
+        ("grpc.http2.ping_timeout_ms", _milliseconds(settings.keepalive_timeout_s)),
+        # Without it a client that keeps an idle connection alive is sent away after three pings, however rare.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", _milliseconds(settings.min_ping_interval_s)),
+        ("grpc.http2.max_ping_strikes", settings.max_ping_strikes),
         ("grpc.max_allowed_incoming_connections", settings.max_connections),
         ("grpc.max_concurrent_streams", settings.max_connection_streams),
         ("grpc.max_connection_idle_ms", _milliseconds(settings.max_connection_idle_s)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -26,8 +26,10 @@ from runahead.service.limits import LIMITS
 from runahead.service.model_info import model_info
 from runahead.service.ownership import Ownership
 from runahead.service.prompt_events import PromptEvents, check_once_prompt
-from runahead.service.request_stream import RequestRefusedError, RequestStream, SlowReaderError
+from runahead.service.request_stream import RequestRefusedError, RequestStream, SlowReaderError, StalledReaderError
+from runahead.service.settings import FrontEndSettings
 from runahead.service.stats_feed import StatsFeed
+from runahead.service.stream_writer import StreamWriter
 from runahead.service.token_bytes import NO_TOKENS
 from runahead.service.tokenizer import TextTokenizer
 from runahead.service.validation import (
@@ -44,7 +46,6 @@ from runahead.v1 import (
     AbortRequest,
     AbortResponse,
     Accepted,
-    Delta,
     DetokenizeRequest,
     DetokenizeResponse,
     Finished,
@@ -85,15 +86,15 @@ class OpenCompletion:
         self.accepted = accepted
 
     @property
-    def finished(self) -> Finished | None:
-        """How it ended, once the last deltas are taken. Nothing that happens to the engine changes it any more."""
+    def finished(self) -> Finished:
+        """How it ended, once there is no delta any more. Nothing that happens to the engine changes it."""
+        assert self._completion.finished is not None
         return self._completion.finished
 
     def interrupt_writes(self) -> None:
         """From now on, a write that is stuck because nobody reads is cancelled if the stream fails.
 
-        Called after the first write: that one carries the call's headers, and no status can be sent before they are
-        out.
+        Called when the call's headers are out: no status can be sent before.
         """
         self._stream.interrupt_with(_task().cancel)
 
@@ -108,46 +109,45 @@ class OpenCompletion:
             for event in self._prompt.with_logprobs(part):
                 yield event
 
-    async def next_deltas(self) -> list[Delta]:
-        """The deltas of all tokens that are there, at least one token or the end.
+    async def next_delta(self) -> GenerateResponse | None:
+        """An event with all tokens that are there, as many as it may carry; waits for one. None after the last.
 
-        Raises what `RequestStream.take` and `Completion.deltas` raise.
+        Raises what `RequestStream.take` and `Completion.add` raise.
         """
-        deltas = list(self._completion.deltas(await self._stream.take()))
-        if self.finished is not None:
-            # Before the end is written: a stream that is still open could fail meanwhile, and an error would follow the
-            # end.
-            self._engine.release(self._stream, EngineReason.STOP)
-        return deltas
+        completion, stream = self._completion, self._stream
+        while completion.finished is None and not completion.is_full and (completion.is_empty or stream.has_more):
+            completion.add(await stream.take())
+            if completion.finished is not None:
+                # Before the end is written: a stream that is still open could fail meanwhile, and an error would follow
+                # the end.
+                self._engine.release(stream, EngineReason.STOP)
+        event = GenerateResponse()
+        return event if completion.fill(event.delta) else None
 
 
 class GenerationServicer(GenerationServiceServicer):
     """Serves one engine.
 
     tokenizer: None takes and gives token ids alone, and refuses text by name.
-    max_streams: completions that may be open at once, as it is told to clients.
-    shares_prefixes: callers find each other's prefixes in the cache. board, index: the figures of all front ends, and
-    which line of them is this one's. admission: whose line it is, and which says whether there is room.
-    version: of the server.
+    board, index: the figures of all front ends, and which line of them is this one's. admission: whose line it is, and
+    which says whether there is room. version: of the server.
     """
 
     def __init__(
         self,
         engine: EngineClient,
         tokenizer: TextTokenizer | None,
-        max_streams: int,
+        settings: FrontEndSettings,
         *,
-        shares_prefixes: bool = False,
         board: Board,
         index: int = 0,
         version: str = "",
         admission: Admission,
     ) -> None:
         self._engine = engine
-        self._shares_prefixes = shares_prefixes
+        self._settings = settings
         self._tokenizer = tokenizer
         self._token_bytes = NO_TOKENS if tokenizer is None else tokenizer.token_bytes
-        self._max_streams = max_streams
         self._closed = False
         self._drained = asyncio.Event()
         self._board = board
@@ -169,27 +169,42 @@ class GenerationServicer(GenerationServiceServicer):
         await self._drained.wait()
 
     async def Generate(self, request: GenerateRequest, context: _Context) -> None:
-        async with guarded(context, self.counters.refuse) as call, self._open(request, call, context) as opened:
-            await context.write(GenerateResponse(accepted=opened.accepted))
+        stalled_s = self._settings.stalled_stream_s
+        async with (
+            guarded(context, self.counters.refuse) as call,
+            StreamWriter(context, stalled_s) as writer,
+            self._in_time(),
+        ):
+            streaming = self._stream(request, call, context, writer)
+            del request  # the status of a stream that nobody reads may wait here for as long as its connection lasts
+            await streaming
+
+    async def _stream(self, request: GenerateRequest, call: Call, context: _Context, writer: StreamWriter) -> None:
+        async with self._open(request, call, context) as opened:
+            await writer.begin()
             opened.interrupt_writes()
+            await writer.write(GenerateResponse(accepted=opened.accepted))
             async for prompt in opened.prompt_events():
-                await context.write(GenerateResponse(prompt=prompt))
-            while opened.finished is None:
-                for delta in await opened.next_deltas():
-                    await context.write(GenerateResponse(delta=delta))
-            await context.write(GenerateResponse(finished=opened.finished))
+                await writer.write(GenerateResponse(prompt=prompt))
+            while (event := await opened.next_delta()) is not None:
+                await writer.write(event)
+            with suppress(StalledReaderError):  # all is in the library's hands: nothing follows the end
+                await writer.write(GenerateResponse(finished=opened.finished))
 
     async def GenerateOnce(self, request: GenerateOnceRequest, context: _Context) -> GenerateOnceResponse:
         response = GenerateOnceResponse()
-        async with guarded(context, self.counters.refuse) as call, self._open(request, call, context) as opened:
+        async with (
+            guarded(context, self.counters.refuse) as call,
+            self._in_time(),
+            self._open(request, call, context) as opened,
+        ):
             text: list[str] = []
             async for prompt in opened.prompt_events():
                 response.prompt.tokens.extend(prompt.tokens)
                 await asyncio.sleep(0)  # a long prompt takes turns with other calls
-            while opened.finished is None:
-                for delta in await opened.next_deltas():
-                    text.append(delta.text)
-                    response.tokens.extend(delta.tokens)
+            while (event := await opened.next_delta()) is not None:
+                text.append(event.delta.text)
+                response.tokens.extend(event.delta.tokens)
             response.text = "".join(text)
             response.accepted.CopyFrom(opened.accepted)
             response.finished.CopyFrom(opened.finished)
@@ -215,7 +230,7 @@ class GenerationServicer(GenerationServiceServicer):
     async def GetModelInfo(self, request: GetModelInfoRequest, context: _Context) -> GetModelInfoResponse:
         async with guarded(context, self.counters.refuse):
             check_known(request)
-        return model_info(self._engine.info, self._engine.server_id, self._tokenizer, self._max_streams)
+        return model_info(self._engine.info, self._engine.server_id, self._tokenizer, self._settings)
 
     async def Tokenize(self, request: TokenizeRequest, context: _Context) -> TokenizeResponse:
         response = TokenizeResponse()
@@ -266,6 +281,9 @@ class GenerationServicer(GenerationServiceServicer):
                 if refused.code == "RESOURCE_EXHAUSTED":
                     raise self._admission.queue_full(refused.message, self._engine.info.max_queue) from refused
                 raise
+            except StalledReaderError:
+                self.counters.slow_readers += 1
+                raise
             except asyncio.CancelledError:
                 if stream.failure is None:
                     self.counters.cancelled += 1
@@ -276,6 +294,16 @@ class GenerationServicer(GenerationServiceServicer):
                 self._engine.release(stream)
                 self.counters.stop_strings += completion.stopped_by_string
                 self.counters.slow_readers += isinstance(stream.failure, SlowReaderError)
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        """Raises ServiceError (DEADLINE_EXCEEDED) when a completion has taken as long as one may."""
+        try:
+            async with asyncio.timeout(self._settings.max_completion_s):
+                yield
+        except TimeoutError:
+            sentence = f"the completion has taken {self._settings.max_completion_s:g} s, and none may take longer"
+            raise ServiceError("TOO_LONG", sentence) from None
 
     @contextmanager
     def _place(self, request: AnyGenerateRequest, context: _Context) -> Iterator[Holding]:
@@ -310,7 +338,7 @@ class GenerationServicer(GenerationServiceServicer):
             if isinstance(request, GenerateOnceRequest):
                 check_once_prompt(checked, prompt, self._token_bytes)
             owner = Ownership(current_caller())
-            return owner.own(checked, shares_prefixes=self._shares_prefixes), prompt
+            return owner.own(checked, shares_prefixes=self._settings.share_prefix_cache), prompt
         except ServiceError:
             self.counters.refused += 1
             raise

@@ -113,6 +113,28 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
     upload_timeout_s: Annotated[
         float, Meta(ge=0.001, le=3600, description="seconds that a call has until its request is there whole")
     ] = 10.0
+    keepalive_time_s: Annotated[
+        float,
+        Meta(ge=1, le=1_000_000, description="seconds without a word after which a client is asked if it is there"),
+    ] = 40.0
+    keepalive_timeout_s: Annotated[
+        float, Meta(ge=1, le=1_000_000, description="seconds that it has to answer before its connection is closed")
+    ] = 20.0
+    min_ping_interval_s: Annotated[
+        float, Meta(ge=0.001, le=7200, description="seconds between two pings of a client, at least")
+    ] = 10.0
+    max_ping_strikes: Annotated[
+        int, Meta(ge=1, le=1000, description="pings that may come too early; with one more the connection is closed")
+    ] = 2
+    max_request_bytes: Annotated[
+        int, Meta(ge=1024, le=256 << 20, description="bytes of a request; larger ones are refused unread")
+    ] = 4 << 20
+    max_response_bytes: Annotated[
+        int, Meta(ge=1 << 20, le=1 << 30, description="bytes of an answer in one message; a longer one is an error")
+    ] = 64 << 20
+    max_completion_s: Annotated[
+        float, Meta(ge=0.001, le=1_000_000, description="seconds that a completion may take, whatever its deadline")
+    ] = 3600.0
     max_metadata_bytes: Annotated[
         int, Meta(ge=1024, le=1 << 20, description="bytes of a call's headers, as HTTP/2 counts them")
     ] = 16_384
@@ -147,6 +169,9 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_caller_uploads: Annotated[
         int, Meta(ge=0, le=1_000_000, description="of these, of one caller; 0: half where callers have names, else all")
     ] = 0
+    stalled_stream_s: Annotated[
+        float, Meta(ge=0.001, le=3600, description="seconds after which a completion that nobody reads from is ended")
+    ] = 60.0
     shutdown_grace_s: Annotated[
         float, Meta(ge=0, le=3600, description="seconds that a shutdown waits for open completions")
     ] = 10.0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-from dataclasses import dataclass
+
+import msgspec
 
 from runahead.service.stop_strings import StopMatch, StopMatcher
 from runahead.service.token_bytes import TokenBytes
 
 
-@dataclass(frozen=True, slots=True)
-class TextPiece:
+class TextPiece(msgspec.Struct, frozen=True):
     """What has become certain: text to append, and how many more tokens are kept, in the order they were pushed."""
 
     text: str
@@ -31,7 +31,7 @@ class CompletionText:
     def __init__(self, table: TokenBytes, stops: tuple[str, ...] = (), include_stop: bool = False) -> None:
         self._table = table
         self._include_stop = include_stop
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._partial = b""  # the beginning of a character
         self._matcher = StopMatcher(stops) if stops else None
         self._match: StopMatch | None = None
         self._held = ""  # text that is decoded and not yet certain
@@ -46,18 +46,25 @@ class CompletionText:
 
     def push(self, token_id: int) -> TextPiece:
         """The next token."""
-        return self._advance(self._decoder.decode(self._table.text_of(token_id)), 1)
+        return self._advance(self._decoded(self._table.text_of(token_id)), 1)
 
     def finish(self, silent_tokens: int = 0) -> TextPiece:
         """The end: all that waited, and then `silent_tokens` that ended the completion and are left out of its text.
 
         What waited may itself complete a stop string; nothing after it is kept then.
         """
-        piece = self._advance(self._decoder.decode(b"", final=True), 0)
+        piece = self._advance(self._decoded(b"", final=True), 0)
         if self._match:
             return piece
         text, self._held = self._held, ""
         return TextPiece(piece.text + text, piece.tokens + self._keep(len(self._starts)) + self._count(silent_tokens))
+
+    def _decoded(self, data: bytes, *, final: bool = False) -> str:
+        if self._partial:
+            data = self._partial + data
+        text, used = codecs.utf_8_decode(data, "replace", final)
+        self._partial = data[used:]
+        return text
 
     def _advance(self, new: str, tokens: int) -> TextPiece:
         if self._matcher is None:

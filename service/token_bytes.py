@@ -40,7 +40,7 @@ class TokenBytes:
 
     def text_of(self, token_id: int) -> bytes:
         """What a token contributes to text: nothing for a special token."""
-        return b"" if token_id in self.special else self.of(token_id)
+        return b"" if token_id in self.special or token_id >= len(self.spelled) else self.spelled[token_id]
 
 
 # Of a server without a tokenizer: no token has bytes, and no text comes of any.

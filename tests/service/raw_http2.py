@@ -5,16 +5,18 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
 from tests.service.fake_engine import TIMEOUT_S
 
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
 REFUSED_STREAM, ENHANCE_YOUR_CALM = 7, 11
+MAX_WINDOW: Final = 0x7FFFFFFF
+_INITIAL_WINDOW: Final = 4  # the setting's number
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
@@ -31,21 +33,44 @@ class Frame:
 class RawClient:
     """A connection to a port of this machine, greeted as HTTP/2 wants it unless told otherwise."""
 
-    def __init__(self, port: int, *, greets: bool = True, tls: ssl.SSLContext | None = None) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
+    def __init__(
+        self,
+        port: int,
+        *,
+        greets: bool = True,
+        tls: ssl.SSLContext | None = None,
+        window: int = 65_535,
+        takes_bytes: int = 0,
+    ) -> None:
+        """window: bytes of each stream that the server may send before more are granted. takes_bytes: of the socket's
+        own buffer, about; 0 is as many as the system gives."""
+        self._socket = socket.socket()
+        self._socket.settimeout(TIMEOUT_S)
+        if takes_bytes:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, takes_bytes)
+        self._socket.connect(("127.0.0.1", port))
         if tls is not None:
             self._socket = tls.wrap_socket(self._socket)
         self._left = b""
         self._next_stream = 1
         if greets:
             self._socket.sendall(_PREFACE)
-            self.send(SETTINGS)
+            self.send(SETTINGS, struct.pack(">HI", _INITIAL_WINDOW, window))
 
     def __enter__(self) -> RawClient:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._socket.close()
+
+    def detach(self, take: Callable[[bytes], object]) -> socket.socket:
+        """For a reader of its own: the socket, what was read of it and not looked at going to `take`."""
+        take(self._left)
+        self._left = b""
+        return self._socket
 
     def send(self, kind: int, payload: bytes = b"", flags: int = 0, stream: int = 0, times: int = 1) -> None:
         head = struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream)
@@ -66,6 +91,20 @@ class RawClient:
         block = b"".join(b"\x00" + _text(name) + _text(value) for name, value in named.items())
         self.send(HEADERS, block, END_HEADERS, stream)
         return stream
+
+    def grant(self, stream: int, window: int) -> None:
+        """The server may send so many bytes more; stream 0: over the whole connection."""
+        self.send(WINDOW_UPDATE, struct.pack(">I", window), stream=stream)
+
+    def messages_of(self, stream: int, count: int) -> list[bytes]:
+        """The next messages of a call. What comes for others meanwhile is dropped."""
+        data, found = b"", list[bytes]()
+        while len(found) < count:
+            data += self.frames_until(DATA, stream)[-1].payload
+            while len(data) >= 5 and len(data) >= (end := 5 + int.from_bytes(data[1:5])):
+                found.append(data[5:end])
+                data = data[end:]
+        return found
 
     def message(self, stream: int, data: bytes, *, ends: bool, says: int | None = None, flag: int = 0) -> None:
         """A message of a call. says: how long it claims to be. flag: 1 claims that it is compressed."""

@@ -19,6 +19,7 @@ from runahead.runtime.wire.parameters import FinishReason
 from runahead.service import unknown_fields
 from runahead.service.errors import ServiceError
 from runahead.service.limits import LIMITS
+from runahead.service.settings import FrontEndSettings
 from runahead.service.validation import check_request
 from runahead.v1 import (
     AbortRequest,
@@ -195,7 +196,7 @@ def test_bias_and_allowed_ids_reach_the_engine_in_order_and_once(shared: Service
 
 
 def test_a_message_over_the_limit_is_refused_by_the_transport(shared: Service) -> None:
-    request = GenerateRequest(text="x" * (LIMITS.message_bytes + 1))
+    request = GenerateRequest(text="x" * (FrontEndSettings().max_request_bytes + 1))
     assert code(failure(lambda: list(shared.stub.Generate(request, timeout=TIMEOUT_S)))) == (
         grpc.StatusCode.RESOURCE_EXHAUSTED
     )

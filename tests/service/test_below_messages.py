@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,15 @@ from runahead.service.access import Access
 from runahead.service.security import Security
 from runahead.service.settings import FrontEndSettings
 from runahead.service.tls import TlsFiles, server_credentials
-from runahead.v1 import GenerateRequest, GenerationServiceStub, GetModelInfoRequest, generation_service_pb2
+from runahead.v1 import (
+    DetokenizeRequest,
+    GenerateOnceRequest,
+    GenerateRequest,
+    GenerationServiceStub,
+    GetModelInfoRequest,
+    TokenizeRequest,
+    generation_service_pb2,
+)
 from tests.service.certificates import Authority
 from tests.service.fake_engine import TIMEOUT_S, FakeEngine
 from tests.service.raw_http2 import (
@@ -35,6 +44,7 @@ from tests.service.raw_http2 import (
 )
 from tests.service.rpc_errors import code, detail, failure
 from tests.service.running_service import Service
+from tests.service.small_tokenizers import byte_level_tokenizer
 
 METHODS = [method.name for method in generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"].methods]
 
@@ -246,6 +256,70 @@ def test_a_client_that_pings_without_end_is_sent_away(service: Service) -> None:
         said = client.frames_until(GOAWAY)[-1].payload
         assert said[7] == ENHANCE_YOUR_CALM
     assert service.stub.GetModelInfo(GetModelInfoRequest(), timeout=TIMEOUT_S).model == "fake"
+
+
+@pytest.mark.parametrize(("strikes", "interval_s"), [(1000, 10.0), (1, 0.001)])
+def test_pings_are_as_many_and_as_often_as_the_settings_say(tmp_path: Path, strikes: int, interval_s: float) -> None:
+    """Without any call, too."""
+    with (
+        served(tmp_path, max_ping_strikes=strikes, min_ping_interval_s=interval_s) as service,
+        RawClient(service.port) as client,
+    ):
+        for _ in range(6):
+            time.sleep(0.005)  # longer than the shorter interval
+            client.send(PING, b"12345678")
+            assert client.frames_until(PING)[-1].flags == ACK
+
+
+def test_a_client_that_does_not_answer_when_it_is_asked_whether_it_is_there_is_given_up(tmp_path: Path) -> None:
+    with served(tmp_path, keepalive_time_s=1, keepalive_timeout_s=1) as service, RawClient(service.port) as client:
+        client.frames_until(SETTINGS)
+        client.send(SETTINGS, flags=ACK)
+        stream = client.begin("Generate")
+        client.message(stream, GenerateRequest(text="x").SerializeToString(), ends=True)
+        handle = service.engine.next_submit().handle
+        assert client.frames_until(PING)[-1].flags == 0
+        assert service.engine.next_cancel() == handle
+        client.wait_closed()
+
+
+def test_a_request_is_as_large_as_the_setting_says_and_clients_are_told(tmp_path: Path) -> None:
+    with served(tmp_path, max_request_bytes=2048) as service:
+        asked = service.stub.GetModelInfo(GetModelInfoRequest(), timeout=TIMEOUT_S)
+        assert asked.limits.message_bytes == 2048
+        assert len(service.stub.Tokenize(TokenizeRequest(text="x" * 2000), timeout=TIMEOUT_S).token_ids) == 2000
+        too_long = TokenizeRequest(text="x" * 2048)
+        assert code(failure(lambda: service.stub.Tokenize(too_long, timeout=TIMEOUT_S))) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED
+        )
+
+
+def test_an_answer_is_as_large_as_the_setting_says(tmp_path: Path) -> None:
+    with served(tmp_path, max_response_bytes=1 << 20) as service:
+        (end,) = byte_level_tokenizer().encode("<|end|>").ids
+        asked = DetokenizeRequest(token_ids=[end] * 200_000, include_special_tokens=True)
+        assert code(failure(lambda: service.stub.Detokenize(asked, timeout=TIMEOUT_S))) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED
+        )
+        asked = DetokenizeRequest(token_ids=[end] * 100_000, include_special_tokens=True)
+        assert len(service.stub.Detokenize(asked, timeout=TIMEOUT_S).text) == 700_000
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateOnce"])
+def test_a_completion_takes_no_longer_than_one_may(tmp_path: Path, method: str) -> None:
+    with served(tmp_path, max_completion_s=0.1) as service:
+        request = (GenerateRequest if method == "Generate" else GenerateOnceRequest)(text="x", request_id="mine")
+        call: Any = service.channel.unary_stream(
+            f"/runahead.v1.GenerationService/{method}", type(request).SerializeToString
+        )
+        error = failure(lambda: list(call(request, timeout=TIMEOUT_S)))
+        assert (code(error), detail(error, error_details_pb2.ErrorInfo).reason) == (
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            "TOO_LONG",
+        )
+        assert detail(error, error_details_pb2.RequestInfo).request_id == "mine"
+        assert service.engine.next_cancel() == service.engine.next_submit().handle
+        assert service.front_end.servicer.counters.open_streams == 0
 
 
 @contextmanager

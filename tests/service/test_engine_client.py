@@ -63,8 +63,8 @@ def test_tokens_of_several_launches_are_taken_at_once_with_the_end(path: Path) -
         engine.output(stream.handle, [9], FinishReason.LENGTH)
         taken = []
         while (batch := await stream.take()).finished is None:
-            taken += batch.tokens
-        assert [generated.token_id for generated in taken + batch.tokens] == [7, 8, 9]
+            taken += batch.token_ids
+        assert taken + batch.token_ids == [7, 8, 9]
         client.release(stream)
         await client.stats()  # answered after all that was sent before
         assert engine.cancelled.empty(), "an ended request is not cancelled"
@@ -81,7 +81,7 @@ def test_handles_and_calls_are_counted_across_a_border(path: Path, border: int) 
             await stream.accepted()
             engine.output(handle, [handle % 1000], FinishReason.LENGTH)
             batch = await stream.take()
-            assert ([generated.token_id for generated in batch.tokens], batch.finished is None) == (
+            assert (batch.token_ids, batch.finished is None) == (
                 [handle % 1000],
                 False,
             )
@@ -130,7 +130,7 @@ def test_frames_arrive_in_any_pieces(path: Path) -> None:
         await asyncio.sleep(0)
         assert not waiting.done()
         client.data_received(frame[-1:])
-        assert [generated.token_id for generated in (await waiting).tokens] == [5]
+        assert (await waiting).token_ids == [5]
         client.release(stream)
 
     run(path, body)
@@ -178,7 +178,7 @@ def test_log_probabilities_of_the_prompt_are_taken_message_by_message_before_the
             parts.append(part.offset)
         assert parts == [1, 3]
         batch = await stream.take()
-        assert [generated.token_id for generated in batch.tokens] == [9]
+        assert batch.token_ids == [9]
         assert batch.admitted == m.Admitted(stream.handle, 0, 0.5)
 
     run(path, body)
@@ -314,7 +314,7 @@ def test_a_buffer_that_is_read_never_fills() -> None:
         stream = RequestStream(1, unread_bytes=100)
         for token in range(100):
             assert stream.push(token, None)
-            assert len((await stream.take()).tokens) == 1
+            assert len((await stream.take()).token_ids) == 1
 
     asyncio.run(body())
 

@@ -186,8 +186,8 @@ def test_a_long_prompt_is_cut_where_an_event_is_large_enough(long_context: Servi
     long_context.engine.output(submit.handle, [1], EngineReason.LENGTH)
     prompts = prompts_of(list(call))
     assert_complete(prompts, ids)
-    assert all(prompt.ByteSize() < LIMITS.prompt_event_bytes for prompt in prompts)
-    assert max(prompt.ByteSize() for prompt in prompts) > LIMITS.prompt_event_bytes * 0.9, "none is cut for nothing"
+    assert all(prompt.ByteSize() < LIMITS.event_bytes for prompt in prompts)
+    assert max(prompt.ByteSize() for prompt in prompts) > LIMITS.event_bytes * 0.9, "none is cut for nothing"
     described = [token for prompt in prompts for token in prompt.tokens][1:]
     assert [token.logprob for token in described] == [-place / 8 for place in range(2999)]
 
