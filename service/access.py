@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import grpc
 
+from runahead.service.call import current_call
 from runahead.service.callers import RIGHTS, Caller, CallersFile, Right
 from runahead.service.errors import ServiceError
 
@@ -71,6 +72,7 @@ class Access:
             _caller.set(ANYBODY)
         elif method not in HEALTH:
             caller = self._caller_of(context)
+            current_call().caller = caller.name
             rights = RIGHTS_FOR.get(method, frozenset())
             if exists and not rights & caller.rights:
                 needed = " or ".join(sorted(rights)) or "one that nobody has"

@@ -66,6 +66,10 @@ class Completion:
         """A stop string ended the text: the engine may not know yet."""
         return self._text.matched is not None
 
+    def so_far(self, admitted: messages.Admitted | None) -> Finished:
+        """How it ended; before that, what it has used and when, and a reason that means nothing."""
+        return self.finished or self._finish(None, admitted)
+
     @property
     def is_empty(self) -> bool:
         """There is nothing to fill a delta with."""

@@ -33,11 +33,11 @@ class CompletionClock:
                 first_token=_duration(end.first_token_s),
                 decode=_duration(end.decode_s),
             )
-        first = self._last_token if self._first_token is None else self._first_token
+        first = self._first_token
         return Timing(
             queue=_duration(admitted.queue_s) if admitted else None,
-            first_token=_duration(first - self._submitted),
-            decode=_duration(self._last_token - first),
+            first_token=None if first is None else _duration(first - self._submitted),
+            decode=None if first is None else _duration(self._last_token - first),
         )
 
 

@@ -12,9 +12,12 @@ from google.protobuf.message import DecodeError
 
 from runahead.service.access import Access
 from runahead.service.admission import Admission
-from runahead.service.errors import ServiceError, invalid_argument, shutting_down, to_status
-from runahead.service.guard import guarded
+from runahead.service.call import Call, begin_answer, serving
+from runahead.service.call_log import CallLog
+from runahead.service.errors import ServiceError, invalid_argument, shutting_down
+from runahead.service.guard import abort_with, guarded, note_end
 from runahead.service.limits import LIMITS
+from runahead.service.trace_context import trace_context
 from runahead.service.wire_faults import wire_faults
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -29,12 +32,12 @@ class OpenCalls:
         self._ended = False
 
     @asynccontextmanager
-    async def entered(self, context: _Context) -> AsyncIterator[None]:
+    async def entered(self, context: _Context, call: Call) -> AsyncIterator[None]:
         """Serves the body, or as much of it as there is until `end`."""
         task = asyncio.current_task()
         assert task is not None
         if self._ended:
-            await context.abort_with_status(to_status(shutting_down()))
+            await abort_with(context, call, shutting_down())
         self._tasks.add(task)
         try:
             yield
@@ -43,7 +46,7 @@ class OpenCalls:
                 raise
             task.uncancel()
             try:
-                await context.abort_with_status(to_status(shutting_down()))
+                await abort_with(context, call, shutting_down())
             except grpc.aio.UsageError:
                 return  # its status was on its way already
         finally:
@@ -66,14 +69,17 @@ class Door(grpc.aio.ServerInterceptor):
     otherwise wait for the message itself, for ever, and never answer a call that has none. It would parse it, too, and
     answer UNKNOWN with a class's name. Clients see no difference: on the wire there is none.
 
-    upload_timeout_s: that a request has to be there whole.
+    upload_timeout_s: that a request has to be there whole. log: gets each call when it has ended.
     """
 
-    def __init__(self, calls: OpenCalls, access: Access, admission: Admission, upload_timeout_s: float) -> None:
+    def __init__(
+        self, calls: OpenCalls, access: Access, admission: Admission, upload_timeout_s: float, log: CallLog
+    ) -> None:
         self._calls = calls
         self._access = access
         self._admission = admission
         self._upload_timeout_s = upload_timeout_s
+        self._log = log
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         """The method's handler, taking a stream of bytes."""
@@ -92,25 +98,37 @@ class Door(grpc.aio.ServerInterceptor):
         return wrap(self._unary(method, handler), response_serializer=handler.response_serializer)
 
     @asynccontextmanager
-    async def _entered(self, method: str, context: _Context, *, exists: bool = True) -> AsyncIterator[None]:
-        async with self._calls.entered(context), guarded(context, self._admission.line.refuse):
-            self._access.admit(method, context, exists=exists)
-            yield
+    async def _entered(self, method: str, context: _Context, *, exists: bool = True) -> AsyncIterator[Call]:
+        trace = trace_context(context.invocation_metadata() or ())
+        with serving(Call(method, context.peer(), trace, tell=self._log.ended)) as call:
+            try:
+                async with self._calls.entered(context, call), guarded(context, self._admission.line.refuse):
+                    self._access.admit(method, context, exists=exists)
+                    yield call
+            finally:
+                note_end(context, call)
 
     def _unary(self, method: str, handler: Any) -> _Serve:
         inner = handler.unary_stream or handler.unary_unary  # coroutines, both: streams are written to the context
 
         async def serve(_: object, context: _Context) -> Any:
-            async with self._entered(method, context):
+            async with self._entered(method, context) as call:
                 with self._admission.uploading(method, context):
                     data = await self._one_message(context)
-                return await inner(_parsed(handler, data), context)
+                request = _parsed(handler, data)
+                call.is_read = True
+                response = await inner(request, context)
+                if not handler.response_streaming:
+                    await begin_answer(context, call)
+                return response
 
         return serve
 
     def _stream_stream(self, method: str, handler: Any) -> _Serve:
         async def serve(_: object, context: _Context) -> None:
-            async with self._entered(method, context):
+            async with self._entered(method, context) as call:
+                call.is_read = True  # what comes is nothing but questions
+                await begin_answer(context, call)
                 async for response in handler.stream_stream(self._messages(method, handler, context), context):
                     await context.write(response)
 

@@ -153,8 +153,12 @@ def internal() -> ServiceError:
     return ServiceError("UNEXPECTED", INTERNAL_SENTENCE)
 
 
-def to_status(error: ServiceError, request_id: str = "") -> grpc.Status:
-    """The status to abort a call with; with a request id, RequestInfo is among its details."""
+def to_status(error: ServiceError, request_id: str = "", headers: Sequence[tuple[str, str]] = ()) -> grpc.Status:
+    """The status to abort a call with.
+
+    request_id: what RequestInfo calls the request. headers: what else a call is known by, `x-request-id` and the like;
+    they are in the trailing metadata, and in RequestInfo as `serving_data`, NAME=VALUE with spaces between.
+    """
     details = [error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN), *error.details]
     pushback: list[tuple[str, str]] = []
     if error.retry_s is not None:
@@ -163,7 +167,8 @@ def to_status(error: ServiceError, request_id: str = "") -> grpc.Status:
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
         pushback.append((PUSHBACK_HEADER, str(milliseconds)))
     if request_id:
-        details.append(error_details_pb2.RequestInfo(request_id=request_id))
+        serving_data = " ".join(f"{name}={value}" for name, value in headers)
+        details.append(error_details_pb2.RequestInfo(request_id=request_id, serving_data=serving_data))
     packed = []
     for detail in details:
         any_detail = Any()
@@ -171,5 +176,6 @@ def to_status(error: ServiceError, request_id: str = "") -> grpc.Status:
         packed.append(any_detail)
     code = code_pb2.Code.Value(error.code.name)
     status = rpc_status.to_status(status_pb2.Status(code=code, message=error.sentence, details=packed))
-    with_pushback: grpc.Status = status._replace(trailing_metadata=(*status.trailing_metadata, *pushback))
-    return with_pushback
+    metadata = (*status.trailing_metadata, *pushback, *headers)
+    complete: grpc.Status = status._replace(trailing_metadata=metadata)
+    return complete

@@ -10,6 +10,7 @@ from grpc_health.v1 import health_pb2
 
 from runahead.service.admission import Admission
 from runahead.service.board import Board
+from runahead.service.call_log import CallLog
 from runahead.service.door import Door, OpenCalls
 from runahead.service.engine_client import EngineClient
 from runahead.service.errors import SHUTDOWN_SENTENCE
@@ -52,7 +53,8 @@ class FrontEnd:
         self._calls = OpenCalls()
         board = board or Board()
         self._admission = Admission.of(settings, security.access, board, board.line(index))
-        door = Door(self._calls, security.access, self._admission, settings.upload_timeout_s)
+        call_log = CallLog(is_on=settings.request_log)
+        door = Door(self._calls, security.access, self._admission, settings.upload_timeout_s, call_log)
         self._server = grpc.aio.server(interceptors=[door], options=server_options(settings))
         self._health = HealthServicer((GENERATION,))
         self.servicer = GenerationServicer(

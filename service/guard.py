@@ -3,16 +3,17 @@ inside."""
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import traceback
-import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import structlog
 
+from runahead.service.call import Call, current_call
 from runahead.service.errors import (
     ServiceError,
     Violation,
@@ -29,20 +30,14 @@ from runahead.service.request_stream import EngineLostError, RequestRefusedError
 log = structlog.get_logger(__name__)
 
 
-@dataclass(slots=True)
-class Call:
-    """The call that is served. `request_id`: set as soon as it is known."""
-
-    request_id: str = ""
-
-
 @asynccontextmanager
 async def guarded(context: grpc.aio.ServicerContext[Any, Any], count: Callable[[str], None]) -> AsyncIterator[Call]:
-    """Serves the body; what it raises becomes the call's status. A cancelled call is left to the transport.
+    """Serves the body; what it raises becomes the status of the current call. A cancelled call is left to the
+    transport.
 
     count: told of the reason of each call that ends so.
     """
-    call = Call()
+    call = current_call()
     try:
         yield call
     except (grpc.aio.AbortError, grpc.aio.InternalError):
@@ -55,7 +50,27 @@ async def guarded(context: grpc.aio.ServicerContext[Any, Any], count: Callable[[
         # The status may wait for long, for a client that does not read. What the call held is let go of first.
         traceback.clear_frames(error.__traceback__)
         with suppress(grpc.aio.InternalError):  # the connection has ended while the status waited
-            await context.abort_with_status(to_status(failure, call.request_id))
+            await abort_with(context, call, failure)
+
+
+async def abort_with(context: grpc.aio.ServicerContext[Any, Any], call: Call, error: ServiceError) -> None:
+    """Ends a call with an error. Raises AbortError, InternalError where there is no connection any more, or UsageError
+    if the call had a status already."""
+    call.end(error.code, error.reason)
+    request_id = call.request_id or call.trace.request_id
+    await context.abort_with_status(to_status(error, request_id, call.trace.headers))
+
+
+def note_end(context: grpc.aio.ServicerContext[Any, Any], call: Call) -> None:
+    """How a call has ended that nothing was noted of: called while it ends, whatever it ends with."""
+    error = sys.exception()
+    if context.cancelled() or isinstance(error, asyncio.CancelledError | grpc.aio.InternalError):
+        is_late = context.time_remaining() == 0.0  # the transport cancels a call whose time is over, too
+        call.end(grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED)
+    elif error is not None:  # refused with a status that somebody else has made
+        call.end(context.code() or grpc.StatusCode.UNKNOWN)
+    else:
+        call.end()
 
 
 def _as_service_error(error: Exception, call: Call) -> ServiceError:
@@ -70,10 +85,17 @@ def _as_service_error(error: Exception, call: Call) -> ServiceError:
             return slow_reader()
         case StalledReaderError(after_s=after_s):
             return stalled_reader(after_s)
-    call.request_id = call.request_id or uuid.uuid4().hex  # of a call that has none, for the log and the client alike
     # The message of the exception may hold text of the request: only its type and the lines it came by are logged.
     frames = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
-    log.error("call_failed", request_id=call.request_id, error=type(error).__name__, frames=frames)
+    log.error(
+        "call_failed",
+        method=call.method,
+        request_id=call.request_id or call.trace.request_id,
+        x_request_id=call.trace.request_id,
+        trace_id=call.trace.trace_id,
+        error=type(error).__name__,
+        frames=frames,
+    )
     return internal()
 
 

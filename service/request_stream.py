@@ -105,6 +105,11 @@ class RequestStream:
         return self._unread + self._unread_prompt
 
     @property
+    def admitted(self) -> Admitted | None:
+        """What was said when the request got its row; None before."""
+        return self._admitted
+
+    @property
     def ended(self) -> bool:
         """No more will arrive."""
         return self._finished is not None or self._failure is not None

@@ -17,10 +17,11 @@ from runahead.service.abort import abort
 from runahead.service.access import current_caller
 from runahead.service.admission import Admission
 from runahead.service.board import Board
+from runahead.service.call import Call
 from runahead.service.completion import Completion
 from runahead.service.engine_client import EngineClient
 from runahead.service.errors import ServiceError, no_tokenizer
-from runahead.service.guard import Call, guarded
+from runahead.service.guard import guarded
 from runahead.service.held import Holding, Resource
 from runahead.service.limits import LIMITS
 from runahead.service.model_info import model_info
@@ -181,7 +182,7 @@ class GenerationServicer(GenerationServiceServicer):
 
     async def _stream(self, request: GenerateRequest, call: Call, context: _Context, writer: StreamWriter) -> None:
         async with self._open(request, call, context) as opened:
-            await writer.begin()
+            await writer.begin(call.trace.headers)
             opened.interrupt_writes()
             await writer.write(GenerateResponse(accepted=opened.accepted))
             async for prompt in opened.prompt_events():
@@ -270,6 +271,7 @@ class GenerationServicer(GenerationServiceServicer):
             stream.tell_of_admission(partial(holding.keep, Resource.QUEUED_TOKENS))
             events = PromptEvents(checked, prompt, self._token_bytes)
             completion = Completion(checked, len(prompt), self._token_bytes)
+            call.submit(len(prompt))
             try:
                 await stream.accepted()
                 accepted = Accepted(
@@ -292,6 +294,7 @@ class GenerationServicer(GenerationServiceServicer):
                 raise stream.failure from None
             finally:
                 self._engine.release(stream)
+                call.note(completion.finished is not None, completion.so_far(stream.admitted))
                 self.counters.stop_strings += completion.stopped_by_string
                 self.counters.slow_readers += isinstance(stream.failure, SlowReaderError)
 

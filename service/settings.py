@@ -176,6 +176,7 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
         float, Meta(ge=0, le=3600, description="seconds that a shutdown waits for open completions")
     ] = 10.0
     log_level: Annotated[Level, Meta(description="least severe event that is logged, by the engine too")] = _LOG.level
+    request_log: Annotated[bool, Meta(description="one line in the log for each completion, at level info")] = True
     log_format: Annotated[Format, Meta(description="auto: console on a terminal, json elsewhere")] = _LOG.format
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -43,11 +44,11 @@ class StreamWriter:
         if self._headers is not None and isinstance(error, Exception):
             await asyncio.wait([self._headers])
 
-    async def begin(self) -> None:
-        """Sends the call's headers, apart from any message, since a client that takes no message still takes them; and
-        without them no status could end the call. Raises StalledReaderError."""
+    async def begin(self, headers: Sequence[tuple[str, str]] = ()) -> None:
+        """Sends the headers, these among them, apart from any message, since a client that takes no message still
+        takes them; and without them no status could end the call. Raises StalledReaderError."""
         self._timer = self._loop.call_later(self._stalled_s, self._look)
-        self._headers = asyncio.ensure_future(self._context.send_initial_metadata(()))
+        self._headers = asyncio.ensure_future(self._context.send_initial_metadata(tuple(headers)))
         self._headers.add_done_callback(lambda headers: headers.cancelled() or headers.exception())
         await self._watched(asyncio.shield(self._headers))
 

@@ -1,0 +1,47 @@
+"""How often a line may be logged that somebody outside can cause."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+_MOST_KINDS: Final = 256
+_OTHERS: Final = "others"
+
+
+@dataclass(slots=True)
+class _Window:
+    began: float
+    lines: int = 0
+    left_out: int = 0
+
+
+class LineBudget:
+    """So many lines of each kind in a time; the rest is counted, and the next line of the kind says how many it was.
+
+    lines: of a kind, in `window_s` seconds. There are at most 256 kinds; those that come later share one. clock:
+    seconds, from anywhere.
+    """
+
+    def __init__(self, lines: int, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lines = lines
+        self._window_s = window_s
+        self._clock = clock
+        self._windows: dict[str, _Window] = {}
+
+    def take(self, kind: str) -> int | None:
+        """None for a line that is to be left out; otherwise how many were since the last one that was not."""
+        now = self._clock()
+        if kind not in self._windows and len(self._windows) >= _MOST_KINDS:
+            kind = _OTHERS
+        window = self._windows.setdefault(kind, _Window(now))
+        if now - window.began >= self._window_s:
+            window.began, window.lines = now, 0
+        if window.lines >= self._lines:
+            window.left_out += 1
+            return None
+        window.lines += 1
+        left_out, window.left_out = window.left_out, 0
+        return left_out
