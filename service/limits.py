@@ -19,7 +19,7 @@ def _float32(value: float) -> float:
 class Limits:
     """Bounds that do not depend on the model. Those that do are the context length and the vocabulary's size.
 
-    prompt_text_bytes: tokenizing takes about a second for each MiB.
+    prompt_text_bytes: tokenizing takes about a second for each MiB, in many turns where the text can be cut.
     unread_bytes: what a slow reader may leave in the server, as `RequestStream` estimates it; the transport holds
     some more before that.
     unread_prompt_bytes: the same for log-probabilities of the prompt, as the engine sends them. It is larger, since an

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import grpc
 import numpy as np
@@ -15,15 +15,14 @@ from numpy.typing import NDArray
 from runahead.runtime.wire.parameters import FinishReason as EngineReason
 from runahead.service.abort import abort
 from runahead.service.access import current_caller
-from runahead.service.admission import Admission
+from runahead.service.admission import Account, Admission
 from runahead.service.board import Board
 from runahead.service.call import Call
 from runahead.service.completion import Completion
 from runahead.service.engine_client import EngineClient
-from runahead.service.errors import ServiceError, no_tokenizer
+from runahead.service.errors import ServiceError
 from runahead.service.guard import guarded
 from runahead.service.held import Holding, Resource
-from runahead.service.limits import LIMITS
 from runahead.service.model_info import model_info
 from runahead.service.ownership import Ownership
 from runahead.service.prompt_events import PromptEvents, check_once_prompt
@@ -31,17 +30,15 @@ from runahead.service.request_stream import RequestRefusedError, RequestStream, 
 from runahead.service.settings import FrontEndSettings
 from runahead.service.stats_feed import StatsFeed
 from runahead.service.stream_writer import StreamWriter
+from runahead.service.texts import Texts, text_bytes
 from runahead.service.token_bytes import NO_TOKENS
 from runahead.service.tokenizer import TextTokenizer
 from runahead.service.validation import (
     AnyGenerateRequest,
     CheckedRequest,
-    check_detokenize,
     check_known,
     check_once,
-    check_prompt_tokens,
     check_request,
-    check_tokenize,
 )
 from runahead.v1 import (
     AbortRequest,
@@ -65,7 +62,6 @@ from runahead.v1 import (
     WatchStatsRequest,
 )
 
-_ID_BYTES: Final = 4  # what an id counts that is turned into text
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -153,6 +149,7 @@ class GenerationServicer(GenerationServiceServicer):
         self._drained = asyncio.Event()
         self._board = board
         self._admission = admission
+        self._texts = Texts(tokenizer, admission, engine.info)
         self.counters = admission.line
         self.counters.answered_by = index + 1
         self._feed = StatsFeed(engine, board, self.counters, version)
@@ -236,35 +233,23 @@ class GenerationServicer(GenerationServiceServicer):
     async def Tokenize(self, request: TokenizeRequest, context: _Context) -> TokenizeResponse:
         response = TokenizeResponse()
         async with guarded(context, self.counters.refuse):
-            work = max(LIMITS.work_bytes, _text_bytes(request.text))
-            with self._admission.holding(self._admission.account(context), {Resource.TOKENIZING_BYTES: work}):
-                check_tokenize(request)
-                special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-                response.token_ids.extend((await self._text().encode(request.text, special)).tolist())
+            response.token_ids.extend(await self._texts.tokenize(request, self._admission.account(context)))
         return response
 
     async def Detokenize(self, request: DetokenizeRequest, context: _Context) -> DetokenizeResponse:
         response = DetokenizeResponse()
         async with guarded(context, self.counters.refuse):
-            work = max(LIMITS.work_bytes, _ID_BYTES * len(request.token_ids))
-            with self._admission.holding(self._admission.account(context), {Resource.TOKENIZING_BYTES: work}):
-                check_detokenize(request, self._engine.info.vocab_size)
-                response.text = await self._text().decode(request.token_ids, request.include_special_tokens)
+            response.text = await self._texts.detokenize(request, self._admission.account(context))
         return response
-
-    def _text(self) -> TextTokenizer:
-        """Raises ServiceError (FAILED_PRECONDITION) on a server without one."""
-        if self._tokenizer is None:
-            raise no_tokenizer()
-        return self._tokenizer
 
     # ------------------------------------------------------------ a completion, from the door to its end
 
     @asynccontextmanager
     async def _open(self, request: AnyGenerateRequest, call: Call, context: _Context) -> AsyncIterator[OpenCompletion]:
         """Submits a request, and releases it in the engine however the body ends."""
-        with self._place(request, context) as holding:
-            checked, prompt = await self._check(request, call)
+        account = self._admission.account(context)
+        with self._place(request, account) as holding:
+            checked, prompt = await self._check(request, call, account)
             holding.keep(Resource.TOKENIZING_BYTES)
             holding.keep(Resource.QUEUED_TOKENS, len(prompt))
             stream = self._engine.submit(checked, prompt)
@@ -309,16 +294,16 @@ class GenerationServicer(GenerationServiceServicer):
             raise ServiceError("TOO_LONG", sentence) from None
 
     @contextmanager
-    def _place(self, request: AnyGenerateRequest, context: _Context) -> Iterator[Holding]:
+    def _place(self, request: AnyGenerateRequest, account: Account) -> Iterator[Holding]:
         """What a completion holds, asked for before its text is looked at. Raises what `Admission.holding` raises.
 
         How many tokens a text has is not known yet: at most one a byte, and no more than the context.
         """
-        size = _text_bytes(request.text) if request.HasField("text") else 0
+        size = text_bytes(request.text) if request.HasField("text") else 0
         tokens = min(size or len(request.token_ids.ids), self._engine.info.context_length)
         wanted = {Resource.STREAMS: 1, Resource.QUEUED_TOKENS: tokens, Resource.TOKENIZING_BYTES: size}
         try:
-            with self._admission.holding(self._admission.account(context), wanted) as holding:
+            with self._admission.holding(account, wanted) as holding:
                 yield holding
         finally:
             self._note_drained()
@@ -327,7 +312,9 @@ class GenerationServicer(GenerationServiceServicer):
         if self._closed and self.counters.open_streams == 0:
             self._drained.set()
 
-    async def _check(self, request: AnyGenerateRequest, call: Call) -> tuple[CheckedRequest, NDArray[np.int32]]:
+    async def _check(
+        self, request: AnyGenerateRequest, call: Call, account: Account
+    ) -> tuple[CheckedRequest, NDArray[np.int32]]:
         """The checked request and its prompt's tokens, int32 [n]. Raises ServiceError (INVALID_ARGUMENT)."""
         try:
             if isinstance(request, GenerateOnceRequest):
@@ -336,8 +323,7 @@ class GenerationServicer(GenerationServiceServicer):
             call.request_id = checked.request_id
             prompt = checked.prompt
             if isinstance(prompt, str):
-                prompt = await self._text().encode(prompt)
-                check_prompt_tokens(prompt, "text", self._engine.info)
+                prompt = await self._texts.prompt(prompt, account)
             if isinstance(request, GenerateOnceRequest):
                 check_once_prompt(checked, prompt, self._token_bytes)
             owner = Ownership(current_caller())
@@ -345,10 +331,6 @@ class GenerationServicer(GenerationServiceServicer):
         except ServiceError:
             self.counters.refused += 1
             raise
-
-
-def _text_bytes(text: str) -> int:
-    return len(text.encode())
 
 
 def _task() -> asyncio.Task[Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import json
 import re
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -47,9 +47,12 @@ class TokenBytes:
 NO_TOKENS: Final = TokenBytes((), frozenset(), ())
 
 
-def token_bytes(tokenizer: Tokenizer, special: Set[int]) -> TokenBytes:
-    """The table of a tokenizer. Raises ConfigError for a kind of decoder that is not supported."""
-    steps = _steps(json.loads(tokenizer.to_str())["decoder"])
+def token_bytes(tokenizer: Tokenizer, special: Set[int], description: Mapping[str, Any] | None = None) -> TokenBytes:
+    """The table of a tokenizer. description: what its `to_str` says, if that is there already, since it takes a while.
+
+    Raises ConfigError for a kind of decoder that is not supported.
+    """
+    steps = _steps((description or json.loads(tokenizer.to_str()))["decoder"])
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     spelled = [b""] * (max(vocabulary.values(), default=-1) + 1)
     for token, token_id in vocabulary.items():
@@ -115,3 +118,4 @@ def _byte_characters() -> dict[str, int]:
 
 
 _CHARACTER_TO_BYTE: Final = _byte_characters()
+CHARACTERS_OF_BYTES: Final = frozenset(_CHARACTER_TO_BYTE)  # the byte-level alphabet

@@ -14,6 +14,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from benchmarks.local_service import local_service
+from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.service.access import RIGHTS_FOR, Access
@@ -31,7 +32,7 @@ from runahead.v1 import (
     generation_service_pb2,
 )
 from runahead.v1 import FinishReason as Reason
-from tests.service.fake_engine import TIMEOUT_S, FakeEngine
+from tests.service.fake_engine import INFO, TIMEOUT_S, FakeEngine
 from tests.service.health_statuses import health_statuses
 from tests.service.rpc_errors import code, detail, failure, fields
 from tests.service.running_service import Service
@@ -58,11 +59,12 @@ def bearer(token: str) -> list[tuple[str, str]]:
     return [("authorization", f"Bearer {token}")]
 
 
-def secured(folder: Path, settings: FrontEndSettings | None = None) -> Service:
+def secured(folder: Path, settings: FrontEndSettings | None = None, info: m.EngineInfo = INFO) -> Service:
     (folder / "callers").write_text(CALLERS)
     security = Security(Access(CallersFile(folder / "callers")), None)
     path = folder / "engine.sock"
-    return Service(FakeEngine(path), path, settings=settings or FrontEndSettings(), security=security)
+    engine = FakeEngine(path, m.Welcome(m.PROTOCOL_VERSION, "server-1", info))
+    return Service(engine, path, settings=settings or FrontEndSettings(), security=security)
 
 
 @pytest.fixture

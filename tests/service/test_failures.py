@@ -168,7 +168,7 @@ def test_an_unforeseen_error_is_a_fixed_sentence_without_the_prompt(
     def broken(text: str, add_special_tokens: bool) -> None:
         raise ValueError(f"could not tokenize {text}")
 
-    monkeypatch.setattr(service.front_end.servicer._tokenizer, "_encode", broken)
+    monkeypatch.setattr(service.front_end.servicer._texts._tokenizer, "_encode", broken)
     secret = GenerateRequest(text="the secret", request_id="r-1")
     error = failure(lambda: list(service.stub.Generate(secret, timeout=TIMEOUT_S)))
     assert (code(error), error.details()) == (grpc.StatusCode.INTERNAL, INTERNAL_SENTENCE)

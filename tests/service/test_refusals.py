@@ -129,7 +129,7 @@ def test_work_for_the_tokenizer_is_counted_whichever_method_brings_it(
 ) -> None:
     go_on = threading.Event()
     with served(tmp_path) as service:
-        tokenizer: Any = service.front_end.servicer._tokenizer
+        tokenizer: Any = service.front_end.servicer._texts._tokenizer
         encode = tokenizer._encode
 
         def late(text: str, add_special_tokens: bool) -> Any:
@@ -137,7 +137,7 @@ def test_work_for_the_tokenizer_is_counted_whichever_method_brings_it(
             return encode(text, add_special_tokens)
 
         monkeypatch.setattr(tokenizer, "_encode", late)
-        monkeypatch.setattr("runahead.service.tokenizer._INLINE_BYTES", 10)
+        monkeypatch.setattr("runahead.service.tokenizer._INLINE_CHARACTERS", 10)
         stub = service.stub
         first = stub.Tokenize.future(TokenizeRequest(text="x" * 1500), timeout=TIMEOUT_S)
         held = service.front_end.servicer._board.held

@@ -1,0 +1,66 @@
+"""What the service does with its tokenizer: each text counts as work, and callers take turns."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runahead.runtime.wire.messages import EngineInfo
+from runahead.service.admission import Account, Admission
+from runahead.service.errors import no_tokenizer
+from runahead.service.held import Resource
+from runahead.service.limits import LIMITS
+from runahead.service.text_bounds import check_can_fit
+from runahead.service.tokenizer import TextTokenizer
+from runahead.service.validation import check_detokenize, check_prompt_tokens, check_tokenize
+from runahead.v1 import DetokenizeRequest, TokenizeRequest
+
+_ID_BYTES: Final = 4  # what an id counts that is turned into text
+
+
+class Texts:
+    """tokenizer: None where the service has none, and each method raises ServiceError (FAILED_PRECONDITION). info: of
+    the engine."""
+
+    def __init__(self, tokenizer: TextTokenizer | None, admission: Admission, info: EngineInfo) -> None:
+        self._tokenizer = tokenizer
+        self._admission = admission
+        self._info = info
+
+    async def prompt(self, text: str, account: Account) -> NDArray[np.int32]:
+        """The tokens of a prompt, int32 [n], for which there is room already. Raises ServiceError (INVALID_ARGUMENT)
+        where they are too many, as far as can be before they are counted."""
+        tokenizer = self._there()
+        check_can_fit(text, tokenizer.longest_token_bytes, self._info)
+        prompt = await tokenizer.encode(text, caller=account.number)
+        check_prompt_tokens(prompt, "text", self._info)
+        return prompt
+
+    async def tokenize(self, request: TokenizeRequest, account: Account) -> list[int]:
+        """Raises ServiceError, for want of room too."""
+        work = max(LIMITS.work_bytes, text_bytes(request.text))
+        with self._admission.holding(account, {Resource.TOKENIZING_BYTES: work}):
+            check_tokenize(request)
+            special = request.add_special_tokens if request.HasField("add_special_tokens") else True
+            ids = await self._there().encode(request.text, special, account.number)
+            listed: list[int] = ids.tolist()
+            return listed
+
+    async def detokenize(self, request: DetokenizeRequest, account: Account) -> str:
+        """Raises ServiceError, for want of room too."""
+        work = max(LIMITS.work_bytes, _ID_BYTES * len(request.token_ids))
+        with self._admission.holding(account, {Resource.TOKENIZING_BYTES: work}):
+            check_detokenize(request, self._info.vocab_size)
+            return await self._there().decode(request.token_ids, request.include_special_tokens, account.number)
+
+    def _there(self) -> TextTokenizer:
+        if self._tokenizer is None:
+            raise no_tokenizer()
+        return self._tokenizer
+
+
+def text_bytes(text: str) -> int:
+    """Of UTF-8."""
+    return len(text.encode())
