@@ -54,7 +54,7 @@ async def front_ends(count: int, folder: Path, **chosen: Any) -> AsyncIterator[t
     """The engine, the front ends' process ids and their port. chosen: settings of theirs."""
     settings = FrontEndSettings(frontends=count, log_level="error", **chosen)
     memory = os.memfd_create("board")
-    os.truncate(memory, Board.size(count))
+    os.truncate(memory, Board.size(count + 1))  # a line each, and the side server's
     port = Port.reserve(settings.host, 0, shared=count > 1, spelling=str)
     engine = NullEngine(folder / "engine.sock")
     running: list[FrontEndProcess] = []
@@ -91,6 +91,7 @@ async def measure(count: int, pace_s: float) -> Carried:
         async with front_ends(count, Path(name)) as (engine, processes, port):
             client = await asyncio.create_subprocess_exec(
                 sys.executable,
+                "-P",
                 "-m",
                 "benchmarks.front_ends_client",
                 *map(str, (port, CHANNELS, STREAMS, LAUNCHES, count)),

@@ -160,12 +160,10 @@ class RequestStream:
         self._unread = 0
         return TokenBatch(token_ids, logprobs, self._finished, self._admitted)
 
-    async def _wait(self) -> None:
+    def _wait(self) -> asyncio.Future[None]:
+        """Done when something was said since."""
         self._reader = asyncio.get_running_loop().create_future()
-        try:
-            await self._reader
-        finally:
-            self._reader = None
+        return self._reader
 
     # ------------------------------------------------------------ the connection's side
 
@@ -239,8 +237,9 @@ class RequestStream:
         self._wake()
 
     def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():
+            reader.set_result(None)
 
 
 def _column_bytes(part: PromptLogprobs) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import grpc
@@ -50,13 +50,13 @@ class StreamWriter:
         self._timer = self._loop.call_later(self._stalled_s, self._look)
         self._headers = asyncio.ensure_future(self._context.send_initial_metadata(tuple(headers)))
         self._headers.add_done_callback(lambda headers: headers.cancelled() or headers.exception())
-        await self._watched(asyncio.shield(self._headers))
+        await self._take(asyncio.shield(self._headers))
 
-    async def write(self, event: GenerateResponse) -> None:
-        """Returns when the transport has it. Raises StalledReaderError."""
-        await self._watched(self._context.write(event))
+    def write(self, event: GenerateResponse) -> Awaitable[None]:
+        """Done when the transport has it. Raises StalledReaderError."""
+        return self._take(self._context.write(event))
 
-    async def _watched(self, writing: Any) -> None:
+    async def _take(self, writing: Awaitable[None]) -> None:
         self._since = self._loop.time()
         try:
             await writing
