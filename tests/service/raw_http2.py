@@ -118,7 +118,7 @@ class RawClient:
         """
         found = []
         while True:
-            found.append(self._frame())
+            found.append(self.next_frame())
             if found[-1].kind == kind and stream in (None, found[-1].stream):
                 return found
 
@@ -133,11 +133,12 @@ class RawClient:
         """Returns when the other side has closed the connection."""
         try:
             while True:
-                self._frame()
+                self.next_frame()
         except (EOFError, ConnectionError):
             return
 
-    def _frame(self) -> Frame:
+    def next_frame(self) -> Frame:
+        """Raises EOFError where the connection has ended."""
         head = self._take(9)
         length = struct.unpack(">I", b"\x00" + head[:3])[0]
         stream = struct.unpack(">I", head[5:9])[0]
