@@ -189,7 +189,7 @@ class OneRow(RowStream):
 
     def end(self) -> torch.Tensor:
         norm = self._ends.final_norm
-        return norms.rms_norm(self._residual, norm.weight, norm.eps)
+        return norms.rms_norm(self._residual, norm.weight, norm.eps, dependent=self._depends(True))
 
 
 class FusedRows(RowStream):
@@ -250,7 +250,7 @@ class FusedRows(RowStream):
     def end(self) -> torch.Tensor:
         norm = self._ends.final_norm
         self._complete(norm)
-        return norms.rms_norm(self._sums.values, norm.weight, norm.eps)
+        return norms.rms_norm(self._sums.values, norm.weight, norm.eps, dependent=self._depends(True))
 
 
 class VendorRows(RowStream):
@@ -284,7 +284,8 @@ def head_of_one_row(hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tenso
     """The logits of one row. hidden: [1, hidden]. weight: [vocab, hidden]. out: float32 [n, vocab]. places: int32 [1],
     the row of `out` to which they go."""
     tiling = row_tiling(*_sizes(weight), EPILOGUES[STORE])
-    row_product(hidden, Linear(weight, None), None, out, STORE, replace(tiling, dependent=False), places)
+    dependent = tiling.dependent and dependent_launch_works()
+    row_product(hidden, Linear(weight, None), None, out, STORE, replace(tiling, dependent=dependent), places)
 
 
 def product_of_rows(
@@ -299,5 +300,5 @@ def product_of_rows(
     which each row goes to its own place."""
     rows = hidden.shape[0]
     tiling = rows_tiling(*_sizes(linear.weight), columns_of(rows), EPILOGUES[STORE], exact)
-    tiling = replace(tiling, splits=1, dependent=False)
+    tiling = replace(tiling, splits=1, dependent=tiling.dependent and dependent_launch_works())
     rows_product(hidden, linear, out, STORE, tiling, None, rows, places=places)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
-from runahead.runtime.kernels.triton.product_end import GATED, gated_row, product_end
+from runahead.runtime.kernels.triton.product_end import GATED, end_rows, end_weights, gated_row, product_end
 
 
 @triton.jit
@@ -54,7 +54,9 @@ def lanes_product_kernel(
         w2 = tl.load(w_at + 2 * BLOCK)
     if HELD > 3:
         w3 = tl.load(w_at + 3 * BLOCK)
+    weights = end_weights(tile, bias, gamma, OUTPUTS, ROWS, EPILOGUE, HAS_BIAS)
     wait_for_predecessors(DEPENDENT)
+    rows = end_rows(tile, column, squares_in, out, num_rows, OUTPUTS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE)
     acc = _of_lanes(w0, x_at, ok, tl.zeros([LANES, TILE_ROWS, COLUMNS], tl.float32))
     if HELD > 1:
         acc = _of_lanes(w1, x_at + BLOCK, ok, acc)
@@ -65,6 +67,6 @@ def lanes_product_kernel(
     for i in tl.static_range(HELD, BLOCKS):
         acc = _of_lanes(tl.load(w_at + i * BLOCK), x_at + i * BLOCK, ok, acc)
     product_end(
-        tl.sum(acc, 0), tile, column, bias, squares_in, out, places, gamma, scaled, squares_out, eps, num_rows, OUTPUTS,
-        DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED,
+        tl.sum(acc, 0), tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,
+        OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED,
     )  # fmt: skip

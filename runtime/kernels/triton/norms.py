@@ -6,11 +6,14 @@ for a norm that others make: they sum them by tiles, and whoever reads the resid
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.layers import Norm
+from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 
 _ROUND_BELOW = tl.constexpr(2.0**-15)
 _ROUNDER = tl.constexpr(1.5 * 2.0**-7)  # added and taken away again, it leaves multiples of 2**-30
@@ -25,13 +28,15 @@ def exact_square(value):
 
 
 @triton.jit
-def _rms_norm_kernel(x, x_stride, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _rms_norm_kernel(x, x_stride, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    let_dependents_start(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     inside = i < WIDTH
+    w = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
+    wait_for_predecessors(DEPENDENT)
     v = tl.load(x + row * x_stride + i, mask=inside, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(v * v, 0) / WIDTH + eps)
-    w = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * WIDTH + i, (v * scale * w).to(out.dtype.element_ty), mask=inside)
 
 
@@ -56,15 +61,18 @@ def _launch_shape(width: int) -> tuple[int, int]:
     return block, min(max(block // 512, 1), 8)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, dependent: bool = False) -> torch.Tensor:
     """x / sqrt(mean(x²) + eps) * weight over the last dimension, in float32, rounded once.
 
-    x: [T, H]. weight: [H]. Returns [T, H] in x's dtype.
+    x: [T, H]. weight: [H]. dependent: launched programmatically. Returns [T, H] in x's dtype.
     """
     tokens, width = x.shape
     out = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
     block, warps = _launch_shape(width)
-    _rms_norm_kernel[(tokens,)](x, x.stride(0), weight, out, eps, WIDTH=width, BLOCK=block, num_warps=warps)
+    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
+    _rms_norm_kernel[(tokens,)](
+        x, x.stride(0), weight, out, eps, WIDTH=width, BLOCK=block, DEPENDENT=dependent, num_warps=warps, **options
+    )
     return out
 
 

@@ -27,14 +27,23 @@ _ADD, _GATED = tl.constexpr(ADD), tl.constexpr(GATED)
 
 
 @triton.jit
-def _chunk(x, gamma, first, DEPTH: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr):
+def _weights(base, gamma, first, DEPTH: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr):
+    """BLOCK entries of the depth: of the matrix's rows, and of the norm's weight."""
+    k = first + tl.arange(0, BLOCK)
+    g = 1.0
+    if NORM:
+        g = tl.load(gamma + k, mask=k < DEPTH, other=0.0)
+    return tl.load(base + first, mask=(k < DEPTH)[None, :], other=0.0), g
+
+
+@triton.jit
+def _chunk(x, g, first, DEPTH: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr):
     """BLOCK entries of the row, times the norm's weight, and their squares."""
     k = first + tl.arange(0, BLOCK)
-    inside = k < DEPTH
-    v = tl.load(x + k, mask=inside, other=0.0).to(tl.float32)
+    v = tl.load(x + k, mask=k < DEPTH, other=0.0).to(tl.float32)
     square = v * v
     if NORM:
-        v *= tl.load(gamma + k, mask=inside, other=0.0).to(tl.float32)
+        v *= g.to(tl.float32)
     return v, square
 
 
@@ -54,38 +63,42 @@ def _row_product_kernel(
     row = tl.where(ok, output, 0) + r // ROWS * OUTPUTS
     k = tl.arange(0, BLOCK)
     base = weight + row.to(tl.int64)[:, None] * DEPTH + k[None, :]
-    w0 = tl.load(base, mask=(k < DEPTH)[None, :], other=0.0)
+    w0, g0 = _weights(base, gamma, 0, DEPTH, BLOCK, NORM)
     if HELD > 1:
-        w1 = tl.load(base + BLOCK, mask=(BLOCK + k < DEPTH)[None, :], other=0.0)
+        w1, g1 = _weights(base, gamma, BLOCK, DEPTH, BLOCK, NORM)
     if HELD > 2:
-        w2 = tl.load(base + 2 * BLOCK, mask=(2 * BLOCK + k < DEPTH)[None, :], other=0.0)
+        w2, g2 = _weights(base, gamma, 2 * BLOCK, DEPTH, BLOCK, NORM)
     if HELD > 3:
-        w3 = tl.load(base + 3 * BLOCK, mask=(3 * BLOCK + k < DEPTH)[None, :], other=0.0)
+        w3, g3 = _weights(base, gamma, 3 * BLOCK, DEPTH, BLOCK, NORM)
+    if HAS_BIAS:
+        added = tl.load(bias + row, mask=ok, other=0.0)
     wait_for_predecessors(DEPENDENT)
-    v, squares = _chunk(x, gamma, 0, DEPTH, BLOCK, NORM)
+    if EPILOGUE == _ADD:  # asked for with the row, so that nothing is waited for at the end
+        old = tl.load(out + output, mask=ok, other=0.0)
+    v, squares = _chunk(x, g0, 0, DEPTH, BLOCK, NORM)
     acc = w0.to(tl.float32) * v[None, :]
     if HELD > 1:
-        v, square = _chunk(x, gamma, BLOCK, DEPTH, BLOCK, NORM)
+        v, square = _chunk(x, g1, BLOCK, DEPTH, BLOCK, NORM)
         acc += w1.to(tl.float32) * v[None, :]
         squares += square
     if HELD > 2:
-        v, square = _chunk(x, gamma, 2 * BLOCK, DEPTH, BLOCK, NORM)
+        v, square = _chunk(x, g2, 2 * BLOCK, DEPTH, BLOCK, NORM)
         acc += w2.to(tl.float32) * v[None, :]
         squares += square
     if HELD > 3:
-        v, square = _chunk(x, gamma, 3 * BLOCK, DEPTH, BLOCK, NORM)
+        v, square = _chunk(x, g3, 3 * BLOCK, DEPTH, BLOCK, NORM)
         acc += w3.to(tl.float32) * v[None, :]
         squares += square
     for c in tl.static_range(HELD, CHUNKS):
-        w = tl.load(base + c * BLOCK, mask=(c * BLOCK + k < DEPTH)[None, :], other=0.0)
-        v, square = _chunk(x, gamma, c * BLOCK, DEPTH, BLOCK, NORM)
+        w, g = _weights(base, gamma, c * BLOCK, DEPTH, BLOCK, NORM)
+        v, square = _chunk(x, g, c * BLOCK, DEPTH, BLOCK, NORM)
         acc += w.to(tl.float32) * v[None, :]
         squares += square
     total = tl.sum(acc, 1)
     if NORM:
         total *= tl.rsqrt(tl.sum(squares, 0) / DEPTH + eps)
     if HAS_BIAS:
-        total += tl.load(bias + row, mask=ok, other=0.0).to(tl.float32)
+        total += added.to(tl.float32)
     if EPILOGUE == _GATED:
         gate, up = tl.split(tl.trans(tl.reshape(total, [2, ROWS])))
         total = gate / (1.0 + tl.exp(-gate)) * up
@@ -94,7 +107,7 @@ def _row_product_kernel(
     if PLACED:
         out += tl.load(places).to(tl.int64) * OUTPUTS
     if EPILOGUE == _ADD:
-        total += tl.load(out + output, mask=ok, other=0.0).to(tl.float32)
+        total += old.to(tl.float32)
     tl.store(out + output, total.to(out.dtype.element_ty), mask=ok)
 
 

@@ -28,12 +28,12 @@ import triton.language as tl
 from runahead.runtime.kernels.layers import Linear, Norm
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 from runahead.runtime.kernels.triton.lanes_product import lanes_product_kernel
-from runahead.runtime.kernels.triton.product_end import gated_row, product_end
+from runahead.runtime.kernels.triton.product_end import end_rows, end_weights, gated_row, product_end
 from runahead.runtime.kernels.triton.row_product import ADD, GATED, STORE
 from runahead.runtime.kernels.triton.tilings import LEAST_COLUMNS, SPLIT_WORDS, Tiling
 from runahead.runtime.rounding import ceil_div
 
-_SQUARES_WORDS: Final = 2048  # sums of squares that a program asks for at a time
+_SQUARES_WORDS: Final = 1024  # sums of squares that a program asks for at a time
 _GATED = tl.constexpr(GATED)
 
 
@@ -72,7 +72,9 @@ def _rows_product_kernel(
     acc = tl.zeros([TILE_ROWS, COLUMNS], tl.float32)
     if HELD:  # the program's first weights are on their way before it waits
         w = tl.load(w_at)
+    weights = end_weights(tile, bias, gamma, OUTPUTS, ROWS, EPILOGUE, HAS_BIAS)
     wait_for_predecessors(DEPENDENT)
+    rows = end_rows(tile, column, squares_in, out, num_rows, OUTPUTS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE)
     if HELD:
         acc = tl.dot(w, tl.load(x_at, mask=ok, other=0.0), acc, input_precision="ieee")
     acc = _part(w_at, x_at, ok, acc, BLOCK if HELD else 0, PART, BLOCK, STAGES)
@@ -88,8 +90,8 @@ def _rows_product_kernel(
             for s in tl.static_range(1, SPLITS):
                 acc += tl.load(mine + s * SIZE, cache_modifier=".cg")
             product_end(
-                acc, tile, column, bias, squares_in, out, places, gamma, scaled, squares_out, eps, num_rows, OUTPUTS,
-                DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED,
+                acc, tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,
+                OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED,
             )  # fmt: skip
     else:
         for s in range(1, SPLITS):
@@ -98,8 +100,8 @@ def _rows_product_kernel(
                 w_at + begin, x_at + begin, ok, tl.zeros([TILE_ROWS, COLUMNS], tl.float32), 0, PART, BLOCK, STAGES
             )
         product_end(
-            acc, tile, column, bias, squares_in, out, places, gamma, scaled, squares_out, eps, num_rows, OUTPUTS,
-            DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED,
+            acc, tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,
+            OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED,
         )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from runahead.runtime.kernels.triton import (  # noqa: E402
     decode_attention,
     decode_streams,
     lanes_product,
+    norms,
     row_product,
     rows_product,
 )
@@ -42,7 +43,8 @@ DEPTH, OUTPUTS = 128, 64
 
 
 class Predecessor:
-    """Makes `made` while the kernel starts: NaN from its first instruction until it waits. `written`: by the kernel.
+    """Makes `made` while the kernel starts: NaN from its first instruction until it waits. `written`: by the kernel;
+    what is in both is added to.
 
     Programs run one after the other, so that what earlier ones wrote counts as there when the next one begins.
     """
@@ -50,19 +52,22 @@ class Predecessor:
     def __init__(
         self, patch: pytest.MonkeyPatch, module: Any, made: list[torch.Tensor], written: list[torch.Tensor]
     ) -> None:
-        self._made, self._written = [(tensor, tensor.clone()) for tensor in made], written
+        self._made, self._written = made, [tensor for tensor in written if not any(tensor is one for one in made)]
+        self._real: list[torch.Tensor] = []
         self._before: list[torch.Tensor] = []
         self.waits = 0
         patch.setattr(module, "let_dependents_start", self._start)
         patch.setattr(module, "wait_for_predecessors", self._wait)
 
     def _start(self, dependent: Any) -> None:
-        for tensor, _ in self._made:
-            tensor.fill_(NAN)
+        self._real = [tensor.clone() for tensor in self._made]
         self._before = [tensor.clone() for tensor in self._written]
+        for tensor in self._made:
+            tensor.fill_(NAN)
 
     def _wait(self, dependent: Any) -> None:
-        for tensor, real in self._made:
+        assert all(bool(tensor.isnan().all()) for tensor in self._made), "a kernel wrote before it waited"
+        for tensor, real in zip(self._made, self._real, strict=True):
             tensor.copy_(real)
         for before, tensor in zip(self._before, self._written, strict=True):
             assert torch.equal(before.nan_to_num(7.0), tensor.nan_to_num(7.0)), "a kernel wrote before it waited"
@@ -100,7 +105,8 @@ def test_a_product_of_one_row(monkeypatch: pytest.MonkeyPatch, epilogue: int, he
     def run() -> None:
         row_product.row_product(x, linear, norm, out, epilogue, tiling)
 
-    check(monkeypatch, row_product, [x], [out], run, OUTPUTS // 16)
+    made = [x, out] if epilogue == ADD else [x]
+    check(monkeypatch, row_product, made, [out], run, OUTPUTS // 16)
 
 
 @pytest.mark.parametrize("epilogue", [STORE, ADD, GATED])
@@ -131,7 +137,17 @@ def test_a_product_of_a_few_rows(monkeypatch: pytest.MonkeyPatch, epilogue: int,
     written = [residual.values, residual.scaled, scratch.partial]
     programs = OUTPUTS // tiling.rows * tiling.splits
     kernel = rows_product if tiling.lanes == 1 else lanes_product
-    check(monkeypatch, kernel, [x, squares], written, run, programs)
+    made = [x, squares, *([residual.values] if epilogue == ADD else [])]
+    check(monkeypatch, kernel, made, written, run, programs)
+
+
+def test_the_final_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, found = torch.randn(3, DEPTH), torch.rand(DEPTH), torch.empty(3, DEPTH)
+
+    def run() -> None:
+        found.copy_(norms.rms_norm(x, weight, 1e-5))
+
+    check(monkeypatch, norms, [x], [found], run, 3)
 
 
 @pytest.mark.parametrize("plan", [replace(plan, programs=5) for plan in attention.PLANS])
@@ -185,23 +201,28 @@ def test_the_first_product_of_f_is_launched_as_usual_and_the_others_dependently(
 ) -> None:
     launched: list[bool] = []
 
-    def note(name: str, dependent_of: Callable[..., bool]) -> None:
-        original = getattr(decode_streams, name)
+    def note(name: str, dependent_of: Callable[..., bool], module: Any = decode_streams) -> None:
+        original = getattr(module, name)
 
-        def launch(*given: Any, **options: Any) -> None:
+        def launch(*given: Any, **options: Any) -> Any:
             launched.append(dependent_of(given, options))
             if "dependent" in options:
                 options["dependent"] = False
-            original(*[replace(one, dependent=False) if hasattr(one, "block") else one for one in given], **options)
+            alone = [replace(one, dependent=False) if hasattr(one, "block") else one for one in given]
+            return original(*alone, **options)
 
-        monkeypatch.setattr(decode_streams, name, launch)
+        monkeypatch.setattr(module, name, launch)
 
     for name in ("row_product", "rows_product"):
         note(name, lambda given, options: next(one.dependent for one in given if hasattr(one, "block")))
     note("decode_attention", lambda given, options: options["dependent"])
+    note("rms_norm", lambda given, options: options["dependent"], norms)
     monkeypatch.setattr(decode_streams, "dependent_launch_works", lambda: True)
     config = gpu_chain.small_config(intermediate_size=128)
     model = streams.decoder(config, TritonKernelSet(), streams.HALF)
     batch = streams.batch_of([5] * rows, 1, DEVICE)
-    model.forward(batch, model.make_cache(rows * streams.BLOCKS_A_ROW + 1, streams.BLOCK_SIZE))
-    assert launched == [False] + [True] * (5 * config.num_layers - 1)
+    hidden = model.forward(batch, model.make_cache(rows * streams.BLOCKS_A_ROW + 1, streams.BLOCK_SIZE))
+    logits, places = torch.empty(rows, config.vocab_size), torch.arange(rows, dtype=torch.int32)
+    model.kernels.logits_into(hidden, model.weights.lm_head, logits, places)
+    norm_and_head = 2
+    assert launched == [False] + [True] * (5 * config.num_layers - 1 + norm_and_head)
