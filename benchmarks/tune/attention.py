@@ -84,7 +84,7 @@ class Bench:
         def run() -> None:
             for keys, values in self.caches:
                 decode_attention(
-                    self.qkv, self.out, keys, values, self.tables, self.seq_lens, work.starts[0], work.chunk[0],
+                    self.qkv, self.out, keys, values, self.tables, self.seq_lens, work.items[0], work.total[0],
                     self.rope, self.weights, plan, buffers, dependent=True,
                 )  # fmt: skip
 

@@ -34,36 +34,29 @@ from runahead.runtime.kernels.triton.decode_queries import (
     new_token_of,
     norm_of_head,
     queries_of,
+    repeated_lines,
     rotated_head,
     share_of,
 )
-from runahead.runtime.kernels.triton.decode_work import AttentionPlan
+from runahead.runtime.kernels.triton.decode_work import MAX_PARTS, RECORD, AttentionPlan
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 
 LOG2_E: Final = 1.4426950408889634
+_MAX_PARTS, _RECORD = tl.constexpr(MAX_PARTS), tl.constexpr(RECORD)
 _WARPS_OF_SEVERAL: Final = 4  # of a program where rows may have several query tokens, at least
 
 
 @triton.jit
-def _item(
-    item, starts, chunk, seq_lens, query_start_loc, ends, all_items, HEADS: tl.constexpr, QUERIES: tl.constexpr,
-    WINDOW: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """What an item is: its row, the row's length, its first token and the one after its last, the row's items and the
-    tiles of a part. Of no item, where there is none any more: no tokens."""
+def _item(item, items, all_items, num_rows, HEADS: tl.constexpr):
+    """What an item is, as `decode_work` has cut it: its row, the row's length, its first token and the one after its
+    last, the row's first item, its items and the tiles of a part. Of no item, where there is none any more: no
+    tokens."""
     there = item < all_items
-    place = tl.minimum(item, all_items - 1) // HEADS
-    row = tl.sum((ends <= place).to(tl.int32), 0)
-    before = tl.load(starts + row, mask=there, other=0)
-    parts = tl.load(starts + row + 1, mask=there, other=0) - before
-    tiles = tl.load(chunk + row, mask=there, other=1)
-    seq_len = tl.load(seq_lens + row, mask=there, other=0)
-    hidden = 0
-    if WINDOW > 0:
-        hidden = tl.maximum(seq_len - (queries_of(row, query_start_loc, QUERIES)[1] - 1) - WINDOW, 0) // TILE
-    first = (hidden + (place - before) * tiles) * TILE
-    end = tl.where(parts == 1, seq_len, tl.minimum(first + tiles * TILE, seq_len))
-    return row, seq_len, first, tl.where(there, end, first), before, parts, tiles
+    at = items + tl.minimum(item // HEADS, num_rows * _MAX_PARTS - 1) * _RECORD
+    row = tl.where(there, tl.load(at), 0)
+    first = tl.load(at + 1)
+    end = tl.where(there, tl.load(at + 2), first)
+    return row, tl.load(at + 6), first, end, tl.load(at + 3), tl.load(at + 4), tl.load(at + 5)
 
 
 @triton.jit
@@ -97,11 +90,11 @@ def _seen_by_lines(seen, first, old_len, of_line, QUERIES: tl.constexpr, WINDOW:
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _decode_kernel(
-    qkv, keys, values, block_tables, seq_lens, query_start_loc, starts, chunk, cos, sin, q_norm, k_norm, out, partial,
+    qkv, keys, values, block_tables, query_start_loc, items, num_items, cos, sin, q_norm, k_norm, out, partial,
     partial_top, partial_total, arrived, scale, eps, table_stride, num_rows, num_positions, Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr,
-    ROWS: tl.constexpr, QUERIES: tl.constexpr, SHARE: tl.constexpr, LINES: tl.constexpr, PART_LINES: tl.constexpr,
-    DIM_PAD: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, EXACT: tl.constexpr,
+    QUERIES: tl.constexpr, SHARE: tl.constexpr, LINES: tl.constexpr, PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr,
+    PARTS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, EXACT: tl.constexpr,
     HAS_NORM: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """EARLY: an item's first tile is asked for early, before the wait for the program's first item, and while the item
@@ -110,16 +103,12 @@ def _decode_kernel(
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     SHARES: tl.constexpr = QUERIES // SHARE
     HEADS: tl.constexpr = KV_HEADS * SHARES
-    r = tl.arange(0, ROWS)
-    ends = tl.load(starts + 1 + r, mask=r < num_rows, other=0x7FFFFFFF)
-    all_items = tl.load(starts + num_rows) * HEADS
+    all_items = tl.load(num_items) * HEADS
     d = tl.arange(0, DIM_PAD)
     in_dim = d < HEAD_DIM
-    # Lengths, tables and older keys are constant during F.
+    # Items, tables and older keys are constant during F.
     begin = tl.program_id(0)
-    row, seq_len, first_token, end, before, parts, tiles = _item(
-        begin, starts, chunk, seq_lens, query_start_loc, ends, all_items, HEADS, QUERIES, WINDOW, TILE
-    )
+    row, seq_len, first_token, end, before, parts, tiles = _item(begin, items, all_items, num_rows, HEADS)
     if EARLY:
         key, value, seen = _tile(
             first_token, end, seq_len - queries_of(row, query_start_loc, QUERIES)[1], begin % HEADS // SHARES, keys,
@@ -136,15 +125,16 @@ def _decode_kernel(
         first_query, count = queries_of(row, query_start_loc, QUERIES)
         old_len = seq_len - count
         of_line, head, ok = lines_of(head_share % SHARES, kv_head, count, LINES, GROUP, QUERIES, SHARE)
+        of_real, real_head, real = lines_of(head_share % SHARES, kv_head, count, PART_LINES, GROUP, QUERIES, SHARE)
         token = first_query + of_line
-        position = tl.minimum(tl.maximum(old_len + of_line, 0), num_positions - 1)
-        line = qkv + token.to(tl.int64) * (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
+        position = tl.minimum(tl.maximum(old_len + of_real, 0), num_positions - 1)
+        line = qkv + (first_query + of_real).to(tl.int64) * (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
         if QUERIES > 1:
             line = line[:, None]
         table = block_tables + row.to(tl.int64) * table_stride
         # All that an item begins with is asked for together, ahead of the first sum for which its warps wait.
         ends_row = (end == seq_len) & (end > first_token)
-        query, partner = head_and_partner(line + head[:, None] * HEAD_DIM, ok[:, None], HEAD_DIM, DIM_PAD)
+        query, partner = head_and_partner(line + real_head[:, None] * HEAD_DIM, real[:, None], HEAD_DIM, DIM_PAD)
         c, s = angle_of(cos, sin, position, HEAD_DIM, DIM_PAD, QUERIES > 1)
         if QUERIES == 1:
             new_key, new_partner, new_value, home = new_token_of(
@@ -152,6 +142,7 @@ def _decode_kernel(
             )
         query = rotated_head(query, partner, q_weight, q_of_partner, c, s, eps, HEAD_DIM, DIM_PAD, HAS_NORM)
         query = query.to(keys.dtype.element_ty)
+        lines = repeated_lines(query, LINES)
         top = tl.full([LINES], float("-inf"), tl.float32)
         total = tl.zeros([LINES], tl.float32)
         acc = tl.zeros([LINES, DIM_PAD], tl.float32)
@@ -168,13 +159,13 @@ def _decode_kernel(
                 )  # fmt: skip
             else:
                 top, total, acc = fold_new_tokens(
-                    query, qkv, keys, values, table, k_weight, k_of_partner, cos, sin, old_len, num_positions, scale,
+                    lines, qkv, keys, values, table, k_weight, k_of_partner, cos, sin, old_len, num_positions, scale,
                     eps, first_query, count, of_line, kv_head, head_share % SHARES == 0, top, total, acc, Q_HEADS,
                     KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, DIM_PAD, HAS_NORM,
                 )  # fmt: skip
         if EARLY:
             seen = _seen_by_lines(seen, first_token, old_len, of_line, QUERIES, WINDOW, TILE)
-            top, total, acc = fold(query, key, value, seen, scale, top, total, acc)
+            top, total, acc = fold(lines, key, value, seen, scale, top, total, acc)
         last = first_token
         if EXACT:
             # Of an item's parts the last one comes first, which has begun with the newest tokens; then the others in
@@ -200,7 +191,7 @@ def _decode_kernel(
                     top = tl.full([LINES], float("-inf"), tl.float32)
                     total = tl.zeros([LINES], tl.float32)
                     acc = tl.zeros([LINES, DIM_PAD], tl.float32)
-            top, total, acc = fold(query, k, v, in_tile, scale, top, total, acc)
+            top, total, acc = fold(lines, k, v, in_tile, scale, top, total, acc)
         if EXACT:
             top, total, acc = with_part(sum_top, sum_total, sum_acc, top, total, acc)
 
@@ -222,9 +213,7 @@ def _decode_kernel(
                     partial, partial_top, partial_total, out, before, parts, first_query, count, head_share, Q_HEADS,
                     KV_HEADS, HEAD_DIM, QUERIES, SHARE, PART_LINES, DIM_PAD, PARTS, EXACT,
                 )  # fmt: skip
-        row, seq_len, first_token, end, before, parts, tiles = _item(
-            item + step, starts, chunk, seq_lens, query_start_loc, ends, all_items, HEADS, QUERIES, WINDOW, TILE
-        )
+        row, seq_len, first_token, end, before, parts, tiles = _item(item + step, items, all_items, num_rows, HEADS)
         if EARLY:
             key, value, seen = _tile(
                 first_token, end, seq_len - queries_of(row, query_start_loc, QUERIES)[1],
@@ -240,8 +229,8 @@ def decode_attention(
     values: torch.Tensor,
     block_tables: torch.Tensor,
     seq_lens: torch.Tensor,
-    starts: torch.Tensor,
-    chunk: torch.Tensor,
+    items: torch.Tensor,
+    num_items: torch.Tensor,
     rope: RopeTable,
     weights: Attention,
     plan: AttentionPlan,
@@ -256,8 +245,8 @@ def decode_attention(
     qkv: contiguous [T or more, (heads + 2 * kv_heads) * D], queries, keys, values in order, neither normalised nor
     rotated. out: contiguous [T or more, heads * D]; zeros for rows of length 0. keys, values: one layer's [num_blocks,
     block_size, kv_heads, D]. block_tables: int32 [R, max_blocks]. seq_lens: int32 [R], the query tokens included: a
-    row's last one has the position before, which is also its place in the block table. starts, chunk: int32 [R + 1] and
-    [R], the work that `decode_work` has cut for this window, plan and these query tokens. weights: their shape, window
+    row's last one has the position before, which is also its place in the block table. items, num_items: one window's
+    of the `AttentionWork` that `decode_work` has cut for this plan and these query tokens. weights: their shape, window
     and head norms count. queries: the most query tokens of a row, 1 to MAX_QUERIES. query_start_loc: int32 [R + 1]
     where each row's query tokens begin, needed if it may have more than one; a query token before position 0 gets
     zeros, and one that belongs to no row gets nothing.
@@ -275,10 +264,9 @@ def decode_attention(
         keys,
         values,
         block_tables,
-        seq_lens,
         seq_lens if query_start_loc is None else query_start_loc,
-        starts,
-        chunk,
+        items,
+        num_items,
         rope.cos,
         rope.sin,
         qkv if q_norm is None else q_norm.weight,
@@ -299,7 +287,6 @@ def decode_attention(
         BLOCK_SIZE=block_size,
         WINDOW=weights.window,
         TILE=plan.tile,
-        ROWS=triton.next_power_of_2(rows),
         QUERIES=queries,
         SHARE=share,
         LINES=lines,

@@ -116,6 +116,19 @@ def rotated_head(
 
 
 @triton.jit
+def repeated_lines(x, LINES: tl.constexpr):
+    """As many lines as the matrix units take, of the lines that there are: [LINES, ...]. Line n is x's line n % x's
+    lines, so that nothing is computed for those that nobody needs."""
+    TIMES: tl.constexpr = LINES // x.shape[0]
+    if TIMES > 1:
+        if len(x.shape) == 1:
+            x = tl.reshape(tl.broadcast_to(x[None, :], [TIMES, x.shape[0]]), [LINES])
+        else:
+            x = tl.reshape(tl.broadcast_to(x[None, :, :], [TIMES, x.shape[0], x.shape[1]]), [LINES, x.shape[1]])
+    return x
+
+
+@triton.jit
 def fold(query, key, value, seen, scale, top, total, acc):
     """One tile of tokens more in the softmax. seen: [1, tokens], or [lines, tokens] where it is not the same for all of
     them."""
@@ -151,7 +164,8 @@ def fold_new_token(
     query, new_key, new_value, home, keys, values, position, scale, kv_head, acc, KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, DIM_PAD: tl.constexpr,
 ):  # fmt: skip
-    """A row's only query token: its key and value go into the cache, and into the softmax, ahead of every tile."""
+    """A row's only query token: its key and value go into the cache, and into the softmax, ahead of every tile. query:
+    [lines that there are, DIM_PAD]. acc: [lines, DIM_PAD]."""
     one = tl.arange(0, 1)[:, None]
     d = tl.arange(0, DIM_PAD)
     in_dim = d < HEAD_DIM
@@ -160,7 +174,7 @@ def fold_new_token(
     cell = ((home * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + kv_head) * HEAD_DIM
     tl.store(keys + cell + d[None, :] + one, new_key, mask=in_dim[None, :])
     tl.store(values + cell + d, new_value, mask=in_dim)
-    top = tl.sum(query.to(tl.float32) * new_key.to(tl.float32), 1) * scale
+    top = repeated_lines(tl.sum(query.to(tl.float32) * new_key.to(tl.float32), 1) * scale, acc.shape[0])
     total = tl.exp2(top - top)  # 1, or NaN where the score is not finite
     acc += new_value.to(tl.float32)[None, :]
     return top, total, acc

@@ -22,8 +22,11 @@ from runahead.runtime.rounding import ceil_div
 
 MAX_PARTS: Final = 32  # items of a row and a KV head
 _MAX_PARTS = tl.constexpr(MAX_PARTS)
-ALIGNED: Final = 4  # entries of a window's line begin at 16 bytes: Triton compiles for that, or for less
-_ALIGNED = tl.constexpr(ALIGNED)
+RECORD: Final = 8  # numbers of an item, so that each begins at 32 bytes
+_RECORD = tl.constexpr(RECORD)
+TOTAL: Final = 4  # numbers of a window's total, so that it begins at 16 bytes: Triton compiles for that, or for less
+_TOTAL = tl.constexpr(TOTAL)
+_ROWS_OF_A_PROGRAM: Final = 16  # that it cuts into items
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,25 +56,26 @@ class AttentionPlan:
 
 @dataclass(frozen=True, slots=True)
 class AttentionWork:
-    """Of R rows, for each of the W windows that a model has."""
+    """Of R rows, for each of the W windows that a model has. What a program must know of an item stands in one place:
+    it asks for keys and values as soon as it has read that."""
 
-    starts: torch.Tensor  # int32 [W, R + 1] items of the rows before this one; the last entry: of all
-    chunk: torch.Tensor  # int32 [W, R + 1] tiles of a part of this row; the last entry: nothing
+    items: torch.Tensor  # int32 [W, R * MAX_PARTS, RECORD], as `_cut` writes them; those past the total are nothing
+    total: torch.Tensor  # int32 [W, TOTAL] items of all rows; then nothing
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_rows"])
 def _begin_kernel(
-    token_ids, table, gamma, residual, scaled, squares, seq_lens, query_start_loc, windows, starts, chunk, num_tokens,
+    token_ids, table, gamma, residual, scaled, squares, seq_lens, query_start_loc, windows, items, total, num_tokens,
     num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr,
-    CHUNK: tl.constexpr, WHOLE: tl.constexpr, SCALED: tl.constexpr,
+    MINE: tl.constexpr, CHUNK: tl.constexpr, WHOLE: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Programs 0 to num_tokens - 1 embed a token each; one more for each window cuts attention into items."""
+    """Programs 0 to num_tokens - 1 embed a token each; then come some for each window that cut attention into items."""
     program = tl.program_id(0)
     if program < num_tokens:
         _embed(token_ids, table, gamma, residual, scaled, squares, program, WIDTH, BLOCK, SCALED)
     else:
         _cut(
-            seq_lens, query_start_loc, windows, starts, chunk, num_rows, program - num_tokens, ROWS, QUERIES, TILE,
+            seq_lens, query_start_loc, windows, items, total, num_rows, program - num_tokens, ROWS, MINE, QUERIES, TILE,
             CHUNK, WHOLE,
         )  # fmt: skip
 
@@ -94,13 +98,11 @@ def _embed(
 
 
 @triton.jit
-def _cut(
-    seq_lens, query_start_loc, windows, starts, chunk, num_rows, which, ROWS: tl.constexpr, QUERIES: tl.constexpr,
-    TILE: tl.constexpr, CHUNK: tl.constexpr, WHOLE: tl.constexpr,
+def _items_of(
+    r, window, seq_lens, query_start_loc, num_rows, QUERIES: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Items of every row, for one window."""
-    window = tl.load(windows + which)
-    r = tl.arange(0, ROWS)
+    """Rows' lengths, the tiles before what they see, the tiles of a part, and how many items they are."""
     length = tl.load(seq_lens + r, mask=r < num_rows, other=0)
     first_end = length  # of what the row's first query token sees
     if QUERIES > 1:
@@ -109,14 +111,42 @@ def _cut(
     hidden = tl.where(window > 0, tl.maximum(first_end - window, 0) // TILE, 0)
     tiles = (length + TILE - 1) // TILE - hidden
     each = tl.maximum((tiles + _MAX_PARTS - 1) // _MAX_PARTS, CHUNK)
-    items = tl.maximum((tiles + each - 1) // each, 1)  # a masked row has one too, which leaves zeros
-    items = tl.where(length <= WHOLE, 1, items)
-    items = tl.where(r < num_rows, items, 0)
-    line = which * (num_rows // _ALIGNED + 1) * _ALIGNED
-    at = line + r
-    tl.store(starts + at + 1, tl.cumsum(items, 0), mask=r < num_rows)
-    tl.store(starts + line, 0)
-    tl.store(chunk + at, each, mask=r < num_rows)
+    count = tl.maximum((tiles + each - 1) // each, 1)  # a masked row has one too, which leaves zeros
+    count = tl.where(length <= WHOLE, 1, count)
+    return length, hidden, each, tl.where(r < num_rows, count, 0)
+
+
+@triton.jit
+def _cut(
+    seq_lens, query_start_loc, windows, items, total, num_rows, program, ROWS: tl.constexpr, MINE: tl.constexpr,
+    QUERIES: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """The items of MINE rows, for one window: of each its row, its first token and the one after its last, the row's
+    first item, its items, the tiles of a part, and the row's length."""
+    PROGRAMS: tl.constexpr = ROWS // MINE
+    which = program // PROGRAMS
+    window = tl.load(windows + which)
+    r = tl.arange(0, ROWS)
+    _, _, _, counts = _items_of(r, window, seq_lens, query_start_loc, num_rows, QUERIES, TILE, CHUNK, WHOLE)
+    mine = program % PROGRAMS * MINE + tl.arange(0, MINE)
+    length, hidden, each, count = _items_of(
+        mine, window, seq_lens, query_start_loc, num_rows, QUERIES, TILE, CHUNK, WHOLE
+    )
+    before = tl.sum(tl.where(r[None, :] < mine[:, None], counts[None, :], 0), 1)
+    p = tl.arange(0, _MAX_PARTS)[None, :]
+    ok = p < count[:, None]
+    first = (hidden[:, None] + p * each[:, None]) * TILE
+    end = tl.minimum(first + each[:, None] * TILE, length[:, None])
+    at = items + (which * num_rows * _MAX_PARTS + before[:, None] + p) * _RECORD
+    tl.store(at, mine[:, None] + p * 0, mask=ok)
+    tl.store(at + 1, first, mask=ok)
+    tl.store(at + 2, tl.where(count[:, None] == 1, length[:, None], end), mask=ok)
+    tl.store(at + 3, before[:, None] + p * 0, mask=ok)
+    tl.store(at + 4, count[:, None] + p * 0, mask=ok)
+    tl.store(at + 5, each[:, None] + p * 0, mask=ok)
+    tl.store(at + 6, length[:, None] + p * 0, mask=ok)
+    if program % PROGRAMS == 0:
+        tl.store(total + which * _TOTAL, tl.sum(counts, 0))
 
 
 def begin_decode(
@@ -142,10 +172,11 @@ def begin_decode(
     """
     assert queries == 1 or query_start_loc is not None
     tokens, rows, width = token_ids.shape[0], seq_lens.shape[0], table.shape[1]
-    width_of_line = (rows // ALIGNED + 1) * ALIGNED
-    lines = torch.empty((2, windows.shape[0], width_of_line), dtype=torch.int32, device=seq_lens.device)
-    starts, chunk = lines[0, :, : rows + 1], lines[1, :, : rows + 1]
-    _begin_kernel[(tokens + windows.shape[0],)](
+    all_rows, kinds, device = triton.next_power_of_2(rows), windows.shape[0], seq_lens.device
+    mine = min(all_rows, _ROWS_OF_A_PROGRAM)
+    items = torch.empty((kinds, rows * MAX_PARTS, RECORD), dtype=torch.int32, device=device)
+    total = torch.empty((kinds, TOTAL), dtype=torch.int32, device=device)
+    _begin_kernel[(tokens + kinds * (all_rows // mine),)](
         token_ids,
         table,
         table if gamma is None else gamma,
@@ -155,13 +186,14 @@ def begin_decode(
         seq_lens,
         seq_lens if query_start_loc is None else query_start_loc,
         windows,
-        starts,
-        chunk,
+        items,
+        total,
         tokens,
         rows,
         WIDTH=width,
         BLOCK=triton.next_power_of_2(width),
-        ROWS=triton.next_power_of_2(rows),
+        ROWS=all_rows,
+        MINE=mine,
         QUERIES=triton.next_power_of_2(queries),
         TILE=plan.tile,
         CHUNK=plan.chunk,
@@ -169,4 +201,4 @@ def begin_decode(
         SCALED=gamma is not None,
         num_warps=4,
     )
-    return AttentionWork(starts, chunk)
+    return AttentionWork(items, total)

@@ -17,7 +17,7 @@ DEVICE = triton_device()
 from runahead.runtime.kernels.layers import Attention, AttentionShape, Linear, Norm, RopeTable  # noqa: E402
 from runahead.runtime.kernels.triton.decode_attention import decode_attention  # noqa: E402
 from runahead.runtime.kernels.triton.decode_parts import make_part_buffers  # noqa: E402
-from runahead.runtime.kernels.triton.decode_work import MAX_PARTS, AttentionPlan, begin_decode  # noqa: E402
+from runahead.runtime.kernels.triton.decode_work import MAX_PARTS, RECORD, AttentionPlan, begin_decode  # noqa: E402
 from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works  # noqa: E402
 
 EPS = 1e-5
@@ -97,7 +97,7 @@ def attend(rows: Rows, plan: AttentionPlan, *, dependent: bool = False) -> torch
     buffers.partial.fill_(float("nan"))
     out = torch.full((count, shape.q_size), float("nan"), dtype=rows.qkv.dtype, device=DEVICE)
     decode_attention(
-        rows.qkv, out, rows.keys, rows.values, rows.tables, rows.seq_lens, work.starts[1], work.chunk[1], rows.rope,
+        rows.qkv, out, rows.keys, rows.values, rows.tables, rows.seq_lens, work.items[1], work.total[1], rows.rope,
         rows.weights, plan, buffers, dependent=dependent,
     )  # fmt: skip
     assert not buffers.arrived.any(), "the counters of parts are as they were"
@@ -213,7 +213,10 @@ def test_a_row_is_cut_by_its_own_length_into_a_bounded_number_of_parts() -> None
         torch.zeros(7, dtype=torch.int64, device=DEVICE), table, torch.empty(7, 16, device=DEVICE), lengths.to(DEVICE),
         torch.tensor([0, 20], dtype=torch.int32, device=DEVICE), plan,
     )  # fmt: skip
-    parts = work.starts.diff().tolist()
+    items = [some[:count].tolist() for some, (count, *_) in zip(work.items, work.total.tolist(), strict=True)]
+    parts = [[sum(item[0] == row for item in some) for row in range(7)] for some in items]
+    assert all(some == sorted(some) and all(len(item) == RECORD for item in some) for some in items)
+    assert all(item[4] == parts[kind][item[0]] for kind, some in enumerate(items) for item in some)
     assert parts[0] == [1, 1, 1, 2, MAX_PARTS, 17, 32]
     assert max(parts[1]) == 3, "a window of 20 tokens lies in 3 tiles of 16 at most"
     assert plan.parts(100_000) == MAX_PARTS and plan.parts(17) == 2

@@ -95,7 +95,7 @@ def attend(batch: Batch, plan: AttentionPlan, queries: int = MAX_QUERIES, *, dep
         buffer.fill_(NAN)
     out = torch.full((tokens, shape.q_size), NAN, dtype=rows.qkv.dtype, device=DEVICE)
     decode_attention(
-        rows.qkv, out, rows.keys, rows.values, rows.tables, rows.seq_lens, work.starts[1], work.chunk[1], rows.rope,
+        rows.qkv, out, rows.keys, rows.values, rows.tables, rows.seq_lens, work.items[1], work.total[1], rows.rope,
         rows.weights, plan, buffers, dependent=dependent, queries=queries, query_start_loc=starts,
     )  # fmt: skip
     assert not buffers.arrived.any(), "the counters of parts are as they were"

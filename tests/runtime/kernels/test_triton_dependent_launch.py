@@ -165,7 +165,7 @@ def test_attention(monkeypatch: pytest.MonkeyPatch, plan: AttentionPlan) -> None
 
     def run() -> None:
         decode_attention.decode_attention(
-            rows.qkv, out, rows.keys, rows.values, rows.tables, rows.seq_lens, work.starts[0], work.chunk[0], rows.rope,
+            rows.qkv, out, rows.keys, rows.values, rows.tables, rows.seq_lens, work.items[0], work.total[0], rows.rope,
             rows.weights, plan, buffers, dependent=False,
         )  # fmt: skip
 
@@ -188,7 +188,7 @@ def test_attention_of_several_query_tokens_a_row(monkeypatch: pytest.MonkeyPatch
 
     def run() -> None:
         decode_attention.decode_attention(
-            rows.qkv, out, rows.keys, rows.values, rows.tables, rows.seq_lens, work.starts[0], work.chunk[0], rows.rope,
+            rows.qkv, out, rows.keys, rows.values, rows.tables, rows.seq_lens, work.items[0], work.total[0], rows.rope,
             rows.weights, plan, buffers, dependent=False, **several,
         )  # fmt: skip
 
