@@ -161,15 +161,15 @@ def attention_plan(rows: int, head_dim: int, device: torch.device, exact: bool =
             whole=_EXACT_WHOLE if rows > 16 else 0,
         )  # fmt: skip
     if rows == 1:
-        tile, warps, per = (64, 4, 2) if wide else (32, 1, 4)
+        tile, warps, per = (64, 4, 3) if wide else (32, 1, 4)
         return AttentionPlan(tile, 1, per * processors, warps, stages=1, early=True)
     if rows <= 16 and wide:
-        return AttentionPlan(64, max(rows // 2, 1), 6 * processors, 4, 5, False)
+        return AttentionPlan(32, max(rows // 2, 1), 4 * processors, 2, stages=5, early=False)
     if rows <= 16:
         return AttentionPlan(32, max(rows * 3 // 4, 1), 4 * processors, 1, 5, False)
-    tile, programs = 32 if wide else 64, 4 * processors
-    tokens = 352 if rows < 40 else 2048
-    return AttentionPlan(tile, triton.cdiv(tokens, tile), programs, 2, stages=5 if wide else 3, early=False)
+    tile, per = 32 if wide else 64, 6 if wide and rows > 32 else 4
+    tokens = 352 if rows <= 32 else 2048
+    return AttentionPlan(tile, triton.cdiv(tokens, tile), per * processors, 2, stages=5 if wide else 3, early=False)
 
 
 def tiling_key(outputs: int, depth: int, columns: int, epilogue: str, exact: bool = False) -> str:
