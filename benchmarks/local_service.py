@@ -21,7 +21,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 START_S: Final = 120.0
 STOP_S: Final = 30.0
 LOG_LINES: Final = 30
-BESIDE: Final = ("--health-port", "0", "--control-port", "0")  # any that are free: several services may run here
+# Any that are free: several services may run here.
+BESIDE: Final = ("--health-port", "0", "--control-port", "0", "--metrics-port", "0")
 
 
 class ServiceFailed(RuntimeError):

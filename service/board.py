@@ -10,6 +10,7 @@ import mmap
 from dataclasses import dataclass, fields
 from typing import Final
 
+from runahead.service.call_table import CallLine, CallTable
 from runahead.service.held import HeldLine, HeldTable, Resource
 from runahead.service.process_table import ProcessTable
 
@@ -44,7 +45,7 @@ class FrontEndCounters:
 
     open_streams: what is held of `Resource.STREAMS`. front_ends: how many serve. answered_by: which of them answers,
     counted from 1; it is no figure, and never added up.
-    unread_bytes: as of the last second.
+    unread_bytes, waiting_texts: as of the last second.
     """
 
     open_streams: int = 0
@@ -56,24 +57,35 @@ class FrontEndCounters:
     answered_by: int = 0
     unread_bytes: int = 0
     stats_watchers: int = 0
+    waiting_texts: int = 0
 
 
 _NAMES: Final = tuple(field.name for field in fields(FrontEndCounters) if field.name != "open_streams")
-_OF_THE_LIVING: Final = ("front_ends", "unread_bytes", "stats_watchers")  # what one that has died has no more of
+_OF_THE_LIVING: Final = (
+    "front_ends",
+    "unread_bytes",
+    "stats_watchers",
+    "waiting_texts",
+)  # what one that has died has no more of
 _WORDS: Final = len(_NAMES) + len(REFUSALS)
 _BYTES: Final = 8
 
 
 class Line(FrontEndCounters):
-    """One front end's figures, each of which is on the board as soon as it is set. held: what its calls hold."""
+    """One front end's figures, each of which is on the board as soon as it is set.
 
-    __slots__ = ("_cells", "held")
+    held: what its calls hold. calls: how they have ended.
+    """
+
+    __slots__ = ("_cells", "calls", "held")
     _cells: memoryview
     held: HeldLine
+    calls: CallLine
 
-    def __init__(self, cells: memoryview, held: HeldLine) -> None:
+    def __init__(self, cells: memoryview, held: HeldLine, calls: CallLine) -> None:
         object.__setattr__(self, "_cells", cells)
         object.__setattr__(self, "held", held)
+        object.__setattr__(self, "calls", calls)
         for name, value in zip(_NAMES, cells.tolist(), strict=False):
             setattr(self, name, value)
 
@@ -102,19 +114,22 @@ class Board:
         self._words = shared[:tables].cast("q")
         self._lines = lines
         self.processes = ProcessTable(self._words[lines * _WORDS :], lines)
+        self.calls = CallTable(self._words[lines * _WORDS + ProcessTable.size(lines) :], lines)
         self.held = HeldTable(lines, shared[tables:])
 
     @staticmethod
     def size(lines: int) -> int:
         """Bytes of so many lines, and of the tables behind them."""
-        return (lines * _WORDS + ProcessTable.size(lines)) * _BYTES + HeldTable.size(lines)
+        words = lines * _WORDS + ProcessTable.size(lines) + CallTable.size(lines)
+        return words * _BYTES + HeldTable.size(lines)
 
     def line(self, index: int, apart: HeldTable | None = None) -> Line:
         """For the one front end that writes it. Nothing is held there any more, whoever had it before.
 
         apart: of one line, for what is held there in place of the board's own table: it counts for none of its limits.
         """
-        return Line(self._cells(index), self.held.line(index) if apart is None else apart.line(0))
+        held = self.held.line(index) if apart is None else apart.line(0)
+        return Line(self._cells(index), held, self.calls.line(index))
 
     def clear(self, index: int) -> None:
         """The front end of this line has died: it serves nothing any more."""

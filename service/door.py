@@ -100,13 +100,19 @@ class Door(grpc.aio.ServerInterceptor):
     @asynccontextmanager
     async def _entered(self, method: str, context: _Context, *, exists: bool = True) -> AsyncIterator[Call]:
         trace = trace_context(context.invocation_metadata() or ())
-        with serving(Call(method, context.peer(), trace, tell=self._log.ended)) as call:
+        with serving(Call(method, context.peer(), trace, tell=self._ended)) as call:
+            self._admission.line.calls.started(method)
             try:
                 async with self._calls.entered(context, call), guarded(context, self._admission.line.refuse):
                     self._access.admit(method, context, exists=exists)
                     yield call
             finally:
                 note_end(context, call)
+
+    def _ended(self, call: Call) -> None:
+        assert call.ended is not None
+        self._admission.line.calls.ended(call.method, call.code.value[0], call.ended - call.began)
+        self._log.ended(call)
 
     def _unary(self, method: str, handler: Any) -> _Serve:
         inner = handler.unary_stream or handler.unary_unary  # coroutines, both: streams are written to the context

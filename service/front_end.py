@@ -48,6 +48,7 @@ class FrontEnd:
         version: str = "",
     ) -> None:
         self._engine = engine
+        self._tokenizer = tokenizer
         self._hurried = asyncio.Event()
         self._credentials = security.credentials
         self._calls = OpenCalls()
@@ -88,6 +89,7 @@ class FrontEnd:
     def take_stock(self) -> None:
         """Puts on the board what is looked at now and then, and not counted as it changes."""
         self.servicer.counters.unread_bytes = self._engine.unread_bytes
+        self.servicer.counters.waiting_texts = 0 if self._tokenizer is None else self._tokenizer.waiting
 
     def engine_lost(self) -> None:
         """No longer healthy. New calls end with UNAVAILABLE, as the open ones did."""

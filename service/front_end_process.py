@@ -42,9 +42,10 @@ class FrontEndOrders(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SideOrders(FrontEndOrders, frozen=True, kw_only=True):
-    """The first line of the side server's. health_port: to listen on from then on; 0 is any."""
+    """The first line of the side server's. health_port, metrics_port: to listen on from then on; 0 is any."""
 
     health_port: int
+    metrics_port: int
 
 
 class ServeOrder(msgspec.Struct, frozen=True):
@@ -65,7 +66,7 @@ class FrontEndStartError(RuntimeError):
 class FrontEndProcess:
     """A running front end or side server, and the pipe that tells it what to do: at its end, to end.
 
-    loaded: what it has said beside being loaded. The side server says the port where it answers health probes.
+    loaded: what it has said beside being loaded. The side server says its ports for health and metrics.
     """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:

@@ -13,11 +13,13 @@ from runahead.service.settings import FrontEndSettings
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """service: that clients call. health: for probes. control: for who runs the service on this machine."""
+    """service: that clients call. health: for probes. control: for who runs the service on this machine. metrics: for
+    Prometheus."""
 
     service: Port
     health: Port
     control: Port
+    metrics: Port
 
     @classmethod
     def reserve(cls, settings: FrontEndSettings, spelling: Spelling) -> Ports:
@@ -29,12 +31,14 @@ class Ports:
             health = _beside(settings.health_host, settings.health_port, "health", spelling)
             held.enter_context(closing(health))
             control = _beside(LOOPBACK, settings.control_port, "control", spelling)
+            held.enter_context(closing(control))
+            metrics = _beside(settings.metrics_host, settings.metrics_port, "metrics", spelling)
             held.pop_all()
-        return cls(service, health, control)
+        return cls(service, health, control, metrics)
 
     def close(self) -> None:
         """Idempotent."""
-        for port in (self.service, self.health, self.control):
+        for port in (self.service, self.health, self.control, self.metrics):
             port.close()
 
 

@@ -53,6 +53,6 @@ class ProcessTable:
 
     def read(self) -> tuple[ProcessFigures, ...]:
         """Of the processes that are there."""
-        cells = self._cells.tolist()[1:]
+        cells = self._cells[1 : 1 + _CELLS * len(self.names)].tolist()
         found = (ProcessFigures(name, *cells[place * _CELLS :][:_CELLS]) for place, name in enumerate(self.names))
         return tuple(process for process in found if process.pid)

@@ -1,7 +1,8 @@
 """The process of the side server: `python -m runahead.service.serve_side`, started by the supervisor.
 
 It is told what to do as a front end is (`runahead.service.front_end_process` has the lines). It listens for health
-probes from the beginning, when there is no engine yet, and for an operator's calls when there is one.
+probes and for Prometheus from the beginning, when there is no engine yet, and for an operator's calls when there is
+one.
 Exit codes: 0 after a shutdown, 2 if it could not start.
 """
 
@@ -45,7 +46,7 @@ async def _main() -> int:
         security = load_security(orders.settings, orders.engine.spelling)
         board = Board(orders.settings.frontends + 1, orders.board)
         side = SideServer(orders.settings, security, board, orders.index, orders.version)
-        say(LOADED + b" %d" % await side.listen(orders.health_port))
+        say(LOADED + b" %d %d" % await side.listen(orders.health_port, orders.metrics_port))
         try:
             return await _serve(orders, side, lines)
         finally:

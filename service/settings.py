@@ -73,6 +73,10 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Meta(ge=0, le=65535, description="port for Stats, WatchStats and Abort from this machine; 0: any free one"),
     ] = 50053
+    metrics_host: Annotated[str, Meta(description="address to serve Prometheus on, to everybody")] = LOOPBACK
+    metrics_port: Annotated[
+        int, Meta(ge=0, le=65535, description="port of /metrics, over HTTP in plain text; 0: any free one")
+    ] = 9464
     tls_cert: Annotated[
         str, Meta(description="certificate of the server, PEM, with its chain behind it", extra={"metavar": "FILE"})
     ] = ""

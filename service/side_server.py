@@ -1,4 +1,4 @@
-"""The side server: health, and what an operator calls, on ports of their own.
+"""The side server: health, metrics, and what an operator calls, on ports of their own.
 
 They are outside every bound on the connections and calls of the service's port, in a process that does nothing else, so
 that they answer however busy that one is.
@@ -7,12 +7,15 @@ that they answer however busy that one is.
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import CancelledError
 from typing import Final
 
 import grpc
 import msgspec
 from grpc_health.v1 import health_pb2
 
+from runahead.runtime.wire.figures import EngineStats
+from runahead.runtime.wire.messages import EngineInfo
 from runahead.service.access import Access
 from runahead.service.admission import Admission
 from runahead.service.board import Board
@@ -25,7 +28,9 @@ from runahead.service.front_end import GENERATION, HEALTH
 from runahead.service.health import HealthServicer
 from runahead.service.listening import listen
 from runahead.service.loopback import LOOPBACK
+from runahead.service.metrics_server import MetricsServer, ServiceCollector
 from runahead.service.reflection import add_reflection
+from runahead.service.request_stream import EngineLostError
 from runahead.service.security import Security
 from runahead.service.server_options import server_options
 from runahead.service.settings import FrontEndSettings
@@ -36,6 +41,7 @@ _CONNECTIONS: Final = 1024  # to each port
 _LOOK_S: Final = 0.1  # from one look at who serves to the next
 _LAST_WORDS_S: Final = 0.25  # for calls that end by themselves now
 _END_S: Final = 1.0  # for statuses to reach clients
+_SCRAPE_S: Final = 0.5  # for which Prometheus waits for the engine
 
 
 class SideServer:
@@ -61,14 +67,18 @@ class SideServer:
         self._feed: StatsFeed | None = None
         self._is_heard = False
         self._looking: asyncio.Task[None] | None = None
+        self._metrics: MetricsServer | None = None
 
-    async def listen(self, health_port: int) -> int:
-        """Serves health, in plain text and to everybody: the server lives, and is not ready. Returns the port. Raises
-        ConfigError."""
+    async def listen(self, health_port: int, metrics_port: int) -> tuple[int, int]:
+        """Serves health and metrics, in plain text and to everybody: the server lives, and is not ready. Returns the
+        ports. Raises ConfigError."""
+        loop = asyncio.get_running_loop()
+        collector = ServiceCollector(self._board, self._version, lambda: self._engine_figures(loop))
+        self._metrics = MetricsServer(self._settings.metrics_host, metrics_port, collector)
         port = listen(self._health_server, self._settings.health_host, health_port)
         await self._health_server.start()
         self._health.set_serving(True)
-        return port
+        return port, self._metrics.port
 
     async def serve(self, engine: EngineClient, control_port: int) -> int:
         """Serves the control port, and is ready from when somebody serves. Returns the port. Raises ConfigError."""
@@ -107,6 +117,19 @@ class SideServer:
         await self._calls.end(_LAST_WORDS_S)
         servers = [server for server in (self._health_server, self._control_server) if server is not None]
         await asyncio.gather(*(server.stop(_END_S) for server in servers))
+        if self._metrics is not None:
+            await asyncio.to_thread(self._metrics.close)  # somebody's scrape may wait for this event loop
+
+    def _engine_figures(self, loop: asyncio.AbstractEventLoop) -> tuple[EngineInfo, EngineStats] | None:
+        """Asked by other threads than the loop's. None: the engine does not answer at once."""
+        if self._engine is None or not self._is_heard:
+            return None
+        answer = asyncio.run_coroutine_threadsafe(self._engine.stats(), loop)
+        try:
+            return self._engine.info, answer.result(_SCRAPE_S)
+        except (EngineLostError, TimeoutError, CancelledError):
+            answer.cancel()
+            return None
 
     def _server(self, access: Access) -> grpc.aio.Server:
         admission = Admission.of(self._settings, access, self._own, self._line)

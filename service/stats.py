@@ -17,7 +17,7 @@ from runahead.runtime.wire.figures import EngineStats, HistogramStats
 from runahead.runtime.wire.histogram import BOUNDS_S, quantile
 from runahead.service.board import FrontEndCounters
 from runahead.service.process_table import ProcessFigures
-from runahead.v1 import BarrierStats, FrontEndStats, Histogram, ProcessStats, Quantiles, ServerStats
+from runahead.v1 import BarrierStats, FrontEndStats, HeldStats, Histogram, ProcessStats, Quantiles, ServerStats
 
 _OTHER_NAMES: Final = {"graphs.captures": "graph_captures", "graphs.replays": "graph_replays"}
 _GROUPS: Final = ("requests", "tokens", "blocks", "rows", "penalty_slots", "chain", "graphs", "lifecycle")
@@ -43,12 +43,17 @@ _NAMES: Final[dict[str, dict[str, str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ServiceFigures:
-    """What neither the engine nor a front end counts. connections: open on the service's port."""
+    """What neither the engine nor a front end counts. connections: open on the service's port. refusals: by reason.
+    queued_tokens, tokenizing_bytes, uploads: what open calls hold."""
 
     version: str
     server_id: str
     connections: int
     processes: Sequence[ProcessFigures]
+    refusals: Mapping[str, int]
+    queued_tokens: int
+    tokenizing_bytes: int
+    uploads: int
 
 
 def server_stats(engine: EngineStats, counters: FrontEndCounters, service: ServiceFigures) -> ServerStats:
@@ -70,6 +75,10 @@ def server_stats(engine: EngineStats, counters: FrontEndCounters, service: Servi
         server_id=service.server_id,
         connections=service.connections,
         processes=[ProcessStats(**asdict(process)) for process in service.processes],
+        refusals=service.refusals,
+        held=HeldStats(
+            queued_tokens=service.queued_tokens, tokenizing_bytes=service.tokenizing_bytes, uploads=service.uploads
+        ),
     )
     for group, names in _NAMES.items():
         message = getattr(stats, group)

@@ -14,6 +14,7 @@ from runahead.runtime.wire.figures import EngineStats
 from runahead.service.board import Board, Line
 from runahead.service.engine_client import EngineClient
 from runahead.service.errors import Violation, exhausted, invalid_argument, shutting_down
+from runahead.service.held import Resource
 from runahead.service.limits import LIMITS
 from runahead.service.stats import ServiceFigures, server_stats
 from runahead.service.validation import check_known
@@ -79,8 +80,17 @@ class StatsFeed:
 
     def _with_ours(self, engine: EngineStats) -> ServerStats:
         """The sums of all front ends beside it, and that it is this process that says so."""
-        table = self._board.processes
-        figures = ServiceFigures(self._version, self._engine.server_id, table.connections, table.read())
+        table, held = self._board.processes, self._board.held.in_all().tolist()
+        figures = ServiceFigures(
+            self._version,
+            self._engine.server_id,
+            table.connections,
+            table.read(),
+            self._board.refusals(),
+            queued_tokens=held[Resource.QUEUED_TOKENS],
+            tokenizing_bytes=held[Resource.TOKENIZING_BYTES],
+            uploads=held[Resource.UPLOADS],
+        )
         counters = replace(self._board.total(), answered_by=self._counters.answered_by)
         return server_stats(engine, counters, figures)
 

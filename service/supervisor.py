@@ -99,6 +99,7 @@ class Supervisor:
             port=self._ports.service.number,
             health_port=self._ports.health.number,
             control_port=self._ports.control.number,
+            metrics_port=self._ports.metrics.number,
             model=self._config.engine.served_name,
             run_ahead=self._config.engine.run_ahead,
             front_ends=len(self._front_ends),
@@ -189,9 +190,10 @@ class Supervisor:
             version=self._version,
             linger_s=self._config.linger_s,
             health_port=self._ports.health.number,
+            metrics_port=self._ports.metrics.number,
         )
         self._side = await FrontEndProcess.start(orders, SIDE_COMMAND)
-        self._ports.health.number = int(self._side.loaded)
+        self._ports.health.number, self._ports.metrics.number = map(int, self._side.loaded.split())
 
     async def _serve_side(self) -> FrontEndProcess:
         """Raises FrontEndStartError."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from runahead.runtime.wire.histogram import BOUNDS_S
 from runahead.service.limits import LIMITS
+from runahead.service.tokenizer import TextTokenizer
 from runahead.v1 import (
     DetokenizeRequest,
     GenerateRequest,
@@ -42,6 +45,20 @@ def test_stats_has_the_engines_figures_and_the_front_ends(service: Service) -> N
     assert (first.count, first.sum_s, inter.count, inter.sum_s) == (3, 2500.5, 0, 0.0)
     assert not stats.inter_token_s.HasField("p50"), "no figure is not zero"
     assert stats.front_end.open_streams == 1
+
+
+def test_what_is_looked_at_now_and_then_is_served_as_of_the_last_look(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.engine.auto_accept = False
+    call = service.stub.Generate(GenerateRequest(text="once"), timeout=TIMEOUT_S)
+    handle = service.engine.next_submit().handle
+    service.engine.output(handle, [1, 2, 3])  # its call waits for more than tokens
+    monkeypatch.setattr(TextTokenizer, "waiting", 7)
+    while not (stats := service.stub.Stats(StatsRequest(), timeout=TIMEOUT_S).stats.front_end).unread_bytes:
+        service.call(service.front_end.take_stock)
+    assert (stats.unread_bytes, stats.waiting_texts) == (3 * 48, 7)
+    call.cancel()
 
 
 def test_model_info_says_what_is_served_and_what_the_limits_are(service: Service) -> None:

@@ -108,8 +108,8 @@ class FakeFrontEnd(Ending):
 class FakeSide(FakeFrontEnd):
     def __init__(self, world: World, orders: SideOrders) -> None:
         super().__init__(world, orders.index)
-        self.loaded = b"%d" % (orders.health_port or 50)
-        self.ports = [orders.health_port]
+        self.loaded = b"%d %d" % (orders.health_port or 50, orders.metrics_port or 70)
+        self.ports = [orders.health_port, orders.metrics_port]
         self.was_told: list[str] = []
 
     async def serve(self, socket: Path, port: int) -> int:
@@ -134,7 +134,7 @@ class World:
         settings = FrontEndSettings(frontends=frontends, shutdown_grace_s=GRACE_S)
         self.config = ServerConfig(EngineConfig(model="x"), settings, linger_s=0.0)
         self.board = Board(frontends + 1, memory)
-        ports = [Port("127.0.0.1", number, ExitStack()) for number in (1234, 0, 0)]
+        ports = [Port("127.0.0.1", number, ExitStack()) for number in (1234, 0, 0, 0)]
         self.supervisor = supervisor.Supervisor(self.config, Ports(*ports), memory)
         self.sides: list[FakeSide] = []
         self.side_served = asyncio.Event()
@@ -270,13 +270,13 @@ def test_a_signal_while_everything_serves_ends_it_in_order() -> None:
 
 def test_a_side_server_that_dies_is_started_again_on_the_same_ports_and_harms_nobody() -> None:
     async def body(world: World, code: asyncio.Task[int]) -> None:
-        assert world.sides[0].ports == [0, 0], "any that are free"
+        assert world.sides[0].ports == [0, 0, 0], "any that are free"
         world.board.line(1).stats_watchers = 3
         world.side_served.clear()
         world.sides[0].stuck.set()
         assert await world.sides[0].wait() == -9
         await world.side_served.wait()
-        assert world.sides[1].ports == [50, 60]
+        assert world.sides[1].ports == [50, 70, 60]
         assert world.board.total().stats_watchers == 0
         assert not code.done() and len(world.serving) == 1
         code.cancel()

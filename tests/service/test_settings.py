@@ -85,7 +85,7 @@ def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> No
         "keepalive_time_s": 13.5, "keepalive_timeout_s": 14.5, "min_ping_interval_s": 15.5, "max_ping_strikes": 16,
         "max_request_bytes": 1717, "max_response_bytes": 1818181, "max_completion_s": 19.5, "stalled_stream_s": 20.5,
         "plaintext_tokens": True, "share_prefix_cache": True, "reflection": False, "request_log": False,
-        "health_host": "::1", "health_port": 13, "control_port": 14,
+        "health_host": "::1", "health_port": 13, "control_port": 14, "metrics_host": "::1", "metrics_port": 15,
     }  # fmt: skip
     assert set(changed) == set(SETTINGS), "this test must name every setting"
     defaults = chosen(Settings())
@@ -192,7 +192,16 @@ def test_no_setting_takes_all_that_is_no_value() -> None:
         for name in SETTINGS
         if all(accepted_or_refused(name, {name: text}, {}) is None for text in NO_VALUE if text != "\udcff")
     }
-    assert takes_all == {"served_name", "host", "health_host", "tls_cert", "tls_key", "tls_client_ca", "callers"}
+    assert takes_all == {
+        "served_name",
+        "host",
+        "health_host",
+        "metrics_host",
+        "tls_cert",
+        "tls_key",
+        "tls_client_ca",
+        "callers",
+    }
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.local_service import BESIDE, LocalService, started_service
 from runahead.service.access import Access
@@ -103,7 +105,7 @@ class Side:
     async def _run(self) -> None:
         self.loop, self._told, self._to_serve = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
         self.server = SideServer(FrontEndSettings(), self._security, self.board, 1, "0.1.0")
-        self.health_port = await self.server.listen(0)
+        self.health_port, self.metrics_port = await self.server.listen(0, 0)
         self._began.set()
         await self._to_serve.wait()
         if not self._told.is_set():
@@ -165,6 +167,30 @@ def test_an_engine_that_is_silent_is_not_ready_and_one_that_is_lost_not_alive(si
     watch.cancel()
 
 
+def scrape(port: int) -> dict[str, float]:
+    """Samples without labels, and of those with labels the last."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT_S) as response:
+        text = response.read().decode()
+    return {sample.name: sample.value for family in text_string_to_metric_families(text) for sample in family.samples}
+
+
+def test_metrics_are_served_from_the_beginning_and_never_wait_for_an_engine_that_is_stuck(side: Side) -> None:
+    loading = scrape(side.metrics_port)
+    assert (loading["runahead_engine_up"], loading["runahead_front_ends"]) == (0, 0)
+    side.serve()
+    side.board.line(0).front_ends = 1
+    serving = scrape(side.metrics_port)
+    assert (serving["runahead_engine_up"], serving["runahead_front_ends"]) == (1, 1)
+    assert serving["vllm:num_requests_running"] == 2
+    side.engine.answers_stats = False  # its heart beats on
+    stuck = scrape(side.metrics_port)
+    assert (stuck["runahead_engine_up"], stuck["runahead_front_ends"]) == (0, 1)
+    assert not [name for name in stuck if name.startswith("vllm:")]
+    side.engine.fall_silent()
+    side.tell(side.server.engine_lost)
+    assert scrape(side.metrics_port)["runahead_engine_up"] == 0
+
+
 def test_a_drain_ends_who_watches_and_leaves_figures_and_aborts_to_the_end(side: Side) -> None:
     side.serve()
     side.board.line(0).front_ends = 1
@@ -188,8 +214,10 @@ def test_who_holds_all_that_the_limits_of_the_service_s_port_give_keeps_nobody_f
     side.serve()
     side.board.line(0).held.add(7, dict.fromkeys(Resource, 1 << 40))
     figures = side.stub.WatchStats(WatchStatsRequest(), timeout=TIMEOUT_S)
-    stats = next(figures).stats.front_end
-    assert (stats.open_streams, stats.stats_watchers) == (1 << 40, 1)
+    stats = next(figures).stats
+    assert (stats.front_end.open_streams, stats.front_end.stats_watchers) == (1 << 40, 1)
+    held = stats.held.queued_tokens, stats.held.tokenizing_bytes, stats.held.uploads
+    assert held == (1 << 40, 1 << 40, 1 << 40)
     assert side.stub.Abort(AbortRequest(request_ids=["r1"]), timeout=TIMEOUT_S).results
     error = failure(lambda: side.stub.Abort(AbortRequest(request_ids=["?"]), timeout=TIMEOUT_S))
     assert code(error) == grpc.StatusCode.INVALID_ARGUMENT
@@ -226,7 +254,8 @@ class TestCallers:
         call = side.stub.Stats
         assert reason(failure(lambda: call(StatsRequest(), timeout=TIMEOUT_S))) == "NO_CREDENTIALS"
         assert reason(failure(lambda: call(StatsRequest(), timeout=TIMEOUT_S, metadata=alice))) == "NO_RIGHT"
-        assert call(StatsRequest(), timeout=TIMEOUT_S, metadata=ops).HasField("stats")
+        stats = call(StatsRequest(), timeout=TIMEOUT_S, metadata=ops).stats
+        assert dict(stats.refusals) == {"NO_CREDENTIALS": 1, "NO_RIGHT": 1}
         watch = side.stub.WatchStats(WatchStatsRequest(), timeout=TIMEOUT_S, metadata=alice)
         assert reason(failure(lambda: next(watch))) == "NO_RIGHT"
         for metadata in (alice, ops):
@@ -271,7 +300,7 @@ def test_health_and_control_answer_when_the_service_s_port_takes_no_more_connect
             text="def f():\n", request_id="endless", stopping=StoppingOptions(max_tokens=2000, ignore_eos=True)
         )
         stream = GenerationServiceStub(channel).Generate(endless, timeout=60)
-        assert next(stream).HasField("accepted")
+        assert [next(stream).WhichOneof("event") for _ in range(2)] == ["accepted", "delta"]
         held = []
         while True:  # until one is closed at once, which shows that the cap is reached
             held.append(stack.enter_context(socket.create_connection((host, int(port)), timeout=TIMEOUT_S)))
@@ -290,6 +319,22 @@ def test_health_and_control_answer_when_the_service_s_port_takes_no_more_connect
             (result,) = stub.Abort(AbortRequest(request_ids=["endless"]), timeout=TIMEOUT_S).results
             assert result.outcome == AbortOutcome.ABORT_OUTCOME_ABORTED
         assert list(stream)[-1].HasField("finished")
+    samples = scrape(until_logged(service, "serving")["metrics_port"])
+    assert samples["runahead_engine_up"] == samples["vllm:time_to_first_token_seconds_count"] == 1
+    assert samples["vllm:generation_tokens_total"] > 0
+
+
+def test_what_callers_choose_is_in_no_metric(service: LocalService) -> None:
+    with grpc.insecure_channel(service.url) as channel:
+        request = GenerateRequest(text="sesame", request_id="my-own-name", stopping=StoppingOptions(max_tokens=3))
+        assert list(GenerationServiceStub(channel).Generate(request, timeout=60, metadata=[("x-mine", "my-header")]))
+        nothing: Any = channel.unary_unary("/my.Service/MyMethod")
+        failure(lambda: nothing(b"", timeout=TIMEOUT_S))
+    port = until_logged(service, "serving")["metrics_port"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT_S) as response:
+        text = response.read().decode()
+    assert 'grpc_method="unknown"' in text, "it has been counted"
+    assert not [word for word in ("sesame", "my-own-name", "my-header", "MyMethod", "127.0.0.1") if word in text]
 
 
 def test_a_side_server_that_is_killed_comes_back_on_its_ports_and_harms_no_stream(service: LocalService) -> None:
@@ -307,7 +352,7 @@ def test_a_side_server_that_is_killed_comes_back_on_its_ports_and_harms_no_strea
         stream.cancel()
 
 
-@pytest.mark.parametrize("name", ["health", "control"])
+@pytest.mark.parametrize("name", ["health", "control", "metrics"])
 def test_a_port_that_is_taken_is_named_with_the_setting_that_gives_another(service: LocalService, name: str) -> None:
     port = str(until_logged(service, "serving")[f"{name}_port"])
     command = [sys.executable, "-m", "runahead", "serve", "--port", "0", *BESIDE, f"--{name}-port", port]

@@ -18,7 +18,7 @@ from runahead.service.stats import ServiceFigures, server_stats
 from runahead.v1 import FrontEndStats, ServerStats
 from tests.service.fake_engine import STATS
 
-NOTHING = ServiceFigures("", "", 0, ())
+NOTHING = ServiceFigures("", "", 0, (), {}, 0, 0, 0)
 
 
 def numbered(first: int) -> tuple[EngineStats, FrontEndCounters, ServiceFigures, int]:
@@ -39,7 +39,8 @@ def numbered(first: int) -> tuple[EngineStats, FrontEndCounters, ServiceFigures,
     stats = EngineStats(**{name: renumbered(getattr(STATS, name)) for name in STATS.__struct_fields__})  # type: ignore[arg-type]
     counters = FrontEndCounters(*(next(numbers) for _ in fields(FrontEndCounters)))
     process = ProcessFigures("engine", next(numbers), next(numbers), next(numbers))
-    service = ServiceFigures("0.1.0", "server-1", next(numbers), [process])
+    held = [next(numbers) for _ in range(3)]
+    service = ServiceFigures("0.1.0", "server-1", next(numbers), [process], {"NO_RIGHT": next(numbers)}, *held)
     return stats, counters, service, next(numbers) - first
 
 
@@ -106,6 +107,6 @@ def test_a_group_without_a_figure_is_there_all_the_same() -> None:
     stats = EngineStats(**figures)
     message = server_stats(stats, FrontEndCounters(), NOTHING)
     groups = [field.name for field in ServerStats.DESCRIPTOR.fields if field.type == FieldDescriptor.TYPE_MESSAGE]
-    lists = {"barriers", "processes"}
+    lists = {"barriers", "processes", "refusals"}
     assert {name for name in groups if name not in lists and not message.HasField(name)} == set()
     assert message.requests.submitted == 0 and not message.barriers

@@ -202,14 +202,14 @@ def test_a_killed_engine_ends_the_streams_of_all_front_ends_once_and_then_the_se
 REFUSED = """
 import sys
 from runahead.service import cli
-code = cli.main(["serve", "--port", "0", "--health-port", "0", "--control-port", "0", "--frontends", "2",
-                 "--context-length", "99999"])
+code = cli.main(["serve", "--port", "0", "--frontends", "2", "--context-length", "99999", *sys.argv[1:]])
 print(code, sorted({"grpc", "torch"} & set(sys.modules)))
 """
 
 
 def test_the_supervisor_loads_neither_grpc_nor_torch() -> None:
-    done = subprocess.run([sys.executable, "-c", REFUSED], capture_output=True, text=True, timeout=60, check=False)
+    command = [sys.executable, "-c", REFUSED, *BESIDE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "more than the model's" in done.stderr, "its engine was started, and has said why it is not"
     assert done.stdout == "2 []\n"
 
