@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from runahead.runtime.wire.engine_config import EngineConfig
+from runahead.service.library_lines import LibraryLines
 from runahead.service.settings import FrontEndSettings
 
 FRONT_END_MODULE: Final = "runahead.service.serve_front_end"
@@ -21,6 +24,7 @@ SIDE_COMMAND: Final = (sys.executable, "-P", "-m", SIDE_MODULE)
 
 LOADED: Final = b"loaded"
 ALIVE: Final = b"alive"
+_LAST_LINES_S: Final = 1.0
 ALIVE_S: Final = 1.0  # from one time that it says so to the next
 DRAIN: Final = b"drain\n"
 END: Final = b"end\n"
@@ -30,7 +34,8 @@ class FrontEndOrders(msgspec.Struct, frozen=True, kw_only=True):
     """The first line of its standard input.
 
     index: which one it is, from 0. board: the descriptor of the memory that they share. version: of the server.
-    linger_s: how long it says that it is not serving after the engine was lost, before it ends.
+    linger_s: how long it says that it is not serving after the engine was lost, before it ends. library_lines: the
+    descriptor that its libraries' standard error is to be; set when it is started.
     """
 
     engine: EngineConfig
@@ -39,6 +44,7 @@ class FrontEndOrders(msgspec.Struct, frozen=True, kw_only=True):
     board: int
     version: str
     linger_s: float
+    library_lines: int = -1
 
 
 class SideOrders(FrontEndOrders, frozen=True, kw_only=True):
@@ -69,8 +75,9 @@ class FrontEndProcess:
     loaded: what it has said beside being loaded. The side server says its ports for health and metrics.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, library_lines: LibraryLines) -> None:
         self._process = process
+        self._library_lines = library_lines
         self.loaded = b""
 
     @property
@@ -83,11 +90,20 @@ class FrontEndProcess:
 
         Raises FrontEndStartError.
         """
-        front_end = cls(
-            await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, pass_fds=(orders.board,)
+        is_side = isinstance(orders, SideOrders)
+        name = "side_server" if is_side else f"front_end_{orders.index + 1}"
+        library_lines, descriptor = await LibraryLines.of(name)
+        orders = msgspec.structs.replace(orders, library_lines=descriptor)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                pass_fds=(orders.board, descriptor),
             )
-        )
+        finally:
+            os.close(descriptor)
+        front_end = cls(process, library_lines)
         try:
             front_end._say(msgspec.json.encode(orders) + b"\n")
             front_end.loaded = await front_end._hear(LOADED)
@@ -131,6 +147,9 @@ class FrontEndProcess:
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
+        with suppress(TimeoutError):  # a process of its own would keep the pipe open
+            async with asyncio.timeout(_LAST_LINES_S):
+                await self._library_lines.wait_ended()
         assert self._process.stdin is not None
         self._process.stdin.close()
 

@@ -21,7 +21,7 @@ from runahead.service.board import Board
 from runahead.service.engine_client import SocketEngineClient
 from runahead.service.front_end import FrontEnd
 from runahead.service.front_end_process import DRAIN, END, LOADED, FrontEndOrders, ServeOrder
-from runahead.service.logs import configure_logs
+from runahead.service.logs import configure_serving_logs
 from runahead.service.request_stream import EngineLostError
 from runahead.service.security import Security, load_security
 from runahead.service.server_config import EXIT_CANNOT_START, EXIT_ENGINE_LOST, EXIT_OK, EXIT_SERVER_ENDED
@@ -43,7 +43,7 @@ async def _main() -> int:
         orders = msgspec.json.decode(await lines.readline(), type=FrontEndOrders)
     except msgspec.DecodeError:
         return EXIT_CANNOT_START  # the supervisor has gone again
-    configure_logs(orders.settings.log)
+    configure_serving_logs(orders.settings.log, orders.library_lines)
     try:
         security = load_security(orders.settings, orders.engine.spelling)
         tokenizer = _tokenizer(orders)

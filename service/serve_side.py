@@ -19,7 +19,7 @@ from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.board import Board
 from runahead.service.engine_client import SocketEngineClient
 from runahead.service.front_end_process import DRAIN, END, LOADED, ServeOrder, SideOrders
-from runahead.service.logs import configure_logs
+from runahead.service.logs import configure_serving_logs
 from runahead.service.request_stream import EngineLostError
 from runahead.service.security import load_security
 from runahead.service.server_config import EXIT_CANNOT_START, EXIT_OK
@@ -41,7 +41,7 @@ async def _main() -> int:
         orders = msgspec.json.decode(await lines.readline(), type=SideOrders)
     except msgspec.DecodeError:
         return EXIT_CANNOT_START  # the supervisor has gone again
-    configure_logs(orders.settings.log)
+    configure_serving_logs(orders.settings.log, orders.library_lines)
     try:
         security = load_security(orders.settings, orders.engine.spelling)
         board = Board(orders.settings.frontends + 1, orders.board)

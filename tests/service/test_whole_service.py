@@ -24,6 +24,7 @@ from runahead.v1 import (
     StoppingOptions,
     TokenizeRequest,
 )
+from tests.service.raw_http2 import GOAWAY, PING, RawClient
 
 TIMEOUT_S = 60.0
 
@@ -113,3 +114,25 @@ def test_nothing_that_a_caller_says_is_in_any_line_of_any_process(service: Local
     assert not [text for text in texts if len(text) > 8 and text in log]
     assert {line["level"] for line in lines} >= {"debug", "info"}
     assert {"engine_ready", "serving", "call"} <= {line["event"] for line in lines}, "of all processes"
+
+
+def test_what_a_client_has_the_library_print_forges_no_line_and_is_bounded(
+    service: LocalService, channel: grpc.Channel
+) -> None:
+    """The text of a connection's last frame is printed by gRPC's core as it is."""
+    forged = b'words\n{"event": "forged", "level": "info"}\n\x1b[2J'
+    port = int(service.url.rpartition(":")[2])
+    for _ in range(100):
+        with RawClient(port) as client:
+            client.send(GOAWAY, bytes(7) + b"\x02" + forged)
+            client.send(PING, bytes(8))
+            client.frames_until(PING)
+    GenerationServiceStub(channel).Stats(StatsRequest(), timeout=TIMEOUT_S)  # a bystander is served
+
+    def printed(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [line for line in lines if line["event"] == "library_line"]
+
+    lines = lines_when(service, lambda lines: len(printed(lines)) > 0)  # each of which is JSON
+    assert any("words" in line["message"] for line in printed(lines)), "the library has printed it"
+    assert not [line for line in lines if line["event"] == "forged"]
+    assert len(printed(lines)) <= 60, "twenty of each place in a minute"

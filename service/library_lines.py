@@ -1,0 +1,88 @@
+"""What libraries print on the standard error of a process that serves clients, as events of ours.
+
+gRPC's core prints lines of its own there, by itself and in many of its threads, and clients can cause some of them and
+choose words in them: a connection's last frame may carry a text that is printed as it is. So such a process has a pipe
+for its standard error, which the supervisor reads: each line becomes an event, cut and without characters that a
+terminal would act on, and of each place in the library's source some lines in a minute are logged and the rest counted.
+What a process says when it crashes arrives, too, since somebody else reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from typing import Final
+
+import structlog
+
+from runahead.service.line_budget import LineBudget
+
+_LINES: Final = 20  # of one place in the source, in so many seconds
+_WINDOW_S: Final = 60.0
+_MOST_BYTES: Final = 4096  # of a line that is looked at
+_MOST_CHARACTERS: Final = 300  # of it that are logged
+
+# As Abseil's log begins a line: severity, month and day, time, thread, place in the source.
+_ABSEIL: Final = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ ([\w./-]{1,100}:\d{1,6})\] (.*)")
+_LEVELS: Final = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
+
+log = structlog.get_logger(__name__)
+
+
+class LibraryLines(asyncio.Protocol):
+    """Reads one process's pipe until its end. process: what the process is called."""
+
+    def __init__(self, process: str) -> None:
+        self._process = process
+        self._rest = b""
+        self._budget = LineBudget(_LINES, _WINDOW_S)
+        self._ended = asyncio.Event()
+
+    @classmethod
+    async def of(cls, process: str) -> tuple[LibraryLines, int]:
+        """Begins to read. Returns the descriptor, too, that a process is to have for standard error. Whoever hands it
+        on closes it then. Writing to it never waits: what does not fit is lost."""
+        lines = cls(process)
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: lines, os.fdopen(reader, "rb", 0))
+        return lines, writer
+
+    async def wait_ended(self) -> None:
+        """Returns when all is read, the last words too: nobody has the pipe any more."""
+        await self._ended.wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Whole lines are logged; what is left waits for the rest of its line, up to a bound."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._log(line)
+        if len(self._rest) > _MOST_BYTES:
+            self._rest = self._rest[:_MOST_BYTES]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._log(self._rest)
+        self._ended.set()
+
+    def _log(self, line: bytes) -> None:
+        text = line[:_MOST_BYTES].decode(errors="replace").strip()
+        if not text:
+            return
+        found = _ABSEIL.match(text)
+        level, source, message = (_LEVELS[found[1]], found[2], found[3]) if found else (logging.WARNING, "", text)
+        left_out = self._budget.take(source)
+        if left_out is None:
+            return
+        fields = {"source": source} if source else {}
+        if left_out:
+            fields["left_out"] = str(left_out)
+        log.log(level, "library_line", process=self._process, message=printable(message), **fields)
+
+
+def printable(text: str) -> str:
+    """The beginning of a text, with a mark for each character that is none to be seen."""
+    return "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:_MOST_CHARACTERS]
+    )
