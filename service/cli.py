@@ -1,11 +1,10 @@
-"""The command line: `runahead serve`, `runahead kernels`, `runahead generate`, `runahead completion`, `runahead
---version`."""
+"""The command line: `runahead serve`, `kernels`, `generate`, `stats`, `abort`, `completion`, `--version`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from runahead.runtime.wire.engine_config import ConfigError
@@ -36,9 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         actions = [action for command in commands.values() for action in command.actions]
         print(completion_script(parser, actions, parsed.shell))
         return 0
-    from runahead.service import generate_command
+    from runahead.service import abort_command, generate_command, stats_command
 
-    return generate_command.run(parsed)
+    clients: dict[str, Callable[[argparse.Namespace], int]] = {
+        "generate": generate_command.run,
+        "stats": stats_command.run,
+        "abort": abort_command.run,
+    }
+    return clients[parsed.command](parsed)
 
 
 def _parser(command: str) -> tuple[Parser, dict[str, Parser]]:
@@ -69,11 +73,19 @@ def _parser(command: str) -> tuple[Parser, dict[str, Parser]]:
         help="stream a completion from a running service to the terminal",
         description="Streams a completion from a running service to the terminal.",
     )
+    stats = commands.add_parser(
+        "stats",
+        help="show the figures of a running service",
+        description="Shows the figures of a running service whenever one has changed: in place on a terminal, else one "
+        "time after the other. Where the service's port takes no more connections, its control port still answers.",
+    )
+    abort = commands.add_parser(
+        "abort",
+        help="end requests of a running service",
+        description="Ends requests of a running service by their ids, and prints what became of each.",
+    )
     if command not in _SERVERS:
-        from runahead.service import client_channel, request_flags
-
-        request_flags.add_flags(client)
-        client_channel.add_connection_flags(client)
+        _add_client_flags(client, stats, abort)
     completion = commands.add_parser(
         "completion",
         help="print a script that completes commands and flags",
@@ -83,6 +95,16 @@ def _parser(command: str) -> tuple[Parser, dict[str, Parser]]:
     )
     completion.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
     return parser, commands.choices
+
+
+def _add_client_flags(generate: Parser, stats: Parser, abort: Parser) -> None:
+    from runahead.service import abort_command, client_channel, request_flags, stats_command
+
+    request_flags.add_flags(generate)
+    stats_command.add_flags(stats)
+    abort_command.add_flags(abort)
+    for parser in (generate, stats, abort):
+        client_channel.add_connection_flags(parser)
 
 
 def _with_settings(parsed: argparse.Namespace) -> int:

@@ -5,21 +5,15 @@ from __future__ import annotations
 import argparse
 import codecs
 import io
-import os
 import sys
-from typing import Any, Final
+from typing import Any
 
 import grpc
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 
 from runahead.service.client_channel import connection
+from runahead.service.client_failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, describe_failure, nobody_reads
 from runahead.service.request_flags import UsageError, build_request, seconds_of
 from runahead.v1 import generate_pb2, generation_service_pb2_grpc, model_pb2
-
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_INTERRUPTED: Final = 130
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -54,27 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
             return EXIT_INTERRUPTED
         except BrokenPipeError:
             call.cancel()
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
-            return EXIT_FAILED
+            return nobody_reads()
         except grpc.RpcError as error:
             print(f"\nrunahead generate: {describe_failure(error, arguments.url)}", file=sys.stderr)
             return EXIT_FAILED
     return 0
-
-
-def describe_failure(error: grpc.RpcError, url: str) -> str:
-    """Status and message; a line for each field that the server objects to, beside the one that the message names."""
-    call: Any = error  # what a stub raises is both an error and its call
-    if call.code() == grpc.StatusCode.UNAVAILABLE and "connect" in (call.details() or ""):
-        return f"no server answers at {url}; start one with `runahead serve`"
-    line = f"{call.code().name}: {call.details()}"
-    status = rpc_status.from_call(call)
-    for detail in status.details if status else ():
-        violations = error_details_pb2.BadRequest()
-        if detail.Unpack(violations):
-            others = (item.description for item in violations.field_violations if item.description != call.details())
-            line += "".join(f"\n  {sentence}" for sentence in others)
-    return line
 
 
 def describe_finish(finished: generate_pb2.Finished) -> str:

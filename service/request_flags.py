@@ -102,14 +102,14 @@ def build_request(arguments: argparse.Namespace) -> generate_pb2.GenerateRequest
     return request
 
 
-def seconds_of(text: str) -> float:
-    """What --timeout says. Raises UsageError."""
+def seconds_of(text: str, flag: str = "timeout") -> float:
+    """What a flag says. Raises UsageError."""
     try:
         if 0 < (seconds := float(text)) <= _MAX_TIMEOUT_S:
             return seconds
     except ValueError:
         pass
-    raise UsageError.of("timeout", f"a number of seconds above 0, at most {_MAX_TIMEOUT_S:.0f}", text)
+    raise UsageError.of(flag, f"a number of seconds above 0, at most {_MAX_TIMEOUT_S:.0f}", text)
 
 
 def _fields() -> Iterator[tuple[Any, str]]:

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from runahead.service import client_channel, request_flags, settings
+from runahead.service import abort_command, client_channel, request_flags, settings, stats_command
 from runahead.service.cli_parser import Parser
 from tests.project.repository import ROOT, TESTS, TOOLS, calls, documents, name_of, sources
 from tests.project.settings_table import COMMAND, rows_of, table_rows
@@ -34,14 +34,16 @@ def code(path: Path) -> Iterator[str]:
 
 
 def flags_of(*commands: str) -> set[str]:
-    """Flags of `runahead serve` and `runahead generate`."""
-    serve, generate = Parser(), Parser()
-    if "serve" in commands:
-        settings.add_flags(serve)
-    if "generate" in commands:
-        request_flags.add_flags(generate)
-        client_channel.add_connection_flags(generate)
-    return {flag for action in (*serve.actions, *generate.actions) for flag in action.option_strings}
+    """Flags of commands of `runahead`."""
+    clients = {"generate": request_flags, "stats": stats_command, "abort": abort_command}
+    parsers = [Parser() for _ in commands]
+    for command, parser in zip(commands, parsers, strict=True):
+        if command == "serve":
+            settings.add_flags(parser)
+        else:
+            clients[command].add_flags(parser)
+            client_channel.add_connection_flags(parser)
+    return {flag for parser in parsers for action in parser.actions for flag in action.option_strings}
 
 
 @cache
@@ -67,9 +69,9 @@ def test_every_make_target_that_a_document_names_exists(path: Path) -> None:
 
 @pytest.mark.parametrize("path", list(documents()), ids=name_of)
 def test_every_flag_that_a_document_names_exists(path: Path) -> None:
-    everywhere = flags_of("serve", "generate") | flags_of_tools() | {"--version", *OTHERS}
+    everywhere = flags_of("serve", "generate", "stats", "abort") | flags_of_tools() | {"--version", *OTHERS}
     for line in code(path):
-        command = re.match(r"runahead (serve|generate)\b", line)
+        command = re.match(r"runahead (serve|generate|stats|abort)\b", line)
         known = flags_of(command[1]) if command else everywhere
         assert not set(_FLAG.findall(line)) - known, line
 

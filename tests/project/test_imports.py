@@ -30,7 +30,9 @@ def test_the_pure_modules_load_neither_torch_nor_a_loop_nor_a_logger() -> None:
     [
         "runahead.service.cli",
         "runahead.service.settings",
+        "runahead.service.abort_command",
         "runahead.service.generate_command",
+        "runahead.service.stats_command",
         "runahead.service.server",
     ],
 )

@@ -34,7 +34,7 @@ bash = pytest.mark.parametrize("script", ["bash"], indirect=True)
 
 @bash
 def test_bash_offers_commands(script: Path) -> None:
-    assert offered(script, "runahead", "") >= {"serve", "generate", "completion"}
+    assert offered(script, "runahead", "") >= {"serve", "generate", "stats", "abort", "completion"}
     assert offered(script, "runahead", "com") == {"completion"}
 
 

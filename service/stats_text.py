@@ -44,8 +44,31 @@ def stats_lines(stats: stats_pb2.ServerStats) -> list[str]:
         f"{stats.front_end.refused} refused, {stats.front_end.slow_readers} slow readers, "
         f"{lifecycle.front_ends_lost} front ends lost",
         "latency": f"first token {_quantiles(stats.first_token_s)}; token to token {_quantiles(stats.inter_token_s)}",
+        "calls": f"{stats.front_end.open_streams} completions open, {stats.connections} connections, "
+        f"{stats.front_end.unread_bytes} bytes unread, {stats.held.queued_tokens} tokens queued, "
+        f"{stats.front_end.waiting_texts} texts for the tokenizer, {stats.held.uploads} uploads; "
+        f"refused: {_counts(stats.refusals)}",
     }
+    if stats.processes:
+        groups["memory"] = ", ".join(
+            f"{process.name} {process.resident_bytes / 2**20:.0f} MiB, {process.descriptors} descriptors"
+            for process in stats.processes
+        )
+    if stats.version:
+        groups["server"] = f"{stats.version}, {stats.server_id}, up for {stats.uptime_s:.0f} s"
     return [f"{name:<10}{text}" for name, text in groups.items()]
+
+
+def rate_line(before: stats_pb2.ServerStats, now: stats_pb2.ServerStats) -> str:
+    """What happened from one moment to another, a second."""
+    seconds = max(now.uptime_s - before.uptime_s, 1e-3)
+    generated = (now.tokens.generated - before.tokens.generated) / seconds
+    prompts = (now.tokens.prompt - before.tokens.prompt) / seconds
+    ended = (sum(now.requests.finished.values()) - sum(before.requests.finished.values())) / seconds
+    return (
+        f"{'pace':<10}over {seconds:.1f} s: {generated:.0f} tokens/s generated, {prompts:.0f} of prompts, "
+        f"{ended:.1f} requests/s ended"
+    )
 
 
 def _counts(counts: Mapping[str, int] | Mapping[int, int]) -> str:

@@ -1,0 +1,36 @@
+"""How the command line's clients end when a call fails, and with which status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Final
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+
+
+def describe_failure(error: grpc.RpcError, url: str) -> str:
+    """Status and message; a line for each field that the server objects to, beside the one that the message names."""
+    call: Any = error  # what a stub raises is both an error and its call
+    if call.code() == grpc.StatusCode.UNAVAILABLE and "connect" in (call.details() or ""):
+        return f"no server answers at {url}; start one with `runahead serve`"
+    line = f"{call.code().name}: {call.details()}"
+    status = rpc_status.from_call(call)
+    for detail in status.details if status else ():
+        violations = error_details_pb2.BadRequest()
+        if detail.Unpack(violations):
+            others = (item.description for item in violations.field_violations if item.description != call.details())
+            line += "".join(f"\n  {sentence}" for sentence in others)
+    return line
+
+
+def nobody_reads() -> int:
+    """After BrokenPipeError: whoever read standard output has gone. Returns the exit status."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
+    return EXIT_FAILED
