@@ -13,11 +13,10 @@ from google.protobuf.message import DecodeError
 from runahead.service.access import Access
 from runahead.service.admission import Admission
 from runahead.service.call import Call, begin_answer, serving
-from runahead.service.call_log import CallLog
+from runahead.service.call_records import CallRecords
 from runahead.service.errors import ServiceError, invalid_argument, shutting_down
 from runahead.service.guard import abort_with, guarded, note_end
 from runahead.service.limits import LIMITS
-from runahead.service.trace_context import trace_context
 from runahead.service.wire_faults import wire_faults
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -69,17 +68,17 @@ class Door(grpc.aio.ServerInterceptor):
     otherwise wait for the message itself, for ever, and never answer a call that has none. It would parse it, too, and
     answer UNKNOWN with a class's name. Clients see no difference: on the wire there is none.
 
-    upload_timeout_s: that a request has to be there whole. log: gets each call when it has ended.
+    upload_timeout_s: that a request has to be there whole. records: get each call when it has ended.
     """
 
     def __init__(
-        self, calls: OpenCalls, access: Access, admission: Admission, upload_timeout_s: float, log: CallLog
+        self, calls: OpenCalls, access: Access, admission: Admission, upload_timeout_s: float, records: CallRecords
     ) -> None:
         self._calls = calls
         self._access = access
         self._admission = admission
         self._upload_timeout_s = upload_timeout_s
-        self._log = log
+        self._records = records
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         """The method's handler, taking a stream of bytes."""
@@ -99,7 +98,7 @@ class Door(grpc.aio.ServerInterceptor):
 
     @asynccontextmanager
     async def _entered(self, method: str, context: _Context, *, exists: bool = True) -> AsyncIterator[Call]:
-        trace = trace_context(context.invocation_metadata() or ())
+        trace = self._records.trace(context.invocation_metadata() or ())
         with serving(Call(method, context.peer(), trace, tell=self._ended)) as call:
             self._admission.line.calls.started(method)
             try:
@@ -112,7 +111,7 @@ class Door(grpc.aio.ServerInterceptor):
     def _ended(self, call: Call) -> None:
         assert call.ended is not None
         self._admission.line.calls.ended(call.method, call.code.value[0], call.ended - call.began)
-        self._log.ended(call)
+        self._records.ended(call)
 
     def _unary(self, method: str, handler: Any) -> _Serve:
         inner = handler.unary_stream or handler.unary_unary  # coroutines, both: streams are written to the context

@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2
 from runahead.service.admission import Admission
 from runahead.service.board import Board
 from runahead.service.call_log import CallLog
+from runahead.service.call_records import CallRecords, Traces
 from runahead.service.door import Door, OpenCalls
 from runahead.service.engine_client import EngineClient
 from runahead.service.errors import SHUTDOWN_SENTENCE
@@ -34,7 +35,7 @@ class FrontEnd:
     """Serves one engine on one port. tokenizer: None serves token ids alone. security: who may call.
 
     board, index: the figures of all front ends of the engine, and which of them this one is; None: it is the only one.
-    version: of the server.
+    version: of the server. traces: where the spans of completions go.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class FrontEnd:
         board: Board | None = None,
         index: int = 0,
         version: str = "",
+        traces: Traces | None = None,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
@@ -54,8 +56,8 @@ class FrontEnd:
         self._calls = OpenCalls()
         board = board or Board()
         self._admission = Admission.of(settings, security.access, board, board.line(index))
-        call_log = CallLog(is_on=settings.request_log)
-        door = Door(self._calls, security.access, self._admission, settings.upload_timeout_s, call_log)
+        records = CallRecords(CallLog(is_on=settings.request_log), traces)
+        door = Door(self._calls, security.access, self._admission, settings.upload_timeout_s, records)
         self._server = grpc.aio.server(interceptors=[door], options=server_options(settings))
         self._health = HealthServicer((GENERATION,))
         self.servicer = GenerationServicer(

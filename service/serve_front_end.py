@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -27,6 +28,9 @@ from runahead.service.security import Security, load_security
 from runahead.service.server_config import EXIT_CANNOT_START, EXIT_ENGINE_LOST, EXIT_OK, EXIT_SERVER_ENDED
 from runahead.service.supervised import leave_signals_to_the_supervisor, say, say_that_it_lives, told_lines
 from runahead.service.tokenizer import TextTokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from runahead.service.spans import Spans
 
 log = structlog.get_logger(__name__)
 
@@ -68,7 +72,8 @@ async def _serve(
     order = msgspec.json.decode(line, type=ServeOrder)
     client = await SocketEngineClient.connect(Path(order.socket), counters_from=orders.engine.counters_from)
     board = Board(orders.settings.frontends + 1, orders.board)
-    front_end = FrontEnd(client, tokenizer, orders.settings, security, board, orders.index, orders.version)
+    spans = _spans(orders, client.info.model)
+    front_end = FrontEnd(client, tokenizer, orders.settings, security, board, orders.index, orders.version, spans)
     port = await front_end.start(orders.settings.host, order.port)
     say(b"ready %d" % port)
     alive = asyncio.create_task(say_that_it_lives(front_end.take_stock))
@@ -76,6 +81,17 @@ async def _serve(
         return await _until_the_end(orders, client, front_end, lines)
     finally:
         alive.cancel()
+        if spans is not None:
+            spans.close()
+
+
+def _spans(orders: FrontEndOrders, model: str) -> Spans | None:
+    """Loaded only where they are wanted: they need an extra."""
+    if not orders.settings.otlp_endpoint:
+        return None
+    from runahead.service.spans import Spans
+
+    return Spans(orders.settings.otlp_endpoint, model, orders.version)
 
 
 async def _until_the_end(

@@ -9,6 +9,7 @@ from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check
 from runahead.runtime.wire.setting import settings_of
 from runahead.service.admission_limits import check_limits
 from runahead.service.exposure import check_security
+from runahead.service.extras import check_extras
 from runahead.service.settings import FrontEndSettings
 
 EXIT_OK: Final = 0
@@ -43,4 +44,5 @@ def check_server_config(config: ServerConfig) -> None:
         except ValueError as error:
             raise ConfigError(f"{spelling(name)} {error}") from error
     check_security(config.front_end, spelling)
+    check_extras(config.front_end, spelling)
     check_limits(config.front_end, spelling)

@@ -181,6 +181,10 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 10.0
     log_level: Annotated[Level, Meta(description="least severe event that is logged, by the engine too")] = _LOG.level
     request_log: Annotated[bool, Meta(description="one line in the log for each completion, at level info")] = True
+    otlp_endpoint: Annotated[
+        str,
+        Meta(description="collector of OpenTelemetry spans; needs the extra otel", extra={"metavar": "URL"}),
+    ] = ""
     log_format: Annotated[Format, Meta(description="auto: console on a terminal, json elsewhere")] = _LOG.format
 
     @property

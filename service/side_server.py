@@ -20,6 +20,7 @@ from runahead.service.access import Access
 from runahead.service.admission import Admission
 from runahead.service.board import Board
 from runahead.service.call_log import CallLog
+from runahead.service.call_records import CallRecords
 from runahead.service.control_servicer import ControlServicer
 from runahead.service.door import Door, OpenCalls
 from runahead.service.engine_client import EngineClient
@@ -133,8 +134,8 @@ class SideServer:
 
     def _server(self, access: Access) -> grpc.aio.Server:
         admission = Admission.of(self._settings, access, self._own, self._line)
-        call_log = CallLog(is_on=self._settings.request_log)
-        door = Door(self._calls, access, admission, self._settings.upload_timeout_s, call_log)
+        records = CallRecords(CallLog(is_on=self._settings.request_log))
+        door = Door(self._calls, access, admission, self._settings.upload_timeout_s, records)
         server = grpc.aio.server(interceptors=[door], options=server_options(self._settings))
         self._health.add_to(server)
         return server

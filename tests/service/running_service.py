@@ -11,6 +11,7 @@ import grpc
 import msgspec
 
 from runahead.service.access import Access
+from runahead.service.call_records import Traces
 from runahead.service.engine_client import SocketEngineClient
 from runahead.service.front_end import FrontEnd
 from runahead.service.security import Security
@@ -30,6 +31,7 @@ class Service:
     max_streams: int = 16
     settings: FrontEndSettings = field(default_factory=FrontEndSettings)
     security: Security = field(default_factory=lambda: Security(Access(), None))
+    traces: Traces | None = None
     channel_credentials: grpc.ChannelCredentials | None = None
     port: int = 0
     front_end: FrontEnd = field(init=False, repr=False)
@@ -73,9 +75,8 @@ class Service:
         self._loop, self._stop, self._grace_s = asyncio.get_running_loop(), asyncio.Event(), 0.0
         tokenizer = TextTokenizer(byte_level_tokenizer(), "{{ messages }}")
         client = await SocketEngineClient.connect(self.socket)
-        self.front_end = FrontEnd(
-            client, tokenizer, msgspec.structs.replace(self.settings, max_streams=self.max_streams), self.security
-        )
+        settings = msgspec.structs.replace(self.settings, max_streams=self.max_streams)
+        self.front_end = FrontEnd(client, tokenizer, settings, self.security, traces=self.traces)
         self.port = await self.front_end.start("127.0.0.1", 0)
         self._ready.set()
         await self._stop.wait()

@@ -24,14 +24,21 @@ from runahead.v1 import (
     StoppingOptions,
     TokenizeRequest,
 )
+from tests.service.collector import Collector
 from tests.service.raw_http2 import GOAWAY, PING, RawClient
 
 TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[LocalService]:
-    with local_service(["--log-level", "debug"]) as running:
+def collector() -> Iterator[Collector]:
+    with Collector() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def service(collector: Collector) -> Iterator[LocalService]:
+    with local_service(["--log-level", "debug", "--otlp-endpoint", collector.endpoint]) as running:
         yield running
 
 
@@ -67,7 +74,9 @@ class Secrets:
         return [secret for secret in self._made if secret in text]
 
 
-def test_nothing_that_a_caller_says_is_in_any_line_of_any_process(service: LocalService, channel: grpc.Channel) -> None:
+def test_nothing_that_a_caller_says_is_in_any_line_of_any_process_or_in_any_span(
+    service: LocalService, channel: grpc.Channel, collector: Collector
+) -> None:
     said, stub = Secrets(), GenerationServiceStub(channel)
     names = iter(f"quiet-{number}" for number in range(100))
 
@@ -111,6 +120,9 @@ def test_nothing_that_a_caller_says_is_in_any_line_of_any_process(service: Local
     log = "\n".join(str(line) for line in lines)
     assert not said.found(log)
     assert len(said._made) > 30
+    spans = collector.spans(4 * 6)  # of six completions that had tokens
+    assert {"text_completion bundled", "queue", "prefill", "decode"} <= set(spans)
+    assert not said.found(str(collector.received))
     assert not [text for text in texts if len(text) > 8 and text in log]
     assert {line["level"] for line in lines} >= {"debug", "info"}
     assert {"engine_ready", "serving", "call"} <= {line["event"] for line in lines}, "of all processes"
