@@ -21,8 +21,8 @@ export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test rest kernels coverage check format lint types imports protos contract serve bench bench-gpu \
-	eval parity sim soak mutants mutation clean
+.PHONY: help setup demo test rest kernels coverage check format lint types imports protos contract serve bench load \
+	bench-gpu eval parity sim soak mutants mutation clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -76,6 +76,9 @@ serve: $(STAMPS)/run ## run the service; flags in ARGS, as in make serve ARGS="-
 
 bench: $(STAMPS)/test ## speed, overlap, time to first token, host time a launch
 	@$(BIN)/python -m benchmarks.bench $(ARGS)
+
+load: $(STAMPS)/test ## calls at 70 % and 200 % of what the service carries (4 minutes); ARGS="--seconds 10" for less
+	@$(BIN)/python -m benchmarks.load $(ARGS)
 
 bench-gpu: $(STAMPS)/test ## a decode step on a CUDA GPU, beside its floor and other engines; PART=NAME (ARGS=--list)
 	@$(BIN)/python -m benchmarks.gpu_table $(if $(PART),--part $(PART)) $(ARGS)

@@ -1,0 +1,28 @@
+"""When calls are made that wait for no other: arrivals drawn beforehand from a seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """at_s: seconds after the beginning. source: whose call it is. draw: chooses what is asked for, from 0 to 1."""
+
+    at_s: float
+    source: int
+    draw: float
+
+
+def poisson(seed: int, sources: int, per_s: float, seconds: float) -> list[Arrival]:
+    """The calls of so many sources within so many seconds, in order. Each source is a Poisson process of its own, and
+    all together make `per_s` calls a second in the mean."""
+    found = []
+    for source in range(sources):
+        draw = random.Random(f"{seed} {source}")
+        at_s = draw.expovariate(per_s / sources)
+        while at_s < seconds:
+            found.append(Arrival(at_s, source, draw.random()))
+            at_s += draw.expovariate(per_s / sources)
+    return sorted(found, key=lambda arrival: arrival.at_s)
