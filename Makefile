@@ -22,7 +22,7 @@ export PYTHONUNBUFFERED := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test rest kernels coverage check format lint types imports protos contract serve bench load \
-	bench-gpu eval parity sim soak mutants mutation clean
+	bench-gpu eval parity sim soak mutants mutation proxy clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -101,6 +101,10 @@ soak: $(STAMPS)/test ## MINUTES (20) on the simulated device, counters begun 10,
 
 mutants: $(STAMPS)/test ## every known mistake put back, one at a time: a test fails for each
 	@$(BIN)/python -m tests.mutants $(ARGS)
+
+proxy: $(STAMPS)/venv ## HAProxy of Debian, unpacked into .venv where there is none, and deploy/haproxy checked with it
+	@deploy/haproxy/install.sh $(VENV)
+	@PATH="$(CURDIR)/$(BIN):$$PATH:/usr/sbin" haproxy -c -dW -f deploy/haproxy/haproxy.cfg
 
 mutation: $(STAMPS)/mutation ## small changes to scheduler, ledger and block pool that no test finds (half an hour)
 	@$(BIN)/python -m mutmut run $(ARGS)

@@ -12,9 +12,19 @@ import platform
 from pathlib import Path
 
 import runahead.runtime.models
-from benchmarks import depths, first_token, front_ends, host_time, host_time_beside, prefix_hit, pressure, throughput
+from benchmarks import (
+    attacks,
+    depths,
+    first_token,
+    front_ends,
+    host_time,
+    host_time_beside,
+    prefix_hit,
+    pressure,
+    throughput,
+)
 
-PARTS = ("throughput", "depths", "first-token", "prefix-hit", "host-time", "front-ends", "pressure")
+PARTS = ("throughput", "depths", "first-token", "prefix-hit", "host-time", "front-ends", "attacks", "pressure")
 BUNDLED = Path(runahead.runtime.models.__path__[0]) / "bundled"
 
 
@@ -49,6 +59,9 @@ def main() -> None:
     if "front-ends" in parts:
         print("\nWhat front ends carry, behind an engine that computes nothing")
         front_ends.main(chosen.beside)
+    if "attacks" in parts:
+        print("\nTime to first token of a bystander while the port is attacked")
+        attacks.main(chosen.model)
     if "pressure" in parts:
         print("\nA turn of the engine's loop on the null device, quiet and under pressure")
         pressure.main([])

@@ -12,7 +12,7 @@ from typing import Final
 
 from tests.service.fake_engine import TIMEOUT_S
 
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
 REFUSED_STREAM, ENHANCE_YOUR_CALM = 7, 11
 MAX_WINDOW: Final = 0x7FFFFFFF
@@ -41,21 +41,29 @@ class RawClient:
         tls: ssl.SSLContext | None = None,
         window: int = 65_535,
         takes_bytes: int = 0,
+        source: str = "",
     ) -> None:
         """window: bytes of each stream that the server may send before more are granted. takes_bytes: of the socket's
-        own buffer, about; 0 is as many as the system gives."""
+        own buffer, about; 0 is as many as the system gives. source: the client's own address; empty: any."""
         self._socket = socket.socket()
         self._socket.settimeout(TIMEOUT_S)
         if takes_bytes:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, takes_bytes)
-        self._socket.connect(("127.0.0.1", port))
-        if tls is not None:
-            self._socket = tls.wrap_socket(self._socket)
+        if source:
+            self._socket.bind((source, 0))
+        self._say: Callable[[bytes], object] = self._said
         self._left = b""
         self._next_stream = 1
-        if greets:
-            self._socket.sendall(_PREFACE)
-            self.send(SETTINGS, struct.pack(">HI", _INITIAL_WINDOW, window))
+        try:
+            self._socket.connect(("127.0.0.1", port))
+            if tls is not None:
+                self._socket = tls.wrap_socket(self._socket)
+            if greets:
+                self._say(_PREFACE)
+                self.send(SETTINGS, struct.pack(">HI", _INITIAL_WINDOW, window))
+        except OSError:  # it was closed at once
+            self.close()
+            raise
 
     def __enter__(self) -> RawClient:
         return self
@@ -72,9 +80,19 @@ class RawClient:
         self._left = b""
         return self._socket
 
+    @classmethod
+    def recorded(cls, said: bytearray) -> RawClient:
+        """A client without a connection: what it says, from the preface on, is added to `said`."""
+        client = cls.__new__(cls)
+        client._say = said.extend
+        client._left, client._next_stream = b"", 1
+        said += _PREFACE
+        client.send(SETTINGS)
+        return client
+
     def send(self, kind: int, payload: bytes = b"", flags: int = 0, stream: int = 0, times: int = 1) -> None:
         head = struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream)
-        self._socket.sendall((head + payload) * times)
+        self._say((head + payload) * times)
 
     def begin(self, method: str, headers: Mapping[str, str] | None = None) -> int:
         """Headers of a call, and nothing behind them. Returns the stream."""
@@ -111,6 +129,13 @@ class RawClient:
         length = len(data) if says is None else says
         self.send(DATA, bytes([flag]) + struct.pack(">I", length) + data, END_STREAM if ends else 0, stream)
 
+    def _said(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def data(self, stream: int, data: bytes, *, ends: bool) -> None:
+        """The rest of a message."""
+        self.send(DATA, data, END_STREAM if ends else 0, stream)
+
     def frames_until(self, kind: int, stream: int | None = None) -> list[Frame]:
         """What comes, up to the first frame of a kind, and of a stream if one is given.
 
@@ -128,6 +153,15 @@ class RawClient:
             frame = self.frames_until(HEADERS, stream)[-1]
             if frame.flags & END_STREAM:
                 return frame
+
+    def wait_heard(self) -> None:
+        """Returns when the other side has taken all that was sent, and answers. Raises EOFError if it has closed the
+        connection."""
+        self.send(PING, b"hear me?")
+        while True:
+            frame = self.frames_until(PING)[-1]
+            if frame.flags & ACK and frame.payload == b"hear me?":
+                return
 
     def wait_closed(self) -> None:
         """Returns when the other side has closed the connection."""

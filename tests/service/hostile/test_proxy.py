@@ -1,0 +1,161 @@
+"""The proxy of deploy/haproxy in front of a service: what gRPC's own library can't count by address, it counts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from runahead.runtime.wire.parameters import FinishReason
+from runahead.v1 import GenerateRequest, GenerationServiceStub, GetModelInfoRequest, TokenizeRequest
+from tests.service.fake_engine import TIMEOUT_S
+from tests.service.hostile.attacks import ATTACKER
+from tests.service.raw_http2 import SETTINGS, RawClient
+from tests.service.rpc_errors import code, detail, failure
+from tests.service.running_service import Service
+from tests.service.test_below_messages import served
+
+CONFIGURATION: Final = Path(__file__).resolve().parents[3] / "deploy" / "haproxy" / "haproxy.cfg"
+HAPROXY: Final = shutil.which(
+    "haproxy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}{os.pathsep}/usr/sbin"
+)
+CONNECTIONS: Final = 12  # that the service takes in all
+
+pytestmark = pytest.mark.skipif(HAPROXY is None, reason="haproxy is not installed: `make proxy` does it")
+
+
+@contextmanager
+def proxied(service: Service, **limits: int) -> Iterator[int]:
+    """The port of a proxy in front of a service. limits: variables of its configuration."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {
+        **os.environ,
+        "RUNAHEAD_LISTEN": f"127.0.0.1:{port}",
+        "RUNAHEAD_SERVER": f"127.0.0.1:{service.port}",
+        **{f"RUNAHEAD_{name.upper()}": str(value) for name, value in limits.items()},
+    }
+    assert HAPROXY is not None
+    command = [HAPROXY, "-db", "-q", "-f", str(CONFIGURATION)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+        try:
+            _wait_until_it_listens(process, port)
+            yield port
+        finally:
+            process.terminate()
+
+
+def _wait_until_it_listens(process: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "it has ended, and has said why"
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.02)
+    raise AssertionError("the proxy does not listen")
+
+
+@contextmanager
+def client_of(port: int) -> Iterator[grpc.Channel]:
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options) as channel:
+        yield channel
+
+
+def ask(port: int) -> str:
+    """A call on a connection of its own."""
+    with client_of(port) as channel:
+        return str(GenerationServiceStub(channel).GetModelInfo(GetModelInfoRequest(), timeout=TIMEOUT_S).model)
+
+
+@contextmanager
+def many_connections(port: int) -> Iterator[list[RawClient]]:
+    """Three times as many as the service takes, of one client, who asks for nothing on them. Those that it keeps."""
+    with ExitStack() as opened:
+        kept = []
+        for _ in range(3 * CONNECTIONS):
+            try:
+                client = opened.enter_context(RawClient(port, source=ATTACKER))
+                client.frames_until(SETTINGS)
+                kept.append(client)
+            except (EOFError, ConnectionError):
+                pass
+        yield kept
+
+
+def test_the_configuration_is_one_that_the_proxy_takes_without_a_warning() -> None:
+    assert HAPROXY is not None
+    said = subprocess.run([HAPROXY, "-c", "-dW", "-f", str(CONFIGURATION)], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+
+
+def test_without_the_proxy_one_client_takes_all_connections_and_with_it_only_its_own(tmp_path: Path) -> None:
+    with served(tmp_path, max_connections=CONNECTIONS) as service:
+        with many_connections(service.port) as kept:
+            assert len(kept) == CONNECTIONS
+            assert code(failure(lambda: ask(service.port))) == grpc.StatusCode.UNAVAILABLE
+        with (
+            proxied(service, address_connections=CONNECTIONS // 2) as port,
+            many_connections(port) as kept,
+        ):
+            assert len(kept) == CONNECTIONS // 2
+            for _ in range(3):
+                assert ask(port) == "fake"
+
+
+def test_calls_over_the_proxys_limit_are_refused_as_grpc_says_it(tmp_path: Path) -> None:
+    with served(tmp_path) as service, proxied(service, address_calls=5) as port, client_of(port) as channel:
+        stub = GenerationServiceStub(channel)
+        for _ in range(5):
+            assert stub.GetModelInfo(GetModelInfoRequest(), timeout=TIMEOUT_S).model == "fake"
+        error = failure(lambda: stub.GetModelInfo(GetModelInfoRequest(), timeout=TIMEOUT_S))
+        assert code(error) == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert error.details() == "too many calls from this address"
+
+
+def test_calls_go_through_the_proxy_whole(tmp_path: Path) -> None:
+    """Streams as they come, errors with their details, cancellation, deadlines, large requests, health."""
+    with served(tmp_path) as service, proxied(service) as port, client_of(port) as channel:
+        stub = GenerationServiceStub(channel)
+        stream = stub.Generate(GenerateRequest(text="x"), timeout=TIMEOUT_S)
+        handle = service.engine.next_submit().handle
+        assert next(stream).HasField("accepted")
+        for token in range(3):
+            service.engine.output(handle, [token])
+            assert [found.id for found in next(stream).delta.tokens] == [token], "as it comes"
+        service.engine.output(handle, [3], FinishReason.LENGTH)
+        assert list(stream)[-1].HasField("finished")
+
+        error = failure(lambda: list(stub.Generate(GenerateRequest(), timeout=TIMEOUT_S)))
+        assert code(error) == grpc.StatusCode.INVALID_ARGUMENT
+        violations = detail(error, error_details_pb2.BadRequest).field_violations
+        assert [violation.field for violation in violations] == ["prompt"]
+
+        cancelled = stub.Generate(GenerateRequest(text="x"), timeout=TIMEOUT_S)
+        handle = service.engine.next_submit().handle
+        assert next(cancelled).HasField("accepted")
+        cancelled.cancel()
+        assert service.engine.next_cancel() == handle
+
+        late = stub.Generate(GenerateRequest(text="x"), timeout=0.2)
+        assert code(failure(lambda: list(late))) == grpc.StatusCode.DEADLINE_EXCEEDED
+        assert service.engine.next_cancel() == service.engine.next_submit().handle
+
+        assert len(stub.Tokenize(TokenizeRequest(text="é" * 400_000), timeout=60).token_ids) == 400_000
+        health = health_pb2_grpc.HealthStub(channel)
+        answer = health.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
