@@ -20,6 +20,7 @@ from runahead.runtime.wire.messages import (
     AbortResult,
     Accepted,
     Admitted,
+    Announce,
     Cancel,
     EngineInfo,
     Failed,
@@ -57,8 +58,15 @@ class EngineClient(Protocol):
     info: EngineInfo
     server_id: str
 
-    def submit(self, request: CheckedRequest, prompt: NDArray[np.int32]) -> RequestStream:
-        """Sends a request. prompt: int32 [n]. Never blocks. Raises EngineLostError, also if the engine is silent."""
+    def announce(self, request: CheckedRequest) -> RequestStream:
+        """Takes a request's id while its prompt is being prepared: its stream ends if it is aborted meanwhile, or
+        refused. To be submitted or released. Never blocks. Raises EngineLostError, also if the engine is silent."""
+
+    def submit(
+        self, request: CheckedRequest, prompt: NDArray[np.int32], announced: RequestStream | None = None
+    ) -> RequestStream:
+        """Sends a request. prompt: int32 [n]. announced: its stream, if it was announced; if that has ended, nothing is
+        sent. Never blocks. Raises EngineLostError, also if the engine is silent."""
 
     def release(self, stream: RequestStream, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """The reader is done with a stream: nothing happens to it any more. Idempotent.
@@ -102,6 +110,7 @@ class SocketEngineClient(asyncio.Protocol):
         self._welcome: asyncio.Future[Welcome] = loop.create_future()
         self._lost: asyncio.Future[EngineLostError] = loop.create_future()
         self._streams: dict[int, RequestStream] = {}
+        self._announced: dict[int, float] = {}  # when each was announced that is neither submitted nor released
         self._abort_calls: dict[int, asyncio.Future[AbortResult]] = {}
         self._stats_calls: dict[int, asyncio.Future[EngineStats]] = {}
         self._last_handle = self._last_call = counters_from
@@ -134,12 +143,20 @@ class SocketEngineClient(asyncio.Protocol):
 
     # ------------------------------------------------------------ calls
 
-    def submit(self, request: CheckedRequest, prompt: NDArray[np.int32]) -> RequestStream:
+    def announce(self, request: CheckedRequest) -> RequestStream:
+        stream, now = self._new_stream(), time.monotonic()
+        self._announced[stream.handle] = now
+        self._send(Announce(stream.handle, request.engine_id or request.request_id, now))
+        return stream
+
+    def submit(
+        self, request: CheckedRequest, prompt: NDArray[np.int32], announced: RequestStream | None = None
+    ) -> RequestStream:
+        if announced is not None and announced.ended:
+            return announced
         self._raise_if_lost_or_silent()
-        self._last_handle += 1
-        described = len(prompt) - 1 if request.sampling.prompt_logprobs >= 0 else 0
-        stream = RequestStream(self._last_handle, LIMITS.unread_bytes, described, LIMITS.unread_prompt_bytes)
-        self._streams[stream.handle] = stream
+        stream = announced or self._new_stream()
+        stream.expect_prompt(len(prompt) - 1 if request.sampling.prompt_logprobs >= 0 else 0)
         self._send(
             prepared_submit(
                 stream.handle,
@@ -150,13 +167,16 @@ class SocketEngineClient(asyncio.Protocol):
                 block_size=self.info.block_size if self.info.prefix_cache else 0,
                 priority=request.priority,
                 cache_salt=request.cache_salt,
-                submitted_at=time.monotonic(),
+                submitted_at=self._announced.pop(stream.handle, None) or time.monotonic(),
+                announced=announced is not None,
             )
         )
         return stream
 
     def release(self, stream: RequestStream, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        if self._streams.pop(stream.handle, None) is not None:
+        # Of a request that is announced the engine waits for a word, also if its stream has ended.
+        was_announced = self._announced.pop(stream.handle, None) is not None
+        if self._streams.pop(stream.handle, None) is not None or was_announced:
             self._send(Cancel(stream.handle, reason))
 
     async def abort(self, request_ids: tuple[str, ...], all_requests: bool, reach: str = "") -> AbortResult:
@@ -260,6 +280,14 @@ class SocketEngineClient(asyncio.Protocol):
                 stream.finish(finished)
 
     # ------------------------------------------------------------ the rest
+
+    def _new_stream(self) -> RequestStream:
+        """Raises EngineLostError."""
+        self._raise_if_lost_or_silent()
+        self._last_handle += 1
+        stream = RequestStream(self._last_handle, LIMITS.unread_bytes, unread_prompt_bytes=LIMITS.unread_prompt_bytes)
+        self._streams[stream.handle] = stream
+        return stream
 
     def _on_silence(self, is_silent: bool) -> None:
         if is_silent:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from runahead.runtime.wire.messages import Admitted, Finished, Logprobs, PromptLogprobs, ProtocolError
+
+T = TypeVar("T")
 
 _TOKEN_BYTES: Final = 48  # a buffered token, and a buffered top entry: what they take in memory, about
 _TOP_BYTES: Final = 32
@@ -87,6 +89,7 @@ class RequestStream:
         self._admitted: Admitted | None = None
         self._interrupt: Callable[[], object] | None = None
         self._when_admitted: Callable[[], object] | None = None
+        self._preparation: asyncio.Future[Any] | None = None  # what its reader does until it is submitted
         self._accepted = False
         self._token_ids: list[int] = []
         self._logprobs: list[Logprobs | None] = []
@@ -127,6 +130,23 @@ class RequestStream:
             await self._wait()
         if self._failure is not None:
             raise self._failure
+
+    async def unless_ended(self, preparation: Coroutine[object, object, T]) -> T | None:
+        """What `preparation` makes for the request, which is announced. None if the stream ends before: it is cancelled
+        then. Raises what it raises."""
+        task: asyncio.Future[T] = asyncio.ensure_future(preparation)
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may wait for it any more
+        self._preparation = task
+        try:
+            await asyncio.wait({task})
+            return None if self.ended else task.result()
+        finally:
+            self._preparation = None
+            task.cancel()
+
+    def expect_prompt(self, prompt_logprobs: int) -> None:
+        """The engine will describe so many tokens of the prompt."""
+        self._prompt_end = 1 + prompt_logprobs
 
     def interrupt_with(self, interrupt: Callable[[], object]) -> None:
         """Called at most once, if the stream fails from now on while its reader is busy elsewhere, writing."""
@@ -237,6 +257,8 @@ class RequestStream:
         self._wake()
 
     def _wake(self) -> None:
+        if self._preparation is not None and self.ended:
+            self._preparation.cancel()
         reader, self._reader = self._reader, None
         if reader is not None and not reader.done():
             reader.set_result(None)

@@ -25,7 +25,8 @@ from runahead.service.guard import guarded
 from runahead.service.held import Holding, Resource
 from runahead.service.model_info import model_info
 from runahead.service.ownership import Ownership
-from runahead.service.prompt_events import PromptEvents, check_once_prompt
+from runahead.service.preparing import Preparing
+from runahead.service.prompt_events import PromptEvents
 from runahead.service.request_stream import RequestRefusedError, RequestStream, SlowReaderError, StalledReaderError
 from runahead.service.settings import FrontEndSettings
 from runahead.service.stats_feed import StatsFeed
@@ -150,6 +151,7 @@ class GenerationServicer(GenerationServiceServicer):
         self._board = board
         self._admission = admission
         self._texts = Texts(tokenizer, admission, engine.info)
+        self._preparing = Preparing(engine, self._texts, self._token_bytes)
         self.counters = admission.line
         self.counters.answered_by = index + 1
         self._feed = StatsFeed(engine, board, self.counters, version)
@@ -249,10 +251,9 @@ class GenerationServicer(GenerationServiceServicer):
         """Submits a request, and releases it in the engine however the body ends."""
         account = self._admission.account(context)
         with self._place(request, account) as holding:
-            checked, prompt = await self._check(request, call, account)
+            stream, checked, prompt = await self._submit(request, call, account)
             holding.keep(Resource.TOKENIZING_BYTES)
             holding.keep(Resource.QUEUED_TOKENS, len(prompt))
-            stream = self._engine.submit(checked, prompt)
             stream.tell_of_admission(partial(holding.keep, Resource.QUEUED_TOKENS))
             events = PromptEvents(checked, prompt, self._token_bytes)
             completion = Completion(checked, len(prompt), self._token_bytes)
@@ -312,22 +313,21 @@ class GenerationServicer(GenerationServiceServicer):
         if self._closed and self.counters.open_streams == 0:
             self._drained.set()
 
-    async def _check(
+    async def _submit(
         self, request: AnyGenerateRequest, call: Call, account: Account
-    ) -> tuple[CheckedRequest, NDArray[np.int32]]:
-        """The checked request and its prompt's tokens, int32 [n]. Raises ServiceError (INVALID_ARGUMENT)."""
+    ) -> tuple[RequestStream, CheckedRequest, NDArray[np.int32]]:
+        """The stream of the request, to be released, and its prompt's tokens, int32 [n]. Raises ServiceError
+        (INVALID_ARGUMENT) or EngineLostError."""
         try:
+            once = isinstance(request, GenerateOnceRequest)
             if isinstance(request, GenerateOnceRequest):
                 check_once(request)
             checked = check_request(request, self._engine.info, has_tokenizer=self._tokenizer is not None)
             call.request_id = checked.request_id
-            prompt = checked.prompt
-            if isinstance(prompt, str):
-                prompt = await self._texts.prompt(prompt, account)
-            if isinstance(request, GenerateOnceRequest):
-                check_once_prompt(checked, prompt, self._token_bytes)
             owner = Ownership(current_caller())
-            return owner.own(checked, shares_prefixes=self._settings.share_prefix_cache), prompt
+            owned = owner.own(checked, shares_prefixes=self._settings.share_prefix_cache)
+            stream, prompt = await self._preparing.submitted(owned, account, once=once)
+            return stream, owned, prompt
         except ServiceError:
             self.counters.refused += 1
             raise

@@ -32,11 +32,18 @@ class Texts:
     async def prompt(self, text: str, account: Account) -> NDArray[np.int32]:
         """The tokens of a prompt, int32 [n], for which there is room already. Raises ServiceError (INVALID_ARGUMENT)
         where they are too many, as far as can be before they are counted."""
-        tokenizer = self._there()
-        check_can_fit(text, tokenizer.longest_token_bytes, self._info)
-        prompt = await tokenizer.encode(text, caller=account.number)
+        self.check_can_fit(text)
+        prompt = await self._there().encode(text, caller=account.number)
         check_prompt_tokens(prompt, "text", self._info)
         return prompt
+
+    def check_can_fit(self, text: str) -> None:
+        """Raises ServiceError (INVALID_ARGUMENT) for a text of too many tokens, whatever they are."""
+        check_can_fit(text, self._there().longest_token_bytes, self._info)
+
+    def tokenizes_at_once(self, text: str) -> bool:
+        """It is so short that `prompt` does not wait for anything."""
+        return self._there().encodes_at_once(text)
 
     async def tokenize(self, request: TokenizeRequest, account: Account) -> list[int]:
         """Raises ServiceError, for want of room too."""

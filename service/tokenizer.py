@@ -57,12 +57,16 @@ class TextTokenizer:
         self.longest_token_bytes = longest_token_bytes(description, self.token_bytes)
         self._around = self._special_tokens_around() if can_be_cut(description) else None
 
+    def encodes_at_once(self, text: str) -> bool:
+        """`encode` waits for nothing."""
+        return len(text) <= _INLINE_CHARACTERS
+
     async def encode(self, text: str, add_special_tokens: bool = True, caller: int = 0) -> NDArray[np.int32]:
         """int32 [n]. A long text is tokenized beside the event loop, in pieces where that changes no token.
 
         caller: callers take turns. If cancelled, the piece that is being tokenized is the last.
         """
-        if len(text) <= _INLINE_CHARACTERS:
+        if self.encodes_at_once(text):
             return self._encode(text, add_special_tokens)
         if self._around is None:
             whole = _WholeText(text, lambda: self._encode(text, add_special_tokens))

@@ -26,6 +26,7 @@ class Connection:
         self.greeted = False
         self.ended = False
         self.last_handle = 0  # of its requests: they count up
+        self.announced: set[int] = set()  # handles of requests that are announced, and neither submitted nor cancelled
 
     @property
     def has_more(self) -> bool:
@@ -62,7 +63,7 @@ class Connection:
 
     def dated(self, message: m.ToEngine) -> m.ToEngine:
         """With the time from which a request's latencies count: as its front end says, within what was seen here."""
-        if not isinstance(message, m.Submit):
+        if not isinstance(message, m.Submit | m.Announce):
             return message
         said = self.read_at if message.submitted_at is None else message.submitted_at
         # Both give their first argument where the other is a NaN.

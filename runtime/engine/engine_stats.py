@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 
 from runahead.cuda_graphs.device import Device
 from runahead.runtime.engine.figures import Figures
@@ -21,17 +21,22 @@ def engine_stats(
     run_ahead_asked: int,
     intake: Mapping[str, int],
     times: LoopTimes,
+    announced: Sized,
 ) -> EngineStats:
-    """A snapshot. Figures of launches are those of retired ones. run_ahead_asked: as the engine was configured."""
+    """A snapshot. Figures of launches are those of retired ones. run_ahead_asked: as the engine was configured.
+
+    announced: requests that front ends have announced.
+    """
     ledger, pool, rows = scheduler.ledger, scheduler.pool, scheduler.rows
     return EngineStats(
         uptime_s=times.uptime_s,
+        preparing=len(announced),
         waiting=len(scheduler.waiting),
         running=len(scheduler.holdings.requests()),
         paused=len(scheduler.holdings.paused),
         finished=dict(scheduler.tally.finished),
         **_counted(scheduler.tally.counters),
-        aborted=dict(scheduler.tally.aborted),
+        aborted=_aborted(scheduler.tally.aborted, intake),
         events=_events(scheduler.tally.events, figures),
         blocks_total=pool.total,
         blocks_free=pool.free,
@@ -91,6 +96,12 @@ def _counted(counters: Mapping[str, int]) -> dict[str, int]:
         "blocks_adopted": counters["blocks_adopted"],
         "blocks_returned": counters["blocks_returned"],
     }
+
+
+def _aborted(by_phase: Mapping[str, int], intake: Mapping[str, int]) -> dict[str, int]:
+    """Requests that were ended, by phase. The scheduler has not heard of those that were being prepared."""
+    preparing = intake.get("aborted_preparing", 0)
+    return {**by_phase, **({"PREPARING": preparing} if preparing else {})}
 
 
 def _histogram(histogram: Histogram) -> HistogramStats:

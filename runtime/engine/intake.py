@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from runahead.runtime.engine.announcements import Announced
 from runahead.runtime.engine.links import Links
 from runahead.runtime.engine.live_requests import Registry, Tracked
 from runahead.runtime.engine.publisher import Publisher
@@ -96,7 +97,11 @@ class Intake:
             case m.Submit():
                 self._submit(owner, message)
                 yield 1 + (len(message.prompt) + len(message.prompt_ids) + len(message.block_keys)) // _LONG_BYTES
+            case m.Announce():
+                self._announce(owner, message)
+                yield 1
             case m.Cancel():
+                self._registry.announced.take(owner, message.handle)
                 self._drop(self._registry.by_handle(owner, message.handle), message.reason)
                 yield 1
             case m.Abort():
@@ -115,7 +120,19 @@ class Intake:
             self._answers += ((owner, m.StatsReply(call, stats)) for owner, call in self._asked)
             self._asked.clear()
 
+    def _announce(self, owner: int, announce: m.Announce) -> None:
+        announced = Announced(owner, announce.handle, announce.request_id)
+        at = self._clock() if announce.submitted_at is None else announce.submitted_at
+        if self._registry.is_taken(announce.request_id):
+            self._links.send(owner, _duplicate(announce.handle))
+        elif self._registry.was_aborted_early(announce.request_id, at):
+            self._end_announced(announced)
+        else:
+            self._registry.announced.add(announced)
+
     def _submit(self, owner: int, submit: m.Submit) -> None:
+        if submit.announced and self._registry.announced.take(owner, submit.handle) is None:
+            return  # it was aborted or refused, and its stream has been told
         submitted_at = self._clock() if submit.submitted_at is None else submit.submitted_at
         was_aborted = self._registry.was_aborted_early(submit.request_id, submitted_at)
         refusal = self._refusal(submit, needs_room=not was_aborted)
@@ -152,8 +169,8 @@ class Intake:
 
         needs_room: it is to wait. One that was aborted before it came is told so, and not to try again later.
         """
-        if self._registry.by_id(submit.request_id) is not None:
-            return m.Refused(submit.handle, "ALREADY_EXISTS", "a request with this id is being served", "request_id")
+        if self._registry.is_taken(submit.request_id):
+            return _duplicate(submit.handle)
         if needs_room and len(self._scheduler.waiting) >= self._max_queue + self._scheduler.rows.free:
             return m.Refused(submit.handle, "RESOURCE_EXHAUSTED", f"{self._max_queue} requests are waiting already")
         if submit.sampling.has_penalty and not self._scheduler.holdings.penalty_slots.total:
@@ -178,7 +195,7 @@ class Intake:
         if abort.all_requests:
             ended = []
             for request_id in reversed(self._registry.ids()):
-                if request_id.startswith(abort.reach) and self._registry.by_id(request_id) is not None:
+                if request_id.startswith(abort.reach) and self._registry.is_taken(request_id):
                     self._abort_one(request_id)
                     ended.append(request_id)
                 yield 1
@@ -198,6 +215,11 @@ class Intake:
         if tracked is not None:
             self._end(tracked.request)
             return "ABORTED"
+        announced = self._registry.announced.by_id(request_id)
+        if announced is not None:
+            self._registry.announced.take(announced.owner, announced.handle)
+            self._end_announced(announced)
+            return "ABORTED"
         if self._registry.has_finished(request_id):
             return "ALREADY_FINISHED"
         self._registry.abort_early(request_id, self._clock())
@@ -207,6 +229,14 @@ class Intake:
         """Aborted, and its stream is told."""
         self._publisher.end(self._scheduler.stop(request, FinishReason.ABORTED), self._clock())
         self._registry.remove(request)
+
+    def _end_announced(self, announced: Announced) -> None:
+        """Aborted before its prompt was there, and its stream is told. It was in no queue."""
+        self.counters["aborted_preparing"] += 1
+        self._registry.remember_finished(announced.request_id)
+        self._links.send(announced.owner, m.Accepted(announced.handle))
+        finished = m.Finished(announced.handle, int(FinishReason.ABORTED))
+        self._links.send(announced.owner, m.Output(0, b"", b"", (), (finished,)))
 
     def _drop(self, tracked: Tracked | None, reason: FinishReason) -> None:
         """End a request and tell nobody: its front end does not listen any more."""
@@ -220,7 +250,14 @@ class Intake:
         """The youngest end first, as in `_abort`."""
         self.counters["front_ends_lost"] += 1
         yield 1
+        for announced in self._registry.announced.of_owner(owner):
+            self._registry.announced.take(owner, announced.handle)
+            yield 1
         for tracked in reversed(self._registry.of_owner(owner)):
             if self._registry.by_handle(owner, tracked.request.handle) is tracked:  # it has not ended meanwhile
                 self._drop(tracked, FinishReason.CANCELLED)
             yield 1
+
+
+def _duplicate(handle: int) -> m.Refused:
+    return m.Refused(handle, "ALREADY_EXISTS", "a request with this id is being served", "request_id")

@@ -234,9 +234,16 @@ class SocketLinks:
         """Raises ProtocolError for what no front end may say."""
         if not connection.greeted:
             raise m.ProtocolError("a front end spoke before its Hello")
-        check_message(message, self._welcome().info, connection.last_handle)
-        if isinstance(message, m.Submit):
-            connection.last_handle = message.handle
+        check_message(message, self._welcome().info, connection.last_handle, connection.announced)
+        match message:
+            case m.Announce(handle=handle):
+                connection.last_handle = handle
+                connection.announced.add(handle)
+            case m.Submit(handle=handle):
+                connection.last_handle = max(handle, connection.last_handle)
+                connection.announced.discard(handle)
+            case m.Cancel(handle=handle):
+                connection.announced.discard(handle)
 
     def _greet(self, connection: Connection, hello: m.Hello) -> None:
         welcome = self._welcome()

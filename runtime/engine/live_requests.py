@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from runahead.runtime.engine.announcements import Announcements
 from runahead.runtime.engine.remembered_ids import RememberedIds
 from runahead.runtime.scheduler.request import Request
 
@@ -25,7 +26,9 @@ class Tracked:
 
 @dataclass(slots=True)
 class Registry:
-    """Live requests, ids that have finished, and ids aborted before they arrived."""
+    """Live requests, those that are announced, ids that have finished, and ids aborted before they arrived."""
+
+    announced: Announcements = field(default_factory=Announcements)
 
     _by_owner: defaultdict[int, dict[int, Tracked]] = field(default_factory=lambda: defaultdict(dict))  # by handle
     _by_id: dict[str, Tracked] = field(default_factory=dict)
@@ -43,7 +46,7 @@ class Registry:
     def remove(self, request: Request) -> None:
         """The request has ended; its id is remembered as finished."""
         del self._by_id[request.request_id]
-        self._finished.add(request.request_id, 0.0)
+        self.remember_finished(request.request_id)
         own = self._by_owner[request.owner]
         del own[request.handle]
         if not own:
@@ -55,9 +58,13 @@ class Registry:
     def by_id(self, request_id: str) -> Tracked | None:
         return self._by_id.get(request_id)
 
+    def is_taken(self, request_id: str) -> bool:
+        """A request with this id lives, or is announced."""
+        return request_id in self._by_id or self.announced.by_id(request_id) is not None
+
     def ids(self) -> tuple[str, ...]:
-        """Of all that live now."""
-        return tuple(self._by_id)
+        """Of all that live now, and then of those that are announced."""
+        return (*self._by_id, *self.announced.ids())
 
     def all(self) -> list[Tracked]:
         """All that live now."""
@@ -66,6 +73,10 @@ class Registry:
     def of_owner(self, owner: int) -> list[Tracked]:
         """Those of one front end that live now."""
         return list(self._by_owner[owner].values()) if owner in self._by_owner else []
+
+    def remember_finished(self, request_id: str) -> None:
+        """A request with this id has ended."""
+        self._finished.add(request_id, 0.0)
 
     def has_finished(self, request_id: str) -> bool:
         return request_id in self._finished

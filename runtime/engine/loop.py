@@ -94,6 +94,7 @@ class Engine:
             self._run_ahead_asked,
             front_ends,
             self.times,
+            self.registry.announced,
         )
         self.intake = Intake(
             scheduler, self.registry, self.publisher, links, self._gather_stats, front_ends, max_queue, clock, turn_work

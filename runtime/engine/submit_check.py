@@ -8,6 +8,8 @@ over an array. Lists are gone through entry by entry; `runahead.runtime.wire.mes
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,14 +31,14 @@ def frame_bound(info: m.EngineInfo) -> int:
     return min(m.MAX_FRAME_BYTES, columns + lists + (1 << 16))
 
 
-def check_message(message: m.ToEngine, info: m.EngineInfo, last_handle: int) -> None:
+def check_message(message: m.ToEngine, info: m.EngineInfo, last_handle: int, announced: Set[int] = frozenset()) -> None:
     """Raises ProtocolError, whose sentence names what is wrong and repeats nothing of a prompt.
 
-    last_handle: the newest on the connection.
+    last_handle: the newest on the connection. announced: handles of requests that are announced on it.
     """
+    if isinstance(message, m.Submit | m.Announce):
+        _check_handle(message, last_handle, announced)
     if isinstance(message, m.Submit):
-        if message.handle <= last_handle:
-            raise m.ProtocolError(f"a Submit has handle {message.handle}, and {last_handle} was there before")
         _check_prompt(message, info)
         sampling, stopping = message.sampling, message.stopping
         if sampling.bias_ids or sampling.bias_values or stopping.stop_token_ids:
@@ -47,6 +49,19 @@ def check_message(message: m.ToEngine, info: m.EngineInfo, last_handle: int) -> 
             raise m.ProtocolError(f"a Submit has min_tokens {stopping.min_tokens} over its {stopping.max_tokens}")
     elif isinstance(message, m.Cancel) and message.reason not in _CANCELLED:
         raise m.ProtocolError(f"a Cancel has the reason {message.reason.name}, which is the engine's to give")
+
+
+def _check_handle(message: m.Submit | m.Announce, last_handle: int, announced: Set[int]) -> None:
+    """It is new, or it is that of the announcement whose place the message takes."""
+    kind = type(message).__name__
+    if isinstance(message, m.Submit) and message.announced:
+        if message.handle not in announced:
+            raise m.ProtocolError(f"a Submit has handle {message.handle}, as if it had been announced")
+    elif message.handle <= last_handle:
+        article = "an" if kind == "Announce" else "a"
+        raise m.ProtocolError(f"{article} {kind} has handle {message.handle}, and {last_handle} was there before")
+    if isinstance(message, m.Announce) and len(announced) >= m.MAX_ANNOUNCED:
+        raise m.ProtocolError(f"a front end has announced more than {m.MAX_ANNOUNCED} requests at once")
 
 
 def _check_prompt(submit: m.Submit, info: m.EngineInfo) -> None:

@@ -29,6 +29,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Figures since the start, from retired launches only where they concern launches. Times are seconds."""
 
     uptime_s: float
+    preparing: int  # announced, and not submitted yet
     waiting: int
     running: int
     paused: int  # of the running ones: left out of the last plan for want of blocks
@@ -42,7 +43,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     cached_tokens: int  # of prompts, taken from the prefix cache
     queried_tokens: int  # of prompts, looked for in the prefix cache
     recomputed_tokens: int  # prefilled again after an eviction
-    aborted: dict[str, int]  # requests ended from outside, by phase: WAITING, PREFILL, DECODE, PAUSED, LEAVING
+    aborted: dict[str, int]  # ended from outside, by phase: PREPARING, WAITING, PREFILL, DECODE, PAUSED, LEAVING
     blocks_reserved: int  # allocated for a border that a launch would cross
     blocks_adopted: int  # of these, by rows that went on
     blocks_returned: int  # of these, by rows that had ended

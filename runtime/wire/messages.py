@@ -15,9 +15,10 @@ import msgspec
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import MAX_ABORT_IDS, MAX_TEXT, FinishReason, SamplingParams, StoppingParams
 
-PROTOCOL_VERSION: Final = 5
+PROTOCOL_VERSION: Final = 6
 MAX_FRAME_BYTES: Final = 64 << 20
 MAX_HANDLE: Final = (1 << 63) - 1
+MAX_ANNOUNCED: Final = 100_000  # requests that a front end may have announced at once
 HEARTBEAT_S: Final = 0.5  # from one heartbeat of the engine to the next, about
 _LENGTH: Final = struct.Struct("<I")
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
@@ -42,7 +43,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2):
     looks at them; else empty. block_keys: keys of its full blocks, 32 bytes each, to look them up by, where the engine
     has a prefix cache; else empty. submitted_at: when the front end received the call, in seconds of the monotonic
     clock, which all processes of a machine share, so that time spent in a socket counts too. The engine limits it to
-    the time between the connection and its own reading of the message; None stands for the latter.
+    the time between the connection and its own reading of the message; None stands for the latter. announced: it takes
+    the place of the announcement with its handle. If that has ended meanwhile, so has the request.
     """
 
     handle: Annotated[int, msgspec.Meta(ge=1, le=MAX_HANDLE)]
@@ -54,6 +56,19 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2):
     cache_salt: _Text = ""
     prompt_ids: bytes = b""
     block_keys: bytes = b""
+    submitted_at: float | None = None
+    announced: bool = False
+
+
+class Announce(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """A request whose prompt is still being prepared. From now on its id is taken, and an Abort reaches it.
+
+    It has an answer only if it ends: Refused, or Accepted and a `Finished` with ABORTED. A Submit or a Cancel with its
+    handle follows in any case. submitted_at: as of `Submit`.
+    """
+
+    handle: Annotated[int, msgspec.Meta(ge=1, le=MAX_HANDLE)]
+    request_id: _Text
     submitted_at: float | None = None
 
 
@@ -84,7 +99,7 @@ class StatsQuery(msgspec.Struct, frozen=True, array_like=True, tag=5):
     call: int
 
 
-ToEngine = Hello | Submit | Cancel | Abort | StatsQuery
+ToEngine = Hello | Submit | Announce | Cancel | Abort | StatsQuery
 
 
 # ---------------------------------------------------------------- engine to front end

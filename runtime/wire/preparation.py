@@ -23,10 +23,11 @@ def prepared_submit(
     priority: int = 0,
     cache_salt: str = "",
     submitted_at: float | None = None,
+    announced: bool = False,
 ) -> m.Submit:
     """The message that asks for a completion of `prompt`, int32 [n].
 
-    block_size: of the engine's KV blocks if it has a prefix cache, else 0. submitted_at: see `Submit`.
+    block_size: of the engine's KV blocks if it has a prefix cache, else 0. submitted_at, announced: see `Submit`.
     """
     tokens = np.ascontiguousarray(prompt, np.dtype("<i4"))
     repeats = sampling.repetition_penalty != 1
@@ -41,6 +42,7 @@ def prepared_submit(
         prompt_ids=_distinct(tokens).tobytes() if repeats else b"",
         block_keys=prompt_keys(cache_salt, tokens, block_size) if block_size else b"",
         submitted_at=submitted_at,
+        announced=announced,
     )
 
 

@@ -185,6 +185,7 @@ class Chain:
         priority: int = 0,
         cache_salt: str = "",
         sampling: SamplingParams | None = None,
+        announced: bool = False,
         **stopping: object,
     ) -> None:
         """Ask for a request; without an id of its own it is r<handle> from front end 1, r<owner>.<handle> from others.
@@ -203,6 +204,7 @@ class Chain:
                 block_size=self.engine.scheduler.pool.block_size,
                 priority=priority,
                 cache_salt=cache_salt,
+                announced=announced,
             ),
             owner=owner,
         )
@@ -264,6 +266,7 @@ class Chain:
         assert (pool.available, stats.rows_free) == (stats.blocks_total, stats.rows_total)
         assert stats.penalty_slots_free == stats.penalty_slots_total
         assert (self.ledger.fenced, stats.running, stats.waiting, stats.paused) == (0, 0, 0, 0)
+        assert stats.preparing == 0
         assert stats.blocks_reserved == stats.blocks_adopted + stats.blocks_returned
 
     # ------------------------------------------------------------ what front ends were sent

@@ -41,6 +41,7 @@ INFO = m.EngineInfo(
 
 STATS = EngineStats(
     uptime_s=1.5,
+    preparing=4,
     waiting=1,
     running=2,
     paused=1,
@@ -122,6 +123,8 @@ class FakeEngine:
         self.stats = STATS  # what it answers
         self.stats_queries = 0
         self.live: dict[str, int] = {}
+        self.preparing: dict[str, int] = {}  # handles of those that are announced, by id
+        self.announced: queue.Queue[m.Announce] = queue.Queue()
         self._welcome = welcome or m.Welcome(m.PROTOCOL_VERSION, "server-1", INFO)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
@@ -219,11 +222,14 @@ class FakeEngine:
                 self.send(self._welcome)
                 self._speaks.set()
                 self.greeted.set()
+            case m.Announce():
+                self._announce(message)
             case m.Submit():
                 self._submit(message)
             case m.Cancel(handle=handle, reason=reason):
                 self.cancel_reasons[handle] = reason
                 self.live = {request_id: live for request_id, live in self.live.items() if live != handle}
+                self.preparing = {request_id: of for request_id, of in self.preparing.items() if of != handle}
                 self.cancelled.put(handle)
             case m.Abort():
                 self._abort(message)
@@ -238,7 +244,16 @@ class FakeEngine:
                 if self._speaks.is_set():
                     self.send(m.Heartbeat())
 
+    def _announce(self, announce: m.Announce) -> None:
+        if announce.request_id in {**self.live, **self.preparing}:
+            self.send(m.Refused(announce.handle, "ALREADY_EXISTS", "in use", "request_id"))
+        else:
+            self.preparing[announce.request_id] = announce.handle
+        self.announced.put(announce)
+
     def _submit(self, submit: m.Submit) -> None:
+        if submit.announced and self.preparing.pop(submit.request_id, None) is None:
+            return
         if self.auto_accept:
             if submit.request_id in self.live:
                 self.send(m.Refused(submit.handle, "ALREADY_EXISTS", "in use", "request_id"))
@@ -252,11 +267,15 @@ class FakeEngine:
 
     def _abort(self, abort: m.Abort) -> None:
         self.aborts.append(abort)
-        ids = tuple(i for i in self.live if i.startswith(abort.reach)) if abort.all_requests else abort.request_ids
+        known = {**self.live, **self.preparing}
+        ids = tuple(i for i in known if i.startswith(abort.reach)) if abort.all_requests else abort.request_ids
         outcomes = []
         for request_id in ids:
-            handle = self.live.get(request_id)
+            handle = known.get(request_id)
             outcomes.append("NOT_FOUND" if handle is None else "ABORTED")
+            if self.preparing.pop(request_id, None) is not None:
+                assert handle is not None
+                self.send(m.Accepted(handle))
             if handle is not None:
                 self.output(handle, (), FinishReason.ABORTED)
         self.send(m.AbortResult(abort.call, ids, tuple(outcomes)))

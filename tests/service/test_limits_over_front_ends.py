@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import grpc
@@ -15,7 +15,16 @@ from google.rpc import error_details_pb2
 
 from benchmarks.local_service import LocalService, started_service
 from runahead.service.front_end_process import FRONT_END_MODULE
-from runahead.v1 import GenerateRequest, GenerationServiceStub, StatsRequest, StoppingOptions, TokenizeRequest
+from runahead.v1 import (
+    AbortOutcome,
+    AbortRequest,
+    FinishReason,
+    GenerateRequest,
+    GenerationServiceStub,
+    StatsRequest,
+    StoppingOptions,
+    TokenizeRequest,
+)
 from tests.service.processes import running
 from tests.service.rpc_errors import code, detail, failure
 from tests.service.test_access import ALICE, BOB, CALLERS, OPS, bearer
@@ -117,9 +126,44 @@ def test_one_caller_over_eight_connections_has_its_limit_and_a_bystander_is_neve
         assert bystander.failures == [] and bystander.served > 0
 
 
+def stats_of(stub: Any) -> Any:
+    return stub.Stats(StatsRequest(), timeout=TIMEOUT_S, metadata=bearer(OPS)).stats
+
+
 def open_streams(stub: Any) -> int:
-    stats = stub.Stats(StatsRequest(), timeout=TIMEOUT_S, metadata=bearer(OPS)).stats
-    return int(stats.front_end.open_streams)
+    return int(stats_of(stub).front_end.open_streams)
+
+
+@contextmanager
+def waiting_text(first: Any, second: Any) -> Iterator[Any]:
+    """A call of alice's by the first connection, with the id `x`, whose text waits for others that take long."""
+    slow = TokenizeRequest(text="a" * (1 << 20))  # of which no piece can be cut off
+    calls = [first.Tokenize.future(slow, timeout=TIMEOUT_S, metadata=bearer(BOB)) for _ in range(8)]
+    request = GenerateRequest(text="a" * 50_000, request_id="x")
+    call = first.Generate(request, timeout=TIMEOUT_S, metadata=bearer(ALICE))
+    while not stats_of(second).requests.preparing:
+        assert call.is_active()
+    yield call
+    for slow_call in calls:
+        slow_call.cancel()
+
+
+def test_a_request_whose_text_waits_is_known_to_the_other_front_end(service: LocalService) -> None:
+    with ExitStack() as stack:
+        connections = Connections(stack, service.url, of_each=1)
+        (first,), (second,) = connections.by_front_end[1], connections.by_front_end[2]
+        with waiting_text(first, second) as call:
+            same = GenerateRequest(text="x", request_id="x", stopping=StoppingOptions(max_tokens=1))
+            error = failure(lambda: list(second.Generate(same, timeout=TIMEOUT_S, metadata=bearer(ALICE))))
+            assert code(error) == grpc.StatusCode.ALREADY_EXISTS
+            others = second.Abort(AbortRequest(all=True), timeout=TIMEOUT_S, metadata=bearer(BOB)).results
+            assert list(others) == []
+            by_id = AbortRequest(request_ids=["x"])
+            (result,) = second.Abort(by_id, timeout=TIMEOUT_S, metadata=bearer(ALICE)).results
+            assert result.outcome == AbortOutcome.ABORT_OUTCOME_ABORTED
+            assert list(call)[-1].finished.reason == FinishReason.FINISH_REASON_ABORTED
+            stats = stats_of(second)
+            assert (stats.requests.preparing, stats.lifecycle.aborted["PREPARING"]) == (0, 1)
 
 
 def test_what_a_caller_held_in_a_front_end_that_is_killed_is_the_caller_s_again(service: LocalService) -> None:
@@ -128,15 +172,20 @@ def test_what_a_caller_held_in_a_front_end_that_is_killed_is_the_caller_s_again(
         while open_streams(connections.all[0]):
             pass  # of the test before
         (first,), (second,) = connections.by_front_end[1], connections.by_front_end[2]
-        victims = [first.Generate(ENDLESS, timeout=TIMEOUT_S, metadata=bearer(ALICE)) for _ in range(MOST)]
+        (process,) = others(service, second)
+        victims = [first.Generate(ENDLESS, timeout=TIMEOUT_S, metadata=bearer(ALICE)) for _ in range(MOST - 1)]
         for call in victims:
             next(call)
-        _, refused = attack([second], times=1)
-        assert [detail(error, error_details_pb2.ErrorInfo).reason for error in refused] == ["CALLER_STREAMS_LIMIT"]
-        for process in others(service, second):
+        with waiting_text(first, second) as waiting:
+            _, refused = attack([second], times=1)
+            assert [detail(error, error_details_pb2.ErrorInfo).reason for error in refused] == ["CALLER_STREAMS_LIMIT"]
             os.kill(process, signal.SIGKILL)
-        for call in victims:
-            assert code(failure(lambda call=call: list(call))) == grpc.StatusCode.UNAVAILABLE  # type: ignore[misc]
+            for call in (*victims, waiting):
+                assert code(failure(lambda call=call: list(call))) == grpc.StatusCode.UNAVAILABLE  # type: ignore[misc]
+        while stats_of(second).requests.preparing:
+            pass  # the engine has not heard of it yet
+        same = GenerateRequest(text="x", request_id="x", stopping=StoppingOptions(max_tokens=1))
+        assert list(second.Generate(same, timeout=TIMEOUT_S, metadata=bearer(ALICE)))[-1].HasField("finished")
         while open_streams(second):
             pass  # the supervisor has not heard of it yet
         let_in, refused = attack([second], times=MOST)

@@ -52,7 +52,7 @@ def expected() -> set[str]:
     """All that must be fed at some time."""
     maps = {
         "finished": REASONS,
-        "aborted": PHASES,
+        "aborted": PHASES | {"PREPARING"},
         "events": {f"{kind}.{figure}" for kind in EVENTS for figure in ("count", "held")} | {"admitted.idle"},
         "launches_by_kind": {"decode", "mixed", "closing"},
         "launches_by_depth": {"1", "2"},
@@ -94,6 +94,7 @@ class Life:
                 self._turn()
             if self.dice.random() < 0.3:
                 self._interrupt()
+        self._announce()
         self.chain.tell(None, owner=2)
         self.chain.run()
         self.chain.engine.drain("test")
@@ -120,6 +121,15 @@ class Life:
             stop_token_ids=tuple(dice.sample(range(2, VOCAB), dice.choice((0, 4)))),
             ignore_eos=dice.random() < 0.7,
         )
+
+    def _announce(self) -> None:
+        """Two requests whose prompts never come."""
+        for name in ("first", "second"):
+            self.handle += 1
+            self.chain.tell(m.Announce(self.handle, name), owner=2)
+        self._turn()
+        self.chain.tell(m.Abort(1, ("first",)))
+        self._turn()
 
     def _interrupt(self) -> None:
         """Of those that are served: one by chance, or one that is paused or waits."""
