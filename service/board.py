@@ -67,7 +67,8 @@ _OF_THE_LIVING: Final = (
     "stats_watchers",
     "waiting_texts",
 )  # what one that has died has no more of
-_WORDS: Final = len(_NAMES) + len(REFUSALS)
+_BEATS: Final = len(_NAMES) + len(REFUSALS)  # the cell behind them
+_WORDS: Final = _BEATS + 1
 _BYTES: Final = 8
 
 
@@ -96,6 +97,10 @@ class Line(FrontEndCounters):
     def __setattr__(self, name: str, value: int) -> None:
         super().__setattr__(name, value)
         self._cells[_NAMES.index(name)] = value  # one aligned word
+
+    def beat(self) -> None:
+        """Its event loop turns."""
+        self._cells[_BEATS] += 1
 
     def refuse(self, reason: str) -> None:
         """Counts a call that ends for a reason, if that is one of `REFUSALS`."""
@@ -144,9 +149,15 @@ class Board:
         open_streams = int(self.held.in_all()[Resource.STREAMS])
         return FrontEndCounters(open_streams, *map(sum, zip(*lines, strict=True)))
 
+    def serving(self) -> dict[int, int]:
+        """How often each front end that serves has said that its event loop turns, by its line."""
+        place = _NAMES.index("front_ends")
+        lines = ((index, self._cells(index)) for index in range(self._lines))
+        return {index: cells[_BEATS] for index, cells in lines if cells[place]}
+
     def refusals(self) -> dict[str, int]:
         """Calls that were refused, by reason: those of `REFUSALS` that there were."""
-        lines = [self._cells(index)[len(_NAMES) :].tolist() for index in range(self._lines)]
+        lines = [self._cells(index)[len(_NAMES) : _BEATS].tolist() for index in range(self._lines)]
         counts = map(sum, zip(*lines, strict=True))
         return {reason: count for reason, count in zip(REFUSALS, counts, strict=True) if count}
 

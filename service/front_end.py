@@ -90,6 +90,7 @@ class FrontEnd:
 
     def take_stock(self) -> None:
         """Puts on the board what is looked at now and then, and not counted as it changes."""
+        self.servicer.counters.beat()
         self.servicer.counters.unread_bytes = self._engine.unread_bytes
         self.servicer.counters.waiting_texts = 0 if self._tokenizer is None else self._tokenizer.waiting
 

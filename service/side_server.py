@@ -40,6 +40,7 @@ from runahead.v1 import add_GenerationServiceServicer_to_server, generation_serv
 
 _CONNECTIONS: Final = 1024  # to each port
 _LOOK_S: Final = 0.1  # from one look at who serves to the next
+_SILENT_S: Final = 3.0  # without a word of a front end, which says one each second
 _LAST_WORDS_S: Final = 0.25  # for calls that end by themselves now
 _END_S: Final = 1.0  # for statuses to reach clients
 _SCRAPE_S: Final = 0.5  # for which Prometheus waits for the engine
@@ -68,6 +69,7 @@ class SideServer:
         self._feed: StatsFeed | None = None
         self._is_heard = False
         self._looking: asyncio.Task[None] | None = None
+        self._heard: dict[int, tuple[int, float]] = {}  # of front ends, by line: their last word, and when it came
         self._metrics: MetricsServer | None = None
 
     async def listen(self, health_port: int, metrics_port: int) -> tuple[int, int]:
@@ -151,4 +153,12 @@ class SideServer:
             await asyncio.sleep(_LOOK_S)
 
     def _tell(self) -> None:
-        self._health.set_ready(self._is_heard and self._board.total().front_ends > 0)
+        self._health.set_ready(self._is_heard and self._somebody_serves())
+
+    def _somebody_serves(self) -> bool:
+        """A front end that hangs does not: its event loop says nothing."""
+        now, words = asyncio.get_running_loop().time(), self._board.serving()
+        for line, word in words.items():
+            if self._heard.get(line, (None,))[0] != word:
+                self._heard[line] = word, now
+        return any(now - self._heard[line][1] < _SILENT_S for line in words)

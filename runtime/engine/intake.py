@@ -25,7 +25,7 @@ from runahead.runtime.wire.parameters import FinishReason
 TURN_WORK: Final = 4  # pieces of work a turn, of some 10 microseconds each: a request queued, one ended
 _LONG_BYTES: Final = 1 << 16  # of a message that is another piece of work
 _STATS_WORK: Final = 3  # to encode an answer
-STATS_S: Final = 0.05  # figures are gathered so often at most; who asks in between gets the next ones
+STATS_S: Final = 0.02  # figures are gathered so often at most; who asks in between gets the next ones
 
 
 class Intake:

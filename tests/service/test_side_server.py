@@ -3,69 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import os
-import signal
-import socket
-import subprocess
-import sys
 import threading
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
-from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.local_service import BESIDE, LocalService, started_service
 from runahead.service.access import Access
 from runahead.service.board import Board
 from runahead.service.callers import CallersFile
 from runahead.service.engine_client import SocketEngineClient
 from runahead.service.front_end import GENERATION
-from runahead.service.front_end_process import FRONT_END_MODULE, SIDE_MODULE
 from runahead.service.health_list import HealthListRequest, HealthListResponse
 from runahead.service.held import Resource
 from runahead.service.security import Security
 from runahead.service.settings import FrontEndSettings
 from runahead.service.side_server import SideServer
+from runahead.service.tls import TlsFiles, server_credentials
 from runahead.v1 import (
     AbortOutcome,
     AbortRequest,
-    GenerateRequest,
     GenerationServiceStub,
     StatsRequest,
-    StoppingOptions,
     WatchStatsRequest,
 )
+from tests.service.certificates import Authority
 from tests.service.fake_engine import TIMEOUT_S, FakeEngine
-from tests.service.processes import engine_of, running
-from tests.service.rpc_errors import code, detail, failure
+from tests.service.rpc_errors import code, failure
+from tests.service.side_clients import reason, scrape, status
 
-END_S = 30.0
-FULL = 2  # connections to the service's port
-FLAGS = ("--threads", "1", "--num-blocks", "600", "--log-format", "json", "--max-connections", str(FULL))
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 NOT_HERE = ("Generate", "GenerateOnce", "GetModelInfo", "Tokenize", "Detokenize")
 ALICE, OPS = "alices-token-0123456789", "the-operators-token-0123"
-
-
-def reason(error: grpc.RpcError) -> str:
-    return str(detail(error, error_details_pb2.ErrorInfo).reason)
-
-
-def status(channel: grpc.Channel, name: str) -> int:
-    request = HealthCheckRequest(service=name)
-    return int(HealthStub(channel).Check(request, timeout=TIMEOUT_S, wait_for_ready=True).status)
-
-
-# ---------------------------------------------------------------- with an engine that does what it is told
 
 
 class Side:
@@ -75,11 +48,26 @@ class Side:
         self.engine = FakeEngine(socket_path)
         self.board = Board(2)
         self._path, self._security = socket_path, security
-        self._began, self._serving = threading.Event(), threading.Event()
+        self._began, self._serving, self._turns = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=asyncio.run, args=(self._run(),))
         self._thread.start()
         assert self._began.wait(TIMEOUT_S)
         self.health = grpc.insecure_channel(f"127.0.0.1:{self.health_port}")
+
+    def front_end_serves(self) -> None:
+        """There is one, whose event loop turns until `front_end_hangs`."""
+        self.board.line(0).front_ends = 1
+        self._turns.set()
+
+    def front_end_hangs(self) -> None:
+        self._turns.clear()
+
+    async def _turn(self) -> None:
+        line = self.board.line(0)
+        while True:
+            if self._turns.is_set():
+                line.beat()
+            await asyncio.sleep(0.01)
 
     def serve(self) -> None:
         """It is told where the engine is."""
@@ -104,6 +92,7 @@ class Side:
 
     async def _run(self) -> None:
         self.loop, self._told, self._to_serve = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        turning = asyncio.create_task(self._turn())
         self.server = SideServer(FrontEndSettings(), self._security, self.board, 1, "0.1.0")
         self.health_port, self.metrics_port = await self.server.listen(0, 0)
         self._began.set()
@@ -114,6 +103,7 @@ class Side:
             self._serving.set()
             await self._told.wait()
         await self.server.stop()
+        turning.cancel()
 
 
 @pytest.fixture
@@ -134,7 +124,7 @@ def test_the_server_lives_before_it_has_an_engine_and_is_ready_when_a_front_end_
     assert next(watch).status == NOT_SERVING
     side.serve()
     assert status(side.health, GENERATION) == NOT_SERVING, "an engine alone serves nobody"
-    side.board.line(0).front_ends = 1
+    side.front_end_serves()
     assert next(watch).status == SERVING
     listed = side.health.unary_unary(
         "/grpc.health.v1.Health/List",
@@ -148,9 +138,23 @@ def test_the_server_lives_before_it_has_an_engine_and_is_ready_when_a_front_end_
     watch.cancel()
 
 
+def test_a_front_end_that_hangs_serves_nobody(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runahead.service.side_server._SILENT_S", 0.3)
+    side.serve()
+    side.front_end_serves()
+    watch = HealthStub(side.health).Watch(HealthCheckRequest(service=GENERATION), timeout=TIMEOUT_S)
+    while next(watch).status != SERVING:
+        pass
+    side.front_end_hangs()
+    assert next(watch).status == NOT_SERVING
+    side.front_end_serves()
+    assert next(watch).status == SERVING, "it was stopped, and goes on"
+    watch.cancel()
+
+
 def test_an_engine_that_is_silent_is_not_ready_and_one_that_is_lost_not_alive(side: Side) -> None:
     side.serve()
-    side.board.line(0).front_ends = 1
+    side.front_end_serves()
     watch = HealthStub(side.health).Watch(HealthCheckRequest(service=GENERATION), timeout=TIMEOUT_S)
     while next(watch).status != SERVING:
         pass
@@ -167,18 +171,11 @@ def test_an_engine_that_is_silent_is_not_ready_and_one_that_is_lost_not_alive(si
     watch.cancel()
 
 
-def scrape(port: int) -> dict[str, float]:
-    """Samples without labels, and of those with labels the last."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT_S) as response:
-        text = response.read().decode()
-    return {sample.name: sample.value for family in text_string_to_metric_families(text) for sample in family.samples}
-
-
 def test_metrics_are_served_from_the_beginning_and_never_wait_for_an_engine_that_is_stuck(side: Side) -> None:
     loading = scrape(side.metrics_port)
     assert (loading["runahead_engine_up"], loading["runahead_front_ends"]) == (0, 0)
     side.serve()
-    side.board.line(0).front_ends = 1
+    side.front_end_serves()
     serving = scrape(side.metrics_port)
     assert (serving["runahead_engine_up"], serving["runahead_front_ends"]) == (1, 1)
     assert serving["vllm:num_requests_running"] == 2
@@ -193,7 +190,7 @@ def test_metrics_are_served_from_the_beginning_and_never_wait_for_an_engine_that
 
 def test_a_drain_ends_who_watches_and_leaves_figures_and_aborts_to_the_end(side: Side) -> None:
     side.serve()
-    side.board.line(0).front_ends = 1
+    side.front_end_serves()
     health = HealthStub(side.health).Watch(HealthCheckRequest(service=GENERATION), timeout=TIMEOUT_S)
     while next(health).status != SERVING:
         pass
@@ -263,126 +260,22 @@ class TestCallers:
         assert [abort.reach for abort in side.engine.aborts] == ["alice/", ""]
 
 
-# ---------------------------------------------------------------- the whole service
+class TestTls:
+    """The control port speaks TLS where the service's own does, and the health port never does."""
 
+    @pytest.fixture
+    def authority(self) -> Authority:
+        return Authority()
 
-def events(service: LocalService, name: str) -> list[dict[str, Any]]:
-    lines = service.log.read_text().splitlines()
-    found = [json.loads(line) for line in lines if line.startswith("{")]
-    return [line for line in found if line["event"] == name]
+    @pytest.fixture
+    def security(self, tmp_path: Path, authority: Authority) -> Security:
+        certificate, key = authority.server().write(tmp_path, "server")
+        return Security(Access(), server_credentials(TlsFiles(certificate, key, None)))
 
-
-def until_logged(service: LocalService, name: str) -> dict[str, Any]:
-    while not (found := events(service, name)):
-        assert service.process.poll() is None
-    return found[0]
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[LocalService]:
-    with started_service(FLAGS) as running:
-        yield running
-
-
-@contextlib.contextmanager
-def beside(service: LocalService, name: str) -> Iterator[grpc.Channel]:
-    """A channel to the health or the control port, with a connection of its own."""
-    port = until_logged(service, "serving")[f"{name}_port"]
-    with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        yield channel
-
-
-def test_health_and_control_answer_when_the_service_s_port_takes_no_more_connections(service: LocalService) -> None:
-    host, port = service.url.split(":")
-    with contextlib.ExitStack() as stack:
-        channel = stack.enter_context(grpc.insecure_channel(service.url))
-        endless = GenerateRequest(
-            text="def f():\n", request_id="endless", stopping=StoppingOptions(max_tokens=2000, ignore_eos=True)
-        )
-        stream = GenerationServiceStub(channel).Generate(endless, timeout=60)
-        assert [next(stream).WhichOneof("event") for _ in range(2)] == ["accepted", "delta"]
-        held = []
-        while True:  # until one is closed at once, which shows that the cap is reached
-            held.append(stack.enter_context(socket.create_connection((host, int(port)), timeout=TIMEOUT_S)))
-            held[-1].settimeout(TIMEOUT_S)
-            with contextlib.suppress(ConnectionError):
-                if held[-1].recv(1):
-                    continue  # the server's first frame
-            break
-        assert len(held) >= FULL
-        with beside(service, "health") as health, beside(service, "control") as control:
-            assert (status(health, ""), status(health, GENERATION)) == (SERVING, SERVING)
-            stub = GenerationServiceStub(control)
-            stats = next(stub.WatchStats(WatchStatsRequest(), timeout=TIMEOUT_S)).stats
-            assert stats.requests.running == stats.front_end.open_streams == 1
-            assert stats.front_end.answered_by == 0, "no front end does"
-            (result,) = stub.Abort(AbortRequest(request_ids=["endless"]), timeout=TIMEOUT_S).results
-            assert result.outcome == AbortOutcome.ABORT_OUTCOME_ABORTED
-        assert list(stream)[-1].HasField("finished")
-    samples = scrape(until_logged(service, "serving")["metrics_port"])
-    assert samples["runahead_engine_up"] == samples["vllm:time_to_first_token_seconds_count"] == 1
-    assert samples["vllm:generation_tokens_total"] > 0
-
-
-def test_what_callers_choose_is_in_no_metric(service: LocalService) -> None:
-    with grpc.insecure_channel(service.url) as channel:
-        request = GenerateRequest(text="sesame", request_id="my-own-name", stopping=StoppingOptions(max_tokens=3))
-        assert list(GenerationServiceStub(channel).Generate(request, timeout=60, metadata=[("x-mine", "my-header")]))
-        nothing: Any = channel.unary_unary("/my.Service/MyMethod")
-        failure(lambda: nothing(b"", timeout=TIMEOUT_S))
-    port = until_logged(service, "serving")["metrics_port"]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT_S) as response:
-        text = response.read().decode()
-    assert 'grpc_method="unknown"' in text, "it has been counted"
-    assert not [word for word in ("sesame", "my-own-name", "my-header", "MyMethod", "127.0.0.1") if word in text]
-
-
-def test_a_side_server_that_is_killed_comes_back_on_its_ports_and_harms_no_stream(service: LocalService) -> None:
-    with grpc.insecure_channel(service.url) as channel, beside(service, "health") as health:
-        endless = GenerateRequest(text="def f():\n", stopping=StoppingOptions(max_tokens=2000, ignore_eos=True))
-        stream = GenerationServiceStub(channel).Generate(endless, timeout=60)
-        assert next(stream).HasField("accepted")
-        (process,) = running(service, SIDE_MODULE)
-        os.kill(process, signal.SIGKILL)
-        until_logged(service, "side_server_started_again")
-        assert running(service, SIDE_MODULE) != [process]
-        while status(health, GENERATION) != SERVING:
-            assert service.process.poll() is None
-        assert next(stream).HasField("delta")
-        stream.cancel()
-
-
-@pytest.mark.parametrize("name", ["health", "control", "metrics"])
-def test_a_port_that_is_taken_is_named_with_the_setting_that_gives_another(service: LocalService, name: str) -> None:
-    port = str(until_logged(service, "serving")[f"{name}_port"])
-    command = [sys.executable, "-m", "runahead", "serve", "--port", "0", *BESIDE, f"--{name}-port", port]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert done.stderr == (
-        f"runahead serve: the {name} port: 127.0.0.1 port {port} can't be listened on: Address already in use; "
-        f"--{name}-port takes another number, or 0 for any free port\n"
-    )
-
-
-def test_probes_are_answered_until_the_last_stream_has_ended_and_nothing_is_left() -> None:
-    with started_service([*FLAGS, "--shutdown-grace-s", "60"]) as service:
-        with grpc.insecure_channel(service.url) as channel, beside(service, "health") as health:
-            stub = GenerationServiceStub(channel)
-            endless = GenerateRequest(text="def f():\n", stopping=StoppingOptions(max_tokens=2000, ignore_eos=True))
-            stream = stub.Generate(endless, timeout=60)
-            assert next(stream).HasField("accepted")
-            watch = HealthStub(health).Watch(HealthCheckRequest(service=GENERATION), timeout=60)
-            assert next(watch).status == SERVING
-            service.process.send_signal(signal.SIGTERM)
-            assert [answer.status for answer in watch] == [NOT_SERVING]
-            assert (status(health, ""), status(health, GENERATION)) == (SERVING, NOT_SERVING)
-            stream.cancel()
-            assert service.process.wait(END_S) == 0
-        assert running(service, SIDE_MODULE) == running(service, FRONT_END_MODULE) == []
-
-
-def test_a_killed_engine_ends_the_side_server_too() -> None:
-    with started_service(FLAGS) as service:
-        os.kill(engine_of(service), signal.SIGKILL)
-        assert service.process.wait(END_S) == 1
-        assert running(service, SIDE_MODULE) == []
+    def test_the_control_port_asks_for_tls_as_the_service_s_own_does(self, side: Side, authority: Authority) -> None:
+        side.serve()
+        assert status(side.health, "") == SERVING
+        assert code(failure(lambda: side.stub.Stats(StatsRequest(), timeout=TIMEOUT_S))) == grpc.StatusCode.UNAVAILABLE
+        credentials = grpc.ssl_channel_credentials(authority.pem)
+        with grpc.secure_channel(f"127.0.0.1:{side.control_port}", credentials) as channel:
+            assert GenerationServiceStub(channel).Stats(StatsRequest(), timeout=TIMEOUT_S).HasField("stats")
