@@ -41,9 +41,10 @@ _REQUEST_WORK: Final = 8  # as the intake counts work: more than a request with 
 
 
 class FrontEnd:
-    """Asks for completions and counts what comes."""
+    """Asks for completions and counts what comes. heard: called with all tokens that come together."""
 
     def __init__(self) -> None:
+        self.heard: Callable[[m.Output], None] = lambda output: None
         self.inbox: list[m.ToEngine] = []
         self.tokens = 0
         self.endings: list[int] = []  # reasons
@@ -60,6 +61,7 @@ class FrontEnd:
         if isinstance(message, m.Output):
             self.tokens += len(message.tokens) // 4
             self.endings += [end.reason for end in message.finished]
+            self.heard(message)
         elif isinstance(message, m.Refused):
             raise BenchmarkError(f"the engine refused a request: {message.message}")
 

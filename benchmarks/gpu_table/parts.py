@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,12 +21,22 @@ from benchmarks.gpu_table.exactness import ASKED, COMPARED, FEW, Crowd, agreemen
 from benchmarks.gpu_table.floors import StepBytes, step_bytes
 from benchmarks.gpu_table.kernel_times import LAUNCHES, on_the_gpu, traced
 from benchmarks.gpu_table.measured import Measured
-from benchmarks.gpu_table.results import Agreement, Breakdown, Cell, Result, Sampling
+from benchmarks.gpu_table.prompts import (
+    SETTINGS,
+    FirstTokens,
+    Setting,
+    busy,
+    first_tokens,
+    of_long_prompts,
+    products_ms,
+)
+from benchmarks.gpu_table.results import Agreement, Breakdown, Cell, PromptTime, Result, Sampling
 from benchmarks.gpu_table.settings import RUN_AHEAD, Settings
 from benchmarks.gpu_table.shapes import SHAPES, Shape
 from benchmarks.gpu_table.streams import served, through_grpc
 from benchmarks.local_service import ServiceFailed
 from runahead.cuda_graphs.shape import Form
+from runahead.runtime.rounding import ceil_div
 from runahead.runtime.wire.engine_config import DeviceName
 
 DEPTHS: Final = (0, 1, 2, 3, 4)
@@ -42,6 +53,7 @@ class Found:
     cells: Sequence[Cell] = ()
     breakdowns: Sequence[Breakdown] = ()
     agreements: Sequence[Agreement] = ()
+    prompts: Sequence[PromptTime] = ()
     failures: Sequence[str] = ()
 
 
@@ -72,6 +84,7 @@ def run_part(part: Part, run: Run) -> Result:
         cells=tuple(found.cells),
         breakdowns=tuple(found.breakdowns),
         agreements=tuple(found.agreements),
+        prompts=tuple(found.prompts),
         failure="; ".join(found.failures),
     )
 
@@ -226,11 +239,60 @@ def _exactness(crowd: Crowd, depths: Sequence[int], run: Run) -> Found:
     return Found(settings, agreements=found, failures=failures)
 
 
+def _prompts(shape: Shape, run: Run) -> Found:
+    """First tokens, alone and beside rows that decode, with the engine set for one and for the other."""
+    workload = shape.workload
+    context = 256 * ceil_div(workload.first[-1] + 1, 256)
+    shape = of_long_prompts(shape, context)
+    found: list[PromptTime] = []
+    failures: list[str] = []
+    settings: Settings = {}
+    for setting, wanted in SETTINGS.items():
+        settings = run.settings(workload.beside + 8, context) | wanted | run.asked
+        with _measured(shape, settings, max(DEPTHS)) as measured:
+            settings = measured.subject.settings
+            for rows in (0, workload.beside):
+                for tokens in workload.first:
+                    found.append(_prompt_time(measured, run, shape, setting, tokens, rows))
+        failures += measured.failures
+    same = {name: value for name, value in settings.items() if name not in SETTINGS["rate"]}
+    varied: Settings = {
+        setting: " ".join(f"{name}={value}" for name, value in own.items()) for setting, own in SETTINGS.items()
+    }
+    return Found({**same, **varied}, prompts=found, failures=failures)
+
+
+def _prompt_time(
+    measured: Measured[Bench], run: Run, shape: Shape, setting: Setting, tokens: int, rows: int
+) -> PromptTime:
+    def measure(bench: Bench) -> FirstTokens:
+        with busy(bench, rows):
+            return first_tokens(bench, tokens, run.repeats)
+
+    times, skipped = (None, run.why_no_more) if run.why_no_more else measured.measure(measure)
+    time = PromptTime(
+        shape=shape.name,
+        setting=setting,
+        tokens=tokens,
+        rows=rows,
+        products_ms=products_ms(shape.described(), tokens),
+        first_token_ms=None if times is None else times.median_ms,
+        runs_ms=() if times is None else times.runs_ms,
+        gap_p50_ms=None if times is None else times.gap_ms(50),
+        gap_p99_ms=None if times is None else times.gap_ms(99),
+        skipped=skipped,
+    )
+    shown = skipped or f"{time.first_token_ms:.1f} ms, products {time.products_ms:.1f}"
+    print(f"{run.took_s:6.1f} s  {shape.name} prompt of {tokens:,} beside {rows}, {setting}: {shown}", file=sys.stderr)
+    return time
+
+
 _KINDS: Final = (
     ("engine", "bare graphs, and through the engine", _step, {"0.6B": 3, "1B": 3, "8B": 6, "tiny": 1}),
     ("grpc", "through gRPC, one stream a row", _grpc, {"0.6B": 3, "1B": 3, "8B": 5, "tiny": 1}),
     ("depths", "serial and 1 to 4 launches ahead, with and without graphs", _depths, {"0.6B": 3, "8B": 5, "tiny": 1}),
     ("lengths", "long contexts and ragged lengths", _lengths, {"0.6B": 6, "1B": 4, "8B": 6, "tiny": 1}),
+    ("prompts", "first tokens, alone and beside rows that decode", _prompts, {"0.6B": 3, "8B": 6, "tiny": 1}),
     ("kernels", "every kernel of a launch", _kernels, {"0.6B": 2, "8B": 3, "tiny": 1}),
 )
 _EXACTNESS: Final = "answers that differ alone and among others, with exact kernels and without"

@@ -77,6 +77,26 @@ REACHED_BEFORE_MS: Final[Mapping[Place, float]] = {
     Place("8B", 256): 12.0,
 }
 
+
+class Prompt(NamedTuple):
+    shape: str
+    tokens: int
+
+
+# To the first token of a prompt alone, milliseconds: the other engine, and the goals of this one.
+VLLM_FIRST_TOKEN_MS: Final[Mapping[Prompt, float]] = {
+    Prompt("8B", 128): 14.6,
+    Prompt("8B", 2048): 50.0,
+    Prompt("8B", 8192): 211.0,
+    Prompt("8B", 32768): 1195.0,
+}
+FIRST_TOKEN_GOALS_MS: Final[Mapping[Prompt, float]] = {
+    Prompt("8B", 128): 8.0,
+    Prompt("8B", 2048): 48.0,
+    Prompt("8B", 8192): 195.0,
+    Prompt("8B", 32768): 1150.0,
+}
+
 # Through gRPC, over bare replays of the graphs.
 GRPC_OVER_GRAPHS: Final[Mapping[Place, float]] = {
     Place("0.6B", 64): 1.10,

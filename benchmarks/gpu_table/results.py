@@ -123,6 +123,27 @@ class Agreement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     other_logprobs: int
 
 
+class PromptTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How long a prompt took to its first token, through the engine.
+
+    setting: what the engine is set for, the prompts' rate or the rows' pace. tokens: of the prompt. rows: that decode
+    beside it. first_token_ms: the median of `runs_ms`. gap_p50_ms, gap_p99_ms: between two tokens of a row, while the
+    prompt ran. products_ms: of its products alone, at the rate that the GPU's matrix units reach. skipped: why there is
+    no figure.
+    """
+
+    shape: str
+    setting: Literal["rate", "pace"]
+    tokens: int
+    rows: int
+    products_ms: float
+    first_token_ms: float | None = None
+    runs_ms: tuple[float, ...] = ()
+    gap_p50_ms: float | None = None
+    gap_p99_ms: float | None = None
+    skipped: str = ""
+
+
 class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One part.
 
@@ -141,6 +162,7 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     cells: tuple[Cell, ...] = ()
     breakdowns: tuple[Breakdown, ...] = ()
     agreements: tuple[Agreement, ...] = ()
+    prompts: tuple[PromptTime, ...] = ()
     failure: str = ""
 
 

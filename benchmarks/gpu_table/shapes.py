@@ -19,7 +19,8 @@ class Workload:
     """Lengths in tokens. A step is what `long` tokens of a batch take, less what `short` tokens take, over the rest.
 
     prompt: of every row. context: the longest request that the engine is told of. lengths: prompts of the table of
-    lengths. ragged: the shortest and the longest prompt of its batch of many lengths.
+    lengths. ragged: the shortest and the longest prompt of its batch of many lengths. first: prompts of the table of
+    first tokens, and beside: the rows that decode meanwhile.
     """
 
     prompt: int
@@ -28,6 +29,8 @@ class Workload:
     context: int
     lengths: tuple[int, ...]
     ragged: tuple[int, int]
+    first: tuple[int, ...] = ()
+    beside: int = 0
 
     @property
     def steps(self) -> int:
@@ -49,8 +52,10 @@ class Workload:
         return 256 * ceil_div(max(*self.lengths, self.ragged[1]) + self.long + 1, 256)
 
 
-FULL: Final = Workload(512, 32, 288, 4096, (4096, 16384), (128, 8192))
-SMALL: Final = Workload(24, 4, 20, 128, (40, 90), (8, 70))  # for trying the benchmark itself, on the CPU too
+FULL: Final = Workload(512, 32, 288, 4096, (4096, 16384), (128, 8192), (128, 512, 2048, 8192, 32768), 32)
+SMALL: Final = Workload(
+    24, 4, 20, 128, (40, 90), (8, 70), (16, 300), 3
+)  # for trying the benchmark itself, on the CPU too
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,15 @@ from collections.abc import Iterable, Sequence
 
 from benchmarks.gpu_table.goals import Steps, goals, idle_share
 from benchmarks.gpu_table.merge import Merged
-from benchmarks.gpu_table.published import GOALS_MS, PEERS_MS, best_peer_ms
-from benchmarks.gpu_table.results import Agreement, Breakdown, Cell, Sampling
+from benchmarks.gpu_table.published import (
+    FIRST_TOKEN_GOALS_MS,
+    GOALS_MS,
+    PEERS_MS,
+    VLLM_FIRST_TOKEN_MS,
+    Prompt,
+    best_peer_ms,
+)
+from benchmarks.gpu_table.results import Agreement, Breakdown, Cell, PromptTime, Sampling
 
 _NONE = "–"
 _KERNELS_SHOWN = 20
@@ -36,6 +43,7 @@ def tables(merged: Merged) -> str:
         blocks.append(_step_table(steps, sampling))
     blocks += [_ways_table(cells), _one_among_table(steps, cells), _depth_table(cells), _length_table(cells)]
     blocks += [_breakdown_table(breakdown) for breakdown in breakdowns]
+    blocks.append(_prompt_table([found for part in merged.parts for found in part.prompts]))
     blocks.append(_agreement_table([found for part in merged.parts for found in part.agreements]))
     failures = [f"- figures of {part.part} are missing: {part.failure}" for part in merged.parts if part.failure]
     blocks += [_goal_table(steps), failures + _skipped(cells)]
@@ -69,8 +77,7 @@ def _step_table(steps: Steps, sampling: Sampling) -> list[str]:
             peer = best_peer_ms(place)
             row += [_number(times.get(place)) for times in PEERS_MS.values()]
             goal = GOALS_MS.get(place)
-            verdict = _NONE if goal is None or engine is None else "met" if engine <= goal else "missed"
-            row += [_over(peer, engine), _number(goal), verdict]
+            row += [_over(peer, engine), _number(goal), _verdict(engine, goal)]
         rows.append(row)
     if not rows:
         return []
@@ -157,6 +164,28 @@ def _breakdown_table(found: Breakdown) -> list[str]:
     lines += _table(["kernel", "work", "a step", "mean µs", "µs a step", "share"], kernels)
     left = len(found.kernels) - _KERNELS_SHOWN
     return [*lines, "", f"{left} more kernels are in the result file."] if left > 0 else lines
+
+
+def _prompt_table(times: Sequence[PromptTime]) -> list[str]:
+    rows = []
+    for time in times:
+        place = Prompt(time.shape, time.tokens)
+        alone = not time.rows
+        peer, goal = (known.get(place) if alone else None for known in (VLLM_FIRST_TOKEN_MS, FIRST_TOKEN_GOALS_MS))
+        found = time.first_token_ms
+        rows.append([
+            time.shape, f"{time.tokens:,}", str(time.rows or "alone"), time.setting, _number(time.products_ms, 1),
+            _number(found, 1), _over(found, time.products_ms), _number(time.gap_p50_ms, 1), _number(time.gap_p99_ms, 1),
+            _number(peer, 1), _number(goal, 1), _verdict(found, goal),
+        ])  # fmt: skip
+    head = ["shape", "prompt", "rows beside", "set for", "products", "first token", "÷ products", "gap p50", "gap p99",
+            "vLLM 0.26.0", "goal", ""]  # fmt: skip
+    return ["**Milliseconds to the first token, and between two tokens of the rows beside**", "",
+            *_table(head, rows)] if rows else []  # fmt: skip
+
+
+def _verdict(found: float | None, goal: float | None) -> str:
+    return _NONE if goal is None or found is None else "met" if found <= goal else "missed"
 
 
 def _agreement_table(agreements: Sequence[Agreement]) -> list[str]:

@@ -1,0 +1,138 @@
+"""Measures how long a prompt takes to its first token: alone, and beside rows that decode."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.gpu_table.decode import Batch, decoding, finish, prompt_of, submit, turn_until
+from benchmarks.gpu_table.engines import Bench
+from benchmarks.gpu_table.errors import BenchmarkError
+from benchmarks.gpu_table.settings import Settings
+from benchmarks.gpu_table.shapes import Shape
+from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.weights import described
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
+from runahead.runtime.wire.preparation import prepared_submit
+
+MATRIX_RATE: Final = 780e12  # multiply-adds and sums a second, in bfloat16: measured on one H200
+Setting = Literal["rate", "pace"]
+SETTINGS: Final[dict[Setting, Settings]] = {
+    # As fast as prompts can be: large launches, which the rows beside them wait for.
+    "rate": {"prefill_chunk": 2048, "max_prefill_tokens": 8192, "run_ahead_tokens": 1 << 20},
+    # Rows are held up little: small chunks, and one launch with prompt tokens queued.
+    "pace": {"prefill_chunk": 256, "max_prefill_tokens": 256, "run_ahead_tokens": 512},
+}
+_TOKENS: Final = 2  # of a request whose first token is timed: one that ends with its first is never a decode row
+_BUSY: Final = 24  # tokens that every row beside has before a prompt comes
+_prompts = count(100_000)  # random ones, none of which is in the prefix cache
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTokens:
+    """runs_ms: of each repetition. gaps_ms: between the tokens of the rows beside, of all repetitions."""
+
+    runs_ms: tuple[float, ...]
+    gaps_ms: NDArray[np.float64]
+
+    @property
+    def median_ms(self) -> float:
+        return statistics.median(self.runs_ms)
+
+    def gap_ms(self, percent: float) -> float | None:
+        return float(np.percentile(self.gaps_ms, percent)) if len(self.gaps_ms) else None
+
+
+def products_ms(config: ModelConfig, tokens: int) -> float:
+    """Of the layers' products for so many tokens, if nothing else ran."""
+    weights = described(config)
+    layers = sum(
+        linear.weight.numel()
+        for layer in weights.layers
+        for linear in (layer.mixer.qkv, layer.mixer.o, layer.feed_forward.gate_up, layer.feed_forward.down)
+    )
+    return 2 * layers * tokens / MATRIX_RATE * 1e3
+
+
+def of_long_prompts(shape: Shape, longest: int) -> Shape:
+    """The same model, for contexts of at least `longest` tokens."""
+    positions = max(longest, shape.keys["max_position_embeddings"])
+    return replace(shape, keys={**shape.keys, "max_position_embeddings": positions})
+
+
+def first_tokens(bench: Bench, tokens: int, repeats: int) -> FirstTokens:
+    """Of prompts of so many tokens, one after the other, beside whatever decodes."""
+    runs, gaps = [], []
+    for _ in range(repeats):
+        took, between = _first_token(bench, tokens)
+        runs.append(took * 1e3)
+        gaps.append(between * 1e3)
+    return FirstTokens(tuple(runs), np.concatenate(gaps))
+
+
+@contextmanager
+def busy(bench: Bench, rows: int) -> Iterator[None]:
+    """So many rows decode meanwhile."""
+    workload, heard = bench.shape.workload, bench.front_end
+    if rows:
+        submit(bench, Batch((workload.prompt,) * rows), bench.engine.scheduler.limits.context_length - workload.prompt)
+        turn_until(bench, lambda: heard.tokens >= rows * _BUSY and decoding(bench) == rows)
+    yield
+    heard.inbox.append(m.Abort(0, (), True))
+    finish(bench)
+    heard.tokens, heard.endings = 0, []
+
+
+def _first_token(bench: Bench, tokens: int) -> tuple[float, NDArray[np.float64]]:
+    """Seconds to the first token, and between two tokens of each row beside, from the last before the prompt came."""
+    came: list[tuple[float, NDArray[np.int64]]] = []
+
+    def note(output: m.Output) -> None:
+        came.append((time.perf_counter(), np.frombuffer(output.handles, np.int64)))
+
+    number = next(_prompts)
+    bench.front_end.heard = note
+    try:
+        turn_until(bench, lambda: bool(came))  # of rows beside: gaps count from here
+        before = len(came)
+        bench.front_end.inbox.append(
+            prepared_submit(
+                number,
+                f"p{number}",
+                prompt_of(number, tokens, bench.model.config.vocab_size),
+                SamplingParams(temperature=0.0),
+                StoppingParams(max_tokens=_TOKENS, ignore_eos=True),
+                block_size=bench.block_size,
+            )
+        )
+        begun = time.perf_counter()
+        turn_until(bench, lambda: any(number in handles for _, handles in came[before:]))
+        at = next((at for at, handles in came[before:] if number in handles), None)
+        if at is None:
+            raise BenchmarkError(f"a prompt of {tokens} tokens brought nothing")
+        turn_until(bench, lambda: sum(number in handles for _, handles in came[before:]) == _TOKENS)
+    finally:
+        bench.front_end.heard = lambda output: None
+    return at - begun, _gaps([one for one in came if one[0] <= at], number)
+
+
+def _gaps(came: Sequence[tuple[float, NDArray[np.int64]]], number: int) -> NDArray[np.float64]:
+    """Between two tokens of each row, but for those of the prompt itself."""
+    last: dict[int, float] = {}
+    gaps = []
+    for at, handles in came:
+        for handle in handles.tolist():
+            if handle != number:
+                if handle in last:
+                    gaps.append(at - last[handle])
+                last[handle] = at
+    return np.array(gaps)

@@ -1,0 +1,84 @@
+"""First tokens, measured on the CPU with a tiny model: the code that a GPU runs, but for the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import pytest
+
+from benchmarks.gpu_table.cells import Run
+from benchmarks.gpu_table.engines import Bench, opened
+from benchmarks.gpu_table.parts import PARTS
+from benchmarks.gpu_table.prompts import SETTINGS, _gaps, busy, first_tokens, of_long_prompts, products_ms
+from benchmarks.gpu_table.results import PromptTime
+from benchmarks.gpu_table.settings import engine_settings
+from benchmarks.gpu_table.shapes import SHAPES, SMALL
+from benchmarks.gpu_table.tables import _prompt_table
+
+TINY, ROWS, CONTEXT = SHAPES["tiny"], 3, 512
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    with opened(TINY, engine_settings("cpu", ROWS + 1, CONTEXT) | SETTINGS["pace"], 4) as bench:
+        yield bench
+
+
+def test_a_prompt_is_timed_to_its_first_token_and_is_never_found_in_the_prefix_cache(bench: Bench) -> None:
+    times = first_tokens(bench, 300, 3)
+    counters = bench.engine.scheduler.tally.counters
+    assert len(times.runs_ms) == 3 and all(took > 0 for took in times.runs_ms)
+    assert counters["prompt_tokens"] == 3 * 300 and counters["cached_tokens"] == 0
+    assert not len(times.gaps_ms) and times.gap_ms(50) is None, "nobody was beside it"
+
+
+def test_rows_beside_a_prompt_go_on_and_the_time_between_their_tokens_is_kept(bench: Bench) -> None:
+    with busy(bench, ROWS):
+        times = first_tokens(bench, 300, 2)
+    assert len(times.gaps_ms) >= ROWS, "every row had a token while the prompt ran"
+    median, longest = times.gap_ms(50), times.gap_ms(100)
+    assert median is not None and longest is not None and 0 < median <= longest
+    assert bench.is_as_opened, "the rows beside have ended, and nothing is counted twice"
+    assert bench.engine.figures.launches_by_kind["mixed"] > 2 * (300 // 256)
+
+
+def test_products_take_as_long_as_their_multiplications_at_the_measured_rate() -> None:
+    config = SHAPES["8B"].described()
+    layers = 32 * (4096 * 6144 + 4096 * 4096 + 4096 * 28672 + 14336 * 4096)
+    assert products_ms(config, 8192) == pytest.approx(2 * layers * 8192 / 780e12 * 1e3)
+    assert 140 < products_ms(config, 8192) < 155
+
+
+def test_a_model_is_given_the_context_that_the_longest_prompt_needs() -> None:
+    assert of_long_prompts(SHAPES["8B"], 33_024).described().max_position_embeddings == 33_024
+    assert of_long_prompts(SHAPES["8B"], 600).described().max_position_embeddings == 32_768
+
+
+def test_the_part_has_every_prompt_alone_and_beside_rows_for_both_settings() -> None:
+    found = PARTS["prompts-tiny"].measure(Run("cpu", repeats=1, limit_s=600, commit="0" * 12))
+    assert not found.failures
+    asked = {(time.setting, time.rows, time.tokens) for time in found.prompts}
+    assert asked == {(setting, rows, tokens) for setting in SETTINGS for rows in (0, 3) for tokens in SMALL.first}
+    assert all(time.first_token_ms and (time.gap_p99_ms is not None) == bool(time.rows) for time in found.prompts)
+    lines = _prompt_table(found.prompts)
+    assert len(lines) == 2 + 2 + len(asked)
+
+
+def test_when_the_time_is_up_what_is_missing_says_so() -> None:
+    found = PARTS["prompts-tiny"].measure(Run("cpu", repeats=1, limit_s=-1, commit="0" * 12))
+    assert {time.skipped for time in found.prompts} == {"the part had run for -1 s"}
+    assert all(time.first_token_ms is None for time in found.prompts)
+
+
+def test_the_table_holds_a_prompt_alone_against_its_goal() -> None:
+    time = PromptTime(shape="8B", setting="rate", tokens=2048, rows=0, products_ms=36.0, first_token_ms=47.5)
+    assert _prompt_table([time])[-1].endswith("| 50.0 | 48.0 | met |")
+    beside = msgspec.structs.replace(time, rows=32, gap_p50_ms=9.0, gap_p99_ms=11.5)
+    assert _prompt_table([beside])[-1].endswith("| 9.0 | 11.5 | – | – | – |")
+
+
+def test_gaps_are_of_rows_and_not_of_the_prompt() -> None:
+    came = [(1.0, np.array([7, 8])), (1.5, np.array([7, 9])), (4.0, np.array([8, 7, 9]))]
+    assert sorted(_gaps(came, 9).tolist()) == [0.5, 2.5, 3.0]
