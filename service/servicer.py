@@ -235,7 +235,7 @@ class GenerationServicer(GenerationServiceServicer):
     async def Tokenize(self, request: TokenizeRequest, context: _Context) -> TokenizeResponse:
         response = TokenizeResponse()
         async with guarded(context, self.counters.refuse):
-            response.token_ids.extend(await self._texts.tokenize(request, self._admission.account(context)))
+            await self._texts.tokenize(request, self._admission.account(context), response)
         return response
 
     async def Detokenize(self, request: DetokenizeRequest, context: _Context) -> DetokenizeResponse:

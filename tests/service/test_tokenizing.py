@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,14 +10,22 @@ from typing import Any
 
 import grpc
 import msgspec
+import numpy as np
 import pytest
 
 from runahead.service import text_cuts
+from runahead.service.access import Access
+from runahead.service.admission import Admission
+from runahead.service.board import Board
 from runahead.service.held import Resource
-from runahead.v1 import DetokenizeRequest, GenerateOnceRequest, GenerateRequest, TokenizeRequest
+from runahead.service.settings import FrontEndSettings
+from runahead.service.texts import Texts
+from runahead.service.tokenizer import TextTokenizer
+from runahead.v1 import DetokenizeRequest, GenerateOnceRequest, GenerateRequest, TokenizeRequest, TokenizeResponse
 from tests.service.fake_engine import INFO, TIMEOUT_S, FakeEngine
 from tests.service.rpc_errors import code, failure, fields
 from tests.service.running_service import Service
+from tests.service.small_tokenizers import byte_level_tokenizer
 from tests.service.test_access import ALICE, BOB, bearer, secured
 
 PIECE = 100  # characters
@@ -147,3 +156,30 @@ def test_ids_that_become_text_take_turns_too(service: Service, gate: Gate) -> No
     assert len(call.result().text) == 5000
     for stream in busy:
         stream.cancel()
+
+
+def test_a_long_answer_takes_turns_with_other_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ids are there at once, and as many as a text of 1 MiB may have."""
+    board = Board()
+    admission = Admission.of(FrontEndSettings(), Access(), board, board.line(0))
+    tokenizer = TextTokenizer(byte_level_tokenizer())
+    ids = np.arange(1 << 20, dtype=np.int32)
+
+    async def encoded(*_: object) -> Any:
+        return ids
+
+    async def turns_meanwhile() -> int:
+        texts, turns = Texts(tokenizer, admission, INFO), 0
+        response = TokenizeResponse()
+        request, account = TokenizeRequest(text="x"), admission.account_of("alice")
+        filled = asyncio.ensure_future(texts.tokenize(request, account, response))
+        while not filled.done():
+            turns += 1
+            await asyncio.sleep(0)
+        await filled
+        assert list(response.token_ids) == ids.tolist()
+        return turns
+
+    monkeypatch.setattr(tokenizer, "encode", encoded)
+    assert asyncio.run(turns_meanwhile()) > 50
+    tokenizer.close()
