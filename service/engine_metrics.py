@@ -34,6 +34,7 @@ def engine_metrics(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
     blocks = {name: getattr(stats, f"blocks_{name}") for name in ("free", "owned", "fenced", "cached")}
     yield gauges("runahead_kv_blocks", "KV blocks by state.", "state", blocks)
     yield gauge("runahead_paused_requests", "Running requests that wait for KV blocks.", stats.paused)
+    yield gauge("runahead_preparing_requests", "Requests whose text is not tokenized yet.", stats.preparing)
     yield counter("runahead_recomputed_tokens", "Tokens prefilled again after an eviction.", stats.recomputed_tokens)
     yield counter("runahead_void_rows", "Rows whose token was dropped, since their request had ended.", stats.void_rows)
     yield counter("runahead_front_ends_lost", "Connections of front ends that were lost.", stats.front_ends_lost)

@@ -6,8 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
-from ipaddress import IPv6Address, ip_address
-from socketserver import ThreadingMixIn
+from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from wsgiref.types import StartResponse, WSGIEnvironment
@@ -65,10 +64,17 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], family: socket.AddressFamily) -> None:
-        self.address_family = family
+    def __init__(self, host: str, port: int) -> None:
+        """Raises OSError."""
+        self.address_family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         self._places = threading.BoundedSemaphore(_CONNECTIONS)
-        super().__init__(address, _Handler)
+        super().__init__((str(address[0]), int(address[1])), _Handler)
+
+    def server_bind(self) -> None:
+        # Without the library's question to the DNS what this address is called, which may take as long as that likes.
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._places.acquire(blocking=False):
@@ -95,7 +101,7 @@ class MetricsServer:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(collector)
         try:
-            self._server = _Server((host, port), _family_of(host))
+            self._server = _Server(host, port)
         except OSError as error:
             raise ConfigError(f"{host} port {port} can't be listened on: {error.strerror}") from error
         self._server.set_app(_only_metrics(make_wsgi_app(registry)))
@@ -122,10 +128,3 @@ def _only_metrics(app: Any) -> Any:
         return [f"only {PATH} is served here\n".encode()]
 
     return served
-
-
-def _family_of(host: str) -> socket.AddressFamily:
-    try:
-        return socket.AF_INET6 if isinstance(ip_address(host), IPv6Address) else socket.AF_INET
-    except ValueError:
-        return socket.AF_INET

@@ -55,7 +55,7 @@ USUAL = {
 OWN_GAUGES = (
     "info engine_up front_ends open_streams queued_tokens tokenizing_bytes tokenizer_queue uploads unread_bytes "
     "stats_watchers connections process_resident_memory_bytes process_open_fds kv_blocks paused_requests overlap_ratio "
-    "ledger_depth ledger_depth_max run_ahead"
+    "preparing_requests ledger_depth ledger_depth_max run_ahead"
 )
 OWN_COUNTERS = (
     "stop_strings cancelled slow_readers refusals recomputed_tokens void_rows front_ends_lost launches "
@@ -67,9 +67,9 @@ OWN = {f"runahead_{name}": GAUGE for name in OWN_GAUGES.split()} | {
 }
 OF_THE_ENGINE = {name for name in USUAL if name.startswith("vllm:")} | {
     f"runahead_{name}"
-    for name in "kv_blocks paused_requests overlap_ratio ledger_depth ledger_depth_max run_ahead recomputed_tokens "
-    "void_rows front_ends_lost launches device_busy_seconds device_idle_seconds device_idle_inside_seconds "
-    "host_seconds graph_captures graph_replays fallbacks barriers barrier_seconds".split()
+    for name in "kv_blocks paused_requests preparing_requests overlap_ratio ledger_depth ledger_depth_max run_ahead "
+    "recomputed_tokens void_rows front_ends_lost launches device_busy_seconds device_idle_seconds "
+    "device_idle_inside_seconds host_seconds graph_captures graph_replays fallbacks barriers barrier_seconds".split()
 }
 
 Families = dict[str, Any]
@@ -340,6 +340,25 @@ def test_connections_that_say_nothing_are_bounded_and_give_their_places_back(scr
             return
         except OSError:
             continue
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "[::1]", "localhost"])
+def test_it_listens_on_any_address_and_asks_nobody_what_that_is_called(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def ask(name: str = "") -> str:
+        asked.append(name)
+        return name
+
+    monkeypatch.setattr(socket, "getfqdn", ask)
+    server = MetricsServer(host, 0, ServiceCollector(Board(), "0.1.0", lambda: None))
+    url = f"http://{f'[{host}]' if host == '::1' else host}:{server.port}/metrics"
+    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
+        assert b"runahead_info" in response.read()
+    server.close()
+    assert asked == []
 
 
 def test_a_port_that_is_taken_is_said(scraped: Scraped, tmp_path: Path) -> None:
