@@ -18,11 +18,12 @@ from runahead.service.errors import ServiceError
 ANYBODY: Final = Caller("", frozenset(RIGHTS))  # where nobody is asked who they are
 
 _SERVICE: Final = "/runahead.v1.GenerationService/"
+FACADE: Final = "/vllm.grpc.engine.VllmEngine/"  # where it is served: see `runahead.service.vllm_servicer`
 _REFLECTION: Final = frozenset(
     f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo" for version in ("v1", "v1alpha")
 )
 HEALTH: Final = frozenset(f"/grpc.health.v1.Health/{method}" for method in ("Check", "List", "Watch"))
-COMPLETIONS: Final = frozenset(_SERVICE + method for method in ("Generate", "GenerateOnce"))
+COMPLETIONS: Final = frozenset({_SERVICE + "Generate", _SERVICE + "GenerateOnce", FACADE + "Generate"})
 WORK: Final = COMPLETIONS | {_SERVICE + method for method in ("Tokenize", "Detokenize")}
 
 # One of these rights is needed. Abort reaches a caller's own requests with the first, everybody's with the second.
@@ -31,6 +32,8 @@ RIGHTS_FOR: Final[Mapping[str, frozenset[Right]]] = MappingProxyType(
         **{method: frozenset[Right]({"generate"}) for method in WORK},
         **{_SERVICE + method: frozenset[Right]({"control"}) for method in ("Stats", "WatchStats")},
         **{_SERVICE + method: frozenset(RIGHTS) for method in ("Abort", "GetModelInfo")},
+        **{FACADE + method: frozenset[Right]({"control"}) for method in ("GetServerInfo", "GetLoads")},
+        **{FACADE + method: frozenset(RIGHTS) for method in ("Abort", "HealthCheck", "GetModelInfo")},
         **{method: frozenset(RIGHTS) for method in _REFLECTION},
     }
 )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _GENERATION: Final = "runahead.v1.GenerationService"
+_FACADE: Final = "vllm.grpc.engine.VllmEngine"
 _HEALTH: Final = "grpc.health.v1.Health"
 _UNARY, _SERVER_STREAM, _BIDI_STREAM = "unary", "server_stream", "bidi_stream"
 
@@ -29,6 +30,12 @@ METHODS: Final = (
     (_SERVER_STREAM, _HEALTH, "Watch"),
     (_BIDI_STREAM, "grpc.reflection.v1.ServerReflection", "ServerReflectionInfo"),
     (_BIDI_STREAM, "grpc.reflection.v1alpha.ServerReflection", "ServerReflectionInfo"),
+    (_SERVER_STREAM, _FACADE, "Generate"),
+    (_UNARY, _FACADE, "Abort"),
+    (_UNARY, _FACADE, "HealthCheck"),
+    (_UNARY, _FACADE, "GetModelInfo"),
+    (_UNARY, _FACADE, "GetServerInfo"),
+    (_UNARY, _FACADE, "GetLoads"),
     # All that the service does not have: their names are the callers' choice, and there is no end of them.
     ("unknown", "unknown", "unknown"),
 )

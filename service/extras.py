@@ -11,6 +11,7 @@ from runahead.service.settings import FrontEndSettings
 
 # By setting: the extra, and the packages that are looked for.
 _NEEDED: Final = {
+    "vllm_facade": ("vllm-facade", ("smg_grpc_proto.generated.vllm_engine_pb2",)),
     "otlp_endpoint": ("otel", ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.grpc")),
 }
 

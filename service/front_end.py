@@ -6,8 +6,10 @@ import asyncio
 from typing import Final
 
 import grpc
+from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2
 
+from runahead.service.access import FACADE
 from runahead.service.admission import Admission
 from runahead.service.board import Board
 from runahead.service.call_log import CallLog
@@ -27,6 +29,7 @@ from runahead.v1 import add_GenerationServiceServicer_to_server, generation_serv
 
 GENERATION: Final = "runahead.v1.GenerationService"
 HEALTH: Final = "grpc.health.v1.Health"
+_VLLM_ENGINE: Final = FACADE.strip("/")
 _LAST_WORDS_S: Final = 0.25  # for calls that end by themselves now: completions, health watches
 _END_S: Final = 2.0  # for statuses to reach clients when streams are ended
 
@@ -65,9 +68,18 @@ class FrontEnd:
         )
         add_GenerationServiceServicer_to_server(self.servicer, self._server)
         self._health.add_to(self._server)
+        if settings.vllm_facade:
+            # Loaded only where it is wanted: it needs an extra.
+            from runahead.service.vllm_servicer import VllmServicer
+
+            VllmServicer(self.servicer, engine, self._health, version, settings.stalled_stream_s).add_to(self._server)
         if settings.reflection:
-            files = generation_service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR
-            add_reflection(self._server, files, (GENERATION, HEALTH))
+            files = [generation_service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR]
+            services = [GENERATION, HEALTH]
+            if settings.vllm_facade:
+                files.append(descriptor_pool.Default().FindFileContainingSymbol(_VLLM_ENGINE))
+                services.append(_VLLM_ENGINE)
+            add_reflection(self._server, files, services)
 
     async def start(self, host: str, number: int) -> int:
         """Listens, and is healthy. number: of the port, 0 for any. Returns the port. Raises ConfigError."""

@@ -43,6 +43,11 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
         self._closed = True
         self._tell()
 
+    @property
+    def is_ready(self) -> bool:
+        """The services take calls."""
+        return self._serving and self._is_ready and not self._closed
+
     def add_to(self, server: grpc.aio.Server) -> None:
         """All methods of the service."""
         health_pb2_grpc.add_HealthServicer_to_server(self, server)

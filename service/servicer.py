@@ -89,6 +89,11 @@ class OpenCompletion:
         assert self._completion.finished is not None
         return self._completion.finished
 
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompt, taken from the prefix cache; 0 before it is known."""
+        return self._stream.admitted.cached_tokens if self._stream.admitted else 0
+
     def interrupt_writes(self) -> None:
         """From now on, a write that is stuck because nobody reads is cancelled if the stream fails.
 
@@ -245,6 +250,14 @@ class GenerationServicer(GenerationServiceServicer):
         return response
 
     # ------------------------------------------------------------ a completion, from the door to its end
+
+    @asynccontextmanager
+    async def completing(
+        self, request: GenerateRequest, call: Call, context: _Context
+    ) -> AsyncIterator[OpenCompletion]:
+        """A completion for another service of this server, held to all that ours are."""
+        async with self._in_time(), self._open(request, call, context) as opened:
+            yield opened
 
     @asynccontextmanager
     async def _open(self, request: AnyGenerateRequest, call: Call, context: _Context) -> AsyncIterator[OpenCompletion]:

@@ -95,6 +95,9 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
     share_prefix_cache: Annotated[
         bool, Meta(description="callers find each other's prefixes, and can tell by the time which are there")
     ] = False
+    vllm_facade: Annotated[
+        bool, Meta(description="serve vllm.grpc.engine.VllmEngine too, for routers; needs the extra vllm-facade")
+    ] = False
     reflection: Annotated[bool, Meta(description="describe the services to clients that ask")] = True
     max_connections: Annotated[
         int, Meta(ge=1, le=1_000_000, description="connections that clients may have; more are closed at once")

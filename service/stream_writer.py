@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from runahead.service.request_stream import StalledReaderError
-from runahead.v1 import GenerateResponse
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -52,7 +52,7 @@ class StreamWriter:
         self._headers.add_done_callback(lambda headers: headers.cancelled() or headers.exception())
         await self._take(asyncio.shield(self._headers))
 
-    def write(self, event: GenerateResponse) -> Awaitable[None]:
+    def write(self, event: Message) -> Awaitable[None]:
         """Done when the transport has it. Raises StalledReaderError."""
         return self._take(self._context.write(event))
 

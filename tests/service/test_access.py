@@ -17,7 +17,7 @@ from benchmarks.local_service import local_service
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.runtime.wire.parameters import FinishReason
-from runahead.service.access import RIGHTS_FOR, Access
+from runahead.service.access import FACADE, RIGHTS_FOR, Access
 from runahead.service.callers import CallersFile
 from runahead.service.reflection import REFLECTION_SERVICES
 from runahead.service.security import Security
@@ -119,7 +119,7 @@ def test_health_asks_nobody_who_they_are(service: Service) -> None:
 def test_every_method_has_its_rights_and_one_without_is_nobodys(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert set(RIGHTS_FOR) == {*OURS, *REFLECTION}
+    assert {method for method in RIGHTS_FOR if not method.startswith(FACADE)} == {*OURS, *REFLECTION}
     monkeypatch.setattr("runahead.service.access.RIGHTS_FOR", {})
     for method in (*OURS, *REFLECTION):
         assert reason(call(service, method, bearer(OPS))) == "NO_RIGHT"

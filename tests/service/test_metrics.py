@@ -306,7 +306,7 @@ def test_a_line_goes_on_from_what_was_counted_before_and_leaves_the_others_alone
     for line, _ in itertools.product((0, 1, 1), range(2)):
         table.line(line).started(GENERATE)
     table.line(1).ended(GENERATE, 16, 1000.0)
-    (figures,) = [figures for (_, _, method), figures in table.total() if method == "Generate"]
+    (figures,) = [each for (_, service, method), each in table.total() if f"/{service}/{method}" == GENERATE]
     assert (figures.started, figures.ended[16], figures.times[-1], figures.sum_s) == (6, 1, 1, 1000.0)
     assert sum(figures.started for _, figures in table.total()) == 6
 

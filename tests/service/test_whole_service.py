@@ -11,6 +11,8 @@ from typing import Any
 
 import grpc
 import pytest
+from smg_grpc_proto.generated import vllm_engine_pb2 as pb
+from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from benchmarks.local_service import LocalService, local_service
 from runahead.v1 import (
@@ -22,6 +24,7 @@ from runahead.v1 import (
     SamplingOptions,
     StatsRequest,
     StoppingOptions,
+    TokenIds,
     TokenizeRequest,
 )
 from tests.service.collector import Collector
@@ -38,7 +41,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def service(collector: Collector) -> Iterator[LocalService]:
-    with local_service(["--log-level", "debug", "--otlp-endpoint", collector.endpoint]) as running:
+    with local_service(["--log-level", "debug", "--otlp-endpoint", collector.endpoint, "--vllm-facade"]) as running:
         yield running
 
 
@@ -148,3 +151,58 @@ def test_what_a_client_has_the_library_print_forges_no_line_and_is_bounded(
     assert any("words" in line["message"] for line in printed(lines)), "the library has printed it"
     assert not [line for line in lines if line["event"] == "forged"]
     assert len(printed(lines)) <= 60, "twenty of each place in a minute"
+
+
+PARAMETERS: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    # sampling, stopping and output of ours, and the same as the facade's parameters
+    ({"temperature": 0.0}, {"max_tokens": 40}, {}, {"temperature": 0.0, "max_tokens": 40}),
+    (
+        {"seed": 7, "temperature": 0.9, "top_p": 0.9, "top_k": 50, "min_p": 0.01, "repetition_penalty": 1.1},
+        {"max_tokens": 40, "ignore_eos": True},
+        {"logprobs": 2, "prompt_logprobs": 1},
+        {
+            **{"seed": 7, "temperature": 0.9, "top_p": 0.9, "top_k": 50, "min_p": 0.01, "repetition_penalty": 1.1},
+            **{"max_tokens": 40, "ignore_eos": True, "logprobs": 2, "prompt_logprobs": 1},
+        },
+    ),
+    (
+        {"temperature": 0.0, "presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": {5: 2.0}},
+        {"max_tokens": 60, "min_tokens": 3, "stop": ["\n", "e"], "include_stop": True},
+        {},
+        {
+            **{"temperature": 0.0, "presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": {5: 2.0}},
+            **{"max_tokens": 60, "min_tokens": 3, "stop": ["\n", "e"], "include_stop_str_in_output": True},
+            "skip_special_tokens": True,
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("sampling", "stopping", "output", "params"), PARAMETERS)
+def test_the_facade_generates_the_tokens_that_our_own_service_does(
+    channel: grpc.Channel, sampling: Any, stopping: Any, output: Any, params: Any
+) -> None:
+    ours, theirs = GenerationServiceStub(channel), vllm_engine_pb2_grpc.VllmEngineStub(channel)
+    ids = list(ours.Tokenize(TokenizeRequest(text="def read(path):\n"), timeout=TIMEOUT_S).token_ids)
+    request = GenerateOnceRequest(
+        token_ids=TokenIds(ids=ids),
+        sampling=SamplingOptions(**sampling),
+        stopping=StoppingOptions(**stopping),
+        output=OutputOptions(**output),
+    )
+    whole = ours.GenerateOnce(request, timeout=TIMEOUT_S)
+    expected = [token.id for token in whole.tokens]
+    for stream in (True, False):
+        asked = pb.GenerateRequest(
+            tokenized=pb.TokenizedInput(input_ids=ids), sampling_params=pb.SamplingParams(**params), stream=stream
+        )
+        *chunks, end = theirs.Generate(asked, timeout=TIMEOUT_S)
+        assert bool(chunks) == stream
+        assert list(end.complete.output_ids) == expected and expected
+        if stream:
+            assert [token for each in chunks for token in each.chunk.token_ids] == expected
+        assert end.complete.matched_stop_str == whole.finished.stop.text
+        scored = [each.chunk for each in chunks] if stream else [end.complete]
+        values = [value for each in scored for value in each.output_logprobs.token_logprobs]
+        assert values == [token.logprob for token in whole.tokens if token.HasField("logprob")]
+        assert list(scored[0].input_logprobs.token_ids) == [token.id for token in whole.prompt.tokens]
