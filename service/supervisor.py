@@ -118,6 +118,7 @@ class Supervisor:
             return await self._after_the_engine()
         none_left.result()
         log.error("no_front_end_left")
+        await self._end_side()
         return EXIT_NO_FRONT_END
 
     async def close(self) -> None:
@@ -309,6 +310,7 @@ class Supervisor:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.linger_s + _LAST_WORDS_S):
                 await self._front_ends_end()
+        await self._end_side()
         return EXIT_OK if self._signals.stop.is_set() else EXIT_ENGINE_LOST
 
     async def _end_side(self) -> None:

@@ -157,6 +157,12 @@ def test_probes_are_answered_until_the_last_stream_has_ended_and_nothing_is_left
 
 def test_a_killed_engine_ends_the_side_server_too() -> None:
     with started_service(FLAGS) as service:
-        os.kill(engine_of(service), signal.SIGKILL)
+        with beside(service, "health") as health:
+            watch = HealthStub(health).Watch(HealthCheckRequest(service=""), timeout=60)
+            assert next(watch).status == SERVING
+            os.kill(engine_of(service), signal.SIGKILL)
+            assert [answer.status for answer in watch] == [NOT_SERVING], (
+                "whoever watches is told, and no connection breaks"
+            )
         assert service.process.wait(END_S) == 1
         assert running(service, SIDE_MODULE) == []
