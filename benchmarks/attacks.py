@@ -18,13 +18,14 @@ from typing import Final
 
 import grpc
 
-from benchmarks.local_service import local_service
-from tests.service.hostile.attacked import FLAGS
+from benchmarks.local_service import LocalService, local_service
+from tests.service.hostile.attacked import FLAGS, FLAGS_BEHIND_A_PROXY
 from tests.service.hostile.attacks import ATTACKS
 from tests.service.hostile.bystander import Bystander
+from tests.service.hostile.proxy import HAPROXY, proxied
 
-CALLS: Final = 150
-PLACE_S: Final = 10.0  # after which no further call is made
+CALLS: Final = 100
+PLACE_S: Final = 5.0  # after which no further call is made
 BUSY: Final = ["-c", "while True: pass"]
 
 
@@ -56,15 +57,23 @@ def _p99(waits: list[float]) -> float:
 
 
 def main(model: Path) -> None:
-    """Print the table."""
+    """Print the tables: of the service itself, and behind the proxy where there is one."""
     print(f"up to {CALLS} calls of the bystander, for {PLACE_S:.0f} s; first token, ms")
-    print(
-        f"{'attack':24} {'quiet p50':>9} {'quiet p99':>9} {'p50':>7} {'p99':>7} {'p99 ÷ quiet p99':>15} {'failed':>6}"
-    )
-    with local_service(["--model", str(model), *FLAGS]) as service, Bystander(service.url) as bystander:
+    with local_service(["--model", str(model), *FLAGS]) as service:
+        _table("the service itself", _port(service))
+    if HAPROXY is None:
+        print("no HAProxy is installed: `make proxy` does it")
+        return
+    # Without the limits of a caller: behind a proxy all callers without names are one.
+    with local_service(["--model", str(model), *FLAGS_BEHIND_A_PROXY]) as service, proxied(_port(service)) as port:
+        _table("behind deploy/haproxy", port)
+
+
+def _table(title: str, port: int) -> None:
+    print(f"{title:24} {'quiet p50':>9} {'quiet p99':>9} {'p50':>7} {'p99':>7} {'p99 ÷ quiet p99':>15} {'failed':>6}")
+    with Bystander(f"127.0.0.1:{port}") as bystander:
         _waits_ms(bystander)
-        port = service.url.rpartition(":")[2]
-        commands = {name: ["-m", "tests.service.hostile.attacks", name, port] for name in ATTACKS}
+        commands = {name: ["-m", "tests.service.hostile.attacks", name, str(port)] for name in ATTACKS}
         for name, command in {"busy": BUSY, **commands}.items():
             quiet, _ = _waits_ms(bystander)
             with _attacker(command):
@@ -75,3 +84,7 @@ def main(model: Path) -> None:
                 flush=True,
             )
             time.sleep(2.0)  # what it has left ends
+
+
+def _port(service: LocalService) -> int:
+    return int(service.url.rpartition(":")[2])

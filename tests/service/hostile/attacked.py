@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from benchmarks.local_service import LocalService
 from tests.service.hostile.bystander import Bystander
 
-FLAGS = (
-    "--upload-timeout-s 1 --stalled-stream-s 1 --max-caller-streams 256 --max-caller-uploads 256 --max-rows 8".split()
-)
+FLAGS_BEHIND_A_PROXY: Final = "--upload-timeout-s 1 --stalled-stream-s 1 --max-rows 8".split()
+FLAGS: Final = [*FLAGS_BEHIND_A_PROXY, *"--max-caller-streams 256 --max-caller-uploads 256".split()]
 PATIENCE_S = 60.0
 
 

@@ -147,7 +147,8 @@ ATTACKS: Final[Mapping[str, Attack]] = MappingProxyType(
 def main(name: str, port: int) -> None:
     """Goes on until it is ended."""
     while True:
-        ATTACKS[name].round(port, lambda: None)
+        with contextlib.suppress(OSError, EOFError):  # thrown out, by a proxy perhaps where the service does not
+            ATTACKS[name].round(port, lambda: None)
 
 
 if __name__ == "__main__":

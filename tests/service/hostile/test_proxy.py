@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import socket
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,51 +17,14 @@ from runahead.runtime.wire.parameters import FinishReason
 from runahead.v1 import GenerateRequest, GenerationServiceStub, GetModelInfoRequest, TokenizeRequest
 from tests.service.fake_engine import TIMEOUT_S
 from tests.service.hostile.attacks import ATTACKER
+from tests.service.hostile.proxy import CONFIGURATION, HAPROXY, proxied
 from tests.service.raw_http2 import SETTINGS, RawClient
 from tests.service.rpc_errors import code, detail, failure
-from tests.service.running_service import Service
 from tests.service.test_below_messages import served
 
-CONFIGURATION: Final = Path(__file__).resolve().parents[3] / "deploy" / "haproxy" / "haproxy.cfg"
-HAPROXY: Final = shutil.which(
-    "haproxy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}{os.pathsep}/usr/sbin"
-)
 CONNECTIONS: Final = 12  # that the service takes in all
 
 pytestmark = pytest.mark.skipif(HAPROXY is None, reason="haproxy is not installed: `make proxy` does it")
-
-
-@contextmanager
-def proxied(service: Service, **limits: int) -> Iterator[int]:
-    """The port of a proxy in front of a service. limits: variables of its configuration."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {
-        **os.environ,
-        "RUNAHEAD_LISTEN": f"127.0.0.1:{port}",
-        "RUNAHEAD_SERVER": f"127.0.0.1:{service.port}",
-        **{f"RUNAHEAD_{name.upper()}": str(value) for name, value in limits.items()},
-    }
-    assert HAPROXY is not None
-    command = [HAPROXY, "-db", "-q", "-f", str(CONFIGURATION)]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
-        try:
-            _wait_until_it_listens(process, port)
-            yield port
-        finally:
-            process.terminate()
-
-
-def _wait_until_it_listens(process: subprocess.Popen[bytes], port: int) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < deadline:
-        assert process.poll() is None, "it has ended, and has said why"
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.02)
-    raise AssertionError("the proxy does not listen")
 
 
 @contextmanager
@@ -109,7 +67,7 @@ def test_without_the_proxy_one_client_takes_all_connections_and_with_it_only_its
             assert len(kept) == CONNECTIONS
             assert code(failure(lambda: ask(service.port))) == grpc.StatusCode.UNAVAILABLE
         with (
-            proxied(service, address_connections=CONNECTIONS // 2) as port,
+            proxied(service.port, address_connections=CONNECTIONS // 2) as port,
             many_connections(port) as kept,
         ):
             assert len(kept) == CONNECTIONS // 2
@@ -118,7 +76,7 @@ def test_without_the_proxy_one_client_takes_all_connections_and_with_it_only_its
 
 
 def test_calls_over_the_proxys_limit_are_refused_as_grpc_says_it(tmp_path: Path) -> None:
-    with served(tmp_path) as service, proxied(service, address_calls=5) as port, client_of(port) as channel:
+    with served(tmp_path) as service, proxied(service.port, address_calls=5) as port, client_of(port) as channel:
         stub = GenerationServiceStub(channel)
         for _ in range(5):
             assert stub.GetModelInfo(GetModelInfoRequest(), timeout=TIMEOUT_S).model == "fake"
@@ -129,7 +87,7 @@ def test_calls_over_the_proxys_limit_are_refused_as_grpc_says_it(tmp_path: Path)
 
 def test_calls_go_through_the_proxy_whole(tmp_path: Path) -> None:
     """Streams as they come, errors with their details, cancellation, deadlines, large requests, health."""
-    with served(tmp_path) as service, proxied(service) as port, client_of(port) as channel:
+    with served(tmp_path) as service, proxied(service.port) as port, client_of(port) as channel:
         stub = GenerationServiceStub(channel)
         stream = stub.Generate(GenerateRequest(text="x"), timeout=TIMEOUT_S)
         handle = service.engine.next_submit().handle
