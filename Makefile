@@ -21,8 +21,8 @@ export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test rest kernels coverage check format lint types imports protos contract serve bench load \
-	bench-gpu eval parity sim soak mutants mutation proxy clean
+.PHONY: help setup demo test rest kernels coverage check format lint types imports protos contract serve bench load soak \
+	bench-gpu eval parity sim long-run mutants mutation proxy clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -80,6 +80,9 @@ bench: $(STAMPS)/test ## speed, overlap, time to first token, host time a launch
 load: $(STAMPS)/test ## calls at 70 % and 200 % of what the service carries (4 minutes); ARGS="--seconds 10" for less
 	@$(BIN)/python -m benchmarks.load $(ARGS)
 
+soak: $(STAMPS)/test ## every fault at once for 10 minutes, beside a canary: what grows, what leaks; ARGS="--seconds 60" for less
+	@GRPC_VERBOSITY=ERROR $(BIN)/python -m benchmarks.soak $(ARGS)
+
 bench-gpu: $(STAMPS)/test ## a decode step on a CUDA GPU, beside its floor and other engines; PART=NAME (ARGS=--list)
 	@$(BIN)/python -m benchmarks.gpu_table $(if $(PART),--part $(PART)) $(ARGS)
 
@@ -94,9 +97,9 @@ sim: FIRST ?= 0
 sim: $(STAMPS)/test ## SEEDS random scripts (500) from FIRST (0) on the simulated device, at every depth; counts events
 	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(FIRST) $(ARGS)
 
-soak: BITS ?= 31
-soak: MINUTES ?= 20
-soak: $(STAMPS)/test ## MINUTES (20) on the simulated device, counters begun 10,000 launches before 2^BITS (31), beside a control
+long-run: BITS ?= 31
+long-run: MINUTES ?= 20
+long-run: $(STAMPS)/test ## MINUTES (20) on the simulated device, counters begun 10,000 launches before 2^BITS (31), beside a control
 	@$(BIN)/python -m tests.simulation.long_run --bits $(BITS) --minutes $(MINUTES) $(ARGS)
 
 mutants: $(STAMPS)/test ## every known mistake put back, one at a time: a test fails for each

@@ -1,0 +1,68 @@
+"""What each process of a service takes of the machine over time, as Linux's /proc says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """at_s: seconds since the beginning. resident_bytes: memory that the process holds."""
+
+    at_s: float
+    resident_bytes: int
+    threads: int
+    descriptors: int
+
+
+@dataclass(slots=True)
+class Series:
+    """One process, from its first sample to its last. name: as Stats calls it."""
+
+    name: str
+    pid: int
+    samples: list[Sample] = field(default_factory=list)
+
+    def since(self, at_s: float) -> list[Sample]:
+        return [sample for sample in self.samples if sample.at_s >= at_s]
+
+
+def sample_of(pid: int, at_s: float, proc: Path = Path("/proc")) -> Sample | None:
+    """None where the process has ended."""
+    folder = proc / str(pid)
+    try:
+        resident = int((folder / "statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        threads = len(list((folder / "task").iterdir()))
+        return Sample(at_s, resident, threads, len(list((folder / "fd").iterdir())))
+    except (OSError, IndexError):
+        return None
+
+
+def slope(samples: Sequence[Sample]) -> float | None:
+    """MiB a minute by which memory grows, of the straight line that fits best; None for less than two seconds."""
+    if not samples or samples[-1].at_s - samples[0].at_s < 2.0:
+        return None
+    times = np.array([sample.at_s for sample in samples]) / 60
+    memory = np.array([sample.resident_bytes for sample in samples]) / MIB
+    times -= times.mean()
+    return float((times * (memory - memory.mean())).sum() / (times * times).sum())
+
+
+def of_session(leader: int, proc: Path = Path("/proc")) -> set[int]:
+    """The processes, those included that have ended and that nobody has asked for, of the session of a process."""
+    found = set()
+    for folder in proc.glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        if int(fields[3]) == leader:
+            found.add(int(folder.name))
+    return found

@@ -1,0 +1,123 @@
+"""What all faults of a soak share: the service, who calls it, what has happened, and what was wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+
+from benchmarks.load.calls import Call, reason_of
+from runahead.v1 import GenerateRequest, GenerationServiceStub, SamplingOptions, StoppingOptions
+
+CALLERS = {"canary": "generate", "steady": "generate", "noise": "generate", "aborter": "generate", "ops": "control"}
+# How a channel comes back after its front end was killed.
+RECONNECT = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
+EXCUSED_S = 5.0  # after a front end was killed, calls may find that it is gone
+
+
+@dataclass(slots=True)
+class World:
+    """tokens: of each caller. counts: of what has happened, by name. killed_s: when front ends were killed."""
+
+    seed: int
+    url: str = ""
+    tokens: dict[str, str] = field(default_factory=lambda: {name: secrets.token_hex(16) for name in CALLERS})
+    counts: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    killed_s: list[float] = field(default_factory=list)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    channels: list[grpc.aio.Channel] = field(default_factory=list)
+    _names: Iterator[int] = field(default_factory=itertools.count)
+    _counting: threading.Lock = field(default_factory=threading.Lock)  # some faults have threads of their own
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    @property
+    def callers_file(self) -> str:
+        return "".join(f"{name} {rights} token {self.tokens[name]}\n" for name, rights in CALLERS.items())
+
+    def connect(self) -> tuple[grpc.aio.Channel, GenerationServiceStub]:
+        """A channel with a connection of its own, which is closed in the end."""
+        channel = grpc.aio.insecure_channel(self.url, [("runahead.channel", len(self.channels)), *RECONNECT])
+        self.channels.append(channel)
+        return channel, GenerationServiceStub(channel)
+
+    def metadata(self, caller: str) -> tuple[tuple[str, str], ...]:
+        return (("authorization", f"Bearer {self.tokens[caller]}"),)
+
+    def new_id(self) -> str:
+        return f"soak-{next(self._names)}"
+
+    def draws(self, name: str) -> random.Random:
+        """Of one fault, from the seed."""
+        return random.Random(f"{self.seed} {name}")
+
+    def happened(self, name: str, times: int = 1) -> None:
+        with self._counting:
+            self.counts[name] += times
+
+    def excuses(self, code: grpc.StatusCode, began_s: float) -> bool:
+        """Whether a call that began then may have ended so because its front end was killed."""
+        return code == grpc.StatusCode.UNAVAILABLE and any(
+            killed_s >= began_s - EXCUSED_S for killed_s in self.killed_s
+        )
+
+    def judge(self, name: str, call: Call, expected: tuple[int, ...]) -> bool:
+        """Whether a completion has ended well; what is wrong with it is kept. A call that a killed front end took with
+        it has ended, but not well."""
+        wrong = call.wrong(expected)
+        if wrong and self.excuses(call.code, call.began_s) and not call.fault:
+            self.happened("calls that ended with their front end")
+            return False
+        if wrong:
+            self.wrong.append(f"{name}: {wrong}")
+        return not wrong and call.is_finished
+
+    def expect(self, name: str, began_s: float, error: grpc.RpcError | None, codes: Sequence[grpc.StatusCode]) -> None:
+        """Counts a fault where it ended with one of these codes; any other code is wrong. error: None is OK."""
+        code = grpc.StatusCode.OK if error is None else error.code()
+        if code in codes:
+            self.happened(name)
+        elif self.excuses(code, began_s):
+            self.happened("calls that ended with their front end")
+        elif error is not None and reason_of(error).endswith("_LIMIT"):
+            self.happened("refused for want of room")
+        else:
+            words = "" if error is None else f": {error.details()}"
+            wanted = " or ".join(code.name for code in codes)
+            self.wrong.append(f"{name}: ended with {code.name}{words}, and not with {wanted}")
+
+    async def pause(self, seconds: float) -> bool:
+        """Waits, and returns at once when the soak has ended. Whether it goes on."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.ended.wait()
+        except TimeoutError:
+            return True
+        return False
+
+
+def completion(max_tokens: int, seed: int = 1, *, lines: int = 0, salt: str = "") -> GenerateRequest:
+    """A request of so many tokens, its prompt as long as so many lines. With a salt of its own none of the prompt is
+    found in the prefix cache."""
+    text = "".join(f"value_{number} = {number}\n" for number in range(lines)) + "def f(x):\n"
+    return GenerateRequest(
+        text=text,
+        cache_salt=salt,
+        sampling=SamplingOptions(temperature=0.8, seed=seed),
+        stopping=StoppingOptions(max_tokens=max_tokens, ignore_eos=True),
+    )
+
+
+def now_s() -> float:
+    return time.monotonic()
