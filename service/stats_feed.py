@@ -12,6 +12,7 @@ import grpc
 
 from runahead.runtime.wire.figures import EngineStats
 from runahead.service.board import Board, Line
+from runahead.service.call import begin_answer, current_call
 from runahead.service.engine_client import EngineClient
 from runahead.service.errors import Violation, exhausted, invalid_argument, shutting_down
 from runahead.service.held import Resource
@@ -70,7 +71,9 @@ class StatsFeed:
                 stats = self._with_ours(await self._shared())
                 now = _what_changes(stats)
                 if now != told:
-                    watcher.is_beginning = not told
+                    if not told:
+                        watcher.is_beginning = True
+                        await begin_answer(context, current_call())
                     await context.write(WatchStatsResponse(stats=stats))
                     watcher.is_beginning = False
                 if self._closed:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.service.trace_context import SAMPLED, TraceContext, trace_context
-from runahead.v1 import AbortRequest, GenerateRequest, GetModelInfoRequest
+from runahead.v1 import AbortRequest, GenerateRequest, GetModelInfoRequest, WatchStatsRequest
 from tests.service.fake_engine import TIMEOUT_S
 from tests.service.log_lines import LogLines, log_lines
 from tests.service.raw_http2 import DATA, RawClient
@@ -58,6 +58,13 @@ def test_what_a_client_gives_comes_back_with_a_streams_first_message_and_stands_
 def test_what_a_client_gives_comes_back_with_a_unary_answer(service: Service) -> None:
     _, call = service.stub.GetModelInfo.with_call(GetModelInfoRequest(), timeout=TIMEOUT_S, metadata=GIVEN)
     check_given_back(headers(call.initial_metadata()))
+
+
+def test_a_stream_of_figures_has_them_too(service: Service) -> None:
+    call = service.stub.WatchStats(WatchStatsRequest(), timeout=TIMEOUT_S, metadata=GIVEN)
+    next(call)
+    check_given_back(headers(call.initial_metadata()))
+    call.cancel()
 
 
 def test_an_error_has_them_in_its_details_and_its_only_headers(service: Service, lines: LogLines) -> None:

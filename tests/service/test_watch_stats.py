@@ -96,6 +96,9 @@ class Reader:
         self.takes = asyncio.Event()  # what is written, as long as it is set
         self.takes.set()
 
+    async def send_initial_metadata(self, headers: object) -> None:
+        pass
+
     async def write(self, response: Any) -> None:
         self.written.append(response.stats)
         await self.takes.wait()
