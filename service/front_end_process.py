@@ -26,6 +26,7 @@ LOADED: Final = b"loaded"
 ALIVE: Final = b"alive"
 _LAST_LINES_S: Final = 1.0
 ALIVE_S: Final = 1.0  # from one time that it says so to the next
+START_S: Final = 60.0  # for each of the two steps of a start, of which neither takes more than some seconds
 DRAIN: Final = b"drain\n"
 END: Final = b"end\n"
 
@@ -62,10 +63,14 @@ class ServeOrder(msgspec.Struct, frozen=True):
 
 
 class FrontEndStartError(RuntimeError):
-    """A front end has ended before it served; it has said why on standard error."""
+    """A front end has ended before it served, and has said why on standard error; or it has said nothing for so long
+    that it was ended. exit_code: None then."""
 
-    def __init__(self, exit_code: int) -> None:
-        super().__init__(f"a front end could not start (exit code {exit_code}); the reason is in its log above")
+    def __init__(self, exit_code: int | None) -> None:
+        if exit_code is None:
+            super().__init__(f"a front end said nothing for {START_S:g} s while it started, and was ended")
+        else:
+            super().__init__(f"a front end could not start (exit code {exit_code}); the reason is in its log above")
         self.exit_code = exit_code
 
 
@@ -160,9 +165,15 @@ class FrontEndProcess:
             self._process.stdin.write(line)
 
     async def _hear(self, beginning: bytes) -> bytes:
-        """The rest of its next line, which must begin so. Raises FrontEndStartError if it has ended instead."""
+        """The rest of its next line, which must begin so. Raises FrontEndStartError if it has ended instead, or says
+        nothing, and is ended then."""
         assert self._process.stdout is not None
-        line = await self._process.stdout.readline()
+        try:
+            async with asyncio.timeout(START_S):
+                line = await self._process.stdout.readline()
+        except TimeoutError:
+            await self.kill()
+            raise FrontEndStartError(None) from None
         if not line.startswith(beginning):
             raise FrontEndStartError(await self._process.wait())
         return line.removeprefix(beginning).strip()

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from runahead.runtime.wire.engine_config import EngineConfig
+from runahead.service import front_end_process
 from runahead.service.board import Board
 from runahead.service.front_end_process import FrontEndOrders, FrontEndProcess, FrontEndStartError
 from runahead.service.settings import FrontEndSettings
 
 TIMEOUT_S = 30.0
+STOPS = "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n"
 LOADS = "import json, sys, threading\norders = json.loads(sys.stdin.readline())\nprint('loaded', flush=True)\n"
 SERVES = LOADS + "order = json.loads(sys.stdin.readline())\nprint('ready', order['port'] + 1, flush=True)\n"
 
@@ -35,7 +37,8 @@ def run(tmp_path: Path, program: str, body: Callable[[FrontEndProcess], Awaitabl
                 linger_s=0.0,
             )
             (tmp_path / "front_end.py").write_text(program)
-            front_end = await FrontEndProcess.start(orders, [sys.executable, str(tmp_path / "front_end.py")])
+            async with asyncio.timeout(TIMEOUT_S):
+                front_end = await FrontEndProcess.start(orders, [sys.executable, str(tmp_path / "front_end.py")])
             try:
                 async with asyncio.timeout(TIMEOUT_S):
                     await body(front_end)
@@ -97,3 +100,21 @@ def test_one_that_ends_before_it_has_loaded_gives_its_exit_code(tmp_path: Path, 
     with pytest.raises(FrontEndStartError) as failed:
         run(tmp_path, program, nothing)
     assert failed.value.exit_code == 2
+
+
+@pytest.mark.parametrize("program", [STOPS, LOADS + STOPS], ids=["loading", "serving"])
+def test_one_that_hangs_while_it_starts_is_ended_and_has_not_started(
+    tmp_path: Path, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In either step of a start. It is stopped by a signal, so that nothing but a kill ends it."""
+    served: list[FrontEndProcess] = []
+    monkeypatch.setattr(front_end_process, "START_S", 2.0)
+
+    async def body(front_end: FrontEndProcess) -> None:
+        served.append(front_end)
+        await front_end.serve(Path("/socket"), 7)
+
+    with pytest.raises(FrontEndStartError, match="said nothing for 2 s") as failed:
+        run(tmp_path, program, body)
+    assert failed.value.exit_code is None
+    assert [front_end._process.returncode for front_end in served] == [-9] * (program != STOPS)
