@@ -26,7 +26,7 @@ from benchmarks.soak.world import World
 
 SLOPE_GOAL = 1.0  # MiB a minute
 FLAGS = (
-    "--frontends", str(FRONT_ENDS), "--num-blocks", "150", "--max-streams", "96", "--no-request-log",
+    "--frontends", str(FRONT_ENDS), "--num-blocks", "150", "--max-streams", "120", "--no-request-log",
     "--upload-timeout-s", str(UPLOAD_S), "--stalled-stream-s", str(STALLED_S),
     "--max-connection-idle-s", "5",  # a client of gRPC may keep a connection that it was told to close
 )  # fmt: skip

@@ -84,17 +84,20 @@ class Soak:
                 await self.world.pause(0.2)
 
     async def _canary(self, stub: GenerationServiceStub, canary: GenerateRequest, song: tuple[int, ...]) -> None:
-        """The same request each second, before all others in the queue."""
-        mine = self.world.metadata("canary")
-        while await self.world.pause(EVERY_S):
-            request = asked(canary, "")
-            request.priority = 1000
-            call = await completed(stub, request, metadata=mine)
-            if self.world.judge("the canary", call, song):
-                self.canaries += 1
-                self.slowest_s = max(self.slowest_s, call.ended_s - call.began_s)
-            elif call.is_refused:
-                self.world.wrong.append(f"the canary: refused ({call.reason})")
+        """The same request each second, whether the last one is answered or not, before all others in the queue."""
+        async with asyncio.TaskGroup() as answers:
+            while await self.world.pause(EVERY_S):
+                answers.create_task(self._sing(stub, canary, song))
+
+    async def _sing(self, stub: GenerationServiceStub, canary: GenerateRequest, song: tuple[int, ...]) -> None:
+        request = asked(canary, "")
+        request.priority = 1000
+        call = await completed(stub, request, metadata=self.world.metadata("canary"))
+        if self.world.judge("the canary", call, song):
+            self.canaries += 1
+            self.slowest_s = max(self.slowest_s, call.ended_s - call.began_s)
+        elif call.is_refused:
+            self.world.wrong.append(f"the canary: refused ({call.reason})")
 
     async def _watch(self, stub: GenerationServiceStub) -> None:
         """A sample of each process a second."""

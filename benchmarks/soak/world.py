@@ -17,7 +17,15 @@ import grpc
 from benchmarks.load.calls import Call, reason_of
 from runahead.v1 import GenerateRequest, GenerationServiceStub, SamplingOptions, StoppingOptions
 
-CALLERS = {"canary": "generate", "steady": "generate", "noise": "generate", "aborter": "generate", "ops": "control"}
+# Each has limits of its own, so that the noise of one is not what another meets.
+CALLERS = {
+    "canary": "generate",
+    "steady": "generate",
+    "noise": "generate",
+    "rude": "generate",
+    "aborter": "generate",
+    "ops": "control",
+}
 # How a channel comes back after its front end was killed.
 RECONNECT = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
 EXCUSED_S = 5.0  # after a front end was killed, calls may find that it is gone
