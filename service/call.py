@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
 from runahead.service.trace_context import TraceContext, trace_context
 from runahead.v1 import Finished
+
+_LEFT: Final = (grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 @dataclass(slots=True)
@@ -22,7 +24,7 @@ class Call:
     began, began_ns: on the monotonic clock, in seconds, and on the wall clock. peer: as gRPC writes addresses. caller:
     its name; empty before it is known, and where nobody is asked. is_read: its request is there whole. request_id: of
     its completion, set as soon as that is known to be well formed. prompt_tokens and submitted, on the monotonic clock:
-    set when it goes to the engine; so_far and has_finished when it is let go of, whether it has come to its end or not.
+    set when the engine has it; so_far and has_finished when it is let go of, whether it has come to its end or not.
     ended: on the monotonic clock. code and reason: how it ended. tell: is called when it has.
     """
 
@@ -43,14 +45,19 @@ class Call:
     ended: float | None = None
     tell: Callable[[Call], None] = lambda call: None
 
-    def submit(self, prompt_tokens: int) -> None:
-        """Its request goes to the engine now."""
-        self.prompt_tokens = prompt_tokens
-        self.submitted = time.monotonic()
+    def submit(self, prompt_tokens: int, submitted_at: float) -> None:
+        """The engine has its request. submitted_at: of its `RequestStream`."""
+        self.prompt_tokens, self.submitted = prompt_tokens, submitted_at
 
     def note(self, has_finished: bool, so_far: Finished) -> None:
         """What its completion has used, and when. It is not kept itself: a call's status may wait for long."""
         self.has_finished, self.so_far = has_finished, so_far
+
+    @property
+    def was_left(self) -> bool:
+        """It has ended since its client cancelled it, went away, or had set a deadline that has passed: not by anything
+        that the service decided, which would have a reason."""
+        return self.code in _LEFT and not self.reason
 
     def end(self, code: grpc.StatusCode = grpc.StatusCode.OK, reason: str = "") -> None:
         """It has ended, or its status is about to be sent, which may wait for long. What is said first holds."""

@@ -47,9 +47,11 @@ class Completion:
 
     A delta has all tokens that are there when it is made, up to the request's bound and `LIMITS.event_bytes`. So one
     delta makes up for all launches since the last, and a stream that keeps up gets one a launch.
+
+    submitted_at: of its `RequestStream`.
     """
 
-    def __init__(self, request: CheckedRequest, prompt_tokens: int, table: TokenBytes) -> None:
+    def __init__(self, request: CheckedRequest, prompt_tokens: int, table: TokenBytes, submitted_at: float) -> None:
         self._request = request
         self._prompt_tokens = prompt_tokens
         self._table = table
@@ -58,7 +60,7 @@ class Completion:
         self._waiting: deque[tuple[int, messages.Logprobs | None]] = deque()  # not yet known to be kept
         self._ready: deque[_ReadyToken] = deque()
         self._ready_bytes = 0
-        self._clock = CompletionClock()
+        self._clock = CompletionClock(submitted_at)
         self.finished: Finished | None = None
 
     @property

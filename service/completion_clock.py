@@ -11,10 +11,10 @@ from runahead.v1 import Timing
 
 
 class CompletionClock:
-    """Begins when the request is submitted."""
+    """submitted_at: where it begins, as the engine's times do: see `RequestStream`."""
 
-    def __init__(self) -> None:
-        self._submitted = time.monotonic()
+    def __init__(self, submitted_at: float) -> None:
+        self._submitted = submitted_at
         self._first_token: float | None = None
         self._last_token = self._submitted
 

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from runahead.service.access import Access
+from runahead.service.access import COMPLETIONS, Access
 from runahead.service.admission import Admission
 from runahead.service.call import Call, begin_answer, serving
 from runahead.service.call_records import CallRecords
@@ -110,6 +110,7 @@ class Door(grpc.aio.ServerInterceptor):
 
     def _ended(self, call: Call) -> None:
         assert call.ended is not None
+        self._admission.line.cancelled += call.method in COMPLETIONS and call.is_read and call.was_left
         self._admission.line.calls.ended(call.method, call.code.value[0], call.ended - call.began)
         self._records.ended(call)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -110,7 +109,7 @@ class SocketEngineClient(asyncio.Protocol):
         self._welcome: asyncio.Future[Welcome] = loop.create_future()
         self._lost: asyncio.Future[EngineLostError] = loop.create_future()
         self._streams: dict[int, RequestStream] = {}
-        self._announced: dict[int, float] = {}  # when each was announced that is neither submitted nor released
+        self._announced = set[int]()  # of those announced, which are neither submitted nor released
         self._abort_calls: dict[int, asyncio.Future[AbortResult]] = {}
         self._stats_calls: dict[int, asyncio.Future[EngineStats]] = {}
         self._last_handle = self._last_call = counters_from
@@ -144,9 +143,9 @@ class SocketEngineClient(asyncio.Protocol):
     # ------------------------------------------------------------ calls
 
     def announce(self, request: CheckedRequest) -> RequestStream:
-        stream, now = self._new_stream(), time.monotonic()
-        self._announced[stream.handle] = now
-        self._send(Announce(stream.handle, request.engine_id or request.request_id, now))
+        stream = self._new_stream()
+        self._announced.add(stream.handle)
+        self._send(Announce(stream.handle, request.engine_id or request.request_id, stream.submitted_at))
         return stream
 
     def submit(
@@ -156,6 +155,7 @@ class SocketEngineClient(asyncio.Protocol):
             return announced
         self._raise_if_lost_or_silent()
         stream = announced or self._new_stream()
+        self._announced.discard(stream.handle)
         stream.expect_prompt(len(prompt) - 1 if request.sampling.prompt_logprobs >= 0 else 0)
         self._send(
             prepared_submit(
@@ -167,7 +167,7 @@ class SocketEngineClient(asyncio.Protocol):
                 block_size=self.info.block_size if self.info.prefix_cache else 0,
                 priority=request.priority,
                 cache_salt=request.cache_salt,
-                submitted_at=self._announced.pop(stream.handle, None) or time.monotonic(),
+                submitted_at=stream.submitted_at,
                 announced=announced is not None,
             )
         )
@@ -175,7 +175,8 @@ class SocketEngineClient(asyncio.Protocol):
 
     def release(self, stream: RequestStream, reason: FinishReason = FinishReason.CANCELLED) -> None:
         # Of a request that is announced the engine waits for a word, also if its stream has ended.
-        was_announced = self._announced.pop(stream.handle, None) is not None
+        was_announced = stream.handle in self._announced
+        self._announced.discard(stream.handle)
         if self._streams.pop(stream.handle, None) is not None or was_announced:
             self._send(Cancel(stream.handle, reason))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
@@ -75,10 +76,13 @@ class RequestStream:
     prompt_logprobs: how many tokens of the prompt the engine will describe.
     unread_bytes: what may be buffered of tokens, estimated.
     unread_prompt_bytes: what may be buffered of the prompt, in the engine's columns; one message always has room.
+    submitted_at: the moment that all its times begin at, here and in the engine: it is made when its request is
+    submitted, or announced before. In seconds on the monotonic clock.
     """
 
     def __init__(self, handle: int, unread_bytes: int, prompt_logprobs: int = 0, unread_prompt_bytes: int = 0) -> None:
         self.handle = handle
+        self.submitted_at = time.monotonic()
         self._unread_limit = unread_bytes
         self._unread = 0
         self._unread_prompt_limit = unread_prompt_bytes

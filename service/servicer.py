@@ -269,8 +269,8 @@ class GenerationServicer(GenerationServiceServicer):
             holding.keep(Resource.QUEUED_TOKENS, len(prompt))
             stream.tell_of_admission(partial(holding.keep, Resource.QUEUED_TOKENS))
             events = PromptEvents(checked, prompt, self._token_bytes)
-            completion = Completion(checked, len(prompt), self._token_bytes)
-            call.submit(len(prompt))
+            completion = Completion(checked, len(prompt), self._token_bytes, stream.submitted_at)
+            call.submit(len(prompt), stream.submitted_at)
             try:
                 await stream.accepted()
                 accepted = Accepted(
@@ -287,7 +287,6 @@ class GenerationServicer(GenerationServiceServicer):
                 raise
             except asyncio.CancelledError:
                 if stream.failure is None:
-                    self.counters.cancelled += 1
                     raise
                 _task().uncancel()
                 raise stream.failure from None

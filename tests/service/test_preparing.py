@@ -3,13 +3,20 @@ and nobody else has its id."""
 
 from __future__ import annotations
 
+import queue
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
 import pytest
 
+from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.messages import MAX_ANNOUNCED
 from runahead.runtime.wire.parameters import FinishReason
+from runahead.service.call import Call
+from runahead.service.call_log import CallLog
 from runahead.service.held import Resource
 from runahead.service.settings import SETTINGS
 from runahead.v1 import (
@@ -18,6 +25,7 @@ from runahead.v1 import (
     GenerateOnceRequest,
     GenerateRequest,
     OutputOptions,
+    StoppingOptions,
     TokenIds,
     TokenizeRequest,
 )
@@ -25,9 +33,10 @@ from runahead.v1 import FinishReason as Reason
 from tests.service.fake_engine import TIMEOUT_S
 from tests.service.rpc_errors import code, failure
 from tests.service.running_service import Service
+from tests.service.small_tokenizers import byte_level_tokenizer
 from tests.service.test_access import ALICE, BOB, bearer
 from tests.service.test_access import reason as reason_of
-from tests.service.test_tokenizing import LONG_TEXT, Gate, gate, service, tokenizing_bytes
+from tests.service.test_tokenizing import LONG_TEXT, Gate, gate, generate, service, tokenizing_bytes
 
 __all__ = ["gate", "service"]
 
@@ -50,6 +59,28 @@ def abort(service: Service, **request: Any) -> list[tuple[str, int]]:
 def held(service: Service) -> list[int]:
     counts: list[int] = service.front_end.servicer._board.held.in_all().tolist()
     return counts
+
+
+@contextmanager
+def ended_calls() -> Iterator[queue.Queue[Call]]:
+    """What is known of completions that end in the body."""
+    ended: queue.Queue[Call] = queue.Queue()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CallLog, "ended", lambda _, call: ended.put(call))
+        yield ended
+
+
+@pytest.mark.parametrize("how", ["cancelled", "late"])
+def test_a_completion_that_its_client_leaves_while_its_text_waits_is_counted(
+    service: Service, gate: Gate, how: str
+) -> None:
+    counters = service.front_end.servicer.counters
+    with ended_calls() as ended:
+        call = begin(service, "r") if how == "cancelled" else generate(service, LONG_TEXT, ALICE, timeout_s=0.5)
+        call.cancel() if how == "cancelled" else failure(lambda: list(call))
+        code_of = {"cancelled": grpc.StatusCode.CANCELLED, "late": grpc.StatusCode.DEADLINE_EXCEEDED}
+        assert ended.get(timeout=TIMEOUT_S).code == code_of[how]
+    assert counters.cancelled == 1
 
 
 @pytest.mark.parametrize("by", ["id", "all"])
@@ -118,6 +149,26 @@ def test_a_text_that_was_announced_is_submitted_under_its_handle_and_served(serv
     events = [event.WhichOneof("event") for event in call]
     assert (events[0], events[-1]) == ("accepted", "finished")
     assert service.engine.cancelled.empty(), "nothing was taken back"
+
+
+def test_all_times_of_a_completion_begin_when_it_is_announced(service: Service, gate: Gate) -> None:
+    """Where a stop string ends it, one of them is the engine's and another the front end's."""
+    with ended_calls() as ended:
+        request = GenerateRequest(text=LONG_TEXT, stopping=StoppingOptions(stop=["l"]))
+        call = service.stub.Generate(request, timeout=TIMEOUT_S, metadata=bearer(ALICE))
+        announced_at = service.engine.announced.get(timeout=TIMEOUT_S).submitted_at
+        assert announced_at is not None
+        gate.until(lambda: len(gate.begun) == 1)
+        waited_s = time.monotonic() - announced_at
+        gate.open()
+        submit = service.engine.next_submit()
+        service.engine.send(m.Admitted(submit.handle, 0, waited_s))
+        service.engine.output(submit.handle, byte_level_tokenizer().encode("hello").ids)
+        timing = list(call)[-1].finished.timing
+        seen = ended.get(timeout=TIMEOUT_S)
+    assert submit.submitted_at == announced_at == seen.submitted
+    queue_s, first_token_s = (part.ToNanoseconds() / 1e9 for part in (timing.queue, timing.first_token))
+    assert queue_s == pytest.approx(waited_s) and first_token_s >= queue_s
 
 
 def test_a_short_text_is_known_at_once_without_an_announcement(service: Service) -> None:

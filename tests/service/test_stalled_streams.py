@@ -92,7 +92,7 @@ def test_all_tokens_that_came_while_a_stream_was_not_read_are_one_message(servic
 def completion(**output: Any) -> Completion:
     tokenizer = byte_level_tokenizer()
     request = GenerateRequest(text="x", output=OutputOptions(**output), stopping=StoppingOptions(max_tokens=1000))
-    return Completion(check_request(request, INFO, has_tokenizer=True), 1, token_bytes(tokenizer, set()))
+    return Completion(check_request(request, INFO, has_tokenizer=True), 1, token_bytes(tokenizer, set()), 0.0)
 
 
 def taken(stream: RequestStream, of: Completion) -> list[Delta]:
