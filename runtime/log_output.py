@@ -55,9 +55,23 @@ def _as_json() -> list[structlog.typing.Processor]:
     ]
 
 
+def _fit_to_be_seen(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """A terminal acts on some characters, and clients choose some words of events. Whatever is in an event's texts, it
+    is one line, in which such characters have a mark instead. JSON writes them as numbers by itself."""
+    return {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}
+
+
+def printable(text: str) -> str:
+    """The text with a mark for each character that is none to be seen."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
 def _for_people(colors: bool) -> list[structlog.typing.Processor]:
     return [
         structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
+        _fit_to_be_seen,
         # A plain traceback: the renderer's own one shows local variables, and prompts with them.
         structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback),
     ]

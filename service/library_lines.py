@@ -17,6 +17,7 @@ from typing import Final
 
 import structlog
 
+from runahead.runtime import log_output
 from runahead.service.line_budget import LineBudget
 
 _LINES: Final = 20  # of one place in the source, in so many seconds
@@ -83,6 +84,4 @@ class LibraryLines(asyncio.Protocol):
 
 def printable(text: str) -> str:
     """The beginning of a text, with a mark for each character that is none to be seen."""
-    return "".join(
-        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:_MOST_CHARACTERS]
-    )
+    return log_output.printable(text[:_MOST_CHARACTERS])

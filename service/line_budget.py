@@ -21,8 +21,8 @@ class _Window:
 class LineBudget:
     """So many lines of each kind in a time; the rest is counted, and the next line of the kind says how many it was.
 
-    lines: of a kind, in `window_s` seconds. There are at most 256 kinds; those that come later share one. clock:
-    seconds, from anywhere.
+    lines: of a kind, in `window_s` seconds. There are at most 256 kinds in that time; those that come later share one.
+    clock: seconds, from anywhere.
     """
 
     def __init__(self, lines: int, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,7 +35,8 @@ class LineBudget:
         """None for a line that is to be left out; otherwise how many were since the last one that was not."""
         now = self._clock()
         if kind not in self._windows and len(self._windows) >= _MOST_KINDS:
-            kind = _OTHERS
+            self._forget_old(now)
+            kind = kind if len(self._windows) < _MOST_KINDS else _OTHERS
         window = self._windows.setdefault(kind, _Window(now))
         if now - window.began >= self._window_s:
             window.began, window.lines = now, 0
@@ -45,3 +46,10 @@ class LineBudget:
         window.lines += 1
         left_out, window.left_out = window.left_out, 0
         return left_out
+
+    def _forget_old(self, now: float) -> None:
+        """Makes room for other kinds. What was left out of those that go, the shared kind's next line counts."""
+        old = [kind for kind, window in self._windows.items() if now - window.began >= self._window_s]
+        left_out = sum(self._windows.pop(kind).left_out for kind in old)
+        if left_out:
+            self._windows.setdefault(_OTHERS, _Window(now)).left_out += left_out

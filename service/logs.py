@@ -33,10 +33,11 @@ class _Forward(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         message = printable(record.msg) if isinstance(record.msg, str) else type(record.msg).__name__
-        left_out = self._budget.take(f"{record.name} {message}")
+        error = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else None
+        # Not by its message: a library may have put a client's words into it already.
+        left_out = self._budget.take(f"{record.name} {error or record.levelname}")
         if left_out is None:
             return
-        error = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else None
         more = {"left_out": left_out} if left_out else {}
         structlog.get_logger(record.name).log(record.levelno, "library", message=message, error=error, **more)
 

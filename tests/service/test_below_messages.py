@@ -105,19 +105,6 @@ def test_a_message_that_is_cut_off_is_ended_and_its_connection_serves_on(tmp_pat
         client.frames_until(DATA, whole)  # the answer
 
 
-def test_a_method_whose_name_is_no_text_costs_its_own_call_alone(service: Service) -> None:
-    """In some versions of the library it ends the loop that takes calls, for everybody and for good."""
-    stream = service.stub.Generate(GenerateRequest(text="x"), timeout=TIMEOUT_S)
-    handle = service.engine.next_submit().handle
-    with RawClient(service.port) as client:
-        strange = client.begin("", {":path": "/\udcff\udcfe/x"})
-        client.message(strange, b"", ends=True)
-        client.status_of(strange)
-    assert service.stub.GetModelInfo(GetModelInfoRequest(), timeout=TIMEOUT_S).model == "fake"
-    service.engine.output(handle, [1], FinishReason.LENGTH)
-    assert list(stream)[-1].HasField("finished")
-
-
 def test_a_reflection_stream_on_which_nothing_is_asked_ends(tmp_path: Path) -> None:
     with served(tmp_path, upload_timeout_s=0.1) as service:
         go_on = threading.Event()

@@ -225,6 +225,18 @@ def test_what_a_budget_leaves_out_is_told_with_the_next_line_of_its_kind() -> No
     assert [budget.take("a") for _ in range(3)] == [4, 0, None]
 
 
+def test_a_kind_whose_time_is_over_makes_room_for_another_and_what_it_left_out_is_counted() -> None:
+    now = [0.0]
+    budget = LineBudget(1, 10.0, clock=lambda: now[0])
+    for _ in range(3):
+        for kind in range(256):
+            budget.take(str(kind))
+    assert [budget.take("new") for _ in range(2)] == [0, None], "by the shared kind"
+    now[0] = 10.0
+    assert [budget.take("new") for _ in range(2)] == [0, None], "by its own"
+    assert [budget.take(f"of the rest {kind}") for kind in range(256)].count(2 * 256 + 1) == 1
+
+
 def test_a_budget_has_so_many_kinds_and_one_for_the_rest() -> None:
     budget = LineBudget(1, 10.0, clock=lambda: 0.0)
     assert [budget.take(str(kind)) for kind in range(300)].count(0) == 257

@@ -99,3 +99,16 @@ def test_a_console_that_is_no_terminal_gets_no_colours(capfd: pytest.CaptureFixt
     subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
     written = capfd.readouterr().err
     assert re.fullmatch(r"\d\d:\d\d:\d\d \[info +\] written +to='a file'\n", written)
+
+
+@pytest.mark.parametrize("form", ["console", "json"])
+def test_no_event_has_a_character_that_a_terminal_acts_on(form: str) -> None:
+    script = (
+        "import structlog; from runahead.runtime.log_output import LogOutput, log_to_stderr\n"
+        f"log_to_stderr(LogOutput(format={form!r}))\n"
+        "words = chr(27) + ']0;t' + chr(7) + chr(0x9b) + '2J' + chr(10) + '12:00:00 [info] forged'\n"
+        "structlog.get_logger().info('call' + words, method=words, short=chr(27), many=[words], code='OK')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert "]0;t" in done.stderr and "code" in done.stderr
+    assert done.stderr.endswith("\n") and done.stderr[:-1].isprintable(), "one line that can be shown"
