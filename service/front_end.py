@@ -62,7 +62,7 @@ class FrontEnd:
         records = CallRecords(CallLog(is_on=settings.request_log), traces)
         door = Door(self._calls, security.access, self._admission, settings.upload_timeout_s, records)
         self._server = grpc.aio.server(interceptors=[door], options=server_options(settings))
-        self._health = HealthServicer((GENERATION,))
+        self._health = HealthServicer((GENERATION,), settings.max_connections, settings.stalled_stream_s)
         self.servicer = GenerationServicer(
             engine, tokenizer, settings, board=board, index=index, version=version, admission=self._admission
         )

@@ -10,21 +10,30 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from runahead.service import health_list
+from runahead.service.errors import exhausted
 from runahead.service.health_list import HealthListRequest, HealthListResponse
+from runahead.service.limits import LIMITS
+from runahead.service.stream_writer import StreamWriter
 
 _Status = health_pb2.HealthCheckResponse
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it has no type information
     """One status for the server (""), which says that it lives, and one for each of its services, which says that it is
-    ready: it takes calls. NOT_SERVING until told otherwise."""
+    ready: it takes calls. NOT_SERVING until told otherwise.
 
-    def __init__(self, services: Iterable[str]) -> None:
+    most_watchers: calls of Watch at once. stalled_s: see `StreamWriter`.
+    """
+
+    def __init__(self, services: Iterable[str], most_watchers: int, stalled_s: float) -> None:
         self._services = frozenset({"", *services})
         self._serving = False
         self._is_ready = True
         self._closed = False
         self._changed = asyncio.Event()  # replaced at every change
+        self._most_watchers = most_watchers
+        self._stalled_s = stalled_s
+        self._watchers = 0
 
     def set_serving(self, serving: bool) -> None:
         """Tells every watcher. Changes nothing once closed."""
@@ -70,11 +79,24 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
         )
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        if self._watchers >= self._most_watchers:
+            sentence = f"{self._most_watchers} calls of Watch are open, which is this process's limit"
+            raise exhausted("WATCHERS_LIMIT", sentence, LIMITS.retry_s)
+        async with StreamWriter(context, self._stalled_s) as writer:
+            self._watchers += 1
+            try:
+                await self._watch(request.service, writer)
+            finally:
+                self._watchers -= 1
+
+    async def _watch(self, service: str, writer: StreamWriter) -> None:
+        """Raises StalledReaderError."""
+        await writer.begin()
         told: int | None = None
         while True:
-            changed, closed, status = self._changed, self._closed, self._status(request.service)
+            changed, closed, status = self._changed, self._closed, self._status(service)
             if status != told:
-                await context.write(_Status(status=status))
+                await writer.write(_Status(status=status))
                 told = status
             if closed:
                 return  # with OK: an error may overtake the last status on its way

@@ -159,7 +159,7 @@ class GenerationServicer(GenerationServiceServicer):
         self._preparing = Preparing(engine, self._texts, self._token_bytes)
         self.counters = admission.line
         self.counters.answered_by = index + 1
-        self._feed = StatsFeed(engine, board, self.counters, version)
+        self._feed = StatsFeed(engine, board, self.counters, version, settings.stalled_stream_s)
 
     def close(self) -> None:
         """Takes no more completions: they end with UNAVAILABLE, reason SHUTDOWN. The open ones go on, and who watches

@@ -61,7 +61,7 @@ class SideServer:
         self._line = board.line(index, self._own.held)
         self._version = version
         self._calls = OpenCalls()
-        self._health = HealthServicer((GENERATION,))
+        self._health = HealthServicer((GENERATION,), _CONNECTIONS, settings.stalled_stream_s)
         self._health.set_ready(False)
         self._health_server = self._server(Access())
         self._control_server: grpc.aio.Server | None = None
@@ -86,7 +86,7 @@ class SideServer:
     async def serve(self, engine: EngineClient, control_port: int) -> int:
         """Serves the control port, and is ready from when somebody serves. Returns the port. Raises ConfigError."""
         self._engine = engine
-        self._feed = StatsFeed(engine, self._board, self._line, self._version)
+        self._feed = StatsFeed(engine, self._board, self._line, self._version, self._settings.stalled_stream_s)
         server = self._server(self._security.access)
         add_GenerationServiceServicer_to_server(ControlServicer(engine, self._feed, self._line), server)
         if self._settings.reflection:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import grpc
 
 from runahead.runtime.wire.figures import EngineStats
 from runahead.service.board import Board, Line
-from runahead.service.call import begin_answer, current_call
+from runahead.service.call import current_call
 from runahead.service.engine_client import EngineClient
 from runahead.service.errors import Violation, exhausted, invalid_argument, shutting_down
 from runahead.service.held import Resource
 from runahead.service.limits import LIMITS
 from runahead.service.stats import ServiceFigures, server_stats
+from runahead.service.stream_writer import StreamWriter
 from runahead.service.validation import check_known
 from runahead.v1 import ServerStats, WatchStatsRequest, WatchStatsResponse
 
@@ -29,33 +30,24 @@ _LOOK_S: Final = 0.25  # from one look at figures that do not change to the next
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
-@dataclass(slots=True, eq=False)
-class _Watcher:
-    """A call of WatchStats. is_beginning: its first message is being written, with the call's headers: before these are
-    out, no status can be sent."""
-
-    task: asyncio.Task[Any]
-    is_beginning: bool = False
-
-
 class StatsFeed:
-    """counters: this process's line of the board. version: of the server."""
+    """counters: this process's line of the board. version: of the server. stalled_s: see `StreamWriter`."""
 
-    def __init__(self, engine: EngineClient, board: Board, counters: Line, version: str) -> None:
+    def __init__(self, engine: EngineClient, board: Board, counters: Line, version: str, stalled_s: float) -> None:
         self._engine = engine
         self._board = board
         self._counters = counters
         self._version = version
-        self._watchers: set[_Watcher] = set()
+        self._stalled_s = stalled_s
+        self._watchers: dict[asyncio.Task[Any], str] = {}  # by the task that serves the call: its caller's name
         self._closed = False
         self._question: asyncio.Task[EngineStats] | None = None  # to the engine, on behalf of all watchers
 
     def close(self) -> None:
         """Ends every watcher, and takes no more: UNAVAILABLE, reason SHUTDOWN."""
         self._closed = True
-        for watcher in self._watchers:
-            if not watcher.is_beginning:
-                watcher.task.cancel()
+        for task in self._watchers:
+            task.cancel()
 
     async def stats(self) -> ServerStats:
         """All figures, none older than the question. Raises EngineLostError, also at once if the engine is silent."""
@@ -63,23 +55,25 @@ class StatsFeed:
 
     async def watch(self, request: WatchStatsRequest, context: _Context) -> None:
         """Writes the figures, and again whenever one has changed. Ends by an exception only: ServiceError, or
-        EngineLostError, also if the engine falls silent."""
+        EngineLostError, also if the engine falls silent, or StalledReaderError."""
         least_s = _interval_s(request)
-        with self._watching(context) as watcher:
-            told = b""
-            while True:
-                stats = self._with_ours(await self._shared())
-                now = _what_changes(stats)
-                if now != told:
-                    if not told:
-                        watcher.is_beginning = True
-                        await begin_answer(context, current_call())
-                    await context.write(WatchStatsResponse(stats=stats))
-                    watcher.is_beginning = False
-                if self._closed:
-                    raise shutting_down()
-                await asyncio.sleep(least_s if now != told else min(least_s, _LOOK_S))
-                told = now
+        async with StreamWriter(context, self._stalled_s) as writer:
+            with self._watching(context):
+                await self._tell(least_s, writer)
+
+    async def _tell(self, least_s: float, writer: StreamWriter) -> None:
+        told = b""
+        while True:
+            stats = self._with_ours(await self._shared())
+            now = _what_changes(stats)
+            if now != told:
+                if not told:
+                    await writer.begin(current_call().trace.headers)
+                await writer.write(WatchStatsResponse(stats=stats))
+            if self._closed:
+                raise shutting_down()
+            await asyncio.sleep(least_s if now != told else min(least_s, _LOOK_S))
+            told = now
 
     def _with_ours(self, engine: EngineStats) -> ServerStats:
         """The sums of all front ends beside it, and that it is this process that says so."""
@@ -105,27 +99,31 @@ class StatsFeed:
         return await asyncio.shield(self._question)
 
     @contextmanager
-    def _watching(self, context: _Context) -> Iterator[_Watcher]:
-        """One of the watchers that there may be. Raises ServiceError (RESOURCE_EXHAUSTED or UNAVAILABLE)."""
+    def _watching(self, context: _Context) -> Iterator[None]:
+        """One of the watchers that there may be, and of those of its caller, who has half of them where callers have
+        names. Raises ServiceError (RESOURCE_EXHAUSTED or UNAVAILABLE)."""
         if self._closed:
             raise shutting_down()
         if len(self._watchers) >= LIMITS.stats_watchers:
             sentence = f"{LIMITS.stats_watchers} calls of WatchStats are open, which is this process's limit"
             raise exhausted("WATCHERS_LIMIT", sentence, LIMITS.retry_s)
+        caller, share = current_call().caller, LIMITS.stats_watchers // 2
+        if caller and list(self._watchers.values()).count(caller) >= share:
+            sentence = f"you have {share} calls of WatchStats open, which is a caller's limit in this process"
+            raise exhausted("WATCHERS_LIMIT", sentence, LIMITS.retry_s, subject=f"caller:{caller}")
         task = asyncio.current_task()
         assert task is not None
-        watcher = _Watcher(task)
-        self._watchers.add(watcher)
+        self._watchers[task] = caller
         self._counters.stats_watchers = len(self._watchers)
         try:
-            yield watcher
+            yield
         except asyncio.CancelledError:
             if not self._closed or context.cancelled():
                 raise
             task.uncancel()
             raise shutting_down() from None
         finally:
-            self._watchers.discard(watcher)
+            del self._watchers[task]
             self._counters.stats_watchers = len(self._watchers)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -15,6 +17,9 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
 from runahead.runtime.wire.parameters import FinishReason
+from runahead.service.errors import ServiceError
+from runahead.service.health import HealthServicer
+from runahead.service.request_stream import StalledReaderError
 from runahead.v1 import GenerateRequest
 from tests.service.fake_engine import TIMEOUT_S
 from tests.service.health_statuses import health_statuses
@@ -117,3 +122,33 @@ def test_buf_curl_calls_the_service_by_reflection(service: Service, version: str
 
     assert json.loads(curl("GetModelInfo", {}))["model"] == "fake"
     assert "sampling.top_p" in curl("Generate", {"text": "x", "sampling": {"topP": 2}})
+
+
+class Unread:
+    """A call whose client takes headers, and no message."""
+
+    async def send_initial_metadata(self, headers: object) -> None:
+        pass
+
+    async def write(self, message: object) -> None:
+        await asyncio.Event().wait()
+
+
+def test_watchers_of_health_are_bounded_and_those_that_nobody_reads_end() -> None:
+    async def watched() -> None:
+        health = HealthServicer((GENERATION,), most_watchers=2, stalled_s=0.3)
+
+        def watch() -> asyncio.Task[None]:
+            return asyncio.create_task(health.Watch(HealthCheckRequest(), cast(Any, Unread())))
+
+        watches = [watch(), watch()]
+        with pytest.raises(ServiceError) as refused:
+            await watch()
+        assert refused.value.reason == "WATCHERS_LIMIT"
+        for task in watches:
+            with pytest.raises(StalledReaderError):
+                await asyncio.wait_for(task, TIMEOUT_S)
+        with pytest.raises(StalledReaderError):  # there is room again
+            await asyncio.wait_for(watch(), TIMEOUT_S)
+
+    asyncio.run(watched())

@@ -15,9 +15,11 @@ from google.rpc import error_details_pb2
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.service.board import Board
+from runahead.service.call import Call, serving
 from runahead.service.engine_client import EngineClient
 from runahead.service.errors import ServiceError
 from runahead.service.limits import LIMITS
+from runahead.service.request_stream import StalledReaderError
 from runahead.service.stats_feed import StatsFeed
 from runahead.v1 import GenerateRequest, ServerStats, StatsRequest, WatchStatsRequest
 from tests.service.fake_engine import STATS, TIMEOUT_S
@@ -115,9 +117,9 @@ async def until(there: Callable[[], object]) -> None:
     raise AssertionError("it does not come")
 
 
-def feed_of(engine: Asked) -> StatsFeed:
+def feed_of(engine: Asked, stalled_s: float = TIMEOUT_S) -> StatsFeed:
     board = Board()
-    return StatsFeed(cast(EngineClient, engine), board, board.line(0), "0.1.0")
+    return StatsFeed(cast(EngineClient, engine), board, board.line(0), "0.1.0", stalled_s)
 
 
 def test_the_interval_is_the_least_time_between_two_messages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +167,7 @@ def test_the_engine_is_asked_once_for_all_who_watch() -> None:
 
 
 @pytest.mark.parametrize("stuck", [1, 2])
-def test_a_shutdown_interrupts_every_message_but_the_first_which_has_the_headers(stuck: int) -> None:
+def test_a_shutdown_interrupts_every_message_the_first_too_since_the_headers_are_apart(stuck: int) -> None:
     async def watched() -> None:
         engine, reader = Asked(), Reader()
         feed = feed_of(engine)
@@ -177,11 +179,6 @@ def test_a_shutdown_interrupts_every_message_but_the_first_which_has_the_headers
             engine.answer()
             await until(lambda message=message: len(reader.written) == message)  # type: ignore[misc]
         feed.close()
-        if stuck == 1:
-            for _ in range(10):
-                await SLEEP(0)
-            assert not task.done()
-            reader.takes.set()
         with pytest.raises(ServiceError) as ended:
             await task
         assert (ended.value.reason, len(reader.written)) == ("SHUTDOWN", stuck)
@@ -255,3 +252,42 @@ def test_watchers_have_a_bound_of_their_own(service: Service) -> None:
     assert next(watch(service)).HasField("stats")
     for watcher in watchers:
         watcher.cancel()
+
+
+def test_watchers_that_nobody_reads_give_their_places_back_and_say_why() -> None:
+    async def watched() -> None:
+        engine, reader = Asked(), Reader()
+        feed = feed_of(engine, stalled_s=0.2)
+        task = asyncio.create_task(feed.watch(OFTEN, cast(Any, reader)))
+        await until(lambda: engine.questions)
+        reader.takes.clear()
+        engine.answer()
+        await until(lambda: reader.written)
+        assert feed._counters.stats_watchers == 1
+        with pytest.raises(StalledReaderError):
+            await asyncio.wait_for(task, TIMEOUT_S)
+        assert feed._counters.stats_watchers == 0
+
+    asyncio.run(watched())
+
+
+def test_a_caller_who_has_a_name_may_have_half_of_the_watchers() -> None:
+    async def watched() -> None:
+        feed = feed_of(Asked())
+
+        def watch_as(caller: str) -> asyncio.Task[None]:
+            with serving(Call(caller=caller)):
+                return asyncio.create_task(feed.watch(OFTEN, cast(Any, Reader())))
+
+        share = LIMITS.stats_watchers // 2
+        tasks = [watch_as("alice") for _ in range(share)]
+        with pytest.raises(ServiceError, match=f"you have {share} calls") as refused:
+            await watch_as("alice")
+        assert refused.value.reason == "WATCHERS_LIMIT"
+        tasks += [watch_as("bob") for _ in range(share)]
+        await until(lambda: feed._counters.stats_watchers == LIMITS.stats_watchers)
+        feed.close()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert {cast(ServiceError, end).reason for end in ends} == {"SHUTDOWN"}
+
+    asyncio.run(watched())
