@@ -106,8 +106,9 @@ class Admission:
     def require(self, account: Account, amounts: Amounts) -> None:
         """Raises ServiceError: RESOURCE_EXHAUSTED unless there is room for as much more, or UNAVAILABLE after `close`.
 
-        Whoever holds nothing of a resource is let in, however much it is: a prompt that is longer than the limit is
-        served alone.
+        A caller's limit keeps nobody out who holds nothing of a resource, nor does the service's while nobody does: a
+        prompt that is longer than a limit is served alone. Nobody waits for a turn here, so that while others come and
+        go one that is nearly as long as the service's limit may be refused again and again.
         """
         if self._closed and Resource.STREAMS in amounts:
             raise shutting_down()

@@ -10,6 +10,9 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+_NOT_CONNECTED: Final = "failed to connect"  # as gRPC says it, and then the system's reason
+_NOBODY: Final = ("Connection refused", "No such file or directory")
+
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
@@ -18,8 +21,13 @@ EXIT_INTERRUPTED: Final = 130
 def describe_failure(error: grpc.RpcError, url: str) -> str:
     """Status and message; a line for each field that the server objects to, beside the one that the message names."""
     call: Any = error  # what a stub raises is both an error and its call
-    if call.code() == grpc.StatusCode.UNAVAILABLE and "connect" in (call.details() or ""):
-        return f"no server answers at {url}; start one with `runahead serve`"
+    if call.code() == grpc.StatusCode.UNAVAILABLE and (call.details() or "").startswith(_NOT_CONNECTED):
+        if any(sign in call.details() for sign in _NOBODY):
+            return f"no server answers at {url}; start one with `runahead serve`"
+        return (
+            f"no connection to a server at {url}: {call.details()}\nWhere the server has TLS, --tls or --ca FILE is "
+            "needed, and where it has none, neither may be given. The port for metrics answers no such calls."
+        )
     line = f"{call.code().name}: {call.details()}"
     status = rpc_status.from_call(call)
     for detail in status.details if status else ():

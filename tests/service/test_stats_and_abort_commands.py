@@ -13,7 +13,9 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +188,37 @@ def test_an_engine_that_does_not_answer_ends_one_look_in_time(
 def test_where_nobody_listens_it_says_so(name: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*name, "--url", "127.0.0.1:1"]) == 1
     assert "no server answers at 127.0.0.1:1" in capsys.readouterr().err
+
+
+@contextlib.contextmanager
+def http_server() -> Iterator[int]:
+    """The port of one that speaks HTTP/1, as the metrics' does."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_where_somebody_listens_who_speaks_otherwise_it_says_why(
+    service: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["stats", "--once", "--tls", "--url", url(service)]) == 1
+    said = capsys.readouterr().err
+    assert "no server answers" not in said
+    assert f"no connection to a server at {url(service)}: " in said and "handshake failed" in said
+    assert "where it has none, neither may be given" in said
+
+
+def test_where_a_server_of_another_protocol_listens_it_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    with http_server() as port:
+        assert cli.main(["stats", "--once", "--url", f"127.0.0.1:{port}"]) == 1
+    said = capsys.readouterr().err
+    assert "no server answers" not in said and "HTTP/2" in said and "--tls" in said
 
 
 # ---------------------------------------------------------------- abort
