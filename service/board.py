@@ -137,8 +137,9 @@ class Board:
         return Line(self._cells(index), held, self.calls.line(index))
 
     def clear(self, index: int) -> None:
-        """The front end of this line has died: it serves nothing any more."""
+        """The front end of this line has died: it serves nothing any more, and what it served has ended."""
         self.held.clear(index)
+        self.calls.line(index).end_open()
         cells = self._cells(index)
         for name in _OF_THE_LIVING:
             cells[_NAMES.index(name)] = 0

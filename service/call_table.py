@@ -66,6 +66,7 @@ _BUCKETS: Final = len(BOUNDS_S) + 1
 _STARTED, _NANOSECONDS, _ENDED = 0, 1, 2  # cells of a method: started, their time, ended by code, ended by time
 _TIMES: Final = _ENDED + len(CODES)
 _CELLS: Final = _TIMES + _BUCKETS
+_UNAVAILABLE: Final = CODES.index("Unavailable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,14 @@ class CallLine:
         cells[begin + _NANOSECONDS] += round(seconds * 1e9)
         cells[begin + _ENDED + code] += 1
         cells[begin + _TIMES + bisect_left(BOUNDS_S, seconds)] += 1
+
+    def end_open(self) -> None:
+        """The process has died: its clients have seen Unavailable. How long these calls took nobody knows, so they have
+        no time."""
+        cells = self._cells
+        for begin in range(0, len(METHODS) * _CELLS, _CELLS):
+            ended = sum(cells[begin + _ENDED : begin + _TIMES].tolist())
+            cells[begin + _ENDED + _UNAVAILABLE] += cells[begin + _STARTED] - ended
 
     def _begin(self, path: str) -> int:
         return _PLACES.get(path, len(METHODS) - 1) * _CELLS

@@ -86,6 +86,7 @@ class FrontEnd:
         port = listen(self._server, host, number, self._credentials)
         self._looking = asyncio.create_task(self._admission.keep_looking())
         await self._server.start()
+        self.servicer.counters.beat()
         self.servicer.counters.front_ends = 1
         self._health.set_serving(True)
         self._engine.tell_of_silence(lambda is_silent: self._health.set_ready(not is_silent))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http import HTTPStatus
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Final
@@ -24,7 +26,7 @@ from runahead.service.service_metrics import service_metrics
 
 PATH: Final = "/metrics"
 _CONNECTIONS: Final = 16  # at once; each has a thread. Prometheus needs one
-_QUIET_S: Final = 5.0  # for which a connection may say nothing
+_WHOLE_S: Final = 5.0  # for which there may be a connection, from when it is taken to the answer's end
 _LOOK_S: Final = 0.1  # from one look at whether it is to close to the next
 
 AskEngine = Callable[[], tuple[EngineInfo, EngineStats] | None]
@@ -53,8 +55,6 @@ class ServiceCollector:
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = _QUIET_S
-
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: a line for each scrape says nothing."""
 
@@ -68,6 +68,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         """Raises OSError."""
         self.address_family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         self._places = threading.BoundedSemaphore(_CONNECTIONS)
+        self._due: dict[Any, float] = {}  # when each connection that has a place is ended, on the monotonic clock
         super().__init__((str(address[0]), int(address[1])), _Handler)
 
     def server_bind(self) -> None:
@@ -77,16 +78,33 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        if not self._places.acquire(blocking=False):
             self.shutdown_request(request)
+            return
+        self._due[request] = time.monotonic() + _WHOLE_S
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # there is no thread to be had; the library closes the connection
+            self._give_back(request)
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            self._give_back(request)
+
+    def service_actions(self) -> None:
+        """Looks now and then for connections whose time is over, whatever they say meanwhile."""
+        now = time.monotonic()
+        for request, due in self._due.copy().items():
+            if due < now:
+                with suppress(OSError):  # it has just ended by itself
+                    request.shutdown(socket.SHUT_RDWR)
+
+    def _give_back(self, request: Any) -> None:
+        del self._due[request]
+        self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Nothing: whoever asked has gone."""
@@ -117,12 +135,14 @@ class MetricsServer:
 
 
 def _only_metrics(app: Any) -> Any:
-    """The application, at one path, and in one format, whatever somebody would rather have: in OpenMetrics the library
-    writes `vllm_` for `vllm:` to those who ask for no escaping of their own, and nobody looks for that."""
+    """The application, at one path, in one format and whole, whatever somebody would rather have: in OpenMetrics the
+    library writes `vllm_` for `vllm:` to those who ask for no escaping of their own, and nobody looks for that; and of
+    families that are asked for by name it finds none, since it does not ask our collector for their names."""
 
     def served(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         if environ.get("PATH_INFO") == PATH:
-            return app({name: value for name, value in environ.items() if name != "HTTP_ACCEPT"}, start_response)
+            asked = {name: value for name, value in environ.items() if name not in ("HTTP_ACCEPT", "QUERY_STRING")}
+            return app(asked, start_response)
         status = HTTPStatus.NOT_FOUND
         start_response(f"{status.value} {status.phrase}", [("Content-Type", "text/plain; charset=utf-8")])
         return [f"only {PATH} is served here\n".encode()]

@@ -39,6 +39,7 @@ from runahead.service.stats_feed import StatsFeed
 from runahead.v1 import add_GenerationServiceServicer_to_server, generation_service_pb2
 
 _CONNECTIONS: Final = 1024  # to each port
+_IDLE_S: Final = 15.0  # for which a connection may have no call: whoever asks again connects again
 _LOOK_S: Final = 0.1  # from one look at who serves to the next
 _SILENT_S: Final = 3.0  # without a word of a front end, which says one each second
 _LAST_WORDS_S: Final = 0.25  # for calls that end by themselves now
@@ -54,7 +55,12 @@ class SideServer:
     """
 
     def __init__(self, settings: FrontEndSettings, security: Security, board: Board, index: int, version: str) -> None:
-        self._settings = msgspec.structs.replace(settings, max_connections=_CONNECTIONS, frontends=1)
+        self._settings = msgspec.structs.replace(
+            settings,
+            max_connections=_CONNECTIONS,
+            max_connection_idle_s=min(settings.max_connection_idle_s, _IDLE_S),
+            frontends=1,
+        )
         self._security = security
         self._board = board
         self._own = Board()  # what is held here counts for no limit of the service's port, and theirs for none here
@@ -156,8 +162,9 @@ class SideServer:
         self._health.set_ready(self._is_heard and self._somebody_serves())
 
     def _somebody_serves(self) -> bool:
-        """A front end that hangs does not: its event loop says nothing."""
+        """A front end that hangs does not: its event loop says nothing. What a dead one has said is forgotten."""
         now, words = asyncio.get_running_loop().time(), self._board.serving()
+        self._heard = {line: last for line, last in self._heard.items() if line in words}
         for line, word in words.items():
             if self._heard.get(line, (None,))[0] != word:
                 self._heard[line] = word, now

@@ -327,19 +327,22 @@ def test_only_metrics_are_served_and_only_read(scraped: Scraped) -> None:
     refused.value.close()
 
 
-def test_connections_that_say_nothing_are_bounded_and_give_their_places_back(scraped: Scraped) -> None:
-    address = ("127.0.0.1", scraped.server.port)
-    idle = [socket.create_connection(address, TIMEOUT_S) for _ in range(16)]
-    with socket.create_connection(address, TIMEOUT_S) as one_more:
-        assert one_more.recv(1) == b"", "closed at once"
-    for connection in idle:
-        connection.close()
-    while True:  # until their threads have seen it
-        try:
-            assert "runahead_info" in scraped.text()
-            return
-        except OSError:
-            continue
+def test_a_page_is_whole_whatever_names_somebody_asks_for(scraped: Scraped) -> None:
+    assert scraped.text("/metrics?name[]=runahead_info") == scraped.text()
+
+
+def test_calls_of_a_front_end_that_died_have_ended_and_no_more_than_once() -> None:
+    board = Board(2)
+    line, method = board.line(0).calls, "/runahead.v1.GenerationService/Generate"
+    for _ in range(3):
+        line.started(method)
+    line.ended(method, 0, 0.01)
+    for _ in range(2):
+        board.clear(0)
+        figures = dict(board.calls.total())["server_stream", "runahead.v1.GenerationService", "Generate"]
+        by_code = dict(zip(CODES, figures.ended, strict=True))
+        assert (figures.started, by_code["OK"], by_code["Unavailable"], sum(by_code.values())) == (3, 1, 2, 3)
+        assert sum(figures.times) == 1, "how long the others took nobody knows"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "[::1]", "localhost"])

@@ -33,6 +33,7 @@ from runahead.v1 import (
 )
 from tests.service.certificates import Authority
 from tests.service.fake_engine import TIMEOUT_S, FakeEngine
+from tests.service.raw_http2 import ACK, GOAWAY, SETTINGS, RawClient
 from tests.service.rpc_errors import code, failure
 from tests.service.side_clients import reason, scrape, status
 
@@ -150,6 +151,50 @@ def test_a_front_end_that_hangs_serves_nobody(side: Side, monkeypatch: pytest.Mo
     side.front_end_serves()
     assert next(watch).status == SERVING, "it was stopped, and goes on"
     watch.cancel()
+
+
+def test_a_front_end_that_is_started_again_serves_at_once_though_the_one_before_had_hung(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runahead.service.side_server._SILENT_S", 0.3)
+    side.serve()
+    side.front_end_serves()
+    watch = HealthStub(side.health).Watch(HealthCheckRequest(service=GENERATION), timeout=TIMEOUT_S)
+    while next(watch).status != SERVING:
+        pass
+    side.front_end_hangs()
+    assert next(watch).status == NOT_SERVING
+    side.board.clear(0)
+    asked = side.server._board.serving
+    looks = list[object]()
+
+    def look() -> dict[int, int]:
+        looks.append(None)
+        return asked()
+
+    monkeypatch.setattr(side.server._board, "serving", look)
+    while len(looks) < 2:  # it has seen that there is none
+        status(side.health, "")
+    side.board.line(0).front_ends = 1
+    assert next(watch).status == SERVING, "before its event loop has said a word"
+    watch.cancel()
+
+
+def test_a_connection_without_a_call_makes_room_for_probes_before_long(
+    tmp_path: Path, security: Security, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runahead.service.side_server._IDLE_S", 0.5, raising=False)
+    side = Side(tmp_path / "engine.sock", security)
+    try:
+        side.serve()
+        for port in (side.health_port, side.control_port):
+            with RawClient(port) as silent:
+                silent.frames_until(SETTINGS)
+                silent.send(SETTINGS, flags=ACK)
+                silent.frames_until(GOAWAY)
+        assert status(side.health, "") == SERVING
+    finally:
+        side.close()
 
 
 def test_an_engine_that_is_silent_is_not_ready_and_one_that_is_lost_not_alive(side: Side) -> None:
