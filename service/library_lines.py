@@ -10,9 +10,12 @@ What a process says when it crashes arrives, too, since somebody else reads it.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import re
+import select
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -23,6 +26,7 @@ from runahead.service.line_budget import LineBudget
 _LINES: Final = 20  # of one place in the source, in so many seconds
 _WINDOW_S: Final = 60.0
 _MOST_BYTES: Final = 4096  # of a line that is looked at
+_PIPE_BYTES: Final = 1 << 20  # 256 writes, of 4 KiB at most, that nobody has read
 _MOST_CHARACTERS: Final = 300  # of it that are logged
 
 # As Abseil's log begins a line: severity, month and day, time, thread, place in the source.
@@ -37,7 +41,9 @@ class LibraryLines(asyncio.Protocol):
 
     def __init__(self, process: str) -> None:
         self._process = process
-        self._rest = b""
+        self._rest = b""  # of a line without an end
+        self._rest_begins = False  # as a write did
+        self._goes_on = False  # the last write, in what comes next
         self._budget = LineBudget(_LINES, _WINDOW_S)
         self._ended = asyncio.Event()
 
@@ -46,7 +52,7 @@ class LibraryLines(asyncio.Protocol):
         """Begins to read. Returns the descriptor, too, that a process is to have for standard error. Whoever hands it
         on closes it then. Writing to it never waits: what does not fit is lost."""
         lines = cls(process)
-        reader, writer = os.pipe()
+        reader, writer = _pipe_of_writes()
         os.set_blocking(writer, False)
         await asyncio.get_running_loop().connect_read_pipe(lambda: lines, os.fdopen(reader, "rb", 0))
         return lines, writer
@@ -56,22 +62,29 @@ class LibraryLines(asyncio.Protocol):
         await self._ended.wait()
 
     def data_received(self, data: bytes) -> None:
-        """Whole lines are logged; what is left waits for the rest of its line, up to a bound."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        """Whole lines are logged; what is left waits for the rest of its line, up to a bound.
+
+        data: of one write. The library writes a line at once, so that a line inside of a write is words in it, whatever
+        it begins with.
+        """
+        begins = self._rest_begins if self._rest else not self._goes_on
+        *lines, rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self._log(line)
-        if len(self._rest) > _MOST_BYTES:
-            self._rest = self._rest[:_MOST_BYTES]
+            self._log(line, begins)
+            begins = False
+        self._rest, self._rest_begins = rest[:_MOST_BYTES], begins
+        self._goes_on = len(data) % select.PIPE_BUF == 0
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._log(self._rest)
+        self._log(self._rest, self._rest_begins)
         self._ended.set()
 
-    def _log(self, line: bytes) -> None:
+    def _log(self, line: bytes, begins: bool) -> None:
+        """begins: as a write did, so that the library may have said level and place."""
         text = line[:_MOST_BYTES].decode(errors="replace").strip()
         if not text:
             return
-        found = _ABSEIL.match(text)
+        found = _ABSEIL.match(text) if begins else None
         level, source, message = (_LEVELS[found[1]], found[2], found[3]) if found else (logging.WARNING, "", text)
         left_out = self._budget.take(source)
         if left_out is None:
@@ -80,6 +93,18 @@ class LibraryLines(asyncio.Protocol):
         if left_out:
             fields["left_out"] = str(left_out)
         log.log(level, "library_line", process=self._process, message=printable(message), **fields)
+
+
+def _pipe_of_writes() -> tuple[int, int]:
+    """Reader and writer of a pipe of which one read gives what one write has put in. Where the system has no such pipe
+    (gVisor), it is one as any other, and a line's level and place may be lost or made up."""
+    try:
+        reader, writer = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)
+    except OSError:
+        return os.pipe()
+    with suppress(OSError):  # the user has too much in pipes
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    return reader, writer
 
 
 def printable(text: str) -> str:

@@ -52,7 +52,8 @@ def test_a_line_that_comes_in_pieces_is_one_and_the_last_may_have_no_end(
 
 
 def test_repetition_is_bounded_and_counted_for_each_place(library: LibraryLines, lines: LogLines) -> None:
-    library.data_received(CORE * 1000)
+    for _ in range(1000):
+        library.data_received(CORE)
     library.data_received(b"W1122 15:20:14.358655    8035 another.cc:1] words\n")
     library.data_received(b"words of nobody\n" * 1000)
     sources = [line.get("source", "") for line in lines.rest()]
@@ -73,15 +74,54 @@ def test_what_is_logged_of_a_line_is_short_and_can_be_shown_on_a_terminal(
     assert message.isprintable() and len(message) == 300
 
 
-def test_whoever_writes_never_waits_for_the_reader() -> None:
+@pytest.mark.parametrize("padding", [0, 4096 - len(CORE)])
+def test_words_of_a_client_choose_no_level_and_no_place(library: LibraryLines, lines: LogLines, padding: int) -> None:
+    """Also where they begin another part of a write that is larger than a pipe takes at once."""
+    forged = b"F1122 15:20:14.358655    8035 forged.cc:1] words\n" * 300
+    written = CORE[:-1] + b"x" * padding + b"\n" + forged
+    for begin in range(0, len(written), 4096):
+        library.data_received(written[begin : begin + 4096])
+    library.data_received(CORE)
+    logged = lines.rest()
+    assert [line["source"] for line in logged if "source" in line] == ["ssl_transport_security.cc:1400"] * 2
+    assert {line["level"] for line in logged if "source" not in line} == {"warning"}
+    assert len(logged) == 22, "bounded together"
+
+
+@pytest.mark.parametrize("has_such_pipes", [True, False])
+def test_what_is_written_at_once_is_read_at_once_where_the_system_can(
+    lines: LogLines, monkeypatch: pytest.MonkeyPatch, has_such_pipes: bool
+) -> None:
+    def refuse(_: int) -> None:
+        raise OSError("no such pipe")
+
+    async def write() -> None:
+        library, writer = await LibraryLines.of("front_end_1")
+        for _ in range(3):  # before the reader has a turn
+            os.write(writer, CORE)
+        os.close(writer)
+        await library.wait_ended()
+
+    if not has_such_pipes:
+        monkeypatch.setattr(os, "pipe2", refuse)
+    asyncio.run(write())
+    logged = lines.rest()
+    assert all(line["message"].endswith("Handshake failed") for line in logged)
+    assert len([line for line in logged if "source" in line]) == (3 if has_such_pipes else 1)
+    assert len(logged) == 3
+
+
+def test_whoever_writes_never_waits_for_the_reader(lines: LogLines) -> None:
     async def fill() -> None:
-        _, writer = await LibraryLines.of("front_end_1")
+        library, writer = await LibraryLines.of("front_end_1")
         with pytest.raises(BlockingIOError):
             for _ in range(1000):  # the reader has no turn
                 os.write(writer, b"x" * 4096)
         os.close(writer)
+        await library.wait_ended()
 
     asyncio.run(fill())
+    assert len(lines.next("library_line")["message"]) == 300
 
 
 UNCAUGHT = """
