@@ -83,11 +83,15 @@ class EngineProcess:
         if not self.has_ended:
             self._process.kill()
 
+    def ask_to_stop(self) -> None:
+        """It drains, and ends. Idempotent."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
     async def stop(self, grace_s: float) -> int:
         """Ends the engine: it is asked to stop, and killed after `grace_s` seconds. Returns its exit code.
         Idempotent."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self.ask_to_stop()
         try:
             async with asyncio.timeout(grace_s):
                 await self._process.wait()

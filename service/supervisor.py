@@ -314,7 +314,10 @@ class Supervisor:
         return EXIT_OK if self._signals.stop.is_set() else EXIT_ENGINE_LOST
 
     async def _end_side(self) -> None:
-        """It has answered probes until the last stream has ended."""
+        """It has answered probes until the last stream has ended. The engine, which nobody needs any more, ends
+        meanwhile."""
+        if self._engine is not None:
+            self._engine.ask_to_stop()
         if self._side is not None and not self._signals.kill.is_set():
             self._side.end()
             with suppress(TimeoutError):

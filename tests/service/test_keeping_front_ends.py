@@ -56,6 +56,10 @@ class FakeEngine(Ending):
     def __init__(self) -> None:
         super().__init__()
         self.graces_s: list[float] = []
+        self.was_asked = asyncio.Event()
+
+    def ask_to_stop(self) -> None:
+        self.was_asked.set()
 
     async def stop(self, grace_s: float) -> int:
         self.graces_s.append(grace_s)
@@ -264,6 +268,19 @@ def test_a_signal_while_everything_serves_ends_it_in_order() -> None:
         assert await code == EXIT_OK
         assert await world.serving[0].wait() == 0
         assert world.sides[0].was_told == ["drain", "end"]
+
+    run(body)
+
+
+def test_the_engine_ends_while_the_side_server_does_and_not_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(world: World, code: asyncio.Task[int]) -> None:
+        side = world.sides[0]
+        monkeypatch.setattr(side, "end", lambda: None)
+        signal.raise_signal(signal.SIGTERM)
+        await world.engine.was_asked.wait()
+        assert not side.has_ended
+        side.has(0)
+        assert await code == EXIT_OK
 
     run(body)
 
