@@ -30,6 +30,8 @@ ARGUMENTS = {
     "benchmarks.bench": ["host-time", "--help"],
     "benchmarks.bundled_model.evaluate": ["--help"],
     "benchmarks.gpu_table": ["--list"],
+    "benchmarks.load": ["--help"],
+    "benchmarks.soak": ["--help"],
     "benchmarks.demo": [],  # a service, its engine, and clients
     "coverage": [
         "run",
