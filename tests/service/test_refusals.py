@@ -33,17 +33,7 @@ from tests.service.raw_http2 import DATA, RST_STREAM, RawClient
 from tests.service.rpc_errors import code, detail, failure
 from tests.service.running_service import Service
 from tests.service.test_access import ALICE, BOB, bearer, reason, secured
-
-LIMITED = FrontEndSettings(
-    max_streams=10,
-    max_caller_streams=3,
-    max_queued_tokens=1000,
-    max_caller_queued_tokens=300,
-    max_tokenizing_bytes=5000,
-    max_caller_tokenizing_bytes=2000,
-    max_uploads=6,
-    max_caller_uploads=4,
-)
+from tests.service.test_admission import LIMITED
 
 
 @contextmanager
