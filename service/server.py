@@ -19,8 +19,8 @@ from runahead.service.supervisor import supervise
 
 def run(config: ServerConfig) -> int:
     """Serves until SIGTERM, SIGINT or the engine's end. Returns the exit code: 0 after a shutdown, 1 if the engine was
-    lost, no front end could be kept or a shutdown had to be forced, 2 if the service could not start (a sentence on
-    standard error says why)."""
+    lost, no front end could be kept, a shutdown had to be forced or the supervisor failed itself, 2 if the service
+    could not start (a sentence on standard error says why)."""
     try:
         check_server_config(config)
         configure_logs(config.front_end.log)

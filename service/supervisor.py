@@ -26,7 +26,14 @@ from runahead.service.front_end_process import SIDE_COMMAND, FrontEndOrders, Fro
 from runahead.service.keeper import Keeper
 from runahead.service.ports import Ports
 from runahead.service.pulse import EngineWatch, stuck_after_s
-from runahead.service.server_config import EXIT_ENGINE_LOST, EXIT_FORCED, EXIT_NO_FRONT_END, EXIT_OK, ServerConfig
+from runahead.service.server_config import (
+    EXIT_ENGINE_LOST,
+    EXIT_FORCED,
+    EXIT_NO_FRONT_END,
+    EXIT_OK,
+    EXIT_SUPERVISOR_FAILED,
+    ServerConfig,
+)
 from runahead.service.version import full_version
 
 T = TypeVar("T")
@@ -38,8 +45,8 @@ log = structlog.get_logger(__name__)
 
 
 async def supervise(config: ServerConfig, ports: Ports) -> int:
-    """Serves until it is told to stop, the engine is lost, or no front end is left. Returns the exit code. Leaves no
-    process behind, however it ends.
+    """Serves until it is told to stop, the engine is lost, no front end is left, or it fails itself. Returns the exit
+    code. Leaves no process behind, however it ends.
 
     Raises CheckpointError, ConfigError, EngineLostError, EngineStartError or FrontEndStartError if it can't start.
     """
@@ -108,15 +115,19 @@ class Supervisor:
         self._side_keeper = asyncio.create_task(self._keep_side())
         told = asyncio.create_task(self._signals.stop.wait())
         ended = asyncio.create_task(self._engine_end(self._engine, self._watch))
-        none_left = asyncio.create_task(self._none_left())
-        waits: tuple[asyncio.Future[Any], ...] = (told, ended, none_left)
+        none_left = asyncio.ensure_future(asyncio.wait(self._keepers))
+        failed = asyncio.ensure_future(self._failure(self._stock, self._side_keeper, *self._keepers))
+        waits: tuple[asyncio.Future[Any], ...] = (told, failed, ended, none_left)
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if told.done():
             return await self._drain()
+        if failed.done():
+            log.error("supervisor_failed", exc_info=failed.result())
+            await self._drain()
+            return EXIT_SUPERVISOR_FAILED
         if self._engine.has_ended:
             log.error("engine_lost", exit_code=await ended)
             return await self._after_the_engine()
-        none_left.result()
         log.error("no_front_end_left")
         await self._end_side()
         return EXIT_NO_FRONT_END
@@ -260,12 +271,11 @@ class Supervisor:
     def _is_over(self) -> bool:
         return self._engine is not None and self._engine.has_ended
 
-    async def _none_left(self) -> None:
-        """Returns when nobody keeps a front end any more."""
-        await asyncio.wait(self._keepers)
-        for keeper in self._keepers:
-            if not keeper.cancelled():
-                keeper.result()
+    async def _failure(self, *tasks: asyncio.Task[None]) -> BaseException | None:
+        """What one of the tasks raised that should raise nothing, or None when all have ended without. What one of them
+        did is done by nobody from then on."""
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        return next((error for task in ended if not task.cancelled() and (error := task.exception())), None)
 
     async def _engine_end(self, engine: EngineProcess, watch: EngineWatch) -> int:
         """The engine's exit code. One that is stuck is ended."""
@@ -315,7 +325,9 @@ class Supervisor:
 
     async def _end_side(self) -> None:
         """It has answered probes until the last stream has ended. The engine, which nobody needs any more, ends
-        meanwhile."""
+        meanwhile: nobody waits for its silence from here on."""
+        if self._watch is not None:
+            self._watch.close()
         if self._engine is not None:
             self._engine.ask_to_stop()
         if self._side is not None and not self._signals.kill.is_set():

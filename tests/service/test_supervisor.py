@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -205,6 +206,50 @@ from runahead.service import cli
 code = cli.main(["serve", "--port", "0", "--frontends", "2", "--context-length", "99999", *sys.argv[1:]])
 print(code, sorted({"grpc", "torch"} & set(sys.modules)))
 """
+
+
+BROKEN = """
+import sys
+from runahead.service import {module}
+from runahead.service.cli import main
+def fail(*_):
+    raise ZeroDivisionError("nobody expected it")
+{target} = fail
+sys.exit(main(["serve", "--port", "0", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "target"),
+    [("machine", "machine.processes"), ("keeper", "keeper.Keeper._end_of")],
+    ids=["what takes stock", "what keeps a front end"],
+)
+def test_a_task_of_the_supervisor_that_fails_is_told_of_and_ends_the_service(module: str, target: str) -> None:
+    script = BROKEN.format(module=module, target=target)
+    with subprocess.Popen(
+        [sys.executable, "-c", script, *QUICK, *BESIDE], stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            _, said = process.communicate(timeout=END_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    events = [json.loads(line) for line in said.splitlines()]
+    (failed,) = [event for event in events if event["event"] == "supervisor_failed"]
+    assert "nobody expected it" in failed["exception"]
+    assert {"shutting_down", "engine_ended"} < {event["event"] for event in events}, "its streams may finish"
+    assert process.returncode == 1
+
+
+def test_an_engine_that_ends_before_the_side_server_in_a_shutdown_is_nothing_to_warn_of(service: LocalService) -> None:
+    (side,) = running(service, SIDE_MODULE)
+    with watched(engine_of(service)) as engine:
+        os.kill(side, signal.SIGSTOP)  # it ends after the engine then
+        service.process.terminate()
+        assert has_ended(engine, END_S)
+        os.kill(side, signal.SIGCONT)
+    assert service.process.wait(END_S) == 0
+    assert b"warning" not in service.log.read_bytes()
 
 
 def test_the_supervisor_loads_neither_grpc_nor_torch() -> None:
