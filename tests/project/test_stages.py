@@ -1,0 +1,131 @@
+"""The stages of a run of continuous integration: `.ci/stages.sh`, which `.ci/run` sources."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.project.repository import ROOT
+
+PATIENCE_S: Final = 30.0
+# What a stage may do while a test looks: say that it has begun, and stay until it is ended.
+STAYS: Final = "echo begun >began; exec sleep 120"  # which outlives the test by little, if nothing ends it
+
+
+def script(*lines: str) -> list[str]:
+    return ["bash", "-c", "\n".join(["set -uo pipefail", f"source {ROOT}/.ci/stages.sh", *lines])]
+
+
+@contextmanager
+def run(folder: Path, *lines: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """The script in a folder of its own, and the reading end of a pipe that ends when nothing of it runs any more."""
+    (folder / "temporary").mkdir()
+    variables = {**os.environ, "TMPDIR": str(folder / "temporary")}
+    reading, writing = os.pipe()
+    with (folder / "output").open("wb") as output:
+        process = subprocess.Popen(script(*lines), cwd=folder, env=variables, pass_fds=[writing], stdout=output)
+    os.close(writing)
+    try:
+        yield process, reading
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_S)
+        os.close(reading)
+
+
+def result(folder: Path, *lines: str) -> tuple[int, str]:
+    """Exit status and output."""
+    with run(folder, *lines) as (process, _):
+        code = process.wait(PATIENCE_S)
+    assert not list((folder / "temporary").iterdir()), "it has left files"
+    return code, (folder / "output").read_text()
+
+
+@pytest.mark.parametrize("place", ["stage", "beside"])
+def test_a_stage_that_fails_fails_the_run_with_its_name(tmp_path: Path, place: str) -> None:
+    code, output = result(
+        tmp_path, "stage good true", f"{place} broken sh -c 'exit 3'", "together", "stage fine true", "report"
+    )
+    assert code == 1
+    assert "\nfailed: broken (" in output
+    assert "== broken: exit 3 after " in output
+    assert "all stages passed" not in output
+
+
+def test_a_run_whose_stages_all_pass_says_how_long_each_took(tmp_path: Path) -> None:
+    code, output = result(tmp_path, "beside long true", "stage one true", "together", "stage two true", "report")
+    assert code == 0
+    times = output.partition("== the stages\n")[2].splitlines()
+    assert sorted(line.split()[0] for line in times[:3]) == ["long", "one", "two"]
+    assert "all stages passed (" in times[-1]
+
+
+def test_what_runs_beside_is_shown_in_one_piece(tmp_path: Path) -> None:
+    for name in ("to-beside", "to-stage"):
+        os.mkfifo(tmp_path / name)
+    code, output = result(
+        tmp_path,
+        "beside other sh -c 'echo other 1; read line <to-beside; echo other 2; echo >to-stage'",
+        "stage own sh -c 'echo own 1; echo >to-beside; read line <to-stage; echo own 2'",
+        "together",
+    )
+    assert code == 0
+    assert "own 1\nown 2\n" in output
+    assert output.count("other 2") == 2, "once in its command, once in what it printed"
+    assert "other 1\nother 2\n== other: exit 0 after " in output
+
+
+def test_together_waits_for_all_and_fails_if_one_failed(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    code, output = result(
+        tmp_path,
+        "beside last sh -c 'read line <go; echo last has ended'",
+        "beside broken sh -c 'echo >go; exit 1'",
+        "together || echo one has failed",
+    )
+    assert code == 0, "the run goes on, and only its report fails"
+    assert output.index("last has ended") < output.index("one has failed")
+
+
+def test_the_output_of_stages_names_the_slowest_tests(tmp_path: Path) -> None:
+    _, output = result(
+        tmp_path,
+        "beside other echo '3.00s call tests/b.py::test_b'",
+        "stage own echo '20.00s setup tests/a.py::test_a'",
+        "together",
+        "report",
+    )
+    slowest = output.partition("== the slowest tests\n")[2].splitlines()
+    assert [line.split()[0] for line in slowest[:2]] == ["20.00s", "3.00s"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("ignored", ["", "trap '' INT; "], ids=["heeds", "ignores SIGINT"])
+def test_a_signal_ends_every_stage_and_all_that_it_has_started(
+    tmp_path: Path, number: signal.Signals, ignored: str
+) -> None:
+    os.mkfifo(tmp_path / "began")
+    inner = f"{ignored}{STAYS}"
+    lines = [
+        "stages_patience=2",
+        f'beside other sh -c "sh -c \\"{inner}\\"; true"',
+        f'stage own sh -c "sh -c \\"{inner}\\"; true"',
+    ]
+    with run(tmp_path, *lines, "stage never touch never", "report") as (process, reading):
+        with os.fdopen(os.open(tmp_path / "began", os.O_RDWR)) as began:  # does not end with the first that writes
+            begun = [began.readline(), began.readline()]
+        assert begun == ["begun\n"] * 2
+        process.send_signal(number)
+        assert process.wait(PATIENCE_S) == 128 + number
+        ended, _, _ = select.select([reading], [], [], PATIENCE_S)
+        assert ended and os.read(reading, 1) == b"", "something that a stage has started still runs"
+    assert not (tmp_path / "never").exists()
+    assert not list((tmp_path / "temporary").iterdir())
