@@ -26,10 +26,10 @@ from typing import Any, Final
 from benchmarks.null_engine import NullEngine
 from runahead.runtime.checkpoint import BUNDLED_FOLDER
 from runahead.runtime.wire.engine_config import EngineConfig
-from runahead.service.board import Board
-from runahead.service.front_end_process import FrontEndOrders, FrontEndProcess
-from runahead.service.port import Port
-from runahead.service.settings import FrontEndSettings
+from runahead.service.processes.front_end_process import FrontEndOrders, FrontEndProcess
+from runahead.service.processes.port import Port
+from runahead.service.settings.settings import FrontEndSettings
+from runahead.service.shared_memory.board import Board
 
 CHANNELS: Final = 8
 STREAMS: Final = 256

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from runahead.runtime.wire.engine_config import ConfigError
-from runahead.service import settings
-from runahead.service.cli_parser import EXIT_USAGE, Parser, parse
-from runahead.service.shell_completion import SHELLS, completion_script
+from runahead.service.commands.shell_completion import SHELLS, completion_script
+from runahead.service.settings import settings
+from runahead.service.settings.cli_parser import EXIT_USAGE, Parser, parse
 from runahead.service.version import full_version
 
 _SERVERS: Final = ("serve", "kernels")
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         actions = [action for command in commands.values() for action in command.actions]
         print(completion_script(parser, actions, parsed.shell))
         return 0
-    from runahead.service import abort_command, generate_command, stats_command
+    from runahead.service.commands import abort_command, generate_command, stats_command
 
     clients: dict[str, Callable[[argparse.Namespace], int]] = {
         "generate": generate_command.run,
@@ -98,7 +98,7 @@ def _parser(command: str) -> tuple[Parser, dict[str, Parser]]:
 
 
 def _add_client_flags(generate: Parser, stats: Parser, abort: Parser) -> None:
-    from runahead.service import abort_command, client_channel, request_flags, stats_command
+    from runahead.service.commands import abort_command, client_channel, request_flags, stats_command
 
     request_flags.add_flags(generate)
     stats_command.add_flags(stats)
@@ -108,7 +108,9 @@ def _add_client_flags(generate: Parser, stats: Parser, abort: Parser) -> None:
 
 
 def _with_settings(parsed: argparse.Namespace) -> int:
-    from runahead.service import kernels_command, server, server_config  # a client has no use for what they load
+    from runahead.service.commands import kernels_command  # a client has no use for what they load
+    from runahead.service.processes import server  # a client has no use for what they load
+    from runahead.service.settings import server_config  # a client has no use for what they load
 
     try:
         chosen = settings.load_settings(vars(parsed), config_file=parsed.config)

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from runahead.runtime.log_output import LogOutput
-from runahead.service import engine_process
-from runahead.service.engine_process import COMMAND, ENGINE_MODULE, EngineProcess
-from runahead.service.settings import Settings, engine_config
+from runahead.service.processes import engine_process
+from runahead.service.processes.engine_process import COMMAND, ENGINE_MODULE, EngineProcess
+from runahead.service.settings.settings import Settings, engine_config
 
 ROOT = Path(__file__).resolve().parents[1]
 AT_THE_ROOT = ("cuda_graphs", "protos", "runtime", "service")  # folders that are not imported as what they are called
@@ -118,14 +118,17 @@ def test_an_entry_point_loads_each_file_once_and_under_one_name(entry: str, tmp_
     assert any(file.endswith(".py") for file in files), "the witness has seen code of ours"
     if entry == "benchmarks.demo":
         engine = str(Path(importlib.util.find_spec(ENGINE_MODULE).origin or "").relative_to(ROOT))  # type: ignore[union-attr]
-        assert {"service/server.py", engine} <= files, "the service and its engine are among the processes"
+        assert {"service/processes/server.py", engine} <= files, "the service and its engine are among the processes"
 
 
 def test_a_file_that_is_loaded_twice_is_seen(tmp_path: Path) -> None:
     """What the test above looks for, on a process that does it."""
-    program = "import sys; sys.path.insert(0, '.'); import service.limits, runahead.service.limits"
+    program = "import sys; sys.path.insert(0, '.'); import service.contract.limits, runahead.service.contract.limits"
     (modules,) = loaded_by([sys.executable, "-c", program], tmp_path)
-    assert sorted(names_of_files(modules)["service/limits.py"]) == ["runahead.service.limits", "service.limits"]
+    assert sorted(names_of_files(modules)["service/contract/limits.py"]) == [
+        "runahead.service.contract.limits",
+        "service.contract.limits",
+    ]
 
 
 def test_a_process_that_is_killed_while_it_tells_is_left_out(tmp_path: Path) -> None:

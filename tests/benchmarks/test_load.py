@@ -19,7 +19,7 @@ from benchmarks.load.calls import Call, completed
 from benchmarks.load.cases import CalmRunFailed, asked, calm_answers, cases
 from benchmarks.load.phases import Client, Phase
 from benchmarks.load.table import Table
-from runahead.service.errors import exhausted, to_status
+from runahead.service.contract.errors import exhausted, to_status
 from runahead.v1 import GenerationServiceStub, generate_pb2, generation_service_pb2_grpc
 
 ANSWER = (7, 8, 9)

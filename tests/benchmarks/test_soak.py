@@ -23,7 +23,7 @@ from benchmarks.soak.growth import MIB, Sample, Series, of_session, sample_of, s
 from benchmarks.soak.raw_faults import keep_doing_raw
 from benchmarks.soak.run import FRONT_ENDS, SPARE, Soak, leaked_descriptors, still_held
 from benchmarks.soak.world import World
-from runahead.service.errors import exhausted, stalled_reader, to_status
+from runahead.service.contract.errors import exhausted, stalled_reader, to_status
 from runahead.v1 import AbortResponse, StatsResponse, generate_pb2, generation_service_pb2_grpc, stats_pb2
 
 TOKENS = (1, 2, 3)

@@ -21,8 +21,8 @@ ENTRY_POINTS: Final = (
     "service/cli.py",  # the command `runahead`
     "protos/runahead/__main__.py",  # python -m runahead
     "runtime/process/main.py",  # the supervisor starts it by its name
-    "service/serve_front_end.py",  # and this one
-    "service/serve_side.py",  # and this one
+    "service/servers/serve_front_end.py",  # and this one
+    "service/servers/serve_side.py",  # and this one
     "benchmarks/bench.py",  # make bench, which measures the host on a device of its own
 )
 

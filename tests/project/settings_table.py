@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from runahead.service.settings import SETTINGS, default_text, flag_of
-from runahead.service.variables import variable_of
+from runahead.service.settings.settings import SETTINGS, default_text, flag_of
+from runahead.service.settings.variables import variable_of
 from tests.project.repository import ROOT
 
 COMMAND: Final = "python -m tests.project.settings_table"

@@ -16,7 +16,7 @@ from runahead.runtime.kernels.row_state import RowState
 from runahead.runtime.row_record import RowParameters
 from runahead.runtime.wire.engine_config import EngineSettings
 from runahead.runtime.wire.setting import settings_of
-from runahead.service.settings import SETTINGS, FrontEndSettings
+from runahead.service.settings.settings import SETTINGS, FrontEndSettings
 from tests.project.repository import PACKAGES, ROOT, name_of, parsed, sources
 
 MOST_FILES: Final = 8
@@ -95,7 +95,7 @@ def test_every_setting_has_a_description_and_every_number_has_bounds() -> None:
 def test_a_setting_stands_where_it_is_declared_and_where_the_document_says_that_it_takes_effect(name: str) -> None:
     files = {name_of(path) for path in sources(*PACKAGES) if name in names_in(path)}
     # Of `load_format`: who loads, and who needs no weights whatever it says.
-    assert files <= files_to_add("a setting") | {"runtime/models/load.py", "service/kernels_command.py"}
+    assert files <= files_to_add("a setting") | {"runtime/models/load.py", "service/commands/kernels_command.py"}
 
 
 @pytest.mark.parametrize("name", ["run_ahead_tokens", "prefill_chunk", "max_prefill_tokens", "log_interval", "threads"])
@@ -118,7 +118,7 @@ def test_the_front_end_hands_a_setting_of_the_engine_on_without_its_name(name: s
 def test_a_counter_stands_where_the_document_says_and_not_in_the_front_end(name: str) -> None:
     files = {name_of(path) for path in sources(*PACKAGES) if name in names_in(path)}
     assert {"runtime/wire/figures.py", "runtime/engine/engine_stats.py"} <= files
-    files -= {"service/engine_metrics.py", "service/stats_text.py"}  # which say it to others once more
+    files -= {"service/stats/engine_metrics.py", "service/commands/stats_text.py"}  # which say it to others once more
     assert files <= files_to_add("a counter") | {"runtime/engine/loop.py"}, "which counts what waits, and logs totals"
     assert not [file for file in files if file.startswith("service/")]
 

@@ -12,8 +12,9 @@ from typing import Final
 
 import pytest
 
-from runahead.service import abort_command, client_channel, request_flags, settings, stats_command
-from runahead.service.cli_parser import Parser
+from runahead.service.commands import abort_command, client_channel, request_flags, stats_command
+from runahead.service.settings import settings
+from runahead.service.settings.cli_parser import Parser
 from tests.project.repository import ROOT, TESTS, TOOLS, calls, documents, name_of, sources
 from tests.project.settings_table import COMMAND, rows_of, table_rows
 

@@ -29,11 +29,11 @@ def test_the_pure_modules_load_neither_torch_nor_a_loop_nor_a_logger() -> None:
     "module",
     [
         "runahead.service.cli",
-        "runahead.service.settings",
-        "runahead.service.abort_command",
-        "runahead.service.generate_command",
-        "runahead.service.stats_command",
-        "runahead.service.server",
+        "runahead.service.settings.settings",
+        "runahead.service.commands.abort_command",
+        "runahead.service.commands.generate_command",
+        "runahead.service.commands.stats_command",
+        "runahead.service.processes.server",
     ],
 )
 def test_the_front_end_never_loads_torch(module: str) -> None:
@@ -54,7 +54,7 @@ def test_only_the_settings_read_the_environment() -> None:
         for path in sources(*PACKAGES)
         if names_used(path) & {"os.environ", "os.getenv", "os.environb", "os.putenv"}
     }
-    assert readers == {"service/settings.py"}
+    assert readers == {"service/settings/settings.py"}
 
 
 def test_nothing_can_run_code_from_data() -> None:

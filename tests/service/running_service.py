@@ -10,13 +10,13 @@ from pathlib import Path
 import grpc
 import msgspec
 
-from runahead.service.access import Access
-from runahead.service.call_records import Traces
-from runahead.service.engine_client import SocketEngineClient
-from runahead.service.front_end import FrontEnd
-from runahead.service.security import Security
-from runahead.service.settings import FrontEndSettings
-from runahead.service.tokenizer import TextTokenizer
+from runahead.service.calls.access import Access
+from runahead.service.calls.call_records import Traces
+from runahead.service.engine.engine_client import SocketEngineClient
+from runahead.service.servers.front_end import FrontEnd
+from runahead.service.servers.security import Security
+from runahead.service.settings.settings import FrontEndSettings
+from runahead.service.text.tokenizer import TextTokenizer
 from runahead.v1 import GenerationServiceStub
 from tests.service.fake_engine import TIMEOUT_S, FakeEngine
 from tests.service.small_tokenizers import byte_level_tokenizer

@@ -10,10 +10,10 @@ from typing import Any
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
-from runahead.service.access import Access
-from runahead.service.callers import CallersFile
-from runahead.service.security import Security
-from runahead.service.settings import FrontEndSettings
+from runahead.service.calls.access import Access
+from runahead.service.credentials.callers import CallersFile
+from runahead.service.servers.security import Security
+from runahead.service.settings.settings import FrontEndSettings
 from tests.service.fake_engine import TIMEOUT_S, FakeEngine
 from tests.service.running_service import Service
 from tests.service.small_tokenizers import byte_level_tokenizer

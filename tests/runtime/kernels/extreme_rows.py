@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from runahead.runtime.wire.parameters import MAX_STOP_IDS
-from runahead.service.limits import LIMITS
+from runahead.service.contract.limits import LIMITS
 from tests.runtime.kernels.sampling_oracle import RowSpec
 
 VOCAB: Final = 37

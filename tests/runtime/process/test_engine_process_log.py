@@ -16,7 +16,7 @@ from runahead.runtime import models
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
-from runahead.service.engine_process import COMMAND
+from runahead.service.processes.engine_process import COMMAND
 
 BUNDLED = Path(models.__path__[0]) / "bundled"
 TOKENS, INTERVAL = 12, 4

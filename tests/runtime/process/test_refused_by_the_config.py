@@ -13,7 +13,7 @@ from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.parts import MAX_EOS_IDS
 from runahead.runtime.wire.engine_config import MAX_CONTEXT, ConfigError, EngineConfig
-from runahead.service.settings import engine_config, load_settings
+from runahead.service.settings.settings import engine_config, load_settings
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -9,10 +9,10 @@ import threading
 
 import pytest
 
-from runahead.service.front_end_process import FRONT_END_MODULE
+from runahead.service.processes.front_end_process import FRONT_END_MODULE
 from tests.service.hostile.attacked import PATIENCE_S, Attacked
 from tests.service.hostile.attacks import ATTACKS
-from tests.service.processes import running
+from tests.service.service_processes import running
 
 GROWTH_MIB = 96  # of a front end over one attack: what its allocators keep; the attacks bring far more
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from runahead.service.front_end_process import FRONT_END_MODULE
+from runahead.service.processes.front_end_process import FRONT_END_MODULE
 from runahead.v1 import (
     AbortRequest,
     DetokenizeRequest,
@@ -28,8 +28,8 @@ from runahead.v1 import (
 )
 from tests.service.hostile.attacked import Attacked
 from tests.service.hostile.test_attacks import GROWTH_MIB
-from tests.service.processes import running
 from tests.service.raw_http2 import ACK, PING, RST_STREAM, SETTINGS, RawClient
+from tests.service.service_processes import running
 
 CONVERSATIONS: Final = 60  # of each seed
 _SHORT: Final = StoppingOptions(max_tokens=3, stop=["x", "yy"])

@@ -20,7 +20,7 @@ from tests.service.hostile.attacks import ATTACKER
 from tests.service.hostile.proxy import CONFIGURATION, HAPROXY, proxied
 from tests.service.raw_http2 import SETTINGS, RawClient
 from tests.service.rpc_errors import code, detail, failure
-from tests.service.test_below_messages import served
+from tests.service.servers.test_below_messages import served
 
 CONNECTIONS: Final = 12  # that the service takes in all
 

@@ -1,0 +1,129 @@
+"""Who may call what. Whatever is not allowed here is refused: every method of every service but health."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from hashlib import sha256
+from types import MappingProxyType
+from typing import Any, Final
+from urllib.parse import quote
+
+import grpc
+
+from runahead.service.calls.call import current_call
+from runahead.service.contract.errors import ServiceError
+from runahead.service.credentials.callers import RIGHTS, Caller, CallersFile, Right
+
+ANYBODY: Final = Caller("", frozenset(RIGHTS))  # where nobody is asked who they are
+
+_SERVICE: Final = "/runahead.v1.GenerationService/"
+FACADE: Final = "/vllm.grpc.engine.VllmEngine/"  # where it is served: see `runahead.service.servicers.vllm_servicer`
+_REFLECTION: Final = frozenset(
+    f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo" for version in ("v1", "v1alpha")
+)
+HEALTH: Final = frozenset(f"/grpc.health.v1.Health/{method}" for method in ("Check", "List", "Watch"))
+COMPLETIONS: Final = frozenset({_SERVICE + "Generate", _SERVICE + "GenerateOnce", FACADE + "Generate"})
+WORK: Final = COMPLETIONS | {_SERVICE + method for method in ("Tokenize", "Detokenize")}
+
+# One of these rights is needed. Abort reaches a caller's own requests with the first, everybody's with the second.
+RIGHTS_FOR: Final[Mapping[str, frozenset[Right]]] = MappingProxyType(
+    {
+        **{method: frozenset[Right]({"generate"}) for method in WORK},
+        **{_SERVICE + method: frozenset[Right]({"control"}) for method in ("Stats", "WatchStats")},
+        **{_SERVICE + method: frozenset(RIGHTS) for method in ("Abort", "GetModelInfo")},
+        **{FACADE + method: frozenset[Right]({"control"}) for method in ("GetServerInfo", "GetLoads")},
+        **{FACADE + method: frozenset(RIGHTS) for method in ("Abort", "HealthCheck", "GetModelInfo")},
+        **{method: frozenset(RIGHTS) for method in _REFLECTION},
+    }
+)
+
+_MOST_NAME: Final = 100  # of a caller's name, which the engine gets in front of a request's id
+
+_caller: ContextVar[Caller] = ContextVar("caller")  # no default: a call that was not let in has no rights
+
+
+def current_caller() -> Caller:
+    """Whose call is being served. Raises LookupError outside of calls that `Access` has let in."""
+    return _caller.get()
+
+
+class Access:
+    """Finds out who calls, and whether they may.
+
+    callers: None accepts whoever has a certificate, where certificates are asked for, with the right to generate, and
+    everybody where they are not.
+    certificates: clients must have one, which the transport has verified.
+    """
+
+    def __init__(self, callers: CallersFile | None = None, *, certificates: bool = False) -> None:
+        self._callers = callers
+        self._certificates = certificates
+
+    @property
+    def is_open(self) -> bool:
+        """Nobody is asked who they are."""
+        return self._callers is None and not self._certificates
+
+    def admit(self, method: str, context: grpc.aio.ServicerContext[Any, Any], *, exists: bool = True) -> None:
+        """Makes the caller known to the call that the context is of. exists: the server has such a method.
+
+        Raises ServiceError: UNAUTHENTICATED, PERMISSION_DENIED for a method that the caller has no right to, or
+        UNIMPLEMENTED where there is none.
+        """
+        if self.is_open:
+            _caller.set(ANYBODY)
+        elif method not in HEALTH:
+            caller = self._caller_of(context)
+            current_call().caller = caller.name
+            rights = RIGHTS_FOR.get(method, frozenset())
+            if exists and not rights & caller.rights:
+                needed = " or ".join(sorted(rights)) or "one that nobody has"
+                raise ServiceError("NO_RIGHT", f"caller {caller.name!r} may not call this: it needs the right {needed}")
+            _caller.set(caller)
+        if not exists:
+            raise ServiceError("NOT_SERVED", "this server has no such method")
+
+    def _caller_of(self, context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
+        """Raises ServiceError (UNAUTHENTICATED)."""
+        names = _certificate_names(context) if self._certificates else []
+        if self._callers is None:
+            return Caller(_as_name(names[0]), frozenset({"generate"}))
+        token = _bearer_token(context)
+        caller = self._callers.by_certificate(names) if token is None else self._callers.by_token(token)
+        if caller is not None:
+            return caller
+        if token is None and not names:
+            raise ServiceError(
+                "NO_CREDENTIALS", "this server asks who calls: send the header authorization: Bearer TOKEN"
+            )
+        raise ServiceError("UNKNOWN_CREDENTIALS", "this server does not know the caller's token or certificate")
+
+
+def _bearer_token(context: grpc.aio.ServicerContext[Any, Any]) -> bytes | None:
+    """The token of the one header `authorization`. Raises ServiceError for anything else in it."""
+    given = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
+    if not given:
+        return None
+    scheme, _, token = str(given[0]).partition(" ")
+    if len(given) > 1 or scheme.lower() != "bearer" or not token:
+        raise ServiceError("UNKNOWN_CREDENTIALS", "the header authorization must be one: Bearer TOKEN")
+    return token.encode()
+
+
+def _certificate_names(context: grpc.aio.ServicerContext[Any, Any]) -> list[str]:
+    """Alternative names of the client's certificate, in its order; its common name where it has none.
+
+    Raises ServiceError for a certificate without any.
+    """
+    properties = context.auth_context()
+    for key in ("x509_subject_alternative_name", "x509_common_name"):
+        if names := [value.decode("utf-8", "backslashreplace") for value in properties.get(key, ()) if value]:
+            return names
+    raise ServiceError("UNKNOWN_CREDENTIALS", "the caller's certificate has no name")
+
+
+def _as_name(name: str) -> str:
+    """A certificate's name as a caller's: without a slash, and no longer than an id may be."""
+    quoted = quote(name, safe="")
+    return quoted if len(quoted) <= _MOST_NAME else "sha256-" + sha256(name.encode()).hexdigest()

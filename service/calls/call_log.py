@@ -1,0 +1,87 @@
+"""One line in the log for each call, when it has ended: who, what, how much, how long and why. Never what was said.
+
+A completion's line is there at level info, whatever became of it; that of any other call at debug, and at info where it
+was refused. The lines of calls that ended before their request was there, which cost whoever makes them next to
+nothing, are bounded.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import structlog
+
+from runahead.service.calls.access import COMPLETIONS
+from runahead.service.calls.call import Call
+from runahead.service.log.line_budget import LineBudget
+from runahead.v1 import FinishReason, Timing
+
+_MOST_METHOD: Final = 100  # characters: of a method that there is not, they are the client's
+_UNREAD_LINES: Final = 100  # of each reason, in so many seconds
+_UNREAD_S: Final = 10.0
+_DIGITS: Final = 6  # of a time in seconds, behind the point
+
+log = structlog.get_logger(__name__)
+
+
+class CallLog:
+    """is_on: without it calls are not logged."""
+
+    def __init__(self, *, is_on: bool = True) -> None:
+        self._is_on = is_on
+        self._budget = LineBudget(_UNREAD_LINES, _UNREAD_S)
+
+    def ended(self, call: Call) -> None:
+        """Logs the call."""
+        if not self._is_on:
+            return
+        left_out: int | None = 0
+        if not call.is_read:
+            left_out = self._budget.take(call.reason or call.code.name)
+        if left_out is None:
+            return
+        fields = _fields(call)
+        if left_out:
+            fields["left_out"] = left_out
+        if call.method in COMPLETIONS or call.reason:
+            log.info("call", **fields)
+        else:
+            log.debug("call", **fields)
+
+
+def _fields(call: Call) -> dict[str, Any]:
+    """What is known of it."""
+    fields: dict[str, Any] = {
+        "method": call.method[:_MOST_METHOD],
+        "code": call.code.name,
+        "reason": call.reason,
+        "request_id": call.request_id,
+        "caller": call.caller,
+        "peer": call.peer,
+        "prompt_tokens": call.prompt_tokens,
+        "x_request_id": call.trace.request_id,
+        "trace_id": call.trace.trace_id,
+        "total_s": round((call.ended or call.began) - call.began, _DIGITS),
+    }
+    if call.so_far is not None:
+        usage, timing = call.so_far.usage, call.so_far.timing
+        fields |= {
+            "finish": finish_of(call),
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cached_tokens if timing.HasField("queue") else None,  # it was admitted
+            "queue_s": _seconds(timing, "queue"),
+            "first_token_s": _seconds(timing, "first_token"),
+        }
+    return {name: value for name, value in fields.items() if value not in (None, "")}
+
+
+def finish_of(call: Call) -> str:
+    """Why its completion came to its end, by the contract's name; empty if it has not."""
+    if call.so_far is None or not call.has_finished:
+        return ""
+    return FinishReason.Name(call.so_far.reason).removeprefix("FINISH_REASON_")
+
+
+def _seconds(timing: Timing, part: Literal["queue", "first_token"]) -> float | None:
+    """None for a part that is unset."""
+    return round(getattr(timing, part).ToNanoseconds() / 1e9, _DIGITS) if timing.HasField(part) else None

@@ -1,0 +1,187 @@
+"""The way into every method of every service: a call is known until it ends, and its bytes become a message in here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from runahead.service.calls.access import COMPLETIONS, Access
+from runahead.service.calls.admission import Admission
+from runahead.service.calls.call import Call, begin_answer, serving
+from runahead.service.calls.call_records import CallRecords
+from runahead.service.calls.guard import abort_with, guarded, note_end
+from runahead.service.contract.errors import ServiceError, invalid_argument, shutting_down
+from runahead.service.contract.limits import LIMITS
+from runahead.service.contract.wire_faults import wire_faults
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_Serve = Callable[[object, _Context], Awaitable[Any]]
+
+
+class OpenCalls:
+    """The calls that are being served, so that a shutdown can end each of them with a status."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ended = False
+
+    @asynccontextmanager
+    async def entered(self, context: _Context, call: Call) -> AsyncIterator[None]:
+        """Serves the body, or as much of it as there is until `end`."""
+        task = asyncio.current_task()
+        assert task is not None
+        if self._ended:
+            await abort_with(context, call, shutting_down())
+        self._tasks.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self._ended or context.cancelled():
+                raise
+            task.uncancel()
+            try:
+                await abort_with(context, call, shutting_down())
+            except grpc.aio.UsageError:
+                return  # its status was on its way already
+        finally:
+            self._tasks.discard(task)
+
+    async def end(self, within_s: float) -> None:
+        """UNAVAILABLE, reason SHUTDOWN, for every call that comes, and for each open one that has not ended by itself
+        `within_s` seconds later."""
+        self._ended = True
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=within_s)
+        for task in self._tasks:
+            task.cancel()
+
+
+class Door(grpc.aio.ServerInterceptor):
+    """Wraps every method: who may not call is refused before a byte of the request is read.
+
+    To the library every method is one with a stream of requests, of which those of one request read one here. It would
+    otherwise wait for the message itself, for ever, and never answer a call that has none. It would parse it, too, and
+    answer UNKNOWN with a class's name. Clients see no difference: on the wire there is none.
+
+    upload_timeout_s: that a request has to be there whole. records: get each call when it has ended.
+    """
+
+    def __init__(
+        self, calls: OpenCalls, access: Access, admission: Admission, upload_timeout_s: float, records: CallRecords
+    ) -> None:
+        self._calls = calls
+        self._access = access
+        self._admission = admission
+        self._upload_timeout_s = upload_timeout_s
+        self._records = records
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
+        """The method's handler, taking a stream of bytes."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None:
+            return grpc.stream_stream_rpc_method_handler(self._nothing(method))
+        if handler.request_streaming:
+            serve = self._stream_stream(method, handler)
+            return grpc.stream_stream_rpc_method_handler(serve, response_serializer=handler.response_serializer)
+        wrap = (
+            grpc.stream_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.stream_unary_rpc_method_handler
+        )
+        return wrap(self._unary(method, handler), response_serializer=handler.response_serializer)
+
+    @asynccontextmanager
+    async def _entered(self, method: str, context: _Context, *, exists: bool = True) -> AsyncIterator[Call]:
+        trace = self._records.trace(context.invocation_metadata() or ())
+        with serving(Call(method, context.peer(), trace, tell=self._ended)) as call:
+            self._admission.line.calls.started(method)
+            try:
+                async with self._calls.entered(context, call), guarded(context, self._admission.line.refuse):
+                    self._access.admit(method, context, exists=exists)
+                    yield call
+            finally:
+                note_end(context, call)
+
+    def _ended(self, call: Call) -> None:
+        assert call.ended is not None
+        self._admission.line.cancelled += call.method in COMPLETIONS and call.is_read and call.was_left
+        self._admission.line.calls.ended(call.method, call.code.value[0], call.ended - call.began)
+        self._records.ended(call)
+
+    def _unary(self, method: str, handler: Any) -> _Serve:
+        inner = handler.unary_stream or handler.unary_unary  # coroutines, both: streams are written to the context
+
+        async def serve(_: object, context: _Context) -> Any:
+            async with self._entered(method, context) as call:
+                with self._admission.uploading(method, context):
+                    data = await self._one_message(context)
+                request = _parsed(handler, data)
+                call.is_read = True
+                response = await inner(request, context)
+                if not handler.response_streaming:
+                    await begin_answer(context, call)
+                return response
+
+        return serve
+
+    def _stream_stream(self, method: str, handler: Any) -> _Serve:
+        async def serve(_: object, context: _Context) -> None:
+            async with self._entered(method, context) as call:
+                call.is_read = True  # what comes is nothing but questions
+                await begin_answer(context, call)
+                async for response in handler.stream_stream(self._messages(method, handler, context), context):
+                    await context.write(response)
+
+        return serve
+
+    def _nothing(self, method: str) -> _Serve:
+        async def refuse(_: object, context: _Context) -> None:
+            async with self._entered(method, context, exists=False):
+                pass
+
+        return refuse
+
+    async def _one_message(self, context: _Context) -> bytes:
+        """The call's request, when the client has said that it is all. Raises ServiceError."""
+        with _upload(self._upload_timeout_s) as timeout:
+            async with timeout:
+                data = await context.read()
+                if data is grpc.aio.EOF:
+                    raise ServiceError("NO_MESSAGE", "the call brought no request")
+                if await context.read() is not grpc.aio.EOF:
+                    raise ServiceError("SECOND_MESSAGE", "the call brought a second request, and the method takes one")
+        return bytes(data)
+
+    async def _messages(self, method: str, handler: Any, context: _Context) -> AsyncIterator[Any]:
+        """Requests until the client says that there are no more. Raises ServiceError where none comes for too long."""
+        while True:
+            with self._admission.uploading(method, context), _upload(self._upload_timeout_s) as timeout:
+                async with timeout:
+                    data = await context.read()
+            if data is grpc.aio.EOF:
+                return
+            yield _parsed(handler, data)
+
+
+@contextmanager
+def _upload(timeout_s: float) -> Iterator[asyncio.Timeout]:
+    """A time-out for what the body waits for. Raises ServiceError when it is over."""
+    try:
+        yield asyncio.timeout(timeout_s)
+    except TimeoutError:
+        raise ServiceError("UPLOAD_TIMEOUT", f"the request was not there whole within {timeout_s:g} s") from None
+
+
+def _parsed(handler: Any, data: bytes) -> Any:
+    """Raises ServiceError (INVALID_ARGUMENT) naming the fields at fault."""
+    try:
+        return handler.request_deserializer(data)
+    except DecodeError:
+        message = handler.request_deserializer.__self__  # the class whose FromString this is
+        raise invalid_argument(wire_faults(message.DESCRIPTOR, data, LIMITS.violations), "MALFORMED") from None

@@ -1,0 +1,200 @@
+"""OpenTelemetry spans of completions, sent to a collector. It needs the extra `otel`.
+
+A completion is a span, a child of the caller's, with up to three of its own: `queue`, `prefill` and `decode`. They are
+made of the times that are known when the call has ended, so that a call that is served costs nothing. A thread of the
+library sends them. What it has not sent yet is bounded, and what is too much is dropped and counted: a collector that
+is slow or gone costs spans, and no stream anything.
+
+Attributes have the names of OpenTelemetry's conventions for generative AI and for RPC, and no words of a request.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import structlog
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+from runahead.service.calls.access import COMPLETIONS
+from runahead.service.calls.call import Call
+from runahead.service.calls.call_log import finish_of
+from runahead.service.calls.trace_context import SAMPLED
+
+_OPERATION: Final = "text_completion"
+_QUEUE: Final = 4096  # spans that wait to be sent
+_BATCH: Final = 64  # that are made into a message at once: some milliseconds of the interpreter's time
+_DELAY_MS: Final = 1000  # that a span waits for others
+_EXPORT_S: Final = 5.0  # for one message, trying again included
+_CLOSE_S: Final = 1.0  # for what is left when the process ends
+_OK: Final = "OK"
+
+log = structlog.get_logger(__name__)
+
+
+class SpanCounts:
+    """Spans that were taken, sent, and dropped; any thread may count."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.waiting = 0
+        self.sent = 0
+        self.dropped = 0
+
+    def take(self, spans: int) -> bool:
+        """Whether there is room for so many more. Otherwise they are dropped."""
+        with self._lock:
+            has_room = self.waiting + spans <= _QUEUE
+            if has_room:
+                self.waiting += spans
+            else:
+                self.dropped += spans
+            return has_room
+
+    def end(self, spans: int, *, sent: bool) -> None:
+        """They were sent, or could not be."""
+        with self._lock:
+            self.waiting -= spans
+            self.sent += spans if sent else 0
+            self.dropped += 0 if sent else spans
+
+
+class _Counted(SpanExporter):
+    """An exporter whose failures are counted, and said."""
+
+    def __init__(self, exporter: SpanExporter, counts: SpanCounts) -> None:
+        self._exporter = exporter
+        self._counts = counts
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = SpanExportResult.FAILURE
+        try:
+            result = self._exporter.export(spans)
+        finally:
+            self._counts.end(len(spans), sent=result is SpanExportResult.SUCCESS)
+            if result is not SpanExportResult.SUCCESS:
+                log.warning("spans_not_sent", spans=len(spans), dropped=self._counts.dropped)
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+
+class Spans:
+    """endpoint: of a collector that takes OTLP over gRPC, http:// in plain text or https://. model: that is served.
+    version: of the server."""
+
+    def __init__(self, endpoint: str, model: str, version: str) -> None:
+        self.counts = SpanCounts()
+        self._model = model
+        self._resource = Resource.create({"service.name": "runahead", "service.version": version})
+        self._scope = InstrumentationScope("runahead", version)
+        exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_S)
+        self._processor = BatchSpanProcessor(
+            _Counted(exporter, self.counts),
+            max_queue_size=_QUEUE,
+            schedule_delay_millis=_DELAY_MS,
+            max_export_batch_size=_BATCH,
+        )
+
+    def ended(self, call: Call) -> None:
+        """Takes a completion's spans, if its trace is one that somebody keeps."""
+        if call.method not in COMPLETIONS or not call.trace.flags & SAMPLED:
+            return
+        spans = list(self._spans(call))
+        if self.counts.take(len(spans)):
+            for span in spans:
+                self._processor.on_end(span)
+
+    def close(self) -> None:
+        """Sends what is left, if that takes no longer than a second."""
+        closing = threading.Thread(target=self._processor.shutdown, daemon=True)
+        closing.start()
+        closing.join(_CLOSE_S)
+
+    def _spans(self, call: Call) -> Iterator[ReadableSpan]:
+        """The completion's, then those inside it, of which each begins where the one before ends."""
+        trace = call.trace
+        own = _context(trace.trace_id, trace.span_id)
+        parent = _context(trace.trace_id, trace.parent_id, is_remote=True) if trace.parent_id else None
+        end_ns = _wall_ns(call, call.ended or call.began)
+        is_failed = call.code.name != _OK
+        yield ReadableSpan(
+            name=f"{_OPERATION} {self._model}",
+            context=own,
+            parent=parent,
+            resource=self._resource,
+            attributes=self._attributes(call),
+            kind=SpanKind.SERVER,
+            status=Status(StatusCode.ERROR, call.reason or call.code.name) if is_failed else Status(),
+            start_time=call.began_ns,
+            end_time=end_ns,
+            instrumentation_scope=self._scope,
+        )
+        for index, (name, begin, end) in enumerate(_parts(call, end_ns)):
+            yield ReadableSpan(
+                name=name,
+                context=_context(trace.trace_id, f"{int(trace.span_id, 16) ^ (index + 1):016x}"),
+                parent=own,
+                resource=self._resource,
+                kind=SpanKind.INTERNAL,
+                start_time=begin,
+                end_time=end,
+                instrumentation_scope=self._scope,
+            )
+
+    def _attributes(self, call: Call) -> Mapping[str, Any]:
+        attributes: dict[str, Any] = {
+            "gen_ai.operation.name": _OPERATION,
+            "gen_ai.provider.name": "runahead",
+            "gen_ai.request.model": self._model,
+            "rpc.system.name": "grpc",
+            "rpc.method": call.method.strip("/"),
+            "rpc.response.status_code": call.code.name,
+        }
+        if call.code.name != _OK:
+            attributes["error.type"] = call.reason or call.code.name
+        if call.request_id:
+            attributes["gen_ai.response.id"] = call.request_id
+        if call.prompt_tokens is not None:
+            attributes["gen_ai.usage.input_tokens"] = call.prompt_tokens
+        if call.so_far is not None:
+            usage = call.so_far.usage
+            attributes["gen_ai.usage.output_tokens"] = usage.completion_tokens
+            attributes["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
+        if finish := finish_of(call):
+            attributes["gen_ai.response.finish_reasons"] = (finish.lower(),)
+        return attributes
+
+
+def _parts(call: Call, end_ns: int) -> Iterator[tuple[str, int, int]]:
+    """Name, begin and end of what a completion went through, the last of it up to its end."""
+    if call.submitted is None or call.so_far is None:
+        return
+    timing, submitted_ns = call.so_far.timing, _wall_ns(call, call.submitted)
+    if not timing.HasField("queue"):
+        yield "queue", submitted_ns, end_ns
+        return
+    admitted_ns = submitted_ns + timing.queue.ToNanoseconds()
+    yield "queue", submitted_ns, admitted_ns
+    if not timing.HasField("first_token"):
+        yield "prefill", admitted_ns, max(admitted_ns, end_ns)
+        return
+    first_ns = submitted_ns + timing.first_token.ToNanoseconds()
+    yield "prefill", admitted_ns, max(admitted_ns, first_ns)
+    if timing.HasField("decode"):
+        yield "decode", first_ns, first_ns + timing.decode.ToNanoseconds()
+
+
+def _wall_ns(call: Call, monotonic_s: float) -> int:
+    return call.began_ns + round((monotonic_s - call.began) * 1e9)
+
+
+def _context(trace_id: str, span_id: str, *, is_remote: bool = False) -> SpanContext:
+    return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote, TraceFlags(TraceFlags.SAMPLED))

@@ -1,0 +1,79 @@
+"""Writes the events of one stream, and finds out when nobody reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from runahead.service.engine.request_stream import StalledReaderError
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class StreamWriter:
+    """Of a call that the current task serves, as a context manager around all that the call holds.
+
+    A write ends when the transport has taken its bytes, which it does as the client reads. One that lasts longer than
+    `stalled_s` seconds raises StalledReaderError; what is left of it then stays in the library, which has no means to
+    reset a call, until the client reads it or its connection ends.
+    """
+
+    def __init__(self, context: _Context, stalled_s: float) -> None:
+        self._context = context
+        self._stalled_s = stalled_s
+        self._loop = asyncio.get_running_loop()
+        self._headers: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._since: float | None = None  # when the write that is under way has begun
+        self._stalled = False
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+
+    async def __aenter__(self) -> StreamWriter:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        """By now whoever writes has let go of everything. The call's status can be sent behind its headers alone."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._headers is not None and isinstance(error, Exception):
+            await asyncio.wait([self._headers])
+
+    async def begin(self, headers: Sequence[tuple[str, str]] = ()) -> None:
+        """Sends the headers, these among them, apart from any message, since a client that takes no message still
+        takes them; and without them no status could end the call. Raises StalledReaderError."""
+        self._timer = self._loop.call_later(self._stalled_s, self._look)
+        self._headers = asyncio.ensure_future(self._context.send_initial_metadata(tuple(headers)))
+        self._headers.add_done_callback(lambda headers: headers.cancelled() or headers.exception())
+        await self._take(asyncio.shield(self._headers))
+
+    def write(self, event: Message) -> Awaitable[None]:
+        """Done when the transport has it. Raises StalledReaderError."""
+        return self._take(self._context.write(event))
+
+    async def _take(self, writing: Awaitable[None]) -> None:
+        self._since = self._loop.time()
+        try:
+            await writing
+        except asyncio.CancelledError:
+            if not self._stalled:
+                raise
+            self._task.uncancel()
+            raise StalledReaderError(self._stalled_s) from None
+        finally:
+            self._since = None
+
+    def _look(self) -> None:
+        """One timer a stream, which most writes never touch: it is set anew when it goes off too early."""
+        now = self._loop.time()
+        due = (now if self._since is None else self._since) + self._stalled_s
+        if due > now:
+            self._timer = self._loop.call_at(due, self._look)
+        else:
+            self._stalled = True
+            self._task.cancel()

@@ -1,0 +1,92 @@
+"""How the command line's clients reach a server: in plain text or through TLS, with or without a token."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from runahead.service.commands.request_flags import UsageError
+from runahead.service.settings.loopback import is_loopback
+
+Metadata = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A channel that is not connected yet, and what goes with each call on it."""
+
+    channel: grpc.Channel
+    metadata: Metadata
+
+
+def add_connection_flags(parser: argparse.ArgumentParser) -> None:
+    """The server's address, and what shows either side who the other is."""
+    parser.add_argument("--url", default="127.0.0.1:50051", metavar="HOST:PORT", help="the server (%(default)s)")
+    parser.add_argument("--token-file", metavar="FILE", help="file with the token that says who calls")
+    parser.add_argument("--tls", action="store_true", help="through TLS, with the authorities that this system trusts")
+    parser.add_argument("--ca", metavar="FILE", help="through TLS, with these authorities, PEM")
+    parser.add_argument(
+        "--cert", metavar="FILE", help="certificate of this client, PEM, for a server that asks for one"
+    )
+    parser.add_argument("--key", metavar="FILE", help="the certificate's key, PEM")
+    parser.add_argument(
+        "--plaintext-tokens", action="store_true", help="send the token without TLS to another machine, too"
+    )
+
+
+def connection(arguments: argparse.Namespace) -> Connection:
+    """What the flags describe. Raises UsageError."""
+    check_url(arguments.url)
+    has_tls = arguments.tls or arguments.ca is not None or arguments.cert is not None
+    if (arguments.cert is None) != (arguments.key is None):
+        raise UsageError("--cert and --key go together: a certificate and its key")
+    metadata: list[tuple[str, str]] = []
+    to_this_machine = is_loopback(arguments.url.removeprefix("dns:").lstrip("/").rpartition(":")[0] or arguments.url)
+    if arguments.token_file is not None:
+        if not has_tls and not to_this_machine and not arguments.plaintext_tokens:
+            raise UsageError(
+                f"--token-file would send a token to {arguments.url} in plain text; add --tls or --ca FILE, or "
+                "--plaintext-tokens if the network is trusted"
+            )
+        metadata.append(("authorization", f"Bearer {_token(arguments.token_file)}"))
+    # gRPC would ask a proxy of the environment even for localhost, and what is in plain text would leave this machine.
+    options = [("grpc.enable_http_proxy", 0)] if to_this_machine else []
+    if not has_tls:
+        return Connection(grpc.insecure_channel(arguments.url, options), metadata)
+    credentials = grpc.ssl_channel_credentials(
+        *(None if path is None else _read(flag, path) for flag, path in _files(arguments))
+    )
+    return Connection(grpc.secure_channel(arguments.url, credentials, options), metadata)
+
+
+def _files(arguments: argparse.Namespace) -> list[tuple[str, str | None]]:
+    return [("--ca", arguments.ca), ("--key", arguments.key), ("--cert", arguments.cert)]
+
+
+def check_url(url: str) -> None:
+    """Raises UsageError for what gRPC does not understand as an address."""
+    try:
+        if url.encode("utf-8"):
+            return
+    except UnicodeError:
+        pass
+    raise UsageError.of("url", "HOST:PORT", url)
+
+
+def _token(path: str) -> str:
+    """Raises UsageError, which does not say what the file holds."""
+    token = _read("--token-file", path).decode("ascii", "replace").strip()
+    if not token or not token.isprintable() or not token.isascii() or " " in token:
+        raise UsageError(f"--token-file {path} must hold one token and nothing else")
+    return token
+
+
+def _read(flag: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{flag} {path} can't be read: {getattr(error, 'strerror', None) or error}") from error

@@ -1,0 +1,127 @@
+"""`runahead generate`: sends one prompt to a server and prints the text as it arrives."""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import io
+import sys
+from typing import Any
+
+import grpc
+
+from runahead.service.commands.client_channel import connection
+from runahead.service.commands.client_failure import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    describe_failure,
+    nobody_reads,
+)
+from runahead.service.commands.request_flags import UsageError, build_request, seconds_of
+from runahead.v1 import generate_pb2, generation_service_pb2_grpc, model_pb2
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Streams one completion to the terminal; returns the exit status.
+
+    0: finished, for whatever reason. 1: the call failed. 2: a flag is invalid. 130: interrupted, the call cancelled.
+    """
+    try:
+        connected = connection(arguments)
+        timeout_s = None if arguments.timeout is None else seconds_of(arguments.timeout)
+        request = build_request(arguments)
+    except UsageError as error:
+        print(f"runahead generate: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that can't show a character gets the rest of the text
+    with connected.channel as channel:
+        stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
+        call = stub.Generate(request, timeout=timeout_s, metadata=connected.metadata)
+        try:
+            has_text = True  # a server without a tokenizer takes no prompt as text
+            if request.WhichOneof("prompt") == "token_ids":
+                question = model_pb2.GetModelInfoRequest()
+                info = stub.GetModelInfo(question, timeout=timeout_s, metadata=connected.metadata)
+                has_text = info.has_tokenizer
+            screen = _Screen(request.output, has_text)
+            for response in call:
+                screen.show(response)
+        except KeyboardInterrupt:
+            call.cancel()
+            print("\nrunahead generate: interrupted, the request is cancelled", file=sys.stderr)
+            return EXIT_INTERRUPTED
+        except BrokenPipeError:
+            call.cancel()
+            return nobody_reads()
+        except grpc.RpcError as error:
+            print(f"\nrunahead generate: {describe_failure(error, arguments.url)}", file=sys.stderr)
+            return EXIT_FAILED
+    return 0
+
+
+def describe_finish(finished: generate_pb2.Finished) -> str:
+    """One line: reason, usage, seed and pace."""
+    reason = generate_pb2.FinishReason.Name(finished.reason).removeprefix("FINISH_REASON_")
+    matched = finished.stop.WhichOneof("match")
+    parts = [
+        reason + (f" {getattr(finished.stop, matched)!r}" if matched else ""),
+        f"{finished.usage.prompt_tokens} prompt tokens ({finished.usage.cached_tokens} cached)",
+        f"{finished.usage.completion_tokens} completion tokens",
+        f"seed {finished.seed}",
+    ]
+    timing = finished.timing
+    if timing.HasField("first_token"):
+        parts.append(f"first token after {timing.first_token.ToTimedelta().total_seconds() * 1e3:.0f} ms")
+    decode_s = timing.decode.ToTimedelta().total_seconds()
+    if decode_s > 0:
+        parts.append(f"then {(finished.usage.completion_tokens - 1) / decode_s:.0f} tokens/s")
+    return ", ".join(parts)
+
+
+class _Screen:
+    """Text on standard output as it arrives; log-probabilities, and how it ended, on standard error.
+
+    has_text: the server has a tokenizer. One without gives ids alone, which are then written in place of the text.
+    """
+
+    def __init__(self, output: generate_pb2.OutputOptions, has_text: bool) -> None:
+        self._has_text = has_text
+        self._echo = output.echo
+        self._prompt_logprobs = output.HasField("prompt_logprobs")
+        self._prompt_text = codecs.getincrementaldecoder("utf-8")("replace")  # an event may end inside a character
+
+    def show(self, response: generate_pb2.GenerateResponse) -> None:
+        event = response.WhichOneof("event")
+        if event == "delta":
+            _write(response.delta.text)
+            for token in response.delta.tokens:
+                if not self._has_text:
+                    _write(f"{token.id} ")
+                if token.HasField("logprob"):
+                    _print_token(token)
+        elif event == "prompt":
+            self._show_prompt(response.prompt.tokens)
+        elif event == "finished":
+            _write("\n")
+            print(f"[{describe_finish(response.finished)}]", file=sys.stderr)
+
+    def _show_prompt(self, tokens: Any) -> None:
+        if self._echo:
+            _write(self._prompt_text.decode(b"".join(token.bytes for token in tokens)))
+        if self._prompt_logprobs:
+            for token in tokens:
+                _print_token(token)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _print_token(token: Any) -> None:
+    """Id, bytes, log-probability (the prompt's first token has none), and the most likely tokens at its position."""
+    own = f" {token.logprob:.4f}" if token.HasField("logprob") else ""
+    top = "".join(f"  {item.bytes!r} {item.logprob:.4f}" for item in token.top)
+    print(f"[{token.id} {token.bytes!r}{own}{top}]", file=sys.stderr)

@@ -1,0 +1,47 @@
+"""`runahead kernels`: starts the engine as the service would, and ends it once it is ready. Its kernels are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from runahead.runtime.checkpoint import CheckpointError, check_files
+from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
+from runahead.service.processes.engine_process import EngineProcess, EngineStartError
+from runahead.service.settings.server_config import EXIT_CANNOT_START, EXIT_OK, ServerConfig
+
+EXIT_INTERRUPTED: Final = 130
+_STOP_S: Final = 30.0
+
+
+def run(config: ServerConfig) -> int:
+    """Returns the exit code: 0, 2 if the engine could not start (a sentence on standard error says why), 130 if it was
+    interrupted."""
+    try:
+        engine = _checked(config.engine)
+        code = asyncio.run(_start_and_stop(engine, config))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except (ConfigError, CheckpointError, EngineStartError) as error:
+        print(f"runahead kernels: {error}", file=sys.stderr, flush=True)
+        return EXIT_CANNOT_START
+    return EXIT_OK if code == 0 else EXIT_CANNOT_START
+
+
+def _checked(config: EngineConfig) -> EngineConfig:
+    """The same with random weights, on whose values no kernel depends. Raises ConfigError and CheckpointError."""
+    check_config(config, config.spelling)
+    if config.device != "cuda":
+        raise ConfigError(f"{config.spelling('device')} {config.device} needs no kernels compiled; cuda does")
+    check_files(Path(config.model), has_weights=False)
+    return msgspec.structs.replace(config, load_format="dummy")
+
+
+async def _start_and_stop(engine: EngineConfig, config: ServerConfig) -> int:
+    """The exit code of the engine's process. Raises EngineStartError."""
+    started = await EngineProcess.start(engine, config.front_end.log)
+    return await started.stop(_STOP_S)

@@ -1,0 +1,94 @@
+"""`runahead stats`: a server's figures, live in the terminal, or once."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+import grpc
+
+from runahead.service.commands.client_channel import Connection, connection
+from runahead.service.commands.client_failure import EXIT_FAILED, EXIT_USAGE, describe_failure, nobody_reads
+from runahead.service.commands.request_flags import UsageError, seconds_of
+from runahead.service.commands.stats_view import Blocks, JsonLines, Screen, View
+from runahead.v1 import generation_service_pb2_grpc, stats_pb2
+
+ONCE_S: Final = 10.0  # for an answer, unless another time is given
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """How often, and in what form."""
+    parser.add_argument("--once", action="store_true", help="print the figures once, and end")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON each time, by the contract's names")
+    parser.add_argument("--interval", metavar="SECONDS", help="at least so long from one time to the next (default: 1)")
+    parser.add_argument("--timeout", metavar="SECONDS", help="end after this long (default: never, with --once: 10)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Shows figures; returns the exit status.
+
+    0: once, or until somebody had seen enough, by Ctrl-C or --timeout. 1: the call failed. 2: a flag is invalid.
+    """
+    try:
+        connected = connection(arguments)
+        timeout_s = None if arguments.timeout is None else seconds_of(arguments.timeout)
+        request = stats_pb2.WatchStatsRequest()
+        if arguments.interval is not None:
+            request.interval.FromNanoseconds(round(seconds_of(arguments.interval, "interval") * 1e9))
+    except UsageError as error:
+        print(f"runahead stats: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    with connected.channel:
+        figures = _once(connected, timeout_s) if arguments.once else _watched(connected, request, timeout_s)
+        return _show(figures, _view(arguments), arguments)
+
+
+def _show(figures: Iterator[stats_pb2.ServerStats], view: View, arguments: argparse.Namespace) -> int:
+    try:
+        try:
+            for stats in figures:
+                view.show(stats)
+        finally:
+            view.end()  # a terminal is as it was before anything is said of a failure
+    except KeyboardInterrupt:
+        return 0
+    except BrokenPipeError:
+        return nobody_reads()
+    except grpc.RpcError as error:
+        has_seen_enough = arguments.timeout is not None and not arguments.once
+        if has_seen_enough and error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+            return 0
+        print(f"runahead stats: {describe_failure(error, arguments.url)}", file=sys.stderr)
+        return EXIT_FAILED
+    return 0
+
+
+def _view(arguments: argparse.Namespace) -> View:
+    if arguments.json:
+        return JsonLines()
+    if arguments.once or not sys.stdout.isatty():
+        return Blocks()
+    return Screen(f"{arguments.url}, whenever a figure changes; Ctrl-C ends this")
+
+
+def _once(connected: Connection, timeout_s: float | None) -> Iterator[stats_pb2.ServerStats]:
+    stub = generation_service_pb2_grpc.GenerationServiceStub(connected.channel)
+    timeout_s = ONCE_S if timeout_s is None else timeout_s
+    yield stub.Stats(stats_pb2.StatsRequest(), timeout=timeout_s, metadata=connected.metadata).stats
+
+
+def _watched(
+    connected: Connection, request: stats_pb2.WatchStatsRequest, timeout_s: float | None
+) -> Iterator[stats_pb2.ServerStats]:
+    stub = generation_service_pb2_grpc.GenerationServiceStub(connected.channel)
+    call = stub.WatchStats(request, timeout=timeout_s, metadata=connected.metadata)
+    try:
+        for response in call:
+            yield response.stats
+    finally:
+        call.cancel()

@@ -1,0 +1,397 @@
+"""From a GenerateRequest, or a GenerateOnceRequest, to a checked, frozen value with every default filled in.
+
+Nothing here touches the engine. All violations of a request are collected, up to `Limits.violations` of them, and of a
+list's entries up to `Limits.list_violations`.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+import numpy as np
+from google.protobuf.message import Message
+from numpy.typing import NDArray
+
+from runahead.runtime.wire.messages import EngineInfo
+from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
+from runahead.runtime.wire.preparation import allowed_mask
+from runahead.service.contract.errors import Violation, invalid_argument
+from runahead.service.contract.limits import LIMITS
+from runahead.service.contract.unknown_fields import unknown_fields
+from runahead.v1 import (
+    AbortRequest,
+    DetokenizeRequest,
+    GenerateOnceRequest,
+    GenerateRequest,
+    OutputOptions,
+    SamplingOptions,
+    StoppingOptions,
+    TokenizeRequest,
+)
+
+AnyGenerateRequest = GenerateRequest | GenerateOnceRequest  # they have the same fields
+
+_CALLER: Final = re.compile(r"^[A-Za-z0-9._~%-]{1,100}/")  # in front of an id
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]+")
+_REQUEST_ID_SENTENCE: Final = f"must be 1 to {LIMITS.request_id_length} of the characters A-Z a-z 0-9 . _ : -"
+_NO_TOKENIZER: Final = "is not supported by this server, which was started without a tokenizer: it takes token ids only"
+_NO_PENALTY_SLOTS: Final = "is not supported by this server, which was started with penalty_slots 0"
+
+# Each with the value that is off, and its bounds.
+_PENALTIES: Final = (
+    ("repetition_penalty", 1.0, LIMITS.repetition_penalty_min, LIMITS.repetition_penalty_max),
+    ("presence_penalty", 0.0, -LIMITS.additive_penalty, LIMITS.additive_penalty),
+    ("frequency_penalty", 0.0, -LIMITS.additive_penalty, LIMITS.additive_penalty),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TextParams:
+    """What the front end does with a completion's tokens. The engine never sees it.
+
+    max_tokens_per_message: 0 is no bound.
+    """
+
+    stop: tuple[str, ...]
+    include_stop: bool
+    max_tokens_per_message: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRequest:
+    """A request that the engine can take. Only the length of a prompt in text is not checked: it is known once there
+    are tokens.
+
+    engine_id: what the engine knows the request by, if that is not its id: see `runahead.service.calls.ownership`.
+    prompt: text, or int32 [n] token ids. echo: the prompt's tokens are sent back.
+    """
+
+    request_id: str
+    prompt: str | NDArray[np.int32]
+    sampling: SamplingParams
+    stopping: StoppingParams
+    text: TextParams
+    echo: bool
+    priority: int
+    cache_salt: str
+    engine_id: str = ""
+
+
+class Violations:
+    """Collects what is wrong with a request."""
+
+    def __init__(self) -> None:
+        self._found: list[Violation] = []
+
+    def require(self, good: bool, field: str, sentence: str) -> bool:
+        """Notes `field sentence` unless `good`. Returns `good`."""
+        if not good and len(self._found) < LIMITS.violations:
+            self._found.append(Violation(field, f"{field} {sentence}"))
+        return good
+
+    def require_at_most(self, limit: int, count: int, field: str) -> bool:
+        """Notes a list of more than `limit` entries. Returns whether it has no more."""
+        return self.require(count <= limit, field, f"must have at most {limit} entries, and has {count}")
+
+    def require_ids(self, ids: Sequence[int], limit: int, vocab_size: int, field: str) -> Sequence[int]:
+        """Notes too many ids, or else those that are not below `vocab_size`, by their index. Returns good ids."""
+        if not ids or not self.require_at_most(limit, len(ids), field):
+            return ()
+        # Ids are uint32 on the wire; int64 holds them all.
+        return ids if self.require_range(np.fromiter(ids, np.int64, len(ids)), vocab_size, field) else ()
+
+    def require_range(self, ids: NDArray[np.int32] | NDArray[np.int64], vocab_size: int, field: str) -> bool:
+        """Notes ids that are not below `vocab_size`, by their index. Returns whether there are none."""
+        wrong = [int(index) for index in np.flatnonzero(ids >= vocab_size)]
+        sentences = {
+            f"{field}[{index}]": _id_sentence(int(ids[index]), vocab_size) for index in wrong[: LIMITS.list_violations]
+        }
+        self.require_none(sentences, field, len(wrong))
+        return not wrong
+
+    def require_none(self, sentences: Mapping[str, str], field: str, count: int) -> None:
+        """Notes the wrong entries of a list, each by its path, and how many more there are. count: of all of them."""
+        for path, sentence in sentences.items():
+            self.require(False, path, sentence)
+        more = count - len(sentences)
+        self.require(not more, field, f"has {more} more such entries")
+
+    def require_known(self, request: Message) -> None:
+        """Notes fields that this server does not know: what a newer client sends is refused, never ignored."""
+        sentences = unknown_fields(request, LIMITS.unknown_bytes)
+        shown = dict(islice(sentences.items(), LIMITS.list_violations))
+        self.require_none(shown, "request", len(sentences))
+
+    def raise_if_any(self) -> None:
+        """Raises ServiceError (INVALID_ARGUMENT) with what was noted."""
+        if self._found:
+            raise invalid_argument(self._found)
+
+
+def check_request(request: AnyGenerateRequest, info: EngineInfo, has_tokenizer: bool = True) -> CheckedRequest:
+    """Raises ServiceError (INVALID_ARGUMENT) naming every invalid field; without a tokenizer, every field that is about
+    text."""
+    found = Violations()
+    found.require_known(request)
+    if not has_tokenizer:
+        _check_no_text(request, found)
+    request_id = request.request_id if request.HasField("request_id") else uuid.uuid4().hex
+    found.require(_is_request_id(request_id), "request_id", _REQUEST_ID_SENTENCE)
+    prompt = _check_prompt_field(request, info, found)
+    stopping = _check_stopping(request.stopping, info, found)
+    sampling = _check_sampling(request.sampling, request.output, info, found)
+    _check_something_to_draw(request.sampling.allowed_token_ids, stopping, info, found)
+    text = _check_text(request.stopping, request.output, found)
+    found.require(
+        len(request.cache_salt.encode()) <= LIMITS.cache_salt_bytes,
+        "cache_salt",
+        f"must be at most {LIMITS.cache_salt_bytes} bytes",
+    )
+    found.require(
+        abs(request.priority) <= LIMITS.priority, "priority", f"must be within -{LIMITS.priority} and {LIMITS.priority}"
+    )
+    found.raise_if_any()
+    return CheckedRequest(
+        request_id=request_id,
+        prompt=prompt,
+        sampling=sampling,
+        stopping=stopping,
+        text=text,
+        echo=request.output.echo,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+    )
+
+
+def check_prompt_tokens(ids: NDArray[np.int32], field: str, info: EngineInfo) -> None:
+    """The length of a prompt, and the range of its ids. Raises ServiceError (INVALID_ARGUMENT)."""
+    found = Violations()
+    _check_length(len(ids), field, info, found)
+    found.require_range(ids, info.vocab_size, field)
+    found.raise_if_any()
+
+
+def check_known(request: Message) -> None:
+    """Raises ServiceError (INVALID_ARGUMENT) for fields that this server does not know."""
+    found = Violations()
+    found.require_known(request)
+    found.raise_if_any()
+
+
+def check_tokenize(request: TokenizeRequest) -> None:
+    """Raises ServiceError (INVALID_ARGUMENT), for a text over `Limits.prompt_text_bytes` too."""
+    found = Violations()
+    found.require_known(request)
+    _check_text_bytes(request.text, "text", found)
+    found.raise_if_any()
+
+
+def check_detokenize(request: DetokenizeRequest, vocab_size: int) -> None:
+    """Raises ServiceError (INVALID_ARGUMENT), for too many ids or one out of range too."""
+    found = Violations()
+    found.require_known(request)
+    found.require_ids(request.token_ids, LIMITS.detokenize_ids, vocab_size, "token_ids")
+    found.raise_if_any()
+
+
+def check_once(request: GenerateOnceRequest) -> None:
+    """What GenerateOnce does not take beside the fields' own rules. Raises ServiceError (INVALID_ARGUMENT)."""
+    if request.output.HasField("max_tokens_per_message"):
+        field = "output.max_tokens_per_message"
+        raise invalid_argument([Violation(field, f"{field} has no meaning for GenerateOnce, and must be unset")])
+
+
+def check_abort(request: AbortRequest, *, may_name_callers: bool = False) -> None:
+    """Raises ServiceError (INVALID_ARGUMENT): ids or all, not both, and ids that a request can have.
+
+    may_name_callers: an id may have a caller's name and a slash before it.
+    """
+    found = Violations()
+    found.require_known(request)
+    count = len(request.request_ids)
+    found.require(count > 0 or request.all, "request_ids", "must name at least one request, unless all is set")
+    found.require(count == 0 or not request.all, "all", "must not be set together with request_ids")
+    if found.require_at_most(LIMITS.abort_ids, count, "request_ids"):
+        ids = [_CALLER.sub("", text) if may_name_callers else text for text in request.request_ids]
+        wrong = [index for index, request_id in enumerate(ids) if not _is_request_id(request_id)]
+        shown = {f"request_ids[{index}]": _REQUEST_ID_SENTENCE for index in wrong[: LIMITS.list_violations]}
+        found.require_none(shown, "request_ids", len(wrong))
+    found.raise_if_any()
+
+
+def _check_no_text(request: AnyGenerateRequest, found: Violations) -> None:
+    found.require(not request.HasField("text"), "text", _NO_TOKENIZER)
+    found.require(not request.stopping.stop, "stopping.stop", _NO_TOKENIZER)
+    found.require(not request.stopping.include_stop, "stopping.include_stop", _NO_TOKENIZER)
+    found.require(not request.output.echo, "output.echo", _NO_TOKENIZER)
+
+
+def _is_request_id(text: str) -> bool:
+    return len(text) <= LIMITS.request_id_length and _REQUEST_ID.fullmatch(text) is not None
+
+
+def _check_prompt_field(request: AnyGenerateRequest, info: EngineInfo, found: Violations) -> str | NDArray[np.int32]:
+    which = request.WhichOneof("prompt")
+    if which == "text":
+        if found.require(bool(request.text), "text", "must not be empty"):
+            _check_text_bytes(request.text, "text", found)
+        return request.text
+    found.require(which is not None, "prompt", "is missing: set text or token_ids")
+    ids, field = request.token_ids.ids, "token_ids.ids"
+    if which is None or not _check_length(len(ids), field, info, found):
+        return np.empty(0, np.int32)
+    # Ids are uint32 on the wire; int64 holds them all until they are known to be in range.
+    wide = np.fromiter(ids, np.int64, len(ids))
+    found.require_range(wide, info.vocab_size, field)
+    return np.minimum(wide, info.vocab_size).astype(np.int32)
+
+
+def _check_length(count: int, field: str, info: EngineInfo, found: Violations) -> bool:
+    longest = info.context_length - 1  # room for one token
+    return found.require(count > 0, field, "must give at least one token") and found.require(
+        count <= longest,
+        field,
+        f"has {count} tokens, and the context of {info.context_length} leaves room for a prompt of {longest}",
+    )
+
+
+def _check_text_bytes(text: str, field: str, found: Violations) -> None:
+    limit = LIMITS.prompt_text_bytes
+    found.require(len(text.encode()) <= limit, field, f"must be at most {limit} bytes of UTF-8")
+
+
+def _check_sampling(
+    options: SamplingOptions, output: OutputOptions, info: EngineInfo, found: Violations
+) -> SamplingParams:
+    temperature = options.temperature if options.HasField("temperature") else 1.0
+    found.require(
+        temperature == 0.0 or LIMITS.temperature_min <= temperature <= LIMITS.temperature_max,
+        "sampling.temperature",
+        f"must be 0, or {LIMITS.temperature_min:g} to {LIMITS.temperature_max:g}, and is {temperature:g}",
+    )
+    top_k = options.top_k
+    found.require(top_k >= 0, "sampling.top_k", f"must be 0 (off) or more, and is {top_k}")
+    top_p = options.top_p if options.HasField("top_p") else 1.0
+    found.require(0.0 < top_p <= 1.0, "sampling.top_p", f"must be above 0 and at most 1, and is {top_p:g}")
+    min_p = options.min_p
+    found.require(0.0 <= min_p <= 1.0, "sampling.min_p", f"must be 0 to 1, and is {min_p:g}")
+    penalties = _check_penalties(options, info, found)
+    bias = _check_bias(options, info, found)
+    allowed = found.require_ids(
+        options.allowed_token_ids, info.vocab_size, info.vocab_size, "sampling.allowed_token_ids"
+    )
+    return SamplingParams(
+        temperature=temperature,
+        top_k=min(top_k, info.vocab_size),
+        top_p=top_p,
+        min_p=min_p,
+        seed=options.seed if options.HasField("seed") else secrets.randbits(64),
+        bias_ids=tuple(bias),
+        bias_values=tuple(bias.values()),
+        allowed_mask=allowed_mask(np.fromiter(allowed, np.int64), info.vocab_size) if allowed else b"",
+        logprobs=_check_logprobs(output, "logprobs", found),
+        prompt_logprobs=_check_logprobs(output, "prompt_logprobs", found),
+        **penalties,
+    )
+
+
+def _check_penalties(options: SamplingOptions, info: EngineInfo, found: Violations) -> dict[str, float]:
+    """The penalties by name, what is unset being off."""
+    penalties: dict[str, float] = {}
+    for name, off, low, high in _PENALTIES:
+        field, value = f"sampling.{name}", getattr(options, name) if options.HasField(name) else off
+        if found.require(low <= value <= high, field, f"must be {low:g} to {high:g}, and is {value:g}"):
+            found.require(value == off or info.penalty_slots > 0, field, _NO_PENALTY_SLOTS)
+        penalties[name] = value
+    return penalties
+
+
+def _check_bias(options: SamplingOptions, info: EngineInfo, found: Violations) -> dict[int, float]:
+    if not found.require_at_most(LIMITS.logit_bias_entries, len(options.logit_bias), "sampling.logit_bias"):
+        return {}
+    bias = dict(sorted(options.logit_bias.items()))
+    most = LIMITS.logit_bias_value
+    wrong: dict[str, str] = {}
+    for token_id, value in bias.items():
+        field = f"sampling.logit_bias[{token_id}]"
+        if token_id >= info.vocab_size:
+            wrong[field] = _id_sentence(token_id, info.vocab_size)
+        elif not -most <= value <= most:
+            wrong[field] = f"must be -{most:g} to {most:g}, and is {value:g}"
+    shown = dict(islice(wrong.items(), LIMITS.list_violations))
+    found.require_none(shown, "sampling.logit_bias", len(wrong))
+    return bias
+
+
+def _check_logprobs(output: OutputOptions, name: str, found: Violations) -> int:
+    if not output.HasField(name):
+        return -1
+    count, most = int(getattr(output, name)), LIMITS.top_logprobs
+    found.require(0 <= count <= most, f"output.{name}", f"must be 0 to {most}, and is {count}")
+    return count
+
+
+def _check_stopping(options: StoppingOptions, info: EngineInfo, found: Violations) -> StoppingParams:
+    max_tokens = options.max_tokens if options.HasField("max_tokens") else LIMITS.default_max_tokens
+    found.require(
+        1 <= max_tokens <= LIMITS.max_tokens,
+        "stopping.max_tokens",
+        f"must be 1 to {LIMITS.max_tokens}, and is {max_tokens}",
+    )
+    found.require(
+        0 <= options.min_tokens <= max_tokens,
+        "stopping.min_tokens",
+        f"must be 0 to max_tokens, which is {max_tokens}, and is {options.min_tokens}",
+    )
+    stop_ids = found.require_ids(
+        options.stop_token_ids, LIMITS.stop_token_ids, info.vocab_size, "stopping.stop_token_ids"
+    )
+    return StoppingParams(
+        max_tokens=max_tokens,
+        min_tokens=options.min_tokens,
+        stop_token_ids=tuple(sorted(set(stop_ids))),
+        ignore_eos=options.ignore_eos,
+    )
+
+
+def _check_something_to_draw(
+    allowed_token_ids: Sequence[int], stopping: StoppingParams, info: EngineInfo, found: Violations
+) -> None:
+    """Below min_tokens the ids that end a row are masked: were nothing else allowed, nothing could be drawn."""
+    if not allowed_token_ids or not stopping.min_tokens:
+        return
+    ends = {*stopping.stop_token_ids, *(() if stopping.ignore_eos else info.eos_token_ids)}
+    found.require(
+        not ends.issuperset(allowed_token_ids),
+        "sampling.allowed_token_ids",
+        "allows only tokens that end the completion, and min_tokens forbids these at first",
+    )
+
+
+def _check_text(options: StoppingOptions, output: OutputOptions, found: Violations) -> TextParams:
+    longest = LIMITS.stop_string_bytes
+    stops: Sequence[str] = ()
+    if found.require_at_most(LIMITS.stop_strings, len(options.stop), "stopping.stop"):
+        stops = options.stop
+        wrong = [index for index, stop in enumerate(stops) if not 0 < len(stop.encode()) <= longest]
+        sentence = f"must be 1 to {longest} bytes of UTF-8, and has {{}}"
+        shown = {
+            f"stopping.stop[{index}]": sentence.format(len(stops[index].encode()))
+            for index in wrong[: LIMITS.list_violations]
+        }
+        found.require_none(shown, "stopping.stop", len(wrong))
+    per_message, most = output.max_tokens_per_message, LIMITS.max_tokens_per_message
+    if output.HasField("max_tokens_per_message"):
+        sentence = f"must be 1 to {most}, and is {per_message}"
+        found.require(1 <= per_message <= most, "output.max_tokens_per_message", sentence)
+    return TextParams(tuple(dict.fromkeys(stops)), options.include_stop, per_message)
+
+
+def _id_sentence(token_id: int, vocab_size: int) -> str:
+    return f"is token id {token_id}, and the vocabulary has {vocab_size}"

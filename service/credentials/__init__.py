@@ -1,0 +1,1 @@
+"""Files that say who may call and prove who is called, read again when they change."""

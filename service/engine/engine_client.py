@@ -1,0 +1,333 @@
+"""The front end's side of the connection to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from runahead.runtime.wire.figures import EngineStats
+from runahead.runtime.wire.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    AbortResult,
+    Accepted,
+    Admitted,
+    Announce,
+    Cancel,
+    EngineInfo,
+    Failed,
+    FrameReader,
+    Heartbeat,
+    Hello,
+    Output,
+    PromptLogprobs,
+    ProtocolError,
+    Refused,
+    StatsQuery,
+    StatsReply,
+    ToEngine,
+    ToFrontEnd,
+    Welcome,
+    decode_to_front_end,
+    encode_frame,
+)
+from runahead.runtime.wire.parameters import FinishReason
+from runahead.runtime.wire.preparation import prepared_submit
+from runahead.service.contract.limits import LIMITS
+from runahead.service.contract.validation import CheckedRequest
+from runahead.service.engine.pulse import SILENT_S, Pulse
+from runahead.service.engine.request_stream import EngineLostError, RequestRefusedError, RequestStream
+
+log = structlog.get_logger(__name__)
+
+_LOST_SENTENCE: Final = "the engine has stopped; the request may be sent again to another server"
+_SILENT_SENTENCE: Final = "the engine does not answer at the moment; it may come back, or be stopped"
+
+
+class EngineClient(Protocol):
+    """What the servicers need of an engine, wherever it runs."""
+
+    info: EngineInfo
+    server_id: str
+
+    def announce(self, request: CheckedRequest) -> RequestStream:
+        """Takes a request's id while its prompt is being prepared: its stream ends if it is aborted meanwhile, or
+        refused. To be submitted or released. Never blocks. Raises EngineLostError, also if the engine is silent."""
+
+    def submit(
+        self, request: CheckedRequest, prompt: NDArray[np.int32], announced: RequestStream | None = None
+    ) -> RequestStream:
+        """Sends a request. prompt: int32 [n]. announced: its stream, if it was announced; if that has ended, nothing is
+        sent. Never blocks. Raises EngineLostError, also if the engine is silent."""
+
+    def release(self, stream: RequestStream, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        """The reader is done with a stream: nothing happens to it any more. Idempotent.
+
+        A request that has not ended is cancelled in the engine, and counted there under `reason`.
+        """
+
+    async def abort(self, request_ids: tuple[str, ...], all_requests: bool, reach: str = "") -> AbortResult:
+        """reach: how ids begin that `all_requests` means. Raises EngineLostError, also at once if the engine is
+        silent."""
+
+    async def stats(self) -> EngineStats:
+        """Raises EngineLostError, also at once if the engine is silent, or when it falls silent."""
+
+    @property
+    def unread_bytes(self) -> int:
+        """What readers have not taken of all streams, as estimated."""
+
+    def tell_of_silence(self, tell: Callable[[bool], None]) -> None:
+        """From now on `tell` is called with True when the engine falls silent, at once if it is, and with False when
+        it is heard of again. Not any more once it is lost."""
+
+    async def wait_lost(self) -> EngineLostError:
+        """Returns when the engine is gone."""
+
+    def close(self, reason: str, sentence: str) -> None:
+        """Ends every stream with EngineLostError, and the connection."""
+
+
+class SocketEngineClient(asyncio.Protocol):
+    """An EngineClient over the engine's Unix socket.
+
+    counters_from: the number that the first handle and the first call come after. silent_s: for how long nothing is
+    heard of an engine that is silent.
+    """
+
+    def __init__(self, counters_from: int = 0, silent_s: float = SILENT_S) -> None:
+        loop = asyncio.get_running_loop()
+        self._frames = FrameReader()
+        self._transport: asyncio.Transport | None = None
+        self._welcome: asyncio.Future[Welcome] = loop.create_future()
+        self._lost: asyncio.Future[EngineLostError] = loop.create_future()
+        self._streams: dict[int, RequestStream] = {}
+        self._announced = set[int]()  # of those announced, which are neither submitted nor released
+        self._abort_calls: dict[int, asyncio.Future[AbortResult]] = {}
+        self._stats_calls: dict[int, asyncio.Future[EngineStats]] = {}
+        self._last_handle = self._last_call = counters_from
+        self._pulse = Pulse(silent_s, self._on_silence)
+        self._tell_of_silence: Callable[[bool], None] = lambda is_silent: None
+        self.info: EngineInfo
+        self.server_id = ""
+
+    @classmethod
+    async def connect(
+        cls, path: Path, timeout_s: float = 30.0, counters_from: int = 0, silent_s: float = SILENT_S
+    ) -> SocketEngineClient:
+        """Connects and greets. Raises EngineLostError if there is no engine, or one of another protocol."""
+        client = cls(counters_from, silent_s)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.get_running_loop().create_unix_connection(lambda: client, os.fspath(path))
+                client._send(Hello(PROTOCOL_VERSION))
+                welcome = await client._welcome
+        except (OSError, TimeoutError) as error:
+            message = f"the engine could not be reached: {str(error) or 'it did not answer'}"
+            client.close("CONNECT", message)
+            raise EngineLostError("CONNECT", message) from error
+        if welcome.protocol != PROTOCOL_VERSION:
+            message = f"the engine speaks protocol {welcome.protocol}, and this front end {PROTOCOL_VERSION}"
+            client.close("PROTOCOL", message)
+            raise EngineLostError("PROTOCOL", message)
+        client.info, client.server_id = welcome.info, welcome.server_id
+        return client
+
+    # ------------------------------------------------------------ calls
+
+    def announce(self, request: CheckedRequest) -> RequestStream:
+        stream = self._new_stream()
+        self._announced.add(stream.handle)
+        self._send(Announce(stream.handle, request.engine_id or request.request_id, stream.submitted_at))
+        return stream
+
+    def submit(
+        self, request: CheckedRequest, prompt: NDArray[np.int32], announced: RequestStream | None = None
+    ) -> RequestStream:
+        if announced is not None and announced.ended:
+            return announced
+        self._raise_if_lost_or_silent()
+        stream = announced or self._new_stream()
+        self._announced.discard(stream.handle)
+        stream.expect_prompt(len(prompt) - 1 if request.sampling.prompt_logprobs >= 0 else 0)
+        self._send(
+            prepared_submit(
+                stream.handle,
+                request.engine_id or request.request_id,
+                prompt,
+                request.sampling,
+                request.stopping,
+                block_size=self.info.block_size if self.info.prefix_cache else 0,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+                submitted_at=stream.submitted_at,
+                announced=announced is not None,
+            )
+        )
+        return stream
+
+    def release(self, stream: RequestStream, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        # Of a request that is announced the engine waits for a word, also if its stream has ended.
+        was_announced = stream.handle in self._announced
+        self._announced.discard(stream.handle)
+        if self._streams.pop(stream.handle, None) is not None or was_announced:
+            self._send(Cancel(stream.handle, reason))
+
+    async def abort(self, request_ids: tuple[str, ...], all_requests: bool, reach: str = "") -> AbortResult:
+        self._raise_if_lost_or_silent()
+        self._last_call += 1
+        answer: asyncio.Future[AbortResult] = asyncio.get_running_loop().create_future()
+        self._abort_calls[self._last_call] = answer
+        self._send(Abort(self._last_call, request_ids, all_requests, reach))
+        return await answer
+
+    async def stats(self) -> EngineStats:
+        self._raise_if_lost_or_silent()
+        self._last_call += 1
+        answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self._stats_calls[self._last_call] = answer
+        self._send(StatsQuery(self._last_call))
+        return await answer
+
+    @property
+    def unread_bytes(self) -> int:
+        return sum(stream.unread_bytes for stream in self._streams.values())
+
+    def tell_of_silence(self, tell: Callable[[bool], None]) -> None:
+        self._tell_of_silence = tell
+        if self._pulse.is_silent:
+            tell(True)
+
+    async def wait_lost(self) -> EngineLostError:
+        return await asyncio.shield(self._lost)
+
+    def close(self, reason: str, sentence: str) -> None:
+        self._lose(EngineLostError(reason, sentence))
+
+    # ------------------------------------------------------------ the connection, called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._pulse.heard()
+        try:
+            for body in self._frames.feed(data):
+                self._dispatch(decode_to_front_end(body))
+        except ProtocolError as error:
+            log.error("engine_protocol_error", error=str(error))
+            self._lose(EngineLostError("PROTOCOL", _LOST_SENTENCE))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lose(EngineLostError("ENGINE_LOST", _LOST_SENTENCE))
+
+    # ------------------------------------------------------------ what the engine says
+
+    def _dispatch(self, message: ToFrontEnd) -> None:
+        match message:
+            case Output():
+                self._dispatch_output(message)
+            case Accepted(handle=handle):
+                if stream := self._streams.get(handle):
+                    stream.accept()
+            case Admitted(handle=handle):
+                if stream := self._streams.get(handle):
+                    stream.admit(message)
+            case PromptLogprobs(handle=handle):
+                stream = self._streams.get(handle)
+                if stream is not None and not stream.push_prompt(message):
+                    self.release(stream)
+            case Refused(handle=handle):
+                if stream := self._streams.pop(handle, None):
+                    stream.fail(RequestRefusedError(message.code, message.message, message.field))
+            case AbortResult(call=call):
+                if (aborted := self._abort_calls.pop(call, None)) and not aborted.done():
+                    aborted.set_result(message)
+            case StatsReply(call=call, stats=stats):
+                if (answer := self._stats_calls.pop(call, None)) and not answer.done():
+                    answer.set_result(stats)
+            case Failed(reason=reason, message=sentence):
+                self._lose(EngineLostError(reason, sentence))
+            case Welcome():
+                if not self._welcome.done():
+                    self._welcome.set_result(message)
+            case Heartbeat():
+                pass  # it was heard
+
+    def _dispatch_output(self, output: Output) -> None:
+        """Columns to streams. A handle that nobody reads any more is skipped."""
+        logprobs = {entry.index: entry for entry in output.logprobs}
+        if len(output.tokens) % 4 or len(output.handles) != 2 * len(output.tokens):
+            raise ProtocolError(
+                f"an output has {len(output.handles)} bytes of handles and {len(output.tokens)} of tokens"
+            )
+        handles = np.frombuffer(output.handles, np.dtype("<i8")).tolist()
+        tokens = np.frombuffer(output.tokens, np.dtype("<i4")).tolist()
+        streams = self._streams
+        for index, (handle, token_id) in enumerate(zip(handles, tokens, strict=True)):
+            stream = streams.get(handle)
+            if stream is not None and not stream.push(token_id, logprobs.get(index)):
+                self.release(stream)
+        for finished in output.finished:
+            if stream := streams.pop(finished.handle, None):
+                stream.finish(finished)
+
+    # ------------------------------------------------------------ the rest
+
+    def _new_stream(self) -> RequestStream:
+        """Raises EngineLostError."""
+        self._raise_if_lost_or_silent()
+        self._last_handle += 1
+        stream = RequestStream(self._last_handle, LIMITS.unread_bytes, unread_prompt_bytes=LIMITS.unread_prompt_bytes)
+        self._streams[stream.handle] = stream
+        return stream
+
+    def _on_silence(self, is_silent: bool) -> None:
+        if is_silent:
+            log.warning("engine_silent")
+            self._fail(self._stats_calls, EngineLostError("ENGINE_SILENT", _SILENT_SENTENCE))
+        else:
+            log.info("engine_heard_again")
+        self._tell_of_silence(is_silent)
+
+    def _fail(self, calls: dict[int, asyncio.Future[Any]], error: EngineLostError) -> None:
+        for call in calls.values():
+            if not call.done():
+                call.set_exception(error.again())
+        calls.clear()
+
+    def _send(self, message: ToEngine) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode_frame(message))
+
+    def _raise_if_lost_or_silent(self) -> None:
+        """What an engine does not read stays in this process: it is given no more of it."""
+        if self._lost.done():
+            raise self._lost.result().again()
+        unsent = self._transport.get_write_buffer_size() if self._transport is not None else 0
+        if self._pulse.is_silent or unsent > LIMITS.unsent_bytes:
+            raise EngineLostError("ENGINE_SILENT", _SILENT_SENTENCE)
+
+    def _lose(self, error: EngineLostError) -> None:
+        """Everything that waits ends with `error`, once; a second loss changes nothing."""
+        if self._lost.done():
+            return
+        self._lost.set_result(error)
+        self._pulse.end()
+        if self._transport is not None:
+            self._transport.close()
+        if not self._welcome.done() and self._transport is not None:
+            self._welcome.set_exception(error.again())
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(error.again())
+        self._fail(self._abort_calls, error)
+        self._fail(self._stats_calls, error)

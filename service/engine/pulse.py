@@ -1,0 +1,117 @@
+"""Whether the engine is heard of. It says something in every turn of its loop that takes long enough, so that one that
+is stopped or stuck is known by its silence, from outside of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from runahead.runtime.wire.messages import PROTOCOL_VERSION, Hello, encode_frame
+from runahead.service.engine.request_stream import EngineLostError
+
+# A heartbeat comes every 0.5 s, and up to 0.25 s later where the loop waits meanwhile. With two of them missing the
+# service stops being ready, within 2 s.
+SILENT_S: Final = 1.5
+LOOKS: Final = 8  # within a limit: silence is noticed at most so much of it late
+
+log = structlog.get_logger(__name__)
+
+
+def stuck_after_s(launch_timeout_s: float) -> float:
+    """For how long an engine is silent that will not come back. One that can still act on its own time-out, and write
+    down where it stands, has done so before."""
+    return 1.25 * (launch_timeout_s + 2.0)
+
+
+class Pulse:
+    """A timer on the running event loop. limit_s: of silence. tell: called with True when the silence has lasted so
+    long, or an eighth longer, and with False when the engine is heard of again.
+
+    Looks are counted, and not the time between them: one that comes late, since this process was busy or stopped
+    itself, counts once. After a stop it may come before what the engine has said meanwhile, since the event loop's wait
+    is interrupted and brings nothing.
+    """
+
+    def __init__(self, limit_s: float, tell: Callable[[bool], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._limit_s = limit_s
+        self._tell = tell
+        self._was_heard = False  # since the last look
+        self._quiet_looks = 0  # one after the other
+        self.is_silent = False
+        self._timer = self._next_look()
+
+    def heard(self) -> None:
+        """The engine has said something."""
+        self._was_heard = True
+        if self.is_silent:
+            self.is_silent = False
+            self._timer = self._next_look()
+            self._tell(False)
+
+    def end(self) -> None:
+        """Nothing more is told."""
+        self._timer.cancel()
+
+    def _next_look(self) -> asyncio.TimerHandle:
+        return self._loop.call_later(self._limit_s / LOOKS, self._look)
+
+    def _look(self) -> None:
+        self._quiet_looks = 0 if self._was_heard else self._quiet_looks + 1
+        self._was_heard = False
+        if self._quiet_looks < LOOKS:
+            self._timer = self._next_look()
+        else:
+            self.is_silent = True
+            self._tell(True)
+
+
+class EngineWatch(asyncio.Protocol):
+    """A connection to the engine that asks for nothing, and waits for its silence."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._stuck = asyncio.Event()
+        self._pulse = Pulse(limit_s, lambda is_silent: self._stuck.set() if is_silent else None)
+        self._transport: asyncio.BaseTransport | None = None
+
+    @classmethod
+    async def connect(cls, path: Path, limit_s: float) -> EngineWatch:
+        """limit_s: of silence. Raises EngineLostError if there is no engine at `path`."""
+        watch = cls(limit_s)
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: watch, os.fspath(path))
+        except OSError as error:
+            watch.close()
+            raise EngineLostError("CONNECT", f"the engine could not be reached: {error}") from error
+        return watch
+
+    async def wait_stuck(self) -> None:
+        """Returns when the engine was silent for too long. Never, if it has ended."""
+        await self._stuck.wait()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._pulse.end()
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+
+    # ------------------------------------------------------------ called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(encode_frame(Hello(PROTOCOL_VERSION)))
+
+    def data_received(self, data: bytes) -> None:
+        self._pulse.heard()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pulse.end()
+        if self._transport is not None:  # it was not this end that closed it
+            log.warning("engine_unwatched", why=str(exc) if exc is not None else "the engine has closed the connection")

@@ -1,0 +1,1 @@
+"""The logs of a process that serves clients."""

@@ -1,0 +1,114 @@
+"""The engine as a process of its own, a child of this front end."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from runahead.runtime.log_output import LogOutput
+from runahead.runtime.wire.engine_config import EngineConfig
+from runahead.service.processes.socket_folder import SocketFolder
+
+_READY: Final = b"ready"
+ENGINE_MODULE: Final = "runahead.runtime.process.main"
+# -P: nothing in the current directory can stand in for a module.
+COMMAND: Final = (sys.executable, "-P", "-m", ENGINE_MODULE)
+
+
+class EngineStartError(RuntimeError):
+    """The engine's process ended before it was ready; it has said why on standard error."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(f"the engine could not start (exit code {exit_code}); the reason is in its log above")
+        self.exit_code = exit_code
+
+
+class EngineProcess:
+    """A running engine, the folder of its socket, and the pipe whose end tells it that its parent is gone.
+
+    The engine is spawned, never forked from a process that runs gRPC. Its log goes to this process's standard error.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, folder: SocketFolder) -> None:
+        self._process = process
+        self._folder = folder
+
+    @property
+    def socket(self) -> Path:
+        """Where the engine listens, in a folder that only this user can enter."""
+        return self._folder.socket
+
+    @classmethod
+    async def start(cls, config: EngineConfig, log: LogOutput, command: Sequence[str] = COMMAND) -> EngineProcess:
+        """Returns when the engine listens. If cancelled, leaves nothing behind.
+
+        Raises ConfigError where there is no folder for its socket, and EngineStartError.
+        """
+        folder = SocketFolder.make()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            )
+        except BaseException:
+            folder.remove()
+            raise
+        engine = cls(process, folder)
+        try:
+            await engine._greet(config, log)
+        except BaseException:
+            await engine.stop(grace_s=0.0)
+            raise
+        return engine
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """However it did."""
+        return self._process.returncode is not None
+
+    async def wait(self) -> int:
+        """The engine's exit code, when it has ended."""
+        return await self._process.wait()
+
+    def kill(self) -> None:
+        """Ends an engine that does not listen any more. `wait` says when it has ended."""
+        if not self.has_ended:
+            self._process.kill()
+
+    def ask_to_stop(self) -> None:
+        """It drains, and ends. Idempotent."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    async def stop(self, grace_s: float) -> int:
+        """Ends the engine: it is asked to stop, and killed after `grace_s` seconds. Returns its exit code.
+        Idempotent."""
+        self.ask_to_stop()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._process.wait()
+        except TimeoutError:
+            self.kill()
+        finally:
+            self._folder.remove()
+        return await self._process.wait()
+
+    async def _greet(self, config: EngineConfig, log: LogOutput) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        orders = {"socket": str(self.socket), "config": config, "log": log}
+        self._process.stdin.write(msgspec.json.encode(orders) + b"\n")
+        try:
+            await self._process.stdin.drain()
+        except ConnectionError:
+            raise EngineStartError(await self._process.wait()) from None
+        line = await self._process.stdout.readline()
+        if line.strip() != _READY:
+            raise EngineStartError(await self._process.wait())

@@ -1,0 +1,78 @@
+"""Keeps a process of the service there: it is started again when it has died, and ended when it hangs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import structlog
+
+from runahead.service.processes.front_end_process import FrontEndProcess, FrontEndStartError
+from runahead.service.processes.restarts import Restarts
+
+SILENT_S: Final = 15.0  # its event loop does nothing that takes a hundredth of that
+
+log = structlog.get_logger(__name__)
+
+
+class Keeper:
+    """Of one process, as long as that helps.
+
+    kind: what it is called in the log, with `named` beside it. start: starts it, and returns when it serves; raises
+    FrontEndStartError. cleared: called when it serves no more. is_over: the whole service ends, so that it need not be
+    kept.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        start: Callable[[], Awaitable[FrontEndProcess]],
+        cleared: Callable[[], None],
+        is_over: Callable[[], bool],
+        **named: object,
+    ) -> None:
+        self._kind = kind
+        self._start = start
+        self._cleared = cleared
+        self._is_over = is_over
+        self._named = named
+
+    async def keep(self, process: FrontEndProcess) -> None:
+        """process: that serves now. Returns when there is one no more."""
+        restarts, loop = Restarts(), asyncio.get_running_loop()
+        began, has_begun = loop.time(), True
+        while True:
+            if has_begun:
+                exit_code = await self._end_of(process)
+                self._cleared()
+                if self._is_over():
+                    return  # that is why
+                log.error(f"{self._kind}_died", exit_code=exit_code, **self._named)
+            delay_s = restarts.died(loop.time() - began if has_begun else 0.0)
+            if delay_s is None:
+                log.error(f"{self._kind}_given_up", **self._named)
+                return
+            await asyncio.sleep(delay_s)
+            try:
+                process = await self._start()
+                began, has_begun = loop.time(), True
+                log.info(f"{self._kind}_started_again", **self._named)
+            except (FrontEndStartError, OSError) as error:
+                has_begun = False
+                self._cleared()
+                log.error(f"{self._kind}_not_started", why=str(error), **self._named)
+
+    async def _end_of(self, process: FrontEndProcess) -> int:
+        """Its exit code. One that is stuck is ended."""
+        ended = asyncio.ensure_future(process.wait())
+        stuck = asyncio.ensure_future(process.wait_stuck(SILENT_S))
+        try:
+            await asyncio.wait({ended, stuck}, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                log.error(f"{self._kind}_stuck", pid=process.pid, silent_s=SILENT_S)
+                await process.kill()
+            return await ended
+        finally:
+            ended.cancel()
+            stuck.cancel()

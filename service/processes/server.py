@@ -1,0 +1,34 @@
+"""`runahead serve`: the service as a whole, from its configuration to its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+
+from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.wire.engine_config import ConfigError
+from runahead.service.engine.request_stream import EngineLostError
+from runahead.service.log.logs import configure_logs
+from runahead.service.processes.engine_process import EngineStartError
+from runahead.service.processes.front_end_process import FrontEndStartError
+from runahead.service.processes.ports import Ports
+from runahead.service.processes.supervisor import supervise
+from runahead.service.settings.server_config import EXIT_CANNOT_START, ServerConfig, check_server_config
+
+
+def run(config: ServerConfig) -> int:
+    """Serves until SIGTERM, SIGINT or the engine's end. Returns the exit code: 0 after a shutdown, 1 if the engine was
+    lost, no front end could be kept, a shutdown had to be forced or the supervisor failed itself, 2 if the service
+    could not start (a sentence on standard error says why)."""
+    try:
+        check_server_config(config)
+        configure_logs(config.front_end.log)
+        with contextlib.closing(Ports.reserve(config.front_end, config.engine.spelling)) as ports:
+            return asyncio.run(supervise(config, ports))
+    except FrontEndStartError as error:
+        if error.exit_code != EXIT_CANNOT_START:  # with that one it has said so itself
+            print(f"runahead serve: {error}", file=sys.stderr, flush=True)
+    except (ConfigError, CheckpointError, EngineLostError, EngineStartError) as error:
+        print(f"runahead serve: {error}", file=sys.stderr, flush=True)
+    return EXIT_CANNOT_START

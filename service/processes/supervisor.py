@@ -1,0 +1,346 @@
+"""The supervisor: the process that owns the engine, the front ends and the port, and outlives them all.
+
+It imports neither grpc nor torch, and serves nobody: there is little in it that could fail. It starts what is to
+run, starts a front end again that has died, ends an engine that is stuck, and turns signals into a drain. When it dies
+itself, the input of every process that it has started ends, and so do they.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import Coroutine, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from runahead.runtime.checkpoint import check_files
+from runahead.service.engine.pulse import EngineWatch, stuck_after_s
+from runahead.service.processes import machine
+from runahead.service.processes.engine_process import EngineProcess
+from runahead.service.processes.front_end_process import SIDE_COMMAND, FrontEndOrders, FrontEndProcess, SideOrders
+from runahead.service.processes.keeper import Keeper
+from runahead.service.processes.ports import Ports
+from runahead.service.settings.server_config import (
+    EXIT_ENGINE_LOST,
+    EXIT_FORCED,
+    EXIT_NO_FRONT_END,
+    EXIT_OK,
+    EXIT_SUPERVISOR_FAILED,
+    ServerConfig,
+)
+from runahead.service.shared_memory.board import Board
+from runahead.service.version import full_version
+
+T = TypeVar("T")
+
+_STOCK_S: Final = 1.0  # from one look at what processes take of the machine to the next
+_LAST_WORDS_S: Final = 5.0  # for a process to end, beyond what it was given
+
+log = structlog.get_logger(__name__)
+
+
+async def supervise(config: ServerConfig, ports: Ports) -> int:
+    """Serves until it is told to stop, the engine is lost, no front end is left, or it fails itself. Returns the exit
+    code. Leaves no process behind, however it ends.
+
+    Raises CheckpointError, ConfigError, EngineLostError, EngineStartError or FrontEndStartError if it can't start.
+    """
+    with tempfile.TemporaryFile() as memory:
+        memory.truncate(Board.size(config.front_end.frontends + 1))
+        supervisor = Supervisor(config, ports, memory.fileno())
+        try:
+            return await supervisor.run()
+        finally:
+            await supervisor.close()
+
+
+class _Signals:
+    """The first ends the service when its streams have ended, the second at once, the third with no word to anybody."""
+
+    def __init__(self) -> None:
+        self.stop, self.hurry, self.kill = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        for event in (self.stop, self.hurry, self.kill):
+            if not event.is_set():
+                event.set()
+                return
+
+
+class Supervisor:
+    """memory: the descriptor of what the front ends share, as `Board` has it."""
+
+    def __init__(self, config: ServerConfig, ports: Ports, memory: int) -> None:
+        self._config = config
+        self._settings = config.front_end
+        self._ports = ports
+        self._memory = memory
+        self._board = Board(self._settings.frontends + 1, memory)  # the side server has the last line
+        self._version = full_version()
+        self._signals = _Signals()
+        self._front_ends: dict[int, FrontEndProcess] = {}  # those that have started, by their index
+        self._side: FrontEndProcess | None = None
+        self._keepers: list[asyncio.Task[None]] = []  # of front ends
+        self._side_keeper: asyncio.Task[None] | None = None
+        self._stock: asyncio.Task[None] | None = None
+        self._engine: EngineProcess | None = None
+        self._watch: EngineWatch | None = None
+        self._told_at: float | None = None  # to end, on the event loop's clock
+
+    async def run(self) -> int:
+        """Raises what `supervise` raises."""
+        if await self._unless_told(self._start()) is None:
+            return await self._drain()  # of those that serve already
+        assert self._engine is not None and self._watch is not None
+        self._stock = asyncio.create_task(self._take_stock())
+        log.info(
+            "serving",
+            host=self._ports.service.host,
+            port=self._ports.service.number,
+            health_port=self._ports.health.number,
+            control_port=self._ports.control.number,
+            metrics_port=self._ports.metrics.number,
+            model=self._config.engine.served_name,
+            run_ahead=self._config.engine.run_ahead,
+            front_ends=len(self._front_ends),
+        )
+        self._keepers = [asyncio.create_task(self._keep(index)) for index in self._front_ends]
+        self._side_keeper = asyncio.create_task(self._keep_side())
+        told = asyncio.create_task(self._signals.stop.wait())
+        ended = asyncio.create_task(self._engine_end(self._engine, self._watch))
+        none_left = asyncio.ensure_future(asyncio.wait(self._keepers))
+        failed = asyncio.ensure_future(self._failure(self._stock, self._side_keeper, *self._keepers))
+        waits: tuple[asyncio.Future[Any], ...] = (told, failed, ended, none_left)
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if told.done():
+            return await self._drain()
+        if failed.done():
+            log.error("supervisor_failed", exc_info=failed.result())
+            await self._drain()
+            return EXIT_SUPERVISOR_FAILED
+        if self._engine.has_ended:
+            log.error("engine_lost", exit_code=await ended)
+            return await self._after_the_engine()
+        log.error("no_front_end_left")
+        await self._end_side()
+        return EXIT_NO_FRONT_END
+
+    async def close(self) -> None:
+        """Ends whatever still runs."""
+        tasks = [task for task in (*self._keepers, self._side_keeper, self._stock) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for process in (*self._front_ends.values(), self._side):
+            if process is not None:
+                await process.kill()
+        if self._watch is not None:
+            self._watch.close()
+        if self._engine is not None:
+            log.info("engine_ended", exit_code=await self._engine.stop(self._grace_left_s()))
+
+    def _grace_left_s(self) -> float:
+        """Of the engine, which has some seconds of it at least: one that is well ends in less."""
+        if self._signals.kill.is_set():
+            return 0.0
+        grace_s = self._settings.shutdown_grace_s
+        spent_s = 0.0 if self._told_at is None else asyncio.get_running_loop().time() - self._told_at
+        return min(grace_s, max(grace_s - spent_s, _LAST_WORDS_S))
+
+    # ------------------------------------------------------------ the beginning
+
+    async def _start(self) -> bool:
+        """The side server first, so that probes are answered while a model is loaded. Then front ends: what they refuse
+        is known before that."""
+        await self._load_side()
+        for index in range(self._settings.frontends):
+            await self._load(index)
+        check_files(Path(self._config.engine.model), has_weights=self._config.engine.load_format != "dummy")
+        self._engine = await EngineProcess.start(self._config.engine, self._settings.log)
+        self._watch = await EngineWatch.connect(
+            self._engine.socket, stuck_after_s(self._config.engine.launch_timeout_s)
+        )
+        await self._serve_side()
+        for index in range(self._settings.frontends):
+            await self._serve(index)
+        return True
+
+    async def _load(self, index: int) -> None:
+        """Raises FrontEndStartError."""
+        self._front_ends[index] = await FrontEndProcess.start(
+            FrontEndOrders(
+                engine=self._config.engine,
+                settings=self._settings,
+                index=index,
+                board=self._memory,
+                version=self._version,
+                linger_s=self._config.linger_s,
+            )
+        )
+
+    async def _serve(self, index: int) -> FrontEndProcess:
+        """Raises FrontEndStartError."""
+        assert self._engine is not None
+        front_end, port = self._front_ends[index], self._ports.service
+        port.number = await front_end.serve(self._engine.socket, port.number)
+        return front_end
+
+    async def _load_side(self) -> None:
+        """Raises FrontEndStartError."""
+        orders = SideOrders(
+            engine=self._config.engine,
+            settings=self._settings,
+            index=self._settings.frontends,
+            board=self._memory,
+            version=self._version,
+            linger_s=self._config.linger_s,
+            health_port=self._ports.health.number,
+            metrics_port=self._ports.metrics.number,
+        )
+        self._side = await FrontEndProcess.start(orders, SIDE_COMMAND)
+        self._ports.health.number, self._ports.metrics.number = map(int, self._side.loaded.split())
+
+    async def _serve_side(self) -> FrontEndProcess:
+        """Raises FrontEndStartError."""
+        assert self._engine is not None and self._side is not None
+        port = self._ports.control
+        port.number = await self._side.serve(self._engine.socket, port.number)
+        return self._side
+
+    async def _unless_told(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result of `work`, or None if a signal came first: `work` is cancelled then."""
+        task, told = asyncio.create_task(work), asyncio.create_task(self._signals.stop.wait())
+        try:
+            await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return None
+        finally:
+            told.cancel()
+
+    # ------------------------------------------------------------ while it serves
+
+    async def _take_stock(self) -> None:
+        """Writes on the board what each process takes of the machine, again and again."""
+        while True:
+            self._board.processes.write(
+                machine.processes(self._pids()), machine.connections(self._ports.service.number)
+            )
+            await asyncio.sleep(_STOCK_S)
+
+    def _pids(self) -> Iterator[tuple[str, int]]:
+        """The service's processes by name."""
+        yield "supervisor", os.getpid()
+        if self._engine is not None:
+            yield "engine", self._engine.pid
+        for index, front_end in self._front_ends.items():
+            yield f"front_end_{index + 1}", front_end.pid
+        if self._side is not None:
+            yield "side_server", self._side.pid
+
+    async def _keep(self, index: int) -> None:
+        """Has a front end there, as long as that helps. Returns when it does not any more."""
+
+        async def start() -> FrontEndProcess:
+            await self._load(index)
+            return await self._serve(index)
+
+        keeper = Keeper("front_end", start, lambda: self._board.clear(index), self._is_over, front_end=index + 1)
+        await keeper.keep(self._front_ends[index])
+
+    async def _keep_side(self) -> None:
+        """The service goes on without one, if it can't be kept."""
+
+        async def start() -> FrontEndProcess:
+            await self._load_side()
+            return await self._serve_side()
+
+        assert self._side is not None
+        keeper = Keeper("side_server", start, lambda: self._board.clear(self._settings.frontends), self._is_over)
+        await keeper.keep(self._side)
+
+    def _is_over(self) -> bool:
+        return self._engine is not None and self._engine.has_ended
+
+    async def _failure(self, *tasks: asyncio.Task[None]) -> BaseException | None:
+        """What one of the tasks raised that should raise nothing, or None when all have ended without. What one of them
+        did is done by nobody from then on."""
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        return next((error for task in ended if not task.cancelled() and (error := task.exception())), None)
+
+    async def _engine_end(self, engine: EngineProcess, watch: EngineWatch) -> int:
+        """The engine's exit code. One that is stuck is ended."""
+        ended, stuck = asyncio.ensure_future(engine.wait()), asyncio.ensure_future(watch.wait_stuck())
+        await asyncio.wait({ended, stuck}, return_when=asyncio.FIRST_COMPLETED)
+        stuck.cancel()
+        if not ended.done():
+            log.error("engine_stuck", silent_s=stuck_after_s(self._config.engine.launch_timeout_s))
+            engine.kill()
+        return await ended
+
+    # ------------------------------------------------------------ the end
+
+    async def _drain(self) -> int:
+        """Tells the front ends to, and waits for them. A second signal ends their grace, a third everything."""
+        log.info("shutting_down", open_streams=self._board.total().open_streams)
+        self._told_at = asyncio.get_running_loop().time()
+        self._stop_keeping()
+        for process in (*self._front_ends.values(), self._side):
+            if process is not None:
+                process.drain()
+        hurry = asyncio.create_task(self._signals.hurry.wait())
+        all_ended = asyncio.ensure_future(self._front_ends_end())
+        grace_s = self._settings.shutdown_grace_s + _LAST_WORDS_S
+        await asyncio.wait({hurry, all_ended}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        if not all_ended.done():
+            log.warning("grace_ended")
+            for front_end in self._front_ends.values():
+                front_end.end()
+            kill = asyncio.create_task(self._signals.kill.wait())
+            await asyncio.wait({kill, all_ended}, timeout=_LAST_WORDS_S, return_when=asyncio.FIRST_COMPLETED)
+            kill.cancel()
+        exit_code = EXIT_OK if all_ended.done() else EXIT_FORCED
+        hurry.cancel()
+        all_ended.cancel()
+        await self._end_side()
+        return exit_code
+
+    async def _after_the_engine(self) -> int:
+        """Front ends end by themselves: each hears of it from its own connection."""
+        self._stop_keeping()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.linger_s + _LAST_WORDS_S):
+                await self._front_ends_end()
+        await self._end_side()
+        return EXIT_OK if self._signals.stop.is_set() else EXIT_ENGINE_LOST
+
+    async def _end_side(self) -> None:
+        """It has answered probes until the last stream has ended. The engine, which nobody needs any more, ends
+        meanwhile: nobody waits for its silence from here on."""
+        if self._watch is not None:
+            self._watch.close()
+        if self._engine is not None:
+            self._engine.ask_to_stop()
+        if self._side is not None and not self._signals.kill.is_set():
+            self._side.end()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORDS_S):
+                    await self._side.wait()
+
+    def _stop_keeping(self) -> None:
+        for keeper in (*self._keepers, self._side_keeper):
+            if keeper is not None:
+                keeper.cancel()
+
+    async def _front_ends_end(self) -> None:
+        for front_end in self._front_ends.values():
+            await front_end.wait()

@@ -1,0 +1,148 @@
+"""The process of a front end: `python -m runahead.service.servers.serve_front_end`, started by the supervisor.
+
+It is told what to do by lines on standard input (`runahead.service.processes.front_end_process` has them): its orders,
+when it may serve, when to drain and when to end. At the input's end the supervisor is gone, and it ends at once.
+Signals are the supervisor's, also those that a whole group of processes gets.
+Exit codes: 0 after a shutdown, 1 if the engine was lost or calls are taken no more, 2 if it could not start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from runahead.runtime.checkpoint import TOKENIZER, CheckpointError
+from runahead.runtime.wire.engine_config import ConfigError
+from runahead.service.engine.engine_client import SocketEngineClient
+from runahead.service.engine.request_stream import EngineLostError
+from runahead.service.log.logs import configure_serving_logs
+from runahead.service.processes.front_end_process import DRAIN, END, LOADED, FrontEndOrders, ServeOrder
+from runahead.service.servers.front_end import FrontEnd
+from runahead.service.servers.security import Security, load_security
+from runahead.service.servers.supervised import leave_signals_to_the_supervisor, say, say_that_it_lives, told_lines
+from runahead.service.settings.server_config import EXIT_CANNOT_START, EXIT_ENGINE_LOST, EXIT_OK, EXIT_SERVER_ENDED
+from runahead.service.shared_memory.board import Board
+from runahead.service.text.tokenizer import TextTokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from runahead.service.calls.spans import Spans
+
+log = structlog.get_logger(__name__)
+
+
+def main() -> int:
+    """Serves until it is told to end. Returns the exit code."""
+    leave_signals_to_the_supervisor()
+    return asyncio.run(_main())
+
+
+async def _main() -> int:
+    lines = await told_lines()
+    try:
+        orders = msgspec.json.decode(await lines.readline(), type=FrontEndOrders)
+    except msgspec.DecodeError:
+        return EXIT_CANNOT_START  # the supervisor has gone again
+    configure_serving_logs(orders.settings.log, orders.library_lines)
+    try:
+        security = load_security(orders.settings, orders.engine.spelling)
+        tokenizer = _tokenizer(orders)
+        say(LOADED)
+        try:
+            return await _serve(orders, security, tokenizer, lines)
+        finally:
+            if tokenizer is not None:
+                tokenizer.close()
+    except (ConfigError, CheckpointError, EngineLostError) as error:
+        print(f"runahead serve: {error}", file=sys.stderr, flush=True)
+    return EXIT_CANNOT_START
+
+
+async def _serve(
+    orders: FrontEndOrders, security: Security, tokenizer: TextTokenizer | None, lines: asyncio.StreamReader
+) -> int:
+    """Raises ConfigError or EngineLostError if it can't."""
+    line = await lines.readline()
+    if not line or line in (DRAIN, END):
+        return EXIT_OK
+    order = msgspec.json.decode(line, type=ServeOrder)
+    client = await SocketEngineClient.connect(Path(order.socket), counters_from=orders.engine.counters_from)
+    board = Board(orders.settings.frontends + 1, orders.board)
+    spans = _spans(orders, client.info.model)
+    front_end = FrontEnd(client, tokenizer, orders.settings, security, board, orders.index, orders.version, spans)
+    port = await front_end.start(orders.settings.host, order.port)
+    say(b"ready %d" % port)
+    alive = asyncio.create_task(say_that_it_lives(front_end.take_stock))
+    try:
+        return await _until_the_end(orders, client, front_end, lines)
+    finally:
+        alive.cancel()
+        if spans is not None:
+            spans.close()
+
+
+def _spans(orders: FrontEndOrders, model: str) -> Spans | None:
+    """Loaded only where they are wanted: they need an extra."""
+    if not orders.settings.otlp_endpoint:
+        return None
+    from runahead.service.calls.spans import Spans
+
+    return Spans(orders.settings.otlp_endpoint, model, orders.version)
+
+
+async def _until_the_end(
+    orders: FrontEndOrders, client: SocketEngineClient, front_end: FrontEnd, lines: asyncio.StreamReader
+) -> int:
+    told = asyncio.ensure_future(lines.readline())
+    lost, ended = asyncio.ensure_future(client.wait_lost()), asyncio.ensure_future(front_end.wait_ended())
+    await asyncio.wait({told, lost, ended}, return_when=asyncio.FIRST_COMPLETED)
+    if ended.done():
+        log.error("server_ended", why=ended.result())
+        lost.cancel()
+        told.cancel()
+        await front_end.stop(0.0)
+        return EXIT_SERVER_ENDED
+    ended.cancel()
+    if lost.done():
+        log.error("engine_lost", reason=lost.result().reason)
+        front_end.engine_lost()
+        await asyncio.wait({told}, timeout=orders.linger_s)
+        told.cancel()
+        await front_end.stop(0.0)
+        return EXIT_ENGINE_LOST
+    lost.cancel()
+    if told.result() != DRAIN:
+        await front_end.stop(0.0)
+        return EXIT_OK
+    log.info("draining", open_streams=front_end.servicer.counters.open_streams)
+    draining = asyncio.ensure_future(front_end.stop(orders.settings.shutdown_grace_s))
+    hurry = asyncio.ensure_future(lines.readline())  # whatever it says, and its end too
+    await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
+    front_end.hurry()
+    hurry.cancel()
+    await draining
+    return EXIT_OK
+
+
+def _tokenizer(orders: FrontEndOrders) -> TextTokenizer | None:
+    """The checkpoint's, unless none is wanted, or random weights are served that have none beside them.
+
+    Raises ConfigError.
+    """
+    folder = Path(orders.engine.model)
+    if orders.settings.tokenizer == "none":
+        return None
+    if orders.engine.load_format == "dummy" and not (folder / TOKENIZER).exists():
+        log.warning(
+            "no_tokenizer", why=f"{folder} has no {TOKENIZER}; random weights are served without: token ids only"
+        )
+        return None
+    return load_tokenizer(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

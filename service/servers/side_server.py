@@ -1,0 +1,171 @@
+"""The side server: health, metrics, and what an operator calls, on ports of their own.
+
+They are outside every bound on the connections and calls of the service's port, in a process that does nothing else, so
+that they answer however busy that one is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import CancelledError
+from typing import Final
+
+import grpc
+import msgspec
+from grpc_health.v1 import health_pb2
+
+from runahead.runtime.wire.figures import EngineStats
+from runahead.runtime.wire.messages import EngineInfo
+from runahead.service.calls.access import Access
+from runahead.service.calls.admission import Admission
+from runahead.service.calls.call_log import CallLog
+from runahead.service.calls.call_records import CallRecords
+from runahead.service.calls.door import Door, OpenCalls
+from runahead.service.contract.errors import SHUTDOWN_SENTENCE
+from runahead.service.engine.engine_client import EngineClient
+from runahead.service.engine.request_stream import EngineLostError
+from runahead.service.servers.front_end import GENERATION, HEALTH
+from runahead.service.servers.listening import listen
+from runahead.service.servers.security import Security
+from runahead.service.servers.server_options import server_options
+from runahead.service.servicers.control_servicer import ControlServicer
+from runahead.service.servicers.health import HealthServicer
+from runahead.service.servicers.reflection import add_reflection
+from runahead.service.settings.loopback import LOOPBACK
+from runahead.service.settings.settings import FrontEndSettings
+from runahead.service.shared_memory.board import Board
+from runahead.service.stats.metrics_server import MetricsServer, ServiceCollector
+from runahead.service.stats.stats_feed import StatsFeed
+from runahead.v1 import add_GenerationServiceServicer_to_server, generation_service_pb2
+
+_CONNECTIONS: Final = 1024  # to each port
+_IDLE_S: Final = 15.0  # for which a connection may have no call: whoever asks again connects again
+_LOOK_S: Final = 0.1  # from one look at who serves to the next
+_SILENT_S: Final = 3.0  # without a word of a front end, which says one each second
+_LAST_WORDS_S: Final = 0.25  # for calls that end by themselves now
+_END_S: Final = 1.0  # for statuses to reach clients
+_SCRAPE_S: Final = 0.5  # for which Prometheus waits for the engine
+
+
+class SideServer:
+    """board, index: the figures of all front ends, and which line of it is this process's. version: of the server.
+
+    The server lives from the time that it listens. It is ready while a front end serves, the engine is heard of, and no
+    shutdown has begun.
+    """
+
+    def __init__(self, settings: FrontEndSettings, security: Security, board: Board, index: int, version: str) -> None:
+        self._settings = msgspec.structs.replace(
+            settings,
+            max_connections=_CONNECTIONS,
+            max_connection_idle_s=min(settings.max_connection_idle_s, _IDLE_S),
+            frontends=1,
+        )
+        self._security = security
+        self._board = board
+        self._own = Board()  # what is held here counts for no limit of the service's port, and theirs for none here
+        self._line = board.line(index, self._own.held)
+        self._version = version
+        self._calls = OpenCalls()
+        self._health = HealthServicer((GENERATION,), _CONNECTIONS, settings.stalled_stream_s)
+        self._health.set_ready(False)
+        self._health_server = self._server(Access())
+        self._control_server: grpc.aio.Server | None = None
+        self._engine: EngineClient | None = None
+        self._feed: StatsFeed | None = None
+        self._is_heard = False
+        self._looking: asyncio.Task[None] | None = None
+        self._heard: dict[int, tuple[int, float]] = {}  # of front ends, by line: their last word, and when it came
+        self._metrics: MetricsServer | None = None
+
+    async def listen(self, health_port: int, metrics_port: int) -> tuple[int, int]:
+        """Serves health and metrics, in plain text and to everybody: the server lives, and is not ready. Returns the
+        ports. Raises ConfigError."""
+        loop = asyncio.get_running_loop()
+        collector = ServiceCollector(self._board, self._version, lambda: self._engine_figures(loop))
+        self._metrics = MetricsServer(self._settings.metrics_host, metrics_port, collector)
+        port = listen(self._health_server, self._settings.health_host, health_port)
+        await self._health_server.start()
+        self._health.set_serving(True)
+        return port, self._metrics.port
+
+    async def serve(self, engine: EngineClient, control_port: int) -> int:
+        """Serves the control port, and is ready from when somebody serves. Returns the port. Raises ConfigError."""
+        self._engine = engine
+        self._feed = StatsFeed(engine, self._board, self._line, self._version, self._settings.stalled_stream_s)
+        server = self._server(self._security.access)
+        add_GenerationServiceServicer_to_server(ControlServicer(engine, self._feed, self._line), server)
+        if self._settings.reflection:
+            files = generation_service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR
+            add_reflection(server, files, (GENERATION, HEALTH))
+        port = listen(server, LOOPBACK, control_port, self._security.credentials)
+        await server.start()
+        self._control_server = server
+        self._is_heard = True
+        engine.tell_of_silence(self._on_silence)
+        self._looking = asyncio.create_task(self._look())
+        return port
+
+    def drain(self) -> None:
+        """Not ready any more. Who watches is told, and ended. Stats and Abort are served until `stop`."""
+        self._health.close()
+        if self._feed is not None:
+            self._feed.close()
+
+    def engine_lost(self) -> None:
+        """The server does not live any more."""
+        self._health.set_serving(False)
+
+    async def stop(self) -> None:
+        """Ends every call."""
+        self.drain()
+        if self._looking is not None:
+            self._looking.cancel()
+        if self._engine is not None:
+            self._engine.close("SHUTDOWN", SHUTDOWN_SENTENCE)
+        await self._calls.end(_LAST_WORDS_S)
+        servers = [server for server in (self._health_server, self._control_server) if server is not None]
+        await asyncio.gather(*(server.stop(_END_S) for server in servers))
+        if self._metrics is not None:
+            await asyncio.to_thread(self._metrics.close)  # somebody's scrape may wait for this event loop
+
+    def _engine_figures(self, loop: asyncio.AbstractEventLoop) -> tuple[EngineInfo, EngineStats] | None:
+        """Asked by other threads than the loop's. None: the engine does not answer at once."""
+        if self._engine is None or not self._is_heard:
+            return None
+        answer = asyncio.run_coroutine_threadsafe(self._engine.stats(), loop)
+        try:
+            return self._engine.info, answer.result(_SCRAPE_S)
+        except (EngineLostError, TimeoutError, CancelledError):
+            answer.cancel()
+            return None
+
+    def _server(self, access: Access) -> grpc.aio.Server:
+        admission = Admission.of(self._settings, access, self._own, self._line)
+        records = CallRecords(CallLog(is_on=self._settings.request_log))
+        door = Door(self._calls, access, admission, self._settings.upload_timeout_s, records)
+        server = grpc.aio.server(interceptors=[door], options=server_options(self._settings))
+        self._health.add_to(server)
+        return server
+
+    def _on_silence(self, is_silent: bool) -> None:
+        self._is_heard = not is_silent
+        self._tell()
+
+    async def _look(self) -> None:
+        """At the board, which says of itself nothing."""
+        while True:
+            self._tell()
+            await asyncio.sleep(_LOOK_S)
+
+    def _tell(self) -> None:
+        self._health.set_ready(self._is_heard and self._somebody_serves())
+
+    def _somebody_serves(self) -> bool:
+        """A front end that hangs does not: its event loop says nothing. What a dead one has said is forgotten."""
+        now, words = asyncio.get_running_loop().time(), self._board.serving()
+        self._heard = {line: last for line, last in self._heard.items() if line in words}
+        for line, word in words.items():
+            if self._heard.get(line, (None,))[0] != word:
+                self._heard[line] = word, now
+        return any(now - self._heard[line][1] < _SILENT_S for line in words)

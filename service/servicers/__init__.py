@@ -1,0 +1,1 @@
+"""What each method of each service does."""

@@ -1,0 +1,56 @@
+"""`GenerationService` on the control port: what an operator calls, and nothing that takes part in generating."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import grpc
+
+from runahead.service.calls.guard import guarded
+from runahead.service.contract.errors import ServiceError
+from runahead.service.contract.validation import check_known
+from runahead.service.engine.engine_client import EngineClient
+from runahead.service.servicers.abort import abort
+from runahead.service.shared_memory.board import Line
+from runahead.service.stats.stats_feed import StatsFeed
+from runahead.v1 import (
+    AbortRequest,
+    AbortResponse,
+    GenerationServiceServicer,
+    StatsRequest,
+    StatsResponse,
+    WatchStatsRequest,
+)
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ControlServicer(GenerationServiceServicer):
+    """Stats, WatchStats and Abort, by a connection to the engine that no completion uses."""
+
+    def __init__(self, engine: EngineClient, feed: StatsFeed, counters: Line) -> None:
+        self._engine = engine
+        self._feed = feed
+        self._counters = counters
+
+    async def Abort(self, request: AbortRequest, context: _Context) -> AbortResponse:
+        response = AbortResponse()
+        async with guarded(context, self._counters.refuse):
+            response.MergeFrom(await abort(self._engine, request))
+        return response
+
+    async def Stats(self, request: StatsRequest, context: _Context) -> StatsResponse:
+        response = StatsResponse()
+        async with guarded(context, self._counters.refuse):
+            check_known(request)
+            response.stats.CopyFrom(await self._feed.stats())
+        return response
+
+    async def WatchStats(self, request: WatchStatsRequest, context: _Context) -> None:
+        async with guarded(context, self._counters.refuse):
+            await self._feed.watch(request, context)
+
+    async def _elsewhere(self, request: object, context: _Context) -> NoReturn:
+        raise ServiceError("NOT_SERVED", "the control port serves Stats, WatchStats and Abort; call the service's own")
+
+    Generate = GenerateOnce = GetModelInfo = Tokenize = Detokenize = _elsewhere

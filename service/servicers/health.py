@@ -1,0 +1,113 @@
+"""`grpc.health.v1`: serving only while the engine lives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from runahead.service.calls.stream_writer import StreamWriter
+from runahead.service.contract.errors import exhausted
+from runahead.service.contract.limits import LIMITS
+from runahead.service.servicers import health_list
+from runahead.service.servicers.health_list import HealthListRequest, HealthListResponse
+
+_Status = health_pb2.HealthCheckResponse
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it has no type information
+    """One status for the server (""), which says that it lives, and one for each of its services, which says that it is
+    ready: it takes calls. NOT_SERVING until told otherwise.
+
+    most_watchers: calls of Watch at once. stalled_s: see `StreamWriter`.
+    """
+
+    def __init__(self, services: Iterable[str], most_watchers: int, stalled_s: float) -> None:
+        self._services = frozenset({"", *services})
+        self._serving = False
+        self._is_ready = True
+        self._closed = False
+        self._changed = asyncio.Event()  # replaced at every change
+        self._most_watchers = most_watchers
+        self._stalled_s = stalled_s
+        self._watchers = 0
+
+    def set_serving(self, serving: bool) -> None:
+        """Tells every watcher. Changes nothing once closed."""
+        if not self._closed:
+            self._serving = serving
+            self._tell()
+
+    def set_ready(self, is_ready: bool) -> None:
+        """The services take calls, or do not for the time being: the server lives meanwhile."""
+        self._is_ready = is_ready
+        self._tell()
+
+    def close(self) -> None:
+        """The services are NOT_SERVING for good, and the server lives on until its process ends. Watchers are told, and
+        their calls end, since an open call would delay a graceful stop."""
+        self._closed = True
+        self._tell()
+
+    @property
+    def is_ready(self) -> bool:
+        """The services take calls."""
+        return self._serving and self._is_ready and not self._closed
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """All methods of the service."""
+        health_pb2_grpc.add_HealthServicer_to_server(self, server)
+        found = grpc.unary_unary_rpc_method_handler(
+            self.List, HealthListRequest.FromString, HealthListResponse.SerializeToString
+        )
+        service = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, {health_list.METHOD: found})])
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> health_pb2.HealthCheckResponse:
+        if request.service not in self._services:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "this server has no such service")
+        return _Status(status=self._status(request.service))
+
+    async def List(self, request: HealthListRequest, context: grpc.aio.ServicerContext[Any, Any]) -> HealthListResponse:
+        return HealthListResponse(
+            statuses={service: _Status(status=self._status(service)) for service in self._services}
+        )
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        if self._watchers >= self._most_watchers:
+            sentence = f"{self._most_watchers} calls of Watch are open, which is this process's limit"
+            raise exhausted("WATCHERS_LIMIT", sentence, LIMITS.retry_s)
+        async with StreamWriter(context, self._stalled_s) as writer:
+            self._watchers += 1
+            try:
+                await self._watch(request.service, writer)
+            finally:
+                self._watchers -= 1
+
+    async def _watch(self, service: str, writer: StreamWriter) -> None:
+        """Raises StalledReaderError."""
+        await writer.begin()
+        told: int | None = None
+        while True:
+            changed, closed, status = self._changed, self._closed, self._status(service)
+            if status != told:
+                await writer.write(_Status(status=status))
+                told = status
+            if closed:
+                return  # with OK: an error may overtake the last status on its way
+            await changed.wait()
+
+    def _status(self, service: str) -> int:
+        if service not in self._services:
+            return int(_Status.SERVICE_UNKNOWN)
+        is_ready = self._is_ready and not self._closed
+        return int(_Status.SERVING if self._serving and (is_ready or not service) else _Status.NOT_SERVING)
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

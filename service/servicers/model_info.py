@@ -1,0 +1,64 @@
+"""What `GetModelInfo` answers."""
+
+from __future__ import annotations
+
+from runahead.runtime.wire.messages import EngineInfo
+from runahead.service.contract.limits import LIMITS
+from runahead.service.settings.settings import FrontEndSettings
+from runahead.service.text.tokenizer import TextTokenizer
+from runahead.v1 import EngineConfiguration, Exactness, GetModelInfoResponse, Limits, SpecialToken
+
+
+def model_info(
+    info: EngineInfo, server_id: str, tokenizer: TextTokenizer | None, settings: FrontEndSettings
+) -> GetModelInfoResponse:
+    """The served model, its tokenizer's special tokens and template, and the limits; without a tokenizer, those about
+    text are 0."""
+    specials = () if tokenizer is None else tokenizer.special_tokens
+    stops, text_bytes, stop_bytes = LIMITS.stop_strings, LIMITS.prompt_text_bytes, LIMITS.stop_string_bytes
+    if tokenizer is None:
+        stops = text_bytes = stop_bytes = 0
+    return GetModelInfoResponse(
+        model=info.model,
+        architecture=info.architecture,
+        parameters=info.parameters,
+        vocab_size=info.vocab_size,
+        context_length=info.context_length,
+        eos_token_ids=info.eos_token_ids,
+        bos_token_id=info.bos_token_id if info.bos_token_id >= 0 else None,
+        special_tokens=[SpecialToken(id=special.token_id, content=special.content) for special in specials],
+        chat_template=None if tokenizer is None else tokenizer.chat_template,
+        has_tokenizer=tokenizer is not None,
+        limits=Limits(
+            prompt_tokens=info.context_length - 1,
+            prompt_text_bytes=text_bytes,
+            max_tokens=LIMITS.max_tokens,
+            top_logprobs=LIMITS.top_logprobs,
+            stop_strings=stops,
+            stop_string_bytes=stop_bytes,
+            stop_token_ids=LIMITS.stop_token_ids,
+            logit_bias_entries=LIMITS.logit_bias_entries,
+            request_id_length=LIMITS.request_id_length,
+            abort_ids=LIMITS.abort_ids,
+            message_bytes=settings.max_request_bytes,
+            streams=settings.max_streams,
+            unread_bytes=LIMITS.unread_bytes,
+            queue=info.max_queue,
+            unread_prompt_bytes=LIMITS.unread_prompt_bytes,
+            once_prompt_bytes=LIMITS.once_prompt_bytes,
+        ),
+        engine=EngineConfiguration(
+            device=info.device,
+            dtype=info.dtype,
+            run_ahead=info.run_ahead,
+            max_rows=info.max_rows,
+            num_blocks=info.num_blocks,
+            block_size=info.block_size,
+            penalty_slots=info.penalty_slots,
+            prefix_cache=info.prefix_cache,
+            exactness=Exactness(
+                exact=info.exactness.exact, why=info.exactness.why, largest_ratio=info.exactness.largest_ratio
+            ),
+        ),
+        server_id=server_id,
+    )

@@ -1,0 +1,356 @@
+"""`GenerationService`: what each call does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from runahead.runtime.wire.parameters import FinishReason as EngineReason
+from runahead.service.calls.access import current_caller
+from runahead.service.calls.admission import Account, Admission
+from runahead.service.calls.call import Call
+from runahead.service.calls.guard import guarded
+from runahead.service.calls.ownership import Ownership
+from runahead.service.calls.stream_writer import StreamWriter
+from runahead.service.completion.completion import Completion
+from runahead.service.completion.preparing import Preparing
+from runahead.service.completion.prompt_events import PromptEvents
+from runahead.service.completion.texts import Texts, text_bytes
+from runahead.service.contract.errors import ServiceError
+from runahead.service.contract.validation import (
+    AnyGenerateRequest,
+    CheckedRequest,
+    check_known,
+    check_once,
+    check_request,
+)
+from runahead.service.engine.engine_client import EngineClient
+from runahead.service.engine.request_stream import (
+    RequestRefusedError,
+    RequestStream,
+    SlowReaderError,
+    StalledReaderError,
+)
+from runahead.service.servicers.abort import abort
+from runahead.service.servicers.model_info import model_info
+from runahead.service.settings.settings import FrontEndSettings
+from runahead.service.shared_memory.board import Board
+from runahead.service.shared_memory.held import Holding, Resource
+from runahead.service.stats.stats_feed import StatsFeed
+from runahead.service.text.token_bytes import NO_TOKENS
+from runahead.service.text.tokenizer import TextTokenizer
+from runahead.v1 import (
+    AbortRequest,
+    AbortResponse,
+    Accepted,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    Finished,
+    GenerateOnceRequest,
+    GenerateOnceResponse,
+    GenerateRequest,
+    GenerateResponse,
+    GenerationServiceServicer,
+    GetModelInfoRequest,
+    GetModelInfoResponse,
+    Prompt,
+    StatsRequest,
+    StatsResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    WatchStatsRequest,
+)
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class OpenCompletion:
+    """A request that the engine has queued, and the completion that is made of its tokens."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        stream: RequestStream,
+        prompt: PromptEvents,
+        completion: Completion,
+        accepted: Accepted,
+    ) -> None:
+        self._engine = engine
+        self._stream = stream
+        self._prompt = prompt
+        self._completion = completion
+        self.accepted = accepted
+
+    @property
+    def finished(self) -> Finished:
+        """How it ended, once there is no delta any more. Nothing that happens to the engine changes it."""
+        assert self._completion.finished is not None
+        return self._completion.finished
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompt, taken from the prefix cache; 0 before it is known."""
+        return self._stream.admitted.cached_tokens if self._stream.admitted else 0
+
+    def interrupt_writes(self) -> None:
+        """From now on, a write that is stuck because nobody reads is cancelled if the stream fails.
+
+        Called when the call's headers are out: no status can be sent before.
+        """
+        self._stream.interrupt_with(_task().cancel)
+
+    async def prompt_events(self) -> AsyncIterator[Prompt]:
+        """The prompt's tokens where they were asked for, as the engine describes them, to be taken before any delta.
+
+        Fewer than all if the request ends before. Raises what `RequestStream.take_prompt` raises.
+        """
+        for event in self._prompt.without_logprobs():
+            yield event
+        while (part := await self._stream.take_prompt()) is not None:
+            for event in self._prompt.with_logprobs(part):
+                yield event
+
+    async def next_delta(self) -> GenerateResponse | None:
+        """An event with all tokens that are there, as many as it may carry; waits for one. None after the last.
+
+        Raises what `RequestStream.take` and `Completion.add` raise.
+        """
+        completion, stream = self._completion, self._stream
+        while completion.finished is None and not completion.is_full and (completion.is_empty or stream.has_more):
+            completion.add(await stream.take())
+            if completion.finished is not None:
+                # Before the end is written: a stream that is still open could fail meanwhile, and an error would follow
+                # the end.
+                self._engine.release(stream, EngineReason.STOP)
+        event = GenerateResponse()
+        return event if completion.fill(event.delta) else None
+
+
+class GenerationServicer(GenerationServiceServicer):
+    """Serves one engine.
+
+    tokenizer: None takes and gives token ids alone, and refuses text by name.
+    board, index: the figures of all front ends, and which line of them is this one's. admission: whose line it is, and
+    which says whether there is room. version: of the server.
+    """
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        tokenizer: TextTokenizer | None,
+        settings: FrontEndSettings,
+        *,
+        board: Board,
+        index: int = 0,
+        version: str = "",
+        admission: Admission,
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._tokenizer = tokenizer
+        self._token_bytes = NO_TOKENS if tokenizer is None else tokenizer.token_bytes
+        self._closed = False
+        self._drained = asyncio.Event()
+        self._board = board
+        self._admission = admission
+        self._texts = Texts(tokenizer, admission, engine.info)
+        self._preparing = Preparing(engine, self._texts, self._token_bytes)
+        self.counters = admission.line
+        self.counters.answered_by = index + 1
+        self._feed = StatsFeed(engine, board, self.counters, version, settings.stalled_stream_s)
+
+    def close(self) -> None:
+        """Takes no more completions: they end with UNAVAILABLE, reason SHUTDOWN. The open ones go on, and who watches
+        the figures is told at once."""
+        self._closed = True
+        self._feed.close()
+        self._admission.close()
+        self._note_drained()
+
+    async def wait_drained(self) -> None:
+        """Returns when it is closed and no completion is open."""
+        await self._drained.wait()
+
+    async def Generate(self, request: GenerateRequest, context: _Context) -> None:
+        stalled_s = self._settings.stalled_stream_s
+        async with (
+            guarded(context, self.counters.refuse) as call,
+            StreamWriter(context, stalled_s) as writer,
+            self._in_time(),
+        ):
+            streaming = self._stream(request, call, context, writer)
+            del request  # the status of a stream that nobody reads may wait here for as long as its connection lasts
+            await streaming
+
+    async def _stream(self, request: GenerateRequest, call: Call, context: _Context, writer: StreamWriter) -> None:
+        async with self._open(request, call, context) as opened:
+            await writer.begin(call.trace.headers)
+            opened.interrupt_writes()
+            await writer.write(GenerateResponse(accepted=opened.accepted))
+            async for prompt in opened.prompt_events():
+                await writer.write(GenerateResponse(prompt=prompt))
+            while (event := await opened.next_delta()) is not None:
+                await writer.write(event)
+            with suppress(StalledReaderError):  # all is in the library's hands: nothing follows the end
+                await writer.write(GenerateResponse(finished=opened.finished))
+
+    async def GenerateOnce(self, request: GenerateOnceRequest, context: _Context) -> GenerateOnceResponse:
+        response = GenerateOnceResponse()
+        async with (
+            guarded(context, self.counters.refuse) as call,
+            self._in_time(),
+            self._open(request, call, context) as opened,
+        ):
+            text: list[str] = []
+            async for prompt in opened.prompt_events():
+                response.prompt.tokens.extend(prompt.tokens)
+                await asyncio.sleep(0)  # a long prompt takes turns with other calls
+            while (event := await opened.next_delta()) is not None:
+                text.append(event.delta.text)
+                response.tokens.extend(event.delta.tokens)
+            response.text = "".join(text)
+            response.accepted.CopyFrom(opened.accepted)
+            response.finished.CopyFrom(opened.finished)
+        return response
+
+    async def Abort(self, request: AbortRequest, context: _Context) -> AbortResponse:
+        response = AbortResponse()
+        async with guarded(context, self.counters.refuse):
+            response.MergeFrom(await abort(self._engine, request))
+        return response
+
+    async def Stats(self, request: StatsRequest, context: _Context) -> StatsResponse:
+        response = StatsResponse()
+        async with guarded(context, self.counters.refuse):
+            check_known(request)
+            response.stats.CopyFrom(await self._feed.stats())
+        return response
+
+    async def WatchStats(self, request: WatchStatsRequest, context: _Context) -> None:
+        async with guarded(context, self.counters.refuse):
+            await self._feed.watch(request, context)
+
+    async def GetModelInfo(self, request: GetModelInfoRequest, context: _Context) -> GetModelInfoResponse:
+        async with guarded(context, self.counters.refuse):
+            check_known(request)
+        return model_info(self._engine.info, self._engine.server_id, self._tokenizer, self._settings)
+
+    async def Tokenize(self, request: TokenizeRequest, context: _Context) -> TokenizeResponse:
+        response = TokenizeResponse()
+        async with guarded(context, self.counters.refuse):
+            await self._texts.tokenize(request, self._admission.account(context), response)
+        return response
+
+    async def Detokenize(self, request: DetokenizeRequest, context: _Context) -> DetokenizeResponse:
+        response = DetokenizeResponse()
+        async with guarded(context, self.counters.refuse):
+            response.text = await self._texts.detokenize(request, self._admission.account(context))
+        return response
+
+    # ------------------------------------------------------------ a completion, from the door to its end
+
+    @asynccontextmanager
+    async def completing(
+        self, request: GenerateRequest, call: Call, context: _Context
+    ) -> AsyncIterator[OpenCompletion]:
+        """A completion for another service of this server, held to all that ours are."""
+        async with self._in_time(), self._open(request, call, context) as opened:
+            yield opened
+
+    @asynccontextmanager
+    async def _open(self, request: AnyGenerateRequest, call: Call, context: _Context) -> AsyncIterator[OpenCompletion]:
+        """Submits a request, and releases it in the engine however the body ends."""
+        account = self._admission.account(context)
+        with self._place(request, account) as holding:
+            stream, checked, prompt = await self._submit(request, call, account)
+            holding.keep(Resource.TOKENIZING_BYTES)
+            holding.keep(Resource.QUEUED_TOKENS, len(prompt))
+            stream.tell_of_admission(partial(holding.keep, Resource.QUEUED_TOKENS))
+            events = PromptEvents(checked, prompt, self._token_bytes)
+            completion = Completion(checked, len(prompt), self._token_bytes, stream.submitted_at)
+            call.submit(len(prompt), stream.submitted_at)
+            try:
+                await stream.accepted()
+                accepted = Accepted(
+                    request_id=checked.request_id, server_id=self._engine.server_id, prompt_tokens=len(prompt)
+                )
+                yield OpenCompletion(self._engine, stream, events, completion, accepted)
+            except RequestRefusedError as refused:
+                self.counters.refused += 1
+                if refused.code == "RESOURCE_EXHAUSTED":
+                    raise self._admission.queue_full(refused.message, self._engine.info.max_queue) from refused
+                raise
+            except StalledReaderError:
+                self.counters.slow_readers += 1
+                raise
+            except asyncio.CancelledError:
+                if stream.failure is None:
+                    raise
+                _task().uncancel()
+                raise stream.failure from None
+            finally:
+                self._engine.release(stream)
+                call.note(completion.finished is not None, completion.so_far(stream.admitted))
+                self.counters.stop_strings += completion.stopped_by_string
+                self.counters.slow_readers += isinstance(stream.failure, SlowReaderError)
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        """Raises ServiceError (DEADLINE_EXCEEDED) when a completion has taken as long as one may."""
+        try:
+            async with asyncio.timeout(self._settings.max_completion_s):
+                yield
+        except TimeoutError:
+            sentence = f"the completion has taken {self._settings.max_completion_s:g} s, and none may take longer"
+            raise ServiceError("TOO_LONG", sentence) from None
+
+    @contextmanager
+    def _place(self, request: AnyGenerateRequest, account: Account) -> Iterator[Holding]:
+        """What a completion holds, asked for before its text is looked at. Raises what `Admission.holding` raises.
+
+        How many tokens a text has is not known yet: at most one a byte, and no more than the context.
+        """
+        size = text_bytes(request.text) if request.HasField("text") else 0
+        tokens = min(size or len(request.token_ids.ids), self._engine.info.context_length)
+        wanted = {Resource.STREAMS: 1, Resource.QUEUED_TOKENS: tokens, Resource.TOKENIZING_BYTES: size}
+        try:
+            with self._admission.holding(account, wanted) as holding:
+                yield holding
+        finally:
+            self._note_drained()
+
+    def _note_drained(self) -> None:
+        if self._closed and self.counters.open_streams == 0:
+            self._drained.set()
+
+    async def _submit(
+        self, request: AnyGenerateRequest, call: Call, account: Account
+    ) -> tuple[RequestStream, CheckedRequest, NDArray[np.int32]]:
+        """The stream of the request, to be released, and its prompt's tokens, int32 [n]. Raises ServiceError
+        (INVALID_ARGUMENT) or EngineLostError."""
+        try:
+            once = isinstance(request, GenerateOnceRequest)
+            if isinstance(request, GenerateOnceRequest):
+                check_once(request)
+            checked = check_request(request, self._engine.info, has_tokenizer=self._tokenizer is not None)
+            call.request_id = checked.request_id
+            owner = Ownership(current_caller())
+            owned = owner.own(checked, shares_prefixes=self._settings.share_prefix_cache)
+            stream, prompt = await self._preparing.submitted(owned, account, once=once)
+            return stream, owned, prompt
+        except ServiceError:
+            self.counters.refused += 1
+            raise
+
+
+def _task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task

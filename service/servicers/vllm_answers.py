@@ -1,0 +1,145 @@
+"""Answers of the facade `vllm.grpc.engine.VllmEngine`, made of what our own service says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from smg_grpc_proto.generated import vllm_engine_pb2 as pb
+
+from runahead.runtime.wire.figures import EngineStats
+from runahead.runtime.wire.messages import EngineInfo
+from runahead.service.contract.errors import Violation, invalid_argument
+from runahead.service.contract.limits import LIMITS
+from runahead.v1 import Finished, FinishReason, Token
+
+_REASONS: Final = {
+    FinishReason.FINISH_REASON_END_OF_SEQUENCE: "stop",
+    FinishReason.FINISH_REASON_STOP: "stop",
+    FinishReason.FINISH_REASON_LENGTH: "length",
+    FinishReason.FINISH_REASON_CONTEXT_LENGTH: "length",
+    FinishReason.FINISH_REASON_ABORTED: "abort",
+}
+_ENTRY_BYTES: Final = 10  # of a log-probability and its id in a message
+
+
+def input_logprobs(tokens: Iterable[Token], top: int) -> Any:
+    """Of a prompt, whose first token has none. top: how many of the most likely ones at each position."""
+    found = pb.InputLogProbs()
+    for token in tokens:
+        found.token_ids.append(token.id)
+        value = found.token_logprobs.add()
+        if token.HasField("logprob"):
+            value.value = token.logprob
+        if top:
+            found.top_logprobs.append(_top(token))
+    return found
+
+
+def check_input_logprobs(prompt_tokens: int, top: int) -> None:
+    """They go with one message, which has its bound. Raises ServiceError (INVALID_ARGUMENT)."""
+    size = prompt_tokens * _ENTRY_BYTES * (1 + max(top, 0))
+    if top >= 0 and size > LIMITS.once_prompt_bytes:
+        field = "sampling_params.prompt_logprobs"
+        sentence = (
+            f"may take {size} bytes for this prompt of {prompt_tokens} tokens, and one message has "
+            f"{LIMITS.once_prompt_bytes} for them"
+        )
+        raise invalid_argument([Violation(field, f"{field} {sentence}")])
+
+
+def output_logprobs(tokens: Sequence[Token], top: int) -> Any:
+    """Of generated tokens. top: -1 for none, or how many of the most likely ones at each position."""
+    if top < 0:
+        return None
+    return pb.OutputLogProbs(
+        token_logprobs=[token.logprob for token in tokens],
+        token_ids=[token.id for token in tokens],
+        top_logprobs=[_top(token) for token in tokens] if top else (),
+    )
+
+
+def chunk(tokens: Sequence[Token], prompt_tokens: int, cached_tokens: int, top: int, prompt: Any) -> Any:
+    """Some tokens of a stream. prompt: its log-probabilities, in the first chunk. `completion_tokens` are the chunk's
+    own, which routers add up."""
+    return pb.GenerateResponse(
+        chunk=pb.GenerateStreamChunk(
+            token_ids=[token.id for token in tokens],
+            prompt_tokens=prompt_tokens,
+            completion_tokens=len(tokens),
+            cached_tokens=cached_tokens,
+            output_logprobs=output_logprobs(tokens, top),
+            input_logprobs=prompt,
+        )
+    )
+
+
+def complete(ids: Sequence[int], finished: Finished, scored: Any, prompt: Any) -> Any:
+    """The end. ids: of all tokens. scored, prompt: log-probabilities that no chunk has brought."""
+    answer = pb.GenerateComplete(
+        output_ids=ids,
+        finish_reason=_REASONS[finished.reason],
+        prompt_tokens=finished.usage.prompt_tokens,
+        completion_tokens=len(ids),
+        cached_tokens=finished.usage.cached_tokens,
+        output_logprobs=scored,
+        input_logprobs=prompt,
+    )
+    if finished.reason == FinishReason.FINISH_REASON_STOP:  # what ended it beside the model's own end of sequence
+        if finished.stop.WhichOneof("match") == "text":
+            answer.matched_stop_str = finished.stop.text
+        elif finished.stop.WhichOneof("match") == "token_id":
+            answer.matched_token_id = finished.stop.token_id
+    return pb.GenerateResponse(complete=answer)
+
+
+def model_info(info: EngineInfo) -> Any:
+    """The model by the name that it is served under: folders of this machine are nothing for clients."""
+    return pb.GetModelInfoResponse(
+        model_path=info.model,
+        is_generation=True,
+        max_context_length=info.context_length,
+        vocab_size=info.vocab_size,
+        served_model_name=info.model,
+        architectures=[info.architecture],
+        eos_token_ids=info.eos_token_ids,
+        bos_token_id=max(info.bos_token_id, 0),
+        max_req_input_len=info.context_length - 1,
+    )
+
+
+def server_info(info: EngineInfo, stats: EngineStats) -> Any:
+    return pb.GetServerInfoResponse(
+        active_requests=stats.waiting + stats.running,
+        uptime_seconds=stats.uptime_s,
+        server_type="vllm-grpc",  # which this protocol calls itself
+        data_parallel_size=1,
+        kv_cache_dtype=info.dtype,
+        block_size=info.block_size,
+        model_dtype=f"torch.{info.dtype}",
+        max_num_seqs=info.max_rows,
+    )
+
+
+def loads(info: EngineInfo, stats: EngineStats, version: str) -> Any:
+    """One rank's. What the engine does not know of at a moment (the tokens that it generates in a second, those that
+    wait) stays 0, which means unknown there."""
+    used = stats.blocks_total - stats.blocks_free - stats.blocks_cached
+    load = pb.SchedulerLoad(
+        num_running_reqs=stats.running,
+        num_waiting_reqs=stats.waiting,
+        num_total_reqs=stats.running + stats.waiting,
+        num_used_tokens=used * info.block_size,
+        max_total_num_tokens=stats.blocks_total * info.block_size,
+        token_usage=used / stats.blocks_total if stats.blocks_total else 0.0,
+        cache_hit_rate=stats.cached_tokens / stats.queried_tokens if stats.queried_tokens else 0.0,
+        utilization=stats.running / info.max_rows,
+        max_running_requests=info.max_rows,
+    )
+    now = datetime.now(UTC).isoformat()
+    return pb.GetLoadsResponse(timestamp=now, version=version, dp_rank_count=1, loads=[load])
+
+
+def _top(token: Token) -> Any:
+    return pb.TopLogProbs(values=[top.logprob for top in token.top], token_ids=[top.id for top in token.top])

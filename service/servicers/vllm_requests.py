@@ -1,0 +1,145 @@
+"""Requests of the facade `vllm.grpc.engine.VllmEngine`, as those of our own contract.
+
+Each field is mapped, or refused by its name; none is passed over. What a field without presence says by zero is what
+vLLM takes it for: `top_p` and `repetition_penalty` of 0 are off, and `n` of 0 is one. `skip_special_tokens` and
+`spaces_between_special_tokens` say how tokens become text, and the facade answers with none: they matter for stop
+strings alone, which are looked for in the text without special tokens. `tokenized.original_text` is for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2
+
+from runahead.service.contract.errors import ServiceError, Violation, invalid_argument
+from runahead.service.contract.validation import Violations
+from runahead.service.engine.request_stream import RequestRefusedError
+from runahead.v1 import GenerateRequest
+
+_MOST_INT32: Final = 2**31 - 1
+_SEEDS: Final = 2**64
+_NO: Final = "is not supported by this server"
+_UNSUPPORTED: Final = (
+    "kv_transfer_params",
+    "kv_transfer_params_json",
+    "mm_inputs",
+    "extra_mm_inputs",
+    "media_refs",
+)
+_SAME: Final = ("min_p", "presence_penalty", "frequency_penalty")
+
+# What our own fields are called here, by how their paths begin.
+_NAMES: Final = (
+    ("sampling.", "sampling_params."),
+    ("stopping.include_stop", "sampling_params.include_stop_str_in_output"),
+    ("stopping.", "sampling_params."),
+    ("output.", "sampling_params."),
+    ("token_ids.ids", "tokenized.input_ids"),
+    ("prompt", "input"),
+)
+
+
+def generate_request(request: Any, context_length: int) -> GenerateRequest:
+    """A `vllm.grpc.engine.GenerateRequest` as ours. Its values are not checked yet, but for those that ours can't hold.
+
+    context_length: how long a completion may become whose `max_tokens` is unset. Raises ServiceError (INVALID_ARGUMENT)
+    with the fields that are not supported.
+    """
+    found, params = Violations(), request.sampling_params
+    found.require_known(request)
+    _check_supported(request, found)
+    ours = GenerateRequest()
+    if request.request_id:
+        ours.request_id = request.request_id
+    which = request.WhichOneof("input")
+    found.require(which is not None, "input", "is missing: set tokenized or text")
+    if which == "text":
+        ours.text = request.text
+    elif which == "tokenized":
+        ours.token_ids.ids.extend(request.tokenized.input_ids)
+        ours.token_ids.SetInParent()
+    _fill_sampling(ours, params, found)
+    stopping = ours.stopping
+    stopping.max_tokens = min(params.max_tokens if params.HasField("max_tokens") else context_length, _MOST_INT32)
+    stopping.min_tokens = min(params.min_tokens, _MOST_INT32)
+    stopping.stop.extend(params.stop)
+    stopping.stop_token_ids.extend(params.stop_token_ids)
+    stopping.ignore_eos = params.ignore_eos
+    stopping.include_stop = params.include_stop_str_in_output
+    for name in ("logprobs", "prompt_logprobs"):
+        if params.HasField(name):
+            setattr(ours.output, name, getattr(params, name))
+    found.raise_if_any()
+    return ours
+
+
+@contextmanager
+def named_as_there() -> Iterator[None]:
+    """What the body raises about fields of our contract, with the names that they have in the facade's."""
+    try:
+        yield
+    except ServiceError as error:
+        violations = [
+            Violation(_name(fault.field), _name(fault.description))
+            for detail in error.details
+            if isinstance(detail, error_details_pb2.BadRequest)
+            for fault in detail.field_violations
+        ]
+        if not violations:
+            raise
+        raise invalid_argument(violations, error.reason) from error
+    except RequestRefusedError as refused:
+        raise RequestRefusedError(refused.code, refused.message, _name(refused.field)) from refused
+
+
+def _check_supported(request: Any, found: Violations) -> None:
+    params = request.sampling_params
+    for name in _UNSUPPORTED:
+        found.require(not _is_set(request, name), name, _NO)
+    rank = request.data_parallel_rank
+    found.require(rank == 0, "data_parallel_rank", f"must be 0, the only rank there is, or unset, and is {rank}")
+    found.require(
+        params.n <= 1, "sampling_params.n", f"must be 1, and is {params.n}: one completion is made of a prompt"
+    )
+    if constraint := params.WhichOneof("constraint"):
+        found.require(False, f"sampling_params.{constraint}", _NO)
+    for name in ("truncate_prompt_tokens", "grammar_from_first_token"):
+        found.require(not _is_set(params, name), f"sampling_params.{name}", _NO)
+    found.require(
+        not params.stop or params.skip_special_tokens,
+        "sampling_params.skip_special_tokens",
+        "must be set together with stop: stop strings are looked for in the text without special tokens",
+    )
+
+
+def _fill_sampling(ours: GenerateRequest, params: Any, found: Violations) -> None:
+    sampling = ours.sampling
+    if params.HasField("temperature"):
+        sampling.temperature = params.temperature
+    for name in _SAME:
+        setattr(sampling, name, getattr(params, name))
+    for name in ("top_p", "repetition_penalty"):
+        if getattr(params, name):  # 0, which is no value of theirs, is what an unset field reads as
+            setattr(sampling, name, getattr(params, name))
+    sampling.top_k = min(params.top_k, _MOST_INT32)  # there are no more tokens
+    if params.HasField("seed"):
+        sampling.seed = params.seed % _SEEDS
+    for token_id, value in sorted(params.logit_bias.items()):
+        if found.require(token_id >= 0, f"sampling_params.logit_bias[{token_id}]", "must be of a token id"):
+            sampling.logit_bias[token_id] = value
+
+
+def _is_set(message: Message, name: str) -> bool:
+    return any(field.name == name for field, _ in message.ListFields())
+
+
+def _name(text: str) -> str:
+    """A path of ours, or a sentence that begins with one, as the facade's."""
+    for ours, theirs in _NAMES:
+        if text.startswith(ours):
+            return theirs + text.removeprefix(ours)
+    return text

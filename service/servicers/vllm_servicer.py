@@ -1,0 +1,164 @@
+"""The facade `vllm.grpc.engine.VllmEngine`: what routers speak that know vLLM's engine. It needs the extra
+`vllm-facade`.
+
+It is a thin layer over our own service: a completion of it is one of ours, with the same checks, limits, rights, ids
+and figures. What is not served is UNIMPLEMENTED, as any method that there is not.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, Final
+
+import grpc
+from smg_grpc_proto.generated import vllm_engine_pb2 as pb
+
+from runahead.service.calls.access import FACADE
+from runahead.service.calls.call import Call
+from runahead.service.calls.guard import guarded
+from runahead.service.calls.stream_writer import StreamWriter
+from runahead.service.contract.errors import Violation, invalid_argument
+from runahead.service.contract.validation import check_known
+from runahead.service.engine.engine_client import EngineClient
+from runahead.service.engine.request_stream import StalledReaderError
+from runahead.service.servicers.abort import abort
+from runahead.service.servicers.health import HealthServicer
+from runahead.service.servicers.servicer import GenerationServicer, OpenCompletion
+from runahead.service.servicers.vllm_answers import (
+    check_input_logprobs,
+    chunk,
+    complete,
+    input_logprobs,
+    loads,
+    model_info,
+    output_logprobs,
+    server_info,
+)
+from runahead.service.servicers.vllm_requests import generate_request, named_as_there
+from runahead.v1 import AbortRequest, GenerateRequest, Token
+
+_SECTIONS: Final = frozenset({"core", "all"})
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class VllmServicer:
+    """health: of the server. version: of the server. stalled_s: see `StreamWriter`."""
+
+    def __init__(
+        self,
+        service: GenerationServicer,
+        engine: EngineClient,
+        health: HealthServicer,
+        version: str,
+        stalled_s: float,
+    ) -> None:
+        self._service = service
+        self._engine = engine
+        self._health = health
+        self._version = version
+        self._stalled_s = stalled_s
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """The methods that are served, and no others."""
+        served = {
+            "Generate": grpc.unary_stream_rpc_method_handler(
+                self.Generate, pb.GenerateRequest.FromString, pb.GenerateResponse.SerializeToString
+            )
+        }
+        for name, method in (
+            ("Abort", self.Abort),
+            ("HealthCheck", self.HealthCheck),
+            ("GetModelInfo", self.GetModelInfo),
+            ("GetServerInfo", self.GetServerInfo),
+            ("GetLoads", self.GetLoads),
+        ):
+            request, response = getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response")
+            served[name] = grpc.unary_unary_rpc_method_handler(method, request.FromString, response.SerializeToString)
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(FACADE.strip("/"), served)])
+
+    async def Generate(self, request: Any, context: _Context) -> None:
+        async with (
+            guarded(context, self._service.counters.refuse) as call,
+            StreamWriter(context, self._stalled_s) as writer,
+        ):
+            with named_as_there():
+                ours = generate_request(request, self._engine.info.context_length)
+                streaming = self._stream(ours, bool(request.stream), call, context, writer)
+                del request, ours  # the status of a stream that nobody reads may wait here for long
+                await streaming
+
+    async def _stream(
+        self, request: GenerateRequest, is_streamed: bool, call: Call, context: _Context, writer: StreamWriter
+    ) -> None:
+        top = request.output.logprobs if request.output.HasField("logprobs") else -1
+        prompt_top = request.output.prompt_logprobs if request.output.HasField("prompt_logprobs") else -1
+        async with self._service.completing(request, call, context) as opened:
+            prompt_tokens = opened.accepted.prompt_tokens
+            check_input_logprobs(prompt_tokens, prompt_top)
+            await writer.begin(call.trace.headers)
+            opened.interrupt_writes()
+            prompt = await _prompt(opened, prompt_top)
+            ids: list[int] = []
+            kept: list[Token] = []
+            while (event := await opened.next_delta()) is not None:
+                tokens = event.delta.tokens
+                ids.extend(token.id for token in tokens)
+                if not is_streamed:
+                    kept.extend(tokens if top >= 0 else ())
+                elif tokens:
+                    await writer.write(chunk(tokens, prompt_tokens, opened.cached_tokens, top, prompt))
+                    prompt = None
+            end = complete(ids, opened.finished, None if is_streamed else output_logprobs(kept, top), prompt)
+            with suppress(StalledReaderError):  # all is in the library's hands: nothing follows the end
+                await writer.write(end)
+
+    async def Abort(self, request: Any, context: _Context) -> Any:
+        async with guarded(context, self._service.counters.refuse):
+            check_known(request)
+            await abort(self._engine, AbortRequest(request_ids=request.request_ids))
+        return pb.AbortResponse()
+
+    async def HealthCheck(self, request: Any, context: _Context) -> Any:
+        async with guarded(context, self._service.counters.refuse):
+            check_known(request)
+        is_ready = self._health.is_ready
+        return pb.HealthCheckResponse(healthy=is_ready, message="ready" if is_ready else "not ready")
+
+    async def GetModelInfo(self, request: Any, context: _Context) -> Any:
+        async with guarded(context, self._service.counters.refuse):
+            check_known(request)
+        return model_info(self._engine.info)
+
+    async def GetServerInfo(self, request: Any, context: _Context) -> Any:
+        answer = pb.GetServerInfoResponse()
+        async with guarded(context, self._service.counters.refuse):
+            check_known(request)
+            answer.CopyFrom(server_info(self._engine.info, await self._engine.stats()))
+        return answer
+
+    async def GetLoads(self, request: Any, context: _Context) -> Any:
+        answer = pb.GetLoadsResponse()
+        async with guarded(context, self._service.counters.refuse):
+            check_known(request)
+            _check_loads(request)
+            answer.CopyFrom(loads(self._engine.info, await self._engine.stats(), self._version))
+        return answer
+
+
+async def _prompt(opened: OpenCompletion, top: int) -> Any:
+    """The prompt's log-probabilities, where they were asked for."""
+    tokens = [token async for event in opened.prompt_events() for token in event.tokens]
+    return input_logprobs(tokens, top) if top >= 0 else None
+
+
+def _check_loads(request: Any) -> None:
+    """Raises ServiceError (INVALID_ARGUMENT)."""
+    violations = []
+    if request.dp_rank:
+        violations.append(Violation("dp_rank", "dp_rank must be 0, the only rank there is, or unset"))
+    for index, section in enumerate(request.include):
+        if section not in _SECTIONS:
+            violations.append(Violation(f"include[{index}]", f"include[{index}] must be core or all: there is no more"))
+            break
+    if violations:
+        raise invalid_argument(violations)

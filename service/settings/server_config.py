@@ -1,0 +1,49 @@
+"""What a server is started with, and what it ends with. It is read without grpc or torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
+from runahead.runtime.wire.setting import settings_of
+from runahead.service.settings.admission_limits import check_limits
+from runahead.service.settings.exposure import check_security
+from runahead.service.settings.extras import check_extras
+from runahead.service.settings.settings import FrontEndSettings
+
+EXIT_OK: Final = 0
+EXIT_ENGINE_LOST: Final = 1
+EXIT_SERVER_ENDED: Final = 1
+EXIT_NO_FRONT_END: Final = 1
+EXIT_FORCED: Final = 1
+EXIT_SUPERVISOR_FAILED: Final = 1
+EXIT_CANNOT_START: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """What a server is started with.
+
+    engine: the engine's own settings; its checkpoint folder is where the tokenizer is, too.
+    front_end: those of the front ends, and of how many there are; `model` in them has become the engine's folder.
+    linger_s: how long NOT_SERVING is shown after the engine was lost, before the server stops.
+    """
+
+    engine: EngineConfig
+    front_end: FrontEndSettings = field(default_factory=FrontEndSettings)
+    linger_s: float = 1.0
+
+
+def check_server_config(config: ServerConfig) -> None:
+    """Raises ConfigError for a configuration that is invalid."""
+    spelling = config.engine.spelling
+    check_config(config.engine, spelling)
+    for name, setting in settings_of(FrontEndSettings).items():
+        try:
+            setting.check(getattr(config.front_end, name))
+        except ValueError as error:
+            raise ConfigError(f"{spelling(name)} {error}") from error
+    check_security(config.front_end, spelling)
+    check_extras(config.front_end, spelling)
+    check_limits(config.front_end, spelling)

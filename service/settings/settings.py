@@ -1,0 +1,334 @@
+"""Every setting of the service: one table, three places to set it, one frozen result.
+
+A setting is a flag (`--run-ahead 2`), an environment variable (`RUNAHEAD__RUN_AHEAD=2`) and a key of a TOML file
+(`run_ahead = 2`, the file named by `--config` or `RUNAHEAD__CONFIG`). A flag wins over the environment, the environment
+over the file, the file over the default. This is the only module that reads the environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from runahead.runtime.checkpoint import BUNDLED, BUNDLED_FOLDER
+from runahead.runtime.log_output import Format, Level, LogOutput
+from runahead.runtime.wire.engine_config import EngineConfig, EngineSettings, check_config
+from runahead.runtime.wire.setting import Setting, settings_of, shown
+from runahead.service.settings.cli_parser import did_you_mean
+from runahead.service.settings.loopback import LOOPBACK
+from runahead.service.settings.variables import CONFIG_VARIABLE, ENV_PREFIX, is_injected, old_variable_of, variable_of
+
+_LOG: Final = LogOutput()  # its defaults are these settings' defaults
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+class SettingsError(ValueError):
+    """A setting that is unknown or impossible. One sentence that names it."""
+
+
+class _Offered(tuple[str, ...]):
+    """Values that a shell offers for a flag. The parser lets others through: `load_settings` refuses them, and those of
+    a variable or a file, with one sentence."""
+
+    def __contains__(self, value: object) -> bool:
+        return True
+
+
+class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings that the engine does not get. A field is a setting, declared as those of the engine are: see
+    `runahead.runtime.wire.engine_config.EngineSettings`.
+
+    Whether the host may be listened on is in `runahead.service.settings.exposure.check_security`.
+    """
+
+    model: Annotated[  # the engine gets the folder
+        str,
+        Meta(description="checkpoint folder, or 'bundled' for the model in the package", extra={"metavar": "FOLDER"}),
+    ] = BUNDLED
+    tokenizer: Annotated[
+        Literal["auto", "none"],
+        Meta(
+            description="auto: the checkpoint's, which random weights may lack; none: only token ids are taken and "
+            "given"
+        ),
+    ] = "auto"
+    host: Annotated[str, Meta(description="address to listen on")] = LOOPBACK
+    port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0: any free one")] = 50051
+    insecure: Annotated[bool, Meta(description="allow an address that other machines can reach")] = False
+    health_host: Annotated[str, Meta(description="address to answer health probes on, to everybody")] = LOOPBACK
+    health_port: Annotated[
+        int, Meta(ge=0, le=65535, description="port to answer health probes on, in plain text; 0: any free one")
+    ] = 50052
+    control_port: Annotated[
+        int,
+        Meta(ge=0, le=65535, description="port for Stats, WatchStats and Abort from this machine; 0: any free one"),
+    ] = 50053
+    metrics_host: Annotated[str, Meta(description="address to serve Prometheus on, to everybody")] = LOOPBACK
+    metrics_port: Annotated[
+        int, Meta(ge=0, le=65535, description="port of /metrics, over HTTP in plain text; 0: any free one")
+    ] = 9464
+    tls_cert: Annotated[
+        str, Meta(description="certificate of the server, PEM, with its chain behind it", extra={"metavar": "FILE"})
+    ] = ""
+    tls_key: Annotated[str, Meta(description="the certificate's key, PEM", extra={"metavar": "FILE"})] = ""
+    tls_client_ca: Annotated[
+        str,
+        Meta(description="clients must have a certificate of these authorities, PEM", extra={"metavar": "FILE"}),
+    ] = ""
+    callers: Annotated[
+        str,
+        Meta(description="who may call: a line for each token or certificate", extra={"metavar": "FILE"}),
+    ] = ""
+    plaintext_tokens: Annotated[
+        bool, Meta(description="allow tokens without TLS on an address that other machines can reach")
+    ] = False
+    share_prefix_cache: Annotated[
+        bool, Meta(description="callers find each other's prefixes, and can tell by the time which are there")
+    ] = False
+    vllm_facade: Annotated[
+        bool, Meta(description="serve vllm.grpc.engine.VllmEngine too, for routers; needs the extra vllm-facade")
+    ] = False
+    reflection: Annotated[bool, Meta(description="describe the services to clients that ask")] = True
+    max_connections: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="connections that clients may have; more are closed at once")
+    ] = 4096
+    max_connection_streams: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="calls open at once on a connection; clients hold more back")
+    ] = 1024
+    max_connection_idle_s: Annotated[
+        float, Meta(gt=0, le=1_000_000, description="seconds after which a connection without calls is closed")
+    ] = 900.0
+    max_connection_age_s: Annotated[
+        float, Meta(gt=0, le=1_000_000, description="seconds after which a connection takes no more calls")
+    ] = 3600.0
+    max_connection_age_grace_s: Annotated[
+        float, Meta(gt=0, le=1_000_000, description="seconds that the calls of such a connection still have")
+    ] = 3600.0
+    handshake_timeout_s: Annotated[
+        float, Meta(ge=0.001, le=3600, description="seconds that a client has for TLS, and then for its first frame")
+    ] = 10.0
+    upload_timeout_s: Annotated[
+        float, Meta(ge=0.001, le=3600, description="seconds that a call has until its request is there whole")
+    ] = 10.0
+    keepalive_time_s: Annotated[
+        float,
+        Meta(ge=1, le=1_000_000, description="seconds without a word after which a client is asked if it is there"),
+    ] = 40.0
+    keepalive_timeout_s: Annotated[
+        float, Meta(ge=1, le=1_000_000, description="seconds that it has to answer before its connection is closed")
+    ] = 20.0
+    min_ping_interval_s: Annotated[
+        float, Meta(ge=0.001, le=7200, description="seconds between two pings of a client, at least")
+    ] = 10.0
+    max_ping_strikes: Annotated[
+        int, Meta(ge=1, le=1000, description="pings that may come too early; with one more the connection is closed")
+    ] = 2
+    max_request_bytes: Annotated[
+        int, Meta(ge=1024, le=256 << 20, description="bytes of a request; larger ones are refused unread")
+    ] = 4 << 20
+    max_response_bytes: Annotated[
+        int, Meta(ge=1 << 20, le=1 << 30, description="bytes of an answer in one message; a longer one is an error")
+    ] = 64 << 20
+    max_completion_s: Annotated[
+        float, Meta(ge=0.001, le=1_000_000, description="seconds that a completion may take, whatever its deadline")
+    ] = 3600.0
+    max_metadata_bytes: Annotated[
+        int, Meta(ge=1024, le=1 << 20, description="bytes of a call's headers, as HTTP/2 counts them")
+    ] = 16_384
+    max_pending_calls: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="calls that have come and that nobody has looked at yet")
+    ] = 16_384
+    pending_timeout_s: Annotated[
+        int, Meta(ge=1, le=3600, description="whole seconds after which such a call is given up")
+    ] = 10
+    frontends: Annotated[
+        int, Meta(ge=1, le=64, description="processes that serve clients, on one port and with one engine")
+    ] = 1
+    max_streams: Annotated[int, Meta(ge=1, le=100_000, description="completions open at once; more are refused")] = 1024
+    max_caller_streams: Annotated[
+        int, Meta(ge=0, le=100_000, description="of these, of one caller; 0: half where callers have names, else all")
+    ] = 0
+    max_queued_tokens: Annotated[
+        int, Meta(ge=1, le=1 << 40, description="tokens of prompts that wait for a row; more are refused")
+    ] = 8_388_608
+    max_caller_queued_tokens: Annotated[
+        int, Meta(ge=0, le=1 << 40, description="of these, of one caller; 0: half where callers have names, else all")
+    ] = 0
+    max_tokenizing_bytes: Annotated[
+        int, Meta(ge=1, le=1 << 40, description="bytes of text that wait to be tokenized; more are refused")
+    ] = 33_554_432
+    max_caller_tokenizing_bytes: Annotated[
+        int, Meta(ge=0, le=1 << 40, description="of these, of one caller; 0: half where callers have names, else all")
+    ] = 0
+    max_uploads: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="calls at once whose request is not there whole; more are refused")
+    ] = 2048
+    max_caller_uploads: Annotated[
+        int, Meta(ge=0, le=1_000_000, description="of these, of one caller; 0: half where callers have names, else all")
+    ] = 0
+    stalled_stream_s: Annotated[
+        float, Meta(ge=0.001, le=3600, description="seconds after which a completion that nobody reads from is ended")
+    ] = 60.0
+    shutdown_grace_s: Annotated[
+        float, Meta(ge=0, le=3600, description="seconds that a shutdown waits for open completions")
+    ] = 10.0
+    log_level: Annotated[Level, Meta(description="least severe event that is logged, by the engine too")] = _LOG.level
+    request_log: Annotated[bool, Meta(description="one line in the log for each completion, at level info")] = True
+    otlp_endpoint: Annotated[
+        str,
+        Meta(description="collector of OpenTelemetry spans; needs the extra otel", extra={"metavar": "URL"}),
+    ] = ""
+    log_format: Annotated[Format, Meta(description="auto: console on a terminal, json elsewhere")] = _LOG.format
+
+    @property
+    def log(self) -> LogOutput:
+        """What this process and the engine's log, and how."""
+        return LogOutput(level=self.log_level, format=self.log_format)
+
+
+_FRONT_END: Final = settings_of(FrontEndSettings)
+SETTINGS: Final[Mapping[str, Setting]] = _FRONT_END | settings_of(EngineSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What was chosen. spelled: where each setting that was given was given, as messages call it."""
+
+    front_end: FrontEndSettings = field(default_factory=FrontEndSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    spelled: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def spelling(self, name: str) -> str:
+        """What messages call a setting: as it was given, or the flag to give it with."""
+        return self.spelled.get(name) or flag_of(name)
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """One flag for each setting, and `--config`. Values stay text until `load_settings`."""
+    parser.add_argument("--config", metavar="FILE", help=f"TOML file with settings [{CONFIG_VARIABLE}]")
+    for name, setting in SETTINGS.items():
+        if setting.is_hidden:
+            parser.add_argument(flag_of(name), help=argparse.SUPPRESS)
+            continue
+        help_text = f"{setting.description} [{variable_of(name)}, default {default_text(setting) or 'unset'}]"
+        if setting.base is bool:
+            parser.add_argument(flag_of(name), action=argparse.BooleanOptionalAction, default=None, help=help_text)
+        else:
+            offered = _Offered(map(str, setting.choices)) or None
+            parser.add_argument(flag_of(name), metavar=setting.metavar, choices=offered, help=help_text)
+
+
+def load_settings(
+    flags: Mapping[str, object], environment: Mapping[str, str] | None = None, config_file: str | None = None
+) -> Settings:
+    """Settings from flags by name (None: not given), the environment (None: this process's) and a TOML file.
+
+    Raises SettingsError.
+    """
+    environment = os.environ if environment is None else environment
+    config_file = config_file or environment.get(CONFIG_VARIABLE)
+    values: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
+
+    def take(name: str, written: object, source: str, *, strict: bool) -> None:
+        try:
+            values[name] = SETTINGS[name].read(written, strict=strict)
+        except ValueError as error:
+            raise SettingsError(f"{source} {error}") from error
+        spelled[name] = source
+
+    for name, value in (_read_file(config_file) if config_file else {}).items():
+        _require_known(name, f"key {name!r} in {config_file}", SETTINGS)
+        take(name, value, f"{name} in {config_file}", strict=True)
+    for variable, text in _own_variables(environment).items():
+        name = variable.removeprefix(ENV_PREFIX).lower()
+        _require_known(variable, f"environment variable {variable}", [variable_of(known) for known in SETTINGS])
+        take(name, text, variable, strict=False)
+    for name, given in flags.items():
+        if given is not None and name in SETTINGS:
+            take(name, given, flag_of(name), strict=False)
+    front_end = {name: value for name, value in values.items() if name in _FRONT_END}
+    engine = {name: value for name, value in values.items() if name not in _FRONT_END}
+    return Settings(FrontEndSettings(**front_end), EngineSettings(**engine), spelled)
+
+
+def engine_config(settings: Settings) -> EngineConfig:
+    """What the engine is started with.
+
+    Raises ConfigError for settings that can't go together, SettingsError for a model that is not there.
+    """
+    check_config(settings.engine, settings.spelling)
+    folder = _model_folder(settings.front_end.model)
+    chosen = msgspec.structs.asdict(settings.engine)
+    served_name = settings.engine.served_name or folder.name
+    return EngineConfig(**{**chosen, "model": str(folder), "served_name": served_name, "spelled": _spelled(settings)})
+
+
+def _spelled(settings: Settings) -> dict[str, str]:
+    """What the engine's refusals call each setting, as text that can be sent: a file's name may hold any bytes."""
+    called = {name: settings.spelling(name) for name in SETTINGS}
+    return {name: text.encode("utf-8", "backslashreplace").decode("utf-8") for name, text in called.items()}
+
+
+def default_text(setting: Setting) -> str:
+    """A setting's default, as it would be written."""
+    return str(setting.default).lower() if setting.base is bool else str(setting.default)
+
+
+def _model_folder(model: str) -> Path:
+    if model == BUNDLED:
+        return BUNDLED_FOLDER
+    with contextlib.suppress(OSError, RuntimeError):  # too long for a path, or the home of somebody unknown
+        folder = Path(model).expanduser()
+        if folder.is_dir():
+            return folder.resolve()
+    if _HUB_ID.fullmatch(model):
+        name = model.split("/")[1]
+        raise SettingsError(
+            f"model {model!r} is no folder here and looks like a hub id; nothing is downloaded while serving, so fetch "
+            f"it first with `hf download {model} --local-dir {name}` and then give `--model {name}`"
+        )
+    raise SettingsError(f"model {shown(model)} is no folder; give one with config.json, safetensors and tokenizer.json")
+
+
+def _read_file(path: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"config file {path} can't be read: {error}") from error
+
+
+def _own_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables of settings, and others that begin as they do. Raises SettingsError for one under its old name."""
+    given = {variable: text for variable, text in environment.items() if not is_injected(variable, text)}
+    for name in ("config", *SETTINGS):
+        if (old := old_variable_of(name)) in given:
+            raise SettingsError(
+                f"environment variable {old} is not read any more; set {variable_of(name)}, with two underscores, and "
+                f"unset {old}"
+            )
+    return {
+        variable: text
+        for variable, text in given.items()
+        if variable.startswith(ENV_PREFIX) and variable != CONFIG_VARIABLE
+    }
+
+
+def _require_known(name: str, what: str, known: Iterable[str]) -> None:
+    if name in known:
+        return
+    raise SettingsError(f"{what} is no setting" + did_you_mean(name, known))

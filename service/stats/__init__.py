@@ -1,0 +1,1 @@
+"""The figures of the whole service, for Stats, WatchStats and Prometheus."""

@@ -1,0 +1,100 @@
+"""What Prometheus is told of the engine: under the names that vLLM made usual, and under our own what those lack.
+
+The former are what dashboards, autoscalers and the Gateway API inference extension read; what they mean is in vLLM's
+documentation, https://docs.vllm.ai/en/latest/usage/metrics/ and https://docs.vllm.ai/en/latest/design/metrics/.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client.core import Metric
+
+from runahead.runtime.wire.figures import EngineStats
+from runahead.runtime.wire.messages import EngineInfo
+from runahead.service.stats.metrics_families import counter, counters, engine_histogram, gauge, gauges
+
+# What an end is called there, by the engine's name for it.
+_FINISHED: Final = {
+    "END_OF_SEQUENCE": "stop",
+    "STOP": "stop",
+    "LENGTH": "length",
+    "CONTEXT_LENGTH": "length",
+    "ABORTED": "abort",
+    "CANCELLED": "abort",
+}
+
+
+def engine_metrics(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
+    """All families of the engine."""
+    yield from _usual(info, stats)
+    yield from _chain(stats)
+    blocks = {name: getattr(stats, f"blocks_{name}") for name in ("free", "owned", "fenced", "cached")}
+    yield gauges("runahead_kv_blocks", "KV blocks by state.", "state", blocks)
+    yield gauge("runahead_paused_requests", "Running requests that wait for KV blocks.", stats.paused)
+    yield gauge("runahead_preparing_requests", "Requests whose text is not tokenized yet.", stats.preparing)
+    yield counter("runahead_recomputed_tokens", "Tokens prefilled again after an eviction.", stats.recomputed_tokens)
+    yield counter("runahead_void_rows", "Rows whose token was dropped, since their request had ended.", stats.void_rows)
+    yield counter("runahead_front_ends_lost", "Connections of front ends that were lost.", stats.front_ends_lost)
+
+
+def _usual(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
+    labels = {"model_name": info.model, "engine": "0"}
+    held = stats.blocks_owned + stats.blocks_fenced
+    config = {
+        "block_size": str(info.block_size),
+        "num_gpu_blocks": str(stats.blocks_total),
+        "enable_prefix_caching": str(info.prefix_cache),
+        "cache_dtype": info.dtype,
+    }
+    yield gauge("vllm:num_requests_running", "Requests that have a row.", stats.running, labels)
+    yield gauge("vllm:num_requests_waiting", "Requests that wait for a row.", stats.waiting, labels)
+    share = held / stats.blocks_total if stats.blocks_total else 0.0
+    yield gauge("vllm:kv_cache_usage_perc", "KV blocks that requests hold, as a share of all, 0 to 1.", share, labels)
+    yield gauge("vllm:cache_config_info", "What the KV cache is, in labels.", 1, labels | config)
+    evicted = stats.events["evicted"].count if "evicted" in stats.events else 0
+    yield counter("vllm:num_preemptions", "Requests put back in the queue for want of KV blocks.", evicted, labels)
+    yield counter(
+        "vllm:prefix_cache_queries", "Tokens of prompts looked for in the prefix cache.", stats.queried_tokens, labels
+    )
+    yield counter("vllm:prefix_cache_hits", "Tokens of these that were there.", stats.cached_tokens, labels)
+    yield counter("vllm:prompt_tokens", "Tokens of the prompts of admitted requests.", stats.prompt_tokens, labels)
+    yield counter("vllm:generation_tokens", "Tokens generated and kept.", stats.generated_tokens, labels)
+    finished: Counter[str] = Counter(dict.fromkeys(_FINISHED.values(), 0))
+    for reason, count in stats.finished.items():
+        finished[_FINISHED.get(reason, reason.lower())] += count
+    yield counters("vllm:request_success", "Requests that have ended, by reason.", "finished_reason", finished, labels)
+    for name, what, times in (
+        ("time_to_first_token", "From submission to the first token.", stats.first_token),
+        ("inter_token_latency", "From one token of a request to its next.", stats.inter_token),
+        ("e2e_request_latency", "From submission to the end, of requests that came to a token.", stats.end_to_end),
+        ("request_queue_time", "From submission to admission.", stats.queue),
+    ):
+        yield engine_histogram(f"vllm:{name}_seconds", what, times, labels)
+
+
+def _chain(stats: EngineStats) -> Iterator[Metric]:
+    yield gauge(
+        "runahead_overlap_ratio", "Launches enqueued while the one before ran, as a share.", stats.overlap_ratio
+    )
+    yield gauge("runahead_ledger_depth", "Launches queued and uncommitted.", stats.ledger_depth)
+    yield gauge("runahead_ledger_depth_max", "The most that there were.", stats.ledger_depth_max)
+    yield gauge("runahead_run_ahead", "The depth that was asked for; 0 is serial.", stats.run_ahead)
+    yield counters("runahead_launches", "Launches enqueued, by kind.", "kind", stats.launches_by_kind)
+    yield counter("runahead_device_busy_seconds", "From the start of a launch to its end.", stats.device_busy_s)
+    yield counter(
+        "runahead_device_idle_seconds", "Between launches, those after an idle chain left out.", stats.device_idle_s
+    )
+    yield counter(
+        "runahead_device_idle_inside_seconds",
+        "Of the busy time, at most, without anything to run.",
+        stats.device_idle_inside_s,
+    )
+    yield counter("runahead_host_seconds", "Of the engine's loop itself, without waits.", stats.host_s)
+    yield counter("runahead_graph_captures", "Graphs captured.", stats.graph_captures)
+    yield counter("runahead_graph_replays", "Graphs replayed.", stats.graph_replays)
+    yield counters("runahead_fallbacks", "Launches that were not one graph, by reason.", "reason", stats.fallbacks)
+    yield counters("runahead_barriers", "Drains of the chain, by reason.", "reason", stats.barriers)
+    yield counters("runahead_barrier_seconds", "What drains of the chain cost, by reason.", "reason", stats.barrier_s)

@@ -1,0 +1,114 @@
+"""The figures of the engine, the front ends and the service as a whole, as a `ServerStats` message.
+
+A figure has the same name on both sides, or that of its group beside it in the engine's: `tokens.void_rows` of the
+contract is the engine's `void_rows`, `blocks.free` is `blocks_free` and `tokens.cached` is `cached_tokens`. Figures for
+which that does not hold are in `_OTHER_NAMES`, those that are made of others in `server_stats`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import msgspec
+
+from runahead.runtime.wire.figures import EngineStats, HistogramStats
+from runahead.runtime.wire.histogram import BOUNDS_S, quantile
+from runahead.service.shared_memory.board import FrontEndCounters
+from runahead.service.shared_memory.process_table import ProcessFigures
+from runahead.v1 import BarrierStats, FrontEndStats, HeldStats, Histogram, ProcessStats, Quantiles, ServerStats
+
+_OTHER_NAMES: Final = {"graphs.captures": "graph_captures", "graphs.replays": "graph_replays"}
+_GROUPS: Final = ("requests", "tokens", "blocks", "rows", "penalty_slots", "chain", "graphs", "lifecycle")
+_CONTRACT: Final[Any] = ServerStats.DESCRIPTOR  # its class depends on protobuf's implementation
+
+
+def _engine_name(group: str, figure: str) -> str:
+    """What the engine calls a figure of the contract."""
+    if other := _OTHER_NAMES.get(f"{group}.{figure}"):
+        return other
+    names = {figure, f"{group}_{figure}", f"{figure}_{group}"} & set(EngineStats.__struct_fields__)
+    assert len(names) == 1, f"{group}.{figure} of the contract is one field of EngineStats, and not {sorted(names)}"
+    return names.pop()
+
+
+_NAMES: Final[dict[str, dict[str, str]]] = {
+    group: {
+        figure.name: _engine_name(group, figure.name) for figure in _CONTRACT.fields_by_name[group].message_type.fields
+    }
+    for group in _GROUPS
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceFigures:
+    """What neither the engine nor a front end counts. connections: open on the service's port. refusals: by reason.
+    queued_tokens, tokenizing_bytes, uploads: what open calls hold."""
+
+    version: str
+    server_id: str
+    connections: int
+    processes: Sequence[ProcessFigures]
+    refusals: Mapping[str, int]
+    queued_tokens: int
+    tokenizing_bytes: int
+    uploads: int
+
+
+def server_stats(engine: EngineStats, counters: FrontEndCounters, service: ServiceFigures) -> ServerStats:
+    """All figures of `Stats`."""
+    stats = ServerStats(
+        uptime_s=engine.uptime_s,
+        barriers={
+            reason: BarrierStats(count=count, seconds=engine.barrier_s.get(reason, 0.0))
+            for reason, count in engine.barriers.items()
+        },
+        first_token_s=_quantiles(engine.first_token),
+        inter_token_s=_quantiles(engine.inter_token),
+        first_token_histogram=_histogram(engine.first_token),
+        inter_token_histogram=_histogram(engine.inter_token),
+        queue_histogram=_histogram(engine.queue),
+        end_to_end_histogram=_histogram(engine.end_to_end),
+        front_end=FrontEndStats(**asdict(counters)),
+        version=service.version,
+        server_id=service.server_id,
+        connections=service.connections,
+        processes=[ProcessStats(**asdict(process)) for process in service.processes],
+        refusals=service.refusals,
+        held=HeldStats(
+            queued_tokens=service.queued_tokens, tokenizing_bytes=service.tokenizing_bytes, uploads=service.uploads
+        ),
+    )
+    for group, names in _NAMES.items():
+        message = getattr(stats, group)
+        message.SetInParent()
+        for figure, name in names.items():
+            _set(message, figure, getattr(engine, name))
+    return stats
+
+
+def _set(message: Any, figure: str, value: object) -> None:
+    """value: a number, or numbers or structs by a key."""
+    if not isinstance(value, Mapping):
+        setattr(message, figure, value)
+        return
+    entries = getattr(message, figure)
+    for key, inner in value.items():
+        if not isinstance(inner, msgspec.Struct):
+            entries[key] = inner
+            continue
+        entries[key].SetInParent()
+        for name, number in msgspec.structs.asdict(inner).items():
+            setattr(entries[key], name, number)
+
+
+def _quantiles(times: HistogramStats) -> Quantiles:
+    """None where nothing was measured."""
+    if not any(times.counts):
+        return Quantiles()
+    return Quantiles(p50=quantile(times.counts, 0.5), p90=quantile(times.counts, 0.9), p99=quantile(times.counts, 0.99))
+
+
+def _histogram(times: HistogramStats) -> Histogram:
+    return Histogram(bounds_s=BOUNDS_S, counts=times.counts, count=sum(times.counts), sum_s=times.sum_s)

@@ -1,0 +1,150 @@
+"""The figures of the service for whoever asks: once, or as often as they change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+import grpc
+
+from runahead.runtime.wire.figures import EngineStats
+from runahead.service.calls.call import current_call
+from runahead.service.calls.stream_writer import StreamWriter
+from runahead.service.contract.errors import Violation, exhausted, invalid_argument, shutting_down
+from runahead.service.contract.limits import LIMITS
+from runahead.service.contract.validation import check_known
+from runahead.service.engine.engine_client import EngineClient
+from runahead.service.shared_memory.board import Board, Line
+from runahead.service.shared_memory.held import Resource
+from runahead.service.stats.stats import ServiceFigures, server_stats
+from runahead.v1 import ServerStats, WatchStatsRequest, WatchStatsResponse
+
+_DEFAULT_S: Final = 1.0  # between two messages to a watcher
+_LEAST_S: Final = 0.05  # the engine gathers its figures no oftener
+_MOST_S: Final = 3600.0
+_LOOK_S: Final = 0.25  # from one look at figures that do not change to the next
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class StatsFeed:
+    """counters: this process's line of the board. version: of the server. stalled_s: see `StreamWriter`."""
+
+    def __init__(self, engine: EngineClient, board: Board, counters: Line, version: str, stalled_s: float) -> None:
+        self._engine = engine
+        self._board = board
+        self._counters = counters
+        self._version = version
+        self._stalled_s = stalled_s
+        self._watchers: dict[asyncio.Task[Any], str] = {}  # by the task that serves the call: its caller's name
+        self._closed = False
+        self._question: asyncio.Task[EngineStats] | None = None  # to the engine, on behalf of all watchers
+
+    def close(self) -> None:
+        """Ends every watcher, and takes no more: UNAVAILABLE, reason SHUTDOWN."""
+        self._closed = True
+        for task in self._watchers:
+            task.cancel()
+
+    async def stats(self) -> ServerStats:
+        """All figures, none older than the question. Raises EngineLostError, also at once if the engine is silent."""
+        return self._with_ours(await self._engine.stats())
+
+    async def watch(self, request: WatchStatsRequest, context: _Context) -> None:
+        """Writes the figures, and again whenever one has changed. Ends by an exception only: ServiceError, or
+        EngineLostError, also if the engine falls silent, or StalledReaderError."""
+        least_s = _interval_s(request)
+        async with StreamWriter(context, self._stalled_s) as writer:
+            with self._watching(context):
+                await self._tell(least_s, writer)
+
+    async def _tell(self, least_s: float, writer: StreamWriter) -> None:
+        told = b""
+        while True:
+            stats = self._with_ours(await self._shared())
+            now = _what_changes(stats)
+            if now != told:
+                if not told:
+                    await writer.begin(current_call().trace.headers)
+                await writer.write(WatchStatsResponse(stats=stats))
+            if self._closed:
+                raise shutting_down()
+            await asyncio.sleep(least_s if now != told else min(least_s, _LOOK_S))
+            told = now
+
+    def _with_ours(self, engine: EngineStats) -> ServerStats:
+        """The sums of all front ends beside it, and that it is this process that says so."""
+        table, held = self._board.processes, self._board.held.in_all().tolist()
+        figures = ServiceFigures(
+            self._version,
+            self._engine.server_id,
+            table.connections,
+            table.read(),
+            self._board.refusals(),
+            queued_tokens=held[Resource.QUEUED_TOKENS],
+            tokenizing_bytes=held[Resource.TOKENIZING_BYTES],
+            uploads=held[Resource.UPLOADS],
+        )
+        counters = replace(self._board.total(), answered_by=self._counters.answered_by)
+        return server_stats(engine, counters, figures)
+
+    async def _shared(self) -> EngineStats:
+        """The engine is asked once for all watchers that ask meanwhile. Raises EngineLostError."""
+        if self._question is None or self._question.done():
+            self._question = asyncio.create_task(self._engine.stats())
+            self._question.add_done_callback(lambda task: task.cancelled() or task.exception())  # all may be gone
+        return await asyncio.shield(self._question)
+
+    @contextmanager
+    def _watching(self, context: _Context) -> Iterator[None]:
+        """One of the watchers that there may be, and of those of its caller, who has half of them where callers have
+        names. Raises ServiceError (RESOURCE_EXHAUSTED or UNAVAILABLE)."""
+        if self._closed:
+            raise shutting_down()
+        if len(self._watchers) >= LIMITS.stats_watchers:
+            sentence = f"{LIMITS.stats_watchers} calls of WatchStats are open, which is this process's limit"
+            raise exhausted("WATCHERS_LIMIT", sentence, LIMITS.retry_s)
+        caller, share = current_call().caller, LIMITS.stats_watchers // 2
+        if caller and list(self._watchers.values()).count(caller) >= share:
+            sentence = f"you have {share} calls of WatchStats open, which is a caller's limit in this process"
+            raise exhausted("WATCHERS_LIMIT", sentence, LIMITS.retry_s, subject=f"caller:{caller}")
+        task = asyncio.current_task()
+        assert task is not None
+        self._watchers[task] = caller
+        self._counters.stats_watchers = len(self._watchers)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self._closed or context.cancelled():
+                raise
+            task.uncancel()
+            raise shutting_down() from None
+        finally:
+            del self._watchers[task]
+            self._counters.stats_watchers = len(self._watchers)
+
+
+def _interval_s(request: WatchStatsRequest) -> float:
+    """Raises ServiceError (INVALID_ARGUMENT)."""
+    check_known(request)
+    if not request.HasField("interval"):
+        return _DEFAULT_S
+    seconds = request.interval.seconds + request.interval.nanos * 1e-9
+    if not _LEAST_S <= seconds <= _MOST_S:
+        sentence = f"interval must be {_LEAST_S:g} to {_MOST_S:g} seconds, and is {seconds:g}"
+        raise invalid_argument([Violation("interval", sentence)])
+    return seconds
+
+
+def _what_changes(stats: ServerStats) -> bytes:
+    """The figures without those that change while nothing happens."""
+    rest = ServerStats()
+    rest.CopyFrom(stats)
+    rest.ClearField("uptime_s")
+    rest.ClearField("processes")
+    rest.chain.ClearField("host_s")
+    rest.chain.ClearField("waits")
+    return rest.SerializeToString(deterministic=True)

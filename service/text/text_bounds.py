@@ -1,0 +1,75 @@
+"""How many bytes of a text a token stands for at most: so a text that is too long is known before it is tokenized."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from runahead.runtime.rounding import ceil_div
+from runahead.runtime.wire.messages import EngineInfo
+from runahead.service.contract.errors import Violation, invalid_argument
+from runahead.service.text.token_bytes import CHARACTERS_OF_BYTES, TokenBytes
+
+_COMPOSED: Final = 3  # bytes of a text that canonical composition may make one byte of: a syllable of Hangul, 9 to 3
+_BYTE_NAMES: Final = tuple(f"<0x{byte:02X}>" for byte in range(256))
+_KEEPING: Final = frozenset(
+    {"ByteLevel", "Metaspace", "Digits", "Split"}
+)  # kinds that only cut, if they remove nothing
+
+
+def longest_token_bytes(description: Mapping[str, Any], table: TokenBytes) -> int | None:
+    """Bytes of UTF-8 that one token takes of a text, at most. None where it can't be said: where a tokenizer drops
+    something, or makes one token of any number of characters.
+
+    description: of a tokenizer, as `tokenizer.json` has it.
+    """
+    model, added = description["model"], description["added_tokens"]
+    factor = _shrinks_by(description["normalizer"])
+    if model["type"] != "BPE" or not factor or not _keeps_all(description["pre_tokenizer"]):
+        return None
+    # Without these there are characters that no token stands for.
+    alphabet = _BYTE_NAMES if model.get("byte_fallback") else CHARACTERS_OF_BYTES
+    if not model["vocab"].keys() >= set(alphabet) or any(token["lstrip"] or token["rstrip"] for token in added):
+        return None
+    longest = max((len(token["content"].encode()) for token in added), default=1)
+    return factor * max(longest, table.longest[0])
+
+
+def check_can_fit(text: str, longest_token: int | None, info: EngineInfo) -> None:
+    """Raises ServiceError (INVALID_ARGUMENT) for a text of more tokens than the context takes, whatever they are.
+
+    longest_token: what `longest_token_bytes` says.
+    """
+    if longest_token is None:
+        return
+    size, longest_prompt = len(text.encode()), info.context_length - 1
+    least = ceil_div(size, longest_token)
+    if least > longest_prompt:
+        sentence = (
+            f"text has {size} bytes, which are at least {least} tokens, and the context of {info.context_length} "
+            f"leaves room for a prompt of {longest_prompt}"
+        )
+        raise invalid_argument([Violation("text", sentence)])
+
+
+def _shrinks_by(normalizer: Mapping[str, Any] | None) -> int:
+    """Bytes that it makes one of, at most. 0: nobody knows."""
+    match normalizer:
+        case None | {"type": "Prepend"} | {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}:
+            return 1  # of a space it makes more bytes, which the table of tokens has as a space again
+        case {"type": "NFC"}:
+            return _COMPOSED
+        case {"type": "Sequence", "normalizers": list(parts)}:
+            factor = 1
+            for part in parts:
+                factor *= _shrinks_by(part)
+            return factor
+    return 0
+
+
+def _keeps_all(pre_tokenizer: Mapping[str, Any] | None) -> bool:
+    if pre_tokenizer is None:
+        return True
+    if pre_tokenizer["type"] == "Sequence":
+        return all(map(_keeps_all, pre_tokenizer["pretokenizers"]))
+    return pre_tokenizer["type"] in _KEEPING and pre_tokenizer.get("behavior") != "Removed"

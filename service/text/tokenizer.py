@@ -1,0 +1,225 @@
+"""Text to token ids, and token ids to bytes, with the tokenizer of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from runahead.runtime.checkpoint import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
+from runahead.runtime.wire.engine_config import ConfigError
+from runahead.service.text.text_bounds import longest_token_bytes
+from runahead.service.text.text_cuts import LONG, can_be_cut, cut_behind
+from runahead.service.text.token_bytes import TokenBytes, token_bytes
+from runahead.service.text.turn_pool import TurnPool
+
+_THREADS: Final = 2
+# What is shorter is done on the event loop, in half a millisecond: it would take as long to hand it over.
+_INLINE_CHARACTERS: Final = 1024
+_INLINE_IDS: Final = 4096
+_LONG_IDS: Final = 1 << 16  # that take some 10 ms to be made text of
+_NO_IDS: Final = np.zeros(0, np.int32)
+_MAX_CONFIG_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokenText:
+    """A special token: its id, and how it is written in a text."""
+
+    token_id: int
+    content: str
+
+
+class TextTokenizer:
+    """The tokenizer of a checkpoint folder, to be used on one event loop.
+
+    longest_token_bytes: bytes of a text that one token takes at most; None where that can't be said.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, chat_template: str | None = None) -> None:
+        """Raises ConfigError for a kind of decoder that is not supported."""
+        self._tokenizer = tokenizer
+        self._pool = TurnPool(_THREADS, "tokenize")
+        self.chat_template = chat_template
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_tokens = tuple(
+            SpecialTokenText(token_id, token.content) for token_id, token in sorted(added.items()) if token.special
+        )
+        description = json.loads(tokenizer.to_str())
+        special = {token.token_id for token in self.special_tokens}
+        self.token_bytes: TokenBytes = token_bytes(tokenizer, special, description)
+        self.longest_token_bytes = longest_token_bytes(description, self.token_bytes)
+        self._around = self._special_tokens_around() if can_be_cut(description) else None
+
+    def encodes_at_once(self, text: str) -> bool:
+        """`encode` waits for nothing."""
+        return len(text) <= _INLINE_CHARACTERS
+
+    async def encode(self, text: str, add_special_tokens: bool = True, caller: int = 0) -> NDArray[np.int32]:
+        """int32 [n]. A long text is tokenized beside the event loop, in pieces where that changes no token.
+
+        caller: callers take turns. If cancelled, the piece that is being tokenized is the last.
+        """
+        if self.encodes_at_once(text):
+            return self._encode(text, add_special_tokens)
+        if self._around is None:
+            whole = _WholeText(text, lambda: self._encode(text, add_special_tokens))
+            await self._pool.do(caller, whole)
+            return whole.ids
+        cut = _CutText(text, lambda piece: self._encode(piece, False))
+        await self._pool.do(caller, cut)
+        before, behind = self._around if add_special_tokens else (_NO_IDS, _NO_IDS)
+        return np.concatenate([before, *cut.parts, behind])
+
+    async def decode(self, ids: Sequence[int], include_special_tokens: bool = False, caller: int = 0) -> str:
+        """The text of a whole sequence, as the tokenizer itself defines it. caller: as for `encode`."""
+        if len(ids) <= _INLINE_IDS:
+            return self._decode(ids, include_special_tokens)
+        decoding = _Decoding(ids, include_special_tokens, self._decode)
+        await self._pool.do(caller, decoding)
+        return decoding.text
+
+    @property
+    def waiting(self) -> int:
+        """Texts and sequences that wait for a turn."""
+        return self._pool.waiting
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._pool.close()
+
+    def _encode(self, text: str, add_special_tokens: bool) -> NDArray[np.int32]:
+        # The batch call, unlike the single one, lets other threads run.
+        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        return np.asarray(encoding.ids, np.int32)
+
+    def _special_tokens_around(self) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:
+        """What the tokenizer puts before and behind any text, as around a letter: int32 [n] each. None: it does
+        something else."""
+        bare, dressed = self._encode("a", False), self._encode("a", True)
+        for place in range(len(dressed) - len(bare) + 1):
+            if np.array_equal(dressed[place : place + len(bare)], bare):
+                return dressed[:place], dressed[place + len(bare) :]
+        return None
+
+    def _decode(self, ids: Sequence[int], include_special_tokens: bool) -> str:
+        (text,) = self._tokenizer.decode_batch([list(ids)], skip_special_tokens=not include_special_tokens)
+        return str(text)
+
+
+class _WholeText:
+    """A text on its way to ids, in one turn: it can't be cut. encode: makes int32 [n] of it."""
+
+    def __init__(self, text: str, encode: Callable[[], NDArray[np.int32]]) -> None:
+        self.is_long = len(text) > LONG
+        self.ids = _NO_IDS
+        self._encode = encode
+
+    def turn(self) -> bool:
+        self.ids = self._encode()
+        return True
+
+
+class _CutText:
+    """A text on its way to ids: a turn is a piece of it, of which `encode` makes int32 [n] without special tokens.
+
+    parts: of the pieces, in order.
+    """
+
+    def __init__(self, text: str, encode: Callable[[str], NDArray[np.int32]]) -> None:
+        self.parts: list[NDArray[np.int32]] = []
+        self._text = text
+        self._encode = encode
+        self._begin_piece(0)
+
+    @property
+    def is_long(self) -> bool:
+        return self._end is None
+
+    def turn(self) -> bool:
+        end = cut_behind(self._text, self._start, len(self._text)) if self._end is None else self._end
+        self.parts.append(self._encode(self._text[self._start : end]))
+        if end is None or end == len(self._text):
+            return True
+        self._begin_piece(end)
+        return False
+
+    def _begin_piece(self, start: int) -> None:
+        """Its end is not known where no place for a cut is near: to look for it is a part of its turn."""
+        self._start = start
+        self._end = cut_behind(self._text, start, LONG)
+
+
+class _Decoding:
+    """Ids on their way to text, in one turn."""
+
+    def __init__(self, ids: Sequence[int], include_special: bool, decode: Callable[[Sequence[int], bool], str]) -> None:
+        self._ids = ids
+        self._include_special = include_special
+        self._decode = decode
+        self.is_long = len(ids) > _LONG_IDS
+        self.text = ""
+
+    def turn(self) -> bool:
+        self.text = self._decode(self._ids, self._include_special)
+        return True
+
+
+def load_tokenizer(folder: Path) -> TextTokenizer:
+    """The tokenizer of a checkpoint.
+
+    Raises ConfigError naming the file that is missing, unreadable or of a kind that is not supported, and the setting
+    by which the checkpoint is served nevertheless.
+    """
+    try:
+        return _load(folder)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; with --tokenizer none it is served to those who send token ids") from error
+
+
+def _load(folder: Path) -> TextTokenizer:
+    path = folder / TOKENIZER
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing: a checkpoint needs its tokenizer beside it")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError(f"{path} is not a readable tokenizer: {error}") from error
+    # A tokenizer may be saved with truncation or padding switched on; either would change prompts silently.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return TextTokenizer(tokenizer, _chat_template(folder))
+
+
+def _chat_template(folder: Path) -> str | None:
+    """The default chat template as text: from its own file, or from tokenizer_config.json."""
+    own = folder / CHAT_TEMPLATE
+    if own.is_file():
+        return _read_text(own)
+    path = folder / TOKENIZER_CONFIG
+    if not path.is_file():
+        return None
+    try:
+        config: Any = json.loads(_read_text(path))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    template = config.get("chat_template") if isinstance(config, dict) else None
+    if isinstance(template, list):  # several, by name
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _read_text(path: Path) -> str:
+    if path.stat().st_size > _MAX_CONFIG_BYTES:
+        raise ConfigError(f"{path} is over {_MAX_CONFIG_BYTES} bytes")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8") from error

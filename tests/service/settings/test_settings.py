@@ -1,0 +1,305 @@
+"""Settings: a flag over the environment over the file over the default, and a sentence for what can't be."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, EngineSettings
+from runahead.service.settings.settings import (
+    SETTINGS,
+    FrontEndSettings,
+    Settings,
+    SettingsError,
+    add_flags,
+    engine_config,
+    flag_of,
+    load_settings,
+)
+from runahead.service.settings.variables import variable_of
+
+FLAGS = {name: flag_of(name) for name in SETTINGS}
+
+
+def parse(*arguments: str) -> dict[str, object]:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_flags(parser)
+    return vars(parser.parse_args(arguments))
+
+
+def chosen(settings: Settings) -> dict[str, object]:
+    """Every setting's value, by name."""
+    return {**msgspec.structs.asdict(settings.front_end), **msgspec.structs.asdict(settings.engine)}
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    return tmp_path / "runahead.toml"
+
+
+def test_without_any_setting_every_default_holds() -> None:
+    assert load_settings(parse(), {}) == Settings()
+
+
+def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(config_file: Path) -> None:
+    config_file.write_text("port = 1001\nmax_rows = 11\nmax_queue = 12\n")
+    environment = {"RUNAHEAD__PORT": "1002", "RUNAHEAD__MAX_ROWS": "21"}
+    settings = load_settings(parse("--port", "1003"), environment, str(config_file))
+    assert (settings.front_end.port, settings.engine.max_rows, settings.engine.max_queue) == (1003, 21, 12)
+    assert settings.engine.block_size == Settings().engine.block_size
+    called = {name: settings.spelling(name) for name in ("port", "max_rows", "max_queue", "block_size")}
+    assert called == {
+        "port": "--port",
+        "max_rows": "RUNAHEAD__MAX_ROWS",
+        "max_queue": f"max_queue in {config_file}",
+        "block_size": "--block-size",
+    }
+
+
+def test_the_environment_may_name_the_file(config_file: Path) -> None:
+    config_file.write_text('host = "::1"')
+    assert load_settings({}, {"RUNAHEAD__CONFIG": str(config_file)}).front_end.host == "::1"
+
+
+def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> None:
+    changed: dict[str, Any] = {
+        "model": "elsewhere", "served_name": "name", "load_format": "dummy", "tokenizer": "none", "device": "cuda",
+        "dtype": "bfloat16", "exact": "on",
+        "run_ahead": 4, "run_ahead_tokens": 7, "max_rows": 8, "max_queue": 9, "context_length": 10, "block_size": 32,
+        "num_blocks": 12, "prefill_chunk": 64, "max_prefill_tokens": 65, "prefix_cache": False, "penalty_slots": 5,
+        "log_interval": 6, "log_mode": "barrier", "threads": 3, "launch_timeout_s": 60.5,
+        "host": "localhost", "port": 1, "frontends": 3, "insecure": True, "max_streams": 2, "log_level": "debug",
+        "log_format": "console", "jitter_seed": 5, "shutdown_grace_s": 2.5, "counters_from": 12,
+        "gpu_capability": "8.0", "kernel_cache": "/kernels",
+        "tls_cert": "c.pem", "tls_key": "k.pem", "tls_client_ca": "a.pem", "callers": "callers.txt",
+        "max_connections": 3, "max_connection_streams": 4, "max_connection_idle_s": 5.5, "max_connection_age_s": 6.5,
+        "max_connection_age_grace_s": 7.5, "handshake_timeout_s": 8.5, "upload_timeout_s": 9.5,
+        "max_metadata_bytes": 2048, "max_pending_calls": 11, "pending_timeout_s": 12,
+        "max_caller_streams": 1, "max_queued_tokens": 13, "max_caller_queued_tokens": 3, "max_tokenizing_bytes": 14,
+        "max_caller_tokenizing_bytes": 4, "max_uploads": 15, "max_caller_uploads": 5,
+        "keepalive_time_s": 13.5, "keepalive_timeout_s": 14.5, "min_ping_interval_s": 15.5, "max_ping_strikes": 16,
+        "max_request_bytes": 1717, "max_response_bytes": 1818181, "max_completion_s": 19.5, "stalled_stream_s": 20.5,
+        "plaintext_tokens": True, "share_prefix_cache": True, "reflection": False, "request_log": False,
+        "otlp_endpoint": "http://c:1", "vllm_facade": True,
+        "health_host": "::1", "health_port": 13, "control_port": 14, "metrics_host": "::1", "metrics_port": 15,
+    }  # fmt: skip
+    assert set(changed) == set(SETTINGS), "this test must name every setting"
+    defaults = chosen(Settings())
+    assert not [name for name, value in changed.items() if value == defaults[name]], "none is its default"
+
+    flags = []
+    for name, value in changed.items():
+        flags.append(("--no-" if value is False else "--") + name.replace("_", "-"))
+        if not isinstance(value, bool):
+            flags.append(str(value))
+    assert chosen(load_settings(parse(*flags), {})) == changed
+
+    environment = {"RUNAHEAD__" + name.upper(): str(value) for name, value in changed.items()}
+    assert chosen(load_settings({}, environment)) == changed
+
+    lines = [
+        f"{name} = {str(value).lower() if isinstance(value, bool) else repr(value)}" for name, value in changed.items()
+    ]
+    config_file.write_text("\n".join(lines))
+    assert chosen(load_settings({}, {}, str(config_file))) == changed
+
+
+def test_a_switch_can_be_turned_off_again_by_a_flag() -> None:
+    assert load_settings(parse("--no-insecure"), {"RUNAHEAD__INSECURE": "true"}).front_end.insecure is False
+
+
+@pytest.mark.parametrize(
+    ("environment", "file_text", "flags", "named"),
+    [
+        ({"RUNAHEAD__PROT": "1"}, "", {}, "RUNAHEAD__PROT is no setting; did you mean RUNAHEAD__PORT?"),
+        ({"RUNAHEAD__PORT": "many"}, "", {}, "RUNAHEAD__PORT must be a whole number from 0 to 65535"),
+        ({}, "prot = 1", {}, "'prot' in .* is no setting; did you mean port?"),
+        ({}, "port = '1'", {}, "port in .* must be a whole number"),
+        ({}, "port = [", {}, "can't be read"),
+        ({}, "", {"port": "70000"}, "--port must be between 0 and 65535, and is 70000"),
+        ({}, "", {"run_ahead": "5"}, "--run-ahead must be .*serial"),
+        ({}, "", {"device": "tpu"}, "--device must be cpu or cuda"),
+        ({}, "", {"exact": "always"}, "--exact must be auto, on or off, and is 'always'"),
+        ({}, "", {"tokenizer": "mine"}, "--tokenizer must be auto or none, and is 'mine'"),
+        ({"RUNAHEAD__INSECURE": "perhaps"}, "", {}, "RUNAHEAD__INSECURE must be true or false"),
+        ({}, "", {"max_streams": "0"}, "--max-streams must be between 1 and 100000, and is 0"),
+        ({}, "", {"shutdown_grace_s": "-1"}, "--shutdown-grace-s must be between 0 and 3600, and is -1"),
+        ({}, "", {"shutdown_grace_s": "nan"}, "--shutdown-grace-s must be between 0 and 3600, and is nan"),
+        ({}, "", {"log_mode": "drain"}, "--log-mode must be events or barrier, and is 'drain'"),
+        ({}, "prefix_cache = 1", {}, "prefix_cache in .* must be true or false"),
+        ({"RUNAHEAD__PENALTY_SLOTS": "few"}, "", {}, "RUNAHEAD__PENALTY_SLOTS must be a whole number"),
+        ({}, "", {"log_interval": "1.5"}, "--log-interval must be a whole number"),
+        ({}, "", {"served_name": "\udcff"}, r"--served-name must be text in UTF-8, and is '\\udcff'"),
+        ({}, "", {"launch_timeout_s": "soon"}, "--launch-timeout-s must be a number above 0, at most 604800"),
+        ({}, "", {"launch_timeout_s": "0"}, "--launch-timeout-s must be more than 0 and at most 604800, and is 0"),
+        ({}, "", {"launch_timeout_s": "inf"}, "--launch-timeout-s must be more than 0 and at most 604800, and is inf"),
+        ({}, "", {"max_rows": "0"}, "--max-rows must be between 1 and 512, and is 0"),
+        ({"RUNAHEAD__MAX_ROWS": "513"}, "", {}, "RUNAHEAD__MAX_ROWS must be between 1 and 512, and is 513"),
+        ({}, "max_rows = 0", {}, "max_rows in .* must be between 1 and 512, and is 0"),
+        ({}, "", {"run_ahead": "0"}, "--run-ahead must be serial, 1, 2, 3 or 4, and is '0'"),
+        ({}, "", {"jitter_seed": "-1"}, "--jitter-seed must be between 0 and 9223372036854775807, and is -1"),
+        ({}, "jitter_seed = 1.5", {}, "jitter_seed in .* must be a whole number"),
+    ],
+)
+def test_an_unknown_or_impossible_setting_is_named(
+    environment: dict[str, str], file_text: str, flags: dict[str, object], named: str, config_file: Path
+) -> None:
+    config_file.write_text(file_text)
+    with pytest.raises(SettingsError, match=named):
+        load_settings(flags, environment, str(config_file))
+
+
+NO_VALUE = ["", "x", "1.5.", "-1", "9" * 30, "9" * 5000, "nan", "inf", "1e400", "0x1G", "[1]", "\udcff"]
+"""Text that is no value of most settings; the last is what an undecodable byte becomes in an argument or a variable."""
+
+
+def accepted_or_refused(name: str, flags: Mapping[str, object], environment: Mapping[str, str]) -> str | None:
+    """The sentence that refuses the settings, before anything is started; None where they are taken."""
+    try:
+        config = engine_config(load_settings(flags, environment))
+        msgspec.json.encode(config)  # as it goes to the engine
+    except (SettingsError, ConfigError) as refusal:
+        return str(refusal)
+    return None
+
+
+@pytest.mark.parametrize("text", NO_VALUE, ids=lambda text: ascii(text[:6]))
+@pytest.mark.parametrize("name", SETTINGS)
+def test_whatever_is_given_is_taken_or_refused_with_a_sentence_that_names_it(name: str, text: str) -> None:
+    for flags, environment, spelled in [
+        ({name: text}, {}, flag_of(name)),
+        ({}, {variable_of(name): text}, variable_of(name)),
+    ]:
+        sentence = accepted_or_refused(name, flags, environment)
+        if sentence is None:
+            continue
+        assert spelled in sentence or name == "model"  # which is a folder that is not there
+        assert text == "9" * 5000 or text == "" or text.strip("'") in sentence or ascii(text).strip("'") in sentence
+        assert any(words in sentence for words in ("must be", "is no folder")), sentence
+        assert "invalid" not in sentence and "codec" not in sentence
+        assert len(sentence) < 300 and "\n" not in sentence
+
+
+def test_no_setting_takes_all_that_is_no_value() -> None:
+    """The test above asks nothing of a setting that takes everything: these are names, and taken as they are. A file
+    that can't be opened is named at the start."""
+    takes_all = {
+        name
+        for name in SETTINGS
+        if all(accepted_or_refused(name, {name: text}, {}) is None for text in NO_VALUE if text != "\udcff")
+    }
+    assert takes_all == {
+        "served_name",
+        "host",
+        "health_host",
+        "metrics_host",
+        "tls_cert",
+        "tls_key",
+        "tls_client_ca",
+        "callers",
+        "otlp_endpoint",
+    }
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"absent\.toml can't be read"):
+        load_settings({}, {}, str(tmp_path / "absent.toml"))
+
+
+def test_variables_of_other_programs_are_nobodys_business() -> None:
+    assert load_settings({}, {"PATH": "/bin", "RUNAHEADS": "1"}) == Settings()
+
+
+def test_the_engine_gets_what_was_set(tmp_path: Path) -> None:
+    settings = Settings(
+        FrontEndSettings(model=str(tmp_path)),
+        EngineSettings(run_ahead=0, max_rows=3, threads=1, jitter_seed=9, counters_from=4),
+    )
+    assert engine_config(settings) == EngineConfig(
+        model=str(tmp_path),
+        served_name=tmp_path.name,
+        spelled=FLAGS,
+        run_ahead=0,
+        max_rows=3,
+        threads=1,
+        jitter_seed=9,
+        counters_from=4,
+    )
+
+
+def test_every_setting_of_the_engine_reaches_it(tmp_path: Path) -> None:
+    flags = {
+        "model": str(tmp_path), "served_name": "name", "load_format": "dummy", "device": "cuda", "dtype": "float16",
+            "exact": "off",
+        "run_ahead": "serial", "run_ahead_tokens": "600", "max_rows": "8", "max_queue": "9", "context_length": "10",
+        "block_size": "32", "num_blocks": "11", "prefill_chunk": "64", "max_prefill_tokens": "65",
+        "prefix_cache": "false", "penalty_slots": "5", "log_interval": "1", "log_mode": "barrier",
+        "launch_timeout_s": "60.5", "counters_from": "12", "gpu_capability": "8.0",
+        "kernel_cache": "/kernels",
+    }  # fmt: skip
+    config = msgspec.structs.asdict(engine_config(load_settings(flags, {})))
+    given = {name: SETTINGS[name].read(text, strict=False) for name, text in flags.items()}
+    of_the_cpu = {"threads": 0, "jitter_seed": None}  # these are refused beside device cuda, and tested above
+    assert config == {**given, **of_the_cpu, "spelled": FLAGS}
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "file_text", "sentence"),
+    [
+        ({"prefill_chunk": "24"}, {}, "", r"^--prefill-chunk \(24\) must be a multiple of --block-size \(16\)$"),
+        ({}, {"RUNAHEAD__BLOCK_SIZE": "24"}, "", "^RUNAHEAD__BLOCK_SIZE must be a power of two, and is 24$"),
+        ({"device": "cuda"}, {"RUNAHEAD__THREADS": "3"}, "", r"^RUNAHEAD__THREADS \(3\) .* with --device cuda$"),
+        ({}, {}, "num_blocks = 1", r"^num_blocks in .*\.toml must be at least 2 \(one is the null block\), and is 1$"),
+        ({"max_rows": "9"}, {}, "num_blocks = 9", r"^--max-rows \(9\) .* 9 \(num_blocks in .*\.toml\) can serve: "),
+        ({"log_mode": "barrier"}, {}, "", "^--log-mode barrier has no effect with --log-interval 0: no launch"),
+        ({"dtype": "float16"}, {}, "", "^--device cpu computes in float32; --dtype float16 can't be combined with it$"),
+    ],
+)
+def test_settings_that_cannot_go_together_are_called_what_the_user_called_them(
+    flags: dict[str, object], environment: dict[str, str], file_text: str, sentence: str, config_file: Path
+) -> None:
+    config_file.write_text(file_text)
+    with pytest.raises(ConfigError, match=sentence):
+        engine_config(load_settings(flags, environment, str(config_file)))
+
+
+def test_every_launch_may_be_logged_behind_a_barrier() -> None:
+    config = engine_config(Settings(engine=EngineSettings(log_interval=1, log_mode="barrier")))
+    assert (config.log_interval, config.log_mode) == (1, "barrier")  # which is serial, and allowed
+
+
+def test_without_any_setting_the_engine_gets_its_own_defaults() -> None:
+    config = engine_config(Settings())
+    assert config == EngineConfig(model=config.model, served_name="bundled", spelled=FLAGS)
+
+
+def test_the_default_model_is_the_one_in_the_package() -> None:
+    assert Path(engine_config(Settings()).model).parts[-3:] == ("runtime", "models", "bundled")
+
+
+def test_a_hub_id_gets_a_sentence_on_how_to_download_it() -> None:
+    with pytest.raises(SettingsError, match=r"hf download some-org/Some-Model-1\.5B --local-dir Some-Model-1\.5B"):
+        engine_config(Settings(FrontEndSettings(model="some-org/Some-Model-1.5B")))
+
+
+def test_a_folder_that_is_not_there_is_named() -> None:
+    with pytest.raises(SettingsError, match=r"'\./absent' is no folder"):
+        engine_config(Settings(FrontEndSettings(model="./absent")))
+
+
+def test_the_engine_is_told_what_its_refusals_call_each_setting(tmp_path: Path) -> None:
+    config_file = tmp_path / "\udcff.toml"
+    config_file.write_text("block_size = 32")
+    environment = {"RUNAHEAD__CONTEXT_LENGTH": "300"}
+    settings = load_settings(parse("--device", "cuda", f"--model={tmp_path}"), environment, str(config_file))
+    config = engine_config(settings)
+    names = ("device", "context_length", "block_size", "num_blocks")
+    in_the_file = f"block_size in {tmp_path}/\\udcff.toml"
+    assert [*map(config.spelling, names)] == ["--device", "RUNAHEAD__CONTEXT_LENGTH", in_the_file, "--num-blocks"]
+    assert msgspec.json.decode(msgspec.json.encode(config), type=EngineConfig) == config, "as it goes to the engine"
+    assert [*map(EngineConfig(model="").spelling, names)] == [*names], "whoever has not said how is told the name"

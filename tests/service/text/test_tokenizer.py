@@ -1,0 +1,98 @@
+"""The tokenizer of a checkpoint folder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import decoders
+
+from runahead.runtime.wire.engine_config import ConfigError
+from runahead.service.text.tokenizer import TextTokenizer, load_tokenizer
+from tests.service.small_tokenizers import END_ID, byte_level_tokenizer
+
+
+def checkpoint(folder: Path, **config: object) -> Path:
+    byte_level_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def test_a_folder_without_a_tokenizer_is_refused_by_the_files_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.json is missing"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_kind_that_is_not_supported_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    tokenizer = byte_level_tokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(
+        ConfigError, match=r"decoder \(WordPiece\) is not supported.*; with --tokenizer none it is served"
+    ):
+        load_tokenizer(tmp_path)
+
+
+def test_a_broken_tokenizer_is_refused_by_the_files_name(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json is not a readable tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_truncation_and_padding_saved_with_a_tokenizer_change_no_prompt(tmp_path: Path) -> None:
+    tokenizer = byte_level_tokenizer()
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    loaded = load_tokenizer(tmp_path)
+    assert len(asyncio.run(loaded.encode("xyz"))) == 3
+    loaded.close()
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("plain", "plain"),
+        ([{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}], "d"),
+        (None, None),
+    ],
+)
+def test_the_chat_template_is_the_text_of_the_default_one(
+    tmp_path: Path, template: object, expected: str | None
+) -> None:
+    loaded = load_tokenizer(checkpoint(tmp_path, chat_template=template))
+    assert loaded.chat_template == expected
+    loaded.close()
+
+
+def test_a_template_of_its_own_file_wins(tmp_path: Path) -> None:
+    (checkpoint(tmp_path, chat_template="other") / "chat_template.jinja").write_text("own", encoding="utf-8")
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.chat_template == "own"
+    loaded.close()
+
+
+def test_special_tokens_are_listed_and_recognised_in_text() -> None:
+    tokenizer = TextTokenizer(byte_level_tokenizer())
+    assert [(special.token_id, special.content) for special in tokenizer.special_tokens] == [(END_ID, "<|end|>")]
+    assert asyncio.run(tokenizer.encode("<|end|>")).tolist() == [END_ID]
+    assert asyncio.run(tokenizer.decode([END_ID])) == ""
+    assert asyncio.run(tokenizer.decode([END_ID], include_special_tokens=True)) == "<|end|>"
+    tokenizer.close()
+
+
+def test_a_long_text_is_tokenized_beside_the_event_loop() -> None:
+    async def turns_while(tokenizer: TextTokenizer) -> tuple[int, int]:
+        task, turns = asyncio.ensure_future(tokenizer.encode("hello " * 20_000)), 0
+        while not task.done():
+            await asyncio.sleep(0)
+            turns += 1
+        return len(task.result()), turns
+
+    tokenizer = TextTokenizer(byte_level_tokenizer())
+    tokens, turns = asyncio.run(turns_while(tokenizer))
+    assert tokens == 3 * 20_000
+    assert turns > 10
+    tokenizer.close()
