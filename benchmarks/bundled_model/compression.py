@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from benchmarks.bundled_model.tokenizer import end_token
+from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.trial import Trial
@@ -39,7 +40,9 @@ class Scorer:
     """Bits that a checkpoint needs for a text, on the CPU in float32, through the service's own decoder."""
 
     def __init__(self, folder: Path) -> None:
-        self._decoder = load_model(folder, torch.device("cpu"), torch.float32, "auto", ReferenceKernels())
+        self._decoder = load_model(
+            open_checkpoint(folder), torch.device("cpu"), torch.float32, "auto", ReferenceKernels()
+        )
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._end = end_token(self._tokenizer)
 

@@ -27,6 +27,7 @@ from benchmarks.gpu_table.settings import RUN_AHEAD, Settings
 from benchmarks.gpu_table.shapes import Shape
 from runahead.cuda_graphs.device import Device
 from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.runtime.checkpoint import Checkpoint, open_checkpoint
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
@@ -188,9 +189,10 @@ def opened(shape: Shape, settings: Mapping[str, int | float | str | bool], launc
         config = msgspec.convert({"model": name, "run_ahead": RUN_AHEAD, **settings}, EngineConfig)
         check_config(config)
         config = msgspec.structs.replace(config, run_ahead=launches)
-        described = load_config(folder)
+        checkpoint = open_checkpoint(folder)
+        described = load_config(checkpoint)
         context = check_model(config, described)
-        made, nodes, eagerly = _made(config, described, context)
+        made, nodes, eagerly = _made(config, checkpoint, described, context)
     held, front_end = HoldingDevice(made.device, eagerly), FrontEnd()
     scheduler = make_scheduler(config, described, made.blocks, context)
     turn_work = config.max_rows * _REQUEST_WORK
@@ -217,14 +219,16 @@ _Nodes = Callable[[int, Form], int | None]
 _Launch = Callable[[LaunchShape], None]
 
 
-def _made(config: EngineConfig, described: ModelConfig, context: int) -> tuple[MadeOnDevice, _Nodes, _Launch | None]:
+def _made(
+    config: EngineConfig, checkpoint: Checkpoint, described: ModelConfig, context: int
+) -> tuple[MadeOnDevice, _Nodes, _Launch | None]:
     """The model and its device, how to count the nodes of a graph, and how to launch without one."""
     if config.device == "cpu":
-        return make_on_cpu(config, described, context, _no_progress), lambda rows, form: None, None
+        return make_on_cpu(config, checkpoint, described, context, _no_progress), lambda rows, form: None, None
     from runahead.cuda_graphs.cuda_device import CudaDevice
     from runahead.runtime.process.cuda import make_on_cuda
 
-    made = make_on_cuda(config, described, context, _no_progress)
+    made = make_on_cuda(config, checkpoint, described, context, _no_progress)
     device = made.device
     assert isinstance(device, CudaDevice)
     return made, lambda rows, form: device.graphs.nodes(device.launch_key(rows, form)), device.launch_eagerly

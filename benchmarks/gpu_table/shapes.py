@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.rounding import ceil_div
@@ -70,7 +71,7 @@ class Shape:
     def write(self, folder: Path) -> ModelConfig:
         """A checkpoint without tensors, for `load_format` dummy. Returns what the product reads in it."""
         (folder / "config.json").write_text(json.dumps(dict(self.keys)), encoding="utf-8")
-        return load_config(folder)
+        return load_config(open_checkpoint(folder))
 
     def described(self) -> ModelConfig:
         """What the product reads in the checkpoint."""

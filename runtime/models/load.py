@@ -1,11 +1,10 @@
-"""From a checkpoint folder to a decoder."""
+"""From a checkpoint to a decoder."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
+from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.kernels.kernel_set import KernelSet
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
@@ -14,7 +13,7 @@ from runahead.runtime.models.weights import Progress, dummy_weights, load_weight
 
 
 def load_model(
-    folder: Path,
+    checkpoint: Checkpoint,
     device: torch.device,
     dtype: torch.dtype | None,
     load_format: str,
@@ -25,15 +24,15 @@ def load_model(
 ) -> Decoder:
     """The checkpoint's decoder, its configuration at `Decoder.config`.
 
-    dtype: None takes the checkpoint's own. load_format: auto reads safetensors, dummy draws random weights of the
-    configured shape and needs config.json only. progress: called with bytes done and bytes in all. positions: the
-    longest context that will be asked for; 0 takes the model's own. config: the folder's, where the caller has read it
-    before; None reads it. Raises CheckpointError.
+    dtype: None takes the checkpoint's own. load_format: auto reads the weights, dummy draws random ones of the
+    configured shape and needs the configuration only. progress: called with bytes done and bytes in all. positions: the
+    longest context that will be asked for; 0 takes the model's own. config: the checkpoint's, where the caller has read
+    it before; None reads it. Raises CheckpointError.
     """
-    config = load_config(folder) if config is None else config
+    config = load_config(checkpoint) if config is None else config
     dtype = config.dtype if dtype is None else dtype
     if load_format == "dummy":
         weights = dummy_weights(config, dtype, device, kernels.pack_weight)
     else:
-        weights = load_weights(folder, config, dtype, device, kernels.pack_weight, progress)
+        weights = load_weights(checkpoint, config, dtype, device, kernels.pack_weight, progress)
     return Decoder(config, weights, kernels, positions)

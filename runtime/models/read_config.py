@@ -1,13 +1,13 @@
-"""`config.json` of a checkpoint in the Hugging Face layout, read as the architecture that it names reads it."""
+"""A checkpoint's `config.json`, or what stands for it, read as the architecture that it names reads it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from runahead.runtime.checkpoint import GENERATION_CONFIG, CheckpointError, read_config, read_object
+from runahead.runtime.checkpoint import Checkpoint, CheckpointError
+from runahead.runtime.checkpoint.refusals import UNQUANTIZED
 from runahead.runtime.models.architecture import Architecture
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_keys import NEUTRAL, UNREAD
@@ -15,16 +15,13 @@ from runahead.runtime.models.config_values import token_ids
 from runahead.runtime.models.registry import ARCHITECTURES
 
 
-def load_config(folder: Path) -> ModelConfig:
+def load_config(checkpoint: Checkpoint) -> ModelConfig:
     """Read `config.json`, and `generation_config.json` where there is one.
 
     Raises CheckpointError for a file that is missing or no JSON object, and for a value that is not supported.
     """
-    raw = read_config(folder)
-    generation = folder / GENERATION_CONFIG
-    eos = set(token_ids(raw, "eos_token_id"))
-    if generation.is_file():
-        eos |= set(token_ids(read_object(generation), "eos_token_id"))
+    raw = checkpoint.config()
+    eos = {*token_ids(raw, "eos_token_id"), *token_ids(checkpoint.generation_config(), "eos_token_id")}
     return parse_config(raw, tuple(sorted(eos)))
 
 
@@ -44,7 +41,9 @@ def parse_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Mode
 def _architecture(raw: Mapping[str, Any]) -> Architecture[Any]:
     names = raw.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or names[0] not in tuple(ARCHITECTURES):
-        raise CheckpointError(f"architectures is {names!r}; supported are {', '.join(ARCHITECTURES)}")
+        raise CheckpointError(
+            f"architectures is {names!r}; supported are {', '.join(ARCHITECTURES)}: serve a model of one of these"
+        )
     found = ARCHITECTURES[names[0]]
     if raw.get("model_type", found.model_type) != found.model_type:
         raise CheckpointError(f"model_type is {raw['model_type']!r}; that of {found.name} is {found.model_type!r}")
@@ -55,7 +54,10 @@ def _refuse_quantized(raw: Mapping[str, Any]) -> None:
     if raw.get("quantization_config") is not None:
         method = raw["quantization_config"]
         method = method.get("quant_method", method) if isinstance(method, dict) else method
-        raise CheckpointError(f"quantization_config is {method!r}; only unquantized checkpoints are supported")
+        raise CheckpointError(
+            f"quantization_config is {method!r}; of checkpoints in the Hugging Face layout only unquantised ones are "
+            f"supported: {UNQUANTIZED}"
+        )
 
 
 def _refuse_other_keys(raw: Mapping[str, Any], architecture: Architecture[Any]) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from runahead.runtime.checkpoint import CheckpointError, StoredTensor, stored_tensors
+from runahead.runtime.checkpoint import Checkpoint, CheckpointError, StoredTensor
+from runahead.runtime.checkpoint.refusals import AGAIN, UNQUANTIZED
+from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.models.architecture import ModelWeights, TensorReader, TensorStack
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.registry import ARCHITECTURES
@@ -23,20 +24,18 @@ _DRAWN_AT_ONCE: Final = 1 << 24
 
 
 def load_weights(
-    folder: Path,
+    checkpoint: Checkpoint,
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
     pack: Pack,
     progress: Progress | None = None,
 ) -> ModelWeights:
-    """Read every tensor that `config` asks for, converted to `dtype` on `device`.
+    """Read every tensor that `config` asks for, converted to `dtype` on `device`, one after the other.
 
-    Raises CheckpointError, naming the tensor, if one is missing, unknown, of another shape, of a dtype that is not
-    float32, bfloat16 or float16, or cut off; naming the file, if a shard is missing or unreadable.
+    Raises CheckpointError as `check_weights`, and for a tensor that can't be read after all.
     """
-    stored = stored_tensors(folder)
-    _check(stored, config)
+    stored = check_weights(checkpoint, config)
     total = sum(tensor.size_bytes for tensor in stored.values())
     done = 0
 
@@ -44,7 +43,7 @@ def load_weights(
         nonlocal done
         whole = torch.empty((sum(stack.rows), *stack.columns), dtype=dtype, device=device)
         for name, part in zip(stack.names, whole.split(stack.rows), strict=True):
-            part.copy_(_read(stored[name]))
+            _copy(stored[name], part)
             done += stored[name].size_bytes
             if progress is not None:
                 progress(done, total)
@@ -92,20 +91,48 @@ def _described(config: ModelConfig) -> tuple[ModelWeights, list[TensorStack]]:
     return ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, lambda weight: weight)), stacks
 
 
-def _check(stored: dict[str, StoredTensor], config: ModelConfig) -> None:
+def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, StoredTensor]:
+    """The tensors that the checkpoint's files describe, by name. No weight is read.
+
+    Raises CheckpointError, naming the tensor, if one is missing, unknown, of another shape, stored in a way that is not
+    supported, or cut off; naming the file, if one is missing or unreadable.
+    """
+    stored = checkpoint.tensors()
     _, stacks = _described(config)
     expected = {name: stack.shape(i) for stack in stacks for i, name in enumerate(stack.names)}
     for name, shape in expected.items():
         if name not in stored:
-            raise CheckpointError(f"the checkpoint has no tensor {name}")
+            raise CheckpointError(f"{checkpoint.path} has no tensor {name}; {AGAIN}")
         stored[name].check(shape)
     passed_over = ARCHITECTURES[config.architecture].passed_over
     for name in stored:
         if name not in expected and not passed_over(config, name):
-            raise CheckpointError(f"the checkpoint has a tensor {name}, which {config.architecture} does not know")
+            raise CheckpointError(
+                f"{checkpoint.path} has a tensor {checkpoint.tensor_in_file(name)}, which {config.architecture} does "
+                f"not know{_hint(name)}"
+            )
+    return stored
 
 
-def _read(stored: StoredTensor) -> torch.Tensor:
+def _hint(name: str) -> str:
+    """What to do about a tensor whose name says what the model is."""
+    if name.endswith((".qweight", ".qzeros", ".g_idx", ".weight_packed", ".weight_scale", ".SCB")):
+        return f": the model is quantised, by GPTQ or AWQ for instance, which is not supported; {UNQUANTIZED}"
+    if ".lora_" in name:
+        return ": it is a LoRA adapter's; merge the adapter into its base model first"
+    return ""
+
+
+def _copy(stored: StoredTensor, part: torch.Tensor) -> None:
+    """Into `part`, whose dtype and device are those of the weights. Raises CheckpointError."""
+    if isinstance(stored, SafetensorsTensor):
+        part.copy_(_read(stored))
+        return
+    for rows, numbers in stored.pieces():
+        part[rows].copy_(torch.from_numpy(numbers))
+
+
+def _read(stored: SafetensorsTensor) -> torch.Tensor:
     """The tensor on the CPU, in the dtype it is stored in. Raises CheckpointError."""
     try:
         with safe_open(stored.path, framework="pt") as file:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.process.cpu import make_on_cpu
 from runahead.runtime.process.parts import (
@@ -27,9 +28,10 @@ def assemble(config: EngineConfig, progress: Progress) -> Assembled:
     """
     check_config(config, config.spelling)
     make = _maker(config)
-    described = load_config(Path(config.model))
+    checkpoint = open_checkpoint(Path(config.model))
+    described = load_config(checkpoint)
     context = check_model(config, described)
-    made = make(config, described, context, progress)
+    made = make(config, checkpoint, described, context, progress)
     return Assembled(
         made.device,
         make_scheduler(config, described, made.blocks, context),

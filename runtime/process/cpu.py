@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -13,6 +12,7 @@ import torch
 
 from runahead.cuda_graphs.host_device import HostDevice, no_delay, seeded_delays
 from runahead.cuda_graphs.rings import allocate_rings
+from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.cpu_kernels import choose_kernels
 from runahead.runtime.models.load import load_model
@@ -22,6 +22,7 @@ from runahead.runtime.process.parts import (
     blocks_in,
     bytes_kept,
     check_blocks,
+    check_tensors,
     memory_facts,
     ring_layout,
 )
@@ -33,21 +34,24 @@ from runahead.runtime.wire.messages import Exactness
 _CACHE_BYTES: Final = 1 << 30  # what the KV cache may take where `num_blocks` is 0
 
 
-def make_on_cpu(config: EngineConfig, described: ModelConfig, context: int, progress: Progress) -> MadeOnDevice:
+def make_on_cpu(
+    config: EngineConfig, checkpoint: Checkpoint, described: ModelConfig, context: int, progress: Progress
+) -> MadeOnDevice:
     """A `MakeOnDevice`. Raises NoKernelsError where no kernels keep rows apart."""
     torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 2) - 1))
     dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
     kept = bytes_kept(config, described, dtype)
     blocks = config.num_blocks or blocks_in(_CACHE_BYTES, config, kept, context)
     check_blocks(blocks, config, context)
+    check_tensors(config, checkpoint, described)
     log = structlog.get_logger("engine")
     log.info("trying_kernels", threads=torch.get_num_threads())  # seconds, for a model of a billion parameters
     kernels, trial = choose_kernels(described)
     log.info("kernels_tried", **asdict(trial))
     exactness = Exactness(True, "on the CPU there are no other kernels, whatever is asked for")
     log.info("exactness", asked=config.exact, **msgspec.structs.asdict(exactness))
-    folder, cpu = Path(config.model), torch.device("cpu")
-    model = load_model(folder, cpu, dtype, config.load_format, kernels, progress, context, described)
+    cpu = torch.device("cpu")
+    model = load_model(checkpoint, cpu, dtype, config.load_format, kernels, progress, context, described)
     log.info("memory", **memory_facts(config, model, kept, blocks))
     rings = allocate_rings(ring_layout(config, described, context))
     program = HostProgram(

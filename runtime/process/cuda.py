@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -13,6 +12,7 @@ import torch
 
 from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
 from runahead.cuda_graphs.graph_pool import buckets_for
+from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.models import weights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.load import load_model
@@ -22,6 +22,7 @@ from runahead.runtime.process.parts import (
     blocks_in,
     bytes_kept,
     check_blocks,
+    check_tensors,
     memory_facts,
     ring_layout,
 )
@@ -41,7 +42,9 @@ LEAST_CAPABILITY: Final = (8, 0)
 _CACHE_SHARE: Final = 0.85  # of the GPU's memory left after the weights, for the KV cache
 
 
-def make_on_cuda(config: EngineConfig, described: ModelConfig, context: int, progress: Progress) -> MadeOnDevice:
+def make_on_cuda(
+    config: EngineConfig, checkpoint: Checkpoint, described: ModelConfig, context: int, progress: Progress
+) -> MadeOnDevice:
     """A `MakeOnDevice`, of the current GPU. Its graphs are captured here; how many are is logged.
 
     Raises ConfigError for a GPU that the kernels do not run on, and OSError where a kernel must be compiled and can't.
@@ -52,10 +55,11 @@ def make_on_cuda(config: EngineConfig, described: ModelConfig, context: int, pro
     use_gpu_as(config.gpu_capability)
     dtype = described.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
     exactness = _exactness(config, described, dtype)
+    check_tensors(config, checkpoint, described)
     log = structlog.get_logger("engine")
     log.info("exactness", asked=config.exact, **msgspec.structs.asdict(exactness))
-    folder, kernels = Path(config.model), gpu_kernels(exactness.exact)
-    model = load_model(folder, device, dtype, config.load_format, kernels, progress, context, described)
+    kernels = gpu_kernels(exactness.exact)
+    model = load_model(checkpoint, device, dtype, config.load_format, kernels, progress, context, described)
     log.info("tilings", **tilings_of(model, buckets_for(config.max_rows), exactness.exact))
     free, _ = torch.cuda.mem_get_info(device)
     kept = bytes_kept(config, described, model.dtype)

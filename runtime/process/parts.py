@@ -12,12 +12,13 @@ import torch
 
 from runahead.cuda_graphs.device import Device
 from runahead.cuda_graphs.rings import RingLayout
+from runahead.runtime.checkpoint import Checkpoint, model_name
 from runahead.runtime.engine.poison import Poison
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.memory import KeptBytes, memory_of, weight_bytes
-from runahead.runtime.models.weights import described
+from runahead.runtime.models.weights import check_weights, described
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.admission_record import largest_record_words
@@ -60,10 +61,10 @@ class MadeOnDevice:
     exactness: Exactness
 
 
-# Loads the model and makes its device. Takes the settings, the model as config.json describes it, the context length,
-# and what is told of bytes loaded. Raises ConfigError where memory holds too few blocks, CheckpointError for weights
-# that can't be served.
-MakeOnDevice = Callable[[EngineConfig, ModelConfig, int, Progress], MadeOnDevice]
+# Loads the model and makes its device. Takes the settings, the checkpoint, the model as its configuration describes it,
+# the context length, and what is told of bytes loaded. Raises ConfigError where memory holds too few blocks,
+# CheckpointError for weights that can't be served.
+MakeOnDevice = Callable[[EngineConfig, Checkpoint, ModelConfig, int, Progress], MadeOnDevice]
 
 
 def check_model(config: EngineConfig, model: ModelConfig) -> int:
@@ -81,6 +82,13 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
     if len(model.eos_token_ids) > MAX_EOS_IDS:
         raise ConfigError(f"the model names {len(model.eos_token_ids)} end-of-sequence ids; at most {MAX_EOS_IDS} work")
     return context
+
+
+def check_tensors(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig) -> None:
+    """Raises CheckpointError for tensors that can't be served, by what the files' headers say: before kernels are tried
+    and the first of many GiB is read."""
+    if config.load_format != "dummy":
+        check_weights(checkpoint, model)
 
 
 def bytes_kept(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> KeptBytes:
@@ -156,7 +164,7 @@ def engine_info(config: EngineConfig, made: MadeOnDevice, context: int) -> Engin
     """What the engine says of itself."""
     model = made.model
     return EngineInfo(
-        model=config.served_name or Path(config.model).name,
+        model=config.served_name or model_name(Path(config.model)),
         architecture=model.config.architecture,
         vocab_size=model.config.vocab_size,
         context_length=context,

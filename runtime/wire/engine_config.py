@@ -131,8 +131,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 class EngineConfig(EngineSettings, frozen=True, kw_only=True):
     """Everything that the engine is started with.
 
-    model: a checkpoint folder. spelled: what messages call a setting, by its name: the flag or the variable, say, by
-    which somebody gave it. One that is not in it is called by its name.
+    model: the path of a checkpoint, a folder or a file. spelled: what messages call a setting, by its name: the flag or
+    the variable, say, by which somebody gave it. One that is not in it is called by its name.
     """
 
     model: str

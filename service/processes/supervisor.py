@@ -157,12 +157,12 @@ class Supervisor:
     # ------------------------------------------------------------ the beginning
 
     async def _start(self) -> bool:
-        """The side server first, so that probes are answered while a model is loaded. Then front ends: what they refuse
-        is known before that."""
+        """The side server first, so that probes are answered while a model is loaded. Then what the checkpoint's files
+        say, and front ends: what is refused of either is known before that."""
         await self._load_side()
+        check_files(Path(self._config.engine.model), has_weights=self._config.engine.load_format != "dummy")
         for index in range(self._settings.frontends):
             await self._load(index)
-        check_files(Path(self._config.engine.model), has_weights=self._config.engine.load_format != "dummy")
         self._engine = await EngineProcess.start(self._config.engine, self._settings.log)
         self._watch = await EngineWatch.connect(
             self._engine.socket, stuck_after_s(self._config.engine.launch_timeout_s)

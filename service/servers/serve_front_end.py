@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from runahead.runtime.checkpoint import TOKENIZER, CheckpointError
+from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.engine.request_stream import EngineLostError
@@ -131,17 +131,18 @@ async def _until_the_end(
 def _tokenizer(orders: FrontEndOrders) -> TextTokenizer | None:
     """The checkpoint's, unless none is wanted, or random weights are served that have none beside them.
 
-    Raises ConfigError.
+    Raises ConfigError or CheckpointError.
     """
-    folder = Path(orders.engine.model)
     if orders.settings.tokenizer == "none":
         return None
-    if orders.engine.load_format == "dummy" and not (folder / TOKENIZER).exists():
+    checkpoint = open_checkpoint(Path(orders.engine.model))
+    if orders.engine.load_format == "dummy" and not checkpoint.has_tokenizer:
         log.warning(
-            "no_tokenizer", why=f"{folder} has no {TOKENIZER}; random weights are served without: token ids only"
+            "no_tokenizer",
+            why=f"{checkpoint.path} has no tokenizer; random weights are served without: token ids only",
         )
         return None
-    return load_tokenizer(folder)
+    return load_tokenizer(checkpoint)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ def model_info(
         special_tokens=[SpecialToken(id=special.token_id, content=special.content) for special in specials],
         chat_template=None if tokenizer is None else tokenizer.chat_template,
         has_tokenizer=tokenizer is not None,
+        template_tokens=None if tokenizer is None else tokenizer.template_tokens,
         limits=Limits(
             prompt_tokens=info.context_length - 1,
             prompt_text_bytes=text_bytes,

@@ -25,8 +25,8 @@ EXIT_CANNOT_START: Final = 2
 class ServerConfig:
     """What a server is started with.
 
-    engine: the engine's own settings; its checkpoint folder is where the tokenizer is, too.
-    front_end: those of the front ends, and of how many there are; `model` in them has become the engine's folder.
+    engine: the engine's own settings; its checkpoint is where the tokenizer is, too.
+    front_end: those of the front ends, and of how many there are; `model` in them has become the engine's path.
     linger_s: how long NOT_SERVING is shown after the engine was lost, before the server stops.
     """
 

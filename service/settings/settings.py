@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from runahead.runtime.checkpoint import BUNDLED, BUNDLED_FOLDER
+from runahead.runtime.checkpoint import BUNDLED, BUNDLED_FOLDER, model_name
 from runahead.runtime.log_output import Format, Level, LogOutput
 from runahead.runtime.wire.engine_config import EngineConfig, EngineSettings, check_config
 from runahead.runtime.wire.setting import Setting, settings_of, shown
@@ -51,9 +51,12 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
     Whether the host may be listened on is in `runahead.service.settings.exposure.check_security`.
     """
 
-    model: Annotated[  # the engine gets the folder
+    model: Annotated[  # the engine gets the path
         str,
-        Meta(description="checkpoint folder, or 'bundled' for the model in the package", extra={"metavar": "FOLDER"}),
+        Meta(
+            description="checkpoint folder, GGUF file, or 'bundled' for the model in the package",
+            extra={"metavar": "PATH"},
+        ),
     ] = BUNDLED
     tokenizer: Annotated[
         Literal["auto", "none"],
@@ -272,10 +275,10 @@ def engine_config(settings: Settings) -> EngineConfig:
     Raises ConfigError for settings that can't go together, SettingsError for a model that is not there.
     """
     check_config(settings.engine, settings.spelling)
-    folder = _model_folder(settings.front_end.model)
+    path = _model_path(settings.front_end.model)
     chosen = msgspec.structs.asdict(settings.engine)
-    served_name = settings.engine.served_name or folder.name
-    return EngineConfig(**{**chosen, "model": str(folder), "served_name": served_name, "spelled": _spelled(settings)})
+    served_name = settings.engine.served_name or model_name(path)
+    return EngineConfig(**{**chosen, "model": str(path), "served_name": served_name, "spelled": _spelled(settings)})
 
 
 def _spelled(settings: Settings) -> dict[str, str]:
@@ -289,20 +292,26 @@ def default_text(setting: Setting) -> str:
     return str(setting.default).lower() if setting.base is bool else str(setting.default)
 
 
-def _model_folder(model: str) -> Path:
+def _model_path(model: str) -> Path:
+    """Of a folder or a file, of whatever kind it is."""
     if model == BUNDLED:
         return BUNDLED_FOLDER
     with contextlib.suppress(OSError, RuntimeError):  # too long for a path, or the home of somebody unknown
-        folder = Path(model).expanduser()
-        if folder.is_dir():
-            return folder.resolve()
-    if _HUB_ID.fullmatch(model):
+        path = Path(model).expanduser()
+        if path.is_dir():
+            return path.resolve()
+        if path.exists():
+            return path.absolute()  # a link's own name: a download cache has other names for what links lead to
+    if not model.endswith(".gguf") and _HUB_ID.fullmatch(model):
         name = model.split("/")[1]
         raise SettingsError(
             f"model {model!r} is no folder here and looks like a hub id; nothing is downloaded while serving, so fetch "
             f"it first with `hf download {model} --local-dir {name}` and then give `--model {name}`"
         )
-    raise SettingsError(f"model {shown(model)} is no folder; give one with config.json, safetensors and tokenizer.json")
+    raise SettingsError(
+        f"model {shown(model)} is no folder and no file; give a folder with config.json, safetensors and "
+        "tokenizer.json, or a GGUF file"
+    )
 
 
 def _read_file(path: str) -> dict[str, Any]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from runahead.runtime.checkpoint import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
+from runahead.runtime.checkpoint import Checkpoint, CheckpointError
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.text.text_bounds import longest_token_bytes
 from runahead.service.text.text_cuts import LONG, can_be_cut, cut_behind
@@ -25,7 +24,6 @@ _INLINE_CHARACTERS: Final = 1024
 _INLINE_IDS: Final = 4096
 _LONG_IDS: Final = 1 << 16  # that take some 10 ms to be made text of
 _NO_IDS: Final = np.zeros(0, np.int32)
-_MAX_CONFIG_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +35,20 @@ class SpecialTokenText:
 
 
 class TextTokenizer:
-    """The tokenizer of a checkpoint folder, to be used on one event loop.
+    """The tokenizer of a checkpoint, to be used on one event loop.
 
+    template_tokens: texts of special tokens by the names under which the chat template asks for them.
     longest_token_bytes: bytes of a text that one token takes at most; None where that can't be said.
     """
 
-    def __init__(self, tokenizer: Tokenizer, chat_template: str | None = None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, chat_template: str | None = None, template_tokens: Mapping[str, str] | None = None
+    ) -> None:
         """Raises ConfigError for a kind of decoder that is not supported."""
         self._tokenizer = tokenizer
         self._pool = TurnPool(_THREADS, "tokenize")
         self.chat_template = chat_template
+        self.template_tokens = dict(template_tokens or {})
         added = tokenizer.get_added_tokens_decoder()
         self.special_tokens = tuple(
             SpecialTokenText(token_id, token.content) for token_id, token in sorted(added.items()) if token.special
@@ -171,55 +173,26 @@ class _Decoding:
         return True
 
 
-def load_tokenizer(folder: Path) -> TextTokenizer:
+def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
     """The tokenizer of a checkpoint.
 
     Raises ConfigError naming the file that is missing, unreadable or of a kind that is not supported, and the setting
     by which the checkpoint is served nevertheless.
     """
     try:
-        return _load(folder)
-    except ConfigError as error:
+        return _load(checkpoint)
+    except (CheckpointError, ConfigError) as error:
         raise ConfigError(f"{error}; with --tokenizer none it is served to those who send token ids") from error
 
 
-def _load(folder: Path) -> TextTokenizer:
-    path = folder / TOKENIZER
-    if not path.is_file():
-        raise ConfigError(f"{path} is missing: a checkpoint needs its tokenizer beside it")
+def _load(checkpoint: Checkpoint) -> TextTokenizer:
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_str(checkpoint.tokenizer())
+    except CheckpointError:
+        raise
     except Exception as error:  # the library raises nothing narrower
-        raise ConfigError(f"{path} is not a readable tokenizer: {error}") from error
+        raise ConfigError(f"the tokenizer of {checkpoint.path} is not readable: {error}") from error
     # A tokenizer may be saved with truncation or padding switched on; either would change prompts silently.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return TextTokenizer(tokenizer, _chat_template(folder))
-
-
-def _chat_template(folder: Path) -> str | None:
-    """The default chat template as text: from its own file, or from tokenizer_config.json."""
-    own = folder / CHAT_TEMPLATE
-    if own.is_file():
-        return _read_text(own)
-    path = folder / TOKENIZER_CONFIG
-    if not path.is_file():
-        return None
-    try:
-        config: Any = json.loads(_read_text(path))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    template = config.get("chat_template") if isinstance(config, dict) else None
-    if isinstance(template, list):  # several, by name
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
-
-
-def _read_text(path: Path) -> str:
-    if path.stat().st_size > _MAX_CONFIG_BYTES:
-        raise ConfigError(f"{path} is over {_MAX_CONFIG_BYTES} bytes")
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8") from error
+    return TextTokenizer(tokenizer, checkpoint.chat_template(), checkpoint.template_tokens())

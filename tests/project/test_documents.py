@@ -21,7 +21,12 @@ from tests.project.settings_table import COMMAND, rows_of, table_rows
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
 MAKEFILE: Final = (ROOT / "Makefile").read_text(encoding="utf-8")
 PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-OTHERS: Final = {"--local-dir": "hf", "--against": "buf", "--go_opt": "protoc"}  # flags of programs that are not ours
+OTHERS: Final = {
+    "--local-dir": "hf",
+    "--against": "buf",
+    "--go_opt": "protoc",
+    "--merge": "llama-gguf-split",
+}  # flags of programs that are not ours
 _BLOCK: Final = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _FLAG: Final = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 

@@ -7,7 +7,8 @@ from functools import cache
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from runahead.runtime.checkpoint import BUNDLED_FOLDER, TOKENIZER
+from runahead.runtime.checkpoint import BUNDLED_FOLDER
+from runahead.runtime.checkpoint.folder import TOKENIZER
 
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model
@@ -30,7 +31,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Case, Decoder,
     case: Case = request.param
     with torch.inference_mode(False):
         oracle = save(case, tmp_path)
-        ours = load_model(tmp_path, torch.device("cpu"), torch.float32, "auto", ReferenceKernels())
+        ours = load_model(open_checkpoint(tmp_path), torch.device("cpu"), torch.float32, "auto", ReferenceKernels())
     return case, ours, oracle
 
 

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import runahead.runtime.models
 from benchmarks.bundled_model.compression import Scorer
 from benchmarks.bundled_model.corpus import read_file
+from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.trial import Trial
@@ -101,7 +102,7 @@ def test_a_prompt_may_end_after_any_newline_or_indentation(tokenizer: Tokenizer)
 
 def test_the_logits_are_those_of_transformers(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(PROGRAM).ids
-    ours = load_model(FOLDER, torch.device("cpu"), torch.float32, "auto", ReferenceKernels())
+    ours = load_model(open_checkpoint(FOLDER), torch.device("cpu"), torch.float32, "auto", ReferenceKernels())
     oracle = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
     with torch.inference_mode():
         trial = Trial(ours, [ids], len(ids), 16, seed=0)

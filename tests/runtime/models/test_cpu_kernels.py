@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from runahead.runtime import models
+from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.kernels.reference.linear import (
     OneDnnProducts,
     Products,
@@ -24,6 +25,7 @@ from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.dense_decoder import DenseConfig
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.self_test import SelfTestReport
+from runahead.runtime.process import cpu
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.main import EXIT_CANNOT_START
 from runahead.runtime.wire.engine_config import EngineConfig
@@ -40,7 +42,7 @@ def nothing(done: int, total: int) -> None:
 
 
 def test_the_kernels_that_are_taken_here_were_tried_on_the_models_own_shapes() -> None:
-    kernels, trial = choose_kernels(load_config(BUNDLED))
+    kernels, trial = choose_kernels(load_config(open_checkpoint(BUNDLED)))
     names = [type(products).__name__ for products in product_ways()]
     assert trial.products == names[len(trial.failed)], "the first that does not fail"
     assert list(trial.failed) == names[: len(trial.failed)]
@@ -128,8 +130,7 @@ def test_an_engine_is_served_by_the_way_that_held(tmp_path: Path, monkeypatch: p
 
 def test_a_start_is_refused_before_any_weight_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(CASES[0], tmp_path)
-    for shard in tmp_path.glob("*.safetensors"):
-        shard.unlink()
+    monkeypatch.setattr(cpu, "load_model", lambda *parts: pytest.fail("the weights were read"))
     monkeypatch.setattr(cpu_kernels, "product_ways", lambda: (RowsTogether(),))
     with pytest.raises(NoKernelsError):
         assemble(EngineConfig(model=str(tmp_path), max_rows=4, num_blocks=40, threads=1), nothing)

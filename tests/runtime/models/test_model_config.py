@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.dense_decoder import DenseConfig
 from runahead.runtime.models.llama import LlamaConfig
@@ -107,9 +107,9 @@ def test_windows_follow_the_architecture_s_own_switches() -> None:
 
 def test_end_tokens_of_both_files_are_taken_together(tmp_path: Path) -> None:
     write(tmp_path, "config.json", {**RAW, "eos_token_id": 7, "bos_token_id": 1, "torch_dtype": "bfloat16"})
-    assert load_config(tmp_path).eos_token_ids == (7,)
+    assert load_config(open_checkpoint(tmp_path)).eos_token_ids == (7,)
     write(tmp_path, "generation_config.json", {"eos_token_id": [9, 7, 3]})
-    config = load_config(tmp_path)
+    config = load_config(open_checkpoint(tmp_path))
     assert config.eos_token_ids == (3, 7, 9)
     assert config.bos_token_id == 1
     assert config.dtype is torch.bfloat16
@@ -154,18 +154,18 @@ def test_a_value_that_is_not_supported_is_refused_by_name(changes: dict[str, Any
 
 def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
-        load_config(tmp_path)
+        load_config(open_checkpoint(tmp_path))
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "\xff"])
 def test_a_config_that_is_no_json_object_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(CheckpointError, match=r"config\.json"):
-        load_config(tmp_path)
+        load_config(open_checkpoint(tmp_path))
 
 
 def test_an_end_token_that_is_no_id_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "config.json", RAW)
     write(tmp_path, "generation_config.json", {"eos_token_id": [1, "2"]})
     with pytest.raises(CheckpointError, match=r"eos_token_id is \[1, '2'\]"):
-        load_config(tmp_path)
+        load_config(open_checkpoint(tmp_path))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.kernels.reference.linear import BlasProducts
 from runahead.runtime.models import weights as weights_module
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 def load(folder: Path, dtype: torch.dtype | None = torch.float32, load_format: str = "auto") -> Decoder:
-    return load_model(folder, CPU, dtype, load_format, ReferenceKernels(BlasProducts()))
+    return load_model(open_checkpoint(folder), CPU, dtype, load_format, ReferenceKernels(BlasProducts()))
 
 
 @pytest.fixture
@@ -84,7 +84,9 @@ def test_a_bfloat16_decoder_comes_close_to_the_float32_one(tmp_path: Path) -> No
 def test_progress_rises_to_the_size_of_all_tensors(tmp_path: Path) -> None:
     save(BY_NAME["llama_bfloat16_sharded"], tmp_path)
     seen: list[tuple[int, int]] = []
-    load_model(tmp_path, CPU, None, "auto", ReferenceKernels(), lambda done, total: seen.append((done, total)))
+    load_model(
+        open_checkpoint(tmp_path), CPU, None, "auto", ReferenceKernels(), lambda done, total: seen.append((done, total))
+    )
     total = json.loads((tmp_path / INDEX).read_text())["metadata"]["total_size"]
     assert seen == sorted(seen)
     assert len(seen) > 20
@@ -205,7 +207,7 @@ def test_a_folder_without_weights_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"has neither model\.safetensors nor"):
         load(folder)
-    assert load_config(folder).num_layers == 3
+    assert load_config(open_checkpoint(folder)).num_layers == 3
 
 
 @pytest.fixture

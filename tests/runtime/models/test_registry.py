@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
@@ -40,7 +40,7 @@ QWEN3 = next(case for case in CASES if case.name == "qwen3_wide_heads")
 
 
 def logits(folder: Path) -> torch.Tensor:
-    decoder = load_model(folder, torch.device("cpu"), torch.float32, "auto", ReferenceKernels())
+    decoder = load_model(open_checkpoint(folder), torch.device("cpu"), torch.float32, "auto", ReferenceKernels())
     return Trial(decoder, [list(range(20))], 20, 16, seed=0).advance([(0, 20)])[0]
 
 
@@ -94,7 +94,7 @@ def test_an_architecture_is_served_by_its_file_and_its_line_alone(
     raw = {key: value for key, value in raw.items() if key not in unwanted}
     path.write_text(json.dumps({**raw, "architectures": [NEW], "model_type": "other"}))
     with pytest.raises(CheckpointError, match=rf"architectures is \['{NEW}'\]; supported are Llama"):
-        load_config(tmp_path)
+        load_config(open_checkpoint(tmp_path))
 
     line = replace(
         ARCHITECTURES["MistralForCausalLM"],
@@ -113,7 +113,7 @@ def test_an_architecture_is_served_by_its_file_and_its_line_alone(
         weights=weights,
     )
     monkeypatch.setitem(ARCHITECTURES, NEW, line)
-    assert load_config(tmp_path).architecture == NEW
+    assert load_config(open_checkpoint(tmp_path)).architecture == NEW
     with torch.inference_mode():
         assert torch.equal(logits(tmp_path), expected)
 
@@ -126,7 +126,7 @@ def test_what_an_architecture_alone_knows_is_asked_for_by_nobody_else(
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": [NEW], "model_type": "other"}))
     monkeypatch.setitem(ARCHITECTURES, NEW, OWN)
-    assert type(load_config(tmp_path)) is OwnConfig
+    assert type(load_config(open_checkpoint(tmp_path))) is OwnConfig
     with torch.inference_mode():
         assert torch.equal(logits(tmp_path), expected)
     parts = assemble(EngineConfig(model=str(tmp_path), max_rows=4, num_blocks=40, threads=1), lambda done, total: None)

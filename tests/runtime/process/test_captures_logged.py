@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from runahead.cuda_graphs.rings import allocate_rings
 from runahead.runtime import models
+from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.load import load_model
 from runahead.runtime.process import cuda
@@ -38,8 +39,10 @@ class CapturingDevice:
 def a_gpu_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A start on a GPU whose model and rings are on the CPU."""
 
-    def load_on_the_cpu(folder: Path, device: Any, dtype: Any, load_format: str, kernels: Any, *rest: Any) -> object:
-        return load_model(folder, torch.device("cpu"), torch.float32, load_format, ReferenceKernels(), *rest)
+    def load_on_the_cpu(
+        checkpoint: Checkpoint, _: Any, dtype: Any, load_format: str, kernels: Any, *rest: Any
+    ) -> object:
+        return load_model(checkpoint, torch.device("cpu"), torch.float32, load_format, ReferenceKernels(), *rest)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, RingLayout, allocate_rings
+from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model
@@ -36,7 +37,7 @@ def _without_gradients() -> Iterator[None]:
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, PreTrainedModel]:
     folder: Path = tmp_path_factory.mktemp("llama")
     oracle = save(CASES[0], folder)
-    return load_model(folder, torch.device("cpu"), torch.float32, "auto", ReferenceKernels()), oracle
+    return load_model(open_checkpoint(folder), torch.device("cpu"), torch.float32, "auto", ReferenceKernels()), oracle
 
 
 def started(model: Decoder) -> tuple[HostProgram, Launches]:

@@ -292,6 +292,20 @@ def test_a_folder_that_is_not_there_is_named() -> None:
         engine_config(Settings(FrontEndSettings(model="./absent")))
 
 
+def test_a_file_is_served_under_its_own_name_without_its_end_and_a_link_under_the_links(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "0f3a").write_bytes(b"")  # as a download cache keeps files
+    link = tmp_path / "SmolLM2-135M.Q4_1.gguf"
+    link.symlink_to("blobs/0f3a")
+    config = engine_config(Settings(FrontEndSettings(model=str(link))))
+    assert (config.model, config.served_name) == (str(link), "SmolLM2-135M.Q4_1")
+
+
+def test_a_file_that_is_not_there_is_no_hub_id() -> None:
+    with pytest.raises(SettingsError, match=r"'models/tiny\.gguf' is no folder and no file; give .* or a GGUF file"):
+        engine_config(Settings(FrontEndSettings(model="models/tiny.gguf")))
+
+
 def test_the_engine_is_told_what_its_refusals_call_each_setting(tmp_path: Path) -> None:
     config_file = tmp_path / "\udcff.toml"
     config_file.write_text("block_size = 32")

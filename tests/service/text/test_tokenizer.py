@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import decoders
 
+from runahead.runtime.checkpoint.folder import FolderCheckpoint
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.text.tokenizer import TextTokenizer, load_tokenizer
 from tests.service.small_tokenizers import END_ID, byte_level_tokenizer
@@ -22,7 +23,7 @@ def checkpoint(folder: Path, **config: object) -> Path:
 
 def test_a_folder_without_a_tokenizer_is_refused_by_the_files_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer\.json is missing"):
-        load_tokenizer(tmp_path)
+        load_tokenizer(FolderCheckpoint(tmp_path))
 
 
 def test_a_kind_that_is_not_supported_is_refused_with_the_way_out(tmp_path: Path) -> None:
@@ -32,13 +33,13 @@ def test_a_kind_that_is_not_supported_is_refused_with_the_way_out(tmp_path: Path
     with pytest.raises(
         ConfigError, match=r"decoder \(WordPiece\) is not supported.*; with --tokenizer none it is served"
     ):
-        load_tokenizer(tmp_path)
+        load_tokenizer(FolderCheckpoint(tmp_path))
 
 
 def test_a_broken_tokenizer_is_refused_by_the_files_name(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"tokenizer\.json is not a readable tokenizer"):
-        load_tokenizer(tmp_path)
+    with pytest.raises(ConfigError, match=r"the tokenizer of .* is not readable"):
+        load_tokenizer(FolderCheckpoint(tmp_path))
 
 
 def test_truncation_and_padding_saved_with_a_tokenizer_change_no_prompt(tmp_path: Path) -> None:
@@ -46,7 +47,7 @@ def test_truncation_and_padding_saved_with_a_tokenizer_change_no_prompt(tmp_path
     tokenizer.enable_truncation(2)
     tokenizer.enable_padding(length=8)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    loaded = load_tokenizer(tmp_path)
+    loaded = load_tokenizer(FolderCheckpoint(tmp_path))
     assert len(asyncio.run(loaded.encode("xyz"))) == 3
     loaded.close()
 
@@ -62,14 +63,14 @@ def test_truncation_and_padding_saved_with_a_tokenizer_change_no_prompt(tmp_path
 def test_the_chat_template_is_the_text_of_the_default_one(
     tmp_path: Path, template: object, expected: str | None
 ) -> None:
-    loaded = load_tokenizer(checkpoint(tmp_path, chat_template=template))
+    loaded = load_tokenizer(FolderCheckpoint(checkpoint(tmp_path, chat_template=template)))
     assert loaded.chat_template == expected
     loaded.close()
 
 
 def test_a_template_of_its_own_file_wins(tmp_path: Path) -> None:
     (checkpoint(tmp_path, chat_template="other") / "chat_template.jinja").write_text("own", encoding="utf-8")
-    loaded = load_tokenizer(tmp_path)
+    loaded = load_tokenizer(FolderCheckpoint(tmp_path))
     assert loaded.chat_template == "own"
     loaded.close()
 

@@ -1,0 +1,115 @@
+"""A checkpoint in the layout of Hugging Face: a folder with `config.json`, safetensors and `tokenizer.json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from runahead.runtime.checkpoint.errors import CheckpointError
+from runahead.runtime.checkpoint.refusals import FETCH, of_missing_tokenizer, of_missing_weights, refuse_lfs_pointer
+from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor, read_header, read_shards
+
+CONFIG: Final = "config.json"
+GENERATION_CONFIG: Final = "generation_config.json"
+WEIGHTS: Final = "model.safetensors"
+WEIGHTS_INDEX: Final = "model.safetensors.index.json"  # which of several files has which tensor
+TOKENIZER: Final = "tokenizer.json"
+TOKENIZER_CONFIG: Final = "tokenizer_config.json"
+CHAT_TEMPLATE: Final = "chat_template.jinja"
+# What a chat template may ask for by name.
+TEMPLATE_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+_MAX_TEXT_BYTES: Final = 16 << 20
+_MAX_TOKENIZER_BYTES: Final = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FolderCheckpoint:
+    """A `Checkpoint` whose folder has `config.json`."""
+
+    path: Path
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return (self.path / TOKENIZER).exists()
+
+    def config(self) -> Mapping[str, Any]:
+        return _read_object(self.path / CONFIG)
+
+    def generation_config(self) -> Mapping[str, Any]:
+        path = self.path / GENERATION_CONFIG
+        return _read_object(path) if path.is_file() else {}
+
+    def tensors(self) -> Mapping[str, SafetensorsTensor]:
+        """From the sharded index if there is one, else from `model.safetensors`.
+
+        Raises CheckpointError for a missing file or shard, an unreadable header, a tensor that the file ends before,
+        and an index that does not agree with its shards.
+        """
+        if (self.path / WEIGHTS_INDEX).is_file():
+            return read_shards(self.path, WEIGHTS_INDEX)
+        path = self.path / WEIGHTS
+        if not path.is_file():
+            raise of_missing_weights(self.path)
+        return read_header(path)
+
+    def tensor_in_file(self, name: str) -> str:
+        return name
+
+    def tokenizer(self) -> str:
+        path = self.path / TOKENIZER
+        if not path.is_file():
+            raise of_missing_tokenizer(self.path)
+        return _read_text(path, _MAX_TOKENIZER_BYTES)
+
+    def chat_template(self) -> str | None:
+        """From its own file, or from `tokenizer_config.json`."""
+        own = self.path / CHAT_TEMPLATE
+        if own.is_file():
+            return _read_text(own, _MAX_TEXT_BYTES)
+        template = self._tokenizer_config().get("chat_template")
+        if isinstance(template, list):  # several, by name
+            named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+            template = named.get("default")
+        return template if isinstance(template, str) else None
+
+    def template_tokens(self) -> Mapping[str, str]:
+        """From `tokenizer_config.json`, where each is a text, or an object that has it as its content."""
+        config = self._tokenizer_config()
+        given = {name: config.get(name) for name in TEMPLATE_TOKENS}
+        texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in given.items()}
+        return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+    def _tokenizer_config(self) -> Mapping[str, Any]:
+        path = self.path / TOKENIZER_CONFIG
+        return _read_object(path) if path.is_file() else {}
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """Raises CheckpointError for a file that is no JSON object."""
+    text = _read_text(path, _MAX_TEXT_BYTES)
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} can't be read as JSON: {error}; {FETCH}") from error
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{path} must hold a JSON object; {FETCH}")
+    return raw
+
+
+def _read_text(path: Path, most: int) -> str:
+    """most: bytes that it may have. Raises CheckpointError."""
+    try:
+        if path.stat().st_size > most:
+            raise CheckpointError(f"{path} is over {most} bytes, which no such file of a model has")
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror}") from error
+    refuse_lfs_pointer(path, content)
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} is not UTF-8; {FETCH}") from error

@@ -1,0 +1,200 @@
+"""A checkpoint in one GGUF file, read with the `gguf` package.
+
+The file's metadata become what `config.json` and `tokenizer.json` would hold, and its tensors get the names that they
+have in the Hugging Face layout: the rest of the service sees no difference. Numbers are dequantised as they are read, a
+bounded piece at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFReader, ReaderField, dequantize
+from numpy.typing import NDArray
+
+from runahead.runtime.checkpoint.errors import CheckpointError
+from runahead.runtime.checkpoint.gguf_config import Metadata, config_of
+from runahead.runtime.checkpoint.gguf_names import ROPE_FACTORS, name_of, permuted_heads
+from runahead.runtime.checkpoint.gguf_tokenizer import template_tokens_of, tokenizer_of
+from runahead.runtime.checkpoint.refusals import AGAIN, UNQUANTIZED
+
+# How a tensor may be stored. Others that the package can read are not known to be right, or are of no checkpoint.
+SUPPORTED: Final = tuple("F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS".split())
+_PIECE: Final = 1 << 22  # numbers of a tensor that are dequantised at once: 16 MiB of float32
+# What the package raises for a header that makes no sense.
+_NOT_AS_EXPECTED: Final = (ValueError, KeyError, IndexError, TypeError, OverflowError, ZeroDivisionError, MemoryError)
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """A `StoredTensor` of a GGUF file.
+
+    name: the file's own. dtype: as GGUF calls it. heads: the rows of each lie in pairs of those that are rotated
+    together, and come back in halves; 0 for a tensor whose rows lie as they are used.
+    """
+
+    name: str
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    heads: int
+    stored: NDArray[Any]  # [rows, bytes or numbers of a row] of a matrix, in the file; [rows] of a vector
+
+    @property
+    def size_bytes(self) -> int:
+        return self.stored.nbytes
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Raises CheckpointError unless the tensor has this shape and is stored in a way that can be served."""
+        if self.dtype not in SUPPORTED:
+            raise CheckpointError(
+                f"tensor {self.name} is stored as {self.dtype}; supported are {', '.join(SUPPORTED)}: make another "
+                "file of the unquantised model with `llama-quantize F16.gguf NEW.gguf Q4_K_M` of llama.cpp, or "
+                f"{UNQUANTIZED}"
+            )
+        if self.shape != shape:
+            raise CheckpointError(
+                f"tensor {self.name} has shape {list(self.shape)}; the file's metadata ask for {list(shape)}"
+            )
+
+    def pieces(self) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+        """The tensor's numbers, a bounded piece at a time: which rows, and float32 [rows, columns], or [rows] of a
+        vector."""
+        rows = self.shape[0]
+        order = _in_halves(rows, self.heads) if self.heads else None
+        columns = self.shape[1] if len(self.shape) > 1 else 1
+        step = max(1, _PIECE // columns)
+        for begin in range(0, rows, step):
+            piece = slice(begin, min(begin + step, rows))
+            stored = self.stored[piece] if order is None else self.stored[order[piece]]
+            numbers = dequantize(stored, GGMLQuantizationType[self.dtype])
+            yield piece, np.require(numbers, np.float32, ("C", "W"))
+
+
+def _in_halves(rows: int, heads: int) -> NDArray[np.int64]:
+    """Of each row as it is used, which row of the file it is, int64 [rows].
+
+    The file has the two numbers that are rotated together beside each other; they are used in two halves of a head.
+    """
+    return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class GgufCheckpoint:
+    """A `Checkpoint` of one file. metadata: its keys and values. files_tensors: by the file's own names."""
+
+    path: Path
+    metadata: Metadata
+    files_tensors: Mapping[str, GgufTensor]
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return "tokenizer.ggml.tokens" in self.metadata
+
+    def config(self) -> Mapping[str, Any]:
+        tensors = {name: (tensor.dtype, tensor.shape) for name, tensor in self.files_tensors.items()}
+        factors = self.files_tensors.get(ROPE_FACTORS)
+        return config_of(self.path, self.metadata, tensors, None if factors is None else _whole(factors))
+
+    def generation_config(self) -> Mapping[str, Any]:
+        return {}
+
+    def tensors(self) -> Mapping[str, GgufTensor]:
+        """All but the factors of rotary frequencies, which are part of the configuration."""
+        return {name_of(name): tensor for name, tensor in self.files_tensors.items() if name != ROPE_FACTORS}
+
+    def tensor_in_file(self, name: str) -> str:
+        known = {name_of(own): own for own in self.files_tensors}
+        return known.get(name, name)
+
+    def tokenizer(self) -> str:
+        return json.dumps(tokenizer_of(self.path, self.metadata), ensure_ascii=False)
+
+    def chat_template(self) -> str | None:
+        template = self.metadata.get("tokenizer.chat_template")
+        return template if isinstance(template, str) else None
+
+    def template_tokens(self) -> Mapping[str, str]:
+        return template_tokens_of(self.metadata)
+
+
+def open_gguf(path: Path) -> GgufCheckpoint:
+    """Reads the file's header. Raises CheckpointError for one that makes no sense, or that the file ends before, by the
+    name of the first tensor that is cut off."""
+    try:
+        reader = _Reader(path)
+        metadata = {key: field.contents() for key, field in reader.fields.items()}
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror}") from error
+    except _NOT_AS_EXPECTED as error:
+        raise CheckpointError(f"{path} is truncated or has a corrupt header: {error!r}; {AGAIN}") from error
+    heads = permuted_heads(metadata)
+    tensors = {}
+    for tensor in reader.tensors:
+        shape = tuple(int(size) for size in reversed(tensor.shape))
+        of_name = heads.get(name_of(tensor.name).rpartition(".")[0].rpartition(".")[2], 0)
+        if of_name and shape[0] % (2 * of_name):
+            raise CheckpointError(f"tensor {tensor.name} has {shape[0]} rows, which are no pairs in {of_name} heads")
+        tensors[tensor.name] = GgufTensor(
+            tensor.name, path, tensor.tensor_type.name, shape, of_name, tensor.data.view(np.ndarray)
+        )
+    return GgufCheckpoint(path, metadata, tensors)
+
+
+def _whole(tensor: GgufTensor) -> NDArray[np.float32]:
+    return np.concatenate([numbers for _, numbers in tensor.pieces()])
+
+
+class _Bytes:
+    """A file's bytes, of which a part may be taken only where it is there.
+
+    NumPy gives what there is of a part that ends beyond the end, and the package would go on with it. A plain array,
+    too: parts of a `memmap` take three times as long to be made, and a vocabulary is some hundred thousand of them.
+    """
+
+    def __init__(self, mapped: NDArray[np.uint8]) -> None:
+        self._all = mapped.view(np.ndarray)
+
+    def __getitem__(self, part: slice) -> NDArray[np.uint8]:
+        if part.stop > self._all.size:
+            raise ValueError(f"it has {self._all.size} bytes and should have {part.stop} or more")
+        return self._all[part]
+
+
+class _Reader(GGUFReader):
+    """The package's reader, which says of which tensor it is that something is wrong with it."""
+
+    tensors: list[Any]
+
+    @property
+    def data(self) -> _Bytes:
+        return self._bytes
+
+    @data.setter
+    def data(self, mapped: NDArray[np.uint8]) -> None:
+        self._bytes = _Bytes(mapped)
+
+    def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
+        tensors = {}
+        for field in fields:
+            try:
+                super()._build_tensors(start_offs, [field])
+            except _NOT_AS_EXPECTED as error:
+                raise CheckpointError(
+                    f"tensor {field.name} of {self._path} is cut off or its header is corrupt: {error}; {AGAIN}"
+                ) from error
+            tensors[field.name] = self.tensors[0]
+        if len(tensors) != len(fields):
+            raise ValueError("two tensors have the same name")
+        self.tensors = list(tensors.values())
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        super().__init__(path)

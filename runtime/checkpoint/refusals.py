@@ -1,0 +1,160 @@
+"""What lies where a checkpoint should, and what to do about it: a sentence for each of the usual cases."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from runahead.runtime.checkpoint.errors import CheckpointError
+
+GGUF: Final = ".gguf"
+_ADAPTER: Final = "adapter_config.json"
+_PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_PART: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+_GGUF_VERSIONS: Final = (2, 3)
+_LFS_POINTER: Final = b"version https://git-lfs"
+_MOST_NAMED: Final = 5
+
+FETCH: Final = "fetch it with `hf download ORG/NAME --local-dir FOLDER`"
+AGAIN: Final = "fetch the file again, for instance with `hf download ORG/NAME --local-dir FOLDER`"
+CONVERT: Final = (
+    '`python -c "from transformers import AutoModelForCausalLM as M; '
+    "M.from_pretrained('FROM').save_pretrained('TO')\"` (pip install transformers) makes safetensors of it; copy its "
+    "tokenizer files beside them"
+)
+UNQUANTIZED: Final = (
+    "serve the checkpoint that it was made of, as its model card names it, or a GGUF file of the same model"
+)
+
+
+def of_folder(folder: Path) -> CheckpointError:
+    """Of a folder without `config.json`."""
+    names = _names(folder)
+    ggufs = [name for name in names if name.lower().endswith(GGUF)]
+    if _ADAPTER in names:
+        return CheckpointError(f"{folder} is a LoRA adapter and no model: {_merge_adapter(folder)}")
+    if ggufs:
+        return CheckpointError(f"{folder} is no checkpoint: it has no config.json; {_one_of(folder, ggufs)}")
+    if "params.json" in names:
+        return CheckpointError(
+            f"{folder} has params.json in place of config.json: it is in its maker's own layout; {FETCH}, from a "
+            "repository that has config.json and model.safetensors"
+        )
+    return CheckpointError(f"{folder} is no checkpoint: it has no config.json; {FETCH}")
+
+
+def of_missing_weights(folder: Path) -> CheckpointError:
+    """Of a folder that has `config.json` and neither `model.safetensors` nor its index."""
+    begin = f"{folder} has neither model.safetensors nor model.safetensors.index.json"
+    names = _names(folder)
+    if pickles := [name for name in names if name.endswith(_PICKLES) and name != "training_args.bin"]:
+        return CheckpointError(
+            f"{begin}, and {_some(pickles)} can't be served: such a file may run code when it is read; {CONVERT}"
+        )
+    if _ADAPTER in names:
+        return CheckpointError(f"{begin}, but a LoRA adapter: {_merge_adapter(folder)}")
+    if ggufs := [name for name in names if name.lower().endswith(GGUF)]:
+        return CheckpointError(f"{begin}; {_one_of(folder, ggufs)}")
+    if shards := [name for name in names if name.endswith(".safetensors")]:
+        return CheckpointError(
+            f"{begin}, and {_some(shards)} alone do not say what belongs together; fetch what is missing with "
+            f"`hf download ORG/NAME --local-dir {folder}`"
+        )
+    return CheckpointError(f"{begin}; {FETCH}")
+
+
+def of_missing_tokenizer(folder: Path) -> CheckpointError:
+    """Of a folder without `tokenizer.json`."""
+    begin = f"{folder / 'tokenizer.json'} is missing: a checkpoint needs its tokenizer beside it"
+    names = set(_names(folder))
+    made_of = [name for name in ("tokenizer.model", "vocab.json", "merges.txt", "tekken.json") if name in names]
+    if made_of:
+        return CheckpointError(
+            f'{begin}, and has {" and ".join(made_of)}, which is another format; `python -c "from transformers '
+            f"import AutoTokenizer as T; T.from_pretrained('{folder}').save_pretrained('{folder}')\"` "
+            "(pip install transformers sentencepiece) makes tokenizer.json of it"
+        )
+    return CheckpointError(begin)
+
+
+def of_file(path: Path) -> CheckpointError:
+    """Of a path that is neither a folder nor ends in `.gguf`."""
+    if not path.exists():
+        return CheckpointError(f"{path} is not there: give a folder with config.json, or a .gguf file")
+    if path.suffix == ".safetensors":
+        return CheckpointError(
+            f"{path} alone is no checkpoint: give the folder that it is in, `--model {path.parent}`, which needs "
+            "config.json and tokenizer.json too"
+        )
+    if path.suffix in _PICKLES:
+        return CheckpointError(f"{path} can't be served: such a file may run code when it is read; {CONVERT}")
+    return CheckpointError(f"{path} is no checkpoint: give a folder with config.json, or a .gguf file")
+
+
+def refuse_no_gguf(path: Path) -> None:
+    """Raises CheckpointError for a file whose first bytes are not those of a GGUF file that is read here."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(24)
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror}") from error
+    refuse_lfs_pointer(path, begin)
+    if begin[:4] != b"GGUF":
+        raise CheckpointError(f"{path} is no GGUF file: it does not begin like one; {AGAIN}")
+    version = int.from_bytes(begin[4:8], "little")
+    if version not in _GGUF_VERSIONS:
+        if int.from_bytes(begin[4:8], "big") in _GGUF_VERSIONS:
+            raise CheckpointError(
+                f"{path} is written for big-endian machines: `gguf-convert-endian {path.name} little` turns it round"
+            )
+        raise CheckpointError(
+            f"{path} is GGUF of version {version}; supported are 2 and 3: fetch a newer file of the same model"
+        )
+
+
+def refuse_lfs_pointer(path: Path, begin: bytes) -> None:
+    """Raises CheckpointError if a file that begins so stands for one that Git LFS has not fetched."""
+    if begin.startswith(_LFS_POINTER):
+        raise CheckpointError(
+            f"{path} is a Git LFS pointer and not the file itself: `git lfs pull` in {path.parent} fetches it"
+        )
+
+
+def of_split_gguf(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is one part of a GGUF that is split in several files: "
+        "`llama-gguf-split --merge FIRST-PART WHOLE.gguf` of llama.cpp makes one file of them"
+    )
+
+
+def _one_of(folder: Path, ggufs: list[str]) -> str:
+    if any(_PART.search(name) for name in ggufs):
+        return str(of_split_gguf(folder / ggufs[0]))
+    if len(ggufs) == 1:
+        return f"serve the file that is in it with `--model {folder / ggufs[0]}`"
+    return (
+        f"it holds {len(ggufs)} GGUF files; name the one to serve: `--model {folder / ggufs[0]}`, or {_some(ggufs[1:])}"
+    )
+
+
+def _merge_adapter(folder: Path) -> str:
+    return (
+        '`python -c "from peft import AutoPeftModelForCausalLM as M; '
+        f"M.from_pretrained('{folder}').merge_and_unload().save_pretrained('TO')\"` (pip install peft) merges it into "
+        "its base model; copy the base model's tokenizer files beside it"
+    )
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in folder.iterdir())
+    except OSError as error:
+        raise CheckpointError(f"{folder} can't be looked into: {error.strerror}") from error
+
+
+def _some(names: Iterable[str]) -> str:
+    names = list(names)
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more

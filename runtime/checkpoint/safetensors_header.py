@@ -1,0 +1,114 @@
+"""What the headers of safetensors files say of their tensors.
+
+They are read here and not by the library, so that what is wrong with a file can be said by the tensor's name. Format:
+8 bytes little-endian header length, a JSON header (name -> dtype, shape, data_offsets), data.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from runahead.runtime.checkpoint.errors import CheckpointError
+from runahead.runtime.checkpoint.refusals import AGAIN, UNQUANTIZED, refuse_lfs_pointer
+
+_ITEM_BYTES: Final = {"F32": 4, "BF16": 2, "F16": 2}
+_MAX_HEADER_BYTES: Final = 100_000_000  # the format's own limit
+# What reading JSON raises where it holds something else than is asked for: an infinite offset overflows, lists in lists
+# without end are a recursion.
+_NOT_AS_EXPECTED: Final = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsTensor:
+    """A `StoredTensor` of a safetensors file. dtype: F32, BF16, F16, or one that `check` refuses."""
+
+    name: str
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Raises CheckpointError unless the tensor has this shape and a dtype that can be served."""
+        if self.dtype not in _ITEM_BYTES:
+            supported = ", ".join(_ITEM_BYTES)
+            raise CheckpointError(
+                f"tensor {self.name} is stored as {self.dtype}; supported are {supported}: where the model is "
+                f"quantised, {UNQUANTIZED}; else let transformers save it with dtype='bfloat16'"
+            )
+        if self.shape != shape:
+            raise CheckpointError(
+                f"tensor {self.name} has shape {list(self.shape)}; config.json asks for {list(shape)}"
+            )
+        if self.size_bytes != math.prod(shape) * _ITEM_BYTES[self.dtype]:
+            raise CheckpointError(
+                f"tensor {self.name} spans {self.size_bytes} bytes, which is not what its shape takes; {AGAIN}"
+            )
+
+
+def read_header(path: Path) -> dict[str, SafetensorsTensor]:
+    """What the header of one file says. Raises CheckpointError."""
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            prefix = file.read(8)
+            refuse_lfs_pointer(path, prefix + file.read(16))
+            file.seek(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
+            header = file.read(length) if 0 < length <= min(_MAX_HEADER_BYTES, size - 8) else b""
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror}") from error
+    if not header:
+        raise CheckpointError(f"{path} is truncated or no safetensors file: its header is incomplete; {AGAIN}")
+    try:
+        entries = json.loads(header)
+        tensors = [_stored(path, name, entry) for name, entry in entries.items() if name != "__metadata__"]
+        ends = {name: int(entry["data_offsets"][1]) for name, entry in entries.items() if name != "__metadata__"}
+    except _NOT_AS_EXPECTED as error:
+        raise CheckpointError(f"{path} has a corrupt header: {error!r}; {AGAIN}") from error
+    for tensor in sorted(tensors, key=lambda tensor: ends[tensor.name]):
+        if 8 + length + ends[tensor.name] > size:
+            raise CheckpointError(f"tensor {tensor.name} is cut off: {path} ends before it does; {AGAIN}")
+    return {tensor.name: tensor for tensor in tensors}
+
+
+def _stored(path: Path, name: str, entry: dict[str, Any]) -> SafetensorsTensor:
+    begin, end = (int(offset) for offset in entry["data_offsets"])
+    if not 0 <= begin <= end:
+        raise ValueError(f"offsets of {name} are {begin} to {end}")
+    return SafetensorsTensor(name, path, str(entry["dtype"]), tuple(int(n) for n in entry["shape"]), end - begin)
+
+
+def read_shards(folder: Path, index: str) -> dict[str, SafetensorsTensor]:
+    """What the headers of all files say that `index` names. Raises CheckpointError."""
+    try:
+        entries = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"]
+        weight_map = {str(name): str(shard) for name, shard in entries.items()}
+    except (OSError, *_NOT_AS_EXPECTED) as error:
+        raise CheckpointError(f"{folder / index} can't be read: {error!r}; {AGAIN}") from error
+    stored: dict[str, SafetensorsTensor] = {}
+    for shard in sorted(set(weight_map.values())):
+        path = folder / shard
+        if Path(shard).name != shard:
+            raise CheckpointError(f"{index} names a shard outside the folder: {shard!r}")
+        if not path.is_file():
+            first = min(name for name, holder in weight_map.items() if holder == shard)
+            raise CheckpointError(f"shard {shard} is missing from {folder}; tensor {first} is in it; {AGAIN}")
+        stored |= read_header(path)
+    for name, shard in weight_map.items():
+        if name not in stored or stored[name].path.name != shard:
+            raise CheckpointError(f"{index} says that tensor {name} is in {shard}, and it is not; {AGAIN}")
+    return stored
