@@ -1,7 +1,7 @@
 """The engine's settings, each declared once, and all that the engine is started with.
 
-The front end makes flags, environment variables, keys of its file, help texts and README's table of what is declared
-here; the struct crosses the socket as it is.
+The front end makes flags, environment variables, keys of its file, help texts and the table of `docs/settings.md` of
+what is declared here; the struct crosses the socket as it is.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def parsed(path: Path) -> ast.Module:
 
 def documents() -> Iterator[Path]:
     """What people read about the project."""
-    yield ROOT / "README.md"
+    yield from sorted(ROOT.glob("*.md"))
     yield from sorted((ROOT / "docs").rglob("*.md"))
 
 

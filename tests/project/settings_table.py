@@ -1,4 +1,4 @@
-"""README's table of settings, written from their declarations: `python -m tests.project.settings_table`."""
+"""The table in `docs/settings.md`, written from the declarations: `python -m tests.project.settings_table`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from runahead.service.settings.settings import SETTINGS, default_text, flag_of
 from runahead.service.settings.variables import variable_of
 from tests.project.repository import ROOT
 
+PAGE: Final = ROOT / "docs/settings.md"
 COMMAND: Final = "python -m tests.project.settings_table"
 _HEAD: Final = ("| flag | variable | default | what |", "|---|---|---|---|")
 
@@ -22,16 +23,15 @@ def table_rows() -> list[str]:
     return rows
 
 
-def rows_of(readme: str) -> list[str]:
+def rows_of(page: str) -> list[str]:
     """The rows of the table that stands in a document. Raises ValueError where there is none."""
-    lines = readme.splitlines()
+    lines = page.splitlines()
     begin = lines.index(_HEAD[0]) + len(_HEAD)
     end = next((at for at in range(begin, len(lines)) if not lines[at].startswith("|")), len(lines))
     return lines[begin:end]
 
 
 if __name__ == "__main__":
-    path = ROOT / "README.md"
-    text = path.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     old = "\n".join([*_HEAD, *rows_of(text)])
-    path.write_text(text.replace(old, "\n".join([*_HEAD, *table_rows()])), encoding="utf-8")
+    PAGE.write_text(text.replace(old, "\n".join([*_HEAD, *table_rows()])), encoding="utf-8")

@@ -16,7 +16,7 @@ from runahead.service.commands import abort_command, client_channel, request_fla
 from runahead.service.settings import settings
 from runahead.service.settings.cli_parser import Parser
 from tests.project.repository import ROOT, TESTS, TOOLS, calls, documents, name_of, sources
-from tests.project.settings_table import COMMAND, rows_of, table_rows
+from tests.project.settings_table import COMMAND, PAGE, rows_of, table_rows
 
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
 MAKEFILE: Final = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -83,14 +83,15 @@ def test_every_flag_that_a_document_names_exists(path: Path) -> None:
 
 
 def test_the_documents_name_flags_and_targets_at_all() -> None:
-    lines = list(code(ROOT / "README.md"))
+    lines = [line for path in documents() for line in code(path)]
     assert sum(bool(_FLAG.search(line)) for line in lines) > 20
     assert sum(line.startswith("make ") for line in lines) > 5
 
 
-def test_the_readme_lists_every_setting_as_it_is_declared() -> None:
-    assert rows_of(README) == table_rows(), f"{COMMAND} writes them"
-    assert "| `--max-rows` | `RUNAHEAD__MAX_ROWS` | `64` | requests that decode together |" in rows_of(README)
+def test_the_page_of_settings_lists_every_one_as_it_is_declared() -> None:
+    rows = rows_of(PAGE.read_text(encoding="utf-8"))
+    assert rows == table_rows(), f"{COMMAND} writes them"
+    assert "| `--max-rows` | `RUNAHEAD__MAX_ROWS` | `64` | requests that decode together |" in rows
 
 
 def test_the_readme_the_makefile_and_the_package_name_the_same_versions_of_python() -> None:

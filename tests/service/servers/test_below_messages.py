@@ -369,7 +369,7 @@ def test_a_call_that_nobody_looks_at_for_too_long_is_given_up(
 def test_what_the_library_refuses_itself_has_its_code_and_the_connection_serves_on(
     service: Service, headers: dict[str, str], flag: int, data: bytes, status: grpc.StatusCode
 ) -> None:
-    """INTERNAL, where INVALID_ARGUMENT or UNIMPLEMENTED would say whose mistake it is. README lists them."""
+    """INTERNAL, where INVALID_ARGUMENT or UNIMPLEMENTED would say whose mistake it is. docs/contract.md has them."""
     number = b"%d" % status.value[0]
     with RawClient(service.port) as client:
         stream = client.begin("GetModelInfo", headers)

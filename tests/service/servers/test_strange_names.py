@@ -42,7 +42,7 @@ def test_a_method_whose_name_is_no_text_costs_its_own_call_alone(service: Servic
 def test_methods_whose_names_are_no_text_have_a_bounded_number_of_lines_whatever_they_are(
     service: Service, lines: LogLines
 ) -> None:
-    """The library itself answers, with UNKNOWN, and logs each name: no code of ours is reached. README says so."""
+    """The library itself answers, with UNKNOWN, and logs each name: ours never sees it. docs/contract.md says so."""
     with RawClient(service.port) as client:
         for number in range(50):
             strange = client.begin("", {":path": f"/\udcff{number}"})
