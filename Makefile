@@ -22,7 +22,7 @@ export PYTHONUNBUFFERED := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test rest kernels coverage check format lint types imports protos contract serve bench load soak \
-	bench-gpu eval parity sim long-run mutants mutation proxy clean
+	bench-gpu eval parity sim long-run mutants mutation proxy validators manifests clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -109,6 +109,11 @@ proxy: $(STAMPS)/venv ## HAProxy of Debian, unpacked into .venv where there is n
 	@deploy/haproxy/install.sh $(VENV)
 	@PATH="$(CURDIR)/$(BIN):$$PATH:/usr/sbin" haproxy -c -dW -f deploy/haproxy/haproxy.cfg
 
+validators: $(STAMPS)/validators ## an environment with what `make manifests` validates with
+
+manifests: $(STAMPS)/test $(STAMPS)/validators ## deploy/k8s rendered, validated with tools of their own environment, and run as a pod
+	@$(BIN)/python -m pytest tests/deploy/test_validators.py tests/deploy/test_pod.py --validators $(VENV)/validators $(ARGS)
+
 mutation: $(STAMPS)/mutation ## small changes to scheduler, ledger and block pool that no test finds (half an hour)
 	@$(BIN)/python -m mutmut run $(ARGS)
 	@$(BIN)/python -m mutmut results
@@ -124,6 +129,14 @@ $(STAMPS)/venv:
 	@echo "making $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS)
+	@touch $@
+
+# checkov wants other releases than ours: no constraints, since its own file pins all that there is.
+$(STAMPS)/validators: tests/deploy/validators.txt tests/deploy/promtool.sh | $(STAMPS)/venv
+	@echo "installing validators of manifests into $(VENV)/validators (a minute the first time)"
+	@$(PYTHON) -m venv $(VENV)/validators
+	@PIP_CONSTRAINT= PIP_BUILD_CONSTRAINT= $(VENV)/validators/bin/python -m pip install --quiet --requirement $<
+	@tests/deploy/promtool.sh $(VENV)/validators
 	@touch $@
 
 # Each installs the package in place, stubs generated from protos/, with the extras that its targets need. A larger one

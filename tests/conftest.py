@@ -52,6 +52,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--large", action="store_true", help="run what is too large for Triton's interpreter in every run, too"
     )
+    parser.addoption(
+        "--validators",
+        metavar="FOLDER",
+        help="an environment with validators of manifests: those tests run, and all of tests/deploy must",
+    )
 
 
 @pytest.fixture(scope="session")

@@ -14,11 +14,12 @@ import tempfile
 from collections.abc import Coroutine, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import IO, Any, Final, TypeVar
 
 import structlog
 
 from runahead.runtime.checkpoint import check_files
+from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.engine.pulse import EngineWatch, stuck_after_s
 from runahead.service.processes import machine
 from runahead.service.processes.engine_process import EngineProcess
@@ -50,13 +51,21 @@ async def supervise(config: ServerConfig, ports: Ports) -> int:
 
     Raises CheckpointError, ConfigError, EngineLostError, EngineStartError or FrontEndStartError if it can't start.
     """
-    with tempfile.TemporaryFile() as memory:
+    with _shared_memory() as memory:
         memory.truncate(Board.size(config.front_end.frontends + 1))
         supervisor = Supervisor(config, ports, memory.fileno())
         try:
             return await supervisor.run()
         finally:
             await supervisor.close()
+
+
+def _shared_memory() -> IO[bytes]:
+    """A file without a name. Raises ConfigError where none can be made: on a root that can't be written to, say."""
+    try:
+        return tempfile.TemporaryFile()
+    except FileNotFoundError as error:
+        raise ConfigError("no folder for temporary files can be written to; set TMPDIR to one that can") from error
 
 
 class _Signals:

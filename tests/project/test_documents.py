@@ -21,12 +21,19 @@ from tests.project.settings_table import COMMAND, PAGE, rows_of, table_rows
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
 MAKEFILE: Final = (ROOT / "Makefile").read_text(encoding="utf-8")
 PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+# Flags of programs that are not ours.
 OTHERS: Final = {
-    "--local-dir": "hf",
     "--against": "buf",
+    "--dry-run": "kubectl",
+    "--from-file": "kubectl",
     "--go_opt": "protoc",
+    "--local-dir": "hf",
     "--merge": "llama-gguf-split",
-}  # flags of programs that are not ours
+    "--previous": "kubectl",
+    "--prune": "kubectl",
+    "--raw": "kubectl",
+    "--strict": "kubernetes-validate",
+}
 _BLOCK: Final = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _FLAG: Final = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 

@@ -1,0 +1,110 @@
+"""A container of a pod as kubelet would start it, as far as Linux alone can: `python -m tests.deploy.container FILE`.
+
+It is run as root in namespaces of its own (`unshare --net --mount --pid --fork`), and becomes the container's command,
+with the process id 1. What it sees is this machine's root, which it can't write to; the pod's volumes, and nothing of
+them that the pod has not; a network with nothing but loopback; and the user, group and rights of the pod.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tests.project.repository import ROOT
+
+_SIOCSIFFLAGS: Final = 0x8914  # of ioctl(2) on Linux: sets the flags of a network interface
+_IFF_UP: Final = 1
+
+
+class Volume(msgspec.Struct, frozen=True, kw_only=True):
+    """mount: the folder. files: of a Secret, by name; None is an empty folder that can be written. mode: of files."""
+
+    mount: str
+    files: Mapping[str, str] | None = None
+    mode: int = 0o444
+
+
+class ContainerOrders(msgspec.Struct, frozen=True, kw_only=True):
+    """folder: an empty one, in which the container's root is made. variables: all that the command gets."""
+
+    folder: str
+    command: list[str]
+    variables: dict[str, str]
+    user: int
+    group: int
+    volumes: list[Volume]
+
+
+def become(orders: ContainerOrders) -> None:
+    """Never returns. Raises CalledProcessError or OSError where the machine does not permit it."""
+    folder = Path(orders.folder)
+    _mount("-t", "tmpfs", "tmpfs", folder)
+    root, upper, work = (folder / name for name in ("root", "upper", "work"))
+    for each in (root, upper, work):
+        each.mkdir()
+    _mount("-t", "overlay", "overlay", "-o", f"lowerdir=/,upperdir={upper},workdir={work}", root)
+    _mount("--rbind", "/dev", root / "dev")
+    _mount("-t", "proc", "proc", root / "proc")
+    for volume in orders.volumes:
+        _make(root, volume, orders.group)
+    for needed in (ROOT, Path(sys.prefix), Path(sys.base_prefix)):
+        _show(root, needed, [Path(volume.mount) for volume in orders.volumes])
+    _mount("-o", "remount,ro", root)
+    _raise_loopback()
+    os.chroot(root)
+    os.chdir("/")
+    rights = ["--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"]
+    who = [f"--reuid={orders.user}", f"--regid={orders.group}", f"--groups={orders.group}"]
+    os.execvpe("setpriv", ["setpriv", *who, *rights, "--", *orders.command], orders.variables)
+
+
+def _mount(*arguments: str | Path) -> None:
+    subprocess.run(["mount", *arguments], check=True)
+
+
+def _show(root: Path, path: Path, hidden: list[Path]) -> None:
+    """Has a folder of this machine there, for everybody to enter, as an image has it. hidden: by volumes above it."""
+    inside = root / path.relative_to("/")
+    if any(map(path.is_relative_to, hidden)) or path.stat().st_dev != Path("/").stat().st_dev:
+        inside.mkdir(parents=True, exist_ok=True)
+        _mount("--bind", "-o", "ro", path, inside)
+    for parent in inside.parents:
+        if parent == root:
+            break
+        parent.chmod(parent.stat().st_mode | 0o111)  # above the machine's own folder, which stays as it is
+
+
+def _make(root: Path, volume: Volume, group: int) -> None:
+    """A Secret as kubelet mounts one: by way of a link that it replaces when the Secret changes."""
+    folder = root / volume.mount.removeprefix("/")
+    folder.mkdir(parents=True, exist_ok=True)
+    _mount("-t", "tmpfs", "-o", "mode=0777", "tmpfs", folder)
+    if volume.files is None:
+        return
+    folder.joinpath("..now").mkdir()
+    folder.joinpath("..data").symlink_to("..now")
+    for name, text in volume.files.items():
+        file = folder / "..now" / name
+        file.write_text(text)
+        os.chown(file, 0, group)
+        file.chmod(volume.mode)
+        folder.joinpath(name).symlink_to(Path("..data") / name)
+    _mount("-o", "remount,ro", folder)
+
+
+def _raise_loopback() -> None:
+    with socket.socket() as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
+
+
+if __name__ == "__main__":
+    become(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=ContainerOrders))

@@ -1,0 +1,77 @@
+"""The rendered manifests fit the server and each other, and each rule about that sees what breaks it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.mistakes import MISTAKES
+from tests.deploy.rendering import COMPOSITIONS, K8S, Composition, Manifests, RenderingError, kustomized, render
+from tests.deploy.rules import RULES, Rule
+
+MakeManifests = Callable[[str], Manifests]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.__name__))
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_what_is_rendered_keeps_every_rule(name: str, rule: Rule, manifests: MakeManifests) -> None:
+    assert list(rule(manifests(name))) == []
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_seen_by_its_rule(mistake: str, manifests: MakeManifests) -> None:
+    composition, break_it, words = MISTAKES[mistake]
+    rule = next(each for each in RULES if mistake.startswith(f"{each.__name__}: "))
+    broken = manifests(composition)
+    break_it(broken)
+    assert [sentence for sentence in rule(broken) if words in sentence]
+
+
+def test_every_rule_has_been_seen_to_fail() -> None:
+    assert {rule.__name__ for rule in RULES} == {mistake.partition(":")[0] for mistake in MISTAKES}
+
+
+def test_every_overlay_and_every_component_is_rendered() -> None:
+    overlays = {f"overlays/{path.name}" for path in (K8S / "overlays").iterdir()} | {"base"}
+    components = {path.name for path in (K8S / "components").iterdir()}
+    assert {each.overlay for each in COMPOSITIONS.values()} == overlays
+    assert {name for each in COMPOSITIONS.values() for name in each.components} == components
+
+
+def test_the_base_needs_no_custom_resource(manifests: MakeManifests) -> None:
+    groups = {each["apiVersion"].partition("/")[0] for each in manifests("base").objects}
+    assert groups == {"v1", "apps", "policy", "networking.k8s.io"}
+
+
+def test_another_setting_gives_another_pod(manifests: MakeManifests) -> None:
+    names = {name: manifests(name).container["envFrom"][0]["configMapRef"]["name"] for name in ("base", "gpu", "tls")}
+    assert len(set(names.values())) == len(names)
+
+
+def test_images_are_replaced_by_their_names(manifests: MakeManifests) -> None:
+    changed = manifests("gpu-with-all")
+    assert changed.container["image"] == "registry.example.com/team/runahead:7"
+    assert changed.volume("model") == {
+        "name": "model",
+        "image": {"reference": "registry.example.com/models/qwen3:v1", "pullPolicy": "IfNotPresent"},
+    }
+
+
+def test_two_autoscalers_are_refused(tmp_path: Path) -> None:
+    both = Composition("base", ["hpa", "keda"])
+    with pytest.raises(RenderingError, match="nonexistent key: replicas"):
+        render(both, tmp_path)
+
+
+def test_a_folder_that_names_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    tmp_path.joinpath("kustomization.yaml").write_text("resources: [missing.yaml]\n")
+    with pytest.raises(RenderingError, match=re.escape("missing.yaml")):
+        kustomized(tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["base", "overlays/gpu", "overlays/tls"])
+def test_a_folder_applies_as_it_is(folder: str, texts: Mapping[str, str]) -> None:
+    assert kustomized(K8S / folder) == texts[folder.rpartition("/")[2]]
