@@ -5,6 +5,7 @@ Metadata and tool settings are in pyproject.toml.
 
 from __future__ import annotations
 
+import os
 import runpy
 import shutil
 import sys
@@ -26,6 +27,8 @@ IMPORT_NAMES: Final = {
     "runahead.runtime": "runtime",
     "runahead.service": "service",
 }
+
+COMMIT: Final = "RUNAHEAD_COMMIT"  # variable of the build: what commit sources are of that are no checkout
 
 
 def packages() -> list[str]:
@@ -74,8 +77,8 @@ def generate_stubs() -> None:
 class BuildWithStubs(build_py):
     """`build_py` after the stubs are there: for wheels and for editable installs alike.
 
-    A wheel is told its commit. An editable install is a checkout, which is asked for its commit instead, and in which
-    src/ is made.
+    A wheel is told its commit, which is the checkout's or else what a variable says. An editable install is a checkout,
+    which is asked for its commit instead, and in which src/ is made.
     """
 
     def run(self) -> None:
@@ -84,7 +87,7 @@ class BuildWithStubs(build_py):
         if self.editable_mode:
             link_sources()
         else:
-            VERSION["write_commit"](ROOT, Path(self.build_lib) / "runahead/service")
+            VERSION["write_commit"](ROOT, Path(self.build_lib) / "runahead/service", os.environ.get(COMMIT, ""))
 
 
 setup(

@@ -7,6 +7,7 @@ nothing of ours.
 
 from __future__ import annotations
 
+import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +18,7 @@ COMMIT_FILE: Final = "commit.txt"
 
 _PACKAGE: Final = Path(__file__).resolve().parent
 _GIT_TIMEOUT_S: Final = 10
+_COMMIT: Final = re.compile(r"[0-9a-f]{7,40}(\.dirty)?")
 
 
 def full_version(package: Path = _PACKAGE, checkout: Path = _PACKAGE.parent) -> str:
@@ -47,11 +49,17 @@ def commit_of(checkout: Path) -> str | None:
     return done.stdout.strip() or None
 
 
-def write_commit(checkout: Path, package: Path) -> None:
-    """The build's part: leaves the commit of the sources in the package that is being built, and no older one."""
+def write_commit(checkout: Path, package: Path, told: str = "") -> None:
+    """The build's part: leaves the commit of the sources in the package that is being built, and no older one.
+
+    told: the commit of sources that are no checkout, as they are when an image is built. Raises ValueError where it is
+    none.
+    """
     file = package / COMMIT_FILE
-    commit = commit_of(checkout)
-    if commit is None:
+    if told and not _COMMIT.fullmatch(told):
+        raise ValueError(f"{told!r} is no commit: 7 to 40 hexadecimal digits, perhaps with '.dirty' behind them")
+    commit = commit_of(checkout) or told
+    if not commit:
         file.unlink(missing_ok=True)
     else:
         package.mkdir(parents=True, exist_ok=True)

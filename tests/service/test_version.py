@@ -58,6 +58,24 @@ def test_a_package_that_was_built_without_git_names_no_commit(tmp_path: Path) ->
     assert full_version(tmp_path / "package", tmp_path) == NUMBER
 
 
+def test_a_package_of_sources_without_git_names_the_commit_that_its_build_was_told(tmp_path: Path) -> None:
+    write_commit(tmp_path, tmp_path / "package", "0123456789ab.dirty")
+    assert full_version(tmp_path / "package", tmp_path) == f"{NUMBER}+g0123456789ab.dirty"
+
+
+def test_a_checkout_knows_its_commit_better_than_who_builds_it(checkout: Path) -> None:
+    write_commit(checkout, checkout / "package", "0123456789ab")
+    written = (checkout / "package" / COMMIT_FILE).read_text().strip()
+    assert written.removesuffix(".dirty") == git(checkout, "rev-parse", "HEAD")[:12]
+
+
+@pytest.mark.parametrize("told", ["main", "012345", "0123456789ab\n", "../../etc", "0" * 41])
+def test_only_a_commit_is_taken_for_one(tmp_path: Path, told: str) -> None:
+    with pytest.raises(ValueError, match="is no commit"):
+        write_commit(tmp_path, tmp_path / "package", told)
+    assert not (tmp_path / "package").exists()
+
+
 def test_a_build_without_git_keeps_no_commit_of_an_older_one(checkout: Path, tmp_path: Path) -> None:
     package = tmp_path / "build/service"
     write_commit(checkout, package)
