@@ -22,7 +22,7 @@ export PYTHONUNBUFFERED := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test rest kernels coverage check format lint types imports protos contract serve bench load soak \
-	bench-gpu eval parity sim long-run mutants mutation proxy validators manifests clean
+	bench-gpu eval parity sim long-run mutants mutation proxy validators manifests container clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -104,6 +104,9 @@ long-run: $(STAMPS)/test ## MINUTES (20) on the simulated device, counters begun
 
 mutants: $(STAMPS)/test ## every known mistake put back, one at a time: a test fails for each
 	@$(BIN)/python -m tests.mutants $(ARGS)
+
+container: $(STAMPS)/test ## the image's install steps in a clean root of Debian, and the service in it (root; 3 minutes)
+	@$(BIN)/python -m tests.container $(ARGS)
 
 proxy: $(STAMPS)/venv ## HAProxy of Debian, unpacked into .venv where there is none, and deploy/haproxy checked with it
 	@deploy/haproxy/install.sh $(VENV)

@@ -24,15 +24,27 @@ PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf
 # Flags of programs that are not ours.
 OTHERS: Final = {
     "--against": "buf",
+    "--build-arg": "podman",
+    "--cap-drop": "podman",
+    "--device": "podman",
     "--dry-run": "kubectl",
+    "--file": "docker",
     "--from-file": "kubectl",
     "--go_opt": "protoc",
     "--local-dir": "hf",
     "--merge": "llama-gguf-split",
     "--previous": "kubectl",
     "--prune": "kubectl",
+    "--publish": "podman",
     "--raw": "kubectl",
+    "--read-only": "podman",
+    "--rm": "podman",
+    "--short": "git",
     "--strict": "kubernetes-validate",
+    "--tag": "podman",
+    "--target": "podman",
+    "--tmpfs": "podman",
+    "--volume": "podman",
 }
 _BLOCK: Final = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _FLAG: Final = re.compile(r"(?<![\w-])--[a-z][\w-]*")

@@ -1,0 +1,100 @@
+"""The Containerfile, read: what `make container` can't see of it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from runahead.service.settings.settings import FrontEndSettings
+from tests.container.__main__ import PYTHONS, TARGET
+from tests.container.containerfile import read_containerfile
+from tests.container.steps import SCRIPTS
+from tests.project.repository import PACKAGES, ROOT
+
+TEXT: Final = (ROOT / "Containerfile").read_text(encoding="utf-8")
+READ: Final = read_containerfile(ROOT / "Containerfile")
+PROJECT: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+SCRIPT: Final = (SCRIPTS / "install.sh").read_text(encoding="utf-8")
+SERVED: Final = ("cpu", "cuda", "cuda-sealed")
+
+
+def test_whatever_runs_in_a_build_is_a_step_of_the_one_script() -> None:
+    commands = re.findall(r"^RUN (?:--mount=\S+ \\\n *)*(.*)$", TEXT, re.MULTILINE)
+    assert len(commands) == TEXT.count("\nRUN "), "each was found"
+    for command in commands:
+        assert re.fullmatch(
+            r"sh /srv/install\.sh (system|tools|compiler|package /mnt|wheels \w+ /sources /wheels)", command
+        )
+
+
+def test_a_target_is_installed_by_the_steps_that_are_tried() -> None:
+    assert READ.targets["cpu"].steps == ["system", "package /mnt"]
+    assert READ.targets["cuda-sealed"].steps == ["system", "package /mnt"]
+    assert READ.targets["cuda"].steps == ["system", "package /mnt", "compiler"]
+    assert READ.targets["wheels-cpu"].steps[-1] == "wheels cpu /sources /wheels"
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_an_image_is_started_by_a_user_with_a_number_and_ends_when_it_is_asked(name: str) -> None:
+    target = READ.targets[name]
+    (user,) = re.findall(r"^user=(\d+)", SCRIPT, re.MULTILINE)
+    (home,) = re.findall(r"^home=(\S+)$", SCRIPT, re.MULTILINE)
+    assert target.user == f"{user}:{user}" == "10001:10001"
+    assert (target.entrypoint, target.cmd) == ([f"{home}/bin/runahead"], ["serve"])
+    assert target.env["PATH"].startswith(f"{home}/bin:")
+    assert target.stop_signal == "SIGTERM"
+
+
+def test_the_ports_that_an_image_names_are_those_of_the_settings_that_others_may_reach() -> None:
+    settings = FrontEndSettings()
+    assert READ.targets[TARGET].expose == [settings.port, settings.health_port, settings.metrics_port]
+
+
+def test_what_is_built_where_no_target_is_named_is_for_cpus() -> None:
+    assert list(READ.targets)[-1] == TARGET == "cpu"
+
+
+def test_an_image_says_what_it_is() -> None:
+    labels = {key.removeprefix("org.opencontainers.image."): text for key, text in READ.targets["cpu"].labels.items()}
+    assert labels["title"] == "runahead"
+    assert labels["description"] == PROJECT["description"]
+    assert labels["licenses"] == "Apache-2.0"
+    assert READ.targets["cpu"].args["VERSION"] == PROJECT["version"]
+
+
+def test_the_sources_that_are_copied_are_there_and_not_left_out_of_the_build() -> None:
+    copied = READ.targets["sources"].copied
+    ignored = (ROOT / ".containerignore").read_text(encoding="utf-8").split()
+    assert {folder.partition("/")[0] for folder in PACKAGES} <= set(copied)
+    for path in copied:
+        assert (ROOT / path).exists()
+        assert path not in ignored
+
+
+def test_what_git_ignores_no_build_reads() -> None:
+    ignored = (ROOT / ".containerignore").read_text(encoding="utf-8").split()
+    own = {
+        line.strip("/")
+        for line in (ROOT / ".gitignore").read_text(encoding="utf-8").split("\n")
+        if line and line[0] != "#"
+    }
+    generated = {line for line in own if "_pb2" in line}
+    assert {Path(line).name for line in own - generated} <= {Path(line).name for line in ignored}
+    assert generated
+    assert {"**/*_pb2*.py", "**/*_pb2*.pyi"} <= set(ignored)
+
+
+def test_the_python_of_the_base_is_one_that_runahead_supports() -> None:
+    suite = READ.args["BASE"].removeprefix("debian:").removesuffix("-slim")
+    low, high = re.findall(r"3\.(\d+)", PROJECT["requires-python"])
+    assert int(low) <= int(PYTHONS[suite].partition(".")[2]) < int(high)
+
+
+def test_the_extras_of_an_image_are_there() -> None:
+    extras = READ.targets["sources"].args["EXTRAS"]
+    assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
+    assert f"${{EXTRAS-{extras}}}" in SCRIPT, "the script's default is the image's"
