@@ -50,14 +50,14 @@ def local_service(flags: Sequence[str] = (), start_s: float = START_S) -> Iterat
 
 
 @contextlib.contextmanager
-def started_service(flags: Sequence[str] = (), start_s: float = START_S) -> Iterator[LocalService]:
+def started_service(flags: Sequence[str] = (), start_s: float = START_S, port: int = 0) -> Iterator[LocalService]:
     """The same for a body that ends the service itself: whatever is left is ended by force, and nothing is said of it.
 
-    Raises ServiceFailed if it does not start.
+    port: 0: a free one. Raises ServiceFailed if it does not start.
     """
     with tempfile.TemporaryDirectory(prefix="runahead-") as folder:
         log = Path(folder) / "service.log"
-        url = f"127.0.0.1:{_free_port()}"
+        url = f"127.0.0.1:{port or _free_port()}"
         command = [
             sys.executable,
             "-m",

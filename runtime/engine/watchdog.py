@@ -46,7 +46,11 @@ class Watchdog:
         Raises LaunchHungError or NoProgressError.
         """
         now = self._clock()
-        if self._marks.seconds(now, in_flight > 0, marks) > self.limit_s:
+        unmoved_s = self._marks.seconds(now, in_flight > 0, marks)
+        if unmoved_s > self.limit_s:
             raise LaunchHungError(f"{in_flight} launches are in flight and none has moved for {self.limit_s:g} s")
-        if self._work.seconds(now, requests > 0, work) > self.limit_s:
+        # The last mark before a launch hangs may have brought no token. So launches that have not moved of late are
+        # given the rest of their own time first: else the requests' would be over just before, and the device would not
+        # be blamed.
+        if self._work.seconds(now, requests > 0, work) > self.limit_s and unmoved_s < self.limit_s / 2:
             raise NoProgressError(f"{requests} requests are served and none has come further for {self.limit_s:g} s")

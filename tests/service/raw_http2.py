@@ -163,13 +163,16 @@ class RawClient:
             if frame.flags & ACK and frame.payload == b"hear me?":
                 return
 
-    def wait_closed(self) -> None:
-        """Returns when the other side has closed the connection."""
+    def wait_closed(self) -> bytes:
+        """Returns when the other side has closed the connection: what all that came until then carried."""
+        said = b""
         try:
             while True:
-                self.next_frame()
+                frame = self.next_frame()
+                if frame.kind != PING:
+                    said += frame.payload
         except (EOFError, ConnectionError):
-            return
+            return said
 
     def next_frame(self) -> Frame:
         """Raises EOFError where the connection has ended."""

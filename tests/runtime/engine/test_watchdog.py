@@ -46,6 +46,19 @@ def test_requests_that_come_no_further_are_noticed_whatever_the_launches_do() ->
         watchdog.look(1, (13, 13), 3, (7, 1))
 
 
+def test_a_launch_that_hangs_is_no_lack_of_progress_though_the_last_mark_before_it_brought_no_token() -> None:
+    clock = Clock()
+    watchdog = Watchdog(10.0, clock)
+    watchdog.look(2, (1, 0), 3, (7, 0))
+    clock.now += 0.1
+    watchdog.look(2, (1, 1), 3, (7, 0))
+    clock.now += 9.95
+    watchdog.look(2, (1, 1), 3, (7, 0))
+    clock.now += 0.1
+    with pytest.raises(LaunchHungError):
+        watchdog.look(2, (1, 1), 3, (7, 0))
+
+
 @pytest.mark.parametrize("marks", [(1, 0), (0, 1)])
 def test_every_mark_starts_the_time_anew(marks: tuple[int, int]) -> None:
     clock = Clock()

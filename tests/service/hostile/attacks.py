@@ -10,11 +10,11 @@ import struct
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from runahead.v1 import GenerateRequest
+from runahead.v1 import AbortRequest, GenerateRequest
 from tests.service.raw_http2 import (
     ACK,
     CONTINUATION,
@@ -29,6 +29,7 @@ from tests.service.raw_http2 import (
 
 ATTACKER: Final = "127.0.0.2"  # not the bystander's, so that a limit of one caller tells them apart
 _CANCEL: Final = struct.pack(">I", 8)
+_INTERNAL_ERROR: Final = struct.pack(">I", 2)
 _REQUEST: Final = GenerateRequest(text="def f():\n").SerializeToString()
 
 
@@ -45,8 +46,13 @@ def header_flood(client: RawClient) -> None:
     small = {f"x-{number}": "v" for number in range(400)}
     for _ in range(200):
         client.begin("Stats", small)
-    for _ in range(20):
-        client.begin("Stats", {"x-long": "v" * 16_000})
+    too_long = {client.begin("Stats", {"x-long": "v" * 20_000}) for _ in range(20)}
+    said = b""
+    while too_long:
+        frame = client.frames_until(HEADERS)[-1]
+        too_long -= {frame.stream}
+        said += frame.payload
+    assert b"received metadata size exceeds" in said
 
 
 def continuation_flood(client: RawClient) -> None:
@@ -83,6 +89,16 @@ def unfinished_uploads(client: RawClient) -> None:
         client.send(DATA, b"x" * 16_000, stream=stream, times=4)
 
 
+def abort_storm(client: RawClient) -> None:
+    """Completions that are aborted by their ids as they come, some before that."""
+    for number in range(400):
+        name, id_first = f"storm-{number}", number % 2
+        request = GenerateRequest(text="def f():\n", request_id=name).SerializeToString()
+        calls = [("Generate", request), ("Abort", AbortRequest(request_ids=[name]).SerializeToString())]
+        for method, data in reversed(calls) if id_first else calls:
+            client.message(client.begin(method), data, ends=True)
+
+
 def settings_flood(client: RawClient) -> None:
     """Settings that change all the time, each to be acknowledged."""
     client.send(SETTINGS, struct.pack(">HI", 4, 1000), times=20_000)
@@ -99,20 +115,34 @@ def empty_data(client: RawClient) -> None:
     client.send(DATA, b"", stream=stream, times=50_000)
 
 
+def started(method: str) -> str:
+    return f'grpc_server_started_total{{grpc_method="{method}"}}'
+
+
+def handled(method: str, code: str) -> str:
+    return f'grpc_server_handled_total{{grpc_code="{code}",grpc_method="{method}"}}'
+
+
+def refused(reason: str) -> str:
+    return f'runahead_refusals_total{{reason="{reason}"}}'
+
+
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """make: on one connection, of as many at once. is_thrown_out: the server closes them, rather than take it all.
-    window: of each call."""
+    """make: on one connection, of as many at once. last_word: of the server, which closes the connections rather than
+    take it all; empty: it takes all. window: of each call. does: by how much it raises figures of the service, at
+    least, while what it has opened is open."""
 
     make: Callable[[RawClient], None]
-    is_thrown_out: bool = False
+    last_word: bytes = b""
     connections: int = 1
     window: int = 65_535
+    does: Mapping[str, int] = field(default_factory=dict)
 
     def round(self, port: int, hold: Callable[[], None]) -> None:
         """Makes it, and keeps what it has opened for as long as `hold` lasts. Returns when the server has taken all of
-        it and answers, or has closed the connections, whichever is right. Raises EOFError or TimeoutError if it does
-        otherwise."""
+        it and answers, or has closed the connections, whichever is right. Raises EOFError, TimeoutError or
+        AssertionError if it does otherwise."""
         with ExitStack() as opened:
             clients = [
                 opened.enter_context(RawClient(port, window=self.window, source=ATTACKER))
@@ -121,25 +151,41 @@ class Attack:
             for client in clients:
                 client.frames_until(SETTINGS)
                 client.send(SETTINGS, flags=ACK)
-                with contextlib.suppress(OSError) if self.is_thrown_out else contextlib.nullcontext():
+                with contextlib.suppress(OSError) if self.last_word else contextlib.nullcontext():
                     self.make(client)
             for client in clients:
-                client.wait_closed() if self.is_thrown_out else client.wait_heard()
+                if self.last_word:
+                    assert self.last_word in client.wait_closed()
+                else:
+                    client.wait_heard()
             hold()
 
 
 ATTACKS: Final[Mapping[str, Attack]] = MappingProxyType(
     {
-        "rapid_reset": Attack(rapid_reset),
-        "header_flood": Attack(header_flood),
+        "rapid_reset": Attack(
+            rapid_reset, does={handled("Generate", "Canceled"): 10}
+        ),  # as many as came to be looked at
+        "abort_storm": Attack(abort_storm, does={started("Generate"): 400, started("Abort"): 400}),
+        "header_flood": Attack(header_flood, does={started("Stats"): 200}),
         "continuation_flood": Attack(continuation_flood),
-        "empty_continuations": Attack(empty_continuations, is_thrown_out=True),
-        "zero_windows": Attack(zero_windows, window=0),
-        "calls_without_a_message": Attack(calls_without_a_message, connections=8),
-        "unfinished_uploads": Attack(unfinished_uploads, connections=8),
+        "empty_continuations": Attack(empty_continuations, last_word=_INTERNAL_ERROR),
+        "zero_windows": Attack(
+            zero_windows, window=0, does={started("Generate"): 900, "runahead_slow_readers_total": 256}
+        ),
+        "calls_without_a_message": Attack(
+            calls_without_a_message,
+            connections=8,
+            does={started("Generate"): 4_000, refused("UPLOAD_TIMEOUT"): 256, refused("CALLER_UPLOADS_LIMIT"): 1},
+        ),
+        "unfinished_uploads": Attack(
+            unfinished_uploads,
+            connections=8,
+            does={started("Generate"): 480, refused("UPLOAD_TIMEOUT"): 256, refused("CALLER_UPLOADS_LIMIT"): 1},
+        ),
         "settings_flood": Attack(settings_flood),
-        "ping_flood": Attack(ping_flood, is_thrown_out=True),
-        "empty_data": Attack(empty_data, is_thrown_out=True),
+        "ping_flood": Attack(ping_flood, last_word=b"too_many_pings"),
+        "empty_data": Attack(empty_data, last_word=b"Too many zero length data frames"),
     }
 )
 
@@ -147,7 +193,9 @@ ATTACKS: Final[Mapping[str, Attack]] = MappingProxyType(
 def main(name: str, port: int) -> None:
     """Goes on until it is ended."""
     while True:
-        with contextlib.suppress(OSError, EOFError):  # thrown out, by a proxy perhaps where the service does not
+        with contextlib.suppress(
+            OSError, EOFError, AssertionError
+        ):  # thrown out, by a proxy perhaps where the service does not
             ATTACKS[name].round(port, lambda: None)
 
 

@@ -19,7 +19,7 @@ GROWTH_MIB = 96  # of a front end over one attack: what its allocators keep; the
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_costs_a_bystander_nothing_and_what_it_took_comes_back(attacked: Attacked, name: str) -> None:
-    descriptors, resident_mib = attacked.descriptors, attacked.resident_mib
+    descriptors, resident_mib, figures = attacked.descriptors, attacked.resident_mib, attacked.figures()
     begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -36,6 +36,7 @@ def test_an_attack_costs_a_bystander_nothing_and_what_it_took_comes_back(attacke
         attacked.bystander.first_tokens_s(5)  # while it is made
         while not begun.wait(0.01):
             assert attacker.is_alive(), "it did not come to its end"
+        attacked.wait_until(ATTACKS[name].does, since=figures)
         attacked.bystander.first_tokens_s(5)  # while what it has opened is open
     finally:
         go_on.set()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -13,22 +15,23 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from benchmarks.local_service import LocalService, started_service
+from runahead.service.processes.engine_process import ENGINE_MODULE
+from runahead.service.processes.front_end_process import FRONT_END_MODULE, SIDE_MODULE
 from runahead.service.settings.server_config import EXIT_ENGINE_LOST
-from runahead.v1 import GenerationServiceStub, StatsRequest
+from runahead.v1 import GenerateOnceRequest, GenerationServiceStub, SamplingOptions, StatsRequest
 from tests.service.rpc_errors import code, detail, failure
-from tests.service.service_processes import engine_of, has_ended, open_streams, watched
+from tests.service.service_processes import engine_of, has_ended, open_streams, running, watched
 
 END_S = 30.0
 GENERATION = "runahead.v1.GenerationService"
 LAUNCH_TIMEOUT_S = 3.0
+FLAGS = ["--threads", "1", "--num-blocks", "600", "--launch-timeout-s", str(LAUNCH_TIMEOUT_S)]
 
 
 @pytest.fixture
 def service() -> Iterator[LocalService]:
-    with started_service(
-        ["--threads", "1", "--num-blocks", "600", "--launch-timeout-s", str(LAUNCH_TIMEOUT_S)]
-    ) as running:
-        yield running
+    with started_service(FLAGS) as started:
+        yield started
 
 
 def check_ended_once(calls: list[grpc.Call]) -> None:
@@ -48,6 +51,35 @@ def test_a_killed_engine_ends_every_stream_once_and_then_the_server(service: Loc
         check_ended_once(calls)
         assert next(watch).status == HealthCheckResponse.NOT_SERVING
         assert service.process.wait(END_S) == EXIT_ENGINE_LOST
+
+
+def test_a_service_that_is_killed_again_and_again_serves_at_each_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the same port, with what the killed ones have left of sockets' folders gone."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    port, tokens = 0, list[list[int]]()
+    for number in range(3):
+        with started_service(FLAGS, port=port) as service, contextlib.ExitStack() as stack:
+            port = int(service.url.rpartition(":")[2])
+            assert len(list(tmp_path.glob("runahead-engine-*"))) == 1, "its own"
+            channel = stack.enter_context(grpc.insecure_channel(service.url))
+            request = GenerateOnceRequest(text="def f(", sampling=SamplingOptions(temperature=0.0))
+            whole = GenerationServiceStub(channel).GenerateOnce(request, timeout=60)
+            tokens.append([token.id for token in whole.tokens])
+            calls = open_streams(channel)
+            modules = (ENGINE_MODULE, FRONT_END_MODULE, SIDE_MODULE)
+            processes = [process for module in modules for process in running(service, module)]
+            assert len(processes) == len(modules)
+            ends = [stack.enter_context(watched(process)) for process in processes]
+            service.process.kill()
+            if number < 2:
+                os.kill(processes[0], signal.SIGKILL)  # so that nobody takes the folder away
+            check_ended_once(calls)
+            assert all(has_ended(end, END_S) for end in ends)
+            service.process.wait(END_S)
+            assert len(list(tmp_path.glob("runahead-engine-*"))) == (number < 2)
+    assert tokens == [tokens[0]] * 3 and tokens[0]
 
 
 def test_the_engine_of_a_killed_front_end_goes_away(service: LocalService) -> None:
