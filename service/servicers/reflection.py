@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.descriptor import FileDescriptor
+from google.rpc import error_details_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 _V1ALPHA: Final = "grpc.reflection.v1alpha"
@@ -20,15 +21,17 @@ REFLECTION_SERVICES: Final = (f"{_V1}.ServerReflection", f"{_V1ALPHA}.ServerRefl
 def add_reflection(server: grpc.aio.Server, files: Iterable[FileDescriptor], services: Iterable[str]) -> None:
     """Serves `services` and their `files`, with all that these import, under both versions of the protocol.
 
+    The details of errors are described, too, so that a client that knows no .proto file can show them.
+
     The two versions have the same messages on the wire; the library brings v1alpha only, so v1 is the same servicer
     under the other name, and its file is v1alpha's, renamed.
     """
     pool = descriptor_pool.DescriptorPool()
     known: set[str] = set()
-    for file in (*files, reflection_pb2.DESCRIPTOR):
+    for file in (*files, reflection_pb2.DESCRIPTOR, error_details_pb2.DESCRIPTOR):
         _add_file(pool, file, known)
     pool.AddSerializedFile(_renamed(reflection_pb2.DESCRIPTOR).SerializeToString())
-    servicer = reflection.aio.ReflectionServicer((*services, *REFLECTION_SERVICES), pool=pool)
+    servicer = reflection.aio.ReflectionServicer((*services, *REFLECTION_SERVICES), pool=_PoolWithMethods(pool))
     handler = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
@@ -36,6 +39,23 @@ def add_reflection(server: grpc.aio.Server, files: Iterable[FileDescriptor], ser
     )
     for service in REFLECTION_SERVICES:
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, {_METHOD: handler})])
+
+
+class _PoolWithMethods:
+    """A pool that finds the file of a method, too. In Python a pool has methods, and does not count them as symbols."""
+
+    def __init__(self, pool: descriptor_pool.DescriptorPool) -> None:
+        self._pool = pool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def FindFileContainingSymbol(self, symbol: str) -> FileDescriptor:
+        """Raises KeyError."""
+        try:
+            return self._pool.FindFileContainingSymbol(symbol)
+        except KeyError:
+            return self._pool.FindMethodByName(symbol).containing_service.file
 
 
 def _add_file(pool: descriptor_pool.DescriptorPool, file: FileDescriptor, known: set[str]) -> None:

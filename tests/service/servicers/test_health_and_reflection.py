@@ -110,6 +110,31 @@ def test_reflection_lists_every_service_and_can_describe_each(service: Service, 
         assert name in described
 
 
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+@pytest.mark.parametrize(
+    ("symbol", "file"),
+    [
+        (GENERATION, "runahead/v1/generation_service.proto"),
+        (f"{GENERATION}.Abort", "runahead/v1/generation_service.proto"),
+        ("runahead.v1.AbortRequest", "runahead/v1/control.proto"),
+        ("google.rpc.BadRequest", "google/rpc/error_details.proto"),
+    ],
+    ids=["service", "method", "message", "detail of an error"],
+)
+def test_reflection_finds_services_methods_messages_and_the_details_of_errors(
+    service: Service, version: str, symbol: str, file: str
+) -> None:
+    answer = reflect(service, version, ServerReflectionRequest(file_containing_symbol=symbol))
+    first, *_ = answer.file_descriptor_response.file_descriptor_proto
+    assert descriptor_pb2.FileDescriptorProto.FromString(first).name == file
+
+
+@pytest.mark.parametrize("symbol", [f"{GENERATION}.Nothing", "runahead.v1.Nothing", ""])
+def test_reflection_says_that_a_symbol_is_not_known(service: Service, symbol: str) -> None:
+    answer = reflect(service, "v1", ServerReflectionRequest(file_containing_symbol=symbol))
+    assert answer.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+
+
 @pytest.mark.skipif(not BUF.exists(), reason="buf is not installed")
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
 def test_buf_curl_calls_the_service_by_reflection(service: Service, version: str) -> None:
