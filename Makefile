@@ -22,7 +22,7 @@ export PYTHONUNBUFFERED := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test rest kernels coverage check format lint types imports protos contract serve bench load soak \
-	bench-gpu eval parity sim long-run mutants mutation proxy validators manifests container clean
+	bench-gpu eval parity sim long-run mutants mutation proxy validators manifests container clients clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -35,8 +35,8 @@ demo: $(STAMPS)/run ## start the service on the bundled model, stream several pr
 test: $(STAMPS)/test ## all tests, the slowest named at the end
 	@$(BIN)/python -m pytest $(ARGS)
 
-rest: $(STAMPS)/test ## all tests but those that `make coverage` runs: the two together are what `make test` runs
-	@$(BIN)/python -m pytest $(filter-out tests/runtime/ tests/__pycache__/,$(wildcard tests/*/)) $(wildcard tests/test_*.py) \
+rest: $(STAMPS)/test ## all tests but those of `make coverage` and `make clients`: these three are what `make test` runs
+	@$(BIN)/python -m pytest $(filter-out tests/clients/ tests/runtime/ tests/__pycache__/,$(wildcard tests/*/)) $(wildcard tests/test_*.py) \
 		$(UNCOVERED) $(ARGS)
 
 kernels: $(STAMPS)/test ## the kernels for GPUs, the large forms too; without a GPU in Triton's interpreter (minutes)
@@ -117,12 +117,16 @@ validators: $(STAMPS)/validators ## an environment with what `make manifests` va
 manifests: $(STAMPS)/test $(STAMPS)/validators ## deploy/k8s rendered, validated with tools of their own environment, and run as a pod
 	@$(BIN)/python -m pytest tests/deploy/test_validators.py tests/deploy/test_pod.py --validators $(VENV)/validators $(ARGS)
 
+clients: $(STAMPS)/clients ## the examples in clients/, of every language whose toolchain is here, against a service
+	@$(BIN)/python -m pytest tests/clients $(ARGS)
+
 mutation: $(STAMPS)/mutation ## small changes to scheduler, ledger and block pool that no test finds (half an hour)
 	@$(BIN)/python -m mutmut run $(ARGS)
 	@$(BIN)/python -m mutmut results
 
 clean: ## remove .venv, caches, build output and generated stubs
 	rm -rf $(VENV) build dist mutants src *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf clients/python/generated clients/python/build clients/node/node_modules clients/node/stubs clients/*/build
 	rm -f protos/runahead/v1/*_pb2.py protos/runahead/v1/*_pb2.pyi protos/runahead/v1/*_pb2_grpc.py
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -155,3 +159,7 @@ $(STAMPS)/run $(STAMPS)/test $(STAMPS)/dev $(STAMPS)/mutation: $(BUILD_INPUTS) |
 	@$(BIN)/python -m pip uninstall --quiet --yes runahead # the name that this distribution once had
 	@$(BIN)/python -m pip install --quiet --editable '.$(EXTRAS)'
 	@touch $(COVERS) $@
+
+# Without the mark where something is missing, so that the next run looks for it again.
+$(STAMPS)/clients: clients/install.sh clients/node/package-lock.json | $(STAMPS)/dev
+	@if clients/install.sh $(VENV); then touch $@; fi

@@ -5,18 +5,24 @@ from __future__ import annotations
 import re
 import tomllib
 
+import pytest
+
 from tests.project.repository import ROOT
 
+PROJECTS = ("pyproject.toml", "clients/python/pyproject.toml")
 
-def test_the_pins_of_the_build_are_those_of_the_constraints() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+@pytest.mark.parametrize("path", PROJECTS)
+def test_the_pins_of_the_build_are_those_of_the_constraints(path: str) -> None:
+    project = tomllib.loads((ROOT / path).read_text(encoding="utf-8"))
     constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     for requirement in project["build-system"]["requires"]:
         assert requirement in constraints
 
 
-def test_every_dependency_is_pinned_by_the_constraints() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+@pytest.mark.parametrize("path", PROJECTS)
+def test_every_dependency_is_pinned_by_the_constraints(path: str) -> None:
+    project = tomllib.loads((ROOT / path).read_text(encoding="utf-8"))["project"]
     pinned = {
         line.split("==")[0]
         for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
