@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.queries import alerts
-from tests.deploy.rendering import COMPOSITIONS, K8S, Manifests
+from tests.deploy.rendering import K8S, Manifests
 from tests.deploy.validators import ALERT_TESTS, Validators, accepted, crd_of, strict
 
 MakeManifests = Callable[[str], Manifests]
@@ -23,28 +23,20 @@ def validators(request: pytest.FixtureRequest, tmp_path: Path) -> Validators:
     return Validators(Path(folder).resolve(), tmp_path)
 
 
-@pytest.mark.parametrize("name", COMPOSITIONS)
-def test_kubernetes_takes_what_is_rendered(name: str, validators: Validators, manifests: MakeManifests) -> None:
-    assert validators.kubernetes(manifests(name)) == []
+def test_kubernetes_takes_all_that_is_rendered(validators: Validators, texts: Mapping[str, str]) -> None:
+    assert validators.kubernetes({name: Manifests(text) for name, text in texts.items()}) == []
 
 
-@pytest.mark.parametrize("name", COMPOSITIONS)
-def test_custom_resources_are_as_their_projects_say(
-    name: str, validators: Validators, manifests: MakeManifests
-) -> None:
-    assert validators.custom(manifests(name)) == []
+def test_custom_resources_are_as_their_projects_say(validators: Validators, texts: Mapping[str, str]) -> None:
+    assert validators.custom({name: Manifests(text) for name, text in texts.items()}) == []
 
 
 def test_yamllint_finds_nothing(validators: Validators) -> None:
     assert validators.yamllint(K8S) == []
 
 
-@pytest.mark.parametrize("name", ["base", "gpu-with-all", "tls-elsewhere"])
-def test_checkov_finds_what_is_accepted_and_nothing_else(
-    name: str, validators: Validators, texts: Mapping[str, str]
-) -> None:
-    found = validators.checkov(texts[name])
-    assert found.keys() == accepted().keys(), found
+def test_checkov_finds_what_is_accepted_and_nothing_else(validators: Validators, texts: Mapping[str, str]) -> None:
+    assert validators.checkov(texts) == {name: set(accepted()) for name in texts}
 
 
 def test_prometheus_takes_the_alerts_and_each_fires_when_it_should(
@@ -65,13 +57,13 @@ def test_each_alert_is_seen_to_fire(manifests: MakeManifests) -> None:
 def test_a_field_that_kubernetes_has_not_is_seen(validators: Validators, manifests: MakeManifests) -> None:
     broken = manifests("base")
     broken.container["readynessProbe"] = broken.container.pop("readinessProbe")
-    assert any("readynessProbe" in line for line in validators.kubernetes(broken))
+    assert any("readynessProbe" in line for line in validators.kubernetes({"broken": broken}))
 
 
 def test_an_api_that_kubernetes_has_not_is_seen(validators: Validators, manifests: MakeManifests) -> None:
     broken = manifests("base")
     broken.one("PodDisruptionBudget")["apiVersion"] = "policy/v1beta1"
-    assert any("policy/v1beta1" in line for line in validators.kubernetes(broken))
+    assert any("policy/v1beta1" in line for line in validators.kubernetes({"broken": broken}))
 
 
 @pytest.mark.parametrize(
@@ -89,13 +81,13 @@ def test_a_field_that_a_custom_resource_has_not_is_seen(
 ) -> None:
     broken = manifests(name)
     next(broken.of(kind))["spec"][field] = 1
-    assert any(f"'{field}' was unexpected" in line for line in validators.custom(broken))
+    assert any(f"'{field}' was unexpected" in line for line in validators.custom({"broken": broken}))
 
 
 def test_a_value_that_a_custom_resource_does_not_take_is_seen(validators: Validators, manifests: MakeManifests) -> None:
     broken = manifests("inference-pool")
     broken.one("InferencePool")["spec"]["appProtocol"] = "h2c"
-    assert any("is not one of ['http', 'kubernetes.io/h2c']" in line for line in validators.custom(broken))
+    assert any("is not one of ['http', 'kubernetes.io/h2c']" in line for line in validators.custom({"broken": broken}))
 
 
 def test_a_custom_resource_without_a_schema_is_refused() -> None:
@@ -114,11 +106,15 @@ def test_a_schema_that_is_open_stays_open() -> None:
 
 def test_a_pod_with_more_rights_is_seen(validators: Validators, texts: Mapping[str, str]) -> None:
     broken = texts["base"].replace("allowPrivilegeEscalation: false", "allowPrivilegeEscalation: true")
-    assert "CKV_K8S_20" in validators.checkov(broken)
+    assert validators.checkov({"base": texts["base"], "broken": broken}) == {
+        "base": set(accepted()),
+        "broken": {*accepted(), "CKV_K8S_20"},
+    }
 
 
 def test_manifests_that_checkov_can_not_read_are_no_success(validators: Validators) -> None:
-    assert validators.checkov("nothing: here\n").keys() == {"none"}
+    (said,) = validators.checkov({"nothing": "nothing: here\n"})["nothing"]
+    assert "could not read" in said
 
 
 def test_yaml_that_is_badly_written_is_seen(validators: Validators, tmp_path: Path) -> None:

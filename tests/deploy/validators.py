@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -33,44 +33,59 @@ class Validators:
         done = self._run("yamllint", "--strict", "-f", "parsable", "-c", K8S / "yamllint.yaml", *paths)
         return done.stdout.splitlines()
 
-    def kubernetes(self, manifests: Manifests) -> list[str]:
-        """Against the newest schemas that kubernetes-validate brings; custom resources are left out."""
-        builtin = [each for each in manifests.objects if crd_of(each) is None]
-        file = self.folder / "builtin.yaml"
-        file.write_text(yaml.safe_dump_all(builtin), encoding="utf-8")
-        done = self._run("kubernetes-validate", "--strict", file)
+    def kubernetes(self, rendered: Mapping[str, Manifests]) -> list[str]:
+        """Against the newest schemas that kubernetes-validate brings; custom resources are left out. rendered: by a
+        name that is a file's."""
+        files, objects = [], 0
+        for name, manifests in rendered.items():
+            builtin = [each for each in manifests.objects if crd_of(each) is None]
+            files.append(self.folder / f"{name}.yaml")
+            files[-1].write_text(yaml.safe_dump_all(builtin), encoding="utf-8")
+            objects += len(builtin)
+        done = self._run("kubernetes-validate", "--strict", *files)
         lines = (done.stdout + done.stderr).splitlines()
         passed = [line for line in lines if line.startswith("INFO ") and " passed " in line]
         wrong = [line for line in lines if line not in passed]
-        if not wrong and (done.returncode or len(passed) != len(builtin)):
-            wrong = [f"of {len(builtin)} objects {len(passed)} passed, with status {done.returncode}"]
+        if not wrong and (done.returncode or len(passed) != objects):
+            wrong = [f"of {objects} objects {len(passed)} passed, with status {done.returncode}"]
         return wrong
 
-    def custom(self, manifests: Manifests) -> list[str]:
+    def custom(self, rendered: Mapping[str, Manifests]) -> list[str]:
         """Against the schemas that their projects publish, without fields that those do not have."""
+        schemas: dict[str, dict[str, Any]] = {}
+        files: dict[str, list[Path]] = {}
+        for name, manifests in rendered.items():
+            for place, each in enumerate(manifests.objects):
+                if (schema := crd_of(each)) is None:
+                    continue
+                schemas[each["kind"]] = schema
+                file = self.folder / f"{name}-{each['kind']}-{place}.json"
+                file.write_text(json.dumps(each))
+                files.setdefault(each["kind"], []).append(file)
         wrong = []
-        for each in manifests.objects:
-            if (schema := crd_of(each)) is None:
-                continue
-            of_kind, instance = self.folder / f"{each['kind']}.schema.json", self.folder / f"{each['kind']}.json"
+        for kind, schema in schemas.items():
+            of_kind = self.folder / f"{kind}.schema.json"
             of_kind.write_text(json.dumps(schema))
-            instance.write_text(json.dumps(each))
-            done = self._run("check-jsonschema", "--regex-variant", "python", "--schemafile", of_kind, instance)
+            done = self._run("check-jsonschema", "--regex-variant", "python", "--schemafile", of_kind, *files[kind])
             if done.returncode:
                 wrong.append(done.stdout + done.stderr)
         return wrong
 
-    def checkov(self, text: str) -> dict[str, str]:
-        """What it finds in rendered manifests, by the check's id."""
-        file = self.folder / "rendered.yaml"
-        file.write_text(text, encoding="utf-8")
+    def checkov(self, texts: Mapping[str, str]) -> dict[str, set[str]]:
+        """The ids of what it finds in rendered manifests, by their names."""
+        files: list[str | Path] = []
+        for name, text in texts.items():
+            self.folder.joinpath(f"{name}.yaml").write_text(text, encoding="utf-8")
+            files += ["-f", f"{name}.yaml"]
         flags = ["--framework", "kubernetes", "--skip-download", "--compact", "--quiet", "-o", "json"]
-        done = self._run("checkov", "-f", file, *flags)
-        report: dict[str, Any] = json.loads(done.stdout)
-        summary = report.get("summary", report)
+        report = json.loads(self._run("checkov", *files, *flags).stdout)
+        summary = report.get("summary", report)  # where it has found nothing to look at, it is all that there is
         if summary["parsing_errors"] or not summary["passed"]:
-            return {"none": f"checkov could not read the manifests: {summary}"}
-        return {each["check_id"]: each["check_name"] for each in report["results"]["failed_checks"]}
+            return {name: {f"checkov could not read the manifests: {summary}"} for name in texts}
+        found: dict[str, set[str]] = {name: set() for name in texts}
+        for each in report["results"]["failed_checks"]:
+            found[Path(each["file_path"]).stem].add(each["check_id"])
+        return found
 
     def alerts(self, manifests: Manifests, tests: Path = ALERT_TESTS) -> list[str]:
         """Whether Prometheus reads the alerts, and whether each fires as its tests say."""
