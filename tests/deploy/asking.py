@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,23 +24,25 @@ _LOOK_S: Final = 0.05
 
 class Questions(msgspec.Struct, frozen=True, kw_only=True):
     """probes: of kubelet, by name, as the manifest has them. port, metrics_port: of the service. token: of a caller.
-    authority: of the server's certificate, PEM; empty is plain text. start_s: for which to wait for the first probe."""
+    others: tokens of nobody; an empty one is none. authority: of the server's certificate, PEM; empty is plain text.
+    start_s: for which to wait for the first probe."""
 
     probes: Mapping[str, Mapping[str, Any]]
     port: int
     metrics_port: int
     token: str
+    others: Sequence[str] = ("",)
     authority: str = ""
     start_s: float = 120.0
 
 
 class Answers(msgspec.Struct, frozen=True, kw_only=True):
-    """probes: a status by each probe's name. text: of a completion. without_token: the status of the same call without
-    one. metrics: what Prometheus reads."""
+    """probes: a status by each probe's name. text: of a completion. others: statuses of the same call with the other
+    tokens. metrics: what Prometheus reads."""
 
     probes: Mapping[str, str]
     text: str
-    without_token: str
+    others: Sequence[str]
     metrics: str
 
 
@@ -56,17 +58,22 @@ def ask(questions: Questions) -> Answers:
     )
     with _channel(questions) as channel:
         service = GenerationServiceStub(channel)
-        token = (("authorization", f"Bearer {questions.token}"),)
-        text = service.GenerateOnce(request, timeout=CALL_S, metadata=token).text
-        try:
-            service.GenerateOnce(request, timeout=CALL_S)
-            without_token = "OK"
-        except grpc.RpcError as error:
-            without_token = error.code().name
+        text = service.GenerateOnce(request, timeout=CALL_S, metadata=_with(questions.token)).text
+        others = []
+        for other in questions.others:
+            try:
+                service.GenerateOnce(request, timeout=CALL_S, metadata=_with(other))
+                others.append("OK")
+            except grpc.RpcError as error:
+                others.append(error.code().name)
     with urllib.request.urlopen(f"http://127.0.0.1:{questions.metrics_port}/metrics", timeout=CALL_S) as answer:
         metrics = answer.read().decode()
     probes = {name: probe(each) for name, each in questions.probes.items()}
-    return Answers(probes=probes, text=text, without_token=without_token, metrics=metrics)
+    return Answers(probes=probes, text=text, others=others, metrics=metrics)
+
+
+def _with(token: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {token}"),) if token else ()
 
 
 def probe(spec: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -84,21 +85,36 @@ def _show(root: Path, path: Path, hidden: list[Path]) -> None:
 
 
 def _make(root: Path, volume: Volume, group: int) -> None:
-    """A Secret as kubelet mounts one: by way of a link that it replaces when the Secret changes."""
+    """A folder that can be written; or a Secret, which the pod can't write and which changes under it."""
     folder = root / volume.mount.removeprefix("/")
     folder.mkdir(parents=True, exist_ok=True)
-    _mount("-t", "tmpfs", "-o", "mode=0777", "tmpfs", folder)
     if volume.files is None:
+        _mount("-t", "tmpfs", "-o", "mode=0777", "tmpfs", folder)
         return
-    folder.joinpath("..now").mkdir()
-    folder.joinpath("..data").symlink_to("..now")
-    for name, text in volume.files.items():
-        file = folder / "..now" / name
+    secret = secret_behind(root.parent, volume.mount)
+    secret.mkdir(parents=True)
+    write_secret(secret, volume.files, volume.mode, group)
+    _mount("--bind", "-o", "ro", secret, folder)
+
+
+def secret_behind(folder: Path, mount: str) -> Path:
+    """Where kubelet writes a Secret that a container has mounted. folder: of its orders."""
+    return folder / "secrets" / mount.strip("/").replace("/", "-")
+
+
+def write_secret(secret: Path, files: Mapping[str, str], mode: int, group: int) -> None:
+    """All files at once, at first and when the Secret changes: by way of a link that is replaced, as kubelet does."""
+    version = secret / f"..{time.monotonic_ns()}"
+    version.mkdir(mode=0o755)
+    for name, text in files.items():
+        file = version / name
         file.write_text(text)
         os.chown(file, 0, group)
-        file.chmod(volume.mode)
-        folder.joinpath(name).symlink_to(Path("..data") / name)
-    _mount("-o", "remount,ro", folder)
+        file.chmod(mode)
+        if not (secret / name).is_symlink():
+            (secret / name).symlink_to(Path("..data") / name)
+    (new := secret / "..data_tmp").symlink_to(version.name)
+    new.rename(secret / "..data")
 
 
 def _raise_loopback() -> None:

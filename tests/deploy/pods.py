@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from tests.deploy.container import ContainerOrders, Volume
+from tests.deploy.container import ContainerOrders, Volume, secret_behind, write_secret
 from tests.deploy.rendering import Manifests
 from tests.project.repository import ROOT
 
@@ -35,12 +35,19 @@ class Pod:
 
     process: subprocess.Popen[bytes]
     log: Path
+    orders: ContainerOrders
 
     def python(self, *arguments: str, timeout_s: float) -> str:
         """What a Python of this machine prints, in the pod's network. Raises CalledProcessError, TimeoutExpired."""
         enter = ["nsenter", "--net", f"--target={self.container}", sys.executable, *arguments]
         done = subprocess.run(enter, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=timeout_s, text=True)
         return done.stdout
+
+    def change_secret(self, mount: str, files: Mapping[str, str]) -> None:
+        """As kubelet does when a Secret has changed. mount: where the container has it."""
+        (volume,) = (each for each in self.orders.volumes if each.mount == mount)
+        folder = Path(f"/proc/{self.process.pid}/root") / self.orders.folder.removeprefix("/")
+        write_secret(secret_behind(folder, mount), files, volume.mode, self.orders.group)
 
     @property
     def container(self) -> int:
@@ -91,7 +98,7 @@ def started_pod(manifests: Manifests, secrets: Mapping[str, Mapping[str, str]]) 
         with log.open("wb") as output:
             process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         try:
-            yield Pod(process, log)
+            yield Pod(process, log, orders)
         finally:
             process.kill()  # and with it the container, and all that it has started
             process.wait()

@@ -37,8 +37,7 @@ def answers(pod: Pod, manifests: Manifests, folder: Path, **more: Any) -> Answer
         probes={name: manifests.container[name]["grpc"] for name in PROBES},
         port=manifests.ports()["grpc"],
         metrics_port=manifests.ports()["metrics"],
-        token=TOKEN,
-        **more,
+        **{"token": TOKEN, **more},
     )
     file = folder / "questions"
     file.write_bytes(msgspec.json.encode(questions))
@@ -63,7 +62,7 @@ def test_a_pod_of_the_base_answers_its_probes_and_serves_who_has_a_token(
         told = answers(pod, base, tmp_path)
         assert told.probes == dict.fromkeys(PROBES, "SERVING")
         assert told.text
-        assert told.without_token == "UNAUTHENTICATED"
+        assert told.others == ["UNAUTHENTICATED"]
         assert "runahead_engine_up 1.0" in told.metrics.splitlines()
         status = Path(f"/proc/{pod.container}/status").read_text().splitlines()
         assert "Uid:\t10001\t10001\t10001\t10001" in status
@@ -78,14 +77,35 @@ def test_a_pod_with_a_certificate_is_probed_in_plain_text_and_served_through_tls
     manifests: MakeManifests, tmp_path: Path
 ) -> None:
     tls, authority = manifests("tls"), Authority()
-    pair = authority.server()
-    secret = {"runahead-tls": {"tls.crt": pair.certificate.decode(), "tls.key": pair.key.decode()}}
-    with started_pod(tls, with_secrets(secret)) as pod:
+    with started_pod(tls, with_secrets({"runahead-tls": files_of(authority)})) as pod:
         told = answers(pod, tls, tmp_path, authority=authority.pem.decode())
         assert told.probes == dict.fromkeys(PROBES, "SERVING")
         assert told.text
-        assert told.without_token == "UNAUTHENTICATED"
+        assert told.others == ["UNAUTHENTICATED"]
         assert pod.terminate(END_S) == 0, pod.log.read_text()
+
+
+@pytest.mark.usefixtures("machine_for_pods")
+@pytest.mark.timeout(400)
+def test_a_pod_takes_another_token_and_certificate_when_its_secrets_change(
+    manifests: MakeManifests, tmp_path: Path
+) -> None:
+    tls, before, after = manifests("tls"), Authority("before"), Authority("after")
+    new = "fedcba9876543210" * 4
+    with started_pod(tls, with_secrets({"runahead-tls": files_of(before)})) as pod:
+        assert answers(pod, tls, tmp_path, authority=before.pem.decode()).text
+        pod.change_secret("/etc/runahead/tls", files_of(after))
+        pod.change_secret("/etc/runahead/callers", {"callers": f"alice generate token {new}\n"})
+        told = answers(pod, tls, tmp_path, authority=after.pem.decode(), token=new, others=[TOKEN])
+        assert told.text
+        assert told.others == ["UNAUTHENTICATED"]
+        assert pod.terminate(END_S) == 0, pod.log.read_text()
+
+
+def files_of(authority: Authority) -> dict[str, str]:
+    """Of the Secret with a certificate."""
+    pair = authority.server()
+    return {"tls.crt": pair.certificate.decode(), "tls.key": pair.key.decode()}
 
 
 @pytest.mark.usefixtures("machine_for_pods")
