@@ -69,7 +69,8 @@ def test_an_image_says_what_it_is() -> None:
 def test_the_sources_that_are_copied_are_there_and_not_left_out_of_the_build() -> None:
     copied = READ.targets["sources"].copied
     ignored = (ROOT / ".containerignore").read_text(encoding="utf-8").split()
-    assert {folder.partition("/")[0] for folder in PACKAGES} <= set(copied)
+    wanted = {folder.partition("/")[0] for folder in PACKAGES}
+    assert {*wanted, PROJECT["readme"], *PROJECT["license-files"]} <= set(copied)
     for path in copied:
         assert (ROOT / path).exists()
         assert path not in ignored
