@@ -1,4 +1,4 @@
-"""The command line: `runahead serve`, `kernels`, `generate`, `stats`, `abort`, `completion`, `--version`."""
+"""The command line: `runahead serve`, `kernels`, `generate`, `chat`, `stats`, `abort`, `completion`, `--version`."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         actions = [action for command in commands.values() for action in command.actions]
         print(completion_script(parser, actions, parsed.shell))
         return 0
-    from runahead.service.commands import abort_command, generate_command, stats_command
+    from runahead.service.commands import abort_command, chat_command, generate_command, stats_command
 
     clients: dict[str, Callable[[argparse.Namespace], int]] = {
         "generate": generate_command.run,
+        "chat": chat_command.run,
         "stats": stats_command.run,
         "abort": abort_command.run,
     }
@@ -73,6 +74,14 @@ def _parser(command: str) -> tuple[Parser, dict[str, Parser]]:
         help="stream a completion from a running service to the terminal",
         description="Streams a completion from a running service to the terminal.",
     )
+    chat = commands.add_parser(
+        "chat",
+        help="talk with the instruct model of a running service",
+        description="Talks with the model of a running service, in the chat template of its checkpoint: a line is a "
+        "message, and the model is given all that was said before. The temperature is 0, and an answer has at most "
+        "1024 tokens, unless flags say otherwise. Without a terminal, lines come from standard input, and answers "
+        "alone go to standard output.",
+    )
     stats = commands.add_parser(
         "stats",
         help="show the figures of a running service",
@@ -85,7 +94,7 @@ def _parser(command: str) -> tuple[Parser, dict[str, Parser]]:
         description="Ends requests of a running service by their ids, and prints what became of each.",
     )
     if command not in _SERVERS:
-        _add_client_flags(client, stats, abort)
+        _add_client_flags(client, chat, stats, abort)
     completion = commands.add_parser(
         "completion",
         help="print a script that completes commands and flags",
@@ -97,13 +106,14 @@ def _parser(command: str) -> tuple[Parser, dict[str, Parser]]:
     return parser, commands.choices
 
 
-def _add_client_flags(generate: Parser, stats: Parser, abort: Parser) -> None:
-    from runahead.service.commands import abort_command, client_channel, request_flags, stats_command
+def _add_client_flags(generate: Parser, chat: Parser, stats: Parser, abort: Parser) -> None:
+    from runahead.service.commands import abort_command, chat_command, client_channel, request_flags, stats_command
 
     request_flags.add_flags(generate)
+    chat_command.add_flags(chat)
     stats_command.add_flags(stats)
     abort_command.add_flags(abort)
-    for parser in (generate, stats, abort):
+    for parser in (generate, chat, stats, abort):
         client_channel.add_connection_flags(parser)
 
 

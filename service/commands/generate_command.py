@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import codecs
-import io
+import contextlib
 import sys
 from typing import Any
 
 import grpc
 
+from runahead.service.commands.chat_model import ChatModel, beginning
+from runahead.service.commands.chat_template import ChatError
+from runahead.service.commands.client_calls import ClientCalls
 from runahead.service.commands.client_channel import connection
 from runahead.service.commands.client_failure import (
     EXIT_FAILED,
@@ -19,7 +22,8 @@ from runahead.service.commands.client_failure import (
     nobody_reads,
 )
 from runahead.service.commands.request_flags import UsageError, build_request, seconds_of
-from runahead.v1 import generate_pb2, generation_service_pb2_grpc, model_pb2
+from runahead.service.commands.terminal_text import Screen
+from runahead.v1 import generate_pb2
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -34,37 +38,46 @@ def run(arguments: argparse.Namespace) -> int:
     except UsageError as error:
         print(f"runahead generate: {error}", file=sys.stderr)
         return EXIT_USAGE
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that can't show a character gets the rest of the text
-    with connected.channel as channel:
-        stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
-        call = stub.Generate(request, timeout=timeout_s, metadata=connected.metadata)
+    calls = ClientCalls(connected, timeout_s)
+    with connected.channel:
         try:
             has_text = True  # a server without a tokenizer takes no prompt as text
-            if request.WhichOneof("prompt") == "token_ids":
-                question = model_pb2.GetModelInfoRequest()
-                info = stub.GetModelInfo(question, timeout=timeout_s, metadata=connected.metadata)
-                has_text = info.has_tokenizer
-            screen = _Screen(request.output, has_text)
-            for response in call:
-                screen.show(response)
+            if arguments.chat:
+                request = _as_message(request, arguments.system, calls)
+            elif request.WhichOneof("prompt") == "token_ids":
+                has_text = calls.model_info().has_tokenizer
+            completion = _Completion(request.output, has_text)
+            with contextlib.closing(calls.generate(request)) as responses:
+                for response in responses:
+                    completion.show(response)
         except KeyboardInterrupt:
-            call.cancel()
             print("\nrunahead generate: interrupted, the request is cancelled", file=sys.stderr)
             return EXIT_INTERRUPTED
         except BrokenPipeError:
-            call.cancel()
             return nobody_reads()
+        except ChatError as error:
+            print(f"runahead generate: {error}", file=sys.stderr)
+            return EXIT_FAILED
         except grpc.RpcError as error:
             print(f"\nrunahead generate: {describe_failure(error, arguments.url)}", file=sys.stderr)
             return EXIT_FAILED
     return 0
 
 
+def _as_message(
+    request: generate_pb2.GenerateRequest, system: str | None, calls: ClientCalls
+) -> generate_pb2.GenerateRequest:
+    """The request with its text as a user's message, in the model's chat template. Raises ChatError, and what calls
+    raise."""
+    with ChatModel.ask(calls) as model:
+        return model.request(request, model.prompt([*beginning(system), {"role": "user", "content": request.text}]))
+
+
 def describe_finish(finished: generate_pb2.Finished) -> str:
     """One line: reason, usage, seed and pace."""
     reason = generate_pb2.FinishReason.Name(finished.reason).removeprefix("FINISH_REASON_")
     matched = finished.stop.WhichOneof("match")
+    pace = tokens_per_second(finished)
     parts = [
         reason + (f" {getattr(finished.stop, matched)!r}" if matched else ""),
         f"{finished.usage.prompt_tokens} prompt tokens ({finished.usage.cached_tokens} cached)",
@@ -74,19 +87,25 @@ def describe_finish(finished: generate_pb2.Finished) -> str:
     timing = finished.timing
     if timing.HasField("first_token"):
         parts.append(f"first token after {timing.first_token.ToTimedelta().total_seconds() * 1e3:.0f} ms")
-    decode_s = timing.decode.ToTimedelta().total_seconds()
-    if decode_s > 0:
-        parts.append(f"then {(finished.usage.completion_tokens - 1) / decode_s:.0f} tokens/s")
+    if pace is not None:
+        parts.append(f"then {pace:.0f} tokens/s")
     return ", ".join(parts)
 
 
-class _Screen:
+def tokens_per_second(finished: generate_pb2.Finished) -> float | None:
+    """After the first token; None where there was no other."""
+    decode_s = finished.timing.decode.ToTimedelta().total_seconds()
+    return (finished.usage.completion_tokens - 1) / decode_s if decode_s > 0 else None
+
+
+class _Completion:
     """Text on standard output as it arrives; log-probabilities, and how it ended, on standard error.
 
     has_text: the server has a tokenizer. One without gives ids alone, which are then written in place of the text.
     """
 
     def __init__(self, output: generate_pb2.OutputOptions, has_text: bool) -> None:
+        self._screen = Screen()
         self._has_text = has_text
         self._echo = output.echo
         self._prompt_logprobs = output.HasField("prompt_logprobs")
@@ -95,29 +114,24 @@ class _Screen:
     def show(self, response: generate_pb2.GenerateResponse) -> None:
         event = response.WhichOneof("event")
         if event == "delta":
-            _write(response.delta.text)
+            self._screen.write(response.delta.text)
             for token in response.delta.tokens:
                 if not self._has_text:
-                    _write(f"{token.id} ")
+                    self._screen.write(f"{token.id} ")
                 if token.HasField("logprob"):
                     _print_token(token)
         elif event == "prompt":
             self._show_prompt(response.prompt.tokens)
         elif event == "finished":
-            _write("\n")
+            self._screen.write("\n")
             print(f"[{describe_finish(response.finished)}]", file=sys.stderr)
 
     def _show_prompt(self, tokens: Any) -> None:
         if self._echo:
-            _write(self._prompt_text.decode(b"".join(token.bytes for token in tokens)))
+            self._screen.write(self._prompt_text.decode(b"".join(token.bytes for token in tokens)))
         if self._prompt_logprobs:
             for token in tokens:
                 _print_token(token)
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def _print_token(token: Any) -> None:

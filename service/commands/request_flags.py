@@ -1,4 +1,4 @@
-"""The flags of `runahead generate`, and the request that they describe.
+"""The flags of `runahead generate` and `runahead chat`, and the request that they describe.
 
 They are the fields of `GenerateRequest`, read from the contract itself; a field that is not given stays unset.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -65,7 +65,28 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="?", help="text to continue (default, and for '-': standard input)")
     parser.add_argument("--timeout", metavar="SECONDS", help="give up after this long")
     parser.add_argument("--token-ids", metavar="ID,ID", help="the prompt as token ids, in place of text")
-    for field, _group in _fields():
+    parser.add_argument(
+        "--chat",
+        action="store_true",
+        help="the prompt is a message to an instruct model, in its chat template; the temperature is 0, and an answer "
+        "has at most 1024 tokens, unless flags say otherwise",
+    )
+    add_system_flag(parser)
+    add_field_flags(parser)
+
+
+def add_system_flag(parser: argparse.ArgumentParser) -> None:
+    """What stands before a conversation."""
+    parser.add_argument(
+        "--system", metavar="TEXT", help="system prompt of a chat (default: the template's own, if any)"
+    )
+
+
+def add_field_flags(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
+    """One flag for each field of the request but its prompt. without: fields, and groups of them, that get none."""
+    for field, group in _fields():
+        if field.name in without or group in without:
+            continue
         flag = "--" + field.name.replace("_", "-")
         if field.type == FieldDescriptor.TYPE_BOOL:
             parser.add_argument(flag, action="store_true", default=None, help=_HELP[field.name])
@@ -77,16 +98,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def build_request(arguments: argparse.Namespace) -> generate_pb2.GenerateRequest:
     """The request that the flags describe. Reads standard input where no prompt is given. Raises UsageError."""
-    request = generate_pb2.GenerateRequest()
-    for field, group in _fields():
-        given = getattr(arguments, field.name)
-        if given is None:
-            continue
-        try:
-            _set(getattr(request, group) if group else request, field, given)
-        except (ValueError, TypeError) as error:
-            raise UsageError.of(field.name, _accepts(field), given) from error
+    request = build_options(arguments)
+    if system_of(arguments) is not None and not arguments.chat:
+        raise UsageError("--system is for --chat: without it the prompt is all that the model is given")
     if arguments.token_ids is not None:
+        if arguments.chat:
+            raise UsageError("--chat takes a message as text, and no --token-ids")
         if arguments.prompt is not None:
             raise UsageError("a prompt and --token-ids can't be given together")
         try:
@@ -100,6 +117,44 @@ def build_request(arguments: argparse.Namespace) -> generate_pb2.GenerateRequest
         except UnicodeError as error:  # bytes that are not UTF-8, or that hold a character which no text may hold
             raise UsageError("the prompt is not UTF-8") from error
     return request
+
+
+def build_options(arguments: argparse.Namespace) -> generate_pb2.GenerateRequest:
+    """The request that the flags describe, without a prompt. Raises UsageError."""
+    request = generate_pb2.GenerateRequest()
+    for field, group in _fields():
+        given = getattr(arguments, field.name, None)
+        if given is None:
+            continue
+        try:
+            _set(getattr(request, group) if group else request, field, given)
+        except (ValueError, TypeError) as error:
+            raise UsageError.of(field.name, _accepts(field), given) from error
+    return request
+
+
+def with_chat_defaults(options: generate_pb2.GenerateRequest) -> generate_pb2.GenerateRequest:
+    """The options, with what a chat has where they say nothing: its own help texts name these numbers.
+
+    A small model loses its thread in what a draw at temperature 1 brings, and may repeat itself without an end in what
+    greedy sampling brings.
+    """
+    request = generate_pb2.GenerateRequest(
+        sampling=generate_pb2.SamplingOptions(temperature=0.0), stopping=generate_pb2.StoppingOptions(max_tokens=1024)
+    )
+    request.MergeFrom(options)
+    return request
+
+
+def system_of(arguments: argparse.Namespace) -> str | None:
+    """The system prompt. Raises UsageError."""
+    given: str | None = arguments.system
+    try:
+        if given is not None:
+            given.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError.of("system", _TEXT, given) from error
+    return given
 
 
 def seconds_of(text: str, flag: str = "timeout") -> float:

@@ -17,7 +17,7 @@ def completion_script(parser: argparse.ArgumentParser, actions: list[argparse.Ac
     import shtab  # takes longer to load than the rest of the command line, and nothing else uses it
 
     for action in actions:
-        if action.metavar == "FILE":
+        if action.metavar in ("FILE", "PATH"):  # of files it offers folders too
             action.complete = shtab.FILE  # type: ignore[attr-defined]
         elif action.metavar == "FOLDER":
             action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]

@@ -31,6 +31,7 @@ def test_the_pure_modules_load_neither_torch_nor_a_loop_nor_a_logger() -> None:
         "runahead.service.cli",
         "runahead.service.settings.settings",
         "runahead.service.commands.abort_command",
+        "runahead.service.commands.chat_command",
         "runahead.service.commands.generate_command",
         "runahead.service.commands.stats_command",
         "runahead.service.processes.server",
@@ -40,6 +41,17 @@ def test_the_front_end_never_loads_torch(module: str) -> None:
     loaded = modules_after(f"import {module}")
     assert module in loaded
     assert "torch" not in loaded
+
+
+def test_a_chat_loads_nothing_of_a_server_and_its_template_s_process_neither() -> None:
+    chat = modules_after("import runahead.service.commands.chat_command")
+    template = modules_after("import runahead.service.commands.template_process")
+    assert "runahead.service.commands.chat_template" in chat and "jinja2" in template
+    rooms = ("servers", "servicers", "completion", "stats", "calls", "text", "processes", "engine")
+    servers = {f"runahead.service.{room}" for room in rooms} | {"runahead.runtime.engine", "runahead.runtime.kernels"}
+    assert not (chat | template) & {*servers, "numpy", "torch", "tokenizers"}
+    assert "jinja2" not in chat, "it is an extra"
+    assert not template & {"grpc", "runahead.v1"}
 
 
 def test_a_client_that_installs_the_package_imports_the_contract() -> None:

@@ -73,7 +73,7 @@ class Service:
 
     async def _serve(self) -> None:
         self._loop, self._stop, self._grace_s = asyncio.get_running_loop(), asyncio.Event(), 0.0
-        tokenizer = TextTokenizer(byte_level_tokenizer(), "{{ messages }}")
+        tokenizer = TextTokenizer(byte_level_tokenizer(), "{{ messages }}", {"eos_token": "<|end|>"})
         client = await SocketEngineClient.connect(self.socket)
         settings = msgspec.structs.replace(self.settings, max_streams=self.max_streams)
         self.front_end = FrontEnd(client, tokenizer, settings, self.security, traces=self.traces)

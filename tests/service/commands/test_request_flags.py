@@ -24,7 +24,7 @@ def test_a_value_is_taken_or_refused_with_a_sentence_that_names_it(flag: str, te
     parser = Parser()
     add_flags(parser)
     add_connection_flags(parser)
-    prompt = [] if flag == "--token-ids" else ["prompt"]
+    prompt = [] if flag == "--token-ids" else ["prompt", *(["--chat"] if flag == "--system" else [])]
     parsed = parser.parse_args([*prompt, f"{flag}={text}"])
     try:
         check_url(parsed.url)
@@ -38,7 +38,7 @@ def test_a_value_is_taken_or_refused_with_a_sentence_that_names_it(flag: str, te
         assert "invalid" not in sentence and "codec" not in sentence and "literal" not in sentence
         assert len(sentence) < 300
     else:
-        takes_text = {"--url", "--request-id", "--cache-salt", "--stop"}
+        takes_text = {"--url", "--request-id", "--cache-salt", "--stop", "--system"}
         number = text[:1] == "9" and flag in {
             *("--temperature", "--top-p", "--min-p"),
             *("--repetition-penalty", "--presence-penalty", "--frequency-penalty"),

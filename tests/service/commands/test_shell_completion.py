@@ -34,7 +34,7 @@ bash = pytest.mark.parametrize("script", ["bash"], indirect=True)
 
 @bash
 def test_bash_offers_commands(script: Path) -> None:
-    assert offered(script, "runahead", "") >= {"serve", "generate", "stats", "abort", "completion"}
+    assert offered(script, "runahead", "") >= {"serve", "generate", "chat", "stats", "abort", "completion"}
     assert offered(script, "runahead", "com") == {"completion"}
 
 
@@ -43,6 +43,7 @@ def test_bash_offers_the_flags_of_a_command(script: Path) -> None:
     assert offered(script, "runahead", "serve", "--run-a") == {"--run-ahead", "--run-ahead-tokens"}
     assert offered(script, "runahead", "serve", "--no-pre") == {"--no-prefix-cache"}
     assert offered(script, "runahead", "generate", "--top") == {"--top-k", "--top-p"}
+    assert offered(script, "runahead", "chat", "--s") == {"--seed", "--stop", "--stop-token-ids", "--system"}
 
 
 @bash
@@ -56,7 +57,7 @@ def test_bash_offers_the_values_of_a_flag(script: Path) -> None:
 def test_bash_offers_files_and_folders_where_a_flag_takes_one(script: Path) -> None:
     (script.parent / "models").mkdir()
     assert offered(script, "runahead", "serve", "--config", "scr") == {"script"}
-    assert {name.rstrip("/") for name in offered(script, "runahead", "serve", "--model", "")} == {"models"}
+    assert {name.rstrip("/") for name in offered(script, "runahead", "serve", "--model", "")} == {"models", "script"}
 
 
 @pytest.mark.parametrize("script", SHELLS, indirect=True)

@@ -68,6 +68,7 @@ def test_model_info_says_what_is_served_and_what_the_limits_are(service: Service
     assert not info.HasField("bos_token_id")
     assert [(special.id, special.content) for special in info.special_tokens] == [(END_ID, "<|end|>")]
     assert info.chat_template == "{{ messages }}"
+    assert dict(info.template_tokens) == {"eos_token": "<|end|>"}
     assert info.has_tokenizer
     assert info.limits.stop_strings == LIMITS.stop_strings
     assert info.limits.prompt_tokens == INFO.context_length - 1

@@ -75,6 +75,13 @@ def test_a_template_of_its_own_file_wins(tmp_path: Path) -> None:
     loaded.close()
 
 
+def test_the_tokens_of_the_chat_template_are_texts_by_name(tmp_path: Path) -> None:
+    config = {"bos_token": "<s>", "eos_token": {"content": "<|end|>", "special": True}, "pad_token": None}
+    loaded = load_tokenizer(FolderCheckpoint(checkpoint(tmp_path, **config, add_bos_token=True, model_max_length=8)))
+    assert loaded.template_tokens == {"bos_token": "<s>", "eos_token": "<|end|>"}
+    loaded.close()
+
+
 def test_special_tokens_are_listed_and_recognised_in_text() -> None:
     tokenizer = TextTokenizer(byte_level_tokenizer())
     assert [(special.token_id, special.content) for special in tokenizer.special_tokens] == [(END_ID, "<|end|>")]

@@ -1,0 +1,173 @@
+"""`runahead chat`: a conversation with the served model, which remembers what was said."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Final
+
+import grpc
+
+from runahead.runtime.log_output import printable
+from runahead.service.commands.chat_conversation import Conversation
+from runahead.service.commands.chat_lines import Lines, PipedLines, TypedLines
+from runahead.service.commands.chat_model import ChatModel, ContextFull
+from runahead.service.commands.chat_template import ChatError
+from runahead.service.commands.client_calls import Cancelled, ClientCalls
+from runahead.service.commands.client_channel import connection
+from runahead.service.commands.client_failure import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    describe_failure,
+    nobody_reads,
+)
+from runahead.service.commands.generate_command import tokens_per_second
+from runahead.service.commands.request_flags import (
+    UsageError,
+    add_field_flags,
+    add_system_flag,
+    build_options,
+    seconds_of,
+    system_of,
+)
+from runahead.service.commands.terminal_text import Screen
+from runahead.v1 import generate_pb2
+
+# A chat asks many times, and shows text alone.
+_NOT_FOR_A_CHAT: Final = ("request_id", "output")
+_HELP: Final = """\
+/help     shows this
+/reset    begins a new conversation; the system prompt stays
+/exit     ends the chat, as Ctrl-D does
+Ctrl-C    ends an answer; what was shown of it stays in the conversation
+A message that begins with / is written with two: //"""
+_LENGTH = generate_pb2.FINISH_REASON_LENGTH
+_CONTEXT = generate_pb2.FINISH_REASON_CONTEXT_LENGTH
+_ABORTED = generate_pb2.FINISH_REASON_ABORTED
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The system prompt, and how answers are drawn and end."""
+    add_system_flag(parser)
+    parser.add_argument("--timeout", metavar="SECONDS", help="give up an answer after this long")
+    add_field_flags(parser, without=_NOT_FOR_A_CHAT)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Converses until the input ends; returns the exit status.
+
+    0: it has ended. 1: there can be no chat; without a terminal also: a message had no answer, and later ones were not
+    sent. 2: a flag or a message is invalid. 130: interrupted, which on a terminal ends an answer and nothing else.
+    """
+    try:
+        connected = connection(arguments)
+        calls = ClientCalls(connected, None if arguments.timeout is None else seconds_of(arguments.timeout))
+        options, system = build_options(arguments), system_of(arguments)
+    except UsageError as error:
+        _say(f"runahead chat: {error}")
+        return EXIT_USAGE
+    is_typed = sys.stdin.isatty() and sys.stdout.isatty()
+    with connected.channel:
+        try:
+            with ChatModel.ask(calls) as model:
+                lines: Lines = TypedLines(calls.cancel, _say) if is_typed else PipedLines()
+                with lines:
+                    return _Chat(model, Conversation(model, options, system), arguments.url, is_typed).run(lines)
+        except ChatError as error:
+            _say(f"runahead chat: {error}")
+        except grpc.RpcError as error:
+            _say(f"runahead chat: {describe_failure(error, arguments.url)}")
+        except KeyboardInterrupt:
+            return EXIT_INTERRUPTED
+        except BrokenPipeError:
+            return nobody_reads()
+    return EXIT_FAILED
+
+
+class _Chat:
+    """The lines of one user.
+
+    is_typed: on a terminal. There it is said what goes wrong with a message, and the next one is read.
+    """
+
+    def __init__(self, model: ChatModel, conversation: Conversation, url: str, is_typed: bool) -> None:
+        self._model = model
+        self._conversation = conversation
+        self._url = url
+        self._is_typed = is_typed
+        self._screen = Screen()
+
+    def run(self, lines: Lines) -> int:
+        """The exit status."""
+        info = self._model.info
+        if self._is_typed:
+            _say(f"{printable(info.model)}, a context of {info.context_length} tokens. /help names the commands.")
+        self._model.template.start()
+        try:
+            for line in lines:
+                if line.strip() == "/exit":
+                    break
+                status = self._line(line)
+                if status and not self._is_typed:
+                    return status
+                self._model.template.start()
+        except UsageError as error:
+            _say(f"runahead chat: {error}")
+            return EXIT_USAGE
+        return 0
+
+    def _line(self, line: str) -> int:
+        """A message is answered, a command done. Returns an exit status: 0 if there is nothing wrong."""
+        command = line.strip()
+        if command == "/help":
+            _say(_HELP)
+        elif command == "/reset":
+            self._conversation.reset()
+        elif command.startswith("/") and not line.startswith("//"):
+            word = printable(command.split()[0])
+            _say(f"runahead chat: {word} is no command; /help names them, and // begins a message with /")
+            return EXIT_USAGE
+        elif command:
+            return self._message(line[1:] if line.startswith("//") else line)
+        return 0
+
+    def _message(self, text: str) -> int:
+        self._model.calls.resume()
+        try:
+            finished = self._conversation.ask(text, self._screen.write)
+        except Cancelled:
+            _say("\n[interrupted]")
+            return EXIT_INTERRUPTED
+        except ContextFull as error:
+            _say(f"runahead chat: {error}; /reset begins a new conversation")
+            return EXIT_FAILED
+        except ChatError as error:
+            _say(f"runahead chat: {error}")
+            return EXIT_FAILED
+        except grpc.RpcError as error:
+            _say(f"\nrunahead chat: {describe_failure(error, self._url)}")
+            return EXIT_FAILED
+        self._screen.write("\n")
+        _say(f"[{self._end_of(finished)}]")
+        return 0
+
+    def _end_of(self, finished: generate_pb2.Finished) -> str:
+        """How long the answer took, how full the context is, and why it ended, where the model did not end it."""
+        usage, context = finished.usage, self._model.info.context_length
+        pace = tokens_per_second(finished)
+        parts = [
+            f"{usage.completion_tokens} tokens" + ("" if pace is None else f", {pace:.0f} tokens/s"),
+            f"{usage.prompt_tokens + usage.completion_tokens} of {context} in the context",
+        ]
+        why = {
+            _LENGTH: "the answer is cut at --max-tokens",
+            _CONTEXT: "the context is full: /reset begins a new conversation",
+            _ABORTED: "somebody has aborted the answer",
+        }
+        return "; ".join([*parts, *([why[finished.reason]] if finished.reason in why else [])])
+
+
+def _say(sentence: str) -> None:
+    """Beside the answers, on standard error."""
+    print(sentence, file=sys.stderr, flush=True)

@@ -1,0 +1,76 @@
+"""Calls of a client that makes one at a time, the open one of which may be ended from a signal's handler."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import grpc
+
+from runahead.service.commands.client_channel import Connection
+from runahead.v1 import generate_pb2, generation_service_pb2_grpc, model_pb2
+
+
+class Cancelled(Exception):
+    """`ClientCalls.cancel` has ended the call."""
+
+
+class ClientCalls:
+    """Each method raises grpc.RpcError, and Cancelled.
+
+    timeout_s: seconds that a call may take; None: any.
+    """
+
+    def __init__(self, connected: Connection, timeout_s: float | None) -> None:
+        self._stub = generation_service_pb2_grpc.GenerationServiceStub(connected.channel)
+        self._options = {"timeout": timeout_s, "metadata": connected.metadata}
+        self._open: Any = None
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        """Ends the open call, and every later one up to `resume`. From a signal's handler, too: gRPC's own lock can be
+        taken again by the thread that has it."""
+        self._is_cancelled = True
+        if self._open is not None:
+            self._open.cancel()
+
+    def resume(self) -> None:
+        """Calls are made again."""
+        self._is_cancelled = False
+
+    def model_info(self) -> model_pb2.GetModelInfoResponse:
+        response: model_pb2.GetModelInfoResponse = self._answer(
+            self._stub.GetModelInfo, model_pb2.GetModelInfoRequest()
+        )
+        return response
+
+    def tokens_of(self, text: str) -> list[int]:
+        """Ids of a text in which every special token is written: the tokenizer adds none of its own."""
+        request = model_pb2.TokenizeRequest(text=text, add_special_tokens=False)
+        return list(self._answer(self._stub.Tokenize, request).token_ids)
+
+    def generate(self, request: generate_pb2.GenerateRequest) -> Generator[generate_pb2.GenerateResponse]:
+        """The events of a stream. Whoever takes no more of them closes it."""
+        with self._opened(self._stub.Generate(request, **self._options)) as call:
+            yield from call
+
+    def _answer(self, method: Any, request: Any) -> Any:
+        with self._opened(method.future(request, **self._options)) as call:
+            return call.result()
+
+    @contextlib.contextmanager
+    def _opened(self, call: Any) -> Iterator[Any]:
+        """The call, which has ended when the body has, however that ends."""
+        self._open = call
+        if self._is_cancelled:  # before the handler could see this call
+            call.cancel()
+        try:
+            yield call
+        except (grpc.RpcError, grpc.FutureCancelledError):
+            if self._is_cancelled:
+                raise Cancelled from None
+            raise
+        finally:
+            self._open = None
+            call.cancel()

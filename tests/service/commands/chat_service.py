@@ -1,0 +1,89 @@
+"""A server of a model that speaks bytes: its ids are the bytes of a text, so that a test reads what it was sent."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Final
+
+import grpc
+
+from runahead.v1 import generate_pb2, generation_service_pb2_grpc, model_pb2
+
+BEGIN, END = "<|im_start|>", "<|im_end|>"
+CHATML: Final = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+END_ID: Final = 300
+EVIL: Final = "a\x1b]0;title\x07b\x9b2Jc\r\nd\te"  # sets a title, clears the screen
+
+
+class ChatService(generation_service_pb2_grpc.GenerationServiceServicer):
+    """Answers the last message by what it says."""
+
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+        self.requests: list[generate_pb2.GenerateRequest] = []
+        self.special_tokens_asked_for: list[bool] = []
+        self.cancelled = threading.Event()
+        self.info = model_pb2.GetModelInfoResponse(
+            model="bytes\x1b[2J",
+            has_tokenizer=True,
+            chat_template=CHATML,
+            context_length=400,
+            eos_token_ids=[301],
+            special_tokens=[model_pb2.SpecialToken(id=END_ID, content=END)],
+            template_tokens={"eos_token": END},
+            limits=model_pb2.Limits(prompt_tokens=399, prompt_text_bytes=1 << 20, max_tokens=1 << 20),
+        )
+
+    def GetModelInfo(self, request: Any, context: Any) -> model_pb2.GetModelInfoResponse:
+        return self.info
+
+    def Tokenize(self, request: Any, context: Any) -> model_pb2.TokenizeResponse:
+        self.special_tokens_asked_for.append(not request.HasField("add_special_tokens") or request.add_special_tokens)
+        return model_pb2.TokenizeResponse(token_ids=list(request.text.encode()))
+
+    def Generate(self, request: Any, context: Any) -> Iterator[generate_pb2.GenerateResponse]:
+        prompt = bytes(request.token_ids.ids).decode()
+        self.prompts.append(prompt)
+        self.requests.append(request)
+        message = prompt.rpartition(f"{BEGIN}user\n")[2].partition(END)[0]
+        if message == "endless":  # asked before anything is sent: the client may cancel at its first sight
+            context.add_callback(self.cancelled.set)
+        yield generate_pb2.GenerateResponse(accepted=generate_pb2.Accepted(request_id="r", prompt_tokens=len(prompt)))
+        if message == "refuse":
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many of them")
+        text = EVIL if message == "evil" else f"You said {message}."
+        for part in (text[:3], text[3:]):
+            yield generate_pb2.GenerateResponse(delta=generate_pb2.Delta(text=part))
+        if message == "endless":
+            self.cancelled.wait()
+            return
+        reason = generate_pb2.FINISH_REASON_LENGTH if message == "long" else generate_pb2.FINISH_REASON_END_OF_SEQUENCE
+        finished = generate_pb2.Finished(reason=reason)
+        finished.usage.prompt_tokens, finished.usage.completion_tokens = len(prompt), 21
+        finished.timing.decode.FromMilliseconds(100)
+        yield generate_pb2.GenerateResponse(finished=finished)
+
+
+@contextmanager
+def serving(service: ChatService) -> Iterator[str]:
+    """Its address."""
+    server = grpc.server(ThreadPoolExecutor(4))
+    generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        service.cancelled.set()
+        server.stop(None).wait()
+
+
+def said(*messages: tuple[str, str]) -> str:
+    """The prompt of messages, each with who says it, as the template has it."""
+    return "".join(f"{BEGIN}{role}\n{content}{END}\n" for role, content in messages) + f"{BEGIN}assistant\n"
