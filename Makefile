@@ -22,7 +22,7 @@ export PYTHONUNBUFFERED := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test rest kernels coverage check format lint types imports protos contract serve bench load soak \
-	bench-gpu eval parity sim long-run mutants mutation proxy validators manifests container clients clean
+	bench-gpu eval parity sim long-run mutants mutation proxy validators manifests container clients clean FORCE
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -160,6 +160,10 @@ $(STAMPS)/run $(STAMPS)/test $(STAMPS)/dev $(STAMPS)/mutation: $(BUILD_INPUTS) |
 	@$(BIN)/python -m pip install --quiet --editable '.$(EXTRAS)'
 	@touch $(COVERS) $@
 
-# Without the mark where something is missing, so that the next run looks for it again.
-$(STAMPS)/clients: clients/install.sh clients/node/package-lock.json | $(STAMPS)/dev
+# Without the mark where something is missing, so that the next run looks for it again. What npm installs is not in .venv,
+# and may have gone without it.
+$(STAMPS)/clients: clients/install.sh clients/node/package-lock.json $(if $(wildcard clients/node/node_modules),,FORCE) \
+		| $(STAMPS)/dev
 	@if clients/install.sh $(VENV); then touch $@; fi
+
+FORCE:
