@@ -33,6 +33,11 @@ class LogOutput(msgspec.Struct, frozen=True, kw_only=True):
     format: Format = "auto"
 
 
+def draws_on_a_terminal(output: LogOutput) -> bool:
+    """Whether a line may be drawn over itself: people look at standard error, and at what goes well too."""
+    return sys.stderr.isatty() and output.format != "json" and LEVELS[output.level] <= logging.INFO
+
+
 def log_to_stderr(output: LogOutput) -> None:
     """Sends this process's events to standard error, from now on."""
     on_terminal = sys.stderr.isatty()

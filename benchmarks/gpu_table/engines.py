@@ -224,11 +224,15 @@ def _made(
 ) -> tuple[MadeOnDevice, _Nodes, _Launch | None]:
     """The model and its device, how to count the nodes of a graph, and how to launch without one."""
     if config.device == "cpu":
-        return make_on_cpu(config, checkpoint, described, context, _no_progress), lambda rows, form: None, None
+        return (
+            make_on_cpu(config, checkpoint, described, context, _no_progress, _no_progress),
+            lambda rows, form: None,
+            None,
+        )
     from runahead.cuda_graphs.cuda_device import CudaDevice
     from runahead.runtime.process.cuda import make_on_cuda
 
-    made = make_on_cuda(config, checkpoint, described, context, _no_progress)
+    made = make_on_cuda(config, checkpoint, described, context, _no_progress, _no_progress)
     device = made.device
     assert isinstance(device, CudaDevice)
     return made, lambda rows, form: device.graphs.nodes(device.launch_key(rows, form)), device.launch_eagerly

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from runahead.runtime.checkpoint import open_checkpoint
+from runahead.runtime.log_output import LogOutput
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.process.cpu import make_on_cpu
 from runahead.runtime.process.parts import (
     Assembled,
     MakeOnDevice,
-    Progress,
     check_model,
     engine_info,
     make_scheduler,
 )
+from runahead.runtime.process.progress import Progress, shown_captures
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
 
+_LINES: Final = LogOutput(format="json")  # what is shown is lines, also on a terminal
 
-def assemble(config: EngineConfig, progress: Progress) -> Assembled:
-    """Load the model and make the device. `progress`: bytes loaded, bytes in all.
+
+def assemble(config: EngineConfig, loading: Progress, capturing: Progress | None = None) -> Assembled:
+    """Load the model and make the device.
+
+    loading: is told of bytes. capturing: is told of graphs; None logs them.
 
     Raises ConfigError for invalid settings, CheckpointError for a checkpoint that can't be served,
     NoKernelsError for a processor on which no kernels of the CPU device keep rows apart.
@@ -31,7 +37,7 @@ def assemble(config: EngineConfig, progress: Progress) -> Assembled:
     checkpoint = open_checkpoint(Path(config.model))
     described = load_config(checkpoint)
     context = check_model(config, described)
-    made = make(config, checkpoint, described, context, progress)
+    made = make(config, checkpoint, described, context, loading, capturing or shown_captures(_LINES))
     return Assembled(
         made.device,
         make_scheduler(config, described, made.blocks, context),

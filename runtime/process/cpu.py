@@ -18,7 +18,6 @@ from runahead.runtime.models.cpu_kernels import choose_kernels
 from runahead.runtime.models.load import load_model
 from runahead.runtime.process.parts import (
     MadeOnDevice,
-    Progress,
     blocks_in,
     bytes_kept,
     check_blocks,
@@ -26,6 +25,7 @@ from runahead.runtime.process.parts import (
     memory_facts,
     ring_layout,
 )
+from runahead.runtime.process.progress import Progress
 from runahead.runtime.programs.poison import RingPoison
 from runahead.runtime.programs.reference import HostProgram
 from runahead.runtime.wire.engine_config import EngineConfig
@@ -35,7 +35,12 @@ _CACHE_BYTES: Final = 1 << 30  # what the KV cache may take where `num_blocks` i
 
 
 def make_on_cpu(
-    config: EngineConfig, checkpoint: Checkpoint, described: ModelConfig, context: int, progress: Progress
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    described: ModelConfig,
+    context: int,
+    loading: Progress,
+    capturing: Progress,
 ) -> MadeOnDevice:
     """A `MakeOnDevice`. Raises NoKernelsError where no kernels keep rows apart."""
     torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 2) - 1))
@@ -51,7 +56,7 @@ def make_on_cpu(
     exactness = Exactness(True, "on the CPU there are no other kernels, whatever is asked for")
     log.info("exactness", asked=config.exact, **msgspec.structs.asdict(exactness))
     cpu = torch.device("cpu")
-    model = load_model(checkpoint, cpu, dtype, config.load_format, kernels, progress, context, described)
+    model = load_model(checkpoint, cpu, dtype, config.load_format, kernels, loading, context, described)
     log.info("memory", **memory_facts(config, model, kept, blocks))
     rings = allocate_rings(ring_layout(config, described, context))
     program = HostProgram(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -18,7 +16,6 @@ from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.load import load_model
 from runahead.runtime.process.parts import (
     MadeOnDevice,
-    Progress,
     blocks_in,
     bytes_kept,
     check_blocks,
@@ -26,6 +23,7 @@ from runahead.runtime.process.parts import (
     memory_facts,
     ring_layout,
 )
+from runahead.runtime.process.progress import Progress
 from runahead.runtime.programs.triton import (
     NoExactKernelsError,
     TritonProgram,
@@ -43,11 +41,17 @@ _CACHE_SHARE: Final = 0.85  # of the GPU's memory left after the weights, for th
 
 
 def make_on_cuda(
-    config: EngineConfig, checkpoint: Checkpoint, described: ModelConfig, context: int, progress: Progress
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    described: ModelConfig,
+    context: int,
+    loading: Progress,
+    capturing: Progress,
 ) -> MadeOnDevice:
-    """A `MakeOnDevice`, of the current GPU. Its graphs are captured here; how many are is logged.
+    """A `MakeOnDevice`, of the current GPU. Its graphs are captured here.
 
-    Raises ConfigError for a GPU that the kernels do not run on, and OSError where a kernel must be compiled and can't.
+    Raises ConfigError for a GPU that the kernels do not run on or that is too small, and OSError where a kernel must be
+    compiled and can't.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     check_gpu(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
@@ -56,10 +60,11 @@ def make_on_cuda(
     dtype = described.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
     exactness = _exactness(config, described, dtype)
     check_tensors(config, checkpoint, described)
+    _check_memory(config, described, dtype, context, torch.cuda.mem_get_info(device)[0])
     log = structlog.get_logger("engine")
     log.info("exactness", asked=config.exact, **msgspec.structs.asdict(exactness))
     kernels = gpu_kernels(exactness.exact)
-    model = load_model(checkpoint, device, dtype, config.load_format, kernels, progress, context, described)
+    model = load_model(checkpoint, device, dtype, config.load_format, kernels, loading, context, described)
     log.info("tilings", **tilings_of(model, buckets_for(config.max_rows), exactness.exact))
     free, _ = torch.cuda.mem_get_info(device)
     kept = bytes_kept(config, described, model.dtype)
@@ -83,7 +88,7 @@ def make_on_cuda(
         rings,
         max_rows=config.max_rows,
         mixed_tokens=mixed_tokens,
-        progress=_log_captures(),
+        progress=capturing,
         launched=config.counters_from,
     )
     return MadeOnDevice(model, blocks, captured, None, exactness)
@@ -99,30 +104,22 @@ def check_gpu(name: str, capability: tuple[int, int]) -> None:
         )
 
 
+def _check_memory(config: EngineConfig, described: ModelConfig, dtype: torch.dtype, context: int, free: int) -> None:
+    """Raises ConfigError where the weights, or not even one request beside them, fit into `free` bytes: before the
+    weights are read. What else a start takes is looked at after them."""
+    weight_bytes = weights.described(described).parameters * dtype.itemsize
+    if weight_bytes > free:
+        raise ConfigError(
+            f"the weights take {weight_bytes >> 20} MiB in {str(dtype).removeprefix('torch.')}, and the GPU has "
+            f"{free >> 20} MiB free: serve a smaller model, or end what else is on the GPU"
+        )
+    kept = bytes_kept(config, described, dtype)
+    check_blocks(blocks_in(int((free - weight_bytes) * _CACHE_SHARE), config, kept, context), config, context)
+
+
 def _exactness(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> Exactness:
     """Raises ConfigError where it is asked for and can't be."""
     try:
         return exactness_of(weights.described(model), dtype, config.exact, buckets_for(config.max_rows))
     except NoExactKernelsError as error:
         raise ConfigError(f"{config.spelling('exact')} on can't be: {error}") from error
-
-
-def _log_captures() -> Callable[[int, int], None]:
-    """Logs each further quarter of the graphs captured, with the seconds since the first of them was begun, and the
-    GPU's memory that they have taken."""
-    log = structlog.get_logger("engine")
-    shown = -1
-    begun, free = 0.0, 0
-
-    def progress(done: int, total: int) -> None:
-        nonlocal shown, begun, free
-        quarter = 4 * done // max(total, 1)
-        if shown < 0:
-            begun, free = time.monotonic(), torch.cuda.mem_get_info()[0]
-        if quarter > shown:
-            shown = quarter
-            taken = free - torch.cuda.mem_get_info()[0]
-            seconds = round(time.monotonic() - begun, 1)
-            log.info("capturing", graphs=done, of_graphs=total, seconds=seconds, bytes=taken)
-
-    return progress

@@ -36,6 +36,7 @@ from runahead.runtime.log_output import LogOutput, log_to_stderr
 from runahead.runtime.models.cpu_kernels import NoKernelsError
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.parts import Assembled
+from runahead.runtime.process.progress import shown_captures, shown_loading
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 
@@ -65,7 +66,7 @@ def main() -> int:
     try:
         orders = msgspec.json.decode(_first_line(), type=Orders)
         log_to_stderr(orders.log)
-        parts = assemble(orders.config, _progress(log))
+        parts = assemble(orders.config, shown_loading(orders.log), shown_captures(orders.log))
         links = SocketLinks(
             Path(orders.socket),
             _welcome(parts),
@@ -156,20 +157,6 @@ def _first_line() -> bytes:
 def _welcome(parts: Assembled) -> Callable[[], m.Welcome]:
     welcome = m.Welcome(m.PROTOCOL_VERSION, secrets.token_hex(8), parts.info)
     return lambda: welcome
-
-
-def _progress(log: structlog.stdlib.BoundLogger) -> Callable[[int, int], None]:
-    """Logs each further tenth of the bytes loaded."""
-    shown = -1
-
-    def progress(done: int, total: int) -> None:
-        nonlocal shown
-        tenth = 10 * done // max(total, 1)
-        if tenth > shown:
-            shown = tenth
-            log.info("loading", percent=10 * tenth, bytes=done, of_bytes=total)
-
-    return progress
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.memory import KeptBytes, memory_of, weight_bytes
 from runahead.runtime.models.weights import check_weights, described
 from runahead.runtime.plan import PLAN_WORDS
+from runahead.runtime.process.progress import Progress
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.admission_record import largest_record_words
 from runahead.runtime.scheduler.ledger import Ledger
@@ -33,8 +34,6 @@ from runahead.runtime.wire.parameters import MAX_STOP_IDS, MAX_TOP_LOGPROBS
 
 MAX_EOS_IDS: Final = MAX_STOP_IDS // 2  # the other half is the request's own stop ids
 _RECORDS: Final = 3  # admission records with long lists that a bulk slot holds beside the largest
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +61,9 @@ class MadeOnDevice:
 
 
 # Loads the model and makes its device. Takes the settings, the checkpoint, the model as its configuration describes it,
-# the context length, and what is told of bytes loaded. Raises ConfigError where memory holds too few blocks,
-# CheckpointError for weights that can't be served.
-MakeOnDevice = Callable[[EngineConfig, Checkpoint, ModelConfig, int, Progress], MadeOnDevice]
+# the context length, and what is told of bytes loaded and of graphs captured. Raises ConfigError where memory holds too
+# few blocks, CheckpointError for weights that can't be served.
+MakeOnDevice = Callable[[EngineConfig, Checkpoint, ModelConfig, int, Progress, Progress], MadeOnDevice]
 
 
 def check_model(config: EngineConfig, model: ModelConfig) -> int:

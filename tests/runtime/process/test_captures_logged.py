@@ -46,7 +46,7 @@ def a_gpu_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    free = iter([FREE_BYTES, *range(FREE_BYTES, 0, -GRAPH_BYTES)])
+    free = iter([FREE_BYTES, FREE_BYTES, *range(FREE_BYTES, 0, -GRAPH_BYTES)])
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (next(free), 4 * FREE_BYTES))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: LEAST_CAPABILITY)
@@ -88,6 +88,23 @@ def test_what_memory_is_taken_for_is_logged_before_the_first_graph_is_captured()
     assert 0 < memory["kv_bytes"] < FREE_BYTES
     assert memory["weight_bytes"] >= 4 * parts.info.parameters
     assert memory["state_bytes"] == 0
+
+
+@pytest.mark.usefixtures("a_gpu_on_the_cpu")
+@pytest.mark.parametrize(
+    ("free", "sentence"),
+    [
+        (1 << 20, r"the weights take 9 MiB in bfloat16, and the GPU has 1 MiB free: serve a smaller model"),
+        (10 << 20, r"memory holds \d+ KV blocks; one request of 2048 tokens needs 129"),
+    ],
+)
+def test_a_gpu_that_is_too_small_is_refused_before_the_weights_are_read(
+    free: int, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (free, 4 * FREE_BYTES))
+    monkeypatch.setattr(cuda, "load_model", lambda *parts: pytest.fail("the weights were read"))
+    with pytest.raises(ConfigError, match=sentence):
+        assemble(EngineConfig(model=str(BUNDLED), device="cuda", dtype="bfloat16"), lambda *_: None)
 
 
 def test_a_gpu_that_is_too_old_is_refused_by_its_name() -> None:

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.process import cpu
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.parts import MAX_EOS_IDS
 from runahead.runtime.wire.engine_config import MAX_CONTEXT, ConfigError, EngineConfig
 from runahead.service.settings.settings import engine_config, load_settings
+from tests.runtime.models.checkpoints import CASES, save
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -58,6 +60,16 @@ def test_what_cannot_be_is_refused_before_the_weights_are_read(
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         start(tmp_path, {**CONFIG, **changes}, **settings)
+
+
+def test_a_tensor_that_does_not_fit_is_refused_before_kernels_are_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(CASES[0], tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    monkeypatch.setattr(cpu, "choose_kernels", lambda model: pytest.fail("kernels were tried"))
+    with pytest.raises(CheckpointError, match=r"mlp\.gate_proj\.weight has shape \[96, 64\]; config\.json asks for"):
+        start(tmp_path, {**config, "intermediate_size": 128})
 
 
 def test_what_can_be_gets_as_far_as_the_weights(tmp_path: Path) -> None:
