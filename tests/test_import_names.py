@@ -32,6 +32,8 @@ ARGUMENTS = {
     "benchmarks.gpu_table": ["--list"],
     "benchmarks.load": ["--help"],
     "benchmarks.soak": ["--help"],
+    "benchmarks.smollm2.demo": ["--help"],
+    "benchmarks.smollm2.parity": ["--help"],
     "benchmarks.demo": [],  # a service, its engine, and clients
     "coverage": [
         "run",

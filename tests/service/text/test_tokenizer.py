@@ -68,6 +68,13 @@ def test_the_chat_template_is_the_text_of_the_default_one(
     loaded.close()
 
 
+def test_tokens_that_a_template_asks_for_are_texts_whether_they_are_written_so_or_as_objects(tmp_path: Path) -> None:
+    tokens = {"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": False}, "pad_token": None}
+    loaded = load_tokenizer(FolderCheckpoint(checkpoint(tmp_path, **tokens)))
+    assert loaded.template_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+    loaded.close()
+
+
 def test_a_template_of_its_own_file_wins(tmp_path: Path) -> None:
     (checkpoint(tmp_path, chat_template="other") / "chat_template.jinja").write_text("own", encoding="utf-8")
     loaded = load_tokenizer(FolderCheckpoint(tmp_path))
