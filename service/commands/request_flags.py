@@ -21,6 +21,7 @@ _HELP: Final = {
     "request_id": "name of the request, for Abort (default: the server's choice)",
     "cache_salt": "share cached prefixes only with requests of the same salt",
     "priority": "higher is admitted first",
+    "add_special_tokens": "put the tokenizer's special tokens around the prompt, if it is text (default)",
     "temperature": "0 is greedy",
     "top_k": "draw from the k most likely tokens; 0 is off",
     "top_p": "draw from the most likely tokens that reach this sum; 1 is off",
@@ -42,6 +43,7 @@ _HELP: Final = {
     "echo": "have the prompt's tokens sent back; their text is printed before the completion's",
     "max_tokens_per_message": "tokens in one message",
 }
+_ON_BY_DEFAULT: Final = ("add_special_tokens",)
 _TOKEN_IDS: Final = "whole numbers from 0 to 4294967295, as ID,ID"
 _TEXT: Final = "text in UTF-8"
 _VALUES: Final = {  # what a value of each type looks like, to end a sentence with
@@ -88,7 +90,9 @@ def add_field_flags(parser: argparse.ArgumentParser, without: Collection[str] = 
         if field.name in without or group in without:
             continue
         flag = "--" + field.name.replace("_", "-")
-        if field.type == FieldDescriptor.TYPE_BOOL:
+        if field.name in _ON_BY_DEFAULT:
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=_HELP[field.name])
+        elif field.type == FieldDescriptor.TYPE_BOOL:
             parser.add_argument(flag, action="store_true", default=None, help=_HELP[field.name])
         elif _is_text_list(field):
             parser.add_argument(flag, action="append", metavar="TEXT", help=_HELP[field.name])

@@ -36,15 +36,15 @@ class Preparing:
         nobody else can have the id. If it ends meanwhile, its stream has ended, and there are no tokens.
         Raises ServiceError (INVALID_ARGUMENT) or EngineLostError.
         """
-        text = request.prompt
+        text, special = request.prompt, request.add_special_tokens
         if not isinstance(text, str) or self._texts.tokenizes_at_once(text):
-            prompt = await self._texts.prompt(text, account) if isinstance(text, str) else text
+            prompt = await self._texts.prompt(text, special, account) if isinstance(text, str) else text
             self._check(request, prompt, once)
             return self._engine.submit(request, prompt), prompt
         self._texts.check_can_fit(text)
         stream = self._engine.announce(request)
         try:
-            made = await stream.unless_ended(self._texts.prompt(text, account))
+            made = await stream.unless_ended(self._texts.prompt(text, special, account))
             if made is None:
                 return stream, _NO_TOKENS
             self._check(request, made, once)

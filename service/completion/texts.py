@@ -12,7 +12,11 @@ from runahead.runtime.wire.messages import EngineInfo
 from runahead.service.calls.admission import Account, Admission
 from runahead.service.contract.errors import no_tokenizer
 from runahead.service.contract.limits import LIMITS
-from runahead.service.contract.validation import check_detokenize, check_prompt_tokens, check_tokenize
+from runahead.service.contract.validation import (
+    check_detokenize,
+    check_prompt_tokens,
+    check_tokenize,
+)
 from runahead.service.shared_memory.held import Resource
 from runahead.service.text.text_bounds import check_can_fit
 from runahead.service.text.tokenizer import TextTokenizer
@@ -31,11 +35,11 @@ class Texts:
         self._admission = admission
         self._info = info
 
-    async def prompt(self, text: str, account: Account) -> NDArray[np.int32]:
+    async def prompt(self, text: str, add_special_tokens: bool, account: Account) -> NDArray[np.int32]:
         """The tokens of a prompt, int32 [n], for which there is room already. Raises ServiceError (INVALID_ARGUMENT)
         where they are too many, as far as can be before they are counted."""
         self.check_can_fit(text)
-        prompt = await self._there().encode(text, caller=account.number)
+        prompt = await self._there().encode(text, add_special_tokens, account.number)
         check_prompt_tokens(prompt, "text", self._info)
         return prompt
 
@@ -52,7 +56,7 @@ class Texts:
         work = max(LIMITS.work_bytes, text_bytes(request.text))
         with self._admission.holding(account, {Resource.TOKENIZING_BYTES: work}):
             check_tokenize(request)
-            special = request.add_special_tokens if request.HasField("add_special_tokens") else True
+            special = request.add_special_tokens or not request.HasField("add_special_tokens")
             ids = await self._there().encode(request.text, special, account.number)
             for begin in range(0, len(ids), _IDS_AT_ONCE):
                 response.token_ids.extend(ids[begin : begin + _IDS_AT_ONCE].tolist())

@@ -80,6 +80,7 @@ class CheckedRequest:
     echo: bool
     priority: int
     cache_salt: str
+    add_special_tokens: bool
     engine_id: str = ""
 
 
@@ -166,6 +167,7 @@ def check_request(request: AnyGenerateRequest, info: EngineInfo, has_tokenizer: 
         echo=request.output.echo,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        add_special_tokens=request.add_special_tokens or not request.HasField("add_special_tokens"),
     )
 
 
@@ -243,6 +245,7 @@ def _check_prompt_field(request: AnyGenerateRequest, info: EngineInfo, found: Vi
             _check_text_bytes(request.text, "text", found)
         return request.text
     found.require(which is not None, "prompt", "is missing: set text or token_ids")
+    found.require(not request.add_special_tokens or which is None, "add_special_tokens", "is about text, not token_ids")
     ids, field = request.token_ids.ids, "token_ids.ids"
     if which is None or not _check_length(len(ids), field, info, found):
         return np.empty(0, np.int32)

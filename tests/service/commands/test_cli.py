@@ -133,7 +133,8 @@ def test_every_flag_reaches_its_field(url: str, service: ScriptedService) -> Non
         "--request-id name --temperature 0.5 --top-k 4 --top-p 0.25 --min-p 0.125 --seed 18446744073709551615 "
         "--repetition-penalty 1.5 --presence-penalty 0.5 --frequency-penalty 0.75 --logit-bias 1=-2,3=0.5 "
         "--allowed-token-ids 4,5 --max-tokens 6 --min-tokens 2 --stop a --stop bc --stop-token-ids 8,9 --ignore-eos "
-        "--include-stop --logprobs 0 --prompt-logprobs 1 --echo --max-tokens-per-message 3 --cache-salt s --priority -1"
+        "--include-stop --logprobs 0 --prompt-logprobs 1 --echo --max-tokens-per-message 3 --cache-salt s "
+        "--priority -1 --no-add-special-tokens"
     ).split()
     assert cli.main(["generate", "--url", url, "--token-ids", "10,11", *flags]) == 0
     sent = service.requests[0]
@@ -158,6 +159,7 @@ def test_every_flag_reaches_its_field(url: str, service: ScriptedService) -> Non
         output=generate_pb2.OutputOptions(logprobs=0, prompt_logprobs=1, echo=True, max_tokens_per_message=3),
         cache_salt="s",
         priority=-1,
+        add_special_tokens=False,
     )
     for group in ("sampling", "stopping", "output"):
         part = getattr(sent, group)

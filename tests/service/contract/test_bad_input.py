@@ -126,6 +126,10 @@ BAD = {
     "too many tokens a message": (output(max_tokens_per_message=1025), "output.max_tokens_per_message"),
     "long salt": (with_(cache_salt="s" * 129), "cache_salt"),
     "priority out of range": (with_(priority=1001), "priority"),
+    "special tokens around ids": (
+        GenerateRequest(token_ids=TokenIds(ids=[1]), add_special_tokens=True),
+        "add_special_tokens",
+    ),
     "unknown field": (UNKNOWN_FIELD, "99"),
     "unknown sampling field": (UNKNOWN_SAMPLING_FIELD, "sampling.99"),
 }
@@ -330,6 +334,7 @@ def test_a_request_for_one_answer_is_checked_as_one_for_a_stream() -> None:
         output=OutputOptions(logprobs=1, echo=True),
         cache_salt="salt",
         priority=-5,
+        add_special_tokens=False,
     )
     once = GenerateOnceRequest.FromString(streamed.SerializeToString())
     assert {field.name for field, _ in once.ListFields()} == {field.name for field, _ in streamed.ListFields()}
