@@ -31,7 +31,7 @@ from runahead.service.commands.request_flags import (
     seconds_of,
     system_of,
 )
-from runahead.service.commands.terminal_text import Screen
+from runahead.service.commands.terminal_text import Screen, harmless
 from runahead.v1 import generate_pb2
 
 # A chat asks many times, and shows text alone.
@@ -169,5 +169,5 @@ class _Chat:
 
 
 def _say(sentence: str) -> None:
-    """Beside the answers, on standard error."""
-    print(sentence, file=sys.stderr, flush=True)
+    """Beside the answers, on standard error: a server's words in it act on no terminal either."""
+    print(harmless(sentence), file=sys.stderr, flush=True)

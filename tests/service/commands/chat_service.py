@@ -56,7 +56,7 @@ class ChatService(generation_service_pb2_grpc.GenerationServiceServicer):
             context.add_callback(self.cancelled.set)
         yield generate_pb2.GenerateResponse(accepted=generate_pb2.Accepted(request_id="r", prompt_tokens=len(prompt)))
         if message == "refuse":
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many of them")
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many\x1b[2J of them")
         text = EVIL if message == "evil" else f"You said {message}."
         for part in (text[:3], text[3:]):
             yield generate_pb2.GenerateResponse(delta=generate_pb2.Delta(text=part))

@@ -138,7 +138,7 @@ def test_a_conversation_that_fills_the_context_is_said_and_not_cut(terminal: Ter
 
 def test_a_call_that_fails_is_said_and_the_next_message_is_read(terminal: Terminal, service: ChatService) -> None:
     terminal.press("refuse\n")
-    terminal.until("runahead chat: RESOURCE_EXHAUSTED: too many of them")
+    terminal.until(f"runahead chat: RESOURCE_EXHAUSTED: too many{MARK}[2J of them")
     terminal.until("> ")
     terminal.press("hello\n")
     terminal.until("You said hello.")
@@ -159,7 +159,7 @@ def test_lines_from_a_pipe_are_messages_and_answers_alone_go_to_standard_output(
 @pytest.mark.parametrize(
     ("lines", "status", "sentence"),
     [
-        ("refuse\nlater\n", 1, "RESOURCE_EXHAUSTED: too many of them"),
+        ("refuse\nlater\n", 1, f"RESOURCE_EXHAUSTED: too many{MARK}[2J of them"),
         ("z" * 500 + "\nlater\n", 1, "nothing is cut, and the message is not sent"),
         ("/quit\nlater\n", 2, "/quit is no command"),
         ("\udcff\nlater\n", 2, "a message is not UTF-8"),

@@ -6,8 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -15,6 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from runahead.service.commands.chat_template import ChatError, ChatTemplate, Message
 from runahead.service.commands.template_process import MEMORY_BYTES
+from tests.service.commands.terminal import PATIENCE_S
+from tests.service.service_processes import has_ended, watched
 from tests.service.small_tokenizers import byte_level_tokenizer
 
 TOKENS: Final = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -216,7 +216,7 @@ def test_no_process_is_left() -> None:
     assert process is not None and process.returncode is not None
 
 
-def test_the_process_ends_when_the_program_is_killed(tmp_path: Path) -> None:
+def test_the_process_ends_when_the_program_is_killed() -> None:
     script = (
         "import sys, time\n"
         "from runahead.service.commands.chat_template import ChatTemplate\n"
@@ -228,9 +228,6 @@ def test_the_process_ends_when_the_program_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
-        pid = int(program.stdout.readline())
-        program.kill()
-    deadline = time.monotonic() + 60
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+        with watched(int(program.stdout.readline())) as process:
+            program.kill()
+            assert has_ended(process, PATIENCE_S)
