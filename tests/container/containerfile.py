@@ -54,6 +54,7 @@ def read_containerfile(path: Path) -> Containerfile:
         if name == "FROM":
             base, _, stage = value.partition(" AS ")
             target = copy.deepcopy(read.targets[base]) if base in read.targets else Target()
+            target.args = {}  # Buildah hands none on
             read.targets[stage] = target
         elif target is None:
             read.args.update(_pairs(value))

@@ -63,7 +63,7 @@ def test_an_image_says_what_it_is() -> None:
     assert labels["title"] == "runahead"
     assert labels["description"] == PROJECT["description"]
     assert labels["licenses"] == "Apache-2.0"
-    assert READ.targets["cpu"].args["VERSION"] == PROJECT["version"]
+    assert READ.targets["serving"].args["VERSION"] == PROJECT["version"]
 
 
 def test_the_sources_that_are_copied_are_all_that_the_package_is_built_from() -> None:
@@ -90,7 +90,13 @@ def test_the_python_of_the_base_is_one_that_runahead_supports() -> None:
     assert int(low) <= int(PYTHONS[suite].partition(".")[2]) < int(high)
 
 
+@pytest.mark.parametrize("stage", ["wheels-cpu", "wheels-cuda"])
+def test_each_stage_that_makes_wheels_is_given_what_a_build_may_say(stage: str) -> None:
+    assert set(READ.targets[stage].args) == {"EXTRAS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "REVISION"}
+    assert READ.targets[stage].args == READ.targets["wheels-cpu"].args
+
+
 def test_the_extras_of_an_image_are_there() -> None:
-    extras = READ.targets["sources"].args["EXTRAS"]
+    extras = READ.targets["wheels-cpu"].args["EXTRAS"]
     assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
     assert f"${{EXTRAS-{extras}}}" in SCRIPT, "the script's default is the image's"
