@@ -91,7 +91,7 @@ def test_without_a_terminal_changes_come_as_blocks_and_no_control_sequences(serv
 
 
 def test_json_goes_on_line_by_line_until_a_time_is_over(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["stats", "--url", url(service), "--json", "--timeout", "0.5"]) == 0
+    assert cli.main(["stats", "--url", url(service), "--json", "--timeout", "3"]) == 0
     shown = capsys.readouterr()
     assert [json.loads(line)["requests"]["waiting"] for line in shown.out.splitlines()] == ["1"]
     assert shown.err == ""
