@@ -27,6 +27,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("gguf") / "tiny.gguf", llama(), Kind.Q4_1, CHANGES)
 
 
+@pytest.mark.timeout(400)  # a start of the service may take 120 s on a busy machine, and transformers loads beside it
 def test_a_gguf_file_through_the_service_gives_the_tokens_of_transformers(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
