@@ -1,4 +1,4 @@
-"""The command line: `runahead serve`, `kernels`, `generate`, `chat`, `stats`, `abort`, `completion`, `--version`."""
+"""The command line: `runahead`, `serve` and the other commands, `--version`."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         actions = [action for command in commands.values() for action in command.actions]
         print(completion_script(parser, actions, parsed.shell))
         return 0
-    from runahead.service.commands import abort_command, chat_command, generate_command, stats_command
+    from runahead.service.commands import abort_command, chat_command, generate_command, stats_command, trace_command
 
     clients: dict[str, Callable[[argparse.Namespace], int]] = {
         "generate": generate_command.run,
         "chat": chat_command.run,
         "stats": stats_command.run,
+        "trace": trace_command.run,
         "abort": abort_command.run,
     }
     return clients[parsed.command](parsed)
@@ -88,13 +89,19 @@ def _parser(command: str) -> tuple[Parser, dict[str, Parser]]:
         description="Shows the figures of a running service whenever one has changed: in place on a terminal, else one "
         "time after the other. Where the service's port takes no more connections, its control port still answers.",
     )
+    trace = commands.add_parser(
+        "trace",
+        help="show when host and device did what, launch by launch",
+        description="Prints how long host and device were at what for the newest launches of a running service, and "
+        "writes it as a trace for Perfetto or as a picture. The service remembers so much without being asked to.",
+    )
     abort = commands.add_parser(
         "abort",
         help="end requests of a running service",
         description="Ends requests of a running service by their ids, and prints what became of each.",
     )
     if command not in _SERVERS:
-        _add_client_flags(client, chat, stats, abort)
+        _add_client_flags(client, chat, stats, trace, abort)
     completion = commands.add_parser(
         "completion",
         help="print a script that completes commands and flags",
@@ -106,14 +113,22 @@ def _parser(command: str) -> tuple[Parser, dict[str, Parser]]:
     return parser, commands.choices
 
 
-def _add_client_flags(generate: Parser, chat: Parser, stats: Parser, abort: Parser) -> None:
-    from runahead.service.commands import abort_command, chat_command, client_channel, request_flags, stats_command
+def _add_client_flags(generate: Parser, chat: Parser, stats: Parser, trace: Parser, abort: Parser) -> None:
+    from runahead.service.commands import (
+        abort_command,
+        chat_command,
+        client_channel,
+        request_flags,
+        stats_command,
+        trace_command,
+    )
 
     request_flags.add_flags(generate)
     chat_command.add_flags(chat)
     stats_command.add_flags(stats)
+    trace_command.add_flags(trace)
     abort_command.add_flags(abort)
-    for parser in (generate, chat, stats, abort):
+    for parser in (generate, chat, stats, trace, abort):
         client_channel.add_connection_flags(parser)
 
 

@@ -21,18 +21,21 @@ from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import FinishReason
+from runahead.runtime.wire.trace import Trace
 
 TURN_WORK: Final = 4  # pieces of work a turn, of some 10 microseconds each: a request queued, one ended
 _LONG_BYTES: Final = 1 << 16  # of a message that is another piece of work
 _STATS_WORK: Final = 3  # to encode an answer
+_TRACED_WORK: Final = 8  # launches of a trace that are another piece of work
 STATS_S: Final = 0.02  # figures are gathered so often at most; who asks in between gets the next ones
 
 
 class Intake:
     """Takes messages in the order in which they arrived.
 
-    stats: gathers what an answer to `StatsQuery` says. counters: of what front ends did, which are counted here.
-    max_queue: requests that may wait for a row. clock: seconds, monotonic. turn_work: pieces of work that a turn does.
+    stats: gathers what an answer to `StatsQuery` says. trace: what is remembered of the newest launches, so many.
+    counters: of what front ends did, which are counted here. max_queue: requests that may wait for a row. clock:
+    seconds, monotonic. turn_work: pieces of work that a turn does.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Intake:
         publisher: Publisher,
         links: Links,
         stats: Callable[[], EngineStats],
+        trace: Callable[[int], Trace],
         counters: Counter[str],
         max_queue: int,
         clock: Callable[[], float],
@@ -53,6 +57,7 @@ class Intake:
         self._publisher = publisher
         self._links = links
         self._stats = stats
+        self._trace = trace
         self._max_queue = max_queue
         self._clock = clock
         self._turn_work = turn_work
@@ -110,6 +115,10 @@ class Intake:
                 self._asked.append((owner, message.call))
                 self._gather()
                 yield 1
+            case m.TraceQuery():
+                traced = self._trace(message.launches)
+                self._links.send(owner, m.TraceReply(message.call, traced))
+                yield 1 + len(traced.launches) // _TRACED_WORK
             case None:
                 yield from self._lose(owner)
 

@@ -26,6 +26,7 @@ from runahead.runtime.engine.live_requests import Registry
 from runahead.runtime.engine.loop_times import LoopTimes
 from runahead.runtime.engine.poison import Poison
 from runahead.runtime.engine.publisher import Publisher
+from runahead.runtime.engine.recorder import Recorder
 from runahead.runtime.engine.row_check import check_rows
 from runahead.runtime.engine.watchdog import Watchdog
 from runahead.runtime.launch_shape import shape_of
@@ -83,22 +84,18 @@ class Engine:
         self._watchdog = Watchdog(launch_timeout_s, clock)
         self._interval_log = IntervalLog(log_interval, log_mode, write_snapshot, self.ledger.launched)
         self._run_ahead_asked = self.ledger.run_ahead if run_ahead_asked is None else run_ahead_asked
-        self.times = LoopTimes(clock)
+        self.recorder = Recorder()
+        self.times = LoopTimes(clock, self.recorder.waited)
+        self.stage = stage
         front_ends: Counter[str] = Counter()
         self._gather_stats = partial(
-            engine_stats,
-            scheduler,
-            device,
-            self.figures,
-            self.publisher.latencies,
-            self._run_ahead_asked,
-            front_ends,
-            self.times,
-            self.registry.announced,
-        )
+            engine_stats, scheduler, device, self.figures, self.publisher.latencies, self._run_ahead_asked, front_ends,
+            self.times, self.registry.announced,
+        )  # fmt: skip
         self.intake = Intake(
-            scheduler, self.registry, self.publisher, links, self._gather_stats, front_ends, max_queue, clock, turn_work
-        )
+            scheduler, self.registry, self.publisher, links, self._gather_stats, self.recorder.trace, front_ends,
+            max_queue, clock, turn_work,
+        )  # fmt: skip
         self._logging_drain_s = 0.0  # for the next logging barrier, so far
         self.waits = 0  # grows for as long as the loop turns, drains included
         self._idle_after = self.ledger.launched  # the newest launch when the loop last had nothing to do
@@ -154,6 +151,7 @@ class Engine:
         is_barrier = self._interval_log.drains_before(ledger.launched + 1)
         if is_barrier and (ledger.in_flight or len(self.registry)):
             self._logging_drain_s += self._drain()
+        plan_s = self._clock()
         planned = self.scheduler.plan()
         if planned is None:
             return False
@@ -166,11 +164,14 @@ class Engine:
             raise LedgerError(f"plan {plan.number} would overwrite the ring slot of a launch that has not retired")
         ring_slot = rings.slot(plan.number)
         body = rings.plan[ring_slot]
-        stage(plan, body, rings.bulk[ring_slot])
+        stage_s = self._clock()
+        self.stage(plan, body, rings.bulk[ring_slot])
         first = self._idle_after == ledger.launched
         overlapped = not first and self.device.ended() < ledger.launched
         launch = launch_of(planned, shape_of(body), first=first, overlapped=overlapped)
+        launch_s = self._clock()
         self.device.launch(launch.shape)
+        self.recorder.enqueued(plan.number, plan_s, stage_s, launch_s, self._clock())
         ledger.enqueue(launch)
         self.figures.enqueued(launch, ledger.uncommitted)
         if planned.events:
@@ -197,7 +198,7 @@ class Engine:
         begun = self._clock()
         self._links.beat(begun)
         self._links.wait(wait_s)
-        self.times.had_nothing_to_do(self._clock() - begun)
+        self.times.had_nothing_to_do(begun)
 
     def _wait_for_mark(self, wake_fds: Sequence[int], wait_s: float) -> None:
         """For the oldest one outstanding, one of these descriptors, or so long."""
@@ -208,7 +209,7 @@ class Engine:
             self.device.wait(ledger.committed, NEVER, wake_fds, wait_s)
         else:
             self.device.wait(NEVER, ledger.ended, wake_fds, wait_s)
-        self.times.waited(self._clock() - begun)
+        self.times.waited(begun)
 
     def _settle(self) -> None:
         """Commit, retire and give back what the marks allow."""
@@ -216,23 +217,28 @@ class Engine:
         # A launch that runs in several places may be sampled in one and not have ended, the one before, in another. The
         # fence goes by the end mark alone, and tokens wait for it: what the F before has left is read first.
         sampled = min(sampled, ended + 1)
+        looked_s = self._clock()
         before = self.ledger.ended
         self.ledger.end(ended)
         for number in range(before + 1, ended + 1):
             self._raise_fault(number)
-        self._retire()
+        self._retire(looked_s)
         while self.ledger.committed < sampled:
             self._commit(self.ledger.next_to_commit())
-            self._retire()
+            self._retire(looked_s)
         self._give_back()
         self.scheduler.holdings.make_some_findable()
         self._look_after_progress()
 
-    def _retire(self) -> None:
-        """Read what launches have left, once they have retired, and before the tokens of later ones are committed."""
+    def _retire(self, looked_s: float) -> None:
+        """Read what launches have left, once they have retired, and before the tokens of later ones are committed.
+
+        looked_s: when the loop saw that they have ended, on its clock.
+        """
         rings = self.device.rings
         for launch in self.ledger.retire():
             self.figures.retire(launch, rings)
+            self.recorder.retired(launch, looked_s, rings)
             number, rows = launch.number, launch.row_slots
             ring_slot = rings.slot(number)
             finite = rings.finite[ring_slot, : rows.size] == 1
@@ -278,11 +284,14 @@ class Engine:
         rings = self.device.rings
         number = launch.number
         cells = rings.cells[rings.slot(number), : launch.sample_slots.size]
+        commit_s = self._clock()
         commit = self.scheduler.commits.commit(launch, cells)  # a launch that samples nothing may have crossed borders
+        publish_s = self._clock()
         if launch.shape.sample_rows:
-            self.publisher.publish(commit, self._clock())
+            self.publisher.publish(commit, publish_s)
             for ending in commit.endings:
                 self.registry.remove(ending.request)
+        self.recorder.committed(number, commit_s, publish_s, self._clock())
         self.ledger.commit(number)
 
     def _raise_fault(self, number: int) -> None:

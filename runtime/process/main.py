@@ -31,6 +31,7 @@ from runahead.runtime.engine.interval_log import LogMode
 from runahead.runtime.engine.links import SocketLinks
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.engine.loop_guard import LoopGuard
+from runahead.runtime.engine.ranges import name_stages
 from runahead.runtime.engine.watchdog import LaunchHungError, NoProgressError
 from runahead.runtime.log_output import LogOutput, log_to_stderr
 from runahead.runtime.models.cpu_kernels import NoKernelsError
@@ -66,6 +67,7 @@ def main() -> int:
     try:
         orders = msgspec.json.decode(_first_line(), type=Orders)
         log_to_stderr(orders.log)
+        _check_nvtx(orders.config)
         parts = assemble(orders.config, shown_loading(orders.log), shown_captures(orders.log))
         links = SocketLinks(
             Path(orders.socket),
@@ -91,6 +93,8 @@ def main() -> int:
         write_snapshot=lambda snapshot: log.info("snapshot", **asdict(snapshot)),
         run_ahead_asked=orders.config.run_ahead,
     )
+    if orders.config.nvtx:
+        name_stages(engine, torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop)
     log.info("chain", **engine.facts(parts.info), threads=torch.get_num_threads())
     log.info("engine_ready", **msgspec.to_builtins(parts.info))
     if orders.config.log_interval == 1 and orders.config.log_mode == "barrier":
@@ -98,6 +102,12 @@ def main() -> int:
         log.warning("serial", why=f"{interval} is 1 and {mode} is barrier: the chain drains before every launch")
     print("ready", flush=True)
     return _run(engine, links, log, orders.config.launch_timeout_s)
+
+
+def _check_nvtx(config: EngineConfig) -> None:
+    """Raises ConfigError where ranges are asked for and torch has none."""
+    if config.nvtx and not torch.backends.cuda.is_built():
+        raise ConfigError(f"{config.spelling('nvtx')} needs a torch that is built for CUDA")
 
 
 def _run(engine: Engine, links: SocketLinks, log: structlog.stdlib.BoundLogger, limit_s: float) -> int:

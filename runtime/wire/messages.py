@@ -14,8 +14,9 @@ import msgspec
 
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import MAX_ABORT_IDS, MAX_TEXT, FinishReason, SamplingParams, StoppingParams
+from runahead.runtime.wire.trace import MAX_TRACED, Trace
 
-PROTOCOL_VERSION: Final = 6
+PROTOCOL_VERSION: Final = 7
 MAX_FRAME_BYTES: Final = 64 << 20
 MAX_HANDLE: Final = (1 << 63) - 1
 MAX_ANNOUNCED: Final = 100_000  # requests that a front end may have announced at once
@@ -99,7 +100,14 @@ class StatsQuery(msgspec.Struct, frozen=True, array_like=True, tag=5):
     call: int
 
 
-ToEngine = Hello | Submit | Announce | Cancel | Abort | StatsQuery
+class TraceQuery(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """What is remembered of the newest launches, at most so many."""
+
+    call: int
+    launches: Annotated[int, msgspec.Meta(ge=1, le=MAX_TRACED)]
+
+
+ToEngine = Hello | Submit | Announce | Cancel | Abort | StatsQuery | TraceQuery
 
 
 # ---------------------------------------------------------------- engine to front end
@@ -245,6 +253,11 @@ class StatsReply(msgspec.Struct, frozen=True, array_like=True, tag=106):
     stats: EngineStats
 
 
+class TraceReply(msgspec.Struct, frozen=True, array_like=True, tag=111):
+    call: int
+    trace: Trace
+
+
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=107):
     """The engine stops: every request of this connection has ended, with this. The socket closes next.
 
@@ -256,7 +269,17 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=107):
 
 
 ToFrontEnd = (
-    Welcome | Heartbeat | Accepted | Refused | Admitted | PromptLogprobs | Output | AbortResult | StatsReply | Failed
+    Welcome
+    | Heartbeat
+    | Accepted
+    | Refused
+    | Admitted
+    | PromptLogprobs
+    | Output
+    | AbortResult
+    | StatsReply
+    | TraceReply
+    | Failed
 )
 
 _encoder: Final = msgspec.msgpack.Encoder()

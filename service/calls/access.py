@@ -30,7 +30,7 @@ WORK: Final = COMPLETIONS | {_SERVICE + method for method in ("Tokenize", "Detok
 RIGHTS_FOR: Final[Mapping[str, frozenset[Right]]] = MappingProxyType(
     {
         **{method: frozenset[Right]({"generate"}) for method in WORK},
-        **{_SERVICE + method: frozenset[Right]({"control"}) for method in ("Stats", "WatchStats")},
+        **{_SERVICE + method: frozenset[Right]({"control"}) for method in ("Stats", "Trace", "WatchStats")},
         **{_SERVICE + method: frozenset(RIGHTS) for method in ("Abort", "GetModelInfo")},
         **{FACADE + method: frozenset[Right]({"control"}) for method in ("GetServerInfo", "GetLoads")},
         **{FACADE + method: frozenset(RIGHTS) for method in ("Abort", "HealthCheck", "GetModelInfo")},

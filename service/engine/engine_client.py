@@ -34,12 +34,15 @@ from runahead.runtime.wire.messages import (
     StatsReply,
     ToEngine,
     ToFrontEnd,
+    TraceQuery,
+    TraceReply,
     Welcome,
     decode_to_front_end,
     encode_frame,
 )
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.runtime.wire.preparation import prepared_submit
+from runahead.runtime.wire.trace import Trace
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.validation import CheckedRequest
 from runahead.service.engine.pulse import SILENT_S, Pulse
@@ -80,6 +83,9 @@ class EngineClient(Protocol):
     async def stats(self) -> EngineStats:
         """Raises EngineLostError, also at once if the engine is silent, or when it falls silent."""
 
+    async def trace(self, launches: int) -> Trace:
+        """Of the newest launches, so many. Raises EngineLostError as `stats` does."""
+
     @property
     def unread_bytes(self) -> int:
         """What readers have not taken of all streams, as estimated."""
@@ -112,6 +118,7 @@ class SocketEngineClient(asyncio.Protocol):
         self._announced = set[int]()  # of those announced, which are neither submitted nor released
         self._abort_calls: dict[int, asyncio.Future[AbortResult]] = {}
         self._stats_calls: dict[int, asyncio.Future[EngineStats]] = {}
+        self._trace_calls: dict[int, asyncio.Future[Trace]] = {}
         self._last_handle = self._last_call = counters_from
         self._pulse = Pulse(silent_s, self._on_silence)
         self._tell_of_silence: Callable[[bool], None] = lambda is_silent: None
@@ -196,6 +203,14 @@ class SocketEngineClient(asyncio.Protocol):
         self._send(StatsQuery(self._last_call))
         return await answer
 
+    async def trace(self, launches: int) -> Trace:
+        self._raise_if_lost_or_silent()
+        self._last_call += 1
+        answer: asyncio.Future[Trace] = asyncio.get_running_loop().create_future()
+        self._trace_calls[self._last_call] = answer
+        self._send(TraceQuery(self._last_call, launches))
+        return await answer
+
     @property
     def unread_bytes(self) -> int:
         return sum(stream.unread_bytes for stream in self._streams.values())
@@ -254,6 +269,9 @@ class SocketEngineClient(asyncio.Protocol):
             case StatsReply(call=call, stats=stats):
                 if (answer := self._stats_calls.pop(call, None)) and not answer.done():
                     answer.set_result(stats)
+            case TraceReply(call=call, trace=trace):
+                if (asked := self._trace_calls.pop(call, None)) and not asked.done():
+                    asked.set_result(trace)
             case Failed(reason=reason, message=sentence):
                 self._lose(EngineLostError(reason, sentence))
             case Welcome():
@@ -293,7 +311,8 @@ class SocketEngineClient(asyncio.Protocol):
     def _on_silence(self, is_silent: bool) -> None:
         if is_silent:
             log.warning("engine_silent")
-            self._fail(self._stats_calls, EngineLostError("ENGINE_SILENT", _SILENT_SENTENCE))
+            for calls in (self._stats_calls, self._trace_calls):
+                self._fail(calls, EngineLostError("ENGINE_SILENT", _SILENT_SENTENCE))
         else:
             log.info("engine_heard_again")
         self._tell_of_silence(is_silent)
@@ -331,3 +350,4 @@ class SocketEngineClient(asyncio.Protocol):
             stream.fail(error.again())
         self._fail(self._abort_calls, error)
         self._fail(self._stats_calls, error)
+        self._fail(self._trace_calls, error)

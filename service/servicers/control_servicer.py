@@ -13,12 +13,15 @@ from runahead.service.engine.engine_client import EngineClient
 from runahead.service.servicers.abort import abort
 from runahead.service.shared_memory.board import Line
 from runahead.service.stats.stats_feed import StatsFeed
+from runahead.service.stats.trace import trace
 from runahead.v1 import (
     AbortRequest,
     AbortResponse,
     GenerationServiceServicer,
     StatsRequest,
     StatsResponse,
+    TraceRequest,
+    TraceResponse,
     WatchStatsRequest,
 )
 
@@ -26,7 +29,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ControlServicer(GenerationServiceServicer):
-    """Stats, WatchStats and Abort, by a connection to the engine that no completion uses."""
+    """Stats, WatchStats, Trace and Abort, by a connection to the engine that no completion uses."""
 
     def __init__(self, engine: EngineClient, feed: StatsFeed, counters: Line) -> None:
         self._engine = engine
@@ -50,7 +53,15 @@ class ControlServicer(GenerationServiceServicer):
         async with guarded(context, self._counters.refuse):
             await self._feed.watch(request, context)
 
+    async def Trace(self, request: TraceRequest, context: _Context) -> TraceResponse:
+        response = TraceResponse()
+        async with guarded(context, self._counters.refuse):
+            response.CopyFrom(await trace(self._engine, request))
+        return response
+
     async def _elsewhere(self, request: object, context: _Context) -> NoReturn:
-        raise ServiceError("NOT_SERVED", "the control port serves Stats, WatchStats and Abort; call the service's own")
+        raise ServiceError(
+            "NOT_SERVED", "the control port serves Stats, WatchStats, Trace and Abort; call the service's own"
+        )
 
     Generate = GenerateOnce = GetModelInfo = Tokenize = Detokenize = _elsewhere

@@ -44,6 +44,7 @@ from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import Board
 from runahead.service.shared_memory.held import Holding, Resource
 from runahead.service.stats.stats_feed import StatsFeed
+from runahead.service.stats.trace import trace
 from runahead.service.text.token_bytes import NO_TOKENS
 from runahead.service.text.tokenizer import TextTokenizer
 from runahead.v1 import (
@@ -65,6 +66,8 @@ from runahead.v1 import (
     StatsResponse,
     TokenizeRequest,
     TokenizeResponse,
+    TraceRequest,
+    TraceResponse,
     WatchStatsRequest,
 )
 
@@ -236,6 +239,12 @@ class GenerationServicer(GenerationServiceServicer):
     async def WatchStats(self, request: WatchStatsRequest, context: _Context) -> None:
         async with guarded(context, self.counters.refuse):
             await self._feed.watch(request, context)
+
+    async def Trace(self, request: TraceRequest, context: _Context) -> TraceResponse:
+        response = TraceResponse()
+        async with guarded(context, self.counters.refuse):
+            response.CopyFrom(await trace(self._engine, request))
+        return response
 
     async def GetModelInfo(self, request: GetModelInfoRequest, context: _Context) -> GetModelInfoResponse:
         async with guarded(context, self.counters.refuse):

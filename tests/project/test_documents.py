@@ -12,7 +12,14 @@ from typing import Final
 
 import pytest
 
-from runahead.service.commands import abort_command, chat_command, client_channel, request_flags, stats_command
+from runahead.service.commands import (
+    abort_command,
+    chat_command,
+    client_channel,
+    request_flags,
+    stats_command,
+    trace_command,
+)
 from runahead.service.settings import settings
 from runahead.service.settings.cli_parser import Parser
 from tests.project.repository import ROOT, TESTS, TOOLS, calls, documents, name_of, sources
@@ -68,7 +75,13 @@ def code(path: Path) -> Iterator[str]:
 
 def flags_of(*commands: str) -> set[str]:
     """Flags of commands of `runahead`."""
-    clients = {"generate": request_flags, "chat": chat_command, "stats": stats_command, "abort": abort_command}
+    clients = {
+        "generate": request_flags,
+        "chat": chat_command,
+        "stats": stats_command,
+        "trace": trace_command,
+        "abort": abort_command,
+    }
     parsers = [Parser() for _ in commands]
     for command, parser in zip(commands, parsers, strict=True):
         if command == "serve":
@@ -102,9 +115,10 @@ def test_every_make_target_that_a_document_names_exists(path: Path) -> None:
 
 @pytest.mark.parametrize("path", list(documents()), ids=name_of)
 def test_every_flag_that_a_document_names_exists(path: Path) -> None:
-    everywhere = flags_of("serve", "generate", "chat", "stats", "abort") | flags_of_tools() | {"--version", *OTHERS}
+    commands = ("serve", "generate", "chat", "stats", "trace", "abort")
+    everywhere = flags_of(*commands) | flags_of_tools() | {"--version", *OTHERS}
     for line in code(path):
-        command = re.match(r"runahead (serve|generate|chat|stats|abort)\b", line)
+        command = re.match(r"runahead (serve|generate|chat|stats|trace|abort)\b", line)
         known = flags_of(command[1]) if command else everywhere
         assert not set(_FLAG.findall(line)) - known, line
 

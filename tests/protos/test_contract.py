@@ -14,11 +14,11 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 import runahead.v1
 from runahead.runtime.wire.parameters import FinishReason
-from runahead.v1 import control_pb2, generate_pb2, generation_service_pb2, model_pb2, stats_pb2
+from runahead.v1 import control_pb2, generate_pb2, generation_service_pb2, model_pb2, stats_pb2, trace_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 BUF = Path(sys.executable).with_name("buf")
-FILES = (control_pb2, generate_pb2, model_pb2, stats_pb2)
+FILES = (control_pb2, generate_pb2, model_pb2, stats_pb2, trace_pb2)
 MESSAGES = {name: message for file in FILES for name, message in file.DESCRIPTOR.message_types_by_name.items()}
 ENUMS = {name: enum for file in FILES for name, enum in file.DESCRIPTOR.enum_types_by_name.items()}
 

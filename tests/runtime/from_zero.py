@@ -27,7 +27,7 @@ class Begun:
         changes: dict[str, int] = {}
         if isinstance(message, m.Submit | m.Cancel):
             changes = {"handle": message.handle + self.handles}
-        elif isinstance(message, m.Abort | m.StatsQuery):
+        elif isinstance(message, m.Abort | m.StatsQuery | m.TraceQuery):
             changes = {"call": message.call + self.calls}
         return owner + self.owners, message and msgspec.structs.replace(message, **changes)
 
@@ -41,7 +41,7 @@ class Begun:
             changes["launch"] = message.launch and message.launch - self.launches  # 0: an end between two launches
         elif isinstance(message, m.StatsReply):
             changes = {"call": message.call - self.calls, "stats": self.stats(message.stats)}
-        elif isinstance(message, m.AbortResult):
+        elif isinstance(message, m.AbortResult | m.TraceReply):
             changes = {"call": message.call - self.calls}
         elif not isinstance(message, m.Welcome | m.Heartbeat | m.Failed):
             changes = {"handle": message.handle - self.handles}

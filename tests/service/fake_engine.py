@@ -16,6 +16,7 @@ from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.figures import EngineStats, EventStats, HistogramStats
 from runahead.runtime.wire.histogram import BOUNDS_S
 from runahead.runtime.wire.parameters import FinishReason
+from runahead.runtime.wire.trace import Trace
 
 TIMEOUT_S = 10.0
 
@@ -122,6 +123,7 @@ class FakeEngine:
         self.answers_stats = True
         self.stats = STATS  # what it answers
         self.stats_queries = 0
+        self.trace = Trace((), ())  # what it answers, too
         self.live: dict[str, int] = {}
         self.preparing: dict[str, int] = {}  # handles of those that are announced, by id
         self.announced: queue.Queue[m.Announce] = queue.Queue()
@@ -237,6 +239,9 @@ class FakeEngine:
                 self.stats_queries += 1
                 if self.answers_stats:
                     self.send(m.StatsReply(call, self.stats))
+            case m.TraceQuery(call=call, launches=launches):
+                if self.answers_stats:
+                    self.send(m.TraceReply(call, Trace(self.trace.launches[-launches:], self.trace.waits)))
 
     def _beat(self) -> None:
         while not self._closed.wait(m.HEARTBEAT_S / 10):

@@ -141,7 +141,7 @@ class Pair:
         self._after("front ends", owner_here)
         if isinstance(shifted, m.Submit):
             self._after("handles", shifted.handle)
-        elif isinstance(shifted, m.Abort | m.StatsQuery):
+        elif isinstance(shifted, m.Abort | m.StatsQuery | m.TraceQuery):
             self._after("calls", shifted.call)
 
     def _after(self, what: str, number: int) -> None:

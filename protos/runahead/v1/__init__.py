@@ -68,6 +68,12 @@ from runahead.v1.stats_pb2 import (
     WatchStatsRequest,
     WatchStatsResponse,
 )
+from runahead.v1.trace_pb2 import (
+    LaunchTrace,
+    TimeSpan,
+    TraceRequest,
+    TraceResponse,
+)
 
 __all__ = [
     "AbortOutcome",
@@ -98,6 +104,7 @@ __all__ = [
     "GraphStats",
     "HeldStats",
     "Histogram",
+    "LaunchTrace",
     "LifecycleStats",
     "Limits",
     "MatchedStop",
@@ -114,6 +121,7 @@ __all__ = [
     "StatsRequest",
     "StatsResponse",
     "StoppingOptions",
+    "TimeSpan",
     "Timing",
     "Token",
     "TokenIds",
@@ -121,6 +129,8 @@ __all__ = [
     "TokenizeRequest",
     "TokenizeResponse",
     "TopToken",
+    "TraceRequest",
+    "TraceResponse",
     "Usage",
     "WatchStatsRequest",
     "WatchStatsResponse",

@@ -289,7 +289,7 @@ def test_every_field_of_the_request_has_a_flag_with_a_help_text() -> None:
         (["serve", "--num-blocks", "1"], "--num-blocks must be at least 2 (one is the null block), and is 1"),
         (["serve", "--dtype", "bfloat16"], "--device cpu computes in float32; --dtype bfloat16 can't be combined"),
         (["serve", "--config", "absent.toml"], "absent.toml"),
-        (["dance"], "runahead: 'dance' is no command (see runahead --help)"),
+        (["juggle"], "runahead: 'juggle' is no command (see runahead --help)"),
         ([], "COMMAND"),
     ],
 )

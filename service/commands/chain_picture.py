@@ -1,0 +1,138 @@
+"""A picture of the chain as it ran: some launches of a timeline, or of several to one scale, as SVG."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise, repeat
+from operator import mul
+from typing import Final
+from xml.sax.saxutils import escape
+
+from runahead.service.commands.timeline import Span, TimedLaunch, Timeline
+
+SHOWN: Final = 5  # launches of the slowest panel
+WIDTH: Final = 960
+LEFT: Final = 110
+_PANEL: Final = 150
+_HOST, _DEVICE, _IDLE, _INK = "#4c78a8", "#59a14f", "#e15759", "#222222"
+
+
+def picture(panels: Sequence[tuple[str, Timeline]], caption: str = "") -> str:
+    """A panel for each timeline, by its name. Of each are shown the launches whose steps are most like its median step.
+
+    A timeline has at least one launch.
+    """
+    shown = [(name, timeline, _typical(timeline.launches)) for name, timeline in panels]
+    span = max(launches[-1].device[1] - launches[0].device[0] for _, _, launches in shown)
+    scale = (WIDTH - LEFT - 20) / span
+    drawing = _Drawing(_PANEL * len(panels) + 60)
+    for place, (name, timeline, launches) in enumerate(shown):
+        _draw_panel(drawing, name, timeline, launches[0].device[0], 20 + place * _PANEL, span, scale)
+    end = 20 + _PANEL * len(panels)
+    for tick in range(0, int(span), _tick(span)):
+        drawing.line(LEFT + tick * scale, end - 12, LEFT + tick * scale, end - 6)
+        drawing.text(LEFT + tick * scale, end + 8, f"{tick} µs", anchor="middle")
+    drawing.text(10, end + 30, caption)
+    return str(drawing)
+
+
+def _typical(launches: Sequence[TimedLaunch]) -> Sequence[TimedLaunch]:
+    """SHOWN in a row, or as many as there are: those whose steps, the worst of them, are nearest the median step."""
+    steps = [after.device[0] - before.device[0] for before, after in pairwise(launches)]
+    if len(launches) <= SHOWN:
+        return launches
+    median = statistics.median(steps)
+    off = [max(abs(step - median) for step in steps[at : at + SHOWN - 1]) for at in range(len(launches) - SHOWN + 1)]
+    first = off.index(min(off))
+    return launches[first : first + SHOWN]
+
+
+def _tick(span: float) -> int:
+    """Microseconds between the marks of the scale, 1, 2 or 5 times a power of ten: ten of them at most."""
+    steps = (step * power for power in accumulate(repeat(10), mul, initial=1) for step in (1, 2, 5))
+    return next(step for step in steps if span / step <= 10)
+
+
+def _work(waits: Sequence[Span]) -> Iterator[Span]:
+    """Where the host did not wait, between its first wait and its last."""
+    for (_, begin), (end, _) in pairwise(waits):
+        yield begin, end
+
+
+def _draw_panel(
+    drawing: _Drawing, name: str, timeline: Timeline, zero: float, top: float, span: float, scale: float
+) -> None:
+    host, device, height = top + 28, top + 84, 26
+
+    def x(at: float) -> float:
+        return LEFT + (at - zero) * scale
+
+    def bar(begin: float, end: float, y: float, colour: str, title: str) -> None:
+        begin, end = max(begin, zero), min(end, zero + span)
+        if begin < end:
+            drawing.bar(x(begin), y, (end - begin) * scale, height, colour, title)
+
+    drawing.text(10, top + 10, f"{name}: {_heading(timeline.launches)}")
+    drawing.text(10, host + 18, "host at work")
+    drawing.text(10, device + 18, "device")
+    for begin, end in _work(timeline.waits):
+        bar(begin, end, host, _HOST, f"{end - begin:.0f} µs")
+    for launch in timeline.launches:
+        begin, end = launch.device
+        bar(begin, end, device, _DEVICE, f"{launch.kind} launch {launch.number}: {end - begin:.0f} µs")
+        if zero <= begin and end <= zero + span:
+            drawing.text((x(begin) + x(end)) / 2, device + 18, str(launch.number), colour="#ffffff", anchor="middle")
+        enqueued, tokens = launch.launch[1], launch.commit[0]
+        if zero <= enqueued <= zero + span:
+            drawing.line(x(enqueued), host - 4, x(enqueued), host + height)
+            drawing.text(x(enqueued), host - 7, str(launch.number), anchor="middle")
+            if zero <= begin <= zero + span:
+                drawing.line(x(enqueued), host + height, x(begin), device)
+        if zero <= tokens <= zero + span:
+            drawing.mark(x(tokens), host + height, f"tokens of launch {launch.number} are seen")
+    for before, after in pairwise(timeline.launches):
+        idle = before.device[1], after.device[0]
+        bar(*idle, device, _IDLE, f"idle: {idle[1] - idle[0]:.1f} µs")
+
+
+def _heading(launches: Sequence[TimedLaunch]) -> str:
+    pairs = [(before, after) for before, after in pairwise(launches) if not after.first_after_idle]
+    if not pairs:
+        return f"launch {launches[0].number}"
+    step = statistics.median(after.device[0] - before.device[0] for before, after in pairs)
+    idle = statistics.median(max(0.0, after.device[0] - before.device[1]) for before, after in pairs)
+    return f"a step takes {step:.0f} µs, the device is idle for {idle:.0f} of them"
+
+
+class _Drawing:
+    """SVG elements, one after the other."""
+
+    def __init__(self, height: int) -> None:
+        self.parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"'
+            ' font-family="sans-serif" font-size="13">',
+            f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+        ]
+
+    def bar(self, x: float, y: float, width: float, height: float, colour: str, title: str) -> None:
+        self.parts.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.5):.1f}" height="{height:.1f}" fill="{colour}">'
+            f"<title>{escape(title)}</title></rect>"
+        )
+
+    def line(self, x1: float, y1: float, x2: float, y2: float) -> None:
+        self.parts.append(
+            f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{_INK}" stroke-width="0.8"/>'
+        )
+
+    def text(self, x: float, y: float, text: str, *, colour: str = _INK, anchor: str = "start") -> None:
+        self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}" text-anchor="{anchor}">{escape(text)}</text>')
+
+    def mark(self, x: float, y: float, title: str) -> None:
+        """A small triangle that points up at (x, y)."""
+        points = f"{x:.1f},{y:.1f} {x - 4:.1f},{y + 8:.1f} {x + 4:.1f},{y + 8:.1f}"
+        self.parts.append(f'<polygon points="{points}" fill="{_INK}"><title>{escape(title)}</title></polygon>')
+
+    def __str__(self) -> str:
+        return "\n".join([*self.parts, "</svg>", ""])

@@ -1,0 +1,48 @@
+"""A timeline for Perfetto and chrome://tracing: the JSON object format of Chrome's Trace Event Format."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from runahead.service.commands.timeline import STAGES, Span, Timeline
+
+_PROCESS: Final = 1
+_HOST, _DEVICE, _TOKENS = 1, 2, 3  # the lanes
+
+
+def chrome_trace(timeline: Timeline) -> dict[str, Any]:
+    """Three lanes: what the host did, what the device ran, and when the host saw tokens. An arrow leads from where the
+    host has enqueued a launch to where the device runs it."""
+    events: list[dict[str, Any]] = [
+        _name("process_name", 0, "runahead"),
+        _name("thread_name", _HOST, "host"),
+        _name("thread_name", _DEVICE, "device"),
+        _name("thread_name", _TOKENS, "tokens seen"),
+    ]
+    events += (_slice(_HOST, "wait", wait, {}) for wait in timeline.waits)
+    for launch in timeline.launches:
+        facts = {
+            "launch": launch.number,
+            "rows": launch.rows,
+            "prompt_tokens": launch.prompt_tokens,
+            "overlapped": launch.overlapped,
+        }
+        events += (_slice(_HOST, stage, getattr(launch, stage), {"launch": launch.number}) for stage in STAGES)
+        idle = {"idle_inside_us": round(launch.idle_inside_us, 3)}
+        events.append(_slice(_DEVICE, f"{launch.kind} {launch.number}", launch.device, facts | idle))
+        tokens = {"ph": "i", "s": "t", "name": f"tokens {launch.number}", "ts": launch.commit[0], "args": facts}
+        events.append(tokens | {"pid": _PROCESS, "tid": _TOKENS})
+        arrow = {"cat": "enqueued", "name": "enqueued", "id": launch.number, "pid": _PROCESS}
+        events.append(arrow | {"ph": "s", "ts": launch.launch[1], "tid": _HOST})
+        events.append(arrow | {"ph": "f", "bp": "e", "ts": launch.device[0], "tid": _DEVICE})
+    return {"displayTimeUnit": "ns", "traceEvents": events, "otherData": {"clock_slack_us": timeline.slack_us}}
+
+
+def _name(kind: str, lane: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": _PROCESS, "tid": lane, "args": {"name": name}}
+
+
+def _slice(lane: int, name: str, span: Span, facts: dict[str, Any]) -> dict[str, Any]:
+    begin, end = span
+    event = {"ph": "X", "name": name, "ts": begin, "dur": end - begin, "pid": _PROCESS, "tid": lane}
+    return event | {"args": facts} if facts else event

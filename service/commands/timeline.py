@@ -1,0 +1,76 @@
+"""What a `TraceResponse` says, in microseconds from its first moment on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from google.protobuf.duration_pb2 import Duration
+
+from runahead.v1 import trace_pb2
+
+STAGES: Final = ("plan", "stage", "launch", "commit", "publish")  # of the host's work for a launch
+
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class TimedLaunch:
+    """A launch as the contract's `LaunchTrace` has it. A span: from and to, in microseconds."""
+
+    number: int
+    kind: str
+    rows: int
+    prompt_tokens: int
+    overlapped: bool
+    first_after_idle: bool
+    plan: Span
+    stage: Span
+    launch: Span
+    commit: Span
+    publish: Span
+    device: Span
+    idle_inside_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """launches: oldest first. waits: of the host. slack_us: the device's times may all be so much too early or late."""
+
+    launches: tuple[TimedLaunch, ...]
+    waits: tuple[Span, ...]
+    slack_us: float
+
+
+def timeline_of(response: trace_pb2.TraceResponse) -> Timeline:
+    """The same in plain numbers."""
+    return Timeline(
+        tuple(
+            TimedLaunch(
+                launch.number,
+                launch.kind,
+                launch.rows,
+                launch.prompt_tokens,
+                launch.overlapped,
+                launch.first_after_idle,
+                _span(launch.plan),
+                _span(launch.stage),
+                _span(launch.launch),
+                _span(launch.commit),
+                _span(launch.publish),
+                _span(launch.device),
+                _us(launch.idle_inside),
+            )
+            for launch in response.launches
+        ),
+        tuple(map(_span, response.waits)),
+        _us(response.clock_slack),
+    )
+
+
+def _span(span: trace_pb2.TimeSpan) -> Span:
+    return _us(span.begin), _us(span.end)
+
+
+def _us(duration: Duration) -> float:
+    return duration.seconds * 1e6 + duration.nanos / 1e3

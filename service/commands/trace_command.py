@@ -1,0 +1,115 @@
+"""`runahead trace`: when host and device did what for the newest launches, as figures, a timeline and a picture."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from runahead.service.commands.chain_picture import picture
+from runahead.service.commands.chrome_trace import chrome_trace
+from runahead.service.commands.client_channel import connection
+from runahead.service.commands.client_failure import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    describe_failure,
+    nobody_reads,
+)
+from runahead.service.commands.request_flags import UsageError, seconds_of
+from runahead.service.commands.timeline import STAGES, Span, Timeline, timeline_of
+from runahead.v1 import generation_service_pb2_grpc, trace_pb2
+
+_ANSWER_S: Final = 10.0
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """How many launches, and what is made of them."""
+    parser.add_argument("--launches", metavar="N", help="of the newest launches, so many, 1 to 256 (default: 100)")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write a trace for Perfetto or chrome://tracing")
+    parser.add_argument("--picture", metavar="FILE", type=Path, help="write a picture of some launches, as SVG")
+    parser.add_argument("--timeout", metavar="SECONDS", help="give up after this long (default: 10)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints figures, and writes what was asked for. Returns the exit status.
+
+    0: it did. 1: the call failed, no launch was made yet, or a file can't be written. 2: a flag is invalid. 130:
+    interrupted.
+    """
+    try:
+        connected = connection(arguments)
+        timeout_s = _ANSWER_S if arguments.timeout is None else seconds_of(arguments.timeout)
+        request = _request(arguments)
+    except UsageError as error:
+        print(f"runahead trace: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    with connected.channel as channel:
+        stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
+        try:
+            timeline = timeline_of(stub.Trace(request, timeout=timeout_s, metadata=connected.metadata))
+            if not timeline.launches:
+                print("runahead trace: no launch was made yet", file=sys.stderr)
+                return EXIT_FAILED
+            print("\n".join(figures(timeline)), flush=True)
+            if arguments.out is not None:
+                arguments.out.write_text(json.dumps(chrome_trace(timeline)) + "\n", encoding="utf-8")
+            if arguments.picture is not None:
+                arguments.picture.write_text(picture([(arguments.url, timeline)]), encoding="utf-8")
+        except KeyboardInterrupt:
+            return EXIT_INTERRUPTED
+        except BrokenPipeError:
+            return nobody_reads()
+        except OSError as error:
+            print(f"runahead trace: {error.filename} can't be written: {error.strerror}", file=sys.stderr)
+            return EXIT_FAILED
+        except grpc.RpcError as error:
+            print(f"runahead trace: {describe_failure(error, arguments.url)}", file=sys.stderr)
+            return EXIT_FAILED
+    return 0
+
+
+def figures(timeline: Timeline) -> list[str]:
+    """A line for each figure, of a timeline with launches."""
+    launches = timeline.launches
+    chained = [(before, after) for before, after in pairwise(launches) if not after.first_after_idle]
+    overlapped = sum(after.overlapped for _, after in chained)
+    inside = sum(launch.idle_inside_us for launch in launches)
+    busy = sum(_length(launch.device) for launch in launches)
+    return [
+        f"launches  {launches[0].number} to {launches[-1].number}: "
+        + ", ".join(f"{number} {kind}" for kind, number in sorted(Counter(each.kind for each in launches).items())),
+        f"overlap   {overlapped} of {len(chained)} that could were enqueued while the one before ran",
+        "step      " + _spread([after.device[0] - before.device[0] for before, after in chained]),
+        "idle      " + _spread([max(0.0, after.device[0] - before.device[1]) for before, after in chained])
+        + f" between launches; inside them {inside:.0f} µs of {busy:.0f}",
+        *(f"{stage:<10}" + _spread([_length(getattr(launch, stage)) for launch in launches]) for stage in STAGES),
+        f"clocks    the device's side is right within {timeline.slack_us:.1f} µs",
+    ]  # fmt: skip
+
+
+def _length(span: Span) -> float:
+    return span[1] - span[0]
+
+
+def _spread(values: list[float]) -> str:
+    if not values:
+        return "none"
+    return f"{statistics.median(values):.1f} µs in the median, {max(values):.1f} at most"
+
+
+def _request(arguments: argparse.Namespace) -> trace_pb2.TraceRequest:
+    """Raises UsageError."""
+    if arguments.launches is None:
+        return trace_pb2.TraceRequest()
+    try:
+        return trace_pb2.TraceRequest(launches=int(arguments.launches))
+    except ValueError as error:
+        raise UsageError(f"--launches {arguments.launches} is no number of launches") from error
