@@ -105,6 +105,8 @@ def build_request(arguments: argparse.Namespace) -> generate_pb2.GenerateRequest
     request = build_options(arguments)
     if system_of(arguments) is not None and not arguments.chat:
         raise UsageError("--system is for --chat: without it the prompt is all that the model is given")
+    if arguments.chat and request.add_special_tokens:
+        raise UsageError("--chat takes no --add-special-tokens: the model's chat template writes its own")
     if arguments.token_ids is not None:
         if arguments.chat:
             raise UsageError("--chat takes a message as text, and no --token-ids")

@@ -272,6 +272,7 @@ def test_generate_takes_the_message_from_standard_input(
     ("flags", "sentence"),
     [
         (["--chat", "--token-ids", "1"], "--chat takes a message as text, and no --token-ids"),
+        (["--chat", "--add-special-tokens", "x"], "--chat takes no --add-special-tokens"),
         (["--system", "x", "prompt"], "--system is for --chat"),
     ],
 )
