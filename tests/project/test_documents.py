@@ -46,6 +46,7 @@ OTHERS: Final = {
     "--local-dir": "hf",
     "--merge": "llama-gguf-split",
     "--no-deps": "pip",
+    "--no-cache": "podman",
     "--previous": "kubectl",
     "--protocol": "buf",
     "--prune": "kubectl",
