@@ -57,8 +57,11 @@ def become(orders: ContainerOrders) -> None:
     _mount("-t", "proc", "proc", root / "proc")
     for volume in orders.volumes:
         _make(root, volume, orders.group)
+    shown: list[Path] = []
     for needed in (ROOT, Path(sys.prefix), Path(sys.base_prefix)):
-        _show(root, needed, [Path(volume.mount) for volume in orders.volumes])
+        if not any(map(needed.is_relative_to, shown)):
+            _show(root, needed, [Path(volume.mount) for volume in orders.volumes])
+            shown.append(needed)
     _mount("-o", "remount,ro", root)
     _raise_loopback()
     os.chroot(root)
@@ -73,15 +76,22 @@ def _mount(*arguments: str | Path) -> None:
 
 
 def _show(root: Path, path: Path, hidden: list[Path]) -> None:
-    """Has a folder of this machine there, for everybody to enter, as an image has it. hidden: by volumes above it."""
+    """Has a folder of this machine there, for everybody to enter and nobody to write, as an image has it. hidden: by
+    volumes above it."""
     inside = root / path.relative_to("/")
-    if any(map(path.is_relative_to, hidden)) or path.stat().st_dev != Path("/").stat().st_dev:
+    covered = any(map(path.is_relative_to, hidden)) or path.stat().st_dev != Path("/").stat().st_dev
+    if covered:
         inside.mkdir(parents=True, exist_ok=True)
-        _mount("--bind", "-o", "ro", path, inside)
-    for parent in inside.parents:
-        if parent == root:
+        upper, work = (root.parent / f"{each}-of-{path.name}" for each in ("upper", "work"))
+        for each in (upper, work):
+            each.mkdir()
+        _mount("-t", "overlay", "overlay", "-o", f"lowerdir={path},upperdir={upper},workdir={work}", inside)
+    for folder in (inside, *inside.parents):
+        if folder == root:
             break
-        parent.chmod(parent.stat().st_mode | 0o111)  # above the machine's own folder, which stays as it is
+        folder.chmod(folder.stat().st_mode | 0o111)  # above the machine's own folder, which stays as it is
+    if covered:
+        _mount("-o", "remount,ro", inside)
 
 
 def _make(root: Path, volume: Volume, group: int) -> None:
