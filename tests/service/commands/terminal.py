@@ -11,9 +11,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 PATIENCE_S: Final = 60.0
+_LOOKS: Final = 5  # at a program that waits, in a row
+_LOOK_S: Final = 0.01
 CTRL_C, CTRL_D = "\x03", "\x04"
 # The terminal becomes the one that the program's session is controlled by: without that no key is a signal.
 _ON_ITS_TERMINAL: Final = """\
@@ -47,6 +50,22 @@ class Terminal:
         end = self._unread.index(text) + len(text)
         found, self._unread = self._unread[:end], self._unread[end:]
         return found
+
+    def interrupt(self) -> None:
+        """Ctrl-C, when the program waits for a key again. Python's line editor looks for signals as it begins to wait
+        and while it does: one that comes between the two, a moment after a key, is heard with the next key only."""
+        deadline = time.monotonic() + PATIENCE_S
+        looks = 0
+        while looks < _LOOKS:
+            looks = looks + 1 if self._waits() else 0
+            assert time.monotonic() < deadline, "the program does not wait"
+            time.sleep(_LOOK_S)
+        self.press(CTRL_C)
+
+    def _waits(self) -> bool:
+        """Its first thread does nothing, as Linux has it."""
+        stat = Path(f"/proc/{self.process.pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] == "S"
 
     def ends(self) -> int:
         """The exit status, when the program has ended by itself."""

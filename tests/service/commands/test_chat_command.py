@@ -74,7 +74,7 @@ def test_ctrl_c_at_the_prompt_drops_the_line_and_ctrl_d_ends_the_program(
     for _ in range(3):
         terminal.press("half a mess")
         terminal.until("half a mess")
-        terminal.press(CTRL_C)
+        terminal.interrupt()
         terminal.until("(Ctrl-D or /exit ends the chat)")
         terminal.until("> ")
     terminal.press("whole\n")
