@@ -47,6 +47,7 @@ ARGUMENTS = {
     ],
     "pytest": ["--collect-only", "-q", "-p", "no:cacheprovider", "tests"],
     "runahead": ["generate", "--help"],
+    "tests.container": ["--help"],
     "tests.mutants": ["--help"],
     "tests.simulation": ["--seeds", "2", "--out={}"],
     "tests.simulation.long_run": ["--help"],
