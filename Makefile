@@ -85,7 +85,7 @@ contract: $(STAMPS)/dev ## renew the image that later changes of the contract ar
 	@echo "name this image, and why it was renewed, in a decision record:"
 	@$(BIN)/python -c 'import hashlib, sys; print(hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest())' $(CONTRACT)
 
-serve: $(STAMPS)/run ## run the service; flags in ARGS, as in make serve ARGS="--port 50052"
+serve: $(STAMPS)/run ## run the service; flags in ARGS, as in make serve ARGS="--port 50061"
 	@exec $(BIN)/runahead serve $(ARGS)
 
 bench: $(STAMPS)/test ## speed, overlap, time to first token, host time a launch

@@ -34,9 +34,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A field is a setting: its name, type, bounds, description and default. `runahead.runtime.wire.setting` says what
     else a declaration may hold."""
 
-    served_name: Annotated[str, Meta(description="name that clients see (default: the folder's)")] = ""
+    served_name: Annotated[str, Meta(description="name that clients see (default: the folder's or file's)")] = ""
     load_format: Annotated[
-        Literal["auto", "dummy"], Meta(description="auto: safetensors; dummy: random weights of the configured shape")
+        Literal["auto", "dummy"],
+        Meta(description="auto: the checkpoint's; dummy: random weights of the configured shape"),
     ] = "auto"
     device: Annotated[DeviceName, Meta(description="where launches run")] = "cpu"
     dtype: Annotated[

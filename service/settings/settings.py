@@ -74,7 +74,7 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 50052
     control_port: Annotated[
         int,
-        Meta(ge=0, le=65535, description="port for Stats, WatchStats and Abort from this machine; 0: any free one"),
+        Meta(ge=0, le=65535, description="port for Stats, Trace and Abort from this machine; 0: any free one"),
     ] = 50053
     metrics_host: Annotated[str, Meta(description="address to serve Prometheus on, to everybody")] = LOOPBACK
     metrics_port: Annotated[

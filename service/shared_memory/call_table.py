@@ -23,6 +23,7 @@ METHODS: Final = (
     (_UNARY, _GENERATION, "Abort"),
     (_UNARY, _GENERATION, "Stats"),
     (_SERVER_STREAM, _GENERATION, "WatchStats"),
+    (_UNARY, _GENERATION, "Trace"),
     (_UNARY, _GENERATION, "GetModelInfo"),
     (_UNARY, _GENERATION, "Tokenize"),
     (_UNARY, _GENERATION, "Detokenize"),

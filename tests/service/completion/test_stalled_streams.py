@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
@@ -210,13 +211,18 @@ def test_a_stream_whose_headers_do_not_leave_gives_its_place_back_too(tmp_path: 
         assert b"nothing of the stream was read for 0.2 s" in client.status_of(stream).payload
 
 
+def of_kind(kind: type) -> WeakSet[Any]:
+    return WeakSet(thing for thing in gc.get_objects() if type(thing) is kind)
+
+
 @pytest.mark.parametrize("kind", [Completion, RequestStream])
 def test_what_is_left_of_a_stalled_stream_has_neither_its_prompt_nor_its_tokens(tmp_path: Path, kind: type) -> None:
     with served(tmp_path, SHORT_S) as service, RawClient(service.port, window=0) as client:
         client.frames_until(SETTINGS)
         client.send(SETTINGS, flags=ACK)  # or the connection would be ended after a while, and all of it
+        before = of_kind(kind)  # what a test before has left, and keeps
         _, handle = begin(client, service)
         sync(service)
-        assert any(type(thing) is kind for thing in gc.get_objects())
+        assert of_kind(kind) - before
         assert service.engine.next_cancel() == handle
-        wait_for(service, lambda: not any(type(thing) is kind for thing in gc.get_objects()))
+        wait_for(service, lambda: not of_kind(kind) - before)

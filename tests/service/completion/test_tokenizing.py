@@ -139,8 +139,16 @@ def test_a_caller_with_much_text_takes_turns_with_another(service: Service, gate
     bob = generate(service, "bob " * 60, BOB)  # three pieces
     gate.until(lambda: gate.waiting == 4)
     gate.threads.release(8)
-    gate.until(lambda: gate.begun.count("bob") == 3 and tokenizing_bytes(service) == 5 * len(LONG_TEXT))
-    assert len(gate.begun) <= 10, "of 503 pieces"
+    gate.until(lambda: gate.begun.count("bob") == 3)
+
+    def is_bobs_done() -> bool:
+        return tokenizing_bytes(service) == 5 * len(LONG_TEXT)
+
+    while not is_bobs_done():  # either thread may be the next to go on
+        begun = len(gate.begun)
+        gate.threads.release(1)
+        gate.until(lambda begun=begun: is_bobs_done() or len(gate.begun) > begun)  # type: ignore[misc]
+    assert len(gate.begun) <= 30, "of 503 pieces"
     assert next(bob).accepted.prompt_tokens == 60 * 4
     for call in alice:
         call.cancel()
