@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,7 +49,7 @@ class Service:
 
     def __exit__(self, *_: object) -> None:
         self.channel.close()
-        if self._thread.is_alive():
+        with suppress(RuntimeError):  # the loop is closed where the front end has ended by itself
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(TIMEOUT_S)
         assert not self._thread.is_alive()
