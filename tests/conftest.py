@@ -1,10 +1,11 @@
-"""What all tests share: thread limits, where Triton's kernels run, no time limit for an example of a property, the
-switches of the command line, the skip of GPU tests."""
+"""What all tests share: thread limits, signals that end what they start, where kernels of Triton run, no time limit for
+an example of a property, the switches of the command line, the skip of GPU tests."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import signal
 
 import pytest
 
@@ -13,6 +14,12 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Where a test asks for more of them than a busy machine has cores, those that wait for the others sleep.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# A shell ignores SIGINT for what it starts in the background, and nohup SIGHUP. Whatever a test starts would inherit
+# that, and could not be ended by them. A handler is not inherited: the tests themselves go on.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, lambda *_: None)
 
 
 def _has_cuda_driver() -> bool:

@@ -24,11 +24,6 @@ def script(*lines: str) -> list[str]:
     return ["bash", "-c", "\n".join(["set -uo pipefail", f"source {ROOT}/.ci/stages.sh", *lines])]
 
 
-def _heeds_sigint() -> None:
-    """Also where these tests run in the background, and so with SIGINT ignored: a shell could not heed it then."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @contextmanager
 def run(folder: Path, *lines: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """The script in a folder of its own, and the reading end of a pipe that ends when nothing of it runs any more."""
@@ -36,9 +31,7 @@ def run(folder: Path, *lines: str) -> Iterator[tuple[subprocess.Popen[bytes], in
     variables = {**os.environ, "TMPDIR": str(folder / "temporary")}
     reading, writing = os.pipe()
     with (folder / "output").open("wb") as output:
-        process = subprocess.Popen(
-            script(*lines), cwd=folder, env=variables, pass_fds=[writing], stdout=output, preexec_fn=_heeds_sigint
-        )
+        process = subprocess.Popen(script(*lines), cwd=folder, env=variables, pass_fds=[writing], stdout=output)
     os.close(writing)
     try:
         yield process, reading

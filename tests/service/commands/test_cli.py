@@ -222,13 +222,10 @@ def test_a_value_that_cannot_be_is_named_and_nothing_is_sent(
 
 
 def test_an_interrupt_cancels_the_call(url: str, service: ScriptedService) -> None:
-    # Tests that run in the background of a script inherit that interrupts are ignored, and so would the client.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     command = [sys.executable, "-m", "runahead", "generate", "endless", "--url", url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as client:
         assert client.stdout is not None
         assert client.stdout.read(11) == b"    return "
-        signal.signal(signal.SIGINT, before)
         client.send_signal(signal.SIGINT)
         _, errors = client.communicate(timeout=30)
     assert client.returncode == 130
