@@ -35,7 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         actions = [action for command in commands.values() for action in command.actions]
         print(completion_script(parser, actions, parsed.shell))
         return 0
-    from runahead.service.commands import abort_command, chat_command, generate_command, stats_command, trace_command
+    from runahead.service.commands import (
+        abort_command,
+        chat_command,
+        generate_command,
+        models_command,
+        stats_command,
+        trace_command,
+    )
 
     clients: dict[str, Callable[[argparse.Namespace], int]] = {
         "generate": generate_command.run,
@@ -43,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "stats": stats_command.run,
         "trace": trace_command.run,
         "abort": abort_command.run,
+        "models": models_command.run,
     }
     return clients[parsed.command](parsed)
 
@@ -102,6 +110,12 @@ def _parser(command: str) -> tuple[Parser, dict[str, Parser]]:
     )
     if command not in _SERVERS:
         _add_client_flags(client, chat, stats, trace, abort)
+    commands.add_parser(
+        "models",
+        help="list the architectures that are served",
+        description="Lists the architectures that `runahead serve` takes, as `architectures` of a checkpoint's "
+        "config.json has them, and models that are known to be of them.",
+    )
     completion = commands.add_parser(
         "completion",
         help="print a script that completes commands and flags",

@@ -17,7 +17,7 @@ import torch
 class Norm:
     """An RMS norm: x / sqrt(mean(x^2) + eps) * weight over the last dimension, the mean in float32."""
 
-    weight: torch.Tensor  # [n]
+    weight: torch.Tensor  # [n], of the model's dtype, or float32 where it is made of what the checkpoint has
     eps: float
 
 
@@ -61,19 +61,24 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """A mixer: x += o(attention(qkv(norm(x)))), causal, over keys and values that it keeps of every token.
+    """A mixer: x += post_norm(o(attention(qkv(norm(x))))), causal, over keys and values that it keeps of every token.
 
+    norm, post_norm: None leaves that one out, but not both of them.
     window: a token attends to itself and the window - 1 tokens before it; 0: to all before it. q_norm, k_norm: of every
-    head before its rotation, both or neither. Queries, keys and values are one product.
+    head before its rotation, both or neither; norms_span_heads: of all heads of a token together. Queries, keys and
+    values are one product. rope: which of the model's tables of angles, by number in `Ends.ropes`.
     """
 
     shape: AttentionShape
     window: int
-    norm: Norm  # over hidden
+    norm: Norm | None  # over hidden
     qkv: Linear  # hidden to (heads + 2 * kv_heads) * head_dim
-    q_norm: Norm | None  # over head_dim
-    k_norm: Norm | None
+    q_norm: Norm | None  # over head_dim, or over heads * head_dim
+    k_norm: Norm | None  # over head_dim, or over kv_heads * head_dim
     o: Linear  # heads * head_dim to hidden
+    rope: int = 0
+    post_norm: Norm | None = None  # over hidden
+    norms_span_heads: bool = False
 
     @property
     def keeps(self) -> Kept:
@@ -82,11 +87,13 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A feed-forward: x += down(silu(gate) * up), gate and up of norm(x), which are one product."""
+    """A feed-forward: x += post_norm(down(silu(gate) * up)), gate and up of norm(x), which are one product. norm,
+    post_norm: None leaves that one out, but not both of them."""
 
-    norm: Norm  # over hidden
+    norm: Norm | None  # over hidden
     gate_up: Linear  # hidden to 2 * intermediate
     down: Linear  # intermediate to hidden
+    post_norm: Norm | None = None  # over hidden
 
 
 # Another kind joins its alias; `BoundKernels` says what else it takes.
@@ -108,7 +115,8 @@ def products_of(layer: Layer) -> list[Linear]:
 
 @dataclass(frozen=True, slots=True)
 class RopeTable:
-    """Rotary angles by position. Element i of a head is rotated with element i + head_dim // 2."""
+    """Rotary angles by position. Element i of a head is rotated with element i + head_dim // 2; where sin is 0 and cos
+    is 1, the two stay as they are."""
 
     cos: torch.Tensor  # float32 [positions, head_dim // 2]
     sin: torch.Tensor  # float32 [positions, head_dim // 2]
@@ -116,8 +124,13 @@ class RopeTable:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What a model has beside its layers: where a token comes in and where it leaves."""
+    """What a model has beside its layers: where a token comes in and where it leaves.
+
+    ropes: an attention says which of them is its own. embedding_scale: what a token's row of the embedding is
+    multiplied by.
+    """
 
     embedding: torch.Tensor  # [vocab, hidden]
     final_norm: Norm  # over hidden
-    rope: RopeTable  # of every attention
+    ropes: tuple[RopeTable, ...]
+    embedding_scale: float = 1.0

@@ -57,21 +57,24 @@ class TensorReader:
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """All of a decoder. parameters: as the checkpoint has them, a tied matrix once."""
+    """All of a decoder. ropes: how its attentions rotate, each of which names one by its number. parameters: as the
+    checkpoint has them, a tied matrix once. embedding_scale: multiplies a token's row of the embedding."""
 
     embedding: torch.Tensor  # [vocab, hidden]
     layers: tuple[Layer, ...]
     final_norm: Norm  # over hidden
     lm_head: torch.Tensor  # [vocab, hidden], packed
-    rope: Rope
+    ropes: tuple[Rope, ...]
     parameters: int
+    embedding_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture(Generic[ConfigT]):
     """One line of the registry.
 
-    name: as `architectures` of config.json has it. model_type: what goes with it. understood: keys that `read` reads.
+    name: as `architectures` of config.json has it. model_type: what goes with it. models: that are known to be of it,
+    in words. understood: keys that `read` reads.
     unread: keys that change no number here, beside those of every architecture. read: config.json, whose keys have been
     looked at, and the end tokens; raises CheckpointError for a value that can't be served. weights: builds the model
     from tensors that it names. passed_over: whether a tensor that is not asked for, by its name, changes nothing.
@@ -81,6 +84,7 @@ class Architecture(Generic[ConfigT]):
 
     name: str
     model_type: str
+    models: str
     understood: frozenset[str]
     unread: tuple[Unread, ...]
     read: Callable[[Mapping[str, Any], tuple[int, ...]], ConfigT]

@@ -44,6 +44,10 @@ ROPE_UNDERSTOOD: Final = {
     "default": _ROPE,
     "linear": _ROPE | {"factor"},
     "llama3": _ROPE | {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+    "yarn": _ROPE.union(
+        "factor original_max_position_embeddings attention_factor beta_fast beta_slow mscale mscale_all_dim "
+        "truncate".split()
+    ),
 }
 ROPE_UNREAD: Final = unread(
     "The length before the context was stretched: the default does not stretch, and linear divides by its factor.",

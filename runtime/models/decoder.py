@@ -32,8 +32,9 @@ class Decoder:
         self.kernels = kernels
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
-        rope = rope_table(weights.rope, positions or config.max_position_embeddings, self.device)
-        self._kernels = kernels.bind(Ends(weights.embedding, weights.final_norm, rope))
+        longest = positions or config.max_position_embeddings
+        ropes = tuple(rope_table(rope, longest, self.device) for rope in weights.ropes)
+        self._kernels = kernels.bind(Ends(weights.embedding, weights.final_norm, ropes, weights.embedding_scale))
         places = count()
         self._layers = tuple(_bound(self._kernels, layer, places) for layer in weights.layers)
 

@@ -14,8 +14,9 @@ from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, La
 from runahead.runtime.models.architecture import ModelWeights, TensorReader
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_keys import READ_BY_ALL
-from runahead.runtime.models.config_values import common, flag, number, rope
+from runahead.runtime.models.config_values import common, flag, number
 from runahead.runtime.models.rope import Rope, RopeScaling
+from runahead.runtime.models.rope_values import rope
 
 # What dense decoders read, beside what every architecture reads.
 READ_BY_DENSE: Final = READ_BY_ALL.union(
@@ -63,16 +64,19 @@ def read_dense(
     positions: int,
     windows: Windows,
     head_dim: int | None = None,
+    eps: float = 1e-6,
+    theta: float = 10000.0,
+    tied: bool = False,
     **own: Any,
 ) -> ConfigT:
     """What `config.json` says of a dense decoder.
 
-    kv_heads, positions, head_dim: what the keys count as where the file lacks them; None is as many heads as there are
-    for queries, and hidden_size shared among these. own: the fields that `kind` has beside those of `DenseConfig`.
-    Raises CheckpointError.
+    kv_heads, positions, head_dim, eps, theta, tied: what the keys count as where the file lacks them; None is as many
+    heads as there are for queries, and hidden_size shared among these. own: the fields that `kind` has beside those of
+    `DenseConfig`. Raises CheckpointError.
     """
     _refuse_what_is_not_dense(raw)
-    fields = common(raw, eos_token_ids, architecture=architecture, positions=positions)
+    fields = common(raw, eos_token_ids, architecture=architecture, positions=positions, tied=tied)
     heads = number(raw, "num_attention_heads", int)
     kv_heads = number({_KV_HEADS: raw.get(_KV_HEADS, kv_heads)}, _KV_HEADS, int, heads)
     if heads % kv_heads:
@@ -80,14 +84,14 @@ def read_dense(
     head_dim = number(raw, "head_dim", int, fields["hidden_size"] // heads if head_dim is None else head_dim)
     if head_dim % 2:
         raise CheckpointError(f"head_dim must be even, and is {head_dim}")
-    theta, scaling = rope(raw, fields["max_position_embeddings"])
+    theta, scaling = rope(raw, fields["max_position_embeddings"], theta)
     return kind(
         **fields,
         intermediate_size=number(raw, "intermediate_size", int),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=number(raw, "rms_norm_eps", float, 1e-6),
+        rms_norm_eps=number(raw, "rms_norm_eps", float, eps),
         rope_theta=theta,
         rope_scaling=scaling,
         windows=windows(raw, fields["num_layers"]),
@@ -140,6 +144,29 @@ def windows_by_type(raw: Mapping[str, Any], architecture: str, layers: int, wind
     return tuple(known[kind] for kind in kinds)
 
 
+def no_windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:
+    """Of Llama: every layer attends to all tokens."""
+    given, switch = raw.get(_WINDOW), window_switch(raw)
+    if given is not None or switch:
+        name = "use_sliding_window" if given is None else _WINDOW
+        raise CheckpointError(
+            f"{name} is {raw[name]!r}, and {architecture} attends to all tokens; only null is supported"
+        )
+    return windows_by_type(raw, architecture, layers, 0) or (0,) * layers
+
+
+def numbered_windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:
+    """Of Mistral: a window counts where `sliding_window` is a number, which it is where the file lacks it."""
+    given, switch = raw.get(_WINDOW, 4096), window_switch(raw)
+    window = window_size(given)
+    if switch is not None and switch != bool(window):
+        raise CheckpointError(
+            f"use_sliding_window is {switch} and sliding_window {given!r}, a contradiction: {architecture} has a "
+            "window if sliding_window is a number"
+        )
+    return windows_by_type(raw, architecture, layers, window) or (window,) * layers
+
+
 def switched_windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:
     """Of Qwen: a window counts where it is switched on, by `layer_types` or else from `max_window_layers` on."""
     given = raw.get(_WINDOW, 4096)
@@ -156,16 +183,23 @@ def switched_windows(raw: Mapping[str, Any], architecture: str, layers: int) -> 
 # ------------------------------------------------------------ tensors and layers
 
 
-def dense_weights(config: ConfigT, tensors: TensorReader, layer: LayerOf[ConfigT]) -> ModelWeights:
-    """The embedding, the layers and the head."""
+def dense_weights(
+    config: ConfigT, tensors: TensorReader, layer: LayerOf[ConfigT], *ropes: Rope, embedding_scale: float = 1.0
+) -> ModelWeights:
+    """The embedding, the layers and the head. ropes: none: the one that the configuration names."""
     vocab, hidden = config.vocab_size, config.hidden_size
     embedding = tensors.tensor(("model.embed_tokens.weight",), (vocab,), hidden)
     layers = tuple(layer(config, i, tensors) for i in range(config.num_layers))
     final_norm = tensors.norm("model.norm", hidden, config.rms_norm_eps)
     tied = config.tie_word_embeddings
     head = tensors.pack(embedding if tied else tensors.tensor(("lm_head.weight",), (vocab,), hidden))
-    rope = Rope(config.head_dim, config.rope_theta, config.rope_scaling)
-    return ModelWeights(embedding, layers, final_norm, head, rope, tensors.parameters)
+    return ModelWeights(
+        embedding, layers, final_norm, head, ropes or (rope_of(config),), tensors.parameters, embedding_scale
+    )
+
+
+def rope_of(config: DenseConfig) -> Rope:
+    return Rope(config.head_dim, config.rope_theta, config.rope_scaling)
 
 
 def attention(
@@ -176,30 +210,59 @@ def attention(
     qkv_bias: bool = False,
     output_bias: bool = False,
     head_norms: bool = False,
+    norms_span_heads: bool = False,
+    scale: float | None = None,
+    rope: int = 0,
+    norm: str | None = "input_layernorm",
+    post_norm: str | None = None,
 ) -> Attention:
-    """The attention of a layer. head_norms: queries and keys are normalised."""
-    prefix, eps = f"model.layers.{layer}.self_attn.", config.rms_norm_eps
-    shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, config.head_dim**-0.5)
-    norm = tensors.norm(f"model.layers.{layer}.input_layernorm", config.hidden_size, eps)
+    """The attention of a layer. head_norms: queries and keys are normalised, each head, or all of a token's together if
+    norms_span_heads. scale: of the scores; None is 1 over the square root of head_dim. rope: which of the model's.
+    norm, post_norm: what the layer calls those that it has."""
+    own = f"model.layers.{layer}."
+    prefix, eps = f"{own}self_attn.", config.rms_norm_eps
+    scale = config.head_dim**-0.5 if scale is None else scale
+    shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, scale)
+    q_width, k_width = (shape.q_size, shape.kv_size) if norms_span_heads else (shape.head_dim, shape.head_dim)
     rows = (shape.q_size, shape.kv_size, shape.kv_size)
     projections = (f"{prefix}q_proj", f"{prefix}k_proj", f"{prefix}v_proj")
     return Attention(
         shape,
         config.windows[layer],
-        norm=norm,
+        norm=None if norm is None else tensors.norm(own + norm, config.hidden_size, eps),
         qkv=tensors.linear(projections, rows, config.hidden_size, bias=qkv_bias),
-        q_norm=tensors.norm(f"{prefix}q_norm", shape.head_dim, eps) if head_norms else None,
-        k_norm=tensors.norm(f"{prefix}k_norm", shape.head_dim, eps) if head_norms else None,
+        q_norm=tensors.norm(f"{prefix}q_norm", q_width, eps) if head_norms else None,
+        k_norm=tensors.norm(f"{prefix}k_norm", k_width, eps) if head_norms else None,
         o=tensors.linear((f"{prefix}o_proj",), (config.hidden_size,), shape.q_size, bias=output_bias),
+        rope=rope,
+        post_norm=None if post_norm is None else tensors.norm(own + post_norm, config.hidden_size, eps),
+        norms_span_heads=norms_span_heads,
     )
 
 
-def feed_forward(config: DenseConfig, layer: int, tensors: TensorReader, *, bias: bool = False) -> Dense:
-    """The gated feed-forward of a layer."""
-    prefix, hidden, width = f"model.layers.{layer}.mlp.", config.hidden_size, config.intermediate_size
-    norm = tensors.norm(f"model.layers.{layer}.post_attention_layernorm", hidden, config.rms_norm_eps)
-    gate_up = tensors.linear((f"{prefix}gate_proj", f"{prefix}up_proj"), (width, width), hidden, bias=bias)
-    return Dense(norm, gate_up, tensors.linear((f"{prefix}down_proj",), (hidden,), width, bias=bias))
+def feed_forward(
+    config: DenseConfig,
+    layer: int,
+    tensors: TensorReader,
+    *,
+    bias: bool = False,
+    norm: str | None = "post_attention_layernorm",
+    post_norm: str | None = None,
+) -> Dense:
+    """The gated feed-forward of a layer. norm, post_norm: what the layer calls those that it has."""
+    own, hidden, width, eps = (
+        f"model.layers.{layer}.",
+        config.hidden_size,
+        config.intermediate_size,
+        config.rms_norm_eps,
+    )
+    prefix = f"{own}mlp."
+    return Dense(
+        None if norm is None else tensors.norm(own + norm, hidden, eps),
+        tensors.linear((f"{prefix}gate_proj", f"{prefix}up_proj"), (width, width), hidden, bias=bias),
+        tensors.linear((f"{prefix}down_proj",), (hidden,), width, bias=bias),
+        None if post_norm is None else tensors.norm(own + post_norm, hidden, eps),
+    )
 
 
 def passed_over(config: DenseConfig, name: str) -> bool:

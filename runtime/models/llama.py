@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
 from runahead.runtime.models.config_keys import unread
@@ -17,11 +16,10 @@ from runahead.runtime.models.dense_decoder import (
     attention,
     dense_weights,
     feed_forward,
+    no_windows,
     passed_over,
     read_dense,
     small,
-    window_switch,
-    windows_by_type,
 )
 
 _NAME: Final = "LlamaForCausalLM"
@@ -36,15 +34,11 @@ class LlamaConfig(DenseConfig):
 
 
 def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    given, switch = raw.get("sliding_window"), window_switch(raw)
-    if given is not None or switch:
-        name = "use_sliding_window" if given is None else "sliding_window"
-        raise CheckpointError(f"{name} is {raw[name]!r}, and {_NAME} attends to all tokens; only null is supported")
-    return windows_by_type(raw, _NAME, layers, 0) or (0,) * layers
+    return no_windows(raw, _NAME, layers)
 
 
 def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> LlamaConfig:
-    biases = {key: flag(raw, key) for key in ("attention_bias", "mlp_bias")}
+    biases: dict[str, Any] = {key: flag(raw, key) for key in ("attention_bias", "mlp_bias")}
     return read_dense(
         LlamaConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=None, positions=2048, windows=_windows, **biases
     )  # fmt: skip
@@ -63,6 +57,7 @@ def _weights(config: LlamaConfig, tensors: TensorReader) -> ModelWeights:
 LLAMA: Final = Architecture(
     name=_NAME,
     model_type="llama",
+    models="Llama 1 to 3.3, SmolLM2, TinyLlama, Falcon 3, DeepSeek's distillations, and others of its shape",
     understood=READ_BY_DENSE | {"attention_bias", "mlp_bias"},
     unread=(unread("From which layer on a window holds: every layer attends to all tokens.", "max_window_layers"),),
     read=_read,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
 from runahead.runtime.models.config_keys import BIASES_AS_THEY_ARE, unread
@@ -15,26 +14,17 @@ from runahead.runtime.models.dense_decoder import (
     attention,
     dense_weights,
     feed_forward,
+    numbered_windows,
     passed_over,
     read_dense,
     small,
-    window_size,
-    window_switch,
-    windows_by_type,
 )
 
 _NAME: Final = "MistralForCausalLM"
 
 
 def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    given, switch = raw.get("sliding_window", 4096), window_switch(raw)
-    window = window_size(given)
-    if switch is not None and switch != bool(window):
-        raise CheckpointError(
-            f"use_sliding_window is {switch} and sliding_window {given!r}, a contradiction: {_NAME} has a window if "
-            "sliding_window is a number"
-        )
-    return windows_by_type(raw, _NAME, layers, window) or (window,) * layers
+    return numbered_windows(raw, _NAME, layers)
 
 
 def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> DenseConfig:
@@ -54,6 +44,7 @@ def _weights(config: DenseConfig, tensors: TensorReader) -> ModelWeights:
 MISTRAL: Final = Architecture(
     name=_NAME,
     model_type="mistral",
+    models="Mistral 7B, Mistral Nemo, and others of its shape",
     understood=READ_BY_DENSE,
     unread=(unread(BIASES_AS_THEY_ARE, "attention_bias mlp_bias"),),
     read=_read,

@@ -56,6 +56,7 @@ def _weights(config: Qwen3Config, tensors: TensorReader) -> ModelWeights:
 QWEN3: Final = Architecture(
     name=_NAME,
     model_type="qwen3",
+    models="Qwen3 without experts",
     understood=READ_BY_DENSE | {"max_window_layers", "attention_bias"},
     unread=(unread(BIASES_AS_THEY_ARE, "mlp_bias"),),
     read=_read,

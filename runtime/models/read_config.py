@@ -63,6 +63,7 @@ def _refuse_quantized(raw: Mapping[str, Any]) -> None:
 def _refuse_other_keys(raw: Mapping[str, Any], architecture: Architecture[Any]) -> None:
     """Those that neither `config_keys` nor the file of the architecture lists, by name."""
     neutral = {key: (values, group.what) for group in NEUTRAL for key, values in group.values.items()}
+    neutral = {key: found for key, found in neutral.items() if key not in architecture.understood}
     known = architecture.understood.union(*(group.keys for group in (*UNREAD, *architecture.unread)))
     for key in raw.keys() & neutral.keys():
         values, what = neutral[key]

@@ -14,7 +14,10 @@ from runahead.runtime.kernels.layers import RopeTable
 class RopeScaling:
     """How rotary frequencies are stretched for long contexts.
 
-    kind: default, linear or llama3. factor: linear and llama3. The other three: llama3 alone.
+    kind: default, linear, llama3, yarn or longrope. factor: linear, llama3 and yarn. low_freq_factor and
+    high_freq_factor: llama3. original_positions: llama3, yarn and longrope. magnitude: what cos and sin are multiplied
+    by, with yarn and longrope. beta_fast, beta_slow, truncate: yarn. short_factors, long_factors: longrope, one for
+    each frequency; the former where no more than `original_positions` are tabled.
     """
 
     kind: str = "default"
@@ -22,15 +25,26 @@ class RopeScaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_positions: int = 0
+    magnitude: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """How a model's attentions rotate queries and keys. head_dim: 0 in a model that rotates nothing."""
+    """How attentions rotate queries and keys.
+
+    head_dim: 0 in a model that rotates nothing. rotated: numbers of a head that are rotated, half of them in each half
+    of the head, at its beginning; None: all. The others stay as they are.
+    """
 
     head_dim: int
     theta: float
     scaling: RopeScaling
+    rotated: int | None = None
 
 
 def rope_table(rope: Rope, positions: int, device: torch.device) -> RopeTable:
@@ -39,20 +53,31 @@ def rope_table(rope: Rope, positions: int, device: torch.device) -> RopeTable:
     Angles are float32, as the models were trained with; cos and sin are taken in float64 and rounded, so that the
     table's bits do not depend on the number of threads.
     """
-    angles = torch.arange(positions, dtype=torch.float32)[:, None] * _frequencies(rope)[None, :]
+    frequencies = _frequencies(rope, positions)
+    angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies[None, :]
     angles = angles.double()
-    return RopeTable(angles.cos().float().to(device), angles.sin().float().to(device))
+    cos, sin = angles.cos() * rope.scaling.magnitude, angles.sin() * rope.scaling.magnitude
+    still = rope.head_dim // 2 - len(frequencies)
+    cos = torch.cat([cos, cos.new_ones((positions, still))], dim=1)
+    sin = torch.cat([sin, sin.new_zeros((positions, still))], dim=1)
+    return RopeTable(cos.float().to(device), sin.float().to(device))
 
 
-def _frequencies(rope: Rope) -> torch.Tensor:
-    """float32 [head_dim // 2]."""
-    exponents = torch.arange(0, rope.head_dim, 2, dtype=torch.float32) / rope.head_dim
+def _frequencies(rope: Rope, positions: int) -> torch.Tensor:
+    """float32 [rotated // 2]."""
+    rotated = rope.head_dim if rope.rotated is None else rope.rotated
+    exponents = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
     frequencies = 1.0 / rope.theta**exponents
     scaling = rope.scaling
     if scaling.kind == "linear":
         return frequencies / scaling.factor
     if scaling.kind == "llama3":
         return _llama3(frequencies, scaling)
+    if scaling.kind == "yarn":
+        return _yarn(frequencies, rope.theta, scaling)
+    if scaling.kind == "longrope":
+        factors = scaling.long_factors if positions > scaling.original_positions else scaling.short_factors
+        return frequencies / torch.tensor(factors, dtype=torch.float32)
     return frequencies
 
 
@@ -65,3 +90,23 @@ def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
     share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     share = share.clamp(0.0, 1.0)
     return (1.0 - share) * frequencies / scaling.factor + share * frequencies
+
+
+def _yarn(frequencies: torch.Tensor, theta: float, scaling: RopeScaling) -> torch.Tensor:
+    """YaRN: as `_llama3`, but blended by a frequency's number and not by its turns.
+
+    Source: Peng et al., 2023, "YaRN: Efficient Context Window Extension of Large Language Models", section 3.2.
+    """
+    rotated = 2 * len(frequencies)
+
+    def number_with(turns: float) -> float:
+        """Of the frequency that turns so often over the original context."""
+        return rotated * math.log(scaling.original_positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = number_with(scaling.beta_fast), number_with(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, rotated - 1)
+    width = last - first or 0.001
+    slowed = ((torch.arange(len(frequencies), dtype=torch.float32) - first) / width).clamp(0.0, 1.0)
+    return slowed * frequencies / scaling.factor + (1.0 - slowed) * frequencies

@@ -33,10 +33,15 @@ class Buffers:
     residual_array: NDArray[np.float32]
     norm: RmsNorm  # from the residual to what enters a product
     normed_parts: tuple[torch.Tensor, ...]  # of [T, hidden]
+    residual_parts: tuple[torch.Tensor, ...]
+    branch: torch.Tensor  # [T, hidden], what is normalised before it is added to the residual
+    branch_array: NDArray[np.float32]
+    branch_norm: RmsNorm  # in place
 
     @staticmethod
     def make(tokens: int, hidden: int, products: Products) -> Buffers:
         residual, normed = torch.zeros((2, tokens, hidden)).unbind()
+        branch = torch.zeros((tokens, hidden))
         return Buffers(
             tokens=tokens,
             token_ids=np.zeros(tokens, np.int64),
@@ -46,6 +51,10 @@ class Buffers:
             residual_array=residual.numpy(),
             norm=RmsNorm.of(residual.numpy(), normed.numpy()),
             normed_parts=products.cut(normed),
+            residual_parts=products.cut(residual),
+            branch=branch,
+            branch_array=branch.numpy(),
+            branch_norm=RmsNorm.of(branch.numpy(), branch.numpy()),
         )
 
     def take(self, batch: ForwardBatch) -> None:
@@ -70,6 +79,8 @@ class AttentionBuffers:
     v: NDArray[np.float32]
     q_norm: RmsNorm  # of every query head, in place
     k_norm: RmsNorm
+    whole_q_norm: RmsNorm  # of all query heads of a token together, in place
+    whole_k_norm: RmsNorm
     rotation: Rotation  # of q and k, in place
 
     @staticmethod
@@ -78,6 +89,7 @@ class AttentionBuffers:
         qkv = torch.zeros((tokens, heads * shape.head_dim))
         by_head = qkv.numpy().reshape(tokens, heads, shape.head_dim)
         q, k = by_head[:, : shape.heads], by_head[:, shape.heads : rotated]
+        whole_q, whole_k = qkv.numpy()[:, : shape.q_size], qkv.numpy()[:, shape.q_size : rotated * shape.head_dim]
         return AttentionBuffers(
             qkv=qkv,
             heads=qkv.view(-1, shape.head_dim),
@@ -85,6 +97,8 @@ class AttentionBuffers:
             v=by_head[:, rotated:],
             q_norm=RmsNorm.of(q, q),
             k_norm=RmsNorm.of(k, k),
+            whole_q_norm=RmsNorm.of(whole_q, whole_q),
+            whole_k_norm=RmsNorm.of(whole_k, whole_k),
             rotation=Rotation.of(by_head.reshape(tokens, heads, 2, -1)[:, :rotated]),
         )
 

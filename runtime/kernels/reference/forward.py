@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, Ends, Linear
+from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, Ends, Linear, Norm
 from runahead.runtime.kernels.reference.attention import AttentionPlan, attend, plan_attention, silence_sparse_warning
 from runahead.runtime.kernels.reference.buffers import AttentionBuffers, Buffers, DenseBuffers
 from runahead.runtime.kernels.reference.linear import Product, Products, choose_products, linear
@@ -77,9 +77,10 @@ class ReferenceBoundKernels:
         self._products = products
         self._embedding: NDArray[np.float32] = ends.embedding.float().numpy()
         self._final_norm = NormWeight.of(ends.final_norm)
-        self._rope = rope_factors(ends.rope)
-        self._shapes: list[AttentionShape] = []
-        self._windows: list[tuple[int, int]] = []  # the number of a shape, and a window
+        self._embedding_scale = ends.embedding_scale
+        self._ropes = tuple(map(rope_factors, ends.ropes))
+        self._shapes: list[tuple[AttentionShape, int]] = []  # a shape, and which rope
+        self._windows: list[tuple[int, int]] = []  # the number of these two, and a window
         self._widths: list[int] = []
         self._work: dict[int, _Workspace] = {}  # by T
         self._cache: tuple[KVCache, tuple[_LayerCache, ...]] | None = None
@@ -87,39 +88,38 @@ class ReferenceBoundKernels:
 
     def attention(self, weights: Attention, place: int) -> Callable[[ReferenceStream], None]:
         """See `BoundKernels.attention`."""
-        shape = _number(self._shapes, weights.shape)
+        shape = _number(self._shapes, (weights.shape, weights.rope))
         plan = _number(self._windows, (shape, weights.window))
-        norm, qkv, o = NormWeight.of(weights.norm), self._bound(weights.qkv), self._bound(weights.o)
-        q_norm = None if weights.q_norm is None else NormWeight.of(weights.q_norm)
-        k_norm = None if weights.k_norm is None else NormWeight.of(weights.k_norm)
+        qkv, o = self._bound(weights.qkv), self._bound(weights.o)
+        norm, post_norm = _weight_of(weights.norm), _weight_of(weights.post_norm)
+        q_norm, k_norm, spans = _weight_of(weights.q_norm), _weight_of(weights.k_norm), weights.norms_span_heads
         cut = self._products.cut
 
         def mix(stream: ReferenceStream) -> None:
             buffers, own, cache = stream.work.buffers, stream.work.attention[shape], stream.caches[place]
-            buffers.norm.apply(norm)
-            qkv.write(buffers.normed_parts, own.qkv)
+            qkv.write(_normed(buffers, norm), own.qkv)
             if q_norm is not None and k_norm is not None:
-                own.q_norm.apply(q_norm)
-                own.k_norm.apply(k_norm)
+                (own.whole_q_norm if spans else own.q_norm).apply(q_norm)
+                (own.whole_k_norm if spans else own.k_norm).apply(k_norm)
             own.rotation.apply()
             cache.keys_by_slot[buffers.slots] = own.k
             cache.values_by_slot[buffers.slots] = own.v
             attended = attend(stream.plans[plan], own.heads, cache.keys_by_dim, cache.values_by_head)
-            o.add(cut(attended), buffers.residual)
+            _add(o, cut(attended), buffers, post_norm)
 
         return mix
 
     def dense(self, weights: Dense) -> Callable[[ReferenceStream], None]:
         """See `BoundKernels.dense`."""
         width = _number(self._widths, weights.gate_up.weight.shape[0] // 2)
-        norm, gate_up, down = NormWeight.of(weights.norm), self._bound(weights.gate_up), self._bound(weights.down)
+        gate_up, down = self._bound(weights.gate_up), self._bound(weights.down)
+        norm, post_norm = _weight_of(weights.norm), _weight_of(weights.post_norm)
 
         def feed_forward(stream: ReferenceStream) -> None:
             buffers, own = stream.work.buffers, stream.work.dense[width]
-            buffers.norm.apply(norm)
-            gate_up.write(buffers.normed_parts, own.gate_up)
+            gate_up.write(_normed(buffers, norm), own.gate_up)
             silu_mul(own.gate, own.up, own.gated)
-            down.add(own.gated_parts, buffers.residual)
+            _add(down, own.gated_parts, buffers, post_norm)
 
         return feed_forward
 
@@ -132,8 +132,10 @@ class ReferenceBoundKernels:
         with np.errstate(all="ignore"):  # a NaN or an infinity stays in its row, and is found in the row's logits
             buffers.take(batch)
             np.take(self._embedding, buffers.token_ids, axis=0, out=buffers.residual_array, mode="clip")
-            for own in work.attention:
-                own.rotation.turn_to(self._rope, buffers.positions)
+            if self._embedding_scale != 1.0:
+                np.multiply(buffers.residual_array, np.float32(self._embedding_scale), out=buffers.residual_array)
+            for own, (_, rope) in zip(work.attention, self._shapes, strict=True):
+                own.rotation.turn_to(self._ropes[rope], buffers.positions)
             self._plan(batch, buffers.tokens, cache)
             yield ReferenceStream(batch.num_tokens, work, caches, self._plans)
 
@@ -151,7 +153,7 @@ class ReferenceBoundKernels:
         before: Sequence[AttentionPlan | None] = self._plans or (None,) * len(self._windows)
         plans: list[AttentionPlan] = []
         for (number, window), plan in zip(self._windows, before, strict=True):
-            shape, slots = self._shapes[number], cache.keys[0].shape[0] * cache.block_size
+            (shape, _), slots = self._shapes[number], cache.keys[0].shape[0] * cache.block_size
             q_stride = shape.heads + 2 * shape.kv_heads
             plans.append(plan_attention(batch, tokens, q_stride, shape, slots, cache.block_size, window, plan))
         self._plans = plans
@@ -162,7 +164,7 @@ class ReferenceBoundKernels:
         if work is None:
             work = _Workspace(
                 Buffers.make(tokens, self._embedding.shape[1], self._products),
-                tuple(AttentionBuffers.make(tokens, shape) for shape in self._shapes),
+                tuple(AttentionBuffers.make(tokens, shape) for shape, _ in self._shapes),
                 tuple(DenseBuffers.make(tokens, width, self._products) for width in self._widths),
             )
             if tokens <= _KEPT_TOKENS:
@@ -202,6 +204,28 @@ class ReferenceKernels:
 
     def bind(self, ends: Ends) -> ReferenceBoundKernels:
         return ReferenceBoundKernels(ends, self._products)
+
+
+def _weight_of(norm: Norm | None) -> NormWeight | None:
+    return None if norm is None else NormWeight.of(norm)
+
+
+def _normed(buffers: Buffers, norm: NormWeight | None) -> tuple[torch.Tensor, ...]:
+    """What a layer's first product reads: the residual's norm, or the residual."""
+    if norm is None:
+        return buffers.residual_parts
+    buffers.norm.apply(norm)
+    return buffers.normed_parts
+
+
+def _add(product: Product, x: tuple[torch.Tensor, ...], buffers: Buffers, post_norm: NormWeight | None) -> None:
+    """What a layer's last product gives, added to the residual, or first normalised."""
+    if post_norm is None:
+        product.add(x, buffers.residual)
+        return
+    product.write(x, buffers.branch)
+    buffers.branch_norm.apply(post_norm)
+    np.add(buffers.residual_array, buffers.branch_array, out=buffers.residual_array)
 
 
 def _number(kinds: list[_Kind], kind: _Kind) -> int:

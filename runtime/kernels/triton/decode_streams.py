@@ -99,7 +99,8 @@ class RowStream(ABC):
 
     def attention(self, weights: Attention, place: int) -> None:
         qkv = self._normed_product(weights.norm, weights.qkv, STORE)
-        self._add(self._attended(qkv, weights, place), weights.o)
+        weights = norms.norm_across_heads(qkv, weights)
+        self._add(self._attended(qkv, weights, place), weights.o, weights.post_norm)
 
     def _attended(self, qkv: torch.Tensor, weights: Attention, place: int) -> torch.Tensor:
         """The heads' results, [rows, heads * D], the cache being written first."""
@@ -115,7 +116,7 @@ class RowStream(ABC):
             batch.seq_lens,
             self._work.items[kind],
             self._work.total[kind],
-            self._ends.rope,
+            self._ends.ropes[weights.rope],
             weights,
             self._plan,
             self._buffers.parts(shape, batch, self._plan),
@@ -126,7 +127,7 @@ class RowStream(ABC):
         return attended
 
     def dense(self, weights: Dense) -> None:
-        self._add(self._normed_product(weights.norm, weights.gate_up, GATED), weights.down)
+        self._add(self._normed_product(weights.norm, weights.gate_up, GATED), weights.down, weights.post_norm)
 
     def _begin(self, sums: Residual | None = None, norm: Norm | None = None) -> AttentionWork:
         """Embed the query tokens and cut attention's work. sums: what the product that follows reads of the residual is
@@ -142,6 +143,7 @@ class RowStream(ABC):
             scaled=None if sums is None else sums.scaled,
             squares=None if sums is None else sums.squares,
             gamma=None if norm is None else norm.weight,
+            scale=self._ends.embedding_scale,
             queries=batch.decode_queries,
             query_start_loc=batch.query_start_loc,
         )
@@ -151,12 +153,12 @@ class RowStream(ABC):
         """Hidden states after the final norm, [T, hidden]."""
 
     @abstractmethod
-    def _normed_product(self, norm: Norm, linear: Linear, epilogue: int) -> torch.Tensor:
-        """[T, outputs]"""
+    def _normed_product(self, norm: Norm | None, linear: Linear, epilogue: int) -> torch.Tensor:
+        """Of the residual's norm, or of the residual. [T, outputs]"""
 
     @abstractmethod
-    def _add(self, x: torch.Tensor, linear: Linear) -> None:
-        """residual += linear(x)"""
+    def _add(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None) -> None:
+        """residual += post_norm(linear(x)), or without that norm"""
 
     def _depends(self, wanted: bool) -> bool:
         """Whether the next kernel is launched programmatically. The first of F never is."""
@@ -175,13 +177,18 @@ class OneRow(RowStream):
         super().__init__(batch, cache, ends, buffers)
         self._work = self._begin()
 
-    def _normed_product(self, norm: Norm, linear: Linear, epilogue: int) -> torch.Tensor:
+    def _normed_product(self, norm: Norm | None, linear: Linear, epilogue: int) -> torch.Tensor:
         out = self._empty(linear, epilogue)
         self._product(self._residual, linear, norm, out, epilogue)
         return out
 
-    def _add(self, x: torch.Tensor, linear: Linear) -> None:
-        self._product(x, linear, None, self._residual, ADD)
+    def _add(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None) -> None:
+        if post_norm is None:
+            self._product(x, linear, None, self._residual, ADD)
+            return
+        out = self._empty(linear, STORE)
+        self._product(x, linear, None, out, STORE)
+        norms.add_normed(out, self._residual, post_norm)
 
     def _product(self, x: torch.Tensor, linear: Linear, norm: Norm | None, out: torch.Tensor, epilogue: int) -> None:
         tiling = row_tiling(*_sizes(linear.weight), EPILOGUES[epilogue])
@@ -208,26 +215,38 @@ class FusedRows(RowStream):
         squares = torch.empty((tiles, columns_of(self._rows)), dtype=torch.float64, device=self._device)
         self._sums = Residual(self._residual, torch.empty_like(self._residual), squares)
         self._scratch = buffers.scratch(self._device)
-        self._pending: tuple[torch.Tensor, Linear] | None = None
+        self._pending: tuple[torch.Tensor, Linear, Norm | None] | None = None
         self._tiles = 0  # of the squares
 
-    def _normed_product(self, norm: Norm, linear: Linear, epilogue: int) -> torch.Tensor:
+    def _normed_product(self, norm: Norm | None, linear: Linear, epilogue: int) -> torch.Tensor:
         self._complete(norm)
         out = self._empty(linear, epilogue)
-        self._product(self._sums.scaled, linear, out, epilogue, squares=(self._sums.squares, self._tiles, norm.eps))
+        if norm is None:
+            self._product(self._sums.values, linear, out, epilogue)
+        else:
+            self._product(self._sums.scaled, linear, out, epilogue, squares=(self._sums.squares, self._tiles, norm.eps))
         return out
 
-    def _add(self, x: torch.Tensor, linear: Linear) -> None:
-        self._pending = x, linear
+    def _add(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None) -> None:
+        self._pending = x, linear, post_norm
 
-    def _complete(self, norm: Norm) -> None:
-        """Make the residual for the norm that follows."""
+    def _complete(self, norm: Norm | None) -> None:
+        """Make the residual for the norm that follows, or for a product that reads it without one."""
+        sums = self._sums
         if self._pending is None:
-            self._work = self._begin(self._sums, norm)
+            self._work = self._begin(None if norm is None else sums, norm)
             self._tiles = 1
             return
-        (x, linear), self._pending = self._pending, None
-        self._tiles = self._product(x, linear, self._sums.values, ADD, norm=norm, residual=self._sums)
+        (x, linear, post_norm), self._pending = self._pending, None
+        if post_norm is None:
+            assert norm is not None, "what is read without a norm is normalised before it is added"
+            self._tiles = self._product(x, linear, sums.values, ADD, norm=norm, residual=sums)
+            return
+        out = self._empty(linear, STORE)
+        self._product(x, linear, out, STORE)
+        made = (None, None) if norm is None else (sums.scaled, sums.squares)
+        norms.add_normed(out, sums.values, post_norm, norm, *made)
+        self._tiles = 1
 
     def _product(
         self,
@@ -261,12 +280,12 @@ class VendorRows(RowStream):
         self._sum = norms.LateSum(self._residual)
         self._work = self._begin()
 
-    def _normed_product(self, norm: Norm, linear: Linear, epilogue: int) -> torch.Tensor:
+    def _normed_product(self, norm: Norm | None, linear: Linear, epilogue: int) -> torch.Tensor:
         product = functional.linear(self._sum.normed(norm), linear.weight, linear.bias)
         return activation.silu_mul(product) if epilogue == GATED else product
 
-    def _add(self, x: torch.Tensor, linear: Linear) -> None:
-        self._sum.add(functional.linear(x, linear.weight, linear.bias))
+    def _add(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None) -> None:
+        self._sum.add(functional.linear(x, linear.weight, linear.bias), post_norm)
 
     def _depends(self, wanted: bool) -> bool:
         return False

@@ -67,12 +67,12 @@ class AttentionWork:
 def _begin_kernel(
     token_ids, table, gamma, residual, scaled, squares, seq_lens, query_start_loc, windows, items, total, num_tokens,
     num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr,
-    MINE: tl.constexpr, CHUNK: tl.constexpr, WHOLE: tl.constexpr, SCALED: tl.constexpr,
+    MINE: tl.constexpr, CHUNK: tl.constexpr, WHOLE: tl.constexpr, SCALED: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     """Programs 0 to num_tokens - 1 embed a token each; then come some for each window that cut attention into items."""
     program = tl.program_id(0)
     if program < num_tokens:
-        _embed(token_ids, table, gamma, residual, scaled, squares, program, WIDTH, BLOCK, SCALED)
+        _embed(token_ids, table, gamma, residual, scaled, squares, program, WIDTH, BLOCK, SCALED, SCALE)
     else:
         _cut(
             seq_lens, query_start_loc, windows, items, total, num_rows, program - num_tokens, ROWS, MINE, QUERIES, TILE,
@@ -83,12 +83,14 @@ def _begin_kernel(
 @triton.jit
 def _embed(
     token_ids, table, gamma, residual, scaled, squares, row, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    SCALED: tl.constexpr,
+    SCALED: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     i = tl.arange(0, BLOCK)
     inside = i < WIDTH
     at = row.to(tl.int64) * WIDTH + i
     found = tl.load(table + tl.load(token_ids + row) * WIDTH + i, mask=inside, other=0.0)
+    if SCALE != 1.0:
+        found = (found.to(tl.float32) * SCALE).to(table.dtype.element_ty)
     tl.store(residual + at, found, mask=inside)
     if SCALED:
         value = found.to(tl.float32)
@@ -160,6 +162,7 @@ def begin_decode(
     scaled: torch.Tensor | None = None,
     squares: torch.Tensor | None = None,
     gamma: torch.Tensor | None = None,
+    scale: float = 1.0,
     queries: int = 1,
     query_start_loc: torch.Tensor | None = None,
 ) -> AttentionWork:
@@ -167,8 +170,8 @@ def begin_decode(
 
     token_ids: int64 [T], inside the vocabulary. table: contiguous [vocab, hidden]. seq_lens: int32 [R]. windows:
     int32 [W] tokens that a query sees, 0: all; W may be 0. scaled, squares, gamma, all or none: the residual times
-    gamma, [hidden], and the sums of its squares, float64 [1, T or more]. queries: query tokens of a row, at most; with
-    more than one, query_start_loc says where each row's begin, int32 [R + 1].
+    gamma, [hidden], and the sums of its squares, float64 [1, T or more]. scale: multiplies what is embedded. queries:
+    query tokens of a row, at most; with more than one, query_start_loc says where each row's begin, int32 [R + 1].
     """
     assert queries == 1 or query_start_loc is not None
     tokens, rows, width = token_ids.shape[0], seq_lens.shape[0], table.shape[1]
@@ -199,6 +202,7 @@ def begin_decode(
         CHUNK=plan.chunk,
         WHOLE=plan.whole,
         SCALED=gamma is not None,
+        SCALE=scale,
         num_warps=4,
     )
     return AttentionWork(items, total)

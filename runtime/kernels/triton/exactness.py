@@ -39,7 +39,9 @@ def _kind(layer: Layer) -> str:
     shape, window = layer.mixer.shape, layer.mixer.window
     within = f" within {window} tokens" if window else ""
     width = layer.feed_forward.down.weight.shape[1]
-    return f"{shape.heads} heads and {shape.kv_heads} KV heads of {shape.head_dim}{within}, feed-forward {width}"
+    own = f"{shape.heads} heads and {shape.kv_heads} KV heads of {shape.head_dim}{within}, feed-forward {width}"
+    behind = layer.mixer.post_norm is not None, layer.feed_forward.post_norm is not None
+    return f"{own}, norms behind" if any(behind) else own
 
 
 def why_impossible(layers: Sequence[Layer], dtype: torch.dtype) -> str:

@@ -12,7 +12,7 @@ from runahead.runtime.kernels.layers import Attention, Dense, Ends, Linear
 from runahead.runtime.kernels.triton import activation, embedding
 from runahead.runtime.kernels.triton.chunk_attention import attention_of_chunks
 from runahead.runtime.kernels.triton.decode_streams import DecodeBuffers, FusedRows
-from runahead.runtime.kernels.triton.norms import LateSum
+from runahead.runtime.kernels.triton.norms import LateSum, norm_across_heads
 
 
 class ManyRows:
@@ -20,16 +20,17 @@ class ManyRows:
 
     def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends) -> None:
         self._batch, self._cache, self._ends = batch, cache, ends
-        self._sum = LateSum(embedding.embed(batch.token_ids, ends.embedding))
+        self._sum = LateSum(embedding.embed(batch.token_ids, ends.embedding, ends.embedding_scale))
 
     def attention(self, weights: Attention, place: int) -> None:
         qkv = _product(self._sum.normed(weights.norm), weights.qkv)
-        attended = attention_of_chunks(qkv, weights, self._batch, self._cache, self._ends.rope, place)
-        self._sum.add(_product(attended, weights.o))
+        weights = norm_across_heads(qkv, weights)
+        attended = attention_of_chunks(qkv, weights, self._batch, self._cache, self._ends.ropes[weights.rope], place)
+        self._sum.add(_product(attended, weights.o), weights.post_norm)
 
     def dense(self, weights: Dense) -> None:
         gated = activation.silu_mul(_product(self._sum.normed(weights.norm), weights.gate_up))
-        self._sum.add(_product(gated, weights.down))
+        self._sum.add(_product(gated, weights.down), weights.post_norm)
 
     def end(self) -> torch.Tensor:
         return self._sum.normed(self._ends.final_norm)
@@ -48,7 +49,7 @@ class _ChunkTokens(FusedRows):
         self._windows = self._windows[:0]  # its attention is not cut into items
 
     def _attended(self, qkv: torch.Tensor, weights: Attention, place: int) -> torch.Tensor:
-        return attention_of_chunks(qkv, weights, self._batch, self._cache, self._ends.rope, place)
+        return attention_of_chunks(qkv, weights, self._batch, self._cache, self._ends.ropes[weights.rope], place)
 
     def _depends(self, wanted: bool) -> bool:
         return False

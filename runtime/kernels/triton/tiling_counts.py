@@ -55,6 +55,8 @@ def tilings_asked_for(
 def _products(layers: Sequence[Layer]) -> Iterator[Product]:
     for layer in layers:
         mixer, dense = layer.mixer, layer.feed_forward
-        for linear, epilogue in ((mixer.qkv, STORE), (mixer.o, ADD), (dense.gate_up, GATED), (dense.down, ADD)):
+        after_mixer, after_dense = (ADD if part.post_norm is None else STORE for part in (mixer, dense))
+        ends = ((mixer.qkv, STORE), (mixer.o, after_mixer), (dense.gate_up, GATED), (dense.down, after_dense))
+        for linear, epilogue in ends:
             outputs, depth = linear.weight.shape
             yield outputs, depth, EPILOGUES[epilogue]

@@ -38,7 +38,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """shape: its name in `SHAPES`. changes: of its config.json. capability: of the GPU. dependent: kernels are launched
     programmatically, those that can be. used_as: an older compute capability that the GPU stands for. exact: by the
     kernels of which a row's bits hang on itself alone. rows: of decode launches. each_kernel_once: products without
-    lanes with each epilogue, attention for one and for several query tokens a row, all else in its largest form."""
+    lanes with each epilogue, attention for one and for several query tokens a row, all else in its largest form.
+    further: changes of models whose launches come after."""
 
     shape: str
     changes: dict[str, Any] = {}
@@ -49,6 +50,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool = False
     rows: tuple[int, ...]
     each_kernel_once: bool = False
+    further: tuple[dict[str, Any], ...] = ()
 
 
 class Compiled(msgspec.Struct, frozen=True):
@@ -93,7 +95,8 @@ def compiled_launches(orders: Orders) -> list[Compiled]:
     found: dict[str, Compiled] = {}
     _pretend(orders, found)
     with torch.inference_mode():
-        _launch_everything(orders)
+        for changes in (orders.changes, *orders.further):
+            _launch_everything(msgspec.structs.replace(orders, changes=changes))
     return list(found.values())
 
 

@@ -132,7 +132,8 @@ def test_the_counts_say_what_the_table_has_and_lacks_and_for_which_gpu(monkeypat
     linear = SimpleNamespace(weight=torch.empty((6144, 4096), device="meta", dtype=torch.bfloat16))
     other = SimpleNamespace(weight=torch.empty((192, 4096), device="meta", dtype=torch.bfloat16))
     layer: Any = SimpleNamespace(
-        mixer=SimpleNamespace(qkv=linear, o=other), feed_forward=SimpleNamespace(gate_up=other, down=other)
+        mixer=SimpleNamespace(qkv=linear, o=other, post_norm=None),
+        feed_forward=SimpleNamespace(gate_up=other, down=other, post_norm=None),
     )
     head = torch.empty((192, 4096), device="meta", dtype=torch.bfloat16)
     counts = tiling_counts((layer, layer), head, (1, 2, 64))

@@ -10,13 +10,16 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    GraniteConfig,
     LlamaConfig,
     MinistralConfig,
     MistralConfig,
+    Olmo2Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 BASE: dict[str, Any] = {
@@ -37,6 +40,27 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+YARN_KEYS = {"beta_fast": 4.0, "beta_slow": 0.5, "mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False}
+GRANITE = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.09375,
+    "logits_scaling": 1.75,
+    "rms_norm_eps": 0.5,  # so large that it counts
+}
+GRANITE_BIASED = {"residual_multiplier": 1.5, "attention_bias": True, "mlp_bias": True}
+SMOLLM3_WINDOWS = {
+    "no_rope_layer_interval": 2,
+    "use_sliding_window": True,
+    "sliding_window": 21,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "tie_word_embeddings": False,
+}
+ODD_HEADS = {"hidden_size": 72, "num_attention_heads": 3, "num_key_value_heads": 1}
+IDS = {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}  # in a small vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +114,19 @@ CASES = (
         written=AS_MISTRAL,
     ),
     Case("mistral_full", MistralConfig, {"sliding_window": None, "head_dim": 32, "num_key_value_heads": 4}),
+    Case(
+        "ministral",
+        MinistralConfig,
+        {**ODD_HEADS, "head_dim": 24, "sliding_window": 23, "layer_types": [SLIDING, FULL, SLIDING]},
+    ),
+    Case("granite", GraniteConfig, {**GRANITE, **ODD_HEADS}),
+    Case("granite_biased", GraniteConfig, {**GRANITE, **GRANITE_BIASED}),
+    Case("smollm3", SmolLM3Config, {**IDS, "no_rope_layers": [1, 0, 1], "num_key_value_heads": 1}),
+    Case("smollm3_windows", SmolLM3Config, {**IDS, **SMOLLM3_WINDOWS}),
+    Case("olmo2", Olmo2Config, {**IDS, "attention_bias": True, "initializer_range": 0.4}),
+    Case("olmo2_odd_heads", Olmo2Config, {**IDS, **ODD_HEADS, "rms_norm_eps": 1e-6}),
+    Case("qwen3_yarn", Qwen3Config, {"head_dim": 32, "rope_parameters": YARN_ROPE}),
+    Case("llama_yarn_all_keys", LlamaConfig, {"rope_parameters": {**YARN_ROPE, **YARN_KEYS}}),
 )
 
 

@@ -6,11 +6,20 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from runahead.runtime.models.dense_decoder import DenseConfig
+from runahead.runtime.models.granite import GraniteConfig
 from runahead.runtime.models.llama import LlamaConfig
+from runahead.runtime.models.olmo2 import Olmo2Config
 from runahead.runtime.models.qwen3 import Qwen3Config
 from runahead.runtime.models.read_config import parse_config
+from runahead.runtime.models.smollm3 import SmolLM3Config
 
-_KINDS: Final[Mapping[str, type[DenseConfig]]] = {"LlamaForCausalLM": LlamaConfig, "Qwen3ForCausalLM": Qwen3Config}
+_KINDS: Final[Mapping[str, type[DenseConfig]]] = {
+    "LlamaForCausalLM": LlamaConfig,
+    "Qwen3ForCausalLM": Qwen3Config,
+    "GraniteForCausalLM": GraniteConfig,
+    "SmolLM3ForCausalLM": SmolLM3Config,
+    "Olmo2ForCausalLM": Olmo2Config,
+}
 
 
 def dense_config(architecture: str, **fields: Any) -> DenseConfig:

@@ -87,6 +87,27 @@ _QWEN25_SAVED_AGAIN: Final[dict[str, Any]] = {
     "transformers_version": "5.17.0",
 }  # fmt: skip
 
+_GRANITE33: Final[dict[str, Any]] = {
+    "architectures": ["GraniteForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attention_multiplier": 0.015625, "bos_token_id": 0, "embedding_multiplier": 12.0, "eos_token_id": 0,
+    "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192,
+    "logits_scaling": 8.0, "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "granite",
+    "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8, "pad_token_id": 0,
+    "residual_multiplier": 0.22, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000000.0,
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16", "transformers_version": "4.49.0", "use_cache": True,
+    "vocab_size": 49159,
+}  # fmt: skip
+_SMOLLM3: Final[dict[str, Any]] = {
+    "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": None,
+    "eos_token_id": 128012, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+    "intermediate_size": 11008, "layer_types": ["full_attention"] * 36, "max_position_embeddings": 65536,
+    "max_window_layers": 28, "mlp_bias": False, "model_type": "smollm3", "no_rope_layer_interval": 4,
+    "no_rope_layers": [1, 1, 1, 0] * 9, "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 4,
+    "pad_token_id": 128004, "pretraining_tp": 2, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 5000000.0,
+    "sliding_window": None, "torch_dtype": "bfloat16", "transformers_version": "4.53.0.dev0", "use_cache": False,
+    "use_sliding_window": False, "vocab_size": 128256,
+}  # fmt: skip
+
 PUBLIC: Final[dict[str, dict[str, Any]]] = {
     "Llama 1 7B": _LLAMA1,
     "Llama 2 7B": _LLAMA2,
@@ -123,6 +144,11 @@ PUBLIC: Final[dict[str, dict[str, Any]]] = {
     "Mistral 7B Instruct v0.2": {**_MISTRAL, "attention_dropout": 0.0, "rope_theta": 1000000.0, "sliding_window": None},
     "Mistral 7B v0.3": _MISTRAL_V3,
     "Mistral Nemo": {**_MISTRAL_V3, "head_dim": 128, "hidden_size": 5120, "num_hidden_layers": 40},
+    "Qwen3 0.6B stretched as its page says": {
+        **_QWEN3, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+    },
+    "Granite 3.3 2B": _GRANITE33,
+    "SmolLM3 3B": _SMOLLM3,
 }  # fmt: skip
 
 # What `to_dict` of transformers 4 adds to the keys of a class, each with its default.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.kernels.layers import Layer
@@ -33,6 +34,7 @@ from runahead.runtime.models.registry import ARCHITECTURES
 from runahead.runtime.models.trial import Trial
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.wire.engine_config import EngineConfig
+from tests.project.repository import ROOT
 from tests.runtime.models.checkpoints import CASES, save
 
 NEW = "OtherForCausalLM"
@@ -60,6 +62,7 @@ def own_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> OwnCon
 OWN: Architecture[OwnConfig] = Architecture(
     name=NEW,
     model_type="other",
+    models="Others",
     understood=ARCHITECTURES["Qwen3ForCausalLM"].understood,
     unread=(),
     read=own_config,
@@ -78,9 +81,18 @@ def weights(config: DenseConfig, tensors: TensorReader) -> ModelWeights:
 
 
 def test_each_line_has_the_name_and_the_type_that_transformers_gives_it() -> None:
-    classes = (LlamaConfig, Qwen2Config, Qwen3Config, MistralConfig)
-    assert [found.model_type for found in ARCHITECTURES.values()] == [found.model_type for found in classes]
-    assert all(name == found.name for name, found in ARCHITECTURES.items())
+    for name, found in ARCHITECTURES.items():
+        assert name == found.name == MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[found.model_type]
+
+
+def test_each_line_has_a_row_in_the_documents_with_a_test_that_serves_it() -> None:
+    rows = re.findall(r"^\| `(\w+ForCausalLM)` \| (.+) \| (.+) \|$", (ROOT / "docs" / "models.md").read_text(), re.M)
+    assert [name for name, _, _ in rows] == list(ARCHITECTURES)
+    served: dict[str, set[str]] = {}
+    for case in CASES:
+        name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[case.written.get("model_type", case.config.model_type)]
+        served.setdefault(name, set()).add(f"`{case.name}`")
+    assert {name: set(tests.split(", ")) for name, _, tests in rows} == served
 
 
 def test_an_architecture_is_served_by_its_file_and_its_line_alone(

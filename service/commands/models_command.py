@@ -1,0 +1,16 @@
+"""`runahead models`: prints the architectures that are served."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from typing import Final
+
+# Prints them: a process of its own, since the engine's floors are not for the service to load.
+_LISTING: Final = "runahead.runtime.models"
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Returns the exit code of the process that prints."""
+    return subprocess.run([sys.executable, "-P", "-m", _LISTING]).returncode

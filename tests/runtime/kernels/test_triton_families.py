@@ -1,0 +1,81 @@
+"""What a family of models has of its own, in launches of every kind by the Triton kernels, against the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.runtime.kernels.triton_device import relative_error, triton_device
+
+DEVICE = triton_device()
+
+from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
+from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.models.decoder import Decoder  # noqa: E402
+from runahead.runtime.models.dense_decoder import DenseConfig  # noqa: E402
+from tests.gpu import gpu_chain  # noqa: E402
+from tests.runtime.kernels.test_triton_decode_streams import (  # noqa: E402
+    BLOCK_SIZE,
+    BLOCKS_A_ROW,
+    ERROR,
+    HALF,
+    batch_of,
+    decoder,
+    ragged_batch,
+)
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "GraniteForCausalLM": {
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.1,
+        "logits_scaling": 3.0,
+    },
+    "SmolLM3ForCausalLM": {"rotates": (False, True)},
+    "Olmo2ForCausalLM": {"attention_bias": True},
+}
+LENGTHS = (31, 0, 20)
+
+
+def config_of(architecture: str) -> DenseConfig:
+    return gpu_chain.small_config(
+        architecture=architecture, windows=(0, 24), intermediate_size=128, **FAMILIES[architecture]
+    )
+
+
+def pair(architecture: str, dtype: torch.dtype, exact: bool = False) -> tuple[Decoder, Decoder]:
+    """The same model by the Triton kernels and by the reference."""
+    torch.manual_seed(4)
+    config = config_of(architecture)
+    return decoder(config, TritonKernelSet(exact), dtype), decoder(config, ReferenceKernels(), torch.float32)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize(("rows", "dtype"), [(1, HALF), (3, HALF), (3, torch.float32)], ids=["one", "few", "vendor"])
+def test_chunks_and_decode_launches(architecture: str, rows: int, dtype: torch.dtype) -> None:
+    """By the kernels of one row, of few rows and of the vendor's products, each after a launch of chunks."""
+    lengths, found = list(LENGTHS[:rows]), []
+    for model in pair(architecture, dtype):
+        cache = model.make_cache(rows * BLOCKS_A_ROW + 1, BLOCK_SIZE)
+        model.forward(batch_of([max(n - 1, 0) for n in lengths], 16, model.device), cache)
+        logits = [model.logits(model.forward(batch_of(lengths, 1, model.device), cache))]
+        after = batch_of([n + 16 if n else 0 for n in lengths], 16, model.device)
+        logits.append(model.logits(model.forward(after, cache)).view(rows, 16, -1)[:, -1])
+        found.append(torch.stack(logits).cpu())
+    alive = torch.tensor(lengths) > 0
+    for launch in range(2):
+        assert relative_error(found[0][launch][alive], found[1][launch][alive]) < ERROR[dtype]
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_exact_launches_of_decode_rows_and_chunks(architecture: str) -> None:
+    found, queries = [], [1, 9, 1]
+    for model in pair(architecture, HALF, exact=True):
+        cache = model.make_cache(3 * BLOCKS_A_ROW + 1, BLOCK_SIZE)
+        before = [max(n - count, 1) for n, count in zip(LENGTHS, queries, strict=True)]
+        model.forward(ragged_batch(before, before, [False] * 3, model.device), cache)
+        found.append(model.forward(ragged_batch(list(LENGTHS), queries, [True, False, True], model.device), cache))
+    alive = (torch.tensor(LENGTHS) > 0).repeat_interleave(torch.tensor(queries))
+    assert relative_error(found[0].cpu()[alive], found[1][alive]) < ERROR[HALF]
