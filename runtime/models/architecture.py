@@ -49,10 +49,23 @@ class TensorReader:
     def norm(self, name: str, width: int, eps: float) -> Norm:
         return Norm(self.tensor((f"{name}.weight",), (width,)), eps)
 
-    def linear(self, names: tuple[str, ...], rows: tuple[int, ...], columns: int, *, bias: bool) -> Linear:
-        """One product of several that have the same input. rows: outputs of each."""
-        weight = self.pack(self.tensor(tuple(f"{name}.weight" for name in names), rows, columns))
-        return Linear(weight, self.tensor(tuple(f"{name}.bias" for name in names), rows) if bias else None)
+    def linear(
+        self,
+        names: tuple[str, ...],
+        rows: tuple[int, ...],
+        columns: int,
+        *,
+        bias: bool,
+        order: torch.Tensor | None = None,
+    ) -> Linear:
+        """One product of several that have the same input. rows: outputs of each. order: int64 [outputs], which output
+        of the checkpoint is where; None: as they are."""
+
+        def ordered(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor if order is None else tensor[order.to(tensor.device)]
+
+        weight = self.pack(ordered(self.tensor(tuple(f"{name}.weight" for name in names), rows, columns)))
+        return Linear(weight, ordered(self.tensor(tuple(f"{name}.bias" for name in names), rows)) if bias else None)
 
 
 @dataclass(frozen=True, slots=True)

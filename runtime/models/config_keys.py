@@ -48,6 +48,9 @@ ROPE_UNDERSTOOD: Final = {
         "factor original_max_position_embeddings attention_factor beta_fast beta_slow mscale mscale_all_dim "
         "truncate".split()
     ),
+    "longrope": _ROPE.union(
+        "factor original_max_position_embeddings attention_factor short_factor long_factor".split()
+    ),
 }
 ROPE_UNREAD: Final = unread(
     "The length before the context was stretched: the default does not stretch, and linear divides by its factor.",
@@ -116,6 +119,9 @@ NEUTRAL: Final = (
             "query_pre_attn_scalar": (None,),
         },
     ),
+    Neutral("gives the head a bias", {"lm_head_bias": (None, False)}),
+    Neutral("gives some layers another attention", {"full_attn_mod": (None, 1)}),
+    Neutral("stretches positions", {"interpolate_factor": (None, 1)}),
     Neutral("clips queries, keys and values", {"clip_qkv": (None,)}),
     Neutral("pairs the rotated numbers of a head in another way", {"rope_interleaved": (None, False)}),
     Neutral("gives a token several positions", {"use_mrope": (None, False)}),

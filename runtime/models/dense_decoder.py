@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
+import torch
+
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, Layer
 from runahead.runtime.models.architecture import ModelWeights, TensorReader
@@ -16,7 +18,7 @@ from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_keys import READ_BY_ALL
 from runahead.runtime.models.config_values import common, flag, number
 from runahead.runtime.models.rope import Rope, RopeScaling
-from runahead.runtime.models.rope_values import rope
+from runahead.runtime.models.rope_values import check_factors, rope
 
 # What dense decoders read, beside what every architecture reads.
 READ_BY_DENSE: Final = READ_BY_ALL.union(
@@ -51,6 +53,7 @@ class DenseConfig(ModelConfig):
 
 ConfigT = TypeVar("ConfigT", bound=DenseConfig)  # with what an architecture has of its own
 Windows = Callable[[Mapping[str, Any], int], tuple[int, ...]]  # of config.json and the number of layers, by layer
+RopeReader = Callable[[Mapping[str, Any], int], tuple[float, RopeScaling]]  # of config.json and the model's positions
 LayerOf = Callable[[ConfigT, int, TensorReader], Layer]  # of a layer's number
 
 
@@ -65,17 +68,19 @@ def read_dense(
     windows: Windows,
     head_dim: int | None = None,
     eps: float = 1e-6,
-    theta: float = 10000.0,
     tied: bool = False,
+    rope: RopeReader = rope,
+    share: float = 1.0,
     **own: Any,
 ) -> ConfigT:
     """What `config.json` says of a dense decoder.
 
-    kv_heads, positions, head_dim, eps, theta, tied: what the keys count as where the file lacks them; None is as many
-    heads as there are for queries, and hidden_size shared among these. own: the fields that `kind` has beside those of
-    `DenseConfig`. Raises CheckpointError.
+    kv_heads, positions, head_dim, eps, tied: what the keys count as where the file lacks them; None is as many heads as
+    there are for queries, and hidden_size shared among these. rope: reads theta and its scaling. share: of a head, that
+    is rotated. own: the fields that `kind` has beside those of `DenseConfig`. Raises CheckpointError.
     """
-    _refuse_what_is_not_dense(raw)
+    if raw.get("hidden_act", "silu") != "silu":
+        raise CheckpointError(f"hidden_act is {raw['hidden_act']!r}; only 'silu' is supported")
     fields = common(raw, eos_token_ids, architecture=architecture, positions=positions, tied=tied)
     heads = number(raw, "num_attention_heads", int)
     kv_heads = number({_KV_HEADS: raw.get(_KV_HEADS, kv_heads)}, _KV_HEADS, int, heads)
@@ -84,7 +89,8 @@ def read_dense(
     head_dim = number(raw, "head_dim", int, fields["hidden_size"] // heads if head_dim is None else head_dim)
     if head_dim % 2:
         raise CheckpointError(f"head_dim must be even, and is {head_dim}")
-    theta, scaling = rope(raw, fields["max_position_embeddings"], theta)
+    theta, scaling = rope(raw, fields["max_position_embeddings"])
+    check_factors(scaling, int(head_dim * share) // 2)
     return kind(
         **fields,
         intermediate_size=number(raw, "intermediate_size", int),
@@ -97,14 +103,6 @@ def read_dense(
         windows=windows(raw, fields["num_layers"]),
         **own,
     )
-
-
-def _refuse_what_is_not_dense(raw: Mapping[str, Any]) -> None:
-    if raw.get("hidden_act", "silu") != "silu":
-        raise CheckpointError(f"hidden_act is {raw['hidden_act']!r}; only 'silu' is supported")
-    for source in (raw, raw.get("rope_parameters"), raw.get("rope_scaling")):
-        if isinstance(source, dict) and source.get("partial_rotary_factor", 1.0) not in (1, None):
-            raise CheckpointError(f"partial_rotary_factor is {source['partial_rotary_factor']!r}; only 1 is supported")
 
 
 def small(config: ConfigT, tokens: int) -> ConfigT:
@@ -211,26 +209,30 @@ def attention(
     output_bias: bool = False,
     head_norms: bool = False,
     norms_span_heads: bool = False,
+    projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj"),
+    order: torch.Tensor | None = None,
     scale: float | None = None,
     rope: int = 0,
     norm: str | None = "input_layernorm",
     post_norm: str | None = None,
 ) -> Attention:
     """The attention of a layer. head_norms: queries and keys are normalised, each head, or all of a token's together if
-    norms_span_heads. scale: of the scores; None is 1 over the square root of head_dim. rope: which of the model's.
-    norm, post_norm: what the layer calls those that it has."""
+    norms_span_heads. projections: what the layer calls those of queries, keys and values; one has them all. order: in
+    which their outputs are taken; None as they are. scale: of the scores; None is 1 over the square root of head_dim.
+    rope: which of the model's. norm, post_norm: what the layer calls those that it has."""
     own = f"model.layers.{layer}."
     prefix, eps = f"{own}self_attn.", config.rms_norm_eps
     scale = config.head_dim**-0.5 if scale is None else scale
     shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, scale)
     q_width, k_width = (shape.q_size, shape.kv_size) if norms_span_heads else (shape.head_dim, shape.head_dim)
-    rows = (shape.q_size, shape.kv_size, shape.kv_size)
-    projections = (f"{prefix}q_proj", f"{prefix}k_proj", f"{prefix}v_proj")
+    rows: tuple[int, ...] = (shape.q_size, shape.kv_size, shape.kv_size)
+    rows = rows if len(projections) == len(rows) else (sum(rows),)
+    names = tuple(prefix + name for name in projections)
     return Attention(
         shape,
         config.windows[layer],
         norm=None if norm is None else tensors.norm(own + norm, config.hidden_size, eps),
-        qkv=tensors.linear(projections, rows, config.hidden_size, bias=qkv_bias),
+        qkv=tensors.linear(names, rows, config.hidden_size, bias=qkv_bias, order=order),
         q_norm=tensors.norm(f"{prefix}q_norm", q_width, eps) if head_norms else None,
         k_norm=tensors.norm(f"{prefix}k_norm", k_width, eps) if head_norms else None,
         o=tensors.linear((f"{prefix}o_proj",), (config.hidden_size,), shape.q_size, bias=output_bias),
@@ -246,10 +248,12 @@ def feed_forward(
     tensors: TensorReader,
     *,
     bias: bool = False,
+    projections: tuple[str, ...] = ("gate_proj", "up_proj"),
     norm: str | None = "post_attention_layernorm",
     post_norm: str | None = None,
 ) -> Dense:
-    """The gated feed-forward of a layer. norm, post_norm: what the layer calls those that it has."""
+    """The gated feed-forward of a layer. projections: what the layer calls those of gate and up; one has both. norm,
+    post_norm: what the layer calls those that it has."""
     own, hidden, width, eps = (
         f"model.layers.{layer}.",
         config.hidden_size,
@@ -257,9 +261,10 @@ def feed_forward(
         config.rms_norm_eps,
     )
     prefix = f"{own}mlp."
+    rows = (width, width) if len(projections) == 2 else (2 * width,)
     return Dense(
         None if norm is None else tensors.norm(own + norm, hidden, eps),
-        tensors.linear((f"{prefix}gate_proj", f"{prefix}up_proj"), (width, width), hidden, bias=bias),
+        tensors.linear(tuple(prefix + name for name in projections), rows, hidden, bias=bias),
         tensors.linear((f"{prefix}down_proj",), (hidden,), width, bias=bias),
         None if post_norm is None else tensors.norm(own + post_norm, hidden, eps),
     )

@@ -10,9 +10,10 @@ from runahead.runtime.models.llama import LLAMA
 from runahead.runtime.models.ministral import MINISTRAL
 from runahead.runtime.models.mistral import MISTRAL
 from runahead.runtime.models.olmo2 import OLMO2
+from runahead.runtime.models.phi3 import PHI3
 from runahead.runtime.models.qwen2 import QWEN2
 from runahead.runtime.models.qwen3 import QWEN3
 from runahead.runtime.models.smollm3 import SMOLLM3
 
-_SERVED: Final[tuple[Architecture[Any], ...]] = (LLAMA, QWEN2, QWEN3, MISTRAL, MINISTRAL, GRANITE, SMOLLM3, OLMO2)
+_SERVED: Final[tuple[Architecture[Any], ...]] = (LLAMA, QWEN2, QWEN3, MISTRAL, MINISTRAL, GRANITE, SMOLLM3, OLMO2, PHI3)
 ARCHITECTURES: Final = {found.name: found for found in _SERVED}

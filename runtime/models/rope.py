@@ -14,7 +14,7 @@ from runahead.runtime.kernels.layers import RopeTable
 class RopeScaling:
     """How rotary frequencies are stretched for long contexts.
 
-    kind: default, linear, llama3, yarn or longrope. factor: linear, llama3 and yarn. low_freq_factor and
+    kind: default, linear, llama3, yarn or longrope. factor: of all but the first. low_freq_factor and
     high_freq_factor: llama3. original_positions: llama3, yarn and longrope. magnitude: what cos and sin are multiplied
     by, with yarn and longrope. beta_fast, beta_slow, truncate: yarn. short_factors, long_factors: longrope, one for
     each frequency; the former where no more than `original_positions` are tabled.

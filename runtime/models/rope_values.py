@@ -19,15 +19,33 @@ def rope(raw: Mapping[str, Any], positions: int, theta: float = 10000.0) -> tupl
 
     positions: of the model. theta: what the key counts as where the file lacks it. Raises CheckpointError.
     """
+    key, found = rope_object(raw)
+    for source in (raw, found):
+        if source.get("partial_rotary_factor", 1.0) not in (1, None):
+            raise CheckpointError(f"partial_rotary_factor is {source['partial_rotary_factor']!r}; only 1 is supported")
+    theta = number(found if found.get("rope_theta") is not None else raw, "rope_theta", float, theta)
+    # Beside the object it wins, as in transformers.
+    original = raw if raw.get(_ORIGINAL) is not None else found
+    return theta, rope_scaling(key, {**found, _ORIGINAL: original.get(_ORIGINAL)}, positions)
+
+
+def rope_object(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The object that says how queries and keys of all layers are rotated, empty where there is none, and its key."""
     key = "rope_parameters" if raw.get("rope_scaling") in (None, {}) else "rope_scaling"
     found = raw.get(key)
     found = {} if found is None else found
     if not isinstance(found, dict) or any(isinstance(value, dict) for value in found.values()):
         raise CheckpointError(f"{key} is {found!r}; one flat object for all layers is supported")
-    theta = number(found if found.get("rope_theta") is not None else raw, "rope_theta", float, theta)
-    # Beside the object it wins, as in transformers.
-    original = raw if raw.get(_ORIGINAL) is not None else found
-    return theta, rope_scaling(key, {**found, _ORIGINAL: original.get(_ORIGINAL)}, positions)
+    return key, found
+
+
+def check_factors(scaling: RopeScaling, frequencies: int) -> None:
+    """Raises CheckpointError where longrope has not a factor for each frequency."""
+    if scaling.kind != "longrope":
+        return
+    for name, factors in (("short_factor", scaling.short_factors), ("long_factor", scaling.long_factors)):
+        if len(factors) != frequencies:
+            raise CheckpointError(f"{name} has {len(factors)} numbers; it must have {frequencies}, one a frequency")
 
 
 def rope_scaling(key: str, found: Mapping[str, Any], positions: int) -> RopeScaling:
@@ -78,6 +96,28 @@ def _yarn(found: Mapping[str, Any], positions: int) -> RopeScaling:
     )
 
 
+def _longrope(found: Mapping[str, Any], positions: int) -> RopeScaling:
+    """Source: Ding et al., 2024, "LongRoPE", as Phi-3 has it: magnitude by the lengths' logarithms."""
+    original = number(found, _ORIGINAL, int, positions, low=2)
+    factor = number(found, "factor", float, positions / original)
+    magnitude = math.sqrt(1.0 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
+    return RopeScaling(
+        "longrope",
+        factor,
+        original_positions=original,
+        magnitude=number(found, "attention_factor", float, magnitude),
+        short_factors=_factors(found, "short_factor"),
+        long_factors=_factors(found, "long_factor"),
+    )
+
+
+def _factors(found: Mapping[str, Any], key: str) -> tuple[float, ...]:
+    given = found.get(key)
+    if not isinstance(given, list):
+        raise CheckpointError(f"{key} is {given!r}; it must be a list of numbers above 0")
+    return tuple(number({key: one}, key, float) for one in given)
+
+
 def _yarn_magnitude(factor: float, share: float = 1.0) -> float:
     """Source: as `runahead.runtime.models.rope._yarn`, section 3.4."""
     return 1.0 if factor <= 1.0 else 0.1 * share * math.log(factor) + 1.0
@@ -88,4 +128,5 @@ _READERS: Final[Mapping[str, Callable[[Mapping[str, Any], int], RopeScaling]]] =
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
 }

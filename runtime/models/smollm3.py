@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from runahead.runtime.checkpoint import CheckpointError
@@ -24,6 +25,7 @@ from runahead.runtime.models.dense_decoder import (
     window_switch,
     windows_by_type,
 )
+from runahead.runtime.models.rope_values import rope
 
 _NAME: Final = "SmolLM3ForCausalLM"
 _EVERY: Final = "no_rope_layer_interval"
@@ -62,19 +64,19 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> SmolLM3Conf
     own["rotates"] = _rotates(raw, number(raw, "num_hidden_layers", int))
     return read_dense(
         SmolLM3Config, raw, eos_token_ids, architecture=_NAME, kv_heads=4, positions=32768, windows=_windows,
-        theta=2e6, tied=True, **own,
+        tied=True, rope=partial(rope, theta=2e6), **own,
     )  # fmt: skip
 
 
 def _layer(config: SmolLM3Config, number: int, tensors: TensorReader) -> Layer:
-    bias, rope = config.attention_bias, _ROTATED if config.rotates[number] else _STILL
-    mixer = attention(config, number, tensors, qkv_bias=bias, output_bias=bias, rope=rope)
+    bias, which = config.attention_bias, _ROTATED if config.rotates[number] else _STILL
+    mixer = attention(config, number, tensors, qkv_bias=bias, output_bias=bias, rope=which)
     return Layer(mixer, feed_forward(config, number, tensors, bias=config.mlp_bias))
 
 
 def _weights(config: SmolLM3Config, tensors: TensorReader) -> ModelWeights:
-    rope = rope_of(config)
-    return dense_weights(config, tensors, _layer, rope, replace(rope, rotated=0))
+    rotates = rope_of(config)
+    return dense_weights(config, tensors, _layer, rotates, replace(rotates, rotated=0))
 
 
 def _small(config: SmolLM3Config, tokens: int) -> SmolLM3Config:

@@ -35,6 +35,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "SmolLM3ForCausalLM": {"rotates": (False, True)},
     "Olmo2ForCausalLM": {"attention_bias": True},
+    "Phi3ForCausalLM": {"rotated": 12},
 }
 LENGTHS = (31, 0, 20)
 

@@ -15,6 +15,7 @@ from transformers import (
     MinistralConfig,
     MistralConfig,
     Olmo2Config,
+    Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -58,6 +59,18 @@ SMOLLM3_WINDOWS = {
     "attention_bias": True,
     "mlp_bias": True,
     "tie_word_embeddings": False,
+}
+# Of 16 numbers of a head 12 are rotated. No length is beyond the original one.
+PHI3_LONGROPE = {
+    "original_max_position_embeddings": 256,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.75,
+        "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.7],
+        "long_factor": [1.0, 1.5, 2.0, 4.0, 6.0, 8.0],
+        "attention_factor": 1.25,
+    },
 }
 ODD_HEADS = {"hidden_size": 72, "num_attention_heads": 3, "num_key_value_heads": 1}
 IDS = {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}  # in a small vocabulary
@@ -125,6 +138,8 @@ CASES = (
     Case("smollm3_windows", SmolLM3Config, {**IDS, **SMOLLM3_WINDOWS}),
     Case("olmo2", Olmo2Config, {**IDS, "attention_bias": True, "initializer_range": 0.4}),
     Case("olmo2_odd_heads", Olmo2Config, {**IDS, **ODD_HEADS, "rms_norm_eps": 1e-6}),
+    Case("phi3", Phi3Config, {**IDS, "sliding_window": 25, "num_key_value_heads": 1}),
+    Case("phi3_longrope_short", Phi3Config, {**IDS, **PHI3_LONGROPE}),
     Case("qwen3_yarn", Qwen3Config, {"head_dim": 32, "rope_parameters": YARN_ROPE}),
     Case("llama_yarn_all_keys", LlamaConfig, {"rope_parameters": {**YARN_ROPE, **YARN_KEYS}}),
 )

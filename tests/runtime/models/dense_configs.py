@@ -9,6 +9,7 @@ from runahead.runtime.models.dense_decoder import DenseConfig
 from runahead.runtime.models.granite import GraniteConfig
 from runahead.runtime.models.llama import LlamaConfig
 from runahead.runtime.models.olmo2 import Olmo2Config
+from runahead.runtime.models.phi3 import Phi3Config
 from runahead.runtime.models.qwen3 import Qwen3Config
 from runahead.runtime.models.read_config import parse_config
 from runahead.runtime.models.smollm3 import SmolLM3Config
@@ -19,6 +20,7 @@ _KINDS: Final[Mapping[str, type[DenseConfig]]] = {
     "GraniteForCausalLM": GraniteConfig,
     "SmolLM3ForCausalLM": SmolLM3Config,
     "Olmo2ForCausalLM": Olmo2Config,
+    "Phi3ForCausalLM": Phi3Config,
 }
 
 

@@ -108,6 +108,41 @@ _SMOLLM3: Final[dict[str, Any]] = {
     "use_sliding_window": False, "vocab_size": 128256,
 }  # fmt: skip
 
+_OLMO2: Final[dict[str, Any]] = {
+    "architectures": ["Olmo2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "eos_token_id": 100257,
+    "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 11008,
+    "max_position_embeddings": 4096, "model_type": "olmo2", "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 32, "pad_token_id": 100277, "rms_norm_eps": 1e-06, "rope_scaling": None,
+    "rope_theta": 500000, "tie_word_embeddings": False, "torch_dtype": "float32",
+    "transformers_version": "4.47.0.dev0", "use_cache": False, "vocab_size": 100352,
+}  # fmt: skip
+_PHI3: Final[dict[str, Any]] = {
+    "_name_or_path": "Phi-3-mini-4k-instruct", "architectures": ["Phi3ForCausalLM"], "attention_bias": False,
+    "attention_dropout": 0.0, "auto_map": {
+        "AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM",
+    },
+    "bos_token_id": 1, "embd_pdrop": 0.0, "eos_token_id": 32000, "hidden_act": "silu", "hidden_size": 3072,
+    "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 4096, "model_type": "phi3",
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+    "original_max_position_embeddings": 4096, "pad_token_id": 32000, "resid_pdrop": 0.0, "rms_norm_eps": 1e-05,
+    "rope_scaling": None, "rope_theta": 10000.0, "sliding_window": 2047, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "transformers_version": "4.40.2", "use_cache": True, "vocab_size": 32064,
+}  # fmt: skip
+_PHI4_MINI: Final[dict[str, Any]] = {
+    **_PHI3, "bos_token_id": 199999, "eos_token_id": 199999, "full_attn_mod": 1, "interpolate_factor": 1,
+    "lm_head_bias": False, "max_position_embeddings": 131072, "mlp_bias": False, "num_attention_heads": 24,
+    "num_key_value_heads": 8, "pad_token_id": 199999, "partial_rotary_factor": 0.75,
+    "rope_scaling": {"long_factor": [4.0] * 48, "short_factor": [1.0] * 48, "type": "longrope"},  # 4: not its own
+    "sliding_window": 262144, "tie_word_embeddings": True, "transformers_version": "4.45.0", "vocab_size": 200064,
+}  # fmt: skip
+_PHI4: Final[dict[str, Any]] = {
+    **{key: value for key, value in _PHI3.items() if key != "auto_map"},
+    "bos_token_id": 100257, "eos_token_id": 100265, "hidden_size": 5120, "intermediate_size": 17920,
+    "max_position_embeddings": 16384, "num_attention_heads": 40, "num_hidden_layers": 40, "num_key_value_heads": 10,
+    "original_max_position_embeddings": 16384, "pad_token_id": 100257, "rope_theta": 250000, "sliding_window": None,
+    "transformers_version": "4.47.0", "vocab_size": 100352,
+}  # fmt: skip
+
 PUBLIC: Final[dict[str, dict[str, Any]]] = {
     "Llama 1 7B": _LLAMA1,
     "Llama 2 7B": _LLAMA2,
@@ -149,6 +184,10 @@ PUBLIC: Final[dict[str, dict[str, Any]]] = {
     },
     "Granite 3.3 2B": _GRANITE33,
     "SmolLM3 3B": _SMOLLM3,
+    "OLMo 2 7B": _OLMO2,
+    "Phi-3 mini 4k": _PHI3,
+    "Phi-4": _PHI4,
+    "Phi-4 mini": _PHI4_MINI,
 }  # fmt: skip
 
 # What `to_dict` of transformers 4 adds to the keys of a class, each with its default.

@@ -16,6 +16,7 @@ from transformers import (
     MinistralConfig,
     MistralConfig,
     Olmo2Config,
+    Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
@@ -33,7 +34,7 @@ from tests.runtime.models.test_model_config import RAW
 
 LLAMA, QWEN2, QWEN3, MISTRAL = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM"
 MINISTRAL, GRANITE, SMOLLM3 = "MinistralForCausalLM", "GraniteForCausalLM", "SmolLM3ForCausalLM"
-OLMO2 = "Olmo2ForCausalLM"
+OLMO2, PHI3 = "Olmo2ForCausalLM", "Phi3ForCausalLM"
 CLASSES: dict[str, type[PreTrainedConfig]] = {
     LLAMA: LlamaConfig,
     QWEN2: Qwen2Config,
@@ -43,7 +44,10 @@ CLASSES: dict[str, type[PreTrainedConfig]] = {
     GRANITE: GraniteConfig,
     SMOLLM3: SmolLM3Config,
     OLMO2: Olmo2Config,
+    PHI3: Phi3Config,
 }
+
+PHI3_ROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 
 
 def parse(architecture: str = LLAMA, **changes: Any) -> DenseConfig:
@@ -59,7 +63,9 @@ def test_a_public_checkpoint_is_accepted_and_read_as_transformers_reads_it(name:
     assert config.windows == windows_of(theirs)
     assert config.rope_theta == theirs.rope_parameters["rope_theta"]
     assert config.rope_scaling.kind == theirs.rope_parameters["rope_type"]
-    assert config.rope_scaling.factor == theirs.rope_parameters.get("factor", 1.0)
+    original = theirs.rope_parameters.get("original_max_position_embeddings", theirs.max_position_embeddings)
+    of_lengths = theirs.max_position_embeddings / original if config.rope_scaling.kind == "longrope" else 1.0
+    assert config.rope_scaling.factor == theirs.rope_parameters.get("factor", of_lengths)
     assert config.num_kv_heads == theirs.num_key_value_heads
     head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
     assert config.head_dim == head_dim
@@ -116,7 +122,7 @@ UNKNOWN: dict[str, Any] = {
 @pytest.mark.parametrize("architecture", CLASSES)
 @pytest.mark.parametrize("key", UNKNOWN)
 def test_a_key_that_may_change_a_number_is_refused_by_name(architecture: str, key: str) -> None:
-    if key in ARCHITECTURES[architecture].understood:
+    if key in ARCHITECTURES[architecture].understood - {"auto_map"}:
         assert parse(architecture, **{key: UNKNOWN[key]}) != parse(architecture), "it is read"
         return
     with pytest.raises(CheckpointError, match=key):
@@ -168,8 +174,8 @@ class Recorder(dict[str, Any]):
 @pytest.mark.parametrize("architecture", CLASSES)
 def test_every_key_that_counts_as_understood_is_read(architecture: str) -> None:
     windowed = architecture in (QWEN2, QWEN3, SMOLLM3)
-    raw = {**RAW, "architectures": [architecture], "use_sliding_window": True if windowed else None}
-    raw |= {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}}
+    raw = {**RAW, "architectures": [architecture]} | ({"use_sliding_window": True} if windowed else {})
+    raw["rope_scaling"] = PHI3_ROPE if architecture == PHI3 else LLAMA3_ROPE
     asked: set[str] = set()
     for older in (raw, {**raw, "rope_scaling": None}):
         recorder = Recorder(older)
@@ -192,7 +198,7 @@ def test_every_key_that_counts_as_understood_is_read(architecture: str) -> None:
         ({"rope_type": "default", "factor": 2.0}, "for rope_type 'default': factor"),
         ({"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"rope_type": "llama3", "type": "linear", "factor": 2.0}, "rope_type 'llama3' and type 'linear'"),
-        ({"rope_type": ["linear"]}, "rope_type \\['linear'\\]; supported are default, linear, llama3, yarn"),
+        ({"rope_type": ["linear"]}, "rope_type \\['linear'\\]; supported are default, linear, llama3, yarn, longrope"),
     ],
 )
 def test_a_key_of_rope_that_may_change_a_number_is_refused_by_name(rope: dict[str, Any], message: str) -> None:
@@ -201,7 +207,7 @@ def test_a_key_of_rope_that_may_change_a_number_is_refused_by_name(rope: dict[st
 
 
 def test_the_kinds_of_rope_that_are_understood_take_each_of_their_keys() -> None:
-    values = {**LLAMA3_ROPE, "partial_rotary_factor": 1.0, "original_max_position_embeddings": 32}
+    values = {**LLAMA3_ROPE, **PHI3_ROPE, "partial_rotary_factor": 1.0, "original_max_position_embeddings": 32}
     for kind, keys in ROPE_UNDERSTOOD.items():
         rope = {**{key: values.get(key) for key in keys}, "rope_type": kind, "type": kind}
         assert parse(rope_parameters=rope).rope_scaling.kind == kind
@@ -291,6 +297,17 @@ def test_each_layer_has_the_window_that_transformers_gives_it(
         (MISTRAL, {"max_window_layers": 2}, "not understood for Mistral.*: max_window_layers"),
         (QWEN2, {"model_type": "qwen3"}, "model_type is 'qwen3'; that of Qwen2ForCausalLM is 'qwen2'"),
         (LLAMA, {"dtype": {"": "bfloat16"}}, "dtype is {'': 'bfloat16'}"),
+        (SMOLLM3, {"no_rope_layers": [1, 0]}, r"no_rope_layers is \[1, 0\]; it must be 0 or 1 for each of 3 layers"),
+        (SMOLLM3, {"layer_types": [SLIDING] * 3}, "layer_types has sliding_attention, and SmolLM3"),
+        (GRANITE, {"residual_multiplier": 0}, "residual_multiplier is 0; it must be a number above 0"),
+        (PHI3, {"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5; it must be at most 1"),
+        (PHI3, {"partial_rotary_factor": 0.1}, "partial_rotary_factor rotates 1 of 16 numbers"),
+        (PHI3, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_type 'linear'; Phi3.* has default or"),
+        (
+            PHI3,
+            {"auto_map": {"AutoModelForCausalLM": "other.Phi3ForCausalLM"}},
+            "auto_map names 'other.Phi3ForCausalLM'",
+        ),
     ],
     ids=str,
 )

@@ -123,7 +123,11 @@ def test_end_tokens_of_both_files_are_taken_together(tmp_path: Path) -> None:
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is 'fp8'"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope_scaling has rope_type 'dynamic'"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters has rope_type 'longrope'"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "short_factor is None; it must be a list"),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0] * 7, "long_factor": [1.0] * 8}},
+            "short_factor has 7 numbers; it must have 8",
+        ),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters is .*one flat object"),
         ({"rope_scaling": {"rope_type": "linear"}}, "no factor"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "no factor"),

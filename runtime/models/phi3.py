@@ -1,0 +1,132 @@
+"""Phi-3 and Phi-4: a Llama whose queries, keys and values are one tensor of the checkpoint, gate and up another. It may
+rotate a part of each head alone.
+
+Kernels rotate an element of a head with the one half a head further, and a checkpoint has the two closer together if
+only a part is rotated. So the outputs of queries and keys are taken in another order: each half of a head begins with
+its half of what is rotated. Scores are sums over a head and do not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+
+from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.kernels.layers import Layer
+from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
+from runahead.runtime.models.config_keys import BIASES_AS_THEY_ARE, unread
+from runahead.runtime.models.config_values import number
+from runahead.runtime.models.dense_decoder import (
+    READ_BY_DENSE,
+    DenseConfig,
+    attention,
+    dense_weights,
+    feed_forward,
+    passed_over,
+    read_dense,
+    rope_of,
+    small,
+    window_size,
+)
+from runahead.runtime.models.rope import RopeScaling
+from runahead.runtime.models.rope_values import rope_object, rope_scaling
+
+_NAME: Final = "Phi3ForCausalLM"
+_PARTIAL: Final = "partial_rotary_factor"
+_ORIGINAL: Final = "original_max_position_embeddings"
+# What checkpoints name as their own code, which is not run: of the same name in transformers, which it became.
+_CODE: Final = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": f"modeling_phi3.{_NAME}"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phi3Config(DenseConfig):
+    """rotated: numbers of a head that are rotated, its first."""
+
+    rotated: int
+
+
+def _share(raw: Mapping[str, Any]) -> float:
+    """Of a head, that is rotated."""
+    _, found = rope_object(raw)
+    share = number(found if found.get(_PARTIAL) is not None else raw, _PARTIAL, float, 1.0)
+    if share > 1.0:
+        raise CheckpointError(f"{_PARTIAL} is {share!r}; it must be at most 1")
+    return share
+
+
+def _rope(raw: Mapping[str, Any], positions: int) -> tuple[float, RopeScaling]:
+    """Longrope has had two other names. Its original length stands beside the object, or is 4096."""
+    key, found = rope_object(raw)
+    names = {name: "longrope" for name in ("type", "rope_type") if found.get(name) in ("su", "yarn")}
+    original = number(raw, _ORIGINAL, int, 4096)
+    theta = number(found if found.get("rope_theta") is not None else raw, "rope_theta", float, 10000.0)
+    scaling = rope_scaling(key, {**found, **names, _ORIGINAL: original}, positions)
+    if scaling.kind not in ("default", "longrope"):
+        raise CheckpointError(f"{key} has rope_type {scaling.kind!r}; {_NAME} has default or longrope")
+    return theta, scaling
+
+
+def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    return (window_size(raw.get("sliding_window")),) * layers
+
+
+def _refuse_other_code(raw: Mapping[str, Any]) -> None:
+    named = raw.get("auto_map") or {}
+    for key, code in _CODE.items():
+        found = named.get(key, code) if isinstance(named, dict) else named
+        if not isinstance(found, str) or found.split("--")[-1] != code:
+            raise CheckpointError(f"auto_map names {found!r}, code of the checkpoint's own, which is never run")
+
+
+def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Phi3Config:
+    _refuse_other_code(raw)
+    share = _share(raw)
+    read = read_dense(
+        Phi3Config, raw, eos_token_ids, architecture=_NAME, kv_heads=None, positions=4096, windows=_windows, eps=1e-5,
+        rope=_rope, share=share, rotated=0,
+    )  # fmt: skip
+    rotated = int(read.head_dim * share)
+    if rotated < 2 or rotated % 2:
+        raise CheckpointError(f"{_PARTIAL} rotates {rotated} of {read.head_dim} numbers; it must be an even number")
+    return replace(read, rotated=rotated)
+
+
+def _order(config: Phi3Config) -> torch.Tensor | None:
+    """Of the outputs for queries, keys and values; None: as they are."""
+    size, rotated = config.head_dim, config.rotated
+    if rotated == size:
+        return None
+    middle = (rotated + size) // 2
+    parts = ((0, rotated // 2), (rotated, middle), (rotated // 2, rotated), (middle, size))
+    head = torch.cat([torch.arange(*part) for part in parts])
+    turned = config.num_heads + config.num_kv_heads
+    heads = torch.arange(turned)[:, None] * size + head
+    return torch.cat([heads.flatten(), torch.arange(turned * size, (turned + config.num_kv_heads) * size)])
+
+
+def _layer(config: Phi3Config, number: int, tensors: TensorReader) -> Layer:
+    mixer = attention(config, number, tensors, projections=("qkv_proj",), order=_order(config))
+    return Layer(mixer, feed_forward(config, number, tensors, projections=("gate_up_proj",)))
+
+
+def _weights(config: Phi3Config, tensors: TensorReader) -> ModelWeights:
+    return dense_weights(config, tensors, _layer, replace(rope_of(config), rotated=config.rotated))
+
+
+PHI3: Final = Architecture(
+    name=_NAME,
+    model_type="phi3",
+    models="Phi-3, Phi-3.5 and Phi-4, mini and 14B",
+    understood=READ_BY_DENSE - {"use_sliding_window", "layer_types"} | {"auto_map"},
+    unread=(
+        unread(BIASES_AS_THEY_ARE, "attention_bias mlp_bias"),
+        unread("Of training: nothing is dropped at inference.", "resid_pdrop embd_pdrop"),
+    ),
+    read=_read,
+    weights=_weights,
+    passed_over=passed_over,
+    small=small,
+)
