@@ -19,11 +19,6 @@ _MOST_NAMED: Final = 5
 
 FETCH: Final = "fetch it with `hf download ORG/NAME --local-dir FOLDER`"
 AGAIN: Final = "fetch the file again, for instance with `hf download ORG/NAME --local-dir FOLDER`"
-CONVERT: Final = (
-    '`python -c "from transformers import AutoModelForCausalLM as M; '
-    "M.from_pretrained('FROM').save_pretrained('TO')\"` (pip install transformers) makes safetensors of it; copy its "
-    "tokenizer files beside them"
-)
 UNQUANTIZED: Final = (
     "serve the checkpoint that it was made of, as its model card names it, or a GGUF file of the same model"
 )
@@ -42,6 +37,12 @@ def of_folder(folder: Path) -> CheckpointError:
             f"{folder} has params.json in place of config.json: it is in its maker's own layout; {FETCH}, from a "
             "repository that has config.json and model.safetensors"
         )
+    if inner := _checkpoints_below(folder):
+        others = f", or {_some(map(str, inner[1:]))}" if inner[1:] else ""
+        return CheckpointError(
+            f"{folder} is no checkpoint: it has no config.json, but folders below it have; name the one to serve: "
+            f"`--model {inner[0]}`{others}"
+        )
     return CheckpointError(f"{folder} is no checkpoint: it has no config.json; {FETCH}")
 
 
@@ -51,7 +52,8 @@ def of_missing_weights(folder: Path) -> CheckpointError:
     names = _names(folder)
     if pickles := [name for name in names if name.endswith(_PICKLES) and name != "training_args.bin"]:
         return CheckpointError(
-            f"{begin}, and {_some(pickles)} can't be served: such a file may run code when it is read; {CONVERT}"
+            f"{begin}, and {_some(pickles)} can't be served: such a file may run code when it is read; "
+            + _convert(folder)
         )
     if _ADAPTER in names:
         return CheckpointError(f"{begin}, but a LoRA adapter: {_merge_adapter(folder)}")
@@ -76,7 +78,10 @@ def of_missing_tokenizer(folder: Path) -> CheckpointError:
             f"import AutoTokenizer as T; T.from_pretrained('{folder}').save_pretrained('{folder}')\"` "
             "(pip install transformers sentencepiece) makes tokenizer.json of it"
         )
-    return CheckpointError(begin)
+    return CheckpointError(
+        f'{begin}; `python -c "from transformers import AutoTokenizer as T; '
+        f"T.from_pretrained('FROM').save_pretrained('{folder}')\"` (pip install transformers) puts FROM's there"
+    )
 
 
 def of_file(path: Path) -> CheckpointError:
@@ -89,7 +94,9 @@ def of_file(path: Path) -> CheckpointError:
             "config.json and tokenizer.json too"
         )
     if path.suffix in _PICKLES:
-        return CheckpointError(f"{path} can't be served: such a file may run code when it is read; {CONVERT}")
+        return CheckpointError(
+            f"{path} can't be served: such a file may run code when it is read; {_convert(path.parent)}"
+        )
     return CheckpointError(f"{path} is no checkpoint: give a folder with config.json, or a .gguf file")
 
 
@@ -136,6 +143,19 @@ def _one_of(folder: Path, ggufs: list[str]) -> str:
         return f"serve the file that is in it with `--model {folder / ggufs[0]}`"
     return (
         f"it holds {len(ggufs)} GGUF files; name the one to serve: `--model {folder / ggufs[0]}`, or {_some(ggufs[1:])}"
+    )
+
+
+def _checkpoints_below(folder: Path) -> list[Path]:
+    """Folders with `config.json` in a folder of several, or in what Hugging Face's cache has of one repository."""
+    return sorted(path.parent for inner in ("*", "snapshots/*") for path in folder.glob(f"{inner}/config.json"))
+
+
+def _convert(folder: Path) -> str:
+    given = f"from_pretrained('{folder}').save_pretrained('TO')"
+    return (
+        '`python -c "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; '
+        f'M.{given}; T.{given}"` (pip install transformers torch) makes safetensors of it, in the folder TO'
     )
 
 

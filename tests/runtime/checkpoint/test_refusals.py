@@ -50,7 +50,7 @@ def folder_with(place: Path, **files: bytes) -> Path:
             {"config__json": CONFIG, "pytorch_model__bin": b""},
             "pytorch_model.bin can't be served: such a file may run",
         ),
-        ({"config__json": CONFIG, "m__pth": b""}, "M.from_pretrained('FROM').save_pretrained('TO')"),
+        ({"config__json": CONFIG, "m__pth": b""}, "T.from_pretrained('{}').save_pretrained('TO')"),
         ({"config__json": CONFIG, "adapter_config__json": b"{}"}, "but a LoRA adapter: `python -c"),
         ({"config__json": CONFIG, "one__gguf": b""}, "serve the file that is in it with `--model {}/one.gguf`"),
         ({"config__json": CONFIG, "model-00001-of-00002__safetensors": b""}, f"`{HUB[:-11]}--local-dir {{}}`"),
@@ -64,6 +64,25 @@ def test_a_folder_that_is_no_checkpoint_is_refused_with_what_to_do(
 ) -> None:
     with pytest.raises(CheckpointError, match=re.escape(sentence.format(tmp_path))):
         check_files(folder_with(tmp_path, **files), has_weights=True)
+
+
+@pytest.mark.parametrize(
+    ("inner", "sentence"),
+    [
+        (["one"], "`--model {0}/one`"),
+        (["two", "one"], "`--model {0}/one`, or {0}/two"),
+        (["snapshots/0123"], "`--model {0}/snapshots/0123`"),  # what a download cache has of a repository
+    ],
+    ids=str,
+)
+def test_of_a_folder_of_checkpoints_each_is_named(inner: list[str], sentence: str, tmp_path: Path) -> None:
+    for name in inner:
+        (tmp_path / name).mkdir(parents=True)
+        folder_with(tmp_path / name, config__json=CONFIG)
+    with pytest.raises(CheckpointError) as raised:
+        open_checkpoint(tmp_path)
+    begin = f"{tmp_path} is no checkpoint: it has no config.json, but folders below it have; name the one to serve: "
+    assert str(raised.value) == begin + sentence.format(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +107,7 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "sentence"),
     [
-        ({}, "tokenizer.json is missing: a checkpoint needs its tokenizer beside it"),
+        ({}, "tokenizer.json is missing: a checkpoint needs its tokenizer beside it; `python -c"),
         ({"tokenizer__model": b""}, 'has tokenizer.model, which is another format; `python -c "from transformers'),
         ({"vocab__json": b"", "merges__txt": b""}, "has vocab.json and merges.txt, which is another format"),
         ({"tokenizer__json": POINTER}, "tokenizer.json is a Git LFS pointer and not the file itself: `git lfs pull`"),
