@@ -19,7 +19,8 @@ EXIT_INTERRUPTED: Final = 130
 
 
 def describe_failure(error: grpc.RpcError, url: str) -> str:
-    """Status and message; a line for each field that the server objects to, beside the one that the message names."""
+    """Status and message; a line for each field that the server objects to, beside the one that the message names, and
+    which flag would have sent the token that the server asks for."""
     call: Any = error  # what a stub raises is both an error and its call
     if call.code() == grpc.StatusCode.UNAVAILABLE and (call.details() or "").startswith(_NOT_CONNECTED):
         if any(sign in call.details() for sign in _NOBODY):
@@ -35,6 +36,9 @@ def describe_failure(error: grpc.RpcError, url: str) -> str:
         if detail.Unpack(violations):
             others = (item.description for item in violations.field_violations if item.description != call.details())
             line += "".join(f"\n  {sentence}" for sentence in others)
+        info = error_details_pb2.ErrorInfo()
+        if detail.Unpack(info) and info.reason == "NO_CREDENTIALS":
+            line += "\n  --token-file FILE sends the token in that file"
     return line
 
 

@@ -272,7 +272,9 @@ def test_both_show_a_token_to_a_server_that_asks_for_one(tmp_path: Path, capsys:
     with Service(FakeEngine(path), path, security=Security(Access(CallersFile(callers)), None)) as service:
         for name in (["stats", "--once"], ["abort", "--all"]):
             assert cli.main([*name, "--url", url(service)]) == 1
-            assert "UNAUTHENTICATED" in capsys.readouterr().err
+            said = capsys.readouterr().err
+            assert "UNAUTHENTICATED" in said
+            assert "--token-file FILE sends the token" in said
             assert cli.main([*name, "--url", url(service), "--token-file", str(token)]) == 0
         metadata = [("authorization", f"Bearer {OPS}")]
         refusals = service.stub.Stats(StatsRequest(), timeout=TIMEOUT_S, metadata=metadata).stats.refusals
