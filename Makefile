@@ -177,7 +177,7 @@ $(STAMPS)/mutation: EXTRAS := [test,mutation]
 $(STAMPS)/mutation: COVERS := $(STAMPS)/run $(STAMPS)/test
 $(STAMPS)/run $(STAMPS)/test $(STAMPS)/dev $(STAMPS)/mutation: $(BUILD_INPUTS) | $(STAMPS)/venv
 	@echo "installing runahead$(EXTRAS) into $(VENV) (minutes the first time)"
-	@$(BIN)/python -m pip uninstall --quiet --yes runahead # the name that this distribution once had
+	@$(BIN)/python -m pip uninstall --quiet --quiet --yes runahead # the name that this distribution once had
 	@$(BIN)/python -m pip install --quiet --editable '.$(EXTRAS)'
 	@touch $(COVERS) $@
 

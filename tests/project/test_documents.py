@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -61,7 +62,9 @@ OTHERS: Final = {
     "--target": "podman",
     "--tmpfs": "podman",
     "--volume": "podman",
+    "--wheel-dir": "pip",
 }
+_TOML: Final = re.compile(r"^```toml\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _BLOCK: Final = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _FLAG: Final = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 
@@ -134,6 +137,32 @@ def test_the_page_of_settings_lists_every_one_as_it_is_declared() -> None:
     rows = rows_of(PAGE.read_text(encoding="utf-8"))
     assert rows == table_rows(), f"{COMMAND} writes them"
     assert "| `--max-rows` | `RUNAHEAD__MAX_ROWS` | `64` | requests that decode together |" in rows
+
+
+def test_every_file_of_settings_that_a_document_shows_is_taken_as_it_is(tmp_path: Path) -> None:
+    shown = [block for path in documents() for block in _TOML.findall(path.read_text(encoding="utf-8"))]
+    assert shown
+    for block in shown:
+        file = tmp_path / "runahead.toml"
+        file.write_text(block, encoding="utf-8")
+        assert settings.load_settings({}, {}, str(file)) != settings.Settings()
+
+
+def test_what_the_documents_commands_write_in_a_checkout_is_no_part_of_it(tmp_path: Path) -> None:
+    """The tokens above all. git is asked in a folder with the same .gitignore: the sources may be no checkout."""
+    written = {
+        name
+        for path in documents()
+        for line in code(path)
+        if re.match(r"(printf|cut|runahead) ", line)
+        for name in re.findall(r"(?:>|--out |--picture )([\w.]+)", line)
+    }
+    assert {"callers", "token", "chain.svg", "trace.json"} <= written
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    (tmp_path / ".gitignore").write_bytes((ROOT / ".gitignore").read_bytes())
+    names = sorted(written)
+    done = subprocess.run(["git", "check-ignore", *names], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split() == names
 
 
 def test_the_readme_the_makefile_and_the_package_name_the_same_versions_of_python() -> None:
