@@ -7,10 +7,16 @@ on the kernel set's device and of the model's dtype unless said otherwise.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
-from typing import TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import torch
+
+Activation: TypeAlias = Literal["silu", "gelu_tanh"]
+# gelu(x) is x times the logistic function of GELU_SLOPE * (x + GELU_CUBE * x^3).
+GELU_SLOPE: Final = 2.0 * math.sqrt(2.0 / math.pi)
+GELU_CUBE: Final = 0.044715
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +93,15 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A feed-forward: x += post_norm(down(silu(gate) * up)), gate and up of norm(x), which are one product. norm,
-    post_norm: None leaves that one out, but not both of them."""
+    """A feed-forward: x += post_norm(down(activation(gate) * up)), gate and up of norm(x), which are one product. norm,
+    post_norm: None leaves that one out, but not both of them. activation: gelu_tanh is GELU by its formula with tanh.
+    """
 
     norm: Norm | None  # over hidden
     gate_up: Linear  # hidden to 2 * intermediate
     down: Linear  # intermediate to hidden
     post_norm: Norm | None = None  # over hidden
+    activation: Activation = "silu"
 
 
 # Another kind joins its alias; `BoundKernels` says what else it takes.

@@ -126,7 +126,10 @@ NEUTRAL: Final = (
     Neutral("pairs the rotated numbers of a head in another way", {"rope_interleaved": (None, False)}),
     Neutral("gives a token several positions", {"use_mrope": (None, False)}),
     Neutral("names another feed-forward", {"activation": (None, "swiglu")}),
-    Neutral("lets a token attend to those after it", {"is_causal": (None, True)}),
+    Neutral(
+        "lets a token attend to those after it",
+        {"is_causal": (None, True), "use_bidirectional_attention": (None, False)},
+    ),
     Neutral(
         "adds an encoder",
         {

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import torch
 
 from runahead.runtime.checkpoint import CheckpointError
-from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, Layer
+from runahead.runtime.kernels.layers import Activation, Attention, AttentionShape, Dense, Layer
 from runahead.runtime.models.architecture import ModelWeights, TensorReader
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_keys import READ_BY_ALL
@@ -71,16 +71,19 @@ def read_dense(
     tied: bool = False,
     rope: RopeReader = rope,
     share: float = 1.0,
+    activation: tuple[str, str] = ("hidden_act", "silu"),
     **own: Any,
 ) -> ConfigT:
     """What `config.json` says of a dense decoder.
 
     kv_heads, positions, head_dim, eps, tied: what the keys count as where the file lacks them; None is as many heads as
     there are for queries, and hidden_size shared among these. rope: reads theta and its scaling. share: of a head, that
-    is rotated. own: the fields that `kind` has beside those of `DenseConfig`. Raises CheckpointError.
+    is rotated. activation: its key, and the one that there is. own: the fields that `kind` has beside those of
+    `DenseConfig`. Raises CheckpointError.
     """
-    if raw.get("hidden_act", "silu") != "silu":
-        raise CheckpointError(f"hidden_act is {raw['hidden_act']!r}; only 'silu' is supported")
+    key, only = activation
+    if raw.get(key, only) != only:
+        raise CheckpointError(f"{key} is {raw[key]!r}; only {only!r} is supported")
     fields = common(raw, eos_token_ids, architecture=architecture, positions=positions, tied=tied)
     heads = number(raw, "num_attention_heads", int)
     kv_heads = number({_KV_HEADS: raw.get(_KV_HEADS, kv_heads)}, _KV_HEADS, int, heads)
@@ -249,6 +252,7 @@ def feed_forward(
     *,
     bias: bool = False,
     projections: tuple[str, ...] = ("gate_proj", "up_proj"),
+    activation: Activation = "silu",
     norm: str | None = "post_attention_layernorm",
     post_norm: str | None = None,
 ) -> Dense:
@@ -267,6 +271,7 @@ def feed_forward(
         tensors.linear(tuple(prefix + name for name in projections), rows, hidden, bias=bias),
         tensors.linear((f"{prefix}down_proj",), (hidden,), width, bias=bias),
         None if post_norm is None else tensors.norm(own + post_norm, hidden, eps),
+        activation,
     )
 
 

@@ -20,9 +20,8 @@ def rope(raw: Mapping[str, Any], positions: int, theta: float = 10000.0) -> tupl
     positions: of the model. theta: what the key counts as where the file lacks it. Raises CheckpointError.
     """
     key, found = rope_object(raw)
-    for source in (raw, found):
-        if source.get("partial_rotary_factor", 1.0) not in (1, None):
-            raise CheckpointError(f"partial_rotary_factor is {source['partial_rotary_factor']!r}; only 1 is supported")
+    refuse_partial(raw)
+    refuse_partial(found)
     theta = number(found if found.get("rope_theta") is not None else raw, "rope_theta", float, theta)
     # Beside the object it wins, as in transformers.
     original = raw if raw.get(_ORIGINAL) is not None else found
@@ -37,6 +36,12 @@ def rope_object(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if not isinstance(found, dict) or any(isinstance(value, dict) for value in found.values()):
         raise CheckpointError(f"{key} is {found!r}; one flat object for all layers is supported")
     return key, found
+
+
+def refuse_partial(found: Mapping[str, Any]) -> None:
+    """Raises CheckpointError where a part of a head alone is to be rotated."""
+    if found.get("partial_rotary_factor", 1.0) not in (1, None):
+        raise CheckpointError(f"partial_rotary_factor is {found['partial_rotary_factor']!r}; only 1 is supported")
 
 
 def check_factors(scaling: RopeScaling, frequencies: int) -> None:

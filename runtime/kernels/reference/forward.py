@@ -20,7 +20,7 @@ from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, En
 from runahead.runtime.kernels.reference.attention import AttentionPlan, attend, plan_attention, silence_sparse_warning
 from runahead.runtime.kernels.reference.buffers import AttentionBuffers, Buffers, DenseBuffers
 from runahead.runtime.kernels.reference.linear import Product, Products, choose_products, linear
-from runahead.runtime.kernels.reference.norm import NormWeight, silu_mul
+from runahead.runtime.kernels.reference.norm import NormWeight, gelu_mul, silu_mul
 from runahead.runtime.kernels.reference.rope import rope_factors
 
 _KEPT_TOKENS: Final = 64  # buffers of forwards up to this long are kept, one set a length: those of decode steps
@@ -114,11 +114,12 @@ class ReferenceBoundKernels:
         width = _number(self._widths, weights.gate_up.weight.shape[0] // 2)
         gate_up, down = self._bound(weights.gate_up), self._bound(weights.down)
         norm, post_norm = _weight_of(weights.norm), _weight_of(weights.post_norm)
+        gated_mul = silu_mul if weights.activation == "silu" else gelu_mul
 
         def feed_forward(stream: ReferenceStream) -> None:
             buffers, own = stream.work.buffers, stream.work.dense[width]
             gate_up.write(_normed(buffers, norm), own.gate_up)
-            silu_mul(own.gate, own.up, own.gated)
+            gated_mul(own.gate, own.up, own.gated)
             _add(down, own.gated_parts, buffers, post_norm)
 
         return feed_forward

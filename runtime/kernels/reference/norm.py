@@ -1,4 +1,4 @@
-"""RMS norm and the gated activation, row by row, in NumPy.
+"""RMS norm and the gated activations, row by row, in NumPy.
 
 A decode step streams every weight through the processor's caches, so that the small operations between two products
 find neither their code nor their data in a cache. NumPy runs the least code there. It also never divides an array among
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.kernels.layers import Norm
+from runahead.runtime.kernels.layers import GELU_CUBE, GELU_SLOPE, Norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,25 @@ class RmsNorm:
 def silu_mul(gate: NDArray[np.float32], up: NDArray[np.float32], out: NDArray[np.float32]) -> None:
     """out = silu(gate) * up. All [rows, n]; out overlaps neither. A gate far below zero overflows to the right zero."""
     np.negative(gate, out=out)
+    _sigmoid_mul(gate, up, out)
+
+
+def gelu_mul(gate: NDArray[np.float32], up: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    """out = gelu(gate) * up, where gelu(x) = x * (1 + tanh(z)) / 2 with z = sqrt(2 / pi) * (x + 0.044715 * x^3). All
+    [rows, n]; out overlaps neither. (1 + tanh(z)) / 2 is the logistic function of 2 * z.
+
+    Source: Hendrycks and Gimpel, 2016, "Gaussian Error Linear Units".
+    """
+    np.multiply(gate, gate, out=out)
+    np.multiply(out, np.float32(GELU_CUBE), out=out)
+    np.add(out, np.float32(1.0), out=out)
+    np.multiply(out, gate, out=out)
+    np.multiply(out, np.float32(-GELU_SLOPE), out=out)
+    _sigmoid_mul(gate, up, out)
+
+
+def _sigmoid_mul(gate: NDArray[np.float32], up: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    """out = gate / (1 + exp(out)) * up."""
     np.exp(out, out=out)
     np.add(out, np.float32(1.0), out=out)
     np.divide(gate, out, out=out)

@@ -1,4 +1,4 @@
-"""The gated activation of a dense MLP."""
+"""The gated activations of a dense MLP."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
@@ -11,7 +11,31 @@ import torch
 import triton
 import triton.language as tl
 
+from runahead.runtime.kernels.layers import GELU_CUBE, GELU_SLOPE, Activation
+
 BLOCK: Final = 512
+
+
+_SLOPE, _CUBE = tl.constexpr(GELU_SLOPE), tl.constexpr(GELU_CUBE)
+
+
+@triton.jit
+def gated(gate, up, GELU: tl.constexpr):
+    """What a gate leaves of `up`, by GELU or else by SiLU; float32."""
+    slope = gate
+    if GELU:
+        slope = _SLOPE * (gate + _CUBE * gate * gate * gate)
+    return gate / (1.0 + tl.exp(-slope)) * up
+
+
+@triton.jit
+def _gelu_mul_kernel(gate_up, out, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
+    inside = i < WIDTH
+    gate = tl.load(gate_up + row * 2 * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + i, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * WIDTH + i, gated(gate, up, True).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -24,8 +48,8 @@ def _silu_mul_kernel(gate_up, out, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexp
     tl.store(out + row * WIDTH + i, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up, in float32, rounded once.
+def gated_mul(gate_up: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
+    """activation(gate) * up, in float32, rounded once.
 
     gate_up: contiguous [T, 2 * F], the gate first. Returns [T, F].
     """
@@ -33,5 +57,8 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     width = double // 2
     out = torch.empty((tokens, width), dtype=gate_up.dtype, device=gate_up.device)
     grid = (tokens, triton.cdiv(width, BLOCK))
-    _silu_mul_kernel[grid](gate_up, out, WIDTH=width, BLOCK_WIDTH=BLOCK, num_warps=4)
+    if activation == "silu":
+        _silu_mul_kernel[grid](gate_up, out, WIDTH=width, BLOCK_WIDTH=BLOCK, num_warps=4)
+    else:
+        _gelu_mul_kernel[grid](gate_up, out, WIDTH=width, BLOCK_WIDTH=BLOCK, num_warps=4)
     return out

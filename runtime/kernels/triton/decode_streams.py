@@ -17,8 +17,9 @@ import torch.nn.functional as functional
 import triton
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, Ends, Linear, Norm
-from runahead.runtime.kernels.triton import activation, norms
+from runahead.runtime.kernels.layers import Activation, Attention, AttentionShape, Dense, Ends, Linear, Norm
+from runahead.runtime.kernels.triton import norms
+from runahead.runtime.kernels.triton.activation import gated_mul
 from runahead.runtime.kernels.triton.decode_attention import decode_attention
 from runahead.runtime.kernels.triton.decode_parts import PartBuffers, make_part_buffers
 from runahead.runtime.kernels.triton.decode_work import AttentionPlan, AttentionWork, begin_decode
@@ -127,7 +128,8 @@ class RowStream(ABC):
         return attended
 
     def dense(self, weights: Dense) -> None:
-        self._add(self._normed_product(weights.norm, weights.gate_up, GATED), weights.down, weights.post_norm)
+        gated = self._normed_product(weights.norm, weights.gate_up, GATED, weights.activation)
+        self._add(gated, weights.down, weights.post_norm)
 
     def _begin(self, sums: Residual | None = None, norm: Norm | None = None) -> AttentionWork:
         """Embed the query tokens and cut attention's work. sums: what the product that follows reads of the residual is
@@ -153,8 +155,10 @@ class RowStream(ABC):
         """Hidden states after the final norm, [T, hidden]."""
 
     @abstractmethod
-    def _normed_product(self, norm: Norm | None, linear: Linear, epilogue: int) -> torch.Tensor:
-        """Of the residual's norm, or of the residual. [T, outputs]"""
+    def _normed_product(
+        self, norm: Norm | None, linear: Linear, epilogue: int, activation: Activation = "silu"
+    ) -> torch.Tensor:
+        """Of the residual's norm, or of the residual. activation: if GATED. [T, outputs]"""
 
     @abstractmethod
     def _add(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None) -> None:
@@ -177,9 +181,11 @@ class OneRow(RowStream):
         super().__init__(batch, cache, ends, buffers)
         self._work = self._begin()
 
-    def _normed_product(self, norm: Norm | None, linear: Linear, epilogue: int) -> torch.Tensor:
+    def _normed_product(
+        self, norm: Norm | None, linear: Linear, epilogue: int, activation: Activation = "silu"
+    ) -> torch.Tensor:
         out = self._empty(linear, epilogue)
-        self._product(self._residual, linear, norm, out, epilogue)
+        self._product(self._residual, linear, norm, out, epilogue, activation)
         return out
 
     def _add(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None) -> None:
@@ -190,9 +196,18 @@ class OneRow(RowStream):
         self._product(x, linear, None, out, STORE)
         norms.add_normed(out, self._residual, post_norm)
 
-    def _product(self, x: torch.Tensor, linear: Linear, norm: Norm | None, out: torch.Tensor, epilogue: int) -> None:
+    def _product(
+        self,
+        x: torch.Tensor,
+        linear: Linear,
+        norm: Norm | None,
+        out: torch.Tensor,
+        epilogue: int,
+        activation: Activation = "silu",
+    ) -> None:
         tiling = row_tiling(*_sizes(linear.weight), EPILOGUES[epilogue])
-        row_product(x, linear, norm, out, epilogue, replace(tiling, dependent=self._depends(tiling.dependent)))
+        tiling = replace(tiling, dependent=self._depends(tiling.dependent))
+        row_product(x, linear, norm, out, epilogue, tiling, activation=activation)
 
     def end(self) -> torch.Tensor:
         norm = self._ends.final_norm
@@ -218,13 +233,14 @@ class FusedRows(RowStream):
         self._pending: tuple[torch.Tensor, Linear, Norm | None] | None = None
         self._tiles = 0  # of the squares
 
-    def _normed_product(self, norm: Norm | None, linear: Linear, epilogue: int) -> torch.Tensor:
+    def _normed_product(
+        self, norm: Norm | None, linear: Linear, epilogue: int, activation: Activation = "silu"
+    ) -> torch.Tensor:
         self._complete(norm)
         out = self._empty(linear, epilogue)
-        if norm is None:
-            self._product(self._sums.values, linear, out, epilogue)
-        else:
-            self._product(self._sums.scaled, linear, out, epilogue, squares=(self._sums.squares, self._tiles, norm.eps))
+        sums = self._sums
+        x, squares = (sums.values, None) if norm is None else (sums.scaled, (sums.squares, self._tiles, norm.eps))
+        self._product(x, linear, out, epilogue, activation=activation, squares=squares)
         return out
 
     def _add(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None) -> None:
@@ -255,6 +271,7 @@ class FusedRows(RowStream):
         out: torch.Tensor,
         epilogue: int,
         *,
+        activation: Activation = "silu",
         squares: tuple[torch.Tensor, int, float] | None = None,
         norm: Norm | None = None,
         residual: Residual | None = None,
@@ -262,7 +279,8 @@ class FusedRows(RowStream):
         tiling = rows_tiling(*_sizes(linear.weight), columns_of(self._rows), EPILOGUES[epilogue], self._exact)
         tiling = replace(tiling, dependent=self._depends(tiling.dependent))
         rows_product(
-            x, linear, out, epilogue, tiling, self._scratch, self._rows, squares=squares, norm=norm, residual=residual
+            x, linear, out, epilogue, tiling, self._scratch, self._rows, squares=squares, norm=norm, residual=residual,
+            activation=activation,
         )  # fmt: skip
         return ceil_div(linear.weight.shape[0], tiling.rows)
 
@@ -280,9 +298,11 @@ class VendorRows(RowStream):
         self._sum = norms.LateSum(self._residual)
         self._work = self._begin()
 
-    def _normed_product(self, norm: Norm | None, linear: Linear, epilogue: int) -> torch.Tensor:
+    def _normed_product(
+        self, norm: Norm | None, linear: Linear, epilogue: int, activation: Activation = "silu"
+    ) -> torch.Tensor:
         product = functional.linear(self._sum.normed(norm), linear.weight, linear.bias)
-        return activation.silu_mul(product) if epilogue == GATED else product
+        return gated_mul(product, activation) if epilogue == GATED else product
 
     def _add(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None) -> None:
         self._sum.add(functional.linear(x, linear.weight, linear.bias), post_norm)

@@ -28,7 +28,7 @@ def lanes_product_kernel(
     x, weight, bias, squares_in, out, places, gamma, scaled, squares_out, eps, num_rows, OUTPUTS: tl.constexpr,
     DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
     SQUARES: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr,
-    HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, DEPENDENT: tl.constexpr,
+    HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, DEPENDENT: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs and all rows. Up to four blocks of each lane are asked for before the wait."""
     let_dependents_start(DEPENDENT)
@@ -68,5 +68,5 @@ def lanes_product_kernel(
         acc = _of_lanes(tl.load(w_at + i * BLOCK), x_at + i * BLOCK, ok, acc)
     product_end(
         tl.sum(acc, 0), tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,
-        OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED,
+        OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU,
     )  # fmt: skip

@@ -9,7 +9,8 @@ import torch.nn.functional as functional
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.layers import Attention, Dense, Ends, Linear
-from runahead.runtime.kernels.triton import activation, embedding
+from runahead.runtime.kernels.triton import embedding
+from runahead.runtime.kernels.triton.activation import gated_mul
 from runahead.runtime.kernels.triton.chunk_attention import attention_of_chunks
 from runahead.runtime.kernels.triton.decode_streams import DecodeBuffers, FusedRows
 from runahead.runtime.kernels.triton.norms import LateSum, norm_across_heads
@@ -29,7 +30,8 @@ class ManyRows:
         self._sum.add(_product(attended, weights.o), weights.post_norm)
 
     def dense(self, weights: Dense) -> None:
-        gated = activation.silu_mul(_product(self._sum.normed(weights.norm), weights.gate_up))
+        gate_up = _product(self._sum.normed(weights.norm), weights.gate_up)
+        gated = gated_mul(gate_up, weights.activation)
         self._sum.add(_product(gated, weights.down), weights.post_norm)
 
     def end(self) -> torch.Tensor:

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.triton import row_product
+from runahead.runtime.kernels.triton.activation import gated
 from runahead.runtime.kernels.triton.norms import exact_square
 
 ADD, GATED = tl.constexpr(row_product.ADD), tl.constexpr(row_product.GATED)
@@ -68,6 +69,7 @@ def product_end(
     acc, tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,
     OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, SQUARES: tl.constexpr,
     STRIDE: tl.constexpr, STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr,
+    GELU: tl.constexpr,
 ):  # fmt: skip
     """acc: [ROWS outputs, COLUMNS rows of the batch]; GATED: [2 * ROWS, COLUMNS], as `gated_row` has them. weights,
     rows: what `end_weights` and `end_rows` give."""
@@ -92,7 +94,7 @@ def product_end(
         if HAS_BIAS:
             gate += first.to(tl.float32)[:, None]
             up += second.to(tl.float32)[:, None]
-        acc = gate / (1.0 + tl.exp(-gate)) * up
+        acc = gated(gate, up, GELU)
     elif HAS_BIAS:
         acc += first.to(tl.float32)[:, None]
     if EPILOGUE == ADD:

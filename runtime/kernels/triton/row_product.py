@@ -15,13 +15,14 @@ import torch
 import triton
 import triton.language as tl
 
-from runahead.runtime.kernels.layers import Linear, Norm
+from runahead.runtime.kernels.layers import Activation, Linear, Norm
+from runahead.runtime.kernels.triton.activation import gated
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 from runahead.runtime.kernels.triton.tilings import RowTiling
 
 STORE: Final = 0  # out = product
 ADD: Final = 1  # out += product
-GATED: Final = 2  # out = silu(gate) * up, of the product's two halves
+GATED: Final = 2  # out = activation(gate) * up, of the product's two halves
 EPILOGUES: Final = ("store", "add", "gated")  # their names
 _ADD, _GATED = tl.constexpr(ADD), tl.constexpr(GATED)
 
@@ -51,7 +52,7 @@ def _chunk(x, g, first, DEPTH: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.const
 def _row_product_kernel(
     x, weight, bias, gamma, out, places, eps, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, HELD: tl.constexpr, NORM: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr,
-    PLACED: tl.constexpr, DEPENDENT: tl.constexpr,
+    PLACED: tl.constexpr, DEPENDENT: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs. HELD: chunks of BLOCK weights that are asked for before the wait."""
     let_dependents_start(DEPENDENT)
@@ -101,7 +102,7 @@ def _row_product_kernel(
         total += added.to(tl.float32)
     if EPILOGUE == _GATED:
         gate, up = tl.split(tl.trans(tl.reshape(total, [2, ROWS])))
-        total = gate / (1.0 + tl.exp(-gate)) * up
+        total = gated(gate, up, GELU)
         output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
         ok = output < OUTPUTS
     if PLACED:
@@ -119,11 +120,12 @@ def row_product(
     epilogue: int,
     tiling: RowTiling,
     places: torch.Tensor | None = None,
+    activation: Activation = "silu",
 ) -> None:
     """out (epilogue)= norm(x) @ weight.T + bias, for one row.
 
     x: contiguous, its first row is used, [in]. linear: weight [out, in], twice as many rows if GATED. norm: over x;
-    None: x as it is. out: contiguous, its first row, [out].
+    None: x as it is. out: contiguous, its first row, [out]. activation: of the gate, if GATED.
     """
     outputs, depth = linear.weight.shape
     outputs //= 2 if epilogue == GATED else 1
@@ -146,6 +148,7 @@ def row_product(
         HAS_BIAS=linear.bias is not None,
         PLACED=places is not None,
         DEPENDENT=tiling.dependent,
+        GELU=activation == "gelu_tanh",
         num_warps=tiling.warps,
         **options,
     )

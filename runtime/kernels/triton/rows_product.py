@@ -25,7 +25,7 @@ import torch
 import triton
 import triton.language as tl
 
-from runahead.runtime.kernels.layers import Linear, Norm
+from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 from runahead.runtime.kernels.triton.lanes_product import lanes_product_kernel
 from runahead.runtime.kernels.triton.product_end import end_rows, end_weights, gated_row, product_end
@@ -52,7 +52,7 @@ def _rows_product_kernel(
     OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS: tl.constexpr, SPREAD: tl.constexpr, STAGES: tl.constexpr, SQUARES: tl.constexpr, STRIDE: tl.constexpr,
     STEP: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PLACED: tl.constexpr, HELD: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    DEPENDENT: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs and COLUMNS rows of the batch; SPREAD: and a part of the depth."""
     let_dependents_start(DEPENDENT)
@@ -91,7 +91,7 @@ def _rows_product_kernel(
                 acc += tl.load(mine + s * SIZE, cache_modifier=".cg")
             product_end(
                 acc, tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,
-                OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED,
+                OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU,
             )  # fmt: skip
     else:
         for s in range(1, SPLITS):
@@ -101,7 +101,7 @@ def _rows_product_kernel(
             )
         product_end(
             acc, tile, column, weights, rows, squares_in, out, places, scaled, squares_out, eps, num_rows,
-            OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED,
+            OUTPUTS, DEPTH, COLUMNS, ROWS, SQUARES, STRIDE, STEP, EPILOGUE, HAS_BIAS, PLACED, GELU,
         )  # fmt: skip
 
 
@@ -140,6 +140,7 @@ def rows_product(
     norm: Norm | None = None,
     residual: Residual | None = None,
     places: torch.Tensor | None = None,
+    activation: Activation = "silu",
 ) -> None:
     """out (epilogue)= x @ weight.T + bias, for the first `num_rows` rows; rows past them are written by nobody.
 
@@ -147,7 +148,7 @@ def rows_product(
     rows if GATED. scratch: needed where the parts of the depth are spread over programs. squares: x is a `scaled`
     residual, whose sums of squares these are: float64 [tiles, num_rows or more], how many tiles, and the norm's eps.
     ADD: `out` is residual.values, and the rest of `residual` is made for `norm`. places: int32 [num_rows], the row of
-    `out` to which each row goes, with STORE; each to its own without it.
+    `out` to which each row goes, with STORE; each to its own without it. activation: of the gate, if GATED.
     """
     outputs, depth = linear.weight.shape
     halves = 2 if epilogue == GATED else 1
@@ -197,6 +198,7 @@ def rows_product(
         "HAS_BIAS": linear.bias is not None,
         "PLACED": places is not None,
         "DEPENDENT": tiling.dependent,
+        "GELU": activation == "gelu_tanh",
         "num_warps": tiling.warps,
         "enable_fp_fusion": False,
     }

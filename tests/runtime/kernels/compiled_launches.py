@@ -35,7 +35,8 @@ _BLOCKS: Final = 64
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
-    """shape: its name in `SHAPES`. changes: of its config.json. capability: of the GPU. dependent: kernels are launched
+    """shape: its name in `SHAPES`. changes: of its config.json, null for a key that
+    is left out. capability: of the GPU. dependent: kernels are launched
     programmatically, those that can be. used_as: an older compute capability that the GPU stands for. exact: by the
     kernels of which a row's bits hang on itself alone. rows: of decode launches. each_kernel_once: products without
     lanes with each epilogue, attention for one and for several query tokens a row, all else in its largest form.
@@ -123,7 +124,7 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
 
     def compile_alone(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
         epilogue = None if "LANES" in options else options.get("EPILOGUE")
-        kind = self.fn.__name__, epilogue, options.get("QUERIES", 1) > 1
+        kind = self.fn.__name__, epilogue, options.get("QUERIES", 1) > 1, options.get("GELU", False)
         if orders.each_kernel_once and kind in seen:
             return
         seen.add(kind)
@@ -148,7 +149,9 @@ def _launch_everything(orders: Orders) -> None:
     if orders.used_as != "auto":
         use_as(orders.used_as)
 
-    shape = dataclasses.replace(SHAPES[orders.shape], keys={**SHAPES[orders.shape].keys, **orders.changes})
+    keys = {**SHAPES[orders.shape].keys, **orders.changes}
+    keys = {key: value for key, value in keys.items() if value is not None}
+    shape = dataclasses.replace(SHAPES[orders.shape], keys=keys)
     config = shape.described()
     settings = EngineConfig(model="", device="cuda", max_rows=max(orders.rows), context_length=shape.workload.context)
     weights = _without_memory(described(config), getattr(torch, orders.dtype))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as functional
 
 from runahead.runtime.kernels.layers import Ends, Norm, RopeTable
 from runahead.runtime.kernels.reference.forward import ReferenceBoundKernels, ReferenceKernels, ReferenceStream
@@ -19,7 +20,7 @@ from runahead.runtime.kernels.reference.linear import (
     linear,
     rows_keep_their_bits,
 )
-from runahead.runtime.kernels.reference.norm import NormWeight, RmsNorm, silu_mul
+from runahead.runtime.kernels.reference.norm import NormWeight, RmsNorm, gelu_mul, silu_mul
 from runahead.runtime.kernels.reference.rope import Rotation, rope_factors
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.rope import RopeScaling
@@ -100,24 +101,29 @@ def test_products_are_chosen_by_trying() -> None:
     assert not rows_keep_their_bits(RowsTogether())
 
 
+@pytest.mark.parametrize("mul", [silu_mul, gelu_mul])
 @pytest.mark.parametrize("width", [704, 640, 96, 37, 1300])
-def test_the_gated_activation(width: int) -> None:
+def test_the_gated_activation(width: int, mul: Callable[..., None]) -> None:
     def gated(part: torch.Tensor) -> torch.Tensor:
         out = np.empty((part.shape[0], width), np.float32)
-        silu_mul(part.numpy()[:, :width], part.numpy()[:, width:], out)
+        with np.errstate(over="ignore"):  # as in a forward: what overflows is the right zero
+            mul(part.numpy()[:, :width], part.numpy()[:, width:], out)
         return torch.from_numpy(out)
 
     x = _draw(520, 2 * width) * 4
     assert_rows_keep_their_bits(gated, x)
-    expected = torch.nn.functional.silu(x[:, :width].double()) * x[:, width:].double()
-    assert torch.allclose(gated(x).double(), expected, rtol=1e-6, atol=1e-7)
+    gate = x[:, :width].double()
+    left = functional.silu(gate) if mul is silu_mul else functional.gelu(gate, approximate="tanh")
+    expected = left * x[:, width:].double()
+    assert torch.allclose(gated(x).double(), expected, rtol=1e-6 if mul is silu_mul else 1e-5, atol=1e-7)
 
 
-def test_a_gate_far_below_zero_is_zero_and_nan_stays_in_its_row() -> None:
+@pytest.mark.parametrize("mul", [silu_mul, gelu_mul])
+def test_a_gate_far_below_zero_is_zero_and_nan_stays_in_its_row(mul: Callable[..., None]) -> None:
     gate = np.array([[-200.0, -np.inf, 3.0], [1.0, np.nan, 2.0], [1.0, 2.0, 3.0]], np.float32)
     out = np.empty((3, 3), np.float32)
     with np.errstate(all="ignore"):
-        silu_mul(gate, np.ones((3, 3), np.float32), out)
+        mul(gate, np.ones((3, 3), np.float32), out)
     assert out[0, 0] == 0.0
     assert np.isnan(out).tolist() == [[False, True, False], [False, True, False], [False, False, False]]
 

@@ -36,6 +36,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "SmolLM3ForCausalLM": {"rotates": (False, True)},
     "Olmo2ForCausalLM": {"attention_bias": True},
     "Phi3ForCausalLM": {"rotated": 12},
+    "Gemma3ForCausalLM": {"sliding_theta": 500.0, "query_pre_attn_scalar": 20.0},
 }
 LENGTHS = (31, 0, 20)
 

@@ -11,7 +11,7 @@ from tests.runtime.kernels.triton_device import TOLERANCE, dtypes, relative_erro
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import Norm  # noqa: E402
-from runahead.runtime.kernels.triton.activation import silu_mul  # noqa: E402
+from runahead.runtime.kernels.triton.activation import gated_mul  # noqa: E402
 from runahead.runtime.kernels.triton.embedding import embed  # noqa: E402
 from runahead.runtime.kernels.triton.norms import add_rms_norm, rms_norm  # noqa: E402
 from runahead.runtime.kernels.triton.rotary import rotate_and_write  # noqa: E402
@@ -46,11 +46,13 @@ def test_the_residual_grows_in_place_before_it_is_normed(dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("dtype", dtypes(DEVICE))
 @pytest.mark.parametrize("width", [48, 700])
-def test_silu_mul_takes_the_gate_from_the_first_half(dtype: torch.dtype, width: int) -> None:
+def test_gated_activations_take_the_gate_from_the_first_half(dtype: torch.dtype, width: int) -> None:
     torch.manual_seed(3)
     gate_up = torch.randn(6, 2 * width, device=DEVICE).to(dtype)
     gate, up = gate_up.double().split(width, 1)
-    assert relative_error(silu_mul(gate_up), torch.nn.functional.silu(gate) * up) < TOLERANCE[dtype]
+    assert relative_error(gated_mul(gate_up), torch.nn.functional.silu(gate) * up) < TOLERANCE[dtype]
+    gelu = torch.nn.functional.gelu(gate, approximate="tanh")
+    assert relative_error(gated_mul(gate_up, "gelu_tanh"), gelu * up) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", dtypes(DEVICE))

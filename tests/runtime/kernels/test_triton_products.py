@@ -3,6 +3,8 @@ programs and everything past the rows are NaN before the kernel runs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as functional
@@ -48,9 +50,13 @@ def product(x: torch.Tensor, linear: Linear) -> torch.Tensor:
     return found if linear.bias is None else found + linear.bias.double()
 
 
-def gated(found: torch.Tensor) -> torch.Tensor:
+def gated(found: torch.Tensor, activation: Callable[[torch.Tensor], torch.Tensor] = functional.silu) -> torch.Tensor:
     gate, up = found.chunk(2, -1)
-    return functional.silu(gate) * up
+    return activation(gate) * up
+
+
+def gelu(gate: torch.Tensor) -> torch.Tensor:
+    return functional.gelu(gate, approximate="tanh")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -68,6 +74,8 @@ def test_the_products_of_one_row(dtype: torch.dtype, biased: bool, outputs: int,
     out.fill_(NAN)
     row_product(x, double, norm, out, GATED, tiling)
     assert relative_error(out, gated(product(normed(x, norm), double))) < TOLERANCE[dtype]
+    row_product(x, double, norm, out, GATED, tiling, activation="gelu_tanh")
+    assert relative_error(out, gated(product(normed(x, norm), double), gelu)) < TOLERANCE[dtype]
     residual = torch.randn(1, outputs).to(DEVICE, dtype)
     before = residual.clone()
     row_product(x, linear, None, residual, ADD, tiling)
@@ -112,6 +120,11 @@ def test_the_products_of_a_few_rows_from_residual_to_residual(
     rows_product(residual.scaled, gate_up, out, GATED, tiling, scratch, rows, squares=(residual.squares, 1, EPS))
     expected = gated(product(normed(x, first), gate_up))
     assert relative_error(out, expected) < TOLERANCE[dtype]
+    squares, other = (residual.squares, 1, EPS), torch.full_like(out, NAN)
+    rows_product(
+        residual.scaled, gate_up, other, GATED, tiling, scratch, rows, squares=squares, activation="gelu_tanh"
+    )  # fmt: skip
+    assert relative_error(other, gated(product(normed(x, first), gate_up), gelu)) < TOLERANCE[dtype]
 
     rows_product(out, down, residual.values, ADD, tiling, scratch, rows, norm=second, residual=residual)
     assert relative_error(residual.values, x.double() + product(out, down)) < TOLERANCE[dtype]

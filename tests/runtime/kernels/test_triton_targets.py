@@ -25,7 +25,9 @@ TARGETS = [((8, 0), False), ((8, 9), False), ((9, 0), True), ((9, 0), False), ((
 NAMES = [f"{major}.{minor}{', dependent' if dependent else ''}" for (major, minor), dependent in TARGETS]
 UNUSUAL = ((9, 0), False)  # between what 8.0 and 9.0 have: left to the large tests
 SHAPE, ROWS = "0.6B", (1, 8, 72)  # launches in which every kernel has a part
-OLMO2 = {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "num_hidden_layers": 1}  # it has other norms
+OLMO2 = {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "num_hidden_layers": 1}
+GEMMA3 = {**OLMO2, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_act": None}
+OTHERS = (OLMO2, GEMMA3)  # with norms and an activation that the shape's own architecture lacks
 
 
 def compiled(orders: Orders, cache: Path) -> Sequence[Compiled]:
@@ -85,7 +87,7 @@ def only_if_asked(request: pytest.FixtureRequest) -> None:
 def test_every_kernel_compiles_and_fits(capability: tuple[int, int], dependent: bool, tmp_path: Path) -> None:
     """In one form, the largest that a launch of this model asks for: `make kernels` has the others."""
     orders = Orders(
-        shape=SHAPE, capability=capability, dependent=dependent, rows=ROWS, each_kernel_once=True, further=(OLMO2,)
+        shape=SHAPE, capability=capability, dependent=dependent, rows=ROWS, each_kernel_once=True, further=OTHERS
     )
     found = compiled(orders, tmp_path)
     assert {kernel.kernel for kernel in found} == launched_kernels()

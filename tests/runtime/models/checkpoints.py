@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     GraniteConfig,
     LlamaConfig,
     MinistralConfig,
@@ -33,6 +34,7 @@ BASE: dict[str, Any] = {
     "max_position_embeddings": 256,
     "initializer_range": 0.15,  # logits far enough apart for greedy tokens to mean something
 }
+FULL, SLIDING = "full_attention", "sliding_attention"
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -72,6 +74,16 @@ PHI3_LONGROPE = {
         "attention_factor": 1.25,
     },
 }
+GEMMA3 = {"head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 19, "sliding_window_pattern": 2}
+GEMMA3_TYPES = {
+    "layer_types": [FULL, SLIDING, FULL],
+    "tie_word_embeddings": False,
+    "attention_bias": True,
+    "rope_parameters": {
+        FULL: {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
 ODD_HEADS = {"hidden_size": 72, "num_attention_heads": 3, "num_key_value_heads": 1}
 IDS = {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}  # in a small vocabulary
 
@@ -91,7 +103,6 @@ class Case:
     written: dict[str, Any] = field(default_factory=dict)
 
 
-FULL, SLIDING = "full_attention", "sliding_attention"
 AS_MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 
 CASES = (
@@ -140,6 +151,8 @@ CASES = (
     Case("olmo2_odd_heads", Olmo2Config, {**IDS, **ODD_HEADS, "rms_norm_eps": 1e-6}),
     Case("phi3", Phi3Config, {**IDS, "sliding_window": 25, "num_key_value_heads": 1}),
     Case("phi3_longrope_short", Phi3Config, {**IDS, **PHI3_LONGROPE}),
+    Case("gemma3", Gemma3TextConfig, {**IDS, **GEMMA3}),
+    Case("gemma3_odd_heads", Gemma3TextConfig, {**IDS, **GEMMA3, **ODD_HEADS, **GEMMA3_TYPES}),
     Case("qwen3_yarn", Qwen3Config, {"head_dim": 32, "rope_parameters": YARN_ROPE}),
     Case("llama_yarn_all_keys", LlamaConfig, {"rope_parameters": {**YARN_ROPE, **YARN_KEYS}}),
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from runahead.runtime.models.dense_decoder import DenseConfig
+from runahead.runtime.models.gemma3 import Gemma3Config
 from runahead.runtime.models.granite import GraniteConfig
 from runahead.runtime.models.llama import LlamaConfig
 from runahead.runtime.models.olmo2 import Olmo2Config
@@ -21,6 +22,7 @@ _KINDS: Final[Mapping[str, type[DenseConfig]]] = {
     "SmolLM3ForCausalLM": SmolLM3Config,
     "Olmo2ForCausalLM": Olmo2Config,
     "Phi3ForCausalLM": Phi3Config,
+    "Gemma3ForCausalLM": Gemma3Config,
 }
 
 

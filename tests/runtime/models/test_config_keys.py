@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from transformers import (
     AutoConfig,
+    Gemma3TextConfig,
     GenerationConfig,
     GraniteConfig,
     LlamaConfig,
@@ -34,7 +35,7 @@ from tests.runtime.models.test_model_config import RAW
 
 LLAMA, QWEN2, QWEN3, MISTRAL = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM"
 MINISTRAL, GRANITE, SMOLLM3 = "MinistralForCausalLM", "GraniteForCausalLM", "SmolLM3ForCausalLM"
-OLMO2, PHI3 = "Olmo2ForCausalLM", "Phi3ForCausalLM"
+OLMO2, PHI3, GEMMA3 = "Olmo2ForCausalLM", "Phi3ForCausalLM", "Gemma3ForCausalLM"
 CLASSES: dict[str, type[PreTrainedConfig]] = {
     LLAMA: LlamaConfig,
     QWEN2: Qwen2Config,
@@ -45,6 +46,7 @@ CLASSES: dict[str, type[PreTrainedConfig]] = {
     SMOLLM3: SmolLM3Config,
     OLMO2: Olmo2Config,
     PHI3: Phi3Config,
+    GEMMA3: Gemma3TextConfig,
 }
 
 PHI3_ROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
@@ -61,11 +63,11 @@ def test_a_public_checkpoint_is_accepted_and_read_as_transformers_reads_it(name:
     (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     theirs = AutoConfig.from_pretrained(tmp_path)
     assert config.windows == windows_of(theirs)
-    assert config.rope_theta == theirs.rope_parameters["rope_theta"]
-    assert config.rope_scaling.kind == theirs.rope_parameters["rope_type"]
-    original = theirs.rope_parameters.get("original_max_position_embeddings", theirs.max_position_embeddings)
-    of_lengths = theirs.max_position_embeddings / original if config.rope_scaling.kind == "longrope" else 1.0
-    assert config.rope_scaling.factor == theirs.rope_parameters.get("factor", of_lengths)
+    rope = rope_of(theirs)
+    stretched = theirs.max_position_embeddings / rope.get("original_max_position_embeddings", 1)
+    assert config.rope_theta == rope["rope_theta"]
+    assert config.rope_scaling.kind == rope["rope_type"]
+    assert config.rope_scaling.factor == rope.get("factor", stretched if rope["rope_type"] == "longrope" else 1.0)
     assert config.num_kv_heads == theirs.num_key_value_heads
     head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
     assert config.head_dim == head_dim
@@ -94,7 +96,7 @@ def test_a_key_that_is_left_out_counts_as_transformers_counts_it(architecture: s
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 512 // 32)
     assert ours.rms_norm_eps == theirs.rms_norm_eps
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert ours.rope_theta == rope_of(theirs)["rope_theta"]
     assert ours.windows == windows_of(theirs)
 
 
@@ -225,6 +227,12 @@ def test_the_older_rope_scaling_wins_over_rope_parameters_and_the_outer_length_o
     ours = parse_dense(raw).rope_scaling
     assert (ours.kind, ours.factor) == (theirs["rope_type"], theirs["factor"]) == ("llama3", 8.0)
     assert ours.original_positions == theirs["original_max_position_embeddings"] == 64
+
+
+def rope_of(config: PreTrainedConfig) -> dict[str, Any]:
+    """Of the layers without a window, where theirs is another than that of the others."""
+    found: dict[str, Any] = config.rope_parameters.get(FULL, config.rope_parameters)
+    return found
 
 
 def windows_of(config: PreTrainedConfig) -> tuple[int, ...]:

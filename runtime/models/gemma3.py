@@ -1,0 +1,145 @@
+"""Gemma 3, text alone: four norms a layer, whose weight is one more than the checkpoint has, and two ropes, one of the
+layers with a window and one of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, TypeVar
+
+import torch
+
+from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.kernels.layers import Attention, Dense, Layer, Norm
+from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
+from runahead.runtime.models.config_keys import unread
+from runahead.runtime.models.config_values import flag, number
+from runahead.runtime.models.dense_decoder import (
+    READ_BY_DENSE,
+    DenseConfig,
+    attention,
+    dense_weights,
+    feed_forward,
+    passed_over,
+    read_dense,
+    rope_of,
+    small,
+    window_size,
+    windows_by_type,
+)
+from runahead.runtime.models.rope import Rope, RopeScaling
+from runahead.runtime.models.rope_values import refuse_partial, rope_scaling
+
+_NAME: Final = "Gemma3ForCausalLM"
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_OF_FULL, _OF_SLIDING = 0, 1  # numbers of the model's ropes
+_Part = TypeVar("_Part", Attention, Dense)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma3Config(DenseConfig):
+    """rope_theta, rope_scaling: of the layers without a window; sliding_theta, sliding_scaling: of those with one.
+
+    query_pre_attn_scalar: scores are divided by its square root. attention_bias: of queries, keys, values and the
+    attention's output.
+    """
+
+    sliding_theta: float = 10000.0
+    sliding_scaling: RopeScaling = field(default_factory=RopeScaling)
+    query_pre_attn_scalar: float = 256.0
+    attention_bias: bool = False
+
+
+def _ropes(raw: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What is said of each type of layer: in `rope_parameters` by their names, or in older keys of both."""
+    given = raw.get("rope_parameters")
+    given = {} if given is None else given
+    is_object = isinstance(given, dict) and given.keys() <= {_FULL, _SLIDING}
+    if not is_object or any(not isinstance(one, dict | None) for one in given.values()):
+        raise CheckpointError(f"rope_parameters is {given!r}; it must be an object for each of {_FULL} and {_SLIDING}")
+    older = raw.get("rope_scaling")
+    if not isinstance(older, dict | None):
+        raise CheckpointError(f"rope_scaling is {older!r}; it must be an object")
+    thetas = {_FULL: raw.get("rope_theta"), _SLIDING: raw.get("rope_local_base_freq")}
+    found = {kind: {"rope_theta": theta, **(given.get(kind) or {})} for kind, theta in thetas.items()}
+    found[_FULL] |= older or {}
+    return found
+
+
+def _rope(found: Mapping[str, Any], positions: int, theta: float) -> tuple[float, RopeScaling]:
+    refuse_partial(found)
+    scaling = rope_scaling("rope_parameters", found, positions)
+    return number(found, "rope_theta", float, theta), scaling
+
+
+def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """As `layer_types` says; without it, on all layers but every `sliding_window_pattern`-th."""
+    window, every = window_size(raw.get("sliding_window", 4096)), number(raw, "sliding_window_pattern", int, 6)
+    kinds = raw.get("layer_types")
+    if kinds is None:
+        kinds = [_FULL if (layer + 1) % every == 0 else _SLIDING for layer in range(layers)]
+    return windows_by_type({**raw, "layer_types": kinds}, _NAME, layers, window) or ()
+
+
+def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Gemma3Config:
+    ropes = _ropes(raw)
+    read = read_dense(
+        Gemma3Config, raw, eos_token_ids, architecture=_NAME, kv_heads=4, positions=131072, windows=_windows,
+        head_dim=256, tied=True, rope=lambda _, positions: _rope(ropes[_FULL], positions, 1e6),
+        activation=("hidden_activation", "gelu_pytorch_tanh"), attention_bias=flag(raw, "attention_bias"),
+        query_pre_attn_scalar=number(raw, "query_pre_attn_scalar", float, 256.0),
+    )  # fmt: skip
+    theta, scaling = _rope(ropes[_SLIDING], read.max_position_embeddings, 1e4)
+    return replace(read, sliding_theta=theta, sliding_scaling=scaling)
+
+
+def _with_one_added(part: _Part) -> _Part:
+    """Its norms, in float32: their weights are near zero, and the sums near one have fewer places behind the point."""
+    parts = {one.name: getattr(part, one.name) for one in fields(part)}
+    norms: dict[str, Any] = {name: _one_added(norm) for name, norm in parts.items() if isinstance(norm, Norm)}
+    return replace(part, **norms)
+
+
+def _one_added(norm: Norm) -> Norm:
+    return Norm(norm.weight.float() + 1.0, norm.eps)
+
+
+def _layer(config: Gemma3Config, number: int, tensors: TensorReader) -> Layer:
+    bias, rope = config.attention_bias, _OF_SLIDING if config.windows[number] else _OF_FULL
+    mixer = attention(
+        config, number, tensors, qkv_bias=bias, output_bias=bias, head_norms=True, rope=rope,
+        scale=config.query_pre_attn_scalar**-0.5, post_norm="post_attention_layernorm",
+    )  # fmt: skip
+    dense = feed_forward(
+        config, number, tensors, activation="gelu_tanh", norm="pre_feedforward_layernorm",
+        post_norm="post_feedforward_layernorm",
+    )  # fmt: skip
+    return Layer(_with_one_added(mixer), _with_one_added(dense))
+
+
+def _weights(config: Gemma3Config, tensors: TensorReader) -> ModelWeights:
+    sliding = Rope(config.head_dim, config.sliding_theta, config.sliding_scaling)
+    weights = dense_weights(config, tensors, _layer, rope_of(config), sliding)
+    scale = torch.tensor(config.hidden_size**0.5, dtype=weights.embedding.dtype)  # rounded as the embedding is
+    return replace(weights, final_norm=_one_added(weights.final_norm), embedding_scale=float(scale))
+
+
+GEMMA3: Final = Architecture(
+    name=_NAME,
+    model_type="gemma3_text",
+    models="Gemma 3, text alone: 270M and 1B",
+    understood=READ_BY_DENSE.difference(
+        "hidden_act use_sliding_window partial_rotary_factor original_max_position_embeddings".split()
+    ).union(
+        "hidden_activation query_pre_attn_scalar sliding_window_pattern rope_local_base_freq attention_bias".split()
+    ),
+    unread=(
+        unread("How a library keeps keys and values.", "cache_implementation"),
+        unread("What a library has noted of a pattern that `layer_types` says too.", "_sliding_window_pattern"),
+    ),
+    read=_read,
+    weights=_weights,
+    passed_over=passed_over,
+    small=small,
+)
