@@ -7,7 +7,6 @@ The host device and the simulated device share it; on CUDA the same steps are ke
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from runahead.cuda_graphs.rings import (
 )
 from runahead.runtime import plan as layout
 from runahead.runtime.plan import PlanView, read_plan
+from runahead.runtime.programs.host_queries import PromptQueries, Queries, prompt_queries_of, queries_of
 from runahead.runtime.row_record import (
     COUNT_SEEN,
     COUNT_TOKEN,
@@ -37,30 +37,6 @@ from runahead.runtime.row_record import (
 from runahead.runtime.token_mask import mask_words, token_mask
 
 _NO_ROWS = np.zeros(0, np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class PromptQueries:
-    """The n query tokens of an F that leave the log-probability of their prompt's next token."""
-
-    index: NDArray[np.int64]  # [n] among the query tokens of F
-    target: NDArray[np.int64]  # [n] the prompt's next token
-    asked: NDArray[np.int32]  # [n] how many of the most likely ones
-
-
-@dataclass(frozen=True, slots=True)
-class Queries:
-    """What F runs on: T query tokens in B rows, as `runahead.runtime.kernels.forward_batch.ForwardBatch` but in
-    NumPy."""
-
-    token_ids: NDArray[np.int64]  # [T]
-    positions: NDArray[np.int64]  # [T]
-    slot_mapping: NDArray[np.int64]  # [T]
-    query_start_loc: NDArray[np.int32]  # [B + 1]
-    seq_lens: NDArray[np.int32]  # [B] 0: masked
-    slots: NDArray[np.int64]  # [B] row slots
-    last_query: NDArray[np.int64]  # [S] index of the last query token of each row that the next S samples
-    sample_slots: NDArray[np.int64]  # [S] their slots
 
 
 class HostRows(RowParameters[NDArray[Any]]):
@@ -201,70 +177,12 @@ class HostRows(RowParameters[NDArray[Any]]):
     # ------------------------------------------------------------ what F runs on
 
     def queries(self) -> Queries:
-        """The query tokens of this launch's F: one for a decode row, a prompt chunk's own for the others."""
-        slots = self.rows
-        alive = self.alive[slots]
-        lengths = np.where(alive, self.seq_len[slots], 0)
-        if self.chunks.size:
-            return self._ragged_queries(slots, alive, lengths)
-        positions = np.maximum(lengths - 1, 0).astype(np.int64)
-        blocks = self.block_table[slots, positions // self.block_size]
-        mapping = np.where(alive, blocks, 0).astype(np.int64) * self.block_size + positions % self.block_size
-        count = slots.size
-        places = np.arange(count + 1)
-        return Queries(
-            token_ids=self._clamp(self.last_token[slots]),
-            positions=positions,
-            slot_mapping=mapping,
-            query_start_loc=places.astype(np.int32),
-            seq_lens=lengths.astype(np.int32),
-            slots=slots,
-            last_query=places[:-1],
-            sample_slots=slots,
-        )
-
-    def _ragged_queries(
-        self, slots: NDArray[np.int64], alive: NDArray[np.bool_], lengths: NDArray[np.int32]
-    ) -> Queries:
-        counts = np.ones(slots.size, np.int64)
-        counts[self.chunks[:, layout.CHUNK_ROW]] = self.chunks[:, layout.CHUNK_TOKENS]
-        starts = np.concatenate([[0], np.cumsum(counts)])
-        total = int(starts[-1])
-        row = np.repeat(np.arange(slots.size), counts)
-        known = self.seq_len[slots].astype(np.int64)
-        positions = np.maximum(known[row] - counts[row] + np.arange(total) - starts[row], 0)
-        tokens = self.last_token[slots][row].astype(np.int32)
-        bulk = self.rings.bulk[self.rings.slot(self.number)]
-        for place, _, count, offset, _ in self.chunks.tolist():
-            tokens[starts[place] : starts[place] + count] = bulk[offset : offset + count]
-        blocks = np.where(alive[row], self.block_table[slots[row], positions // self.block_size], 0).astype(np.int64)
-        sampled = np.flatnonzero(self.samples)
-        return Queries(
-            token_ids=self._clamp(tokens),
-            positions=positions,
-            slot_mapping=blocks * self.block_size + positions % self.block_size,
-            query_start_loc=starts.astype(np.int32),
-            seq_lens=lengths.astype(np.int32),
-            slots=slots,
-            last_query=starts[sampled + 1] - 1,
-            sample_slots=slots[sampled],
-        )
+        """The query tokens of this launch's F."""
+        return queries_of(self)
 
     def prompt_queries(self, queries: Queries) -> PromptQueries:
         """The query tokens of this launch that leave prompt log-probabilities."""
-        bulk = self.rings.bulk[self.rings.slot(self.number)]
-        index, target, asked = [_NO_ROWS], [_NO_ROWS], [np.zeros(0, np.int32)]
-        for place, _, count, offset, samples in self.chunks.tolist():
-            slot = self.rows[place]
-            wanted = self.prompt_logprobs[slot]
-            entries = count - 1 if samples else count
-            if wanted < 0 or not self.alive[slot]:
-                continue
-            first = int(queries.query_start_loc[place])
-            index.append(np.arange(first, first + entries, dtype=np.int64))
-            target.append(self._clamp(bulk[offset + 1 : offset + 1 + entries]))
-            asked.append(np.full(entries, wanted, np.int32))
-        return PromptQueries(np.concatenate(index), np.concatenate(target), np.concatenate(asked))
+        return prompt_queries_of(self, queries)
 
     # ------------------------------------------------------------ what F leaves
 
@@ -288,6 +206,3 @@ class HostRows(RowParameters[NDArray[Any]]):
         self.rings.prompt_logprob[slot, places] = chosen
         self.rings.prompt_top_ids[slot, places] = top_ids
         self.rings.prompt_top_logprobs[slot, places] = top
-
-    def _clamp(self, tokens: NDArray[np.int32]) -> NDArray[np.int64]:
-        return np.clip(tokens, 0, self.vocab_size - 1).astype(np.int64)

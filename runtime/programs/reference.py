@@ -16,7 +16,8 @@ from runahead.runtime.kernels.reference.logprobs import log_probabilities
 from runahead.runtime.kernels.reference.sampling import sample_rows
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.programs.host_rows import HostRows, Queries
+from runahead.runtime.programs.host_queries import Queries
+from runahead.runtime.programs.host_rows import HostRows
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.row_record import ROW_TENSORS
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, TOKEN_MASK, VOID, RingMemory, cell_tag
 from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime import plan as layout
-from runahead.runtime.programs.host_rows import Queries
+from runahead.runtime.programs.host_queries import Queries, clamped
 from tests.runtime.programs.hash_draw import draw
 from tests.simulation.programs import Sickness, SimulatedProgram, SimulatedRows
 from tests.simulation.script import DRAFTS
@@ -58,7 +58,7 @@ class DraftRows(SimulatedRows):
         blocks = np.where(written, self.block_table[slots[row], index], 0).astype(np.int64)
         sampled = np.flatnonzero(self.samples)
         queries = Queries(
-            token_ids=self._clamp(tokens),
+            token_ids=clamped(self, tokens),
             positions=positions,
             slot_mapping=blocks * self.block_size + positions % self.block_size,
             query_start_loc=starts.astype(np.int32),

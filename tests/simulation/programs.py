@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.cuda_graphs.shape import LaunchShape
-from runahead.runtime.programs.host_rows import HostRows, Queries
+from runahead.runtime.programs.host_queries import Queries
+from runahead.runtime.programs.host_rows import HostRows
 from runahead.runtime.row_record import read_admission
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS
 from tests.runtime.programs.hash_program import HashProgram

@@ -10,7 +10,8 @@ from runahead.cuda_graphs.rings import FAULT_NONE, STATUS_BYTES, STATUS_FAULT, R
 from runahead.runtime.kernels.triton.device_rows import DeviceRows
 from runahead.runtime.kernels.triton.prompt_logprobs import find_targets, make_prompt_buffers
 from runahead.runtime.plan import read_plan
-from runahead.runtime.programs.host_rows import HostRows, Queries
+from runahead.runtime.programs.host_queries import Queries
+from runahead.runtime.programs.host_rows import HostRows
 from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS
 
 

@@ -1,0 +1,114 @@
+"""What F runs on, in NumPy: the query tokens of a launch's rows, from the row state that apply has left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runahead.runtime import plan as layout
+
+if TYPE_CHECKING:
+    from runahead.runtime.programs.host_rows import HostRows
+
+_NO_TOKENS = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptQueries:
+    """The n query tokens of an F that leave the log-probability of their prompt's next token."""
+
+    index: NDArray[np.int64]  # [n] among the query tokens of F
+    target: NDArray[np.int64]  # [n] the prompt's next token
+    asked: NDArray[np.int32]  # [n] how many of the most likely ones
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """What F runs on: T query tokens in B rows, as `runahead.runtime.kernels.forward_batch.ForwardBatch` but in
+    NumPy."""
+
+    token_ids: NDArray[np.int64]  # [T]
+    positions: NDArray[np.int64]  # [T]
+    slot_mapping: NDArray[np.int64]  # [T]
+    query_start_loc: NDArray[np.int32]  # [B + 1]
+    seq_lens: NDArray[np.int32]  # [B] 0: masked
+    slots: NDArray[np.int64]  # [B] row slots
+    last_query: NDArray[np.int64]  # [S] index of the last query token of each row that the next S samples
+    sample_slots: NDArray[np.int64]  # [S] their slots
+
+
+def queries_of(rows: HostRows) -> Queries:
+    """One query token for a decode row, a prompt chunk's own for the others."""
+    slots = rows.rows
+    alive = rows.alive[slots]
+    lengths = np.where(alive, rows.seq_len[slots], 0)
+    if rows.chunks.size:
+        return _ragged_queries(rows, slots, alive, lengths)
+    positions = np.maximum(lengths - 1, 0).astype(np.int64)
+    blocks = rows.block_table[slots, positions // rows.block_size]
+    mapping = np.where(alive, blocks, 0).astype(np.int64) * rows.block_size + positions % rows.block_size
+    count = slots.size
+    places = np.arange(count + 1)
+    return Queries(
+        token_ids=clamped(rows, rows.last_token[slots]),
+        positions=positions,
+        slot_mapping=mapping,
+        query_start_loc=places.astype(np.int32),
+        seq_lens=lengths.astype(np.int32),
+        slots=slots,
+        last_query=places[:-1],
+        sample_slots=slots,
+    )
+
+
+def _ragged_queries(
+    rows: HostRows, slots: NDArray[np.int64], alive: NDArray[np.bool_], lengths: NDArray[np.int32]
+) -> Queries:
+    counts = np.ones(slots.size, np.int64)
+    counts[rows.chunks[:, layout.CHUNK_ROW]] = rows.chunks[:, layout.CHUNK_TOKENS]
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    total = int(starts[-1])
+    row = np.repeat(np.arange(slots.size), counts)
+    known = rows.seq_len[slots].astype(np.int64)
+    positions = np.maximum(known[row] - counts[row] + np.arange(total) - starts[row], 0)
+    tokens = rows.last_token[slots][row].astype(np.int32)
+    bulk = rows.rings.bulk[rows.rings.slot(rows.number)]
+    for place, _, count, offset, _ in rows.chunks.tolist():
+        tokens[starts[place] : starts[place] + count] = bulk[offset : offset + count]
+    blocks = np.where(alive[row], rows.block_table[slots[row], positions // rows.block_size], 0).astype(np.int64)
+    sampled = np.flatnonzero(rows.samples)
+    return Queries(
+        token_ids=clamped(rows, tokens),
+        positions=positions,
+        slot_mapping=blocks * rows.block_size + positions % rows.block_size,
+        query_start_loc=starts.astype(np.int32),
+        seq_lens=lengths.astype(np.int32),
+        slots=slots,
+        last_query=starts[sampled + 1] - 1,
+        sample_slots=slots[sampled],
+    )
+
+
+def prompt_queries_of(rows: HostRows, queries: Queries) -> PromptQueries:
+    """The query tokens that leave prompt log-probabilities."""
+    bulk = rows.rings.bulk[rows.rings.slot(rows.number)]
+    index, target, asked = [_NO_TOKENS], [_NO_TOKENS], [np.zeros(0, np.int32)]
+    for place, _, count, offset, samples in rows.chunks.tolist():
+        slot = rows.rows[place]
+        wanted = rows.prompt_logprobs[slot]
+        entries = count - 1 if samples else count
+        if wanted < 0 or not rows.alive[slot]:
+            continue
+        first = int(queries.query_start_loc[place])
+        index.append(np.arange(first, first + entries, dtype=np.int64))
+        target.append(clamped(rows, bulk[offset + 1 : offset + 1 + entries]))
+        asked.append(np.full(entries, wanted, np.int32))
+    return PromptQueries(np.concatenate(index), np.concatenate(target), np.concatenate(asked))
+
+
+def clamped(rows: HostRows, tokens: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Token ids as F may look them up, whatever a row that is masked left there."""
+    return np.clip(tokens, 0, rows.vocab_size - 1).astype(np.int64)
