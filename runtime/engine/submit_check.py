@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from runahead.runtime.scheduler.admission_record import eos_and_stop_ids
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.block_keys import KEY_BYTES
-from runahead.runtime.wire.parameters import MAX_ABORT_IDS, MAX_BIAS, MAX_STOP_IDS, MAX_TEXT, FinishReason
+from runahead.runtime.wire.parameters import (
+    MAX_ABORT_IDS,
+    MAX_BIAS,
+    MAX_STOP_IDS,
+    MAX_STRUCTURE,
+    MAX_TEXT,
+    FinishReason,
+    StoppingParams,
+)
 
 _CANCELLED = (FinishReason.STOP, FinishReason.CANCELLED)
 _NUMBER_BYTES = 9  # of a number in MessagePack, at most
@@ -28,7 +36,8 @@ def frame_bound(info: m.EngineInfo) -> int:
     somewhat too long is refused by what it is."""
     lists = MAX_BIAS * 2 * _NUMBER_BYTES + MAX_ABORT_IDS * (MAX_TEXT * _CHARACTER_BYTES + _NUMBER_BYTES)
     columns = info.context_length * (4 + 4) + info.context_length // info.block_size * KEY_BYTES + info.vocab_size // 8
-    return min(m.MAX_FRAME_BYTES, columns + lists + (1 << 16))
+    grammar = MAX_STRUCTURE * _CHARACTER_BYTES if info.structures else 0
+    return min(m.MAX_FRAME_BYTES, columns + lists + grammar + (1 << 16))
 
 
 def check_message(message: m.ToEngine, info: m.EngineInfo, last_handle: int, announced: Set[int] = frozenset()) -> None:
@@ -45,6 +54,8 @@ def check_message(message: m.ToEngine, info: m.EngineInfo, last_handle: int, ann
             _check_ids(message, info)
         if sampling.allowed_mask:
             _check_mask(sampling.allowed_mask, info.vocab_size)
+        if message.structure:
+            _check_structure(stopping, info)
         if stopping.min_tokens > stopping.max_tokens:
             raise m.ProtocolError(f"a Submit has min_tokens {stopping.min_tokens} over its {stopping.max_tokens}")
     elif isinstance(message, m.Cancel) and message.reason not in _CANCELLED:
@@ -108,6 +119,14 @@ def _check_mask(mask: bytes, vocab_size: int) -> None:
         raise m.ProtocolError(f"a Submit's allowed_mask of {words.size} words does not fit {vocab_size} ids")
     if not words.any():
         raise m.ProtocolError("a Submit's allowed_mask allows nothing")
+
+
+def _check_structure(stopping: StoppingParams, info: m.EngineInfo) -> None:
+    """Of a grammar nothing but its length is looked at here: who follows it makes sense of it."""
+    if not info.structures:
+        raise m.ProtocolError("a Submit has a grammar, and this engine follows none")
+    if stopping.ignore_eos:
+        raise m.ProtocolError("a Submit has a grammar and ignore_eos, and would not end where the grammar does")
 
 
 def _words(column: bytes, name: str) -> NDArray[np.int32]:

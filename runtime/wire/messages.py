@@ -13,10 +13,17 @@ from typing import Annotated, Final
 import msgspec
 
 from runahead.runtime.wire.figures import EngineStats
-from runahead.runtime.wire.parameters import MAX_ABORT_IDS, MAX_TEXT, FinishReason, SamplingParams, StoppingParams
+from runahead.runtime.wire.parameters import (
+    MAX_ABORT_IDS,
+    MAX_STRUCTURE,
+    MAX_TEXT,
+    FinishReason,
+    SamplingParams,
+    StoppingParams,
+)
 from runahead.runtime.wire.trace import MAX_TRACED, Trace
 
-PROTOCOL_VERSION: Final = 7
+PROTOCOL_VERSION: Final = 8
 MAX_FRAME_BYTES: Final = 64 << 20
 MAX_HANDLE: Final = (1 << 63) - 1
 MAX_ANNOUNCED: Final = 100_000  # requests that a front end may have announced at once
@@ -45,7 +52,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2):
     has a prefix cache; else empty. submitted_at: when the front end received the call, in seconds of the monotonic
     clock, which all processes of a machine share, so that time spent in a socket counts too. The engine limits it to
     the time between the connection and its own reading of the message; None stands for the latter. announced: it takes
-    the place of the announcement with its handle. If that has ended meanwhile, so has the request.
+    the place of the announcement with its handle. If that has ended meanwhile, so has the request. structure: a grammar
+    that the completion must match, in llguidance's own JSON, `{"grammars": [...]}`; empty: none.
     """
 
     handle: Annotated[int, msgspec.Meta(ge=1, le=MAX_HANDLE)]
@@ -59,6 +67,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2):
     block_keys: bytes = b""
     submitted_at: float | None = None
     announced: bool = False
+    structure: Annotated[str, msgspec.Meta(max_length=MAX_STRUCTURE)] = ""
 
 
 class Announce(msgspec.Struct, frozen=True, array_like=True, tag=6):
@@ -145,6 +154,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     penalty_slots: int = 0  # rows that may have penalties at a time; 0: none may
     prefix_cache: bool = False
     exactness: Exactness = Exactness(False, "")
+    structures: bool = False  # requests may have a grammar
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=101):

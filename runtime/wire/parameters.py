@@ -12,6 +12,7 @@ MAX_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_ABORT_IDS = 1024  # of one call: each is looked up, and may be remembered
 MAX_TEXT = 256  # characters of an id or a salt
+MAX_STRUCTURE = 1 << 18  # characters of a grammar
 
 # Bounds that hold for every model: a value outside of them is invalid, since a row's state could not hold it. NaN is
 # outside too. A row holds these values as float32, so each bound is one that float32 holds, rounded to the nearest.
@@ -33,6 +34,8 @@ class FinishReason(enum.IntEnum):
     ABORTED = 5
     NON_FINITE = 6  # NaN or infinite logits, raw or penalised: the request fails, the others go on
     CANCELLED = 7  # the stream is gone; never sent, only counted
+    NOTHING_LEFT = 8  # its grammar, and what else it allows, leave no token: the request fails, the others go on
+    STRUCTURE_LOST = 9  # who followed its grammar has died, or the grammar costs more than it may: the request fails
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):

@@ -24,10 +24,12 @@ def prepared_submit(
     cache_salt: str = "",
     submitted_at: float | None = None,
     announced: bool = False,
+    structure: str = "",
 ) -> m.Submit:
     """The message that asks for a completion of `prompt`, int32 [n].
 
-    block_size: of the engine's KV blocks if it has a prefix cache, else 0. submitted_at, announced: see `Submit`.
+    block_size: of the engine's KV blocks if it has a prefix cache, else 0. submitted_at, announced,
+    structure: see `Submit`.
     """
     tokens = np.ascontiguousarray(prompt, np.dtype("<i4"))
     repeats = sampling.repetition_penalty != 1
@@ -43,6 +45,7 @@ def prepared_submit(
         block_keys=prompt_keys(cache_salt, tokens, block_size) if block_size else b"",
         submitted_at=submitted_at,
         announced=announced,
+        structure=structure,
     )
 
 

@@ -11,7 +11,7 @@ from runahead.runtime.wire import messages
 from runahead.runtime.wire.parameters import FinishReason as EngineReason
 from runahead.service.completion.completion_clock import CompletionClock
 from runahead.service.completion.token_messages import scored_token
-from runahead.service.contract.errors import non_finite
+from runahead.service.contract.errors import given_up
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.validation import CheckedRequest
 from runahead.service.engine.request_stream import TokenBatch
@@ -85,11 +85,11 @@ class Completion:
     def add(self, batch: TokenBatch) -> None:
         """The next tokens, and with the last of them `finished`: nothing may be added then.
 
-        Raises ServiceError (INTERNAL) where the logits were not finite.
+        Raises ServiceError where the engine gave the request up: see `given_up`.
         """
         end = batch.finished
-        if end is not None and end.reason == EngineReason.NON_FINITE:
-            raise non_finite()
+        if end is not None and (failure := given_up(end.reason)):
+            raise failure
         if batch.token_ids:
             self._clock.note_tokens()
         silent = 1 if self._ends_silently(batch) else 0

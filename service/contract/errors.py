@@ -18,6 +18,8 @@ from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from runahead.runtime.wire.parameters import FinishReason
+
 ERROR_DOMAIN: Final = "runahead"
 INTERNAL_SENTENCE: Final = "the server failed to serve this request; its log has the reason under the request's id"
 SHUTDOWN_SENTENCE: Final = "the server is shutting down"
@@ -36,6 +38,7 @@ STATUS_OF: Final[Mapping[str, grpc.StatusCode]] = MappingProxyType(
         "UNKNOWN_CREDENTIALS": grpc.StatusCode.UNAUTHENTICATED,
         "NO_RIGHT": grpc.StatusCode.PERMISSION_DENIED,
         "NO_TOKENIZER": grpc.StatusCode.FAILED_PRECONDITION,
+        "NOTHING_LEFT": grpc.StatusCode.FAILED_PRECONDITION,
         # Of the service in all, and of a caller: see `runahead.service.calls.admission`.
         "STREAMS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "CALLER_STREAMS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -52,6 +55,7 @@ STATUS_OF: Final[Mapping[str, grpc.StatusCode]] = MappingProxyType(
         "NOT_SERVED": grpc.StatusCode.UNIMPLEMENTED,
         "NON_FINITE": grpc.StatusCode.INTERNAL,
         "UNEXPECTED": grpc.StatusCode.INTERNAL,
+        "STRUCTURE_LOST": grpc.StatusCode.UNAVAILABLE,
         # The engine has stopped, or is about to, or does not answer.
         "SHUTDOWN": grpc.StatusCode.UNAVAILABLE,
         "DEVICE": grpc.StatusCode.UNAVAILABLE,
@@ -143,9 +147,26 @@ def shutting_down() -> ServiceError:
     return unavailable("SHUTDOWN", SHUTDOWN_SENTENCE)
 
 
-def non_finite() -> ServiceError:
-    """INTERNAL for a request whose logits were NaN or infinite, as the model gave them or after its penalties."""
-    return ServiceError("NON_FINITE", "the model's logits are not finite, or the penalties made them so")
+def given_up(reason: int) -> ServiceError | None:
+    """For a request that the engine has ended since it could not go on. None where it ended in another way.
+
+    reason: a `FinishReason` of the wire. INTERNAL for logits that were NaN or infinite, as the model gave them or after
+    penalties; FAILED_PRECONDITION where all that the grammar allows is forbidden; UNAVAILABLE where it is followed no
+    further.
+    """
+    match reason:
+        case FinishReason.NON_FINITE:
+            return ServiceError("NON_FINITE", "the model's logits are not finite, or the penalties made them so")
+        case FinishReason.NOTHING_LEFT:
+            sentence = "no token is left at this position: the structure, the allowed tokens and the bias forbid all"
+            return ServiceError("NOTHING_LEFT", sentence)
+        case FinishReason.STRUCTURE_LOST:
+            sentence = (
+                "the request's structure can't be followed any further: what follows it has died, or it costs more at "
+                "this position than one may; the request may be sent again"
+            )
+            return ServiceError("STRUCTURE_LOST", sentence)
+    return None
 
 
 def internal() -> ServiceError:

@@ -58,6 +58,7 @@ BROKEN: dict[str, tuple[m.ToEngine, str]] = {
     ),
     "stop id out of range": (submit(1, stop_token_ids=(VOCAB,)), "lists an id"),
     "negative stop id": (submit(1, stop_token_ids=(-1,)), "`int` >= 0 - at `$[5][2]"),
+    "grammar for an engine that follows none": (changed(structure="{}"), "this engine follows none"),
     "no tokens": (submit(1, max_tokens=0), "`int` >= 1 - at `$[5][0]`"),
     "negative max_tokens": (submit(1, max_tokens=-1), "`int` >= 1 - at `$[5][0]`"),
     "max_tokens over 32 bits": (submit(1, max_tokens=1 << 40), "`int` <= 2147483647 - at `$[5][0]`"),

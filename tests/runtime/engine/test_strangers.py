@@ -20,6 +20,7 @@ from runahead.runtime.wire.parameters import (
     MAX_ABORT_IDS,
     MAX_BIAS,
     MAX_STOP_IDS,
+    MAX_STRUCTURE,
     MAX_TEXT,
     SamplingParams,
     StoppingParams,
@@ -154,7 +155,7 @@ def test_a_frame_over_the_bound_is_refused_by_its_length_before_it_is_read(
 
 
 def test_the_largest_messages_are_within_the_bound_of_a_frame() -> None:
-    info = msgspec.structs.replace(INFO, vocab_size=1 << 17, context_length=1 << 12, prefix_cache=True)
+    info = msgspec.structs.replace(INFO, vocab_size=1 << 17, context_length=1 << 12, prefix_cache=True, structures=True)
     ids = np.arange(info.context_length - 1, dtype=np.int32)
     sampling = SamplingParams(
         seed=(1 << 63) - 1,
@@ -163,10 +164,30 @@ def test_the_largest_messages_are_within_the_bound_of_a_frame() -> None:
         bias_values=(0.1,) * MAX_BIAS,
         allowed_mask=b"\x01" * (info.vocab_size // 8),
     )
-    stopping = StoppingParams(1 << 20, stop_token_ids=tuple(range(1 << 16, (1 << 16) + MAX_STOP_IDS)), ignore_eos=True)
-    text = "\N{FACE WITH TEARS OF JOY}" * MAX_TEXT
-    submit = prepared_submit(1 << 40, text, ids, sampling, stopping, block_size=info.block_size, cache_salt=text)
+    stopping = StoppingParams(1 << 20, stop_token_ids=tuple(range(1 << 16, (1 << 16) + MAX_STOP_IDS - 1)))
+    character = "\N{FACE WITH TEARS OF JOY}"
+    text, grammar, size = character * MAX_TEXT, character * MAX_STRUCTURE, info.block_size
+    submit = prepared_submit(
+        1 << 40, text, ids, sampling, stopping, block_size=size, cache_salt=text, structure=grammar
+    )
     abort = m.Abort(1 << 40, (text,) * MAX_ABORT_IDS)
     for message in (submit, abort):
         check_message(message, info, 0)
         assert len(m.encode_frame(message)) < frame_bound(info) < m.MAX_FRAME_BYTES
+
+
+def test_a_grammar_has_a_bound_and_goes_beside_nothing_that_keeps_it_from_ending() -> None:
+    follows = msgspec.structs.replace(INFO, structures=True)
+
+    def asked(structure: str, *, ignore_eos: bool = False) -> m.Submit:
+        stopping = StoppingParams(5, ignore_eos=ignore_eos)
+        return prepared_submit(
+            1, "r", np.ones(3, np.int32), SamplingParams(), stopping, block_size=0, structure=structure
+        )
+
+    check_message(asked("{}"), follows, 0)
+    with pytest.raises(m.ProtocolError, match="has a grammar and ignore_eos"):
+        check_message(asked("{}", ignore_eos=True), follows, 0)
+    m.decode_to_engine(m.encode_frame(asked("x" * MAX_STRUCTURE))[4:])
+    with pytest.raises(m.ProtocolError, match="length <= 262144"):
+        m.decode_to_engine(m.encode_frame(asked("x" * (MAX_STRUCTURE + 1)))[4:])

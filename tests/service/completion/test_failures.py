@@ -66,14 +66,24 @@ def test_an_engine_that_speaks_nonsense_is_lost(service: Service) -> None:
     assert service.engine.gone.wait(TIMEOUT_S), "the front end closes its end"
 
 
-def test_non_finite_logits_fail_one_request_with_internal_and_no_other(service: Service) -> None:
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [
+        (FinishReason.NON_FINITE, grpc.StatusCode.INTERNAL),
+        (FinishReason.NOTHING_LEFT, grpc.StatusCode.FAILED_PRECONDITION),
+        (FinishReason.STRUCTURE_LOST, grpc.StatusCode.UNAVAILABLE),
+    ],
+)
+def test_a_request_that_the_engine_gives_up_fails_with_its_status_and_no_other(
+    service: Service, reason: FinishReason, status: grpc.StatusCode
+) -> None:
     failing = service.stub.Generate(request(), timeout=TIMEOUT_S)
     failing_submit = service.engine.next_submit()
     other = service.stub.Generate(request(), timeout=TIMEOUT_S)
     other_submit = service.engine.next_submit()
-    service.engine.output(failing_submit.handle, [], FinishReason.NON_FINITE)
+    service.engine.output(failing_submit.handle, [], reason)
     service.engine.output(other_submit.handle, [1], FinishReason.LENGTH)
-    assert code(failure(lambda: list(failing))) == grpc.StatusCode.INTERNAL
+    assert code(failure(lambda: list(failing))) == status
     assert list(other)[-1].HasField("finished")
 
 
