@@ -44,7 +44,8 @@ class NoKernelsError(RuntimeError):
 class KernelTrial:
     """What was found at the start.
 
-    products: the way of computing products that is taken. failed: those tried before it, and what each got wrong.
+    products: the way of computing products that is taken. failed: those tried before it, and what each got wrong, and
+    before these the numbers of threads with which none held.
     tokens, forwards, widest_forward: what the self-test compared, as `SelfTestReport`. threads: of torch.
     """
 
@@ -55,6 +56,28 @@ class KernelTrial:
     widest_forward: int
     threads: int
     seconds: float
+
+
+def choose_kernels_and_threads(config: ModelConfig, most: int) -> tuple[ReferenceKernels, KernelTrial]:
+    """As `choose_kernels`, with `most` threads, or half as many, and so on, as far as it takes: a library that shares a
+    sum out among many threads may do so by the number of rows, and on one thread has nobody to share with.
+
+    torch has the number of threads then that was found to hold; `KernelTrial.failed` has the others, too.
+
+    Raises NoKernelsError, in the words of the last trial, where not even one thread holds.
+    """
+    failed: dict[str, str] = {}
+    for threads in (most >> halved for halved in range(most.bit_length())):
+        torch.set_num_threads(threads)
+        try:
+            kernels, trial = choose_kernels(config)
+        except NoKernelsError as error:
+            if threads == 1:
+                raise
+            failed[f"{threads} threads"] = str(error)
+            continue
+        return kernels, replace(trial, failed=failed | trial.failed)
+    raise ValueError(f"{most} threads compute nothing")
 
 
 def choose_kernels(config: ModelConfig, ways: Sequence[Products] | None = None) -> tuple[ReferenceKernels, KernelTrial]:

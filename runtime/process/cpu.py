@@ -14,7 +14,7 @@ from runahead.cuda_graphs.host_device import HostDevice, no_delay, seeded_delays
 from runahead.cuda_graphs.rings import allocate_rings
 from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.models.config import ModelConfig
-from runahead.runtime.models.cpu_kernels import choose_kernels
+from runahead.runtime.models.cpu_kernels import choose_kernels, choose_kernels_and_threads
 from runahead.runtime.models.load import load_model
 from runahead.runtime.process.parts import (
     MadeOnDevice,
@@ -43,15 +43,19 @@ def make_on_cpu(
     capturing: Progress,
 ) -> MadeOnDevice:
     """A `MakeOnDevice`. Raises NoKernelsError where no kernels keep rows apart."""
-    torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 2) - 1))
     dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
     kept = bytes_kept(config, described, dtype)
     blocks = config.num_blocks or blocks_in(_CACHE_BYTES, config, kept, context)
     check_blocks(blocks, config, context)
     check_tensors(config, checkpoint, described)
     log = structlog.get_logger("engine")
-    log.info("trying_kernels", threads=torch.get_num_threads())  # seconds, for a model of a billion parameters
-    kernels, trial = choose_kernels(described)
+    threads = config.threads or max(1, (os.cpu_count() or 2) - 1)
+    log.info("trying_kernels", threads=threads)  # seconds, for a model of a billion parameters
+    if config.threads:
+        torch.set_num_threads(threads)
+        kernels, trial = choose_kernels(described)
+    else:
+        kernels, trial = choose_kernels_and_threads(described, threads)
     log.info("kernels_tried", **asdict(trial))
     exactness = Exactness(True, "on the CPU there are no other kernels, whatever is asked for")
     log.info("exactness", asked=config.exact, **msgspec.structs.asdict(exactness))

@@ -91,7 +91,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "events"
     nvtx: Annotated[bool, Meta(description="name the loop's stages for a profiler; needs a torch for CUDA")] = False
     threads: Annotated[
-        int, Meta(ge=0, le=1024, description="torch threads on the CPU; 0: one core is left to the host")
+        int, Meta(ge=0, le=1024, description="torch threads on the CPU; 0: one core is left to the host, or more")
     ] = 0
     kernel_cache: Annotated[
         str,

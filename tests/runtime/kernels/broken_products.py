@@ -69,3 +69,19 @@ class OutOfMemory(ProductTogether):
         if self.weight.numel() > 1000:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
         return super().of(x)
+
+
+class ThreadsTogether(RowsTogether):
+    """Products that depend on the number of rows where more than `holds` threads share them."""
+
+    holds = 3
+
+    def bind(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:  # type: ignore[override]
+        return ProductTogether(weight, bias) if torch.get_num_threads() > self.holds else ProductApart(weight, bias)
+
+
+class ProductApart(ProductAddedTogether):
+    def add(self, x: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        found = torch.empty_like(out)
+        self.write(x, found)
+        out.add_(found)

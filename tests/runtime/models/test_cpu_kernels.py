@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from runahead.runtime.kernels.reference.linear import (
     rows_keep_their_bits,
 )
 from runahead.runtime.models import cpu_kernels
-from runahead.runtime.models.cpu_kernels import NoKernelsError, choose_kernels
+from runahead.runtime.models.cpu_kernels import NoKernelsError, choose_kernels, choose_kernels_and_threads
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.dense_decoder import DenseConfig
 from runahead.runtime.models.read_config import load_config
@@ -30,7 +32,7 @@ from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.main import EXIT_CANNOT_START
 from runahead.runtime.wire.engine_config import EngineConfig
 from tests.gpu import gpu_chain
-from tests.runtime.kernels.broken_products import AddedTogether, NotBuilt, RowsTogether, TooLarge
+from tests.runtime.kernels.broken_products import AddedTogether, NotBuilt, RowsTogether, ThreadsTogether, TooLarge
 from tests.runtime.models.checkpoints import CASES, save
 
 BUNDLED = Path(models.__path__[0]) / "bundled"
@@ -82,6 +84,43 @@ def test_where_no_way_holds_the_start_is_refused_and_each_is_named() -> None:
     assert sentence.startswith("device cpu can't be served on this machine: ")
     assert "AddedTogether: positions " in sentence
     assert "RowsTogether: a row of a product depends on how many rows there are" in sentence
+
+
+@pytest.fixture
+def threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads_as_before")
+def test_where_many_threads_disturb_rows_fewer_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_kernels, "product_ways", lambda: (ThreadsTogether(),))
+    _, trial = choose_kernels_and_threads(CONFIG, 13)
+    assert list(trial.failed) == ["13 threads", "6 threads"], "half as many each time"
+    assert trial.threads == torch.get_num_threads() == 3
+    assert all("how many rows there are" in sentence for sentence in trial.failed.values())
+
+
+@pytest.mark.usefixtures("threads_as_before")
+def test_where_not_even_one_thread_holds_the_start_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_kernels, "product_ways", lambda: (RowsTogether(),))
+    with pytest.raises(NoKernelsError, match="RowsTogether: a row of a product depends on how many rows there are"):
+        choose_kernels_and_threads(CONFIG, 2)
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.usefixtures("threads_as_before")
+def test_threads_that_somebody_asked_for_are_taken_as_they_are_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(CASES[0], tmp_path)
+    monkeypatch.setattr(cpu_kernels, "product_ways", lambda: (ThreadsTogether(),))
+    with pytest.raises(NoKernelsError):
+        assemble(EngineConfig(model=str(tmp_path), max_rows=4, num_blocks=40, threads=4), nothing)
+    monkeypatch.setattr(os, "cpu_count", lambda: 9)
+    assemble(EngineConfig(model=str(tmp_path), max_rows=4, num_blocks=40), nothing).device.close()
+    assert torch.get_num_threads() == 2, "8, 4, 2"
 
 
 def test_memory_that_is_not_enough_is_no_word_on_the_products() -> None:
