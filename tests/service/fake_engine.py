@@ -149,9 +149,8 @@ class FakeEngine:
         return self.cancelled.get(timeout=TIMEOUT_S)
 
     def send(self, message: m.ToFrontEnd) -> None:
-        assert self._socket is not None
         with self._lock:
-            self._socket.sendall(m.encode_frame(message))
+            self._say(message)
 
     def output(
         self,
@@ -184,8 +183,9 @@ class FakeEngine:
         self.send(m.PromptLogprobs(handle, offset, *(column.tobytes() for column in columns)))
 
     def fall_silent(self) -> None:
-        """It lives, and says nothing of its own accord."""
-        self._speaks.clear()
+        """It lives, and says nothing of its own accord from now on."""
+        with self._lock:  # no heartbeat is on its way
+            self._speaks.clear()
 
     def speak_again(self) -> None:
         self._speaks.set()
@@ -221,8 +221,9 @@ class FakeEngine:
     def _dispatch(self, message: m.ToEngine) -> None:
         match message:
             case m.Hello():
-                self.send(self._welcome)
-                self._speaks.set()
+                with self._lock:  # whoever has the welcome, and tells it to be silent, is not too early
+                    self._speaks.set()
+                    self._say(self._welcome)
                 self.greeted.set()
             case m.Announce():
                 self._announce(message)
@@ -245,9 +246,14 @@ class FakeEngine:
 
     def _beat(self) -> None:
         while not self._closed.wait(m.HEARTBEAT_S / 10):
-            with contextlib.suppress(OSError):  # the front end is gone
+            with contextlib.suppress(OSError), self._lock:  # the front end is gone
                 if self._speaks.is_set():
-                    self.send(m.Heartbeat())
+                    self._say(m.Heartbeat())
+
+    def _say(self, message: m.ToFrontEnd) -> None:
+        """For who holds the lock: one frame after the other."""
+        assert self._socket is not None
+        self._socket.sendall(m.encode_frame(message))
 
     def _announce(self, announce: m.Announce) -> None:
         if announce.request_id in {**self.live, **self.preparing}:
