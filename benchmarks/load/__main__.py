@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import sys
 import time
 from contextlib import AsyncExitStack
@@ -118,6 +119,8 @@ def main() -> int:
     )
     chosen = parser.parse_args()
     print(machine(), flush=True)
+    gc.collect()
+    gc.freeze()  # as front ends do: the client waits for no collection of what it has loaded
     flags = ["--max-streams", str(OPEN_STREAMS), "--frontends", str(chosen.frontends), "--no-request-log"]
     with local_service(flags) as service:
         table = asyncio.run(measure(service.url, chosen))

@@ -47,6 +47,7 @@ from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.validation import CheckedRequest
 from runahead.service.engine.pulse import SILENT_S, Pulse
 from runahead.service.engine.request_stream import EngineLostError, RequestRefusedError, RequestStream
+from runahead.service.engine.waking import Waking
 
 log = structlog.get_logger(__name__)
 
@@ -121,6 +122,7 @@ class SocketEngineClient(asyncio.Protocol):
         self._trace_calls: dict[int, asyncio.Future[Trace]] = {}
         self._last_handle = self._last_call = counters_from
         self._pulse = Pulse(silent_s, self._on_silence)
+        self._waking = Waking()
         self._tell_of_silence: Callable[[bool], None] = lambda is_silent: None
         self.info: EngineInfo
         self.server_id = ""
@@ -304,7 +306,12 @@ class SocketEngineClient(asyncio.Protocol):
         """Raises EngineLostError."""
         self._raise_if_lost_or_silent()
         self._last_handle += 1
-        stream = RequestStream(self._last_handle, LIMITS.unread_bytes, unread_prompt_bytes=LIMITS.unread_prompt_bytes)
+        stream = RequestStream(
+            self._last_handle,
+            LIMITS.unread_bytes,
+            unread_prompt_bytes=LIMITS.unread_prompt_bytes,
+            wake_in_turn=self._waking.add,
+        )
         self._streams[stream.handle] = stream
         return stream
 

@@ -76,11 +76,19 @@ class RequestStream:
     prompt_logprobs: how many tokens of the prompt the engine will describe.
     unread_bytes: what may be buffered of tokens, estimated.
     unread_prompt_bytes: what may be buffered of the prompt, in the engine's columns; one message always has room.
+    wake_in_turn: calls what it is given soon, for a stream that has new tokens: see `Waking`. None: at once.
     submitted_at: the moment that all its times begin at, here and in the engine: it is made when its request is
     submitted, or announced before. In seconds on the monotonic clock.
     """
 
-    def __init__(self, handle: int, unread_bytes: int, prompt_logprobs: int = 0, unread_prompt_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        handle: int,
+        unread_bytes: int,
+        prompt_logprobs: int = 0,
+        unread_prompt_bytes: int = 0,
+        wake_in_turn: Callable[[Callable[[], None]], None] | None = None,
+    ) -> None:
         self.handle = handle
         self.submitted_at = time.monotonic()
         self._unread_limit = unread_bytes
@@ -100,6 +108,8 @@ class RequestStream:
         self._finished: Finished | None = None
         self._failure: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
+        self._wake_in_turn = wake_in_turn
+        self._has_turn = False  # its reader is going to be woken in its turn
 
     @property
     def failure(self) -> Exception | None:
@@ -239,7 +249,11 @@ class RequestStream:
             return False
         self._token_ids.append(token_id)
         self._logprobs.append(logprobs)
-        self._wake()
+        if self._wake_in_turn is None:
+            self._wake()
+        elif self._reader is not None and not self._has_turn:
+            self._has_turn = True
+            self._wake_in_turn(self._take_turn)
         return True
 
     def finish(self, finished: Finished) -> None:
@@ -258,6 +272,10 @@ class RequestStream:
         self._prompt_parts.clear()
         if self._reader is None and self._interrupt is not None:
             self._interrupt()
+        self._wake()
+
+    def _take_turn(self) -> None:
+        self._has_turn = False
         self._wake()
 
     def _wake(self) -> None:

@@ -24,7 +24,13 @@ from runahead.service.log.logs import configure_serving_logs
 from runahead.service.processes.front_end_process import DRAIN, END, LOADED, FrontEndOrders, ServeOrder
 from runahead.service.servers.front_end import FrontEnd
 from runahead.service.servers.security import Security, load_security
-from runahead.service.servers.supervised import leave_signals_to_the_supervisor, say, say_that_it_lives, told_lines
+from runahead.service.servers.supervised import (
+    keep_for_good,
+    leave_signals_to_the_supervisor,
+    say,
+    say_that_it_lives,
+    told_lines,
+)
 from runahead.service.settings.server_config import EXIT_CANNOT_START, EXIT_ENGINE_LOST, EXIT_OK, EXIT_SERVER_ENDED
 from runahead.service.shared_memory.board import Board
 from runahead.service.text.tokenizer import TextTokenizer, load_tokenizer
@@ -74,6 +80,7 @@ async def _serve(
     board = Board(orders.settings.frontends + 1, orders.board)
     spans = _spans(orders, client.info.model)
     front_end = FrontEnd(client, tokenizer, orders.settings, security, board, orders.index, orders.version, spans)
+    keep_for_good()
     port = await front_end.start(orders.settings.host, order.port)
     say(b"ready %d" % port)
     alive = asyncio.create_task(say_that_it_lives(front_end.take_stock))

@@ -22,7 +22,13 @@ from runahead.service.log.logs import configure_serving_logs
 from runahead.service.processes.front_end_process import DRAIN, END, LOADED, ServeOrder, SideOrders
 from runahead.service.servers.security import load_security
 from runahead.service.servers.side_server import SideServer
-from runahead.service.servers.supervised import leave_signals_to_the_supervisor, say, say_that_it_lives, told_lines
+from runahead.service.servers.supervised import (
+    keep_for_good,
+    leave_signals_to_the_supervisor,
+    say,
+    say_that_it_lives,
+    told_lines,
+)
 from runahead.service.settings.server_config import EXIT_CANNOT_START, EXIT_OK
 from runahead.service.shared_memory.board import Board
 
@@ -46,6 +52,7 @@ async def _main() -> int:
         security = load_security(orders.settings, orders.engine.spelling)
         board = Board(orders.settings.frontends + 1, orders.board)
         side = SideServer(orders.settings, security, board, orders.index, orders.version)
+        keep_for_good()
         say(LOADED + b" %d %d" % await side.listen(orders.health_port, orders.metrics_port))
         try:
             return await _serve(orders, side, lines)

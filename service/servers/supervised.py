@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import sys
 from collections.abc import Callable
@@ -19,6 +20,16 @@ def leave_signals_to_the_supervisor() -> None:
     """Those, too, that a whole group of processes gets."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+
+
+def keep_for_good() -> None:
+    """What was made so far lives as long as the process: no collection of Python's looks at it again.
+
+    Called when everything is loaded, before the first call: to look at it all takes tens of milliseconds each time, in
+    which every call of the process waits.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 async def told_lines() -> asyncio.StreamReader:

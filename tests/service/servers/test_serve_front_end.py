@@ -1,20 +1,44 @@
-"""The end of a front end's process, as it is decided."""
+"""The process of a front end, and of the side server: how it begins, and how its end is decided."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any, cast
 
 import grpc
 import pytest
 
+from runahead.runtime.checkpoint import BUNDLED_FOLDER
+from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.service.engine.engine_client import SocketEngineClient
-from runahead.service.processes.front_end_process import FrontEndOrders
+from runahead.service.processes.front_end_process import FrontEndOrders, FrontEndProcess, SideOrders
 from runahead.service.servers import serve_front_end
 from runahead.service.servers.front_end import FrontEnd
 from runahead.service.servers.listening import listen
 from runahead.service.settings.server_config import EXIT_SERVER_ENDED
-from tests.service.fake_engine import TIMEOUT_S
+from runahead.service.settings.settings import FrontEndSettings
+from runahead.service.shared_memory.board import Board
+from tests.service.fake_engine import TIMEOUT_S, FakeEngine
+
+START_S = 60.0
+FROZEN = 20_000  # objects, of the libraries alone
+SAYS_WHAT_IS_FROZEN = """
+import gc, sys
+from pathlib import Path
+from runahead.service.servers import {module}
+
+listen = {module}.{server}.{listen}
+
+async def listening(self, *where):
+    Path({told!r}).write_text(str(gc.get_freeze_count()))
+    return await listen(self, *where)
+
+{module}.{server}.{listen} = listening
+sys.exit({module}.main())
+"""
 
 
 class EngineThatLives:
@@ -71,3 +95,42 @@ def test_a_host_is_listened_on_with_and_without_brackets(host: str, address: str
 
     assert listen(cast(grpc.aio.Server, Listening()), host, 0) == 1
     assert listened == [address]
+
+
+@pytest.mark.parametrize(
+    ("module", "server", "listen"), [("serve_front_end", "FrontEnd", "start"), ("serve_side", "SideServer", "listen")]
+)
+def test_no_collection_looks_again_at_what_was_loaded_before_the_first_call(
+    tmp_path: Path, module: str, server: str, listen: str
+) -> None:
+    told, program = tmp_path / "told", tmp_path / "program.py"
+    program.write_text(SAYS_WHAT_IS_FROZEN.format(module=module, server=server, listen=listen, told=str(told)))
+
+    async def started() -> None:
+        with tempfile.TemporaryFile() as memory:
+            memory.truncate(Board.size(2))
+            common: dict[str, Any] = {
+                "engine": EngineConfig(model=str(BUNDLED_FOLDER)),
+                "settings": FrontEndSettings(log_level="error"),
+                "board": memory.fileno(),
+                "version": "1",
+                "linger_s": 0.0,
+            }
+            orders = (
+                FrontEndOrders(index=0, **common)
+                if server == "FrontEnd"
+                else SideOrders(index=1, health_port=0, metrics_port=0, **common)
+            )
+            async with asyncio.timeout(START_S):
+                process = await FrontEndProcess.start(orders, [sys.executable, str(program)])
+                try:
+                    await process.serve(tmp_path / "engine", 0)
+                finally:
+                    await process.kill()
+
+    engine = FakeEngine(tmp_path / "engine")
+    try:
+        asyncio.run(started())
+    finally:
+        engine.close()
+    assert int(told.read_text()) > FROZEN
