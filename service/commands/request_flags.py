@@ -13,6 +13,7 @@ from typing import Any, Final
 from google.protobuf.descriptor import FieldDescriptor
 
 from runahead.runtime.wire.setting import shown
+from runahead.service.commands.structure_flags import add_structure_flags, structure_of
 from runahead.v1 import generate_pb2
 
 _GROUPS: Final = ("sampling", "stopping", "output")
@@ -86,6 +87,8 @@ def add_system_flag(parser: argparse.ArgumentParser) -> None:
 
 def add_field_flags(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
     """One flag for each field of the request but its prompt. without: fields, and groups of them, that get none."""
+    if "structure" not in without:
+        add_structure_flags(parser)
     for field, group in _fields():
         if field.name in without or group in without:
             continue
@@ -136,6 +139,10 @@ def build_options(arguments: argparse.Namespace) -> generate_pb2.GenerateRequest
             _set(getattr(request, group) if group else request, field, given)
         except (ValueError, TypeError) as error:
             raise UsageError.of(field.name, _accepts(field), given) from error
+    try:
+        request.MergeFrom(generate_pb2.GenerateRequest(structure=structure_of(arguments)))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     return request
 
 
@@ -180,7 +187,7 @@ def _fields() -> Iterator[tuple[Any, str]]:
         if field.name in _GROUPS:
             for inner in field.message_type.fields:
                 yield inner, field.name
-        elif field.containing_oneof is None or field.containing_oneof.name != "prompt":
+        elif field.name != "structure" and getattr(field.containing_oneof, "name", "") != "prompt":
             yield field, ""
 
 

@@ -47,6 +47,8 @@ def stats_lines(stats: stats_pb2.ServerStats) -> list[str]:
         "calls": f"{stats.front_end.open_streams} completions open, {stats.connections} connections, "
         f"{stats.front_end.unread_bytes} bytes unread, {stats.held.queued_tokens} tokens queued, "
         f"{stats.front_end.waiting_texts} texts for the tokenizer, {stats.held.uploads} uploads; "
+        f"{stats.front_end.structures_compiled} structures compiled, {stats.front_end.structure_hits} known, "
+        f"{stats.front_end.waiting_structures} waiting; "
         f"refused: {_counts(stats.refusals)}",
     }
     if stats.processes:

@@ -38,6 +38,7 @@ STATUS_OF: Final[Mapping[str, grpc.StatusCode]] = MappingProxyType(
         "UNKNOWN_CREDENTIALS": grpc.StatusCode.UNAUTHENTICATED,
         "NO_RIGHT": grpc.StatusCode.PERMISSION_DENIED,
         "NO_TOKENIZER": grpc.StatusCode.FAILED_PRECONDITION,
+        "NO_STRUCTURE": grpc.StatusCode.FAILED_PRECONDITION,
         "NOTHING_LEFT": grpc.StatusCode.FAILED_PRECONDITION,
         # Of the service in all, and of a caller: see `runahead.service.calls.admission`.
         "STREAMS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -125,6 +126,12 @@ def no_tokenizer() -> ServiceError:
     return ServiceError(
         "NO_TOKENIZER", "this server was started without a tokenizer: it takes and gives token ids, and no text"
     )
+
+
+def no_structure(why: str) -> ServiceError:
+    """FAILED_PRECONDITION for a request with a structure, on a server that can't follow one. why: the end of a
+    sentence."""
+    return ServiceError("NO_STRUCTURE", f"this server takes no structure: {why}")
 
 
 def slow_reader() -> ServiceError:

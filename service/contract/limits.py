@@ -28,6 +28,9 @@ class Limits:
     stats_watchers: calls of WatchStats open at once, of a process.
     work_bytes: what a call of Tokenize or Detokenize counts at least, so that many short ones are work too.
     event_bytes: where a delta, or a `prompt` event, is cut: what a stream whose reader stalls leaves in the library.
+    structure_bytes: of a schema, an expression or a grammar, and of all texts of a choice together.
+    structure_depth: lists and objects, or brackets, inside each other. structure_cache_bytes: of grammars, and of
+    reasons why there is none, that a front end remembers.
     once_prompt_bytes: bytes of an answer of GenerateOnce that the prompt's tokens may take. A client receives 4 MiB
     unless it is set otherwise; the rest is for the completion.
     """
@@ -58,6 +61,11 @@ class Limits:
     work_bytes: int = 1 << 10
     event_bytes: int = 64 << 10
     once_prompt_bytes: int = 3 << 20
+    structure_bytes: int = 1 << 17
+    structure_depth: int = 64
+    structure_cache_bytes: int = 16 << 20
+    choices: int = 1024
+    choice_bytes: int = 1024
     stats_watchers: int = 32
     unknown_bytes: int = 4096  # fields that the server does not know, up to which each is named
     # Field violations that one error reports, and of one list: the error must fit into the 8 KiB of metadata that

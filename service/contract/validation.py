@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -23,7 +23,8 @@ from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import allowed_mask
 from runahead.service.contract.errors import Violation, invalid_argument
 from runahead.service.contract.limits import LIMITS
-from runahead.service.contract.unknown_fields import unknown_fields
+from runahead.service.contract.structure import StructureSource, check_structure
+from runahead.service.contract.violations import NO_TOKENIZER, Violations, id_sentence
 from runahead.v1 import (
     AbortRequest,
     DetokenizeRequest,
@@ -40,7 +41,6 @@ AnyGenerateRequest = GenerateRequest | GenerateOnceRequest  # they have the same
 _CALLER: Final = re.compile(r"^[A-Za-z0-9._~%-]{1,100}/")  # in front of an id
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]+")
 _REQUEST_ID_SENTENCE: Final = f"must be 1 to {LIMITS.request_id_length} of the characters A-Z a-z 0-9 . _ : -"
-_NO_TOKENIZER: Final = "is not supported by this server, which was started without a tokenizer: it takes token ids only"
 _NO_PENALTY_SLOTS: Final = "is not supported by this server, which was started with penalty_slots 0"
 
 # Each with the value that is off, and its bounds.
@@ -70,6 +70,7 @@ class CheckedRequest:
 
     engine_id: what the engine knows the request by, if that is not its id: see `runahead.service.calls.ownership`.
     prompt: text, or int32 [n] token ids. echo: the prompt's tokens are sent back.
+    structure: what the completion must be; grammar: what was made of it, as `Submit` has it, empty until then.
     """
 
     request_id: str
@@ -82,57 +83,8 @@ class CheckedRequest:
     cache_salt: str
     add_special_tokens: bool
     engine_id: str = ""
-
-
-class Violations:
-    """Collects what is wrong with a request."""
-
-    def __init__(self) -> None:
-        self._found: list[Violation] = []
-
-    def require(self, good: bool, field: str, sentence: str) -> bool:
-        """Notes `field sentence` unless `good`. Returns `good`."""
-        if not good and len(self._found) < LIMITS.violations:
-            self._found.append(Violation(field, f"{field} {sentence}"))
-        return good
-
-    def require_at_most(self, limit: int, count: int, field: str) -> bool:
-        """Notes a list of more than `limit` entries. Returns whether it has no more."""
-        return self.require(count <= limit, field, f"must have at most {limit} entries, and has {count}")
-
-    def require_ids(self, ids: Sequence[int], limit: int, vocab_size: int, field: str) -> Sequence[int]:
-        """Notes too many ids, or else those that are not below `vocab_size`, by their index. Returns good ids."""
-        if not ids or not self.require_at_most(limit, len(ids), field):
-            return ()
-        # Ids are uint32 on the wire; int64 holds them all.
-        return ids if self.require_range(np.fromiter(ids, np.int64, len(ids)), vocab_size, field) else ()
-
-    def require_range(self, ids: NDArray[np.int32] | NDArray[np.int64], vocab_size: int, field: str) -> bool:
-        """Notes ids that are not below `vocab_size`, by their index. Returns whether there are none."""
-        wrong = [int(index) for index in np.flatnonzero(ids >= vocab_size)]
-        sentences = {
-            f"{field}[{index}]": _id_sentence(int(ids[index]), vocab_size) for index in wrong[: LIMITS.list_violations]
-        }
-        self.require_none(sentences, field, len(wrong))
-        return not wrong
-
-    def require_none(self, sentences: Mapping[str, str], field: str, count: int) -> None:
-        """Notes the wrong entries of a list, each by its path, and how many more there are. count: of all of them."""
-        for path, sentence in sentences.items():
-            self.require(False, path, sentence)
-        more = count - len(sentences)
-        self.require(not more, field, f"has {more} more such entries")
-
-    def require_known(self, request: Message) -> None:
-        """Notes fields that this server does not know: what a newer client sends is refused, never ignored."""
-        sentences = unknown_fields(request, LIMITS.unknown_bytes)
-        shown = dict(islice(sentences.items(), LIMITS.list_violations))
-        self.require_none(shown, "request", len(sentences))
-
-    def raise_if_any(self) -> None:
-        """Raises ServiceError (INVALID_ARGUMENT) with what was noted."""
-        if self._found:
-            raise invalid_argument(self._found)
+    structure: StructureSource | None = None
+    grammar: str = ""
 
 
 def check_request(request: AnyGenerateRequest, info: EngineInfo, has_tokenizer: bool = True) -> CheckedRequest:
@@ -157,6 +109,7 @@ def check_request(request: AnyGenerateRequest, info: EngineInfo, has_tokenizer: 
     found.require(
         abs(request.priority) <= LIMITS.priority, "priority", f"must be within -{LIMITS.priority} and {LIMITS.priority}"
     )
+    structure = check_structure(request, found)
     found.raise_if_any()
     return CheckedRequest(
         request_id=request_id,
@@ -168,6 +121,7 @@ def check_request(request: AnyGenerateRequest, info: EngineInfo, has_tokenizer: 
         priority=request.priority,
         cache_salt=request.cache_salt,
         add_special_tokens=request.add_special_tokens or not request.HasField("add_special_tokens"),
+        structure=structure,
     )
 
 
@@ -228,10 +182,11 @@ def check_abort(request: AbortRequest, *, may_name_callers: bool = False) -> Non
 
 
 def _check_no_text(request: AnyGenerateRequest, found: Violations) -> None:
-    found.require(not request.HasField("text"), "text", _NO_TOKENIZER)
-    found.require(not request.stopping.stop, "stopping.stop", _NO_TOKENIZER)
-    found.require(not request.stopping.include_stop, "stopping.include_stop", _NO_TOKENIZER)
-    found.require(not request.output.echo, "output.echo", _NO_TOKENIZER)
+    found.require(not request.HasField("text"), "text", NO_TOKENIZER)
+    found.require(not request.stopping.stop, "stopping.stop", NO_TOKENIZER)
+    found.require(not request.stopping.include_stop, "stopping.include_stop", NO_TOKENIZER)
+    found.require(not request.output.echo, "output.echo", NO_TOKENIZER)
+    found.require(not request.HasField("structure"), "structure", NO_TOKENIZER)
 
 
 def _is_request_id(text: str) -> bool:
@@ -324,7 +279,7 @@ def _check_bias(options: SamplingOptions, info: EngineInfo, found: Violations) -
     for token_id, value in bias.items():
         field = f"sampling.logit_bias[{token_id}]"
         if token_id >= info.vocab_size:
-            wrong[field] = _id_sentence(token_id, info.vocab_size)
+            wrong[field] = id_sentence(token_id, info.vocab_size)
         elif not -most <= value <= most:
             wrong[field] = f"must be -{most:g} to {most:g}, and is {value:g}"
     shown = dict(islice(wrong.items(), LIMITS.list_violations))
@@ -394,7 +349,3 @@ def _check_text(options: StoppingOptions, output: OutputOptions, found: Violatio
         sentence = f"must be 1 to {most}, and is {per_message}"
         found.require(1 <= per_message <= most, "output.max_tokens_per_message", sentence)
     return TextParams(tuple(dict.fromkeys(stops)), options.include_stop, per_message)
-
-
-def _id_sentence(token_id: int, vocab_size: int) -> str:
-    return f"is token id {token_id}, and the vocabulary has {vocab_size}"

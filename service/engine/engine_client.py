@@ -178,6 +178,7 @@ class SocketEngineClient(asyncio.Protocol):
                 cache_salt=request.cache_salt,
                 submitted_at=stream.submitted_at,
                 announced=announced is not None,
+                structure=request.grammar,
             )
         )
         return stream

@@ -105,6 +105,7 @@ class FrontEnd:
         """Puts on the board what is looked at now and then, and not counted as it changes."""
         self.servicer.counters.beat()
         self.servicer.counters.unread_bytes = self._engine.unread_bytes
+        self.servicer.counters.waiting_structures = self.servicer.waiting_structures
         self.servicer.counters.waiting_texts = 0 if self._tokenizer is None else self._tokenizer.waiting
 
     def engine_lost(self) -> None:
@@ -130,4 +131,5 @@ class FrontEnd:
         self._engine.close("SHUTDOWN", SHUTDOWN_SENTENCE)
         await self._calls.end(_LAST_WORDS_S)
         await self._server.stop(_END_S)
+        await self.servicer.end()
         self._looking.cancel()

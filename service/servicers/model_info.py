@@ -5,6 +5,7 @@ from __future__ import annotations
 from runahead.runtime.wire.messages import EngineInfo
 from runahead.service.contract.limits import LIMITS
 from runahead.service.settings.settings import FrontEndSettings
+from runahead.service.structures.structures import why_none
 from runahead.service.text.tokenizer import TextTokenizer
 from runahead.v1 import EngineConfiguration, Exactness, GetModelInfoResponse, Limits, SpecialToken
 
@@ -15,6 +16,7 @@ def model_info(
     """The served model, its tokenizer's special tokens and template, and the limits; without a tokenizer, those about
     text are 0."""
     specials = () if tokenizer is None else tokenizer.special_tokens
+    structures = tokenizer is not None and not why_none(info)
     stops, text_bytes, stop_bytes = LIMITS.stop_strings, LIMITS.prompt_text_bytes, LIMITS.stop_string_bytes
     if tokenizer is None:
         stops = text_bytes = stop_bytes = 0
@@ -47,6 +49,7 @@ def model_info(
             queue=info.max_queue,
             unread_prompt_bytes=LIMITS.unread_prompt_bytes,
             once_prompt_bytes=LIMITS.once_prompt_bytes,
+            structure_bytes=LIMITS.structure_bytes if structures else 0,
         ),
         engine=EngineConfiguration(
             device=info.device,
@@ -60,6 +63,7 @@ def model_info(
             exactness=Exactness(
                 exact=info.exactness.exact, why=info.exactness.why, largest_ratio=info.exactness.largest_ratio
             ),
+            structures=structures,
         ),
         server_id=server_id,
     )

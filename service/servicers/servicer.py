@@ -45,6 +45,7 @@ from runahead.service.shared_memory.board import Board
 from runahead.service.shared_memory.held import Holding, Resource
 from runahead.service.stats.stats_feed import StatsFeed
 from runahead.service.stats.trace import trace
+from runahead.service.structures.structures import Structures
 from runahead.service.text.token_bytes import NO_TOKENS
 from runahead.service.text.tokenizer import TextTokenizer
 from runahead.v1 import (
@@ -164,8 +165,9 @@ class GenerationServicer(GenerationServiceServicer):
         self._board = board
         self._admission = admission
         self._texts = Texts(tokenizer, admission, engine.info)
-        self._preparing = Preparing(engine, self._texts, self._token_bytes)
         self.counters = admission.line
+        self._structures = Structures(engine.info, settings, self.counters)
+        self._preparing = Preparing(engine, self._texts, self._structures, self._token_bytes)
         self.counters.answered_by = index + 1
         self._feed = StatsFeed(engine, board, self.counters, version, settings.stalled_stream_s)
 
@@ -180,6 +182,15 @@ class GenerationServicer(GenerationServiceServicer):
     async def wait_drained(self) -> None:
         """Returns when it is closed and no completion is open."""
         await self._drained.wait()
+
+    @property
+    def waiting_structures(self) -> int:
+        """Structures that wait to be compiled."""
+        return self._structures.waiting
+
+    async def end(self) -> None:
+        """Ends what it has started."""
+        await self._structures.close()
 
     async def Generate(self, request: GenerateRequest, context: _Context) -> None:
         stalled_s = self._settings.stalled_stream_s

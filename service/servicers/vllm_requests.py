@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 
 from runahead.service.contract.errors import ServiceError, Violation, invalid_argument
-from runahead.service.contract.validation import Violations
+from runahead.service.contract.violations import Violations
 from runahead.service.engine.request_stream import RequestRefusedError
 from runahead.v1 import GenerateRequest
 
@@ -38,6 +38,8 @@ _NAMES: Final = (
     ("stopping.include_stop", "sampling_params.include_stop_str_in_output"),
     ("stopping.", "sampling_params."),
     ("output.", "sampling_params."),
+    ("structure.choice.texts", "sampling_params.choice.choices"),
+    ("structure.", "sampling_params."),
     ("token_ids.ids", "tokenized.input_ids"),
     ("prompt", "input"),
 )
@@ -63,6 +65,7 @@ def generate_request(request: Any, context_length: int) -> GenerateRequest:
         ours.token_ids.ids.extend(request.tokenized.input_ids)
         ours.token_ids.SetInParent()
     _fill_sampling(ours, params, found)
+    _fill_structure(ours, params)
     stopping = ours.stopping
     stopping.max_tokens = min(params.max_tokens if params.HasField("max_tokens") else context_length, _MOST_INT32)
     stopping.min_tokens = min(params.min_tokens, _MOST_INT32)
@@ -105,7 +108,7 @@ def _check_supported(request: Any, found: Violations) -> None:
     found.require(
         params.n <= 1, "sampling_params.n", f"must be 1, and is {params.n}: one completion is made of a prompt"
     )
-    if constraint := params.WhichOneof("constraint"):
+    if (constraint := params.WhichOneof("constraint")) in ("grammar", "structural_tag"):
         found.require(False, f"sampling_params.{constraint}", _NO)
     for name in ("truncate_prompt_tokens", "grammar_from_first_token"):
         found.require(not _is_set(params, name), f"sampling_params.{name}", _NO)
@@ -131,6 +134,15 @@ def _fill_sampling(ours: GenerateRequest, params: Any, found: Violations) -> Non
     for token_id, value in sorted(params.logit_bias.items()):
         if found.require(token_id >= 0, f"sampling_params.logit_bias[{token_id}]", "must be of a token id"):
             sampling.logit_bias[token_id] = value
+
+
+def _fill_structure(ours: GenerateRequest, params: Any) -> None:
+    constraint = params.WhichOneof("constraint")
+    if constraint == "choice":
+        ours.structure.choice.texts.extend(params.choice.choices)
+        ours.structure.choice.SetInParent()
+    elif constraint in ("json_schema", "json_object", "regex"):
+        setattr(ours.structure, constraint, getattr(params, constraint))
 
 
 def _is_set(message: Message, name: str) -> bool:

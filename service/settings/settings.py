@@ -179,6 +179,12 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_caller_uploads: Annotated[
         int, Meta(ge=0, le=1_000_000, description="of these, of one caller; 0: half where callers have names, else all")
     ] = 0
+    structure_compile_s: Annotated[
+        float, Meta(ge=0.01, le=60, description="seconds of processor time that a structure may take to be compiled")
+    ] = 1.0
+    structure_memory_mb: Annotated[
+        int, Meta(ge=8, le=4096, description="MiB of memory that a structure may take to be compiled")
+    ] = 64
     stalled_stream_s: Annotated[
         float, Meta(ge=0.001, le=3600, description="seconds after which a completion that nobody reads from is ended")
     ] = 60.0

@@ -27,6 +27,7 @@ REFUSALS: Final = (
     "UNKNOWN_CREDENTIALS",
     "NO_RIGHT",
     "NO_TOKENIZER",
+    "NO_STRUCTURE",
     "STREAMS_LIMIT",
     "CALLER_STREAMS_LIMIT",
     "QUEUED_TOKENS_LIMIT",
@@ -46,7 +47,7 @@ class FrontEndCounters:
 
     open_streams: what is held of `Resource.STREAMS`. front_ends: how many serve. answered_by: which of them answers,
     counted from 1; it is no figure, and never added up.
-    unread_bytes, waiting_texts: as of the last second.
+    unread_bytes, waiting_texts, waiting_structures: as of the last second.
     """
 
     open_streams: int = 0
@@ -59,6 +60,10 @@ class FrontEndCounters:
     unread_bytes: int = 0
     stats_watchers: int = 0
     waiting_texts: int = 0
+    structures_compiled: int = 0
+    structure_hits: int = 0
+    structure_compile_us: int = 0
+    waiting_structures: int = 0
 
 
 _NAMES: Final = tuple(field.name for field in fields(FrontEndCounters) if field.name != "open_streams")
@@ -67,6 +72,7 @@ _OF_THE_LIVING: Final = (
     "unread_bytes",
     "stats_watchers",
     "waiting_texts",
+    "waiting_structures",
 )  # what one that has died has no more of
 _BEATS: Final = len(_NAMES) + len(REFUSALS)  # the cell behind them
 _WORDS: Final = _BEATS + 1

@@ -25,6 +25,11 @@ def service_metrics(board: Board) -> Iterator[Metric]:
     waiting = held[Resource.TOKENIZING_BYTES]
     yield gauge("runahead_tokenizing_bytes", "Bytes of text that wait for the tokenizer, or are with it.", waiting)
     yield gauge("runahead_tokenizer_queue", "Texts that wait for a turn of the tokenizer.", total.waiting_texts)
+    yield counter("runahead_structures_compiled", "Structures that were compiled.", total.structures_compiled)
+    yield counter("runahead_structure_hits", "Structures that were known already.", total.structure_hits)
+    seconds = total.structure_compile_us / 1e6
+    yield counter("runahead_structure_compile_seconds", "Time that compiling structures has taken.", seconds)
+    yield gauge("runahead_structure_queue", "Structures that wait to be compiled.", total.waiting_structures)
     yield gauge("runahead_uploads", "Calls whose request is not there whole.", held[Resource.UPLOADS])
     yield gauge("runahead_unread_bytes", "Of tokens that no stream has taken yet, as estimated.", total.unread_bytes)
     yield gauge("runahead_stats_watchers", "Calls of WatchStats that are open.", total.stats_watchers)

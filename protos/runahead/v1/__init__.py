@@ -11,6 +11,7 @@ from runahead.v1.control_pb2 import (
 )
 from runahead.v1.generate_pb2 import (
     Accepted,
+    Choice,
     Delta,
     Finished,
     FinishReason,
@@ -23,6 +24,7 @@ from runahead.v1.generate_pb2 import (
     Prompt,
     SamplingOptions,
     StoppingOptions,
+    Structure,
     Timing,
     Token,
     TokenIds,
@@ -84,6 +86,7 @@ __all__ = [
     "BarrierStats",
     "BlockStats",
     "ChainStats",
+    "Choice",
     "Delta",
     "DetokenizeRequest",
     "DetokenizeResponse",
@@ -121,6 +124,7 @@ __all__ = [
     "StatsRequest",
     "StatsResponse",
     "StoppingOptions",
+    "Structure",
     "TimeSpan",
     "Timing",
     "Token",

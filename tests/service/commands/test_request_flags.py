@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from runahead.service.commands.client_channel import add_connection_flags, check_url
 from runahead.service.commands.request_flags import UsageError, add_flags, build_request, seconds_of
 from runahead.service.settings.cli_parser import Parser
+from runahead.v1 import GenerateRequest
 
 NO_VALUE = ["x", "1.5.", "-", "9" * 30, "9" * 5000, "1=", "=1", "\udcff"]
 
@@ -38,7 +41,7 @@ def test_a_value_is_taken_or_refused_with_a_sentence_that_names_it(flag: str, te
         assert "invalid" not in sentence and "codec" not in sentence and "literal" not in sentence
         assert len(sentence) < 300
     else:
-        takes_text = {"--url", "--request-id", "--cache-salt", "--stop", "--system"}
+        takes_text = {"--url", "--request-id", "--cache-salt", "--stop", "--system", "--regex", "--choice"}
         number = text[:1] == "9" and flag in {
             *("--temperature", "--top-p", "--min-p"),
             *("--repetition-penalty", "--presence-penalty", "--frequency-penalty"),
@@ -59,3 +62,30 @@ def test_a_time_limit_is_in_seconds() -> None:
 def test_an_empty_address_is_refused() -> None:
     with pytest.raises(UsageError, match="--url must be HOST:PORT, and is ''"):
         check_url("")
+
+
+def request_of(*flags: str) -> GenerateRequest:
+    parser = Parser()
+    add_flags(parser)
+    return build_request(parser.parse_args(["prompt", *flags]))
+
+
+def test_a_structure_is_taken_from_its_flag_or_from_the_file_that_it_names(tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "string"}', encoding="utf-8")
+    assert not request_of().HasField("structure")
+    assert request_of("--json-schema", str(file)).structure.json_schema == '{"type": "string"}'
+    assert request_of("--grammar", str(file)).structure.grammar == '{"type": "string"}'
+    assert request_of("--json-object").structure.json_object
+    assert request_of("--regex", "a+").structure.regex == "a+"
+    assert list(request_of("--choice", "yes", "--choice", "no").structure.choice.texts) == ["yes", "no"]
+
+
+def test_two_structures_and_a_file_that_can_t_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--regex and --choice can't be given together"):
+        request_of("--choice", "a", "--regex", "b")
+    with pytest.raises(UsageError, match=r"--grammar must be a file that can be read, and is .*: No such file"):
+        request_of("--grammar", str(tmp_path / "none"))
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="it is no text in UTF-8"):
+        request_of("--json-schema", str(tmp_path / "bytes"))

@@ -23,12 +23,14 @@ from runahead.service.contract.validation import check_request
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.v1 import (
     AbortRequest,
+    Choice,
     DetokenizeRequest,
     GenerateOnceRequest,
     GenerateRequest,
     OutputOptions,
     SamplingOptions,
     StoppingOptions,
+    Structure,
     TokenIds,
     TokenizeRequest,
 )
@@ -101,6 +103,25 @@ BAD = {
     "too many biases": (sampling(logit_bias=dict.fromkeys(range(1025), 1.0)), "sampling.logit_bias"),
     "allowed id out of range": (sampling(allowed_token_ids=[1, V]), "sampling.allowed_token_ids[1]"),
     "more allowed ids than there are": (sampling(allowed_token_ids=[1] * (V + 1)), "sampling.allowed_token_ids"),
+    "an empty structure": (with_(structure=Structure()), "structure"),
+    "an empty schema": (with_(structure=Structure(json_schema="")), "structure.json_schema"),
+    "an empty expression": (with_(structure=Structure(regex="")), "structure.regex"),
+    "an empty grammar": (with_(structure=Structure(grammar="")), "structure.grammar"),
+    "a long schema": (with_(structure=Structure(json_schema=" " * ((1 << 17) + 1))), "structure.json_schema"),
+    "a long grammar": (with_(structure=Structure(grammar="é" * (1 << 17))), "structure.grammar"),
+    "no object": (with_(structure=Structure(json_object=False)), "structure.json_object"),
+    "a choice of nothing": (with_(structure=Structure(choice=Choice())), "structure.choice.texts"),
+    "a choice of no text": (
+        with_(structure=Structure(choice=Choice(texts=["a", ""]))),
+        "structure.choice.texts[1]",
+    ),
+    "a long choice": (with_(structure=Structure(choice=Choice(texts=["a" * 1025]))), "structure.choice.texts[0]"),
+    "many choices": (with_(structure=Structure(choice=Choice(texts=["a"] * 1025))), "structure.choice.texts"),
+    "much to choose": (with_(structure=Structure(choice=Choice(texts=["a" * 1024] * 129))), "structure.choice.texts"),
+    "a structure that would not end": (
+        with_(structure=Structure(regex="a"), stopping=StoppingOptions(ignore_eos=True)),
+        "stopping.ignore_eos",
+    ),
     "nothing left to draw": (
         with_(
             sampling=SamplingOptions(allowed_token_ids=[256, 9]),

@@ -6,6 +6,7 @@ import pytest
 
 from runahead.runtime.wire.histogram import BOUNDS_S
 from runahead.service.contract.limits import LIMITS
+from runahead.service.structures.structures import Structures
 from runahead.service.text.tokenizer import TextTokenizer
 from runahead.v1 import (
     DetokenizeRequest,
@@ -55,9 +56,10 @@ def test_what_is_looked_at_now_and_then_is_served_as_of_the_last_look(
     handle = service.engine.next_submit().handle
     service.engine.output(handle, [1, 2, 3])  # its call waits for more than tokens
     monkeypatch.setattr(TextTokenizer, "waiting", 7)
+    monkeypatch.setattr(Structures, "waiting", 5)
     while not (stats := service.stub.Stats(StatsRequest(), timeout=TIMEOUT_S).stats.front_end).unread_bytes:
         service.call(service.front_end.take_stock)
-    assert (stats.unread_bytes, stats.waiting_texts) == (3 * 48, 7)
+    assert (stats.unread_bytes, stats.waiting_texts, stats.waiting_structures) == (3 * 48, 7, 5)
     call.cancel()
 
 

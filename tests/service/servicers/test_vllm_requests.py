@@ -14,6 +14,8 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
+from runahead.service.servicers.vllm_requests import generate_request
+from runahead.v1 import Choice, Structure
 from tests.service.fake_engine import INFO
 from tests.service.rpc_errors import code, failure, fields, words
 from tests.service.running_service import Service
@@ -85,12 +87,14 @@ def test_the_prompt_is_the_ids_or_the_text(service: Service) -> None:
 
 UNSUPPORTED = [
     (pb.SamplingParams(n=2), "sampling_params.n"),
-    (pb.SamplingParams(json_schema="{}"), "sampling_params.json_schema"),
-    (pb.SamplingParams(regex="a"), "sampling_params.regex"),
+    (pb.SamplingParams(json_schema=""), "sampling_params.json_schema"),
+    (pb.SamplingParams(regex="a" * ((1 << 17) + 1)), "sampling_params.regex"),
     (pb.SamplingParams(grammar="a"), "sampling_params.grammar"),
     (pb.SamplingParams(structural_tag="a"), "sampling_params.structural_tag"),
-    (pb.SamplingParams(json_object=True), "sampling_params.json_object"),
-    (pb.SamplingParams(choice=pb.ChoiceConstraint(choices=["a"])), "sampling_params.choice"),
+    (pb.SamplingParams(json_object=False), "sampling_params.json_object"),
+    (pb.SamplingParams(choice=pb.ChoiceConstraint()), "sampling_params.choice.choices"),
+    (pb.SamplingParams(choice=pb.ChoiceConstraint(choices=["a", ""])), "sampling_params.choice.choices[1]"),
+    (pb.SamplingParams(regex="a", ignore_eos=True), "sampling_params.ignore_eos"),
     (pb.SamplingParams(truncate_prompt_tokens=-1), "sampling_params.truncate_prompt_tokens"),
     (pb.SamplingParams(grammar_from_first_token=True), "sampling_params.grammar_from_first_token"),
     (pb.SamplingParams(stop=["a"]), "sampling_params.skip_special_tokens"),
@@ -146,6 +150,7 @@ NO_EFFECT = {
 }
 
 
+STRUCTURES = {f"sampling_params.{name}" for name in ("json_schema", "json_object", "regex")}
 STOP = "sampling_params.stop", "sampling_params.skip_special_tokens"  # which has to be set with it
 
 
@@ -165,11 +170,12 @@ def one_value(field: FieldDescriptor) -> Any:
 
 
 def asked_of_the_engine(service: Service, asked: Any) -> tuple[Any, ...] | str:
-    """What the engine gets, or the field that is refused."""
+    """What the engine gets, or the field that is refused; of a structure, the sentence by which this engine's are."""
     call = generate(service, asked)
     while service.engine.submitted.empty():
         if call.done():
-            return fields(failure(lambda: list(call)))[0]
+            error = failure(lambda: list(call))
+            return words(error) if code(error) == grpc.StatusCode.FAILED_PRECONDITION else fields(error)[0]
         time.sleep(0.001)
     submit = service.engine.next_submit()
     call.cancel()
@@ -188,7 +194,8 @@ def test_no_field_of_a_request_is_passed_over(service: Service) -> None:
         where.MergeFrom(type(where)(**{field.name: one_value(field)}))
         asked = asked_of_the_engine(service, changed)
         if isinstance(asked, str):
-            assert asked.startswith(path) or (path, asked) == STOP
+            no_structure = path in STRUCTURES and asked.startswith("this server takes no structure")
+            assert asked.startswith(path) or (path, asked) == STOP or no_structure
         elif asked == base:
             passed_over.add(path)
     assert passed_over == NO_EFFECT
@@ -203,3 +210,17 @@ def test_the_length_of_the_prompt_is_bounded_as_ours(service: Service) -> None:
     refused = m.Refused(service.engine.next_submit().handle, "INVALID_ARGUMENT", "no room", "stopping.max_tokens")
     service.engine.send(refused)
     assert fields(failure(lambda: list(call))) == ["sampling_params.max_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "structure"),
+    [
+        (pb.SamplingParams(json_schema="{}"), Structure(json_schema="{}")),
+        (pb.SamplingParams(json_object=True), Structure(json_object=True)),
+        (pb.SamplingParams(regex="a"), Structure(regex="a")),
+        (pb.SamplingParams(choice=pb.ChoiceConstraint(choices=["a", "b"])), Structure(choice=Choice(texts=["a", "b"]))),
+    ],
+)
+def test_what_an_answer_must_be_is_the_same_in_both_contracts(asked: Any, structure: Structure) -> None:
+    ours = generate_request(pb.GenerateRequest(text="a", sampling_params=asked), 10)
+    assert ours.structure == structure

@@ -85,7 +85,7 @@ def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> No
         "keepalive_time_s": 13.5, "keepalive_timeout_s": 14.5, "min_ping_interval_s": 15.5, "max_ping_strikes": 16,
         "max_request_bytes": 1717, "max_response_bytes": 1818181, "max_completion_s": 19.5, "stalled_stream_s": 20.5,
         "plaintext_tokens": True, "share_prefix_cache": True, "reflection": False, "request_log": False,
-        "otlp_endpoint": "http://c:1", "vllm_facade": True,
+        "otlp_endpoint": "http://c:1", "vllm_facade": True, "structure_compile_s": 2.5, "structure_memory_mb": 99,
         "health_host": "::1", "health_port": 13, "control_port": 14, "metrics_host": "::1", "metrics_port": 15,
     }  # fmt: skip
     assert set(changed) == set(SETTINGS), "this test must name every setting"

@@ -53,14 +53,14 @@ USUAL = {
     "vllm:request_queue_time_seconds": HISTOGRAM,
 }
 OWN_GAUGES = (
-    "info engine_up front_ends open_streams queued_tokens tokenizing_bytes tokenizer_queue uploads unread_bytes "
-    "stats_watchers connections process_resident_memory_bytes process_open_fds kv_blocks paused_requests overlap_ratio "
-    "preparing_requests ledger_depth ledger_depth_max run_ahead"
+    "info engine_up front_ends open_streams queued_tokens tokenizing_bytes tokenizer_queue structure_queue uploads "
+    "unread_bytes stats_watchers connections process_resident_memory_bytes process_open_fds kv_blocks paused_requests "
+    "overlap_ratio preparing_requests ledger_depth ledger_depth_max run_ahead"
 )
 OWN_COUNTERS = (
     "stop_strings cancelled slow_readers refusals recomputed_tokens void_rows front_ends_lost launches "
     "device_busy_seconds device_idle_seconds device_idle_inside_seconds host_seconds graph_captures graph_replays "
-    "fallbacks barriers barrier_seconds"
+    "fallbacks barriers barrier_seconds structures_compiled structure_hits structure_compile_seconds"
 )
 OWN = {f"runahead_{name}": GAUGE for name in OWN_GAUGES.split()} | {
     f"runahead_{name}": COUNTER for name in OWN_COUNTERS.split()

@@ -1,0 +1,1 @@
+"""Grammars that a completion must match, over the tokens of a model, without torch."""

@@ -1,0 +1,14 @@
+"""The library that knows grammars is an extra. Nothing of it is loaded here."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Final
+
+EXTRA: Final = "structure"
+INSTALL: Final = f"pip install 'runahead-server[{EXTRA}]'"
+
+
+def is_installed() -> bool:
+    """Whether this interpreter has the extra."""
+    return find_spec("llguidance") is not None

@@ -1,0 +1,55 @@
+"""The flags that say what a completion must be, of which one can be given."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Final
+
+from runahead.runtime.wire.setting import shown
+from runahead.v1 import Choice, Structure
+
+_FLAGS: Final = ("json_schema", "json_object", "regex", "choice", "grammar")
+
+
+def add_structure_flags(parser: argparse.ArgumentParser) -> None:
+    """One for each kind of structure."""
+    parser.add_argument(
+        "--json-schema", metavar="FILE", help="a text of JSON that is valid by the JSON Schema in a file"
+    )
+    parser.add_argument("--json-object", action="store_true", default=None, help="an object of JSON, whatever is in it")
+    parser.add_argument("--regex", metavar="TEXT", help="a text that all of this regular expression matches")
+    parser.add_argument("--choice", action="append", metavar="TEXT", help="one of several texts; may be repeated")
+    parser.add_argument("--grammar", metavar="FILE", help="a text of the grammar in a file, in the words of Lark")
+
+
+def structure_of(arguments: argparse.Namespace) -> Structure | None:
+    """What the flags describe; None where none is given. Raises ValueError, whose sentence names the flag."""
+    given = {name: value for name in _FLAGS if (value := getattr(arguments, name, None)) is not None}
+    if not given:
+        return None
+    if len(given) > 1:
+        flags = " and ".join(map(_flag, given))
+        raise ValueError(f"{flags} can't be given together: a completion has one structure")
+    ((name, value),) = given.items()
+    if name in ("json_schema", "grammar"):
+        value = _read(name, value)
+    try:
+        structure = Structure(choice=Choice(texts=value) if name == "choice" else None)
+        if name != "choice":
+            setattr(structure, name, value)
+        return structure
+    except ValueError as error:  # a character that no text may hold
+        raise ValueError(f"{_flag(name)} must be text in UTF-8, and is {shown(value)}") from error
+
+
+def _read(name: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise ValueError(f"{_flag(name)} must be a file that can be read, and is {shown(path)}: {why}") from error
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

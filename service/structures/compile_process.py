@@ -1,0 +1,140 @@
+"""The process that compiles structures for one front end: `python -m runahead.service.structures.compile_process`.
+
+It reads lines of JSON from standard input and writes one for each to standard output, which
+`runahead.service.structures.orders` has. What a caller has written is compiled here, so that the system can end it: by
+a signal beyond the processor time that one structure may take, and by refusing memory, which ends this process too. At
+the input's end its front end is gone, and it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from llguidance import LLTokenizer
+
+from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
+from runahead.runtime.grammar.matcher import GrammarError, VocabularyError, load_vocabulary, new_matcher
+from runahead.service.structures.fault import StructureFault
+from runahead.service.structures.grammar_text import grammar_text, of_schema
+from runahead.service.structures.orders import Answer, Ask, Ready, Vocabulary
+from runahead.service.structures.schema_check import Schema, parts
+
+_STATM: Final = Path("/proc/self/statm")
+_DATA: Final = 5  # its field of what `RLIMIT_DATA` bounds, in pages
+_MIB: Final = 1 << 20
+_SEARCH_S: Final = 0.2  # of the bound, at most, for the place of a fault in a schema
+_NOTHING: Final = "NoExtension"  # how the library's reasons begin where no text goes on
+_WORDS: Final = 300  # characters of the library's reasons that are told
+
+
+def main() -> int:
+    """Answers until the input ends. Returns the exit code."""
+    said = sys.stdin.buffer
+    orders = msgspec.json.decode(said.readline(), type=Vocabulary)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        vocabulary = load_vocabulary(
+            open_checkpoint(Path(orders.model)).tokenizer(), orders.vocab_size, orders.eos_token_ids
+        )
+    except (CheckpointError, VocabularyError) as error:
+        _say(Ready(unusable=str(error)))
+        return 0
+    _say(Ready())
+    began = _data_bytes()
+    for line in said:
+        ask = msgspec.json.decode(line, type=Ask)
+        with _bounds(orders):
+            answer = compiled(vocabulary, ask, orders)
+        is_last = _data_bytes() - began > orders.memory_mb * _MIB
+        _say(msgspec.structs.replace(answer, is_last=is_last))
+        if is_last:
+            return 0
+    return 0
+
+
+def compiled(vocabulary: LLTokenizer, ask: Ask, orders: Vocabulary) -> Answer:
+    """The structure's grammar, or what is wrong with it."""
+    try:
+        grammar, schema = grammar_text(ask.kind, ask.text, ask.depth)
+        try:
+            _try(vocabulary, grammar)
+        except StructureFault as fault:
+            raise _where(vocabulary, schema, fault, orders) from None
+    except StructureFault as fault:
+        return Answer(place=fault.place, sentence=fault.sentence)
+    except MemoryError:
+        return Answer(sentence=f"needs more than {orders.memory_mb} MiB of memory to be compiled")
+    return Answer(grammar=grammar)
+
+
+def _try(vocabulary: LLTokenizer, grammar: str) -> None:
+    """Raises StructureFault for a grammar that is none, that costs too much, or that nothing can match, as far as that
+    shows before the first token."""
+    try:
+        matcher = new_matcher(vocabulary, grammar)
+    except GrammarError as error:
+        raise StructureFault("", f"can't be compiled: {_line(error)}") from None
+    matcher.compute_bitmask()
+    if matcher.is_error():
+        reason = _line(matcher.get_error())
+        if reason.startswith(_NOTHING):
+            raise StructureFault("", "has nothing that matches it")
+        raise StructureFault("", f"costs too much at its first position: {reason}")
+
+
+def _where(vocabulary: LLTokenizer, schema: Schema | None, fault: StructureFault, orders: Vocabulary) -> StructureFault:
+    """The fault with the place in the schema that it comes from: the innermost part that has one by itself."""
+    if not isinstance(schema, dict):
+        return fault
+    kept: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    until = time.process_time() + orders.compile_s * _SEARCH_S
+    for place, part in parts(schema):
+        if place == "#" or time.process_time() > until:
+            break
+        if not isinstance(part, dict):
+            continue
+        try:
+            _try(vocabulary, of_schema({**part, **kept}))
+        except StructureFault as inner:
+            return StructureFault(place, inner.sentence)
+    return StructureFault("#", fault.sentence)
+
+
+@contextlib.contextmanager
+def _bounds(orders: Vocabulary) -> Iterator[None]:
+    """Beyond its processor time the system ends this process, and beyond its memory refuses it more."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + orders.memory_mb * _MIB, hard))
+    signal.setitimer(signal.ITIMER_PROF, orders.compile_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def _data_bytes() -> int:
+    return int(_STATM.read_text().split()[_DATA]) * resource.getpagesize()
+
+
+def _line(words: object) -> str:
+    """The library's reason on one line, of a length that can be read."""
+    text = " ".join(str(words).replace("<non-verbose/>", "").split())
+    return text if len(text) <= _WORDS else text[:_WORDS] + "…"
+
+
+def _say(message: Ready | Answer) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""From what a request says to a grammar in llguidance's own JSON, which is what the engine is sent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from llguidance import LLMatcher
+
+from runahead.runtime.wire.parameters import MAX_STRUCTURE
+from runahead.service.structures.fault import StructureFault
+from runahead.service.structures.lark_check import check_lark
+from runahead.service.structures.schema_check import Schema, enforced, read_schema
+
+_DELETE: Final = "\x7f"  # which Lark wants escaped, and JSON does not
+
+
+def grammar_text(kind: str, text: str, most_depth: int) -> tuple[str, Schema | None]:
+    """The grammar of a structure, and of a schema what was enforced of it. Raises StructureFault.
+
+    kind, text: of `runahead.service.contract.structure.StructureSource`. most_depth: of lists, objects and brackets.
+    """
+    schema: Schema | None = None
+    if kind == "json_schema":
+        schema = enforced(read_schema(text, most_depth))
+        grammar = of_schema(schema)
+    elif kind == "regex":
+        grammar = LLMatcher.grammar_from_regex(text)
+    elif kind == "choice":
+        grammar = _of({"lark_grammar": "start: " + " | ".join(map(_literal, json.loads(text)))})
+    else:
+        check_lark(text, most_depth)
+        grammar = _of({"lark_grammar": text})
+    if len(grammar) > MAX_STRUCTURE:
+        raise StructureFault("", f"makes a grammar of {len(grammar)} characters, and one may have {MAX_STRUCTURE}")
+    return grammar, schema
+
+
+def of_schema(schema: Schema) -> str:
+    """The grammar of a schema of which all is enforced."""
+    return _of({"json_schema": schema})
+
+
+def _of(grammar: dict[str, Any]) -> str:
+    return json.dumps({"grammars": [grammar]}, ensure_ascii=False, separators=(",", ":"))
+
+
+def _literal(text: str) -> str:
+    """A text as Lark writes it."""
+    return json.dumps(text, ensure_ascii=False).replace(_DELETE, "\\u007f")

@@ -1,0 +1,125 @@
+"""Structures of requests, each compiled once: what a front end knows of them, and who makes the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Final
+
+from runahead.runtime.checkpoint import BUNDLED, BUNDLED_FOLDER
+from runahead.runtime.grammar.extra import INSTALL, is_installed
+from runahead.runtime.wire.messages import EngineInfo
+from runahead.service.contract.errors import Violation, invalid_argument, no_structure
+from runahead.service.contract.limits import LIMITS
+from runahead.service.contract.structure import StructureSource
+from runahead.service.settings.settings import FrontEndSettings
+from runahead.service.shared_memory.board import FrontEndCounters
+from runahead.service.structures.compiler import Compiler
+from runahead.service.structures.orders import Answer, Vocabulary
+from runahead.service.structures.turns import Turns
+
+_ENTRY_BYTES: Final = 500  # of one that is remembered, beside its texts
+
+
+def why_none(info: EngineInfo) -> str:
+    """Why requests can have no structure, as the end of a sentence. Empty: they can."""
+    if not is_installed():
+        return f"it was installed without what structures need; {INSTALL} brings it"
+    if not info.structures:
+        return f"its engine follows none on the device {info.device}"
+    return ""
+
+
+class Structures:
+    """What compiles the structures of one front end's requests. To be used on one event loop, and closed.
+
+    counters: of the front end.
+    """
+
+    def __init__(self, info: EngineInfo, settings: FrontEndSettings, counters: FrontEndCounters) -> None:
+        self._refusal = why_none(info)
+        self._compiler = Compiler(
+            Vocabulary(
+                model=str(BUNDLED_FOLDER if settings.model == BUNDLED else Path(settings.model)),
+                vocab_size=info.vocab_size,
+                eos_token_ids=info.eos_token_ids,
+                compile_s=settings.structure_compile_s,
+                memory_mb=settings.structure_memory_mb,
+            )
+        )
+        self._counters = counters
+        self._turns = Turns()
+        self._known: OrderedDict[StructureSource, Answer] = OrderedDict()  # the newest last
+        self._known_bytes = 0
+
+    @property
+    def waiting(self) -> int:
+        """Structures that wait for a turn."""
+        return self._turns.waiting
+
+    def is_known(self, source: StructureSource) -> bool:
+        """`grammar` does not wait for anything."""
+        return bool(self._refusal) or source in self._known
+
+    async def grammar(self, source: StructureSource, caller: int) -> str:
+        """The grammar of a structure, as `Submit` has it. caller: callers take turns.
+
+        Raises ServiceError: INVALID_ARGUMENT with the place where it is wrong, FAILED_PRECONDITION where structures are
+        not served, and what `Compiler.compile` raises.
+        """
+        if self._refusal:
+            raise no_structure(self._refusal)
+        if (answer := self._remembered(source)) is None:
+            await self._turns.take(caller)
+            # Whoever stops waiting ends no work that others may ask for next.
+            compiling = asyncio.ensure_future(self._compiled(source))
+            compiling.add_done_callback(lambda task: task.cancelled() or task.exception())
+            compiling.add_done_callback(lambda _: self._turns.give_back())
+            answer = await asyncio.shield(compiling)
+        if answer.sentence:
+            raise invalid_argument([_violation(source, answer)])
+        return answer.grammar
+
+    async def close(self) -> None:
+        """Ends the compile process."""
+        await self._compiler.close()
+
+    async def _compiled(self, source: StructureSource) -> Answer:
+        """Within a turn."""
+        if (known := self._remembered(source)) is not None:  # since it has waited
+            return known
+        began = time.monotonic()
+        answer = await self._compiler.compile(source)
+        self._counters.structures_compiled += 1
+        self._counters.structure_compile_us += round((time.monotonic() - began) * 1e6)
+        self._remember(source, answer)
+        return answer
+
+    def _remembered(self, source: StructureSource) -> Answer | None:
+        answer = self._known.get(source)
+        if answer is not None:
+            self._known.move_to_end(source)
+            self._counters.structure_hits += 1
+        return answer
+
+    def _remember(self, source: StructureSource, answer: Answer) -> None:
+        self._known[source] = answer
+        self._known_bytes += _size(source, answer)
+        while self._known_bytes > LIMITS.structure_cache_bytes:
+            self._known_bytes -= _size(*self._known.popitem(last=False))
+
+
+def _size(source: StructureSource, answer: Answer) -> int:
+    return 4 * (len(source.text) + len(answer.grammar) + len(answer.sentence)) + _ENTRY_BYTES
+
+
+def _violation(source: StructureSource, answer: Answer) -> Violation:
+    """A place in a schema is a part of the path; a line of a grammar, of the sentence."""
+    if answer.place.startswith("#"):
+        path = source.field + answer.place
+        return Violation(path, f"{path} {answer.sentence}")
+    if answer.place:
+        return Violation(source.field, f"{source.field} {answer.sentence} ({answer.place})")
+    return Violation(source.field, f"{source.field} {answer.sentence}")

@@ -1,0 +1,53 @@
+"""One after the other, callers in turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+
+class Turns:
+    """One turn at a time. Of those who wait, the caller has the next whose last one was longest ago; of one caller's,
+    who came first. Used on one event loop."""
+
+    def __init__(self) -> None:
+        self._taken = False
+        self._given = 0  # so far
+        self._last: dict[int, int] = {}  # the caller's last turn, of those who wait
+        self._waiting: dict[int, deque[asyncio.Future[None]]] = {}
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return sum(not mine.cancelled() for lane in self._waiting.values() for mine in lane)
+
+    async def take(self, caller: int) -> None:
+        """Returns when it is the caller's turn, which is to be given back. If cancelled, it is nobody's."""
+        if not self._taken:
+            self._taken = True
+            return
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._last.setdefault(caller, self._given)
+        self._waiting.setdefault(caller, deque()).append(mine)
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if not mine.cancelled():
+                self.give_back()  # it came at the same moment
+            raise
+
+    def give_back(self) -> None:
+        """The turn is over, and the next one begins."""
+        while self._waiting:
+            caller = min(self._waiting, key=lambda who: self._last[who])
+            lane = self._waiting[caller]
+            mine = lane.popleft()
+            if not lane:
+                del self._waiting[caller], self._last[caller]
+            if not mine.cancelled():
+                self._given += 1
+                if lane:
+                    self._last[caller] = self._given
+                mine.set_result(None)
+                return
+        self._taken = False
