@@ -12,6 +12,7 @@ from typing import Final
 
 import torch
 
+from runahead.runtime.kernels.layers import Dense
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.weights import described
@@ -50,12 +51,13 @@ def step_bytes(config: ModelConfig, dtype: torch.dtype) -> StepBytes:
     """Of a model whose weights and cache are of `dtype`."""
     model = described(config)
     untied = 0 if config.tie_word_embeddings else model.embedding.numel()  # of which a step reads a row for each token
-    layer = model.layers[0]
+    mixer, dense = model.layers[0].mixer, model.layers[0].feed_forward
+    assert isinstance(dense, Dense), "the experts that a step reads are not known beforehand"
     parts = {
-        "qkv": layer.mixer.qkv.weight,
-        "o": layer.mixer.o.weight,
-        "gate_up": layer.feed_forward.gate_up.weight,
-        "down": layer.feed_forward.down.weight,
+        "qkv": mixer.qkv.weight,
+        "o": mixer.o.weight,
+        "gate_up": dense.gate_up.weight,
+        "down": dense.down.weight,
         "head": model.lm_head,
     }
     return StepBytes(

@@ -18,6 +18,7 @@ from benchmarks.gpu_table.engines import Bench
 from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.settings import Settings
 from benchmarks.gpu_table.shapes import Shape
+from runahead.runtime.kernels.layers import Experts, Layer
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.weights import described
 from runahead.runtime.wire import messages as m
@@ -54,13 +55,19 @@ class FirstTokens:
 
 def products_ms(config: ModelConfig, tokens: int) -> float:
     """Of the layers' products for so many tokens, if nothing else ran."""
-    weights = described(config)
-    layers = sum(
-        linear.weight.numel()
-        for layer in weights.layers
-        for linear in (layer.mixer.qkv, layer.mixer.o, layer.feed_forward.gate_up, layer.feed_forward.down)
-    )
-    return 2 * layers * tokens / MATRIX_RATE * 1e3
+    numbers = sum(_weights_of_a_token(layer) for layer in described(config).layers)
+    return 2 * numbers * tokens / MATRIX_RATE * 1e3
+
+
+def _weights_of_a_token(layer: Layer) -> int:
+    """Numbers in the matrices that a token is multiplied with: of experts, those that it chooses."""
+    mixer, dense = layer.mixer, layer.feed_forward
+    linears = [mixer.qkv, mixer.o]
+    if isinstance(dense, Experts):
+        linears += [dense.router, *dense.gate_up[: dense.chosen], *dense.down[: dense.chosen]]
+    else:
+        linears += [dense.gate_up, dense.down]
+    return sum(linear.weight.numel() for linear in linears)
 
 
 def of_long_prompts(shape: Shape, longest: int) -> Shape:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Attention, Dense, Ends
+from runahead.runtime.kernels.layers import Attention, Dense, Ends, Experts
 
 _Stream = TypeVar("_Stream")
 
@@ -35,6 +35,10 @@ class BoundKernels(Protocol[_Stream]):
         """
 
     def dense(self, weights: Dense) -> Callable[[_Stream], None]: ...
+
+    def experts(self, weights: Experts) -> Callable[[_Stream], None]:
+        """Routing and grouping belong to the work. On a device of its own they stay there, in launches of one shape:
+        no count of them reaches the host. An expert that no token of a live row has chosen is not read."""
 
     def stream(self, batch: ForwardBatch, cache: KVCache) -> AbstractContextManager[_Stream]:
         """The batch's tokens, embedded. Every layer is bound before the first stream begins."""

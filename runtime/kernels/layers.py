@@ -104,9 +104,38 @@ class Dense:
     activation: Activation = "silu"
 
 
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A feed-forward in which each token is sent to a few of many experts: x += the sum, over the experts that the
+    token's router chooses, of share * down(silu(gate) * up), gate and up of norm(x), which are one product.
+
+    The router's scores are a product of norm(x). Shares are their softmax over all experts, in float32; those of the
+    `chosen` highest scores count, of equal scores the experts of the lowest numbers, and they are divided by their own
+    sum if `renormalised`. A token's sum is taken in the order of the experts' numbers, whatever its neighbours choose.
+    Tokens of masked rows, and padding, choose none, and nothing is added to them.
+    """
+
+    norm: Norm  # over hidden
+    router: Linear  # hidden to experts
+    gate_up: tuple[Linear, ...]  # of each expert, hidden to 2 * intermediate
+    down: tuple[Linear, ...]  # of each expert, intermediate to hidden
+    chosen: int  # experts of a token
+    renormalised: bool
+
+    @property
+    def count(self) -> int:
+        """How many experts there are."""
+        return len(self.gate_up)
+
+    @property
+    def width(self) -> int:
+        """intermediate, of an expert."""
+        return self.down[0].weight.shape[1]
+
+
 # Another kind joins its alias; `BoundKernels` says what else it takes.
 Mixer: TypeAlias = Attention
-FeedForward: TypeAlias = Dense
+FeedForward: TypeAlias = Dense | Experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +145,13 @@ class Layer:
 
 
 def products_of(layer: Layer) -> list[Linear]:
-    """Every product of a layer, in the order of its fields."""
-    parts = [getattr(kind, field.name) for kind in (layer.mixer, layer.feed_forward) for field in fields(kind)]
-    return [part for part in parts if isinstance(part, Linear)]
+    """Every product of a layer, in the order of its fields; those of experts one by one."""
+    found: list[Linear] = []
+    for kind in (layer.mixer, layer.feed_forward):
+        for field in fields(kind):
+            part = getattr(kind, field.name)
+            found += [item for item in (part if isinstance(part, tuple) else (part,)) if isinstance(item, Linear)]
+    return found
 
 
 @dataclass(frozen=True, slots=True)

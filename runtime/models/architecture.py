@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -66,6 +66,13 @@ class TensorReader:
 
         weight = self.pack(ordered(self.tensor(tuple(f"{name}.weight" for name in names), rows, columns)))
         return Linear(weight, ordered(self.tensor(tuple(f"{name}.bias" for name in names), rows)) if bias else None)
+
+    def linears(self, names: Sequence[tuple[str, ...]], rows: tuple[int, ...], columns: int) -> tuple[Linear, ...]:
+        """Products that are alike, one for each entry of `names`, which is as `linear` has it. They are read into one
+        tensor, of which each has its part where packing leaves matrices as they are."""
+        every = tuple(f"{name}.weight" for each in names for name in each)
+        whole = self.tensor(every, rows * len(names), columns)
+        return tuple(Linear(self.pack(weight), None) for weight in whole.split(sum(rows)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import torch
 from runahead.cuda_graphs.enqueue_watch import unwatched
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.kernel_set import BoundKernels, KernelSet
-from runahead.runtime.kernels.layers import Ends, Layer
+from runahead.runtime.kernels.layers import Ends, Experts, Layer
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.memory import memory_of
@@ -67,4 +67,7 @@ class Decoder:
 
 def _bound(kernels: BoundKernels[Any], layer: Layer, places: Iterator[int]) -> tuple[Work, Work]:
     """The layer's work. places: of keys and values in the cache, which a mixer that keeps some takes the next of."""
-    return kernels.attention(layer.mixer, next(places)), kernels.dense(layer.feed_forward)
+    mix = kernels.attention(layer.mixer, next(places))
+    if isinstance(layer.feed_forward, Experts):
+        return mix, kernels.experts(layer.feed_forward)
+    return mix, kernels.dense(layer.feed_forward)

@@ -12,7 +12,7 @@ from runahead.runtime.models.architecture import Architecture
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_keys import NEUTRAL, UNREAD
 from runahead.runtime.models.config_values import token_ids
-from runahead.runtime.models.registry import ARCHITECTURES
+from runahead.runtime.models.registry import ARCHITECTURES, NOT_SERVED
 
 
 def load_config(checkpoint: Checkpoint) -> ModelConfig:
@@ -40,6 +40,11 @@ def parse_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Mode
 
 def _architecture(raw: Mapping[str, Any]) -> Architecture[Any]:
     names = raw.get("architectures")
+    if isinstance(names, list) and len(names) == 1 and names[0] in tuple(NOT_SERVED):
+        raise CheckpointError(
+            f"architectures is {names!r}, which is not served: {NOT_SERVED[names[0]]}; supported are "
+            f"{', '.join(ARCHITECTURES)}: serve a model of one of these"
+        )
     if not isinstance(names, list) or len(names) != 1 or names[0] not in tuple(ARCHITECTURES):
         raise CheckpointError(
             f"architectures is {names!r}; supported are {', '.join(ARCHITECTURES)}: serve a model of one of these"

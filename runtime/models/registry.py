@@ -10,10 +10,12 @@ from runahead.runtime.models.granite import GRANITE
 from runahead.runtime.models.llama import LLAMA
 from runahead.runtime.models.ministral import MINISTRAL
 from runahead.runtime.models.mistral import MISTRAL
+from runahead.runtime.models.mixtral import MIXTRAL
 from runahead.runtime.models.olmo2 import OLMO2
 from runahead.runtime.models.phi3 import PHI3
 from runahead.runtime.models.qwen2 import QWEN2
 from runahead.runtime.models.qwen3 import QWEN3
+from runahead.runtime.models.qwen3_moe import QWEN3_MOE
 from runahead.runtime.models.smollm3 import SMOLLM3
 
 _SERVED: Final[tuple[Architecture[Any], ...]] = (
@@ -27,5 +29,13 @@ _SERVED: Final[tuple[Architecture[Any], ...]] = (
     OLMO2,
     PHI3,
     GEMMA3,
+    MIXTRAL,
+    QWEN3_MOE,
 )
 ARCHITECTURES: Final = {found.name: found for found in _SERVED}
+
+# Asked for, and not served: what their layers have that no kernel here computes.
+NOT_SERVED: Final = {
+    "GptOssForCausalLM": "gpt-oss keeps its experts in MXFP4 and gives each head of its attention a sink",
+    "Glm4MoeForCausalLM": "GLM-4.5 chooses experts by groups and a correction of its router's scores, and shares one",
+}

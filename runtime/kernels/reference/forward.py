@@ -16,14 +16,16 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, Ends, Linear, Norm
+from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, Ends, Experts, Linear, Norm
 from runahead.runtime.kernels.reference.attention import AttentionPlan, attend, plan_attention, silence_sparse_warning
 from runahead.runtime.kernels.reference.buffers import AttentionBuffers, Buffers, DenseBuffers
+from runahead.runtime.kernels.reference.experts import BoundExperts, ExpertBuffers, live_tokens
 from runahead.runtime.kernels.reference.linear import Product, Products, choose_products, linear
 from runahead.runtime.kernels.reference.norm import NormWeight, gelu_mul, silu_mul
 from runahead.runtime.kernels.reference.rope import rope_factors
 
 _KEPT_TOKENS: Final = 64  # buffers of forwards up to this long are kept, one set a length: those of decode steps
+_NOBODY: Final = np.zeros(0, np.intp)
 _Kind = TypeVar("_Kind")
 
 
@@ -54,6 +56,7 @@ class _Workspace:
     buffers: Buffers
     attention: tuple[AttentionBuffers, ...]
     dense: tuple[DenseBuffers, ...]
+    experts: tuple[ExpertBuffers, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ class ReferenceStream:
     work: _Workspace
     caches: tuple[_LayerCache, ...]
     plans: list[AttentionPlan]  # by number
+    live: NDArray[np.intp]  # which tokens are of live rows; empty where no layer asks
 
 
 class ReferenceBoundKernels:
@@ -82,6 +86,7 @@ class ReferenceBoundKernels:
         self._shapes: list[tuple[AttentionShape, int]] = []  # a shape, and which rope
         self._windows: list[tuple[int, int]] = []  # the number of these two, and a window
         self._widths: list[int] = []
+        self._experts: list[tuple[int, int]] = []  # how many, and their width
         self._work: dict[int, _Workspace] = {}  # by T
         self._cache: tuple[KVCache, tuple[_LayerCache, ...]] | None = None
         self._plans: list[AttentionPlan] = []  # of the forward before
@@ -124,6 +129,18 @@ class ReferenceBoundKernels:
 
         return feed_forward
 
+    def experts(self, weights: Experts) -> Callable[[ReferenceStream], None]:
+        """See `BoundKernels.experts`."""
+        kind = _number(self._experts, (weights.count, weights.width))
+        norm, bound = NormWeight.of(weights.norm), BoundExperts.of(weights, self._products)
+
+        def feed_forward(stream: ReferenceStream) -> None:
+            buffers = stream.work.buffers
+            buffers.norm.apply(norm)
+            bound.add(buffers, stream.work.experts[kind], stream.live)
+
+        return feed_forward
+
     @contextmanager
     def stream(self, batch: ForwardBatch, cache: KVCache) -> Iterator[ReferenceStream]:
         """See `BoundKernels.stream`."""
@@ -138,7 +155,8 @@ class ReferenceBoundKernels:
             for own, (_, rope) in zip(work.attention, self._shapes, strict=True):
                 own.rotation.turn_to(self._ropes[rope], buffers.positions)
             self._plan(batch, buffers.tokens, cache)
-            yield ReferenceStream(batch.num_tokens, work, caches, self._plans)
+            live = live_tokens(batch) if self._experts else _NOBODY
+            yield ReferenceStream(batch.num_tokens, work, caches, self._plans, live)
 
     def end(self, stream: ReferenceStream) -> torch.Tensor:
         """See `BoundKernels.end`."""
@@ -167,6 +185,7 @@ class ReferenceBoundKernels:
                 Buffers.make(tokens, self._embedding.shape[1], self._products),
                 tuple(AttentionBuffers.make(tokens, shape) for shape, _ in self._shapes),
                 tuple(DenseBuffers.make(tokens, width, self._products) for width in self._widths),
+                tuple(ExpertBuffers.make(tokens, self._embedding.shape[1], *kind) for kind in self._experts),
             )
             if tokens <= _KEPT_TOKENS:
                 self._work[tokens] = work

@@ -16,7 +16,7 @@ from typing import Final
 
 import torch
 
-from runahead.runtime.kernels.layers import Layer, products_of
+from runahead.runtime.kernels.layers import Experts, Layer, products_of
 from runahead.runtime.kernels.triton.tilings import takes_depth
 from runahead.runtime.wire.messages import Exactness
 
@@ -38,9 +38,13 @@ def shape_key(layers: Sequence[Layer], vocab_size: int, dtype: torch.dtype) -> s
 def _kind(layer: Layer) -> str:
     shape, window = layer.mixer.shape, layer.mixer.window
     within = f" within {window} tokens" if window else ""
-    width = layer.feed_forward.down.weight.shape[1]
-    own = f"{shape.heads} heads and {shape.kv_heads} KV heads of {shape.head_dim}{within}, feed-forward {width}"
-    behind = layer.mixer.post_norm is not None, layer.feed_forward.post_norm is not None
+    dense = layer.feed_forward
+    if isinstance(dense, Experts):
+        width, post_norm = f"{dense.count} experts of {dense.width}, {dense.chosen} a token", None
+    else:
+        width, post_norm = f"feed-forward {dense.down.weight.shape[1]}", dense.post_norm
+    own = f"{shape.heads} heads and {shape.kv_heads} KV heads of {shape.head_dim}{within}, {width}"
+    behind = layer.mixer.post_norm is not None, post_norm is not None
     return f"{own}, norms behind" if any(behind) else own
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as functional
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Attention, Dense, Ends, Linear
+from runahead.runtime.kernels.layers import Attention, Dense, Ends, Experts, Linear
 from runahead.runtime.kernels.triton.decode_streams import (
     MAX_ROWS,
     DecodeBuffers,
@@ -45,6 +45,9 @@ class TritonBoundKernels:
     def dense(self, weights: Dense) -> Callable[[Stream], None]:
         self._look_at(weights.gate_up, weights.down)
         return lambda stream: stream.dense(weights)
+
+    def experts(self, weights: Experts) -> Callable[[Stream], None]:
+        raise AssertionError("a model with experts is refused before its weights are read")
 
     def stream(self, batch: ForwardBatch, cache: KVCache) -> AbstractContextManager[Stream]:
         if self._exact:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from runahead.runtime.kernels.layers import Layer
+from runahead.runtime.kernels.layers import Experts, Layer
 from runahead.runtime.kernels.triton.decode_streams import MAX_ROWS
 from runahead.runtime.kernels.triton.gpu import current_gpu
 from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, STORE
@@ -55,8 +55,9 @@ def tilings_asked_for(
 def _products(layers: Sequence[Layer]) -> Iterator[Product]:
     for layer in layers:
         mixer, dense = layer.mixer, layer.feed_forward
-        after_mixer, after_dense = (ADD if part.post_norm is None else STORE for part in (mixer, dense))
-        ends = ((mixer.qkv, STORE), (mixer.o, after_mixer), (dense.gate_up, GATED), (dense.down, after_dense))
+        ends = [(mixer.qkv, STORE), (mixer.o, ADD if mixer.post_norm is None else STORE)]
+        if not isinstance(dense, Experts):
+            ends += [(dense.gate_up, GATED), (dense.down, ADD if dense.post_norm is None else STORE)]
         for linear, epilogue in ends:
             outputs, depth = linear.weight.shape
             yield outputs, depth, EPILOGUES[epilogue]

@@ -29,7 +29,7 @@ from runahead.runtime.models.weights import dummy_weights
 from tests.runtime.kernels.broken_products import RowsTogether
 from tests.runtime.models.dense_configs import dense_config
 
-QWEN2, QWEN3 = "Qwen2ForCausalLM", "Qwen3ForCausalLM"
+QWEN2, QWEN3, QWEN3_MOE = "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"
 
 ROWS = (*range(1, 73), 96, 192, 200, 256, 512)
 THREADS = (1, 2, 3)
@@ -223,8 +223,16 @@ def test_a_whole_decoder_with_the_products_of_other_machines() -> None:
             "num_kv_heads": 1,
             "head_dim": 32,
         },
+        {
+            "architecture": QWEN3_MOE,
+            "experts": 20,
+            "chosen": 9,
+            "expert_size": 48,
+            "renormalised": True,
+            "sparse": (True, True),
+        },
     ],
-    ids=["llama", "windows_and_odd_heads", "qk_norm_and_deep_sums"],
+    ids=["llama", "windows_and_odd_heads", "qk_norm_and_deep_sums", "experts"],
 )
 def test_a_whole_decoder_over_rows_places_chunks_lengths_and_threads(changes: dict[str, Any]) -> None:
     rows = (1, 2, 3, 5, 8, 13, 31, 72) if not changes else (1, 4, 15, 72)

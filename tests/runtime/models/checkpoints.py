@@ -15,12 +15,14 @@ from transformers import (
     LlamaConfig,
     MinistralConfig,
     MistralConfig,
+    MixtralConfig,
     Olmo2Config,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
 )
 
@@ -84,8 +86,10 @@ GEMMA3_TYPES = {
         SLIDING: {"rope_type": "default", "rope_theta": 1e4},
     },
 }
-ODD_HEADS = {"hidden_size": 72, "num_attention_heads": 3, "num_key_value_heads": 1}
 IDS = {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}  # in a small vocabulary
+MIXTRAL = {**IDS, "num_local_experts": 5, "num_experts_per_tok": 2}
+QWEN3_MOE = {**IDS, "num_experts": 11, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "head_dim": 16}
+ODD_HEADS = {"hidden_size": 72, "num_attention_heads": 3, "num_key_value_heads": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +158,22 @@ CASES = (
     Case("gemma3", Gemma3TextConfig, {**IDS, **GEMMA3}),
     Case("gemma3_odd_heads", Gemma3TextConfig, {**IDS, **GEMMA3, **ODD_HEADS, **GEMMA3_TYPES}),
     Case("qwen3_yarn", Qwen3Config, {"head_dim": 32, "rope_parameters": YARN_ROPE}),
+    Case("mixtral", MixtralConfig, {**MIXTRAL, **ODD_HEADS}),
+    Case("mixtral_window", MixtralConfig, {**MIXTRAL, "sliding_window": 23, "num_experts_per_tok": 1}),
+    Case("qwen3_moe", Qwen3MoeConfig, {**QWEN3_MOE, **ODD_HEADS, "head_dim": 40, "norm_topk_prob": True}),
+    Case(
+        "qwen3_moe_dense_between",
+        Qwen3MoeConfig,
+        {**QWEN3_MOE, "num_hidden_layers": 6, "mlp_only_layers": [3], "decoder_sparse_step": 2, "attention_bias": True},
+    ),
+    Case(
+        "qwen3_moe_bfloat16_sharded",
+        Qwen3MoeConfig,
+        {**QWEN3_MOE, "norm_topk_prob": True, "use_sliding_window": True, "sliding_window": 19},
+        torch.bfloat16,
+        "60KB",
+        {"num_experts": 11},  # beside `num_local_experts`, which transformers 5 writes
+    ),
     Case("llama_yarn_all_keys", LlamaConfig, {"rope_parameters": {**YARN_ROPE, **YARN_KEYS}}),
 )
 

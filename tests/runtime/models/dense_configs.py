@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from runahead.runtime.models.dense_decoder import DenseConfig
+from runahead.runtime.models.expert_decoder import ExpertsConfig
 from runahead.runtime.models.gemma3 import Gemma3Config
 from runahead.runtime.models.granite import GraniteConfig
 from runahead.runtime.models.llama import LlamaConfig
 from runahead.runtime.models.olmo2 import Olmo2Config
 from runahead.runtime.models.phi3 import Phi3Config
 from runahead.runtime.models.qwen3 import Qwen3Config
+from runahead.runtime.models.qwen3_moe import Qwen3MoeConfig
 from runahead.runtime.models.read_config import parse_config
 from runahead.runtime.models.smollm3 import SmolLM3Config
 
@@ -23,6 +25,8 @@ _KINDS: Final[Mapping[str, type[DenseConfig]]] = {
     "Olmo2ForCausalLM": Olmo2Config,
     "Phi3ForCausalLM": Phi3Config,
     "Gemma3ForCausalLM": Gemma3Config,
+    "MixtralForCausalLM": ExpertsConfig,
+    "Qwen3MoeForCausalLM": Qwen3MoeConfig,
 }
 
 

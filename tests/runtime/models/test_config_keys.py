@@ -16,17 +16,20 @@ from transformers import (
     LlamaConfig,
     MinistralConfig,
     MistralConfig,
+    MixtralConfig,
     Olmo2Config,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
 )
 
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.models.config_keys import NEUTRAL, ROPE_UNDERSTOOD, UNREAD
 from runahead.runtime.models.dense_decoder import DenseConfig
+from runahead.runtime.models.expert_decoder import ExpertsConfig
 from runahead.runtime.models.registry import ARCHITECTURES
 from tests.runtime.models.checkpoints import FULL, LLAMA3_ROPE, SLIDING
 from tests.runtime.models.dense_configs import parse_dense
@@ -36,6 +39,7 @@ from tests.runtime.models.test_model_config import RAW
 LLAMA, QWEN2, QWEN3, MISTRAL = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM"
 MINISTRAL, GRANITE, SMOLLM3 = "MinistralForCausalLM", "GraniteForCausalLM", "SmolLM3ForCausalLM"
 OLMO2, PHI3, GEMMA3 = "Olmo2ForCausalLM", "Phi3ForCausalLM", "Gemma3ForCausalLM"
+MIXTRAL, QWEN3_MOE = "MixtralForCausalLM", "Qwen3MoeForCausalLM"
 CLASSES: dict[str, type[PreTrainedConfig]] = {
     LLAMA: LlamaConfig,
     QWEN2: Qwen2Config,
@@ -47,6 +51,8 @@ CLASSES: dict[str, type[PreTrainedConfig]] = {
     OLMO2: Olmo2Config,
     PHI3: Phi3Config,
     GEMMA3: Gemma3TextConfig,
+    MIXTRAL: MixtralConfig,
+    QWEN3_MOE: Qwen3MoeConfig,
 }
 
 PHI3_ROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
@@ -71,6 +77,11 @@ def test_a_public_checkpoint_is_accepted_and_read_as_transformers_reads_it(name:
     assert config.num_kv_heads == theirs.num_key_value_heads
     head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
     assert config.head_dim == head_dim
+    if isinstance(config, ExpertsConfig):
+        assert (config.experts, config.chosen) == (theirs.num_experts, theirs.num_experts_per_tok)
+        assert config.expert_size == getattr(theirs, "moe_intermediate_size", theirs.intermediate_size)
+        assert config.renormalised == getattr(theirs, "norm_topk_prob", True)
+        assert all(config.sparse)
 
 
 @pytest.mark.parametrize("architecture", CLASSES)
@@ -88,7 +99,9 @@ def test_every_default_of_generate_is_known_to_change_no_number() -> None:
 @pytest.mark.parametrize("architecture", CLASSES)
 def test_a_key_that_is_left_out_counts_as_transformers_counts_it(architecture: str) -> None:
     given: dict[str, Any] = {"vocab_size": 160, "hidden_size": 512, "intermediate_size": 96, "num_hidden_layers": 30}
-    given |= {"num_attention_heads": 32} | ({"use_sliding_window": True} if architecture in (QWEN2, QWEN3) else {})
+    given |= {"num_attention_heads": 32} | (
+        {"use_sliding_window": True} if architecture in (QWEN2, QWEN3, QWEN3_MOE) else {}
+    )
     ours = parse_dense({**given, "architectures": [architecture]})
     theirs = CLASSES[architecture](**given)
     assert ours.num_kv_heads == theirs.num_key_value_heads
@@ -98,6 +111,10 @@ def test_a_key_that_is_left_out_counts_as_transformers_counts_it(architecture: s
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     assert ours.rope_theta == rope_of(theirs)["rope_theta"]
     assert ours.windows == windows_of(theirs)
+    if isinstance(ours, ExpertsConfig):
+        assert (ours.experts, ours.chosen) == (theirs.num_experts, theirs.num_experts_per_tok)
+        assert ours.expert_size == getattr(theirs, "moe_intermediate_size", theirs.intermediate_size)
+        assert ours.renormalised == getattr(theirs, "norm_topk_prob", True)
 
 
 UNKNOWN: dict[str, Any] = {
@@ -115,7 +132,7 @@ UNKNOWN: dict[str, Any] = {
     "per_layer_config": {"1": {"intermediate_size": 32}},
     "auto_map": {"AutoModelForCausalLM": "modeling.Other"},
     "activation": "relu2",
-    "num_local_experts": 8,
+    "num_local_experts": 16,
     "compression_config": {},
     "a_switch_of_tomorrow": None,
 }

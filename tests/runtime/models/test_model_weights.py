@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
+from runahead.runtime.kernels.layers import Dense, Experts, Layer
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.kernels.reference.linear import BlasProducts
 from runahead.runtime.models import weights as weights_module
@@ -36,6 +37,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def dense_of(layer: Layer) -> Dense:
+    assert isinstance(layer.feed_forward, Dense)
+    return layer.feed_forward
+
+
 def change(folder: Path, edit: Callable[[dict[str, torch.Tensor]], Any]) -> None:
     tensors = load_file(folder / "model.safetensors")
     edit(tensors)
@@ -49,8 +55,28 @@ def test_projections_are_packed_and_nothing_is_lost(folder: Path) -> None:
     parts = [stored[f"{prefix}self_attn.{name}_proj.weight"] for name in "qkv"]
     assert torch.equal(layer.mixer.qkv.weight, torch.cat(parts))
     parts = [stored[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up")]
-    assert torch.equal(layer.feed_forward.gate_up.weight, torch.cat(parts))
+    assert torch.equal(dense_of(layer).gate_up.weight, torch.cat(parts))
     assert torch.equal(weights.lm_head, stored["lm_head.weight"])
+    assert weights.parameters == sum(tensor.numel() for tensor in stored.values())
+
+
+def test_experts_of_a_sharded_checkpoint_are_packed_as_they_are_stored(tmp_path: Path) -> None:
+    save(BY_NAME["qwen3_moe_bfloat16_sharded"], tmp_path)
+    stored: dict[str, torch.Tensor] = {}
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    for shard in shards:
+        stored |= load_file(shard)
+    weights = load(tmp_path).weights
+    experts = weights.layers[1].feed_forward
+    assert len(shards) > 1
+    assert isinstance(experts, Experts)
+    assert (experts.count, experts.width, experts.chosen, experts.renormalised) == (11, 40, 3, True)
+    prefix = "model.layers.1.mlp."
+    assert torch.equal(experts.router.weight, stored[f"{prefix}gate.weight"].float())
+    for number in (0, 4, 10):
+        own = [stored[f"{prefix}experts.{number}.{name}_proj.weight"].float() for name in ("gate", "up", "down")]
+        assert torch.equal(experts.gate_up[number].weight, torch.cat(own[:2]))
+        assert torch.equal(experts.down[number].weight, own[2])
     assert weights.parameters == sum(tensor.numel() for tensor in stored.values())
 
 
@@ -99,12 +125,8 @@ def test_dummy_weights_need_a_config_only_and_are_the_same_every_time(tmp_path: 
     (tmp_path / "model.safetensors").unlink()
     first, second = load(tmp_path, load_format="dummy"), load(tmp_path, load_format="dummy")
     assert first.num_parameters == real.num_parameters
-    assert torch.equal(
-        first.weights.layers[2].feed_forward.down.weight, second.weights.layers[2].feed_forward.down.weight
-    )
-    assert not torch.equal(
-        first.weights.layers[2].feed_forward.down.weight, first.weights.layers[1].feed_forward.down.weight
-    )
+    assert torch.equal(dense_of(first.weights.layers[2]).down.weight, dense_of(second.weights.layers[2]).down.weight)
+    assert not torch.equal(dense_of(first.weights.layers[2]).down.weight, dense_of(first.weights.layers[1]).down.weight)
 
 
 def test_random_weights_are_drawn_a_bounded_piece_at_a_time_whatever_a_tensor_s_size(

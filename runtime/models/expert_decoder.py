@@ -1,0 +1,84 @@
+"""What the files of decoders with experts share: keys of `config.json`, a feed-forward whose tokens choose experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
+
+from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.kernels.layers import Experts
+from runahead.runtime.models.architecture import TensorReader
+from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.config_keys import unread
+from runahead.runtime.models.config_values import number
+from runahead.runtime.models.dense_decoder import READ_BY_DENSE, DenseConfig
+
+_CHOSEN: Final = "num_experts_per_tok"
+# `layer_types` is read by no class of `transformers` for them.
+READ_BY_EXPERTS: Final = (READ_BY_DENSE | {_CHOSEN}) - {"layer_types"}
+ROUTERS_IN_TRAINING: Final = unread(
+    "Of a router in training: what it returns beside the logits, and losses and noise that spread its choices.",
+    "output_router_logits router_aux_loss_coef router_jitter_noise",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig(DenseConfig):
+    """A decoder in which the feed-forward of some layers is experts.
+
+    experts: of such a layer. chosen: experts of a token. expert_size: intermediate numbers of an expert. renormalised:
+    a token's shares are divided by their sum. sparse: by layer, whether it has experts.
+    """
+
+    experts: int
+    chosen: int
+    expert_size: int
+    renormalised: bool
+    sparse: tuple[bool, ...]
+
+
+def has_experts(config: ModelConfig) -> bool:
+    """Whether a layer has some: a pattern may leave them to none."""
+    return isinstance(config, ExpertsConfig) and any(config.sparse)
+
+
+ConfigT = TypeVar("ConfigT", bound=ExpertsConfig)
+
+
+def read_choice(raw: Mapping[str, Any], keys: tuple[str, ...], experts: int, chosen: int) -> dict[str, int]:
+    """Fields `experts` and `chosen`. keys: that may hold the number of experts. experts, chosen: where the file does
+    not say. Raises CheckpointError."""
+    given = {key: number(raw, key, int) for key in keys if raw.get(key) is not None}
+    if len(set(given.values())) > 1:
+        raise CheckpointError(f"{' and '.join(given)} contradict each other: {given}")
+    count = next(iter(given.values()), experts)
+    each = number(raw, _CHOSEN, int, chosen)
+    if each > count:
+        raise CheckpointError(f"{_CHOSEN} is {each}, and there are {count} experts")
+    return {"experts": count, "chosen": each}
+
+
+def experts(
+    config: ExpertsConfig, layer: int, tensors: TensorReader, *, block: str, projections: tuple[str, str, str]
+) -> Experts:
+    """The experts of a layer. block: what the layer calls them with their router. projections: what an expert calls
+    those of gate, up and down."""
+    own, hidden, width = f"model.layers.{layer}.", config.hidden_size, config.expert_size
+    gate, up, down = projections
+    each = [f"{own}{block}.experts.{number}." for number in range(config.experts)]
+    return Experts(
+        norm=tensors.norm(f"{own}post_attention_layernorm", hidden, config.rms_norm_eps),
+        router=tensors.linear((f"{own}{block}.gate",), (config.experts,), hidden, bias=False),
+        gate_up=tensors.linears([(prefix + gate, prefix + up) for prefix in each], (width, width), hidden),
+        down=tensors.linears([(prefix + down,) for prefix in each], (hidden,), width),
+        chosen=config.chosen,
+        renormalised=config.renormalised,
+    )
+
+
+def small_with_experts(config: ConfigT, tokens: int) -> ConfigT:
+    """As `Architecture.small`: one layer for each kind of window and feed-forward."""
+    kinds = sorted({(min(w, tokens), sparse) for w, sparse in zip(config.windows, config.sparse, strict=True)})
+    windows, sparse = zip(*kinds, strict=True)
+    return replace(config, num_layers=len(kinds), windows=windows, sparse=sparse)

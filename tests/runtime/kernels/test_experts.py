@@ -1,0 +1,166 @@
+"""Experts on the CPU: who is sent where, in which order the shares are added up, and that nobody else matters."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.layers import Experts, Linear, Norm
+from runahead.runtime.kernels.reference.buffers import Buffers
+from runahead.runtime.kernels.reference.experts import BoundExperts, ExpertBuffers, live_tokens, route
+from runahead.runtime.kernels.reference.linear import Products, choose_products
+from runahead.runtime.kernels.reference.norm import NormWeight
+
+HIDDEN, WIDTH, COUNT = 24, 16, 7
+
+
+def routed(scores: list[list[float]], chosen: int, renormalised: bool = False) -> list[dict[int, float]]:
+    """By token, the share of each expert that it is sent to."""
+    found: list[dict[int, float]] = [{} for _ in scores]
+    everybody = np.arange(len(scores))
+    for group in route(np.array(scores, np.float32), everybody, chosen, renormalised):
+        for token, share in zip(group.tokens.tolist(), group.shares[:, 0].tolist(), strict=True):
+            found[token][group.expert] = share
+    return found
+
+
+def test_the_highest_scores_choose_and_shares_are_a_softmax_over_all_experts() -> None:
+    (found,) = routed([[0.0, 2.0, 1.0, -1.0]], chosen=2)
+    exponents = np.exp([0.0, 2.0, 1.0, -1.0])
+    assert found == pytest.approx({1: exponents[1] / exponents.sum(), 2: exponents[2] / exponents.sum()}, rel=1e-6)
+
+
+def test_shares_add_up_to_one_where_they_are_renormalised() -> None:
+    (found,) = routed([[0.0, 2.0, 1.0, -1.0]], chosen=3, renormalised=True)
+    assert set(found) == {0, 1, 2}
+    assert sum(found.values()) == pytest.approx(1.0, rel=1e-6)
+
+
+def test_of_equal_scores_the_lowest_numbers_are_chosen() -> None:
+    assert [sorted(found) for found in routed([[1.0] * 5, [0.0, 3.0, 3.0, 3.0, 4.0]], chosen=2)] == [[0, 1], [1, 4]]
+
+
+def test_scores_that_are_far_apart_leave_no_share_that_is_not_a_number() -> None:
+    with np.errstate(over="ignore"):  # as a forward computes
+        (found,) = routed([[-3e38, 3e38, 0.0]], chosen=2, renormalised=True)
+    assert found[1] == 1.0
+    assert all(np.isfinite(share) for share in found.values())
+
+
+def test_a_score_that_is_no_number_is_in_all_of_its_token_s_shares_and_in_no_other_s() -> None:
+    broken, sound = routed([[0.0, float("nan"), 1.0], [0.0, 2.0, 1.0]], chosen=2, renormalised=True)
+    assert all(np.isnan(share) for share in broken.values())
+    assert all(np.isfinite(share) for share in sound.values())
+
+
+def test_groups_come_by_ascending_expert_and_a_group_s_tokens_ascend() -> None:
+    scores = np.random.default_rng(3).standard_normal((40, COUNT)).astype(np.float32)
+    groups = list(route(scores, np.arange(40), 3, renormalised=True))
+    experts = [group.expert for group in groups]
+    assert experts == sorted(set(experts))
+    assert all(np.all(np.diff(group.tokens) > 0) for group in groups)
+    assert sum(group.tokens.size for group in groups) == 40 * 3
+
+
+def test_tokens_of_masked_rows_are_not_live() -> None:
+    batch = ForwardBatch(
+        token_ids=torch.zeros(7, dtype=torch.int64),
+        positions=torch.zeros(7, dtype=torch.int64),
+        slot_mapping=torch.zeros(7, dtype=torch.int64),
+        query_start_loc=torch.tensor([0, 1, 4, 5, 7], dtype=torch.int32),
+        seq_lens=torch.tensor([5, 0, 9, 2], dtype=torch.int32),
+        block_tables=torch.zeros((4, 1), dtype=torch.int32),
+        num_tokens=7,
+        num_rows=4,
+        max_seq_len=9,
+        is_decode=False,
+    )
+    assert live_tokens(batch).tolist() == [0, 4, 5, 6]
+
+
+class Layer:
+    """Experts with random weights, and what they add to rows of a residual."""
+
+    def __init__(self, chosen: int, renormalised: bool) -> None:
+        self.products: Products = choose_products()
+        draw = torch.Generator().manual_seed(5)
+
+        self.plain: dict[int, torch.Tensor] = {}  # by the identity of what it is packed into
+
+        def linear(rows: int, columns: int) -> Linear:
+            weight = torch.randn((rows, columns), generator=draw)
+            packed = Linear(self.products.pack(weight), None)
+            self.plain[id(packed)] = weight.double()
+            return packed
+
+        self.weights = Experts(
+            norm=Norm(torch.ones(HIDDEN), 1e-6),
+            router=linear(COUNT, HIDDEN),
+            gate_up=tuple(linear(2 * WIDTH, HIDDEN) for _ in range(COUNT)),
+            down=tuple(linear(HIDDEN, WIDTH) for _ in range(COUNT)),
+            chosen=chosen,
+            renormalised=renormalised,
+        )
+        self.bound = BoundExperts.of(self.weights, self.products)
+
+    def added(self, residual: NDArray[np.float32], live: NDArray[np.intp] | None = None) -> NDArray[np.float32]:
+        """residual: [n, HIDDEN]. Everything that nobody may read is NaN beforehand."""
+        count = len(residual)
+        rows = count + -count % self.products.row_multiple
+        buffers = Buffers.make(rows, HIDDEN, self.products)
+        own = ExpertBuffers.make(rows, HIDDEN, COUNT, WIDTH)
+        for tensor in (own.scores, own.x, own.gate_up, own.gated, own.y):
+            tensor.fill_(float("nan"))
+        buffers.branch_array[:] = np.nan
+        buffers.residual_array[:] = 0.0
+        buffers.residual_array[:count] = residual
+        buffers.norm.apply(NormWeight.of(self.weights.norm))
+        self.bound.add(buffers, own, np.arange(count) if live is None else live)
+        return buffers.residual_array[:count] - 0.0
+
+
+def rows_of(count: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal((count, HIDDEN)).astype(np.float32)
+
+
+@pytest.mark.parametrize(("chosen", "renormalised"), [(1, True), (3, False), (COUNT, True)])
+def test_a_token_gets_the_sum_of_its_experts_by_their_shares(chosen: int, renormalised: bool) -> None:
+    layer, residual = Layer(chosen, renormalised), rows_of(9)
+    weights = layer.weights
+    x = torch.from_numpy(residual).double()
+    normed = x / torch.sqrt((x * x).mean(1, keepdim=True) + 1e-6)
+    shares, named = torch.softmax(normed @ layer.plain[id(weights.router)].t(), 1).topk(chosen)
+    if renormalised:
+        shares /= shares.sum(1, keepdim=True)
+    expected = x.clone()
+    for token in range(len(x)):
+        for share, expert in zip(shares[token], named[token].tolist(), strict=True):
+            both = normed[token] @ layer.plain[id(weights.gate_up[expert])].t()
+            gated = torch.nn.functional.silu(both[:WIDTH]) * both[WIDTH:]
+            expected[token] += share * (gated @ layer.plain[id(weights.down[expert])].t())
+    np.testing.assert_allclose(layer.added(residual), expected.numpy(), rtol=2e-5, atol=2e-5)
+
+
+def test_a_token_s_bits_do_not_hang_on_who_shares_its_experts() -> None:
+    layer, residual = Layer(3, renormalised=True), rows_of(33)
+    alone = np.concatenate([layer.added(residual[i : i + 1]) for i in range(len(residual))])
+    shuffled = np.random.default_rng(1).permutation(len(residual))
+    for places in (np.arange(33), np.arange(5), np.arange(33)[::-1], shuffled):
+        np.testing.assert_array_equal(layer.added(residual[places]), alone[places])
+
+
+def test_masked_tokens_are_sent_nowhere_and_nothing_is_added_to_them() -> None:
+    layer, residual = Layer(2, renormalised=False), rows_of(6)
+    alone = layer.added(residual)
+    residual[[1, 4]] = np.nan
+    found = layer.added(residual, live=np.array([0, 2, 3, 5]))
+    np.testing.assert_array_equal(found[[0, 2, 3, 5]], alone[[0, 2, 3, 5]])
+    assert np.isnan(found[[1, 4]]).all()
+
+
+def test_where_nobody_lives_no_expert_is_read() -> None:
+    layer, residual = Layer(2, renormalised=False), rows_of(4)
+    np.testing.assert_array_equal(layer.added(residual, live=np.zeros(0, np.intp)), residual)
