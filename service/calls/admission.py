@@ -119,12 +119,16 @@ class Admission:
             raise
 
     def _require(self, account: Account, amounts: Amounts) -> None:
-        own, in_all = self._table.of(account.number), self._table.in_all()
+        in_all = self._table.in_all().tolist()
+        own: list[int] | None = None  # looked for only where it decides something: that takes longest
         for resource, amount in amounts.items():
-            limit, mine, all_ = self._limits[resource], int(own[resource]), int(in_all[resource])
-            # Whoever may have all is refused by the service's limit, which is the one to set.
-            if amount and mine and mine + amount > limit.of_a_caller < limit.in_all:
-                raise self._refusal(resource, limit, mine, account)
+            limit, all_ = self._limits[resource], in_all[resource]
+            # Whoever may have all is refused by the service's limit, which is the one to set. Nobody is over a caller's
+            # limit while all together are not.
+            if amount and limit.of_a_caller < limit.in_all and all_ + amount > limit.of_a_caller:
+                own = own or self._table.of(account.number).tolist()
+                if own[resource] and own[resource] + amount > limit.of_a_caller:
+                    raise self._refusal(resource, limit, own[resource], account)
             if amount and all_ and all_ + amount > limit.in_all:
                 raise self._refusal(resource, limit, all_, None)
 
