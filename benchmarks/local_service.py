@@ -57,7 +57,7 @@ def started_service(flags: Sequence[str] = (), start_s: float = START_S, port: i
     """
     with tempfile.TemporaryDirectory(prefix="runahead-") as folder:
         log = Path(folder) / "service.log"
-        url = f"127.0.0.1:{port or _free_port()}"
+        url = f"127.0.0.1:{port or free_port()}"
         command = [
             sys.executable,
             "-m",
@@ -126,7 +126,8 @@ def _failed(service: LocalService, reason: str) -> ServiceFailed:
     return ServiceFailed("\n".join([reason + (", and its log ends:" if lines else ", and logged nothing"), *lines]))
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A loopback port that nobody has at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -4,6 +4,9 @@ The service is a process of its own with the bundled model. What it can carry is
 make their next call when the last one has ended. The tokens of every completion are compared with those of a calm run.
 The client takes a part of the same machine, and how late it was is printed beside what it measures.
 
+At 200 % an operator asks too: health on its own port, figures on the control port, figures and aborts on an open
+connection of the service's port.
+
 Exits with status 1 only for what is wrong (a stream without an end or with two, other tokens), and never for a missed
 speed.
 """
@@ -23,20 +26,21 @@ from benchmarks import front_ends
 from benchmarks.load.arrivals import poisson
 from benchmarks.load.cases import COUNT, calm_answers, cases
 from benchmarks.load.phases import Client, Phase
+from benchmarks.load.probes import Answers, probed
 from benchmarks.load.table import Table, load_average, machine
-from benchmarks.local_service import local_service
+from benchmarks.local_service import free_port, local_service
 from runahead.v1 import GenerationServiceStub, StatsRequest
 
 CHANNELS = 8
 CALLERS = 96  # of the closed loop: half more than there are rows
 OPEN_STREAMS = 128  # over which the service refuses: 64 have a row, and as many wait
 USUAL, OVERLOAD = 0.7, 2.0
-ADMISSION_MS, REFUSAL_MS, GOODPUT = 50.0, 20.0, 0.9
+ADMISSION_MS, REFUSAL_MS, ANSWER_MS, GOODPUT = 50.0, 20.0, 50.0, 0.9
 QUIET_S = 30.0
 
 
-async def measure(url: str, chosen: argparse.Namespace) -> Table:
-    """All phases, against a running service."""
+async def measure(url: str, ports: tuple[int, int], chosen: argparse.Namespace) -> Table:
+    """All phases, against a running service. ports: for health, and for control."""
     table = Table()
     async with AsyncExitStack() as stack:
         channels = [grpc.aio.insecure_channel(url, [("runahead.channel", number)]) for number in range(CHANNELS)]
@@ -50,13 +54,16 @@ async def measure(url: str, chosen: argparse.Namespace) -> Table:
         if not per_s:
             table.wrong.append(f"no completion has ended within {chosen.capacity_seconds:g} s: there is no capacity")
             return table
-        phases = []
-        for share in (USUAL, OVERLOAD):
-            arrivals = poisson(chosen.seed, chosen.streams, share * per_s, chosen.seconds)
-            phase = await client.open_loop(arrivals, chosen.seconds)
-            _describe(table, f"{share:.0%}", phase)
-            phases.append(phase)
-        _compare(table, circle, *phases)
+        usual, overload = (
+            poisson(chosen.seed, chosen.streams, share * per_s, chosen.seconds) for share in (USUAL, OVERLOAD)
+        )
+        at_70 = await client.open_loop(usual, chosen.seconds)
+        _describe(table, f"{USUAL:.0%}", at_70)
+        async with probed(url, *ports) as answers:
+            at_200 = await client.open_loop(overload, chosen.seconds)
+        _describe(table, f"{OVERLOAD:.0%}", at_200)
+        _compare(table, circle, at_70, at_200)
+        _describe_answers(table, answers)
         await _check_quiet(table, stubs[0])
     return table
 
@@ -88,6 +95,12 @@ def _compare(table: Table, circle: Phase, usual: Phase, overload: Phase) -> None
     table.add_bound(f"{OVERLOAD:.0%}: goodput", found, f"≥ {GOODPUT:.0%}", holds=share >= GOODPUT)
     refused = [call.ended_s - call.began_s for call in overload.refused]
     table.add_time(f"{OVERLOAD:.0%}: a refusal takes", refused, REFUSAL_MS)
+
+
+def _describe_answers(table: Table, answers: Answers) -> None:
+    for name, times_s in answers.times_s.items():
+        table.add_time(f"{OVERLOAD:.0%}: {name}", times_s, ANSWER_MS)
+    table.wrong += (f"{OVERLOAD:.0%}: {sentence}" for sentence in answers.wrong)
 
 
 async def _check_quiet(table: Table, stub: GenerationServiceStub) -> None:
@@ -122,8 +135,10 @@ def main() -> int:
     gc.collect()
     gc.freeze()  # as front ends do: the client waits for no collection of what it has loaded
     flags = ["--max-streams", str(OPEN_STREAMS), "--frontends", str(chosen.frontends), "--no-request-log"]
+    ports = free_port(), free_port()
+    flags += ["--health-port", str(ports[0]), "--control-port", str(ports[1])]
     with local_service(flags) as service:
-        table = asyncio.run(measure(service.url, chosen))
+        table = asyncio.run(measure(service.url, ports, chosen))
     print(f"{chosen.streams} sources, {chosen.seconds:g} s of each rate, {CHANNELS} connections, seed {chosen.seed}")
     print(f"{table.text()}\nat the end {load_average()}", flush=True)
     if chosen.null_engine:

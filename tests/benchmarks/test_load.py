@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthServicer, add_HealthServicer_to_server
 
+from benchmarks.load.__main__ import _describe_answers
 from benchmarks.load.arrivals import poisson
 from benchmarks.load.calls import Call, completed
 from benchmarks.load.cases import CalmRunFailed, asked, calm_answers, cases
 from benchmarks.load.phases import Client, Phase
+from benchmarks.load.probes import ABORT, CONTROL, HEALTH, STATS, Answers, probed
 from benchmarks.load.table import Table
 from runahead.service.contract.errors import exhausted, to_status
-from runahead.v1 import GenerationServiceStub, generate_pb2, generation_service_pb2_grpc
+from runahead.v1 import (
+    AbortResponse,
+    GenerationServiceStub,
+    StatsResponse,
+    generate_pb2,
+    generation_service_pb2_grpc,
+)
 
 ANSWER = (7, 8, 9)
 ACCEPTED = generate_pb2.GenerateResponse(accepted=generate_pb2.Accepted())
@@ -44,6 +56,45 @@ class ScriptedService(generation_service_pb2_grpc.GenerationServiceServicer):
     def Generate(self, request: Any, context: Any) -> Iterator[generate_pb2.GenerateResponse]:
         yield from self.script
         self.ends(context)
+
+
+class Answering(generation_service_pb2_grpc.GenerationServiceServicer):
+    """An operator's calls."""
+
+    def Stats(self, request: Any, context: Any) -> StatsResponse:
+        return StatsResponse()
+
+    def Abort(self, request: Any, context: Any) -> AbortResponse:
+        return AbortResponse()
+
+
+class NotHealthy(HealthServicer):  # type: ignore[misc]  # it has no type information
+    """From the third check on."""
+
+    def __init__(self) -> None:
+        self._checks = 0
+        self.asked = threading.Event()
+
+    def Check(self, request: Any, context: Any) -> HealthCheckResponse:
+        self._checks += 1
+        if self._checks > 2:
+            self.asked.set()
+            context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+        return HealthCheckResponse(status=HealthCheckResponse.SERVING)
+
+
+@contextmanager
+def side(servicer: Answering | NotHealthy) -> Iterator[int]:
+    """A server of it. Yields the port."""
+    server = grpc.server(ThreadPoolExecutor(4))
+    if isinstance(servicer, Answering):
+        generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
+    else:
+        add_HealthServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield port
+    server.stop(None).wait()
 
 
 @pytest.fixture
@@ -213,3 +264,23 @@ def test_a_short_run_against_the_real_service_finds_nothing_wrong() -> None:
     assert "WRONG" not in run.stdout
     for name in ("capacity, 96 callers", "70%: admission", "200%: goodput", "200%: a refusal takes", "load average"):
         assert name in run.stdout
+    for name in (HEALTH, CONTROL, STATS, ABORT):
+        assert re.search(rf"200%: {name} +p50 .* ms, of [1-9]\d* +p99 < 50 ms", run.stdout), run.stdout
+
+
+def test_an_operator_who_is_not_answered_is_wrong() -> None:
+    not_healthy = NotHealthy()
+    with side(not_healthy) as health, side(Answering()) as control, side(Answering()) as service:
+
+        async def asked_for_a_while() -> Answers:
+            async with probed(f"127.0.0.1:{service}", health, control) as answers:
+                assert await asyncio.to_thread(not_healthy.asked.wait, 60.0)
+            return answers
+
+        answers = asyncio.run(asked_for_a_while())
+    assert set(answers.times_s) == {HEALTH, CONTROL, STATS, ABORT}
+    assert answers.times_s[CONTROL] and answers.times_s[STATS] and answers.times_s[ABORT]
+    assert answers.wrong and all(sentence == f"{HEALTH}: UNAVAILABLE: not now" for sentence in answers.wrong)
+    table = Table()
+    _describe_answers(table, answers)
+    assert f"WRONG: 200%: {HEALTH}: UNAVAILABLE: not now" in table.text()
