@@ -11,6 +11,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -26,6 +27,7 @@ from runahead.v1 import (
     AbortRequest,
     GenerateRequest,
     GenerationServiceStub,
+    StatsRequest,
     StoppingOptions,
     WatchStatsRequest,
 )
@@ -56,6 +58,10 @@ def until_logged(service: LocalService, name: str) -> dict[str, Any]:
 def service() -> Iterator[LocalService]:
     with started_service(FLAGS) as running:
         yield running
+
+
+def is_stopped(process: int) -> bool:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 @contextlib.contextmanager
@@ -96,6 +102,26 @@ def test_health_and_control_answer_when_the_service_s_port_takes_no_more_connect
     samples = scrape(until_logged(service, "serving")["metrics_port"])
     assert samples["runahead_engine_up"] == samples["vllm:time_to_first_token_seconds_count"] == 1
     assert samples["vllm:generation_tokens_total"] > 0
+
+
+def test_health_figures_and_aborts_need_no_turn_of_a_front_end() -> None:
+    with started_service(FLAGS) as service, grpc.insecure_channel(service.url) as channel:
+        endless = GenerateRequest(
+            text="def f():\n", request_id="endless", stopping=StoppingOptions(max_tokens=2000, ignore_eos=True)
+        )
+        stream = GenerationServiceStub(channel).Generate(endless, timeout=60)
+        assert [next(stream).WhichOneof("event") for _ in range(2)] == ["accepted", "delta"]
+        (front_end,) = running(service, FRONT_END_MODULE)
+        for process in (service.process.pid, front_end):  # the supervisor first, which would end one that hangs
+            os.kill(process, signal.SIGSTOP)
+        with beside(service, "health") as health, beside(service, "control") as control:
+            assert status(health, "") == SERVING
+            stub = GenerationServiceStub(control)
+            assert stub.Stats(StatsRequest(), timeout=TIMEOUT_S).stats.requests.running == 1
+            (result,) = stub.Abort(AbortRequest(request_ids=["endless"]), timeout=TIMEOUT_S).results
+            assert result.outcome == AbortOutcome.ABORT_OUTCOME_ABORTED
+        assert is_stopped(front_end), "it has taken no part"
+        os.kill(service.process.pid, signal.SIGKILL)
 
 
 def test_what_callers_choose_is_in_no_metric(service: LocalService) -> None:
