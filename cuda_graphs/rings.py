@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 # A result cell is one aligned 64-bit store: the launch number modulo 2**32 in the high half, what S decided in the low
 # half. The number wraps around, and is compared in its wrapped form. A cell that was not written yet holds the number
 # of an earlier launch.
-TOKEN_MASK = (1 << 28) - 1
+TOKEN_MASK = (1 << 26) - 1
+HELD = 1 << 27  # S lacks what the row's next token waits for: it brings none and goes on
 STOPPED = 1 << 28  # the device ended the row with this token
 VOID = 1 << 29  # the row had ended before this launch: nothing was sampled
 NON_FINITE = 1 << 30  # the row's logits held a NaN or an infinity: the device ended the row, the token is meaningless
@@ -65,8 +66,8 @@ class RingLayout:
 class RingMemory:
     """Both rings, as the host sees them. NumPy views; on CUDA the memory behind them is pinned and mapped.
 
-    What S leaves (cells, logprob, top_ids, top_logprobs) is readable once the launch is sampled. What F leaves (finite,
-    prompt_*) is readable once it has ended. Entry j of prompt_* belongs to query token j of F, in the order of
+    What S leaves (cells, logprob, top_ids, top_logprobs, drafted) is readable once the launch is sampled. What F leaves
+    (finite, prompt_*) is readable once it has ended. Entry j of prompt_* belongs to query token j of F, in the order of
     `query_start_loc`, and says how likely the prompt's next token was. Only rows that asked for prompt
     log-probabilities leave entries; the last query token of a row's last chunk, which no prompt token follows, has
     none.
@@ -79,6 +80,7 @@ class RingMemory:
     logprob: NDArray[np.float32]  # [slots, rows, 1 + drafts] of the chosen token
     top_ids: NDArray[np.int32]  # [slots, rows, 1 + drafts, max_top]
     top_logprobs: NDArray[np.float32]  # [slots, rows, 1 + drafts, max_top]
+    drafted: NDArray[np.int8]  # [slots, rows] how many drafts of the row S has looked at, where F held some
     finite: NDArray[np.int8]  # [slots, rows] by place in F's row list: 1 where all final hidden states are finite
     prompt_logprob: NDArray[np.float32]  # [slots, prompt_tokens] of the prompt's next token
     prompt_top_ids: NDArray[np.int32]  # [slots, prompt_tokens, max_top]
@@ -116,6 +118,7 @@ def allocate_rings(layout: RingLayout, allocate: Allocate = zeros) -> RingMemory
         logprob=allocate((slots, rows, cells), np.float32),  # type: ignore[arg-type]
         top_ids=allocate((slots, rows, cells, top), np.int32),  # type: ignore[arg-type]
         top_logprobs=allocate((slots, rows, cells, top), np.float32),  # type: ignore[arg-type]
+        drafted=allocate((slots, rows), np.int8),  # type: ignore[arg-type]
         finite=allocate((slots, rows), np.int8),  # type: ignore[arg-type]
         prompt_logprob=allocate((slots, tokens), np.float32),  # type: ignore[arg-type]
         prompt_top_ids=allocate((slots, tokens, top), np.int32),  # type: ignore[arg-type]

@@ -21,10 +21,13 @@ class LaunchShape(NamedTuple):
     form: what those sample rows need.
     rows: rows of F(number); 0 makes the launch a closing one, S and copy-out alone.
     tokens: query tokens of F(number).
-    is_decode: every row of F(number) has as many query tokens as a row that decodes, one as long as there are no
-    drafts. Never of a closing launch.
+    is_decode: every row of F(number) has as many query tokens as a row that decodes, 1 + drafts. Never of a closing
+    launch.
     prompt_logprobs: a chunk of F leaves log-probabilities of its prompt. False: the launch does none of the work for
     them.
+    drafts: query tokens of F(number) that are guessed, of each row that decodes; 0 where none does.
+    sample_drafts: the same of F(number - 1), whose logits S(number) looks at: it leaves 1 + sample_drafts cells of each
+    row.
     """
 
     number: int
@@ -34,6 +37,8 @@ class LaunchShape(NamedTuple):
     tokens: int
     is_decode: bool
     prompt_logprobs: bool = False
+    drafts: int = 0
+    sample_drafts: int = 0
 
     @property
     def is_closing(self) -> bool:

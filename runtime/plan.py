@@ -32,6 +32,8 @@ class PlanHeader(NamedTuple):
     tokens: Annotated[int, INT32]  # query tokens of F
     is_decode: Annotated[int, INT32]  # 1: every row of F has as many query tokens as a row that decodes
     prompt_logprobs: Annotated[int, INT32]  # 1: a chunk leaves log-probabilities of its prompt
+    drafts: Annotated[int, INT32]  # query tokens of a row that decodes, in addition to its newest token
+    sample_drafts: Annotated[int, INT32]  # the same of the F before, which S looks at
     # What is in the plan's body.
     row_list: Annotated[int, INT32]  # 1: the row list follows; 0: the rows are those of before, each one token further
     appends: Annotated[int, INT32]
@@ -97,7 +99,7 @@ class LaunchPlan(NamedTuple):
     rows: row slots of F, ascending. chunks: those of them with query tokens of their own. tokens: query tokens of F.
     sample_rows: rows that S looks at. needs_full: one of those that it samples asks for more than the plain form.
     is_decode: every row of F has as many query tokens as one that decodes. prompt_logprobs: a chunk leaves
-    log-probabilities of its prompt.
+    log-probabilities of its prompt. drafts, sample_drafts: of each row that decodes in this F, and in the F before.
     """
 
     number: int
@@ -112,6 +114,8 @@ class LaunchPlan(NamedTuple):
     needs_full: bool = False
     is_decode: bool = False
     prompt_logprobs: bool = False
+    drafts: int = 0
+    sample_drafts: int = 0
 
 
 def stage(plan: LaunchPlan, body: NDArray[np.int32], bulk: NDArray[np.int32]) -> None:
@@ -135,6 +139,8 @@ def stage(plan: LaunchPlan, body: NDArray[np.int32], bulk: NDArray[np.int32]) ->
         plan.tokens,
         plan.is_decode,
         plan.prompt_logprobs,
+        plan.drafts,
+        plan.sample_drafts,
         plan.row_list_changed,
         appends,
         chunks,
@@ -172,6 +178,8 @@ class PlanView:
     number: int
     num_rows: int
     tokens: int
+    drafts: int
+    sample_drafts: int
     bulk_words: int
     rows: NDArray[np.int32] | None  # [rows], None: unchanged
     appends: NDArray[np.int32]  # [n, 3]
@@ -198,6 +206,8 @@ def read_plan(body: NDArray[np.int32]) -> PlanView:
         number=header.number,
         num_rows=header.rows,
         tokens=header.tokens,
+        drafts=header.drafts,
+        sample_drafts=header.sample_drafts,
         bulk_words=header.bulk_words,
         rows=rows,
         appends=body[at:append_end].reshape(header.appends, APPEND_WORDS),

@@ -2,8 +2,8 @@
 
 A record lies in the bulk slot of the launch that admits its row. It begins with a head of ADMIT_WORDS words, the fields
 of `RowParameters`, and lists follow in this order: stop ids, bias ids, bias values (float32 bits), words of the
-allowed-token mask, blocks, penalty list. An admission copies the head whole into the row's line of `parameters`, int32
-[slots, ADMIT_WORDS].
+allowed-token mask, blocks, penalty list, history. An admission copies the head whole into the row's line of
+`parameters`, int32 [slots, ADMIT_WORDS].
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class RowParameters(Generic[Column]):
     penalty_slot: Annotated[Column, INT32(free=-1)]  # where the row's tokens are counted; -1: it has no penalties
     penalty_entries: Annotated[Column, INT32]  # entries of the penalty list
     state_slot: Annotated[Column, INT32(free=-1)]  # -1: none
+    history_count: Annotated[Column, INT32]  # tokens that no chunk brings, where a drafter wants to know them
 
 
 ROW_RECORD: Final = WordLayout(RowParameters, ADMIT_WORDS)
@@ -85,6 +86,7 @@ class AdmissionView:
     allowed: NDArray[np.int32]
     blocks: NDArray[np.int32]
     counts: NDArray[np.int32]  # [n, COUNT_WORDS] the penalty list
+    history: NDArray[np.int32]  # the row's first tokens
 
     def word(self, name: str) -> int:
         """A whole number of the head."""
@@ -95,6 +97,7 @@ _LIST_SIZES: Final = tuple(
     ROW_RECORD.place(name) for name in ("stop_count", "bias_count", "bias_count", "allowed_words", "block_count")
 )
 _PENALTY_ENTRIES: Final = ROW_RECORD.place("penalty_entries")
+_HISTORY_COUNT: Final = ROW_RECORD.place("history_count")
 
 
 def read_admission(bulk: NDArray[np.int32], offset: int) -> AdmissionView:
@@ -109,7 +112,9 @@ def read_admission(bulk: NDArray[np.int32], offset: int) -> AdmissionView:
     stop_ids, bias_ids, bias_values, allowed, blocks = lists
     entries = int(head[_PENALTY_ENTRIES])
     counts = bulk[at : at + entries * COUNT_WORDS].reshape(entries, COUNT_WORDS)
-    return AdmissionView(head, stop_ids, bias_ids, bias_values.view(np.float32), allowed, blocks, counts)
+    at += entries * COUNT_WORDS
+    history = bulk[at : at + int(head[_HISTORY_COUNT])]
+    return AdmissionView(head, stop_ids, bias_ids, bias_values.view(np.float32), allowed, blocks, counts, history)
 
 
 def signed_64(number: int) -> int:

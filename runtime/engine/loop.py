@@ -283,9 +283,12 @@ class Engine:
     def _commit(self, launch: Launch) -> None:
         rings = self.device.rings
         number = launch.number
-        cells = rings.cells[rings.slot(number), : launch.sample_slots.size]
+        slot, count, drafts = rings.slot(number), launch.sample_slots.size, launch.shape.sample_drafts
+        cells = rings.cells[slot, :count, : 1 + drafts]
+        drafted = rings.drafted[slot, :count] if drafts else None
         commit_s = self._clock()
-        commit = self.scheduler.commits.commit(launch, cells)  # a launch that samples nothing may have crossed borders
+        # A launch that samples nothing may have crossed borders.
+        commit = self.scheduler.commits.commit(launch, cells, drafted)
         publish_s = self._clock()
         if launch.shape.sample_rows:
             self.publisher.publish(commit, publish_s)

@@ -15,7 +15,7 @@ from runahead.runtime.row_record import PENALTY_TENSORS, ROW_RECORD, ROW_TENSORS
 from runahead.runtime.scheduler.admission_record import SAMPLING_NUMBERS
 from runahead.runtime.scheduler.ledger import LedgerError
 from runahead.runtime.scheduler.request import Request
-from runahead.runtime.scheduler.rows import Rows
+from runahead.runtime.scheduler.rows import RowPhase, Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.token_mask import token_mask
 from runahead.runtime.words import NUMPY_TYPES
@@ -84,7 +84,7 @@ def _lists(values: Callable[[Request], Any], dtype: type[np.generic]) -> _Field:
 def _seq_len(live: _Live) -> NDArray[np.generic]:
     """A row that still reads its prompt has what was planned of it, others what is committed: nothing is in flight."""
     rows, slots = live.rows, live.slots
-    is_prefilling = rows.least_len[slots] < rows.known_len[slots]
+    is_prefilling = rows.phase[slots] == RowPhase.PREFILL
     return np.where(is_prefilling, rows.least_len[slots], rows.committed_len[slots])
 
 
@@ -129,8 +129,15 @@ def _stacked(lines: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:
     return np.stack(lines) if lines else np.zeros((0, 0), np.int32)
 
 
+def _history(live: _Live) -> _Expected:
+    """The row's tokens by position, so far as they were planned or committed."""
+    return _Expected(live.slots, live.slots, live.rows.history[live.slots], _seq_len(live).astype(np.int64))
+
+
 # Of the record alone: what its lists brought the row has changed since.
-OF_THE_RECORD: Final = frozenset({"block_count", "penalty_entries"})
+OF_THE_RECORD: Final = frozenset({"block_count", "penalty_entries", "history_count"})
+# What only a device with a drafter has.
+OF_A_DRAFTER: Final[Mapping[str, _Field]] = {"history": _history}
 # What the host says that the device holds: every tensor of `runahead.runtime.kernels.row_state.RowState` and
 # `PenaltyState`; in place of `parameters` its fields.
 FIELDS: Final[Mapping[str, _Field]] = {
@@ -159,7 +166,7 @@ FIELDS: Final[Mapping[str, _Field]] = {
 }
 _TENSORS: Final = frozenset((*ROW_TENSORS, *PENALTY_TENSORS))
 # A place where these differ would tell a token of somebody's prompt, and prompts are in no log.
-_UNSPOKEN: Final = frozenset({"in_prompt"})
+_UNSPOKEN: Final = frozenset({"in_prompt", "history"})
 
 
 def check_rows(device: Mapping[str, NDArray[np.generic]], scheduler: Scheduler) -> None:
@@ -176,8 +183,9 @@ def check_rows(device: Mapping[str, NDArray[np.generic]], scheduler: Scheduler) 
     live = _live(
         [request for request in scheduler.holdings.by_slot if request], scheduler.rows, scheduler.limits.vocab_size
     )
-    for name, field in FIELDS.items():
-        _compare(name, held[name], field(live))
+    for name, field in (*FIELDS.items(), *OF_A_DRAFTER.items()):
+        if name in FIELDS or name in held:
+            _compare(name, held[name], field(live))
 
 
 def _compare(name: str, device: NDArray[np.generic], expected: _Expected) -> None:

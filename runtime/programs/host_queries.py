@@ -36,17 +36,22 @@ class Queries:
     query_start_loc: NDArray[np.int32]  # [B + 1]
     seq_lens: NDArray[np.int32]  # [B] 0: masked
     slots: NDArray[np.int64]  # [B] row slots
-    last_query: NDArray[np.int64]  # [S] index of the last query token of each row that the next S samples
-    sample_slots: NDArray[np.int64]  # [S] their slots
+    # What the next S samples from: the last query token of a row, or of a row with drafts each of its query tokens.
+    sample_queries: NDArray[np.int64]  # [S] their index
+    sample_slots: NDArray[np.int64]  # [S] row slots
+    sample_offsets: NDArray[np.int64] | int = 0  # [S] how many of the row come before them; 0: nobody has drafts
 
 
 def queries_of(rows: HostRows) -> Queries:
-    """One query token for a decode row, a prompt chunk's own for the others."""
+    """One query token for a decode row, and its drafts; a prompt chunk's own for the others."""
     slots = rows.rows
     alive = rows.alive[slots]
     lengths = np.where(alive, rows.seq_len[slots], 0)
-    if rows.chunks.size:
-        return _ragged_queries(rows, slots, alive, lengths)
+    drafted = rows.drafted[slots] if rows.most_drafts else None
+    if drafted is not None and not np.count_nonzero(drafted):
+        drafted = None
+    if rows.chunks.size or drafted is not None:
+        return _ragged_queries(rows, slots, alive, drafted)
     positions = np.maximum(lengths - 1, 0).astype(np.int64)
     blocks = rows.block_table[slots, positions // rows.block_size]
     mapping = np.where(alive, blocks, 0).astype(np.int64) * rows.block_size + positions % rows.block_size
@@ -59,36 +64,46 @@ def queries_of(rows: HostRows) -> Queries:
         query_start_loc=places.astype(np.int32),
         seq_lens=lengths.astype(np.int32),
         slots=slots,
-        last_query=places[:-1],
+        sample_queries=places[:-1],
         sample_slots=slots,
     )
 
 
 def _ragged_queries(
-    rows: HostRows, slots: NDArray[np.int64], alive: NDArray[np.bool_], lengths: NDArray[np.int32]
+    rows: HostRows, slots: NDArray[np.int64], alive: NDArray[np.bool_], drafted: NDArray[np.int32] | None
 ) -> Queries:
+    """drafted: [B] query tokens that are drafts; None: nobody has any."""
     counts = np.ones(slots.size, np.int64)
+    ends = rows.seq_len[slots].astype(np.int64)
+    if drafted is not None:
+        counts += drafted
+        ends += drafted
     counts[rows.chunks[:, layout.CHUNK_ROW]] = rows.chunks[:, layout.CHUNK_TOKENS]
     starts = np.concatenate([[0], np.cumsum(counts)])
-    total = int(starts[-1])
     row = np.repeat(np.arange(slots.size), counts)
-    known = rows.seq_len[slots].astype(np.int64)
-    positions = np.maximum(known[row] - counts[row] + np.arange(total) - starts[row], 0)
+    offset = np.arange(int(starts[-1])) - starts[row]  # [T] among the query tokens of the row
+    positions = np.maximum(ends[row] - counts[row] + offset, 0)
     tokens = rows.last_token[slots][row].astype(np.int32)
+    if drafted is not None:
+        is_draft = (offset > 0) & (drafted[row] > 0)
+        tokens[is_draft] = rows.proposed[slots[row[is_draft]], offset[is_draft] - 1]
     bulk = rows.rings.bulk[rows.rings.slot(rows.number)]
-    for place, _, count, offset, _ in rows.chunks.tolist():
-        tokens[starts[place] : starts[place] + count] = bulk[offset : offset + count]
+    for place, _, count, first, _ in rows.chunks.tolist():
+        tokens[starts[place] : starts[place] + count] = bulk[first : first + count]
     blocks = np.where(alive[row], rows.block_table[slots[row], positions // rows.block_size], 0).astype(np.int64)
-    sampled = np.flatnonzero(rows.samples)
+    sampled = starts[np.flatnonzero(rows.samples) + 1] - 1
+    if drafted is not None:
+        sampled = np.union1d(sampled, np.flatnonzero(drafted[row] > 0))
     return Queries(
         token_ids=clamped(rows, tokens),
         positions=positions,
         slot_mapping=blocks * rows.block_size + positions % rows.block_size,
         query_start_loc=starts.astype(np.int32),
-        seq_lens=lengths.astype(np.int32),
+        seq_lens=np.where(alive, ends, 0).astype(np.int32),
         slots=slots,
-        last_query=starts[sampled + 1] - 1,
-        sample_slots=slots[sampled],
+        sample_queries=sampled,
+        sample_slots=slots[row[sampled]],
+        sample_offsets=0 if drafted is None else offset[sampled] * (drafted[row[sampled]] > 0),
     )
 
 

@@ -22,6 +22,7 @@ from runahead.cuda_graphs.rings import (
     cell_tag,
 )
 from runahead.runtime import plan as layout
+from runahead.runtime.drafters.drafter import NO_DRAFT, Drafter
 from runahead.runtime.plan import PlanView, read_plan
 from runahead.runtime.programs.host_queries import PromptQueries, Queries, prompt_queries_of, queries_of
 from runahead.runtime.row_record import (
@@ -42,21 +43,27 @@ _NO_ROWS = np.zeros(0, np.int64)
 class HostRows(RowParameters[NDArray[Any]]):
     """The device's row state by row slot, the fields of `runahead.runtime.kernels.row_state.RowState` as NumPy arrays.
 
-    launched: the number that the first launch comes after.
+    launched: the number that the first launch comes after. drafter: is told of every token of the rows, and asked where
+    a launch has drafts; None: a launch never has any.
     """
 
     def __init__(
         self, rings: RingMemory, max_rows: int, max_blocks: int, vocab_size: int, block_size: int, max_stop_ids: int,
-        max_bias: int, *, penalty_slots: int = 0, launched: int = 0,
+        max_bias: int, *, penalty_slots: int = 0, launched: int = 0, drafter: Drafter | None = None,
     ) -> None:  # fmt: skip
         slots = max_rows + 1
         self.rings = rings
+        self.drafter = drafter
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.number = launched  # the launch now running
         self.rows = _NO_ROWS  # slots of the last plan's rows, int64 [rows]
         self.samples = np.zeros(0, np.bool_)  # which of them the next S samples
         self.chunks: NDArray[np.int32] = np.zeros((0, layout.CHUNK_WORDS), np.int32)
+        # Of the F that held a row last, where its launch had drafts: those that it held, and how many.
+        self.proposed = np.full((slots, rings.layout.drafts), NO_DRAFT, np.int32)
+        self.drafted = np.zeros(slots, np.int32)
+        self.most_drafts = 0  # of a row in this launch's F
         self.last_token = np.zeros(slots, np.int32)
         self.seq_len = np.zeros(slots, np.int32)
         self.alive = np.zeros(slots, np.bool_)
@@ -87,10 +94,11 @@ class HostRows(RowParameters[NDArray[Any]]):
         return places, self.rows[places]
 
     def advance(
-        self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_]
-    ) -> None:
+        self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_],
+        offset: int = 0,
+    ) -> None:  # fmt: skip
         """Advance the rows by their tokens [n], count them where there are penalties, end the rows that stop, and write
-        the result cells.
+        the result cells, of which these are number `offset` of each row.
 
         A row that had ended before stays as it is; its cell is void. Tokens become readable with the cell's store.
         """
@@ -98,17 +106,71 @@ class HostRows(RowParameters[NDArray[Any]]):
         position = self.seq_len[slots]
         stops = (self.stop_ids[slots] == tokens[:, None]).any(1) & (position >= self.min_position[slots])
         stopped = stops | (position >= self.max_position[slots]) | ~finite
+        kept = alive & finite
         self.last_token[slots] = np.where(alive, tokens, self.last_token[slots])
-        self.seq_len[slots] = position + (alive & finite)
+        self.seq_len[slots] = position + kept
         self.alive[slots] = alive & ~stopped
-        counting = alive & finite & (self.penalty_slot[slots] >= 0)
+        counting = kept & (self.penalty_slot[slots] >= 0)
         if np.count_nonzero(counting):
             self.counts[self.penalty_slot[slots[counting]], tokens[counting]] += 1
+        if self.drafter is not None:
+            self.drafter.took(slots[kept], position[kept].astype(np.int64), tokens[kept])
+        cells = self.rings.cells[self.rings.slot(self.number)]
+        cells[places, offset] = self._cells(tokens, stopped, finite, alive)
+
+    def begin_runs(self, places: NDArray[np.intp], slots: NDArray[np.int64], count: int) -> None:
+        """S looks at `count` drafts of each row, at most. Cells that no token is written to are void."""
+        ring = self.rings.slot(self.number)
+        self.rings.cells[ring, places, : 1 + count] = cell_tag(self.number) | VOID
+        self.rings.drafted[ring, places] = self.drafted[slots]
+
+    def goes_on(self, slots: NDArray[np.int64], tokens: NDArray[np.int32], offset: int) -> NDArray[np.bool_]:
+        """Which rows have a token, number `offset` of their runs, that is the draft in its place: the logits for the
+        next one are there. [n], [n]"""
+        going: NDArray[np.bool_] = self.alive[slots] & (self.proposed[slots, offset] == tokens)
+        return going
+
+    def advance_runs(
+        self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_]
+    ) -> None:
+        """`advance` by a run of each row: by its first token, and by each behind one that was the draft in its place
+        and did not end the row. tokens, finite: [n, 1 + K], sampled as if all drafts before had been kept. Those beyond
+        what was drafted of a row may be anything.
+        """
+        width = tokens.shape[1]
+        offsets = np.arange(width)
+        position = self.seq_len[slots, None] + offsets
+        stops = (self.stop_ids[slots][:, None] == tokens[:, :, None]).any(2)
+        stops &= position >= self.min_position[slots, None]
+        stopped = stops | (position >= self.max_position[slots, None]) | ~finite
+        goes_on = (self.proposed[slots, : width - 1] == tokens[:, :-1]) & ~stopped[:, :-1]
+        count = self.alive[slots] * (1 + np.logical_and.accumulate(goes_on, axis=1).sum(axis=1))  # [n] cells
+        in_run = offsets < count[:, None]
+        kept = in_run & finite
+        cells = self.rings.cells[self.rings.slot(self.number)]
+        cells[places, :width] = self._cells(tokens, stopped, finite, in_run)
+        row, offset = kept.nonzero()
+        if self.drafter is not None:
+            self.drafter.took(slots[row], position[row, offset], tokens[row, offset])
+        penalty_slot = self.penalty_slot[slots[row]]
+        if np.count_nonzero(penalty_slot >= 0):
+            counted = penalty_slot >= 0
+            np.add.at(self.counts, (penalty_slot[counted], tokens[row, offset][counted]), 1)
+        row = count.nonzero()[0]
+        slots, last = slots[row], count[row] - 1
+        self.last_token[slots] = tokens[row, last]
+        self.seq_len[slots] += kept[row].sum(axis=1, dtype=np.int32)
+        self.alive[slots] = ~stopped[row, last]
+
+    def _cells(
+        self, tokens: NDArray[np.int32], stopped: NDArray[np.bool_], finite: NDArray[np.bool_], kept: NDArray[np.bool_]
+    ) -> NDArray[np.int64]:
+        """Result cells of tokens, void where they are not kept."""
         low = tokens.astype(np.int64)
         low |= np.where(stopped, STOPPED, 0)
         low |= np.where(finite, 0, NON_FINITE)
-        low = np.where(alive, low, VOID)
-        self.rings.cells[self.rings.slot(self.number), places, 0] = cell_tag(self.number) | low
+        low = np.where(kept, low, VOID)
+        return cell_tag(self.number) | low
 
     # ------------------------------------------------------------ apply
 
@@ -122,24 +184,27 @@ class HostRows(RowParameters[NDArray[Any]]):
         if plan.number != self.number:
             self.rings.status[slot, STATUS_FAULT] = FAULT_PLAN_NUMBER
             self.rows, self.samples = _NO_ROWS, np.zeros(0, np.bool_)
-            self.chunks = self.chunks[:0]
+            self.chunks, self.most_drafts = self.chunks[:0], 0
             return 4 * layout.HEADER_WORDS
         bulk = self.rings.bulk[slot]
         for offset in plan.admissions.tolist():
             self._admit(bulk, offset)
         appends = plan.appends
         self.block_table[appends[:, 0], appends[:, 1]] = appends[:, 2]
-        self._apply_rows(plan)
+        self._apply_rows(plan, bulk)
+        self.most_drafts = plan.drafts
         return plan.bytes_read
 
-    def _apply_rows(self, plan: PlanView) -> None:
+    def _apply_rows(self, plan: PlanView, bulk: NDArray[np.int32]) -> None:
         if plan.rows is not None:
             self.rows = plan.rows.astype(np.int64)
             self.samples = np.ones(self.rows.size, np.bool_)
         self.chunks = plan.chunks.copy()
-        for row, start, count, _, samples in self.chunks.tolist():
+        for row, start, count, offset, samples in self.chunks.tolist():
             self.samples[row] = samples
             self.seq_len[self.rows[row]] = start + count
+            if self.drafter is not None:
+                self.drafter.read(int(self.rows[row]), start, bulk[offset : offset + count])
 
     def _admit(self, bulk: NDArray[np.int32], offset: int) -> None:
         record = read_admission(bulk, offset)
@@ -155,6 +220,8 @@ class HostRows(RowParameters[NDArray[Any]]):
         penalty_slot = int(self.penalty_slot[slot])
         if penalty_slot >= 0:
             self._begin_penalties(penalty_slot, record.counts)
+        if self.drafter is not None:
+            self.drafter.read(slot, 0, record.history)
         self.seq_len[slot] = 0
         self.alive[slot] = True
 
@@ -171,8 +238,29 @@ class HostRows(RowParameters[NDArray[Any]]):
         self.in_prompt[slot] = -1
 
     def read(self) -> Mapping[str, NDArray[np.generic]]:
-        """Row state and penalty state by field name: the arrays themselves, good until the next launch."""
-        return {name: getattr(self, name) for name in (*ROW_TENSORS, *PENALTY_TENSORS)}
+        """Row state, penalty state and what the drafter keeps, by field name: the arrays themselves, good until the
+        next launch."""
+        own = {name: getattr(self, name) for name in (*ROW_TENSORS, *PENALTY_TENSORS)}
+        return own if self.drafter is None else {**own, **self.drafter.memory()}
+
+    # ------------------------------------------------------------ draft
+
+    def draft(self) -> None:
+        """The drafter proposes for the rows of F that decode, as many tokens as the plan has asked for. What would lie
+        at a row's end or beyond it is left out: nobody has a block for it."""
+        if not self.most_drafts:
+            return
+        assert self.drafter is not None, "a plan has drafts, and the program has no drafter"
+        self.proposed[self.rows], self.drafted[self.rows] = NO_DRAFT, 0
+        decodes = self.alive[self.rows]
+        decodes[self.chunks[:, layout.CHUNK_ROW]] = False
+        slots = self.rows[decodes]
+        lengths = self.seq_len[slots].astype(np.int64)
+        proposed = self.drafter.propose(slots, lengths, self.most_drafts)
+        there = proposed != NO_DRAFT
+        there &= np.arange(self.most_drafts) < (self.max_position[slots] - lengths)[:, None]
+        self.proposed[slots, : self.most_drafts] = np.where(there, proposed, NO_DRAFT)
+        self.drafted[slots] = there.sum(axis=1)
 
     # ------------------------------------------------------------ what F runs on
 

@@ -45,6 +45,7 @@ class RingPoison:
         slot = self._rings.slot(number)
         self._rings.plan[slot] = _NONSENSE
         self._rings.bulk[slot] = _NONSENSE
+        self._rings.drafted[slot] = 1 + self._rings.layout.drafts  # more than there are
         self._rings.cells[slot] = cell_tag(number - 1)  # what no launch of this slot writes
         self._rings.logprob[slot] = float("nan")
         self._rings.finite[slot] = -1

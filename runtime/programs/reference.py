@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.cuda_graphs.shape import LaunchShape
+from runahead.runtime.drafters.drafter import Drafter
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.reference.logprobs import log_probabilities
-from runahead.runtime.kernels.reference.sampling import sample_rows
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.programs.host_queries import Queries
 from runahead.runtime.programs.host_rows import HostRows
+from runahead.runtime.programs.host_sampler import HostSampler
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.row_record import ROW_TENSORS
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS
@@ -28,8 +29,9 @@ _TILE: Final = 32  # query tokens whose logits are computed at a time for prompt
 class HostProgram:
     """A `runahead.cuda_graphs.device.Program` over a `Decoder` in ordinary memory.
 
-    num_blocks counts the null block. Logits stay by row slot, float32 [max_rows + 1, vocab], from one F to the next S.
-    launched: the number that the first launch comes after.
+    num_blocks counts the null block. Logits stay by row slot, float32 [max_rows + 1, 1 + K, vocab], from one F to the
+    next S; K as many drafts as the rings have cells for. launched: the number that the first launch comes after.
+    drafter: for launches with drafts.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class HostProgram:
         context_length: int,
         penalty_slots: int = 0,
         launched: int = 0,
+        drafter: Drafter | None = None,
     ) -> None:
         self._model = model
         self._rings = rings
@@ -50,29 +53,21 @@ class HostProgram:
         max_blocks = ceil_div(context_length, block_size)
         self.rows = HostRows(
             rings, max_rows, max_blocks, vocab, block_size, MAX_STOP_IDS, MAX_BIAS, penalty_slots=penalty_slots,
-            launched=launched,
+            launched=launched, drafter=drafter,
         )  # fmt: skip
-        self._state = RowState(**{name: torch.from_numpy(getattr(self.rows, name)) for name in ROW_TENSORS})
-        self._penalties = PenaltyState(torch.from_numpy(self.rows.counts), torch.from_numpy(self.rows.in_prompt))
+        state = RowState(**{name: torch.from_numpy(getattr(self.rows, name)) for name in ROW_TENSORS})
+        penalties = PenaltyState(torch.from_numpy(self.rows.counts), torch.from_numpy(self.rows.in_prompt))
         self._cache = model.make_cache(num_blocks, block_size)
-        self._logits = np.zeros((max_rows + 1, vocab), np.float32)
+        self._logits = np.zeros((max_rows + 1, 1 + rings.layout.drafts, vocab), np.float32)
+        self._sampler = HostSampler(self.rows, self._logits, state, penalties)
 
     @torch.inference_mode()
     def sample(self, shape: LaunchShape) -> None:
-        number = self.rows.begin()
+        self.rows.begin()
         if not shape.sample_rows:
             return
         places, slots = self.rows.to_sample()
-        index = torch.from_numpy(slots)
-        max_top = self._rings.layout.max_top
-        logits = torch.from_numpy(self._logits[slots])
-        sampled = sample_rows(logits, self._state, self._penalties, index, shape.form, max_top)
-        if sampled.logprob is not None and sampled.top_ids is not None and sampled.top_logprobs is not None:
-            slot = self._rings.slot(number)
-            self._rings.logprob[slot, places, 0] = sampled.logprob.numpy()
-            self._rings.top_ids[slot, places, 0] = sampled.top_ids.numpy()
-            self._rings.top_logprobs[slot, places, 0] = sampled.top_logprobs.numpy()
-        self.rows.advance(places, slots, sampled.tokens.numpy().astype(np.int32), sampled.finite.numpy())
+        self._sampler.sample(places, slots, shape.form, shape.sample_drafts)
 
     def apply(self, shape: LaunchShape) -> int:
         return self.rows.apply()
@@ -81,11 +76,12 @@ class HostProgram:
     def forward(self, shape: LaunchShape) -> None:
         if self.rows.rows.size == 0:
             return
+        self.rows.draft()
         queries = self.rows.queries()
         hidden = self._model.forward(self._batch(queries), self._cache)
         if queries.sample_slots.size:
-            logits = self._model.logits(torch.from_numpy(hidden.numpy()[queries.last_query]))
-            self._logits[queries.sample_slots] = logits.numpy()
+            logits = self._model.logits(torch.from_numpy(hidden.numpy()[queries.sample_queries]))
+            self._logits[queries.sample_slots, queries.sample_offsets] = logits.numpy()
         finite = np.isfinite(hidden.numpy()).all(axis=1)
         if shape.prompt_logprobs:
             self._leave_prompt_logprobs(hidden, queries, finite)
@@ -138,6 +134,8 @@ class HostProgram:
     def poison_row_slot(self, slot: int) -> None:
         """NaN and nonsense into a row slot that nobody may name any more."""
         self._logits[slot] = np.nan
+        if self.rows.drafter is not None:
+            self.rows.drafter.poison(slot)
         self.rows.last_token[slot] = -(1 << 20)
         self.rows.block_table[slot] = 1 << 20
         self.rows.alive[slot] = False

@@ -28,6 +28,7 @@ SAMPLING_NUMBERS: Final = ROW_RECORD.names[ROW_RECORD.names.index("row_slot") + 
 _numbers_of: Callable[[SamplingParams], tuple[float, ...]] = attrgetter(*SAMPLING_NUMBERS)
 
 NO_COUNTS: Final = np.zeros((0, COUNT_WORDS), np.int32)
+NO_HISTORY: Final = np.zeros(0, np.int32)
 
 
 def eos_and_stop_ids(stopping: StoppingParams, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -51,20 +52,21 @@ def record_words(
     *,
     blocks: int = 0,
     counts: int = 0,
+    history: int = 0,
 ) -> int:
     """Words of the record that `admission_record` makes, without making it.
 
-    blocks: how many it names. counts: entries of its penalty list.
+    blocks: how many it names. counts: entries of its penalty list. history: tokens of it.
     """
     stops = len(eos_and_stop_ids(stopping, eos_token_ids))
     lists = stops + 2 * len(sampling.bias_ids) + len(sampling.allowed_mask) // 4 + blocks
-    return ADMIT_WORDS + lists + COUNT_WORDS * counts
+    return ADMIT_WORDS + lists + COUNT_WORDS * counts + history
 
 
-def largest_record_words(vocab_size: int, context_length: int, max_blocks: int) -> int:
-    """Words of the largest record that any request can need."""
+def largest_record_words(vocab_size: int, context_length: int, max_blocks: int, history: int = 0) -> int:
+    """Words of the largest record that any request can need. history: tokens of it, at most."""
     lists = MAX_STOP_IDS + 2 * MAX_BIAS + mask_words(vocab_size) + max_blocks
-    return ADMIT_WORDS + lists + COUNT_WORDS * min(context_length, vocab_size)
+    return ADMIT_WORDS + lists + COUNT_WORDS * min(context_length, vocab_size) + history
 
 
 def admission_record(
@@ -79,12 +81,14 @@ def admission_record(
     penalty_slot: int = NO_SLOT,
     state_slot: int = NO_SLOT,
     counts: NDArray[np.int32] = NO_COUNTS,
+    history: NDArray[np.int32] = NO_HISTORY,
 ) -> NDArray[np.int32]:
     """The record of one admission, laid out as `runahead.runtime.row_record` says. [record_words]
 
     prompt_len: tokens of the original prompt, whatever else is known of the request by now.
     blocks: what the row's block table begins with: its cached prefix.
     counts: int32 [n, COUNT_WORDS], with penalties only: see `penalty_list`.
+    history: [n] the row's first tokens, those that no chunk brings, where a drafter wants to know them.
     Raises ValueError for penalties without a penalty slot.
     """
     has_penalty = sampling.has_penalty
@@ -102,6 +106,7 @@ def admission_record(
         penalty_slot if has_penalty else NO_SLOT,
         len(counts),
         state_slot,
+        len(history),
     )
     head = ROW_RECORD.struct.pack(*((slot,) + _numbers_of(sampling) + rest))  # noqa: RUF005 (faster than unpacking)
     parts: list[bytes | array[Any] | memoryview] = [head, array("i", stops)]
@@ -110,6 +115,8 @@ def admission_record(
     parts += (sampling.allowed_mask, array("i", blocks))
     if len(counts):
         parts.append(np.ascontiguousarray(counts).data)
+    if len(history):
+        parts.append(np.ascontiguousarray(history).data)
     return np.frombuffer(b"".join(parts), np.int32)
 
 

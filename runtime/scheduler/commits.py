@@ -27,14 +27,18 @@ class Commits:
         self._drafts = drafts
         self._kept: KeptRows | None = None  # what the commits after the newest one may have in common with it
 
-    def commit(self, launch: Launch, cells: NDArray[np.int64]) -> Commit:
+    def commit(self, launch: Launch, cells: NDArray[np.int64], drafted: NDArray[np.int8] | None = None) -> Commit:
         """Write a launch's result cells, [sample_rows, 1 + K], into the host's truth.
 
-        Raises LedgerError where the device's verdict on the end of a row is not the host's.
+        K: of the F whose logits the launch has looked at. drafted: how many drafts it has looked at of each row,
+        [sample_rows]; None where K is 0.
+
+        Raises LedgerError where the device's verdict on the end of a row is not the host's, or where it holds a row
+        that waits for nothing.
         """
         commit = self._kept.commit(launch, cells) if self._kept is not None else None
         if commit is None:
-            commit = self._look(launch, cells)
+            commit = self._look(launch, cells, drafted)
             # The very same array: the plan has continued the one before.
             goes_on = launch.row_slots is launch.sample_slots and commit.slots.size == launch.sample_slots.size
             self._kept = self._drafts.kept(launch, commit) if goes_on and not commit.endings else None
@@ -42,7 +46,7 @@ class Commits:
         self._tally.counters["generated_tokens"] += commit.tokens.size
         return commit
 
-    def _look(self, launch: Launch, cells: NDArray[np.int64]) -> Commit:
+    def _look(self, launch: Launch, cells: NDArray[np.int64], drafted: NDArray[np.int8] | None) -> Commit:
         """Every row's tokens, and who ended with them."""
         rows = self._rows
         sampled = launch.sample_slots.astype(np.intp)  # the type that NumPy looks rows up by without converting them
@@ -61,11 +65,13 @@ class Commits:
         ended = stops | (positions + 1 >= rows.max_len[slots]) | found.failed
         if np.count_nonzero(ended != found.stopped):
             raise LedgerError(f"launch {launch.number}: host and device disagree on which rows ended")
-        self._drafts.tighten(launch, row_slots, found)
+        if np.count_nonzero(rows.may_hold[row_slots[found.held]]) < found.held.size:
+            raise LedgerError(f"launch {launch.number}: the device holds a row that waits for nothing")
+        self._drafts.tighten(launch, row_slots, found, None if drafted is None else drafted[kept])
         verdicts = [
             (int(slots[i]), int(tokens[i]), bool(stops[i]), bool(found.failed[i])) for i in ended.nonzero()[0].tolist()
         ]
-        kept = kept[found.row] * self._drafts.tokens + found.offset
+        kept = kept[found.row] * self._drafts.cells + found.offset
         if np.count_nonzero(found.failed):
             good = ~found.failed
             kept, slots, tokens, positions = kept[good], slots[good], tokens[good], positions[good]

@@ -7,6 +7,8 @@ one look at the columns, and hold for every launch of the course.
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,7 +20,8 @@ class Course:
     """What the launches after one have in common, as long as its rows decode on.
 
     plan: of the launch that the course begins after. It has every row that there is, and all of them are sampled from
-    what it leaves. rows: as that plan has left them, for launches that bring one token.
+    what it leaves. rows: as that plan has left them, both bounds of each length the same, for launches that bring one
+    token. until: the course goes on up to this launch at most.
     """
 
     __slots__ = (
@@ -29,17 +32,19 @@ class Course:
         "_places",
         "_rows",
         "_slots",
+        "_until",
         "last",
         "needs_full",
         "plan",
         "step",
     )
 
-    def __init__(self, plan: LaunchPlan, rows: Rows, block_size: int) -> None:
+    def __init__(self, plan: LaunchPlan, rows: Rows, block_size: int, until: int = sys.maxsize) -> None:
         self.plan = plan
         self._rows = rows
         self._block_size = block_size
         self._first = plan.number + 1
+        self._until = until
         self._changes = rows.changes
 
     def advance_to(self, number: int) -> bool:
@@ -65,7 +70,7 @@ class Course:
         self.step = np.zeros(rows.max_rows, np.int64)  # [max_rows] what a launch adds to each column of `Rows.planned`
         self.step[slots] = 1
         # The last token of a row is never forwarded: no launch holds a row that is as long as it may become.
-        self.last = self.plan.number + int(np.minimum.reduce(ends - 1 - lengths))
+        self.last = min(self._until, self.plan.number + int(np.minimum.reduce(ends - 1 - lengths)))
         # A row crosses a border with every block_size-th launch: which ones, by their numbers' place in a block. [n]
         self._places = (rows.num_blocks[slots] * size - lengths + self._first) % size
         self._slots = slots

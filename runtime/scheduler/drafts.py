@@ -11,18 +11,21 @@ would have sampled itself, and the token that it samples behind them. For K = 2,
                              and most  5             6             9
     tokens that its blocks must hold   5             8             11
 
-What S has kept is known when its launch is committed: then the bounds come together again.
+Each launch has a K of its own. A row that may be held (`Rows.may_hold`) brings no token where what its next token waits
+for is not there when S looks: its length may stay as it is. What S has kept is known when its launch is committed: then
+the bounds come together again.
 """
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runahead.runtime.plan import LaunchPlan
 from runahead.runtime.scheduler.course import Course
+from runahead.runtime.scheduler.draft_choice import DraftChoice
 from runahead.runtime.scheduler.kept_rows import KeptRows
 from runahead.runtime.scheduler.ledger import Launch, Ledger
 from runahead.runtime.scheduler.outcomes import Commit, Deferred
@@ -31,21 +34,34 @@ from runahead.runtime.scheduler.rows import Rows
 
 
 class DraftPolicy(Protocol):
-    """What the scheduler and its commits ask."""
+    """What the scheduler and its commits ask.
+
+    drafted, accepted: int64 [most K], drafts of committed launches by their place in the run: how many S has looked at,
+    and how many of these were right.
+    """
+
+    drafted: NDArray[np.int64]
+    accepted: NDArray[np.int64]
 
     @property
-    def tokens(self) -> int:
-        """Query tokens of a row that decodes, and result cells of a row that is sampled: 1 + K."""
+    def cells(self) -> int:
+        """Result cells of a row: 1 + the most K of any launch."""
 
-    def held(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Tokens that the blocks of these rows must hold if they are in the next launch. [n]"""
+    def choose(self, number: int, rows: int) -> int:
+        """K of launch `number`, which is planned now. rows: that may decode in it."""
 
-    def most(self, slots: NDArray[np.int64], held: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The most tokens that these rows can have in the F of the next launch. held: as it was said of them. [n]"""
+    def held(self, slots: NDArray[np.int64], drafts: int) -> NDArray[np.int64]:
+        """Tokens that the blocks of these rows must hold if they are in the next launch, with so many drafts. [n]"""
 
-    def tighten(self, launch: Launch, slots: NDArray[np.intp], found: SampledTokens) -> None:
+    def plan(self, slots: NDArray[np.int64], drafts: int) -> None:
+        """These rows decode in the next launch, with so many drafts. [n]"""
+
+    def tighten(
+        self, launch: Launch, slots: NDArray[np.intp], found: SampledTokens, drafted: NDArray[np.int8] | None
+    ) -> None:
         """A launch is committed: the bounds of its rows' lengths follow from what it brought. slots: [n] of the rows
-        that `found` was read from, whose `committed_len` is still as before."""
+        that `found` was read from, whose `committed_len` is still as before. drafted: how many drafts S has looked at
+        of each of them, [n]; None: the launch has none to look at."""
 
     def course(self, plan: LaunchPlan, block_size: int) -> Course | None:
         """What the launches after this one have in common, if its rows decode on. None: they have to be looked at."""
@@ -55,71 +71,131 @@ class DraftPolicy(Protocol):
 
 
 class NoDrafts:
-    """One token a launch: both bounds of a row's length are the same."""
+    """One token a launch, or none of a row that is held: where no row may be, both bounds of a length are the same."""
 
-    tokens: Final = 1
-
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-
-    def held(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._rows.most_len[slots] + 1
-
-    def most(self, slots: NDArray[np.int64], held: NDArray[np.int64]) -> NDArray[np.int64]:
-        return held
-
-    def tighten(self, launch: Launch, slots: NDArray[np.intp], found: SampledTokens) -> None:
-        pass
-
-    def course(self, plan: LaunchPlan, block_size: int) -> Course | None:
-        return Course(plan, self._rows, block_size)
-
-    def kept(self, launch: Launch, commit: Commit) -> KeptRows | None:
-        return KeptRows(launch, commit, self._rows)
-
-
-class Drafts:
-    """1 to 1 + count tokens a launch, count > 0. The first token after a prompt comes alone: nothing was drafted yet.
-
-    No two launches are alike, since each may bring another number of tokens.
-    """
-
-    def __init__(self, count: int, rows: Rows, ledger: Ledger[Deferred]) -> None:
-        self.tokens = 1 + count
-        self._count = count
+    def __init__(self, rows: Rows, ledger: Ledger[Deferred], most: int = 0) -> None:
+        self.cells = 1 + most
+        self.drafted, self.accepted = np.zeros((2, most), np.int64)
         self._rows = rows
         self._ledger = ledger
 
-    def held(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+    def choose(self, number: int, rows: int) -> int:
+        return 0
+
+    def held(self, slots: NDArray[np.int64], drafts: int) -> NDArray[np.int64]:
         """With the drafts that the next F verifies, but for what lies beyond the row's end: nobody writes that."""
-        return np.minimum(self._most(slots) + self._count, self._rows.max_len[slots] - 1)
+        return np.minimum(self._most(slots) + drafts, self._rows.max_len[slots] - 1)
 
-    def most(self, slots: NDArray[np.int64], held: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._most(slots)
+    def plan(self, slots: NDArray[np.int64], drafts: int) -> None:
+        self._rows.plan_decode(slots, self._least(slots), self._most(slots), drafts)
 
-    def _most(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """All drafts may be kept of rows whose last F held some that no committed S has verified. [n]"""
-        rows = self._rows
-        had_drafts = rows.least_len[slots] > rows.known_len[slots]
-        is_open = np.logical_and(had_drafts, rows.last_launch[slots] >= self._ledger.committed)
-        most: NDArray[np.int64] = rows.most_len[slots] + 1 + self._count * is_open
-        return most
-
-    def tighten(self, launch: Launch, slots: NDArray[np.intp], found: SampledTokens) -> None:
-        """1 or `tokens` were allowed for; a row that is in no plan from this launch on was allowed for none yet: the
-        next plan will allow for one."""
-        rows, brought = self._rows, np.bincount(found.row, minlength=slots.size)  # type: ignore[arg-type]
-        allowed = 1 + self._count * (rows.committed_len[slots] > rows.known_len[slots])
-        counted = np.where(rows.last_launch[slots] >= launch.number, allowed, 1)
-        rows.correct_bounds(slots, brought - 1, brought - counted)
+    def tighten(
+        self, launch: Launch, slots: NDArray[np.intp], found: SampledTokens, drafted: NDArray[np.int8] | None
+    ) -> None:
+        if self._may_hold(slots):
+            self._correct(launch, slots, _brought(found, slots.size), 0)
 
     def course(self, plan: LaunchPlan, block_size: int) -> Course | None:
-        return None
+        return None if self._may_hold(plan.rows) else Course(plan, self._rows, block_size)
 
     def kept(self, launch: Launch, commit: Commit) -> KeptRows | None:
-        return None
+        return None if self._may_hold(launch.sample_slots) else KeptRows(launch, commit, self._rows)
+
+    def _may_hold(self, slots: NDArray[np.intp] | NDArray[np.int32]) -> bool:
+        """One of these rows may be held. [n]"""
+        return bool(np.count_nonzero(self._rows.may_hold[slots]))
+
+    def _is_open(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which rows' last F has left logits that no committed S has looked at. [n]"""
+        return self._rows.last_launch[slots] >= self._ledger.committed
+
+    def _least(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The fewest tokens that these rows can have in the F of the next launch. [n]"""
+        rows = self._rows
+        least: NDArray[np.int64] = rows.least_len[slots] + 1
+        return least - (rows.may_hold[slots] & self._is_open(slots)) if self._may_hold(slots) else least
+
+    def _most(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The most tokens that these rows can have in the F of the next launch. [n]"""
+        most: NDArray[np.int64] = self._rows.most_len[slots] + 1
+        return most
+
+    def _correct(
+        self, launch: Launch, slots: NDArray[np.intp], brought: NDArray[np.int64], allowed: NDArray[np.int64] | int
+    ) -> None:
+        """The launch has brought so many tokens of these rows. allowed: how many of the drafts it might have kept.
+
+        A row that is in no plan from this launch on was allowed for nothing yet: the next plan allows for one token.
+        """
+        rows = self._rows
+        planned = rows.last_launch[slots] >= launch.number
+        rows.correct_bounds(
+            slots, brought - 1 + (planned & rows.may_hold[slots]), brought - 1 - np.where(planned, allowed, 0)
+        )
 
 
-def draft_policy(count: int, rows: Rows, ledger: Ledger[Deferred]) -> DraftPolicy:
-    """count: K, the drafts of a launch and row."""
-    return Drafts(count, rows, ledger) if count else NoDrafts(rows)
+class Drafts(NoDrafts):
+    """1 to 1 + K tokens a launch. The first token after a prompt comes alone: nothing was drafted yet.
+
+    Launches may each bring another number of tokens. Where K stays 0 for a while, they have as much in common as
+    without drafts, once all that came before is committed.
+    """
+
+    def __init__(self, choice: DraftChoice, rows: Rows, ledger: Ledger[Deferred]) -> None:
+        super().__init__(rows, ledger, choice.most)
+        self._choice = choice
+
+    def choose(self, number: int, rows: int) -> int:
+        return self._choice.drafts(number, rows)
+
+    def _most(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """All drafts of the last F may be kept, until the S that looks at them is committed."""
+        rows = self._rows
+        most: NDArray[np.int64] = rows.most_len[slots] + 1 + rows.drafts[slots] * self._is_open(slots)
+        return most
+
+    def tighten(
+        self, launch: Launch, slots: NDArray[np.intp], found: SampledTokens, drafted: NDArray[np.int8] | None
+    ) -> None:
+        if drafted is None:
+            super().tighten(launch, slots, found, drafted)
+            return
+        brought = _brought(found, slots.size)
+        # Of a row whose first token this is F had a chunk, and no drafts.
+        self._correct(
+            launch, slots, brought, launch.shape.sample_drafts * (self._rows.first_sample[slots] < launch.number)
+        )
+        self._count(launch.number, slots, drafted.astype(np.int64), np.maximum(brought - 1, 0))
+
+    def _count(
+        self, number: int, slots: NDArray[np.intp], drafted: NDArray[np.int64], accepted: NDArray[np.int64]
+    ) -> None:
+        """drafted, accepted: of each of these rows. [n], [n]"""
+        place = np.arange(self.drafted.size)
+        self.drafted += np.count_nonzero(drafted[:, None] > place, axis=0)
+        self.accepted += np.count_nonzero(accepted[:, None] > place, axis=0)
+        self._rows.count_drafts(slots, drafted, accepted)
+        self._choice.learn(number, drafted, accepted)
+
+    def course(self, plan: LaunchPlan, block_size: int) -> Course | None:
+        rows, slots = self._rows, plan.rows
+        if plan.drafts or plan.chunks or self._may_hold(slots):
+            return None  # K was chosen for the rows that decode: with chunks, more may in the next launch
+        if np.count_nonzero(rows.most_len[slots] - rows.least_len[slots]):
+            return None
+        return Course(plan, rows, block_size, self._choice.stays_until(plan.number))
+
+    def kept(self, launch: Launch, commit: Commit) -> KeptRows | None:
+        return None if launch.shape.sample_drafts else super().kept(launch, commit)
+
+
+def _brought(found: SampledTokens, rows: int) -> NDArray[np.int64]:
+    """How many tokens there are of each row that was read. [rows]"""
+    if isinstance(found.row, slice):
+        return np.ones(rows, np.int64)
+    return np.bincount(found.row, minlength=rows)
+
+
+def draft_policy(choice: DraftChoice, rows: Rows, ledger: Ledger[Deferred]) -> DraftPolicy:
+    """choice: of K, the drafts of a launch and row."""
+    return Drafts(choice, rows, ledger) if choice.most else NoDrafts(rows, ledger)

@@ -187,11 +187,14 @@ class Holdings:
 
     def _leave(self, request: Request) -> None:
         """The row slot and the penalty slot are fenced, and no request has them any more."""
-        self.rows.fence(request.row_slot)
+        slot = request.row_slot
+        request.drafted += int(self.rows.drafted[slot])
+        request.accepted += int(self.rows.accepted[slot])
+        self.rows.fence(slot)
         if request.penalty_slot != NO_SLOT:
             self.penalty_slots.fence(request.penalty_slot)
-        self.paused -= {request.row_slot}
-        self.by_slot[request.row_slot] = None
+        self.paused -= {slot}
+        self.by_slot[slot] = None
         request.row_slot = request.penalty_slot = NO_SLOT
 
     # ------------------------------------------------------------ given back by the fence

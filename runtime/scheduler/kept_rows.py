@@ -20,7 +20,7 @@ from runahead.runtime.scheduler.rows import Rows
 class KeptRows:
     """What the commits after one have in common.
 
-    launch, commit: the one before them, of an engine without drafts. It kept a token of each of its rows, ended none,
+    launch, commit: the one before them, without drafts to look at. It kept a token of each of its rows, ended none,
     and its F has the same rows: its `row_slots` are its `sample_slots`.
     """
 
@@ -54,10 +54,10 @@ class KeptRows:
         self._stops = stops if np.count_nonzero(stops >= 0) else None  # [n, stop ids]
 
     def commit(self, launch: Launch, cells: NDArray[np.int64]) -> Commit | None:
-        """Write a launch's cells, [n, 1], into the host's truth.
+        """Write a launch's cells, [n, 1 + K], into the host's truth.
 
         None, and nothing is changed, where that has to go the long way: there are other rows, a row ends or may end, or
-        a cell holds anything but this launch's number and a token.
+        a cell holds anything but this launch's number and a token, or there are drafts to look at.
         """
         rows, number = self._rows, launch.number
         if launch.sample_slots is not self._slots or self._ended != rows.ended or number > self._last:

@@ -154,6 +154,11 @@ class Ledger(Generic[Resource]):
             return NO_SLOTS, NO_EPOCHS, _NO_FLAGS
         return self._last.row_slots, self._last.row_epochs, self._last.row_samples
 
+    @property
+    def last_drafts(self) -> int:
+        """Drafts of each row that decodes in the last launch's F."""
+        return 0 if self._last is None else self._last.shape.drafts
+
     def enqueue(self, launch: Launch) -> None:
         """The launch was handed to the device. Raises LedgerError if it is not the next one."""
         number = launch.number

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from runahead.runtime.plan import Admission
 from runahead.runtime.scheduler.admission_record import (
     NO_COUNTS,
+    NO_HISTORY,
     admission_record,
     eos_and_stop_ids,
     needs_full,
@@ -25,12 +26,13 @@ def begin_row(rows: Rows, request: Request, block_size: int, limits: SchedulerLi
     """Fill the columns of the row slot that the request has just got; its blocks, so far, are its cached prefix."""
     slot, stopping, sampling = request.row_slot, request.stopping, _sampling_of(request)
     stops = eos_and_stop_ids(stopping, limits.eos_token_ids)
-    prompt_len = request.prompt.size
-    rows.begin(slot, request.tokens, len(request.blocks), len(request.blocks) * block_size)
+    prompt_len, cached = request.prompt.size, len(request.blocks) * block_size
+    rows.begin(slot, request.tokens, len(request.blocks), cached)
     rows.prompt_len[slot] = prompt_len
     rows.max_len[slot] = request.max_len
     rows.min_position[slot] = prompt_len + stopping.min_tokens
     rows.needs_full[slot] = needs_full(request.sampling, stopping)
+    rows.may_hold[slot] = request.may_hold
     rows.owner[slot], rows.handle[slot] = request.owner, request.handle
     rows.token_times.begin(slot, request.last_token_s)
     rows.logprobs[slot] = sampling.logprobs
@@ -51,16 +53,20 @@ def begin_row(rows: Rows, request: Request, block_size: int, limits: SchedulerLi
             penalty_slot=request.penalty_slot,
             state_slot=request.state_slot,
             counts=_counts_of(request),
+            history=request.tokens[:cached] if limits.history else NO_HISTORY,
         ),
     )
 
 
-def words_of(request: Request, prefix: int, limits: SchedulerLimits) -> int:
+def words_of(request: Request, prefix: int, block_size: int, limits: SchedulerLimits) -> int:
     """Words of the record, at most, of a request that begins with so many cached blocks."""
     counts = 0
     if request.sampling.has_penalty:  # as if it had never said a token twice
         counts = min(request.prompt_ids.size + request.tokens.size - request.prompt.size, limits.vocab_size)
-    return record_words(request.sampling, request.stopping, limits.eos_token_ids, blocks=prefix, counts=counts)
+    history = prefix * block_size if limits.history else 0
+    return record_words(
+        request.sampling, request.stopping, limits.eos_token_ids, blocks=prefix, counts=counts, history=history
+    )
 
 
 def _counts_of(request: Request) -> NDArray[np.int32]:

@@ -18,15 +18,13 @@ class PlanBuilder:
     """One launch's plan in the making.
 
     plan_words, bulk_words: int32 words of the two slots. max_prefill_tokens: prompt tokens a launch may carry.
-    decode_tokens: query tokens of a row that goes on decoding. prompts_owed: requests, and those of their chunks that
-    leave log-probabilities of the prompt.
+    drafts: query tokens of a row that goes on decoding, in addition to its newest token. prompts_owed: requests, and
+    those of their chunks that leave log-probabilities of the prompt.
     """
 
-    def __init__(
-        self, number: int, plan_words: int, bulk_words: int, max_prefill_tokens: int, decode_tokens: int = 1
-    ) -> None:
+    def __init__(self, number: int, plan_words: int, bulk_words: int, max_prefill_tokens: int, drafts: int = 0) -> None:
         self.number = number
-        self._decode_tokens = decode_tokens
+        self._drafts = drafts
         self._plan_words = plan_words
         self._bulk_words = bulk_words
         self._prefill_left = max_prefill_tokens
@@ -100,9 +98,10 @@ class PlanBuilder:
         last_samples: NDArray[np.bool_],
         sample_rows: int = 0,
         needs_full: bool = False,
+        sample_drafts: int = 0,
     ) -> LaunchPlan:
         """The plan. last_slots, last_samples: the row list that the device holds from the plan before. sample_rows,
-        needs_full: see `LaunchPlan`."""
+        needs_full, sample_drafts: see `LaunchPlan`."""
         rows = self._decode
         if self._chunks:
             rows = np.concatenate([rows, np.array([chunk.slot for chunk in self._chunks], np.int32)])
@@ -112,6 +111,7 @@ class PlanBuilder:
         for chunk in self._chunks:
             if not chunk.samples:
                 samples[rows.searchsorted(chunk.slot)] = False
+        drafts = self._drafts if self._decode.size else 0
         continues = self._continues(rows, last_slots, last_samples)
         return LaunchPlan(
             number=self.number,
@@ -121,11 +121,13 @@ class PlanBuilder:
             appends=self.appends(),
             chunks=tuple(self._chunks),
             admissions=tuple(self._admissions),
-            tokens=self._decode.size * self._decode_tokens + sum(chunk.tokens.size for chunk in self._chunks),
+            tokens=self._decode.size * (1 + drafts) + sum(chunk.tokens.size for chunk in self._chunks),
             sample_rows=sample_rows,
             needs_full=needs_full,
-            is_decode=self.has_rows and all(chunk.tokens.size == self._decode_tokens for chunk in self._chunks),
+            is_decode=self.has_rows and all(chunk.tokens.size == 1 + drafts for chunk in self._chunks),
             prompt_logprobs=bool(self.prompts_owed),
+            drafts=drafts,
+            sample_drafts=sample_drafts,
         )
 
     @staticmethod

@@ -13,13 +13,12 @@ from runahead.runtime.scheduler.request import Request
 
 
 def prompt_parts(
-    plan: LaunchPlan, asked: Sequence[tuple[Request, Chunk]], epochs: NDArray[np.int64], decode_tokens: int
+    plan: LaunchPlan, asked: Sequence[tuple[Request, Chunk]], epochs: NDArray[np.int64]
 ) -> tuple[PromptPart, ...]:
-    """asked: chunks of the plan whose requests want them. epochs: [max_rows] of rows by slot. decode_tokens: query
-    tokens of a row that goes on decoding."""
+    """asked: chunks of the plan whose requests want them. epochs: [max_rows] of rows by slot."""
     if not asked:
         return ()
-    tokens = np.full(plan.rows.size, decode_tokens)
+    tokens = np.full(plan.rows.size, 1 + plan.drafts)
     for chunk in plan.chunks:
         tokens[np.searchsorted(plan.rows, chunk.slot)] = chunk.tokens.size
     begins = np.cumsum(tokens) - tokens

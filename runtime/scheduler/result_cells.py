@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, TOKEN_MASK, VOID, cell_tag, low_word
+from runahead.cuda_graphs.rings import HELD, NON_FINITE, STOPPED, TOKEN_MASK, VOID, cell_tag, low_word
 from runahead.runtime.scheduler.ledger import LedgerError
+
+_NONE: Final = np.zeros(0, np.intp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,40 +23,49 @@ class SampledTokens:
     token: NDArray[np.int32]  # [n]
     stopped: NDArray[np.bool_]  # [n] the device ended the row with it
     failed: NDArray[np.bool_]  # [n] the row's logits were not finite: the token means nothing
+    held: NDArray[np.intp]  # [held] places of the rows that were read and brought no token
 
 
 def only_tokens(cells: NDArray[np.int64], number: int) -> NDArray[np.int32] | None:
-    """The tokens in `cells`, [n, 1 + K], of which only the first of each row is looked at: [n].
+    """The tokens in `cells`, [n, 1 + K], of a launch without drafts to look at: [n].
 
-    None where one of these holds anything but this launch's number and a token.
+    None where K is not 0, or one of them holds anything but this launch's number and a token.
     """
+    if cells.shape[1] > 1:
+        return None
     words = cells[:, 0] ^ cell_tag(number)
     return None if int(np.bitwise_or.reduce(words)) & ~TOKEN_MASK else words.astype(np.int32)
 
 
 def read_cells(cells: NDArray[np.int64], number: int) -> SampledTokens:
-    """The tokens in `cells`, [rows, 1 + K], of rows that go on: a first cell each, then as many as were accepted.
+    """The tokens in `cells`, [rows, 1 + K], of rows that go on: a first cell each, then as many as were accepted. A row
+    that is held has none.
 
     cells: contiguous.
 
-    Raises LedgerError where a cell is another launch's, a row has no token, or a token follows a gap or an end.
+    Raises LedgerError where a cell is another launch's, a row has no token and is not held, a token follows a gap or an
+    end, or a cell says more of a row that is held.
     """
-    if cells.shape[1] == 1 and (tokens := only_tokens(cells, number)) is not None:
+    if (tokens := only_tokens(cells, number)) is not None:
         none = np.zeros(tokens.size, np.bool_)
-        return SampledTokens(slice(None), 0, tokens, stopped=none, failed=none)
+        return SampledTokens(slice(None), 0, tokens, stopped=none, failed=none, held=_NONE)
     words = cells.view(np.int32)  # the low half of a cell comes first
     if np.count_nonzero(words[:, 1::2] != low_word(number)):
         raise LedgerError(f"launch {number}: its result slot holds another launch's tokens")
     low = words[:, 0::2]
     if np.count_nonzero(low[:, 0] & VOID):
         raise LedgerError(f"launch {number}: the device ended a row that goes on")
-    row, offset, found = _accepted(low, number) if low.shape[1] > 1 else (slice(None), 0, low[:, 0])
-    return SampledTokens(row, offset, found & TOKEN_MASK, (found & STOPPED) != 0, (found & NON_FINITE) != 0)
+    held = (low[:, 0] & HELD).nonzero()[0]
+    if np.count_nonzero(low[held, 0] != HELD) or np.count_nonzero(low[:, 1:] & HELD):
+        raise LedgerError(f"launch {number}: a row is held and has a token or an end")
+    several = low.shape[1] > 1 or held.size
+    row, offset, found = _accepted(low, number) if several else (slice(None), 0, low[:, 0])
+    return SampledTokens(row, offset, found & TOKEN_MASK, (found & STOPPED) != 0, (found & NON_FINITE) != 0, held)
 
 
 def _accepted(low: NDArray[np.int32], number: int) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int32]]:
     """Rows, offsets and words of the cells, [rows, 1 + K], that hold tokens."""
-    there = (low & VOID) == 0
+    there = (low & (VOID | HELD)) == 0
     if np.count_nonzero(there[:, 1:] & (~there[:, :-1] | ((low[:, :-1] & STOPPED) != 0))):
         raise LedgerError(f"launch {number}: a token follows a gap or the end of its row")
     row, offset = there.nonzero()

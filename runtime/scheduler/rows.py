@@ -27,11 +27,11 @@ class Rows:
 
     Lengths are a pair. `committed_len` counts tokens that the host knows. `least_len` and `most_len` bound the tokens
     that the row has in the last F enqueued that holds it, if none of them ended the row: they differ only where a
-    launch may bring more than one token, until its tokens are committed. `epoch` grows each time a slot changes hands
-    or its row ends: a launch's row counts only while the epoch it was planned with is still the slot's. It begins at
-    `epoch`, and like everything here that grows for as long as the engine runs it has 64 bits. `changes` grows each
-    time a row begins, ends or moves on to another phase: while it stays the same, so do the rows that decode. `ended`
-    counts rows that have ended.
+    launch may bring more tokens than one or none, until its tokens are committed. `epoch` grows each time a slot
+    changes hands or its row ends: a launch's row counts only while the epoch it was planned with is still the slot's.
+    It begins at `epoch`, and like everything here that grows for as long as the engine runs it has 64 bits. `changes`
+    grows each time a row begins, ends or moves on to another phase: while it stays the same, so do the rows that
+    decode. `ended` counts rows that have ended.
     """
 
     def __init__(self, max_rows: int, max_stop_ids: int, context_length: int, *, epoch: int = 0) -> None:
@@ -45,10 +45,16 @@ class Rows:
         # row. last_naming: the last launch that names its slot, the S after that F.
         self.planned = np.zeros((4, max_rows), np.int64)
         self.least_len, self.most_len, self.last_launch, self.last_naming = self.planned
+        self.drafts = np.zeros(max_rows, np.int32)  # query tokens of its last F that were guessed
+        self.first_sample = np.zeros(max_rows, np.int64)  # the launch whose S looks first at logits of the row
+        self.drafted, self.accepted = np.zeros(
+            (2, max_rows), np.int64
+        )  # drafts looked at since the row began, and right
         self.max_len = np.zeros(max_rows, np.int32)  # tokens of prompt and completion at which the row ends
         self.min_position = np.zeros(max_rows, np.int32)  # below it the stop ids are masked
         self.num_blocks = np.zeros(max_rows, np.int32)
         self.needs_full = np.zeros(max_rows, np.bool_)
+        self.may_hold = np.zeros(max_rows, np.bool_)  # its tokens wait for something, and S may find that it is late
         self.finite = np.ones(max_rows, np.bool_)  # no launch that has retired left the row a NaN or an infinity
         self.owner = np.zeros(max_rows, np.int64)  # which front end
         self.handle = np.zeros(max_rows, np.int64)  # the front end's name for the request
@@ -87,6 +93,7 @@ class Rows:
         self.history[slot, : tokens.size] = tokens
         self.num_blocks[slot] = num_blocks
         self.least_len[slot] = self.most_len[slot] = cached
+        self.drafts[slot] = self.drafted[slot] = self.accepted[slot] = 0
         self.finite[slot] = True
 
     def enter(self, slot: int, phase: RowPhase) -> None:
@@ -110,14 +117,18 @@ class Rows:
 
     # ------------------------------------------------------------ planned
 
-    def plan_chunk(self, slot: int, end: int) -> None:
-        """The next F takes the row's prompt up to here."""
+    def plan_chunk(self, slot: int, end: int, number: int) -> None:
+        """F of launch `number` takes the row's prompt up to here."""
         self.least_len[slot] = self.most_len[slot] = end
+        self.first_sample[slot] = number + 1  # that of the last chunk stays
 
-    def plan_decode(self, slots: NDArray[np.int64], most_len: NDArray[np.int64]) -> None:
-        """The next F takes these rows one token further at least, and to these lengths at most. [n], [n]"""
-        self.least_len[slots] += 1
+    def plan_decode(
+        self, slots: NDArray[np.int64], least_len: NDArray[np.int64], most_len: NDArray[np.int64], drafts: int
+    ) -> None:
+        """The next F takes these rows to these lengths, and has so many drafts of each. [n], [n], [n]"""
+        self.least_len[slots] = least_len
         self.most_len[slots] = most_len
+        self.drafts[slots] = drafts
 
     def note_launch(self, slots: NDArray[np.intp], number: int, samples: NDArray[np.bool_]) -> None:
         """Launch `number` holds these rows. samples: those that the S after it looks at. [n], [n]"""
@@ -155,6 +166,11 @@ class Rows:
         """A commit has shown by how much more, or less, the bounds of these rows' lengths are. [n], [n], [n]"""
         self.least_len[slots] += least
         self.most_len[slots] += most
+
+    def count_drafts(self, slots: NDArray[np.intp], drafted: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
+        """A launch has looked at so many drafts of these rows, and so many of them were right. [n], [n], [n]"""
+        self.drafted[slots] += drafted
+        self.accepted[slots] += accepted
 
     def forget_last_token(self, slot: int) -> None:
         """The row has ended: nobody forwards its last token, and a block that only this would fill is not full."""

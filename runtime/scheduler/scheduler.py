@@ -23,6 +23,7 @@ from runahead.runtime.plan import Chunk, LaunchPlan
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.commits import Commits
 from runahead.runtime.scheduler.course import Course
+from runahead.runtime.scheduler.draft_choice import DraftChoice, FixedChoice
 from runahead.runtime.scheduler.drafts import draft_policy
 from runahead.runtime.scheduler.holdings import Holdings
 from runahead.runtime.scheduler.ledger import NO_EPOCHS, NO_SLOTS, Ledger, LedgerError
@@ -46,14 +47,24 @@ _LEAVING = int(RowPhase.LEAVING)
 
 
 class Scheduler:
-    """Gives requests rows, and plans launches for the rows. What launches bring is written down by `commits`."""
+    """Gives requests rows, and plans launches for the rows. What launches bring is written down by `commits`.
 
-    def __init__(self, limits: SchedulerLimits, rows: Rows, pool: BlockPool, ledger: Ledger[Deferred]) -> None:
+    choice: how many drafts each launch verifies; None: `limits.drafts`, always.
+    """
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        rows: Rows,
+        pool: BlockPool,
+        ledger: Ledger[Deferred],
+        choice: DraftChoice | None = None,
+    ) -> None:
         self.limits = limits
         self.rows = rows
         self.pool = pool
         self.ledger = ledger
-        self.drafts = draft_policy(limits.drafts, rows, ledger)
+        self.drafts = draft_policy(choice or FixedChoice(limits.drafts), rows, ledger)
         self.tally = Tally()
         self.holdings = Holdings(limits, rows, pool, ledger)
         self.waiting = WaitingQueue(self.holdings)
@@ -185,8 +196,10 @@ class Scheduler:
 
     def _made_anew(self) -> Planned | None:
         """The next plan, from what every row needs."""
-        builder, self._course = self._builder(self.ledger.launched + 1), None
-        slots, wanted, crossing = self._decode_needs()
+        number, slots = self.ledger.launched + 1, self._decoding()
+        drafts, self._course = self.drafts.choose(number, slots.size), None
+        builder, wanted = self._builder(number, drafts), self.drafts.held(slots, drafts)
+        crossing = wanted > self.rows.num_blocks[slots] * self.pool.block_size
         chunks = (self.rows.phase == _PREFILL).nonzero()[0]
         if chunks.size or self.holdings.paused or np.count_nonzero(crossing):
             self._share_out(slots[crossing], wanted[crossing], chunks)
@@ -194,7 +207,7 @@ class Scheduler:
                 going = self._goes_on(slots)
                 slots, wanted, crossing = slots[going], wanted[going], crossing[going]
                 chunks = chunks[self._goes_on(chunks)]
-        self._plan_decode(builder, slots, wanted, crossing)
+        self._plan_decode(builder, slots, wanted, crossing, drafts)
         if chunks.size:
             self._plan_prefill(builder, chunks.tolist())
         if self.waiting:
@@ -223,35 +236,32 @@ class Scheduler:
             events=self.tally.hand_over_events() if self.tally.events else NO_EVENTS,
             crossed_slots=crossed,
             crossed_epochs=rows.epoch[crossed] if crossed.size else NO_EPOCHS,
-            prompt_parts=prompt_parts(plan, builder.prompts_owed, rows.epoch, self.drafts.tokens),
+            prompt_parts=prompt_parts(plan, builder.prompts_owed, rows.epoch),
         )
 
-    def _sampling(self) -> tuple[int, bool]:
-        """Rows that the next S looks at, and whether one that it samples needs the full form."""
+    def _sampling(self) -> tuple[int, bool, int]:
+        """Rows that the next S looks at, whether one that it samples needs the full form, and their drafts."""
         slots, _, samples = self.ledger.last_rows()
         if not self.ledger.owes_a_launch:
-            return 0, False
-        return slots.size, bool(np.count_nonzero(self.rows.needs_full.take(slots) & samples))
+            return 0, False, 0
+        full = np.count_nonzero(self.rows.needs_full.take(slots) & samples)
+        return slots.size, bool(full), self.ledger.last_drafts
 
-    def _builder(self, number: int) -> PlanBuilder:
+    def _builder(self, number: int, drafts: int = 0) -> PlanBuilder:
         limits = self.limits
         return PlanBuilder(
             number,
             limits.plan_words,
             limits.bulk_words,
             min(limits.max_prefill_tokens, self.ledger.prompt_room),
-            decode_tokens=self.drafts.tokens,
+            drafts=drafts,
         )
 
-    def _decode_needs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-        """Rows that may go on decoding, the tokens that their blocks must hold then, and whether that crosses a border.
-
-        A row is planned while the fewest tokens it can have leave it room for one more.
-        """
+    def _decoding(self) -> NDArray[np.int64]:
+        """Rows that may go on decoding: the fewest tokens that they can have leave them room for one more. [n]"""
         rows = self.rows
-        slots = ((rows.phase == _DECODE) & (rows.least_len < rows.max_len - 1)).nonzero()[0]
-        wanted = self.drafts.held(slots)
-        return slots, wanted, wanted > rows.num_blocks[slots] * self.pool.block_size
+        slots: NDArray[np.int64] = ((rows.phase == _DECODE) & (rows.least_len < rows.max_len - 1)).nonzero()[0]
+        return slots
 
     def _share_out(self, crossing: NDArray[np.int64], wanted: NDArray[np.int64], chunks: NDArray[np.int64]) -> None:
         """Decide which rows wait for blocks, and whether one gives up its own."""
@@ -279,9 +289,9 @@ class Scheduler:
         slots: NDArray[np.int64],
         wanted: NDArray[np.int64],
         crossing: NDArray[np.bool_],
+        drafts: int,
     ) -> None:
         """Every row past its prompt goes on, but for those whose next blocks do not fit into the plan's words."""
-        rows = self.rows
         if np.count_nonzero(crossing):
             room = builder.appends_left(slots.size)
             self._cross(builder, slots[crossing][:room], wanted[crossing][:room])
@@ -289,7 +299,7 @@ class Scheduler:
             if late.size:
                 stays = ~np.isin(slots, late)
                 slots, wanted = slots[stays], wanted[stays]
-        rows.plan_decode(slots, self.drafts.most(slots, wanted))
+        self.drafts.plan(slots, drafts)
         if slots.size:
             builder.decode(slots.astype(np.int32))
 
@@ -339,7 +349,7 @@ class Scheduler:
         builder.chunk(chunk)
         if request.wants_prompt_logprobs:
             builder.prompts_owed.append((request, chunk))
-        rows.plan_chunk(slot, end)
+        rows.plan_chunk(slot, end, builder.number)
         if last:
             rows.enter(slot, RowPhase.DECODE)
         self.holdings.register([slot], [builder.number])
@@ -358,7 +368,7 @@ class Scheduler:
             request, prefix = found
             start = len(prefix) * pool.block_size
             first = self._cut(start, request)
-            words = words_of(request, len(prefix), self.limits)
+            words = words_of(request, len(prefix), pool.block_size, self.limits)
             if not builder.fits(first - start, pool.blocks_for(first) - len(prefix), words):
                 return
             self.waiting.remove(request)

@@ -20,6 +20,7 @@ WRITTEN_BY_NEW_ROW: Final = frozenset(
         "handle",
         "logprobs",
         "max_len",
+        "may_hold",
         "min_position",
         "needs_full",
         "owner",

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.device import Device, Program
-from runahead.cuda_graphs.rings import TOKEN_MASK, RingMemory
+from runahead.cuda_graphs.rings import TOKEN_MASK, VOID, RingMemory
 from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.launch_shape import shape_of
 from runahead.runtime.memory.slot_pool import NO_SLOT
@@ -31,11 +31,23 @@ class PromptEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Cell:
+    """What S left for one token."""
+
+    token: int
+    flags: int
+    logprob: float
+    top_ids: tuple[int, ...]
+    top: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What one launch left, by row slot."""
 
-    tokens: dict[int, int]  # of S: the token of each row that the launch before asked for
-    flags: dict[int, int]  # the other bits of those rows' cells
+    tokens: dict[int, int]  # of S: the first token of each row that the launch before asked for
+    flags: dict[int, int]  # the other bits of the cells of these
+    runs: dict[int, list[Cell]]  # all that S brought of these rows
     finite: dict[int, bool]  # of F
     prompt: dict[int, list[PromptEntry]]  # of F
 
@@ -47,6 +59,8 @@ class _Row:
     sampling: SamplingParams
     penalty_slot: int
     blocks: tuple[int, ...]
+    stopping: StoppingParams
+    max_len: int
     computed: int = 0
     admitted: bool = False
 
@@ -65,6 +79,7 @@ class Launches:
     number: int = 0
     _rows: dict[int, _Row] = field(default_factory=dict)
     _last: list[tuple[int, bool]] = field(default_factory=list)
+    _drafts: int = 0  # of the launch before
 
     def begin(
         self,
@@ -74,21 +89,24 @@ class Launches:
         *,
         said: Sequence[int] = (),
         penalty_slot: int = NO_SLOT,
+        stopping: StoppingParams = ENDLESS,
+        max_len: int = 1 << 20,
     ) -> None:
         """A row is admitted with its next chunk. said: its completion before an eviction."""
         first = 1 + slot * self.blocks_each
         blocks = tuple(range(first, first + self.blocks_each))
-        self._rows[slot] = _Row([*prompt, *said], len(prompt), sampling, penalty_slot, blocks)
+        self._rows[slot] = _Row([*prompt, *said], len(prompt), sampling, penalty_slot, blocks, stopping, max_len)
 
-    def launch(self, work: Mapping[int, int], form: Form = Form.FULL) -> Outcome:
+    def launch(self, work: Mapping[int, int], form: Form = Form.FULL, drafts: int = 0) -> Outcome:
         """work: by row slot, how many of the tokens that are known of it F takes; more than are left takes them all.
-        A row whose tokens are all taken decodes. Empty: a closing launch."""
+        A row whose tokens are all taken decodes, with so many drafts. Empty: a closing launch."""
         self.number += 1
         slots = sorted(work)
         chunks = [self._chunk(slot, work[slot]) for slot in slots]
         samples = [chunk is None or chunk.samples for chunk in chunks]
         admissions = tuple(self._admission(slot) for slot in slots if not self._rows[slot].admitted)
-        counts = [1 if chunk is None else chunk.tokens.size for chunk in chunks]
+        drafts = drafts if None in chunks else 0
+        counts = [1 + drafts if chunk is None else chunk.tokens.size for chunk in chunks]
         plan = LaunchPlan(
             self.number,
             np.array(slots, np.int32),
@@ -100,24 +118,22 @@ class Launches:
             tokens=sum(counts),
             sample_rows=len(self._last),
             needs_full=form is Form.FULL,
-            is_decode=bool(counts) and max(counts) == 1,
+            is_decode=bool(counts) and set(counts) == {1 + drafts},
             prompt_logprobs=any(c is not None and self._rows[c.slot].sampling.prompt_logprobs >= 0 for c in chunks),
+            drafts=drafts,
+            sample_drafts=self._drafts,
         )
         ring = self.rings.slot(self.number)
         stage(plan, self.rings.plan[ring], self.rings.bulk[ring])
         self.run(shape_of(self.rings.plan[ring]))
-        cells = self.rings.cells[ring, :, 0]
-        tokens, flags = {}, {}
-        for place, (slot, asked) in enumerate(self._last):
-            if asked:
-                assert cells[place] >> 32 == self.number
-                tokens[slot] = int(cells[place]) & TOKEN_MASK
-                flags[slot] = int(cells[place]) & 0xFFFFFFFF & ~TOKEN_MASK
+        runs = {slot: self._run_of(ring, place) for place, (slot, asked) in enumerate(self._last) if asked}
+        self._drafts = drafts
         self._last = list(zip(slots, samples, strict=True))
         starts = np.cumsum([0, *counts])
         return Outcome(
-            tokens,
-            flags,
+            {slot: run[0].token for slot, run in runs.items()},
+            {slot: run[0].flags for slot, run in runs.items()},
+            runs,
             {slot: bool(self.rings.finite[ring, place]) for place, slot in enumerate(slots)},
             {c.slot: self._entries(c, int(starts[place])) for place, c in enumerate(chunks) if c is not None},
         )
@@ -130,6 +146,25 @@ class Launches:
                 if slot in found:
                     found[slot].append(token)
         return found
+
+    def _run_of(self, ring: int, place: int) -> list[Cell]:
+        """The cells of a row: its first one, and those behind it that hold tokens."""
+        cells = self.rings.cells[ring, place, : 1 + self._drafts]
+        assert (cells >> 32 == self.number).all()
+        there = (cells & VOID) == 0
+        count = max(1, int(np.count_nonzero(there)))
+        assert not there[count:].any()
+        return [self._cell(ring, place, offset) for offset in range(count)]
+
+    def _cell(self, ring: int, place: int, offset: int) -> Cell:
+        low = int(self.rings.cells[ring, place, offset]) & 0xFFFFFFFF
+        return Cell(
+            low & TOKEN_MASK,
+            low & ~TOKEN_MASK,
+            float(self.rings.logprob[ring, place, offset]),
+            tuple(self.rings.top_ids[ring, place, offset].tolist()),
+            tuple(self.rings.top_logprobs[ring, place, offset].tolist()),
+        )
 
     def sample_next(self, slots: Sequence[int]) -> None:
         """The next launch samples these rows, whoever was in the last F. The device has been told."""
@@ -151,9 +186,9 @@ class Launches:
         record = admission_record(
             slot,
             row.sampling,
-            ENDLESS,
+            row.stopping,
             row.prompt_len,
-            1 << 20,
+            row.max_len,
             (),
             blocks=row.blocks,
             penalty_slot=row.penalty_slot,

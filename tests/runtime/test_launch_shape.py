@@ -22,6 +22,8 @@ SHAPES = st.builds(
     tokens=st.integers(0, (1 << 31) - 1),
     is_decode=st.booleans(),
     prompt_logprobs=st.booleans(),
+    drafts=st.integers(0, 7),
+    sample_drafts=st.integers(0, 7),
 )
 
 
@@ -40,6 +42,8 @@ def test_every_shape_comes_back_from_the_bytes_of_its_plan(shape: LaunchShape, s
         needs_full=shape.form is Form.FULL,
         is_decode=shape.is_decode,
         prompt_logprobs=shape.prompt_logprobs,
+        drafts=shape.drafts,
+        sample_drafts=shape.sample_drafts,
     )
     body = np.full(PLAN_WORDS, stale, np.int32)
     stage(plan, body, np.zeros(0, np.int32))
@@ -55,19 +59,28 @@ def test_every_shape_comes_back_from_the_bytes_of_its_plan(shape: LaunchShape, s
         (2, [3], 9, True),
         (2, [1], 7, False),
         (1, [1, 5], 9, False),
+        (0, [3], 3, False),
         (0, [], 0, False),
     ],
-    ids=["rows that verify", "a chunk as long as a run", "a short chunk", "as many tokens by chance", "no rows"],
+    ids=[
+        "rows that verify",
+        "a chunk as long as a run",
+        "a short chunk",
+        "as many tokens by chance",
+        "nobody decodes",
+        "no rows",
+    ],
 )
 def test_rows_with_drafts_make_a_decode_launch_although_they_have_more_tokens_than_rows(
     decoding: int, chunks: list[int], tokens: int, is_decode: bool
 ) -> None:
-    builder = PlanBuilder(1, PLAN_WORDS, 256, 64, decode_tokens=3)
+    builder = PlanBuilder(1, PLAN_WORDS, 256, 64, drafts=2)
     builder.decode(np.arange(decoding, dtype=np.int32))
     for place, count in enumerate(chunks):
         builder.chunk(Chunk(decoding + place, 0, np.zeros(count, np.int32), True))
-    plan = builder.build(np.zeros(0, np.int32), np.zeros(0, np.bool_))
+    plan = builder.build(np.zeros(0, np.int32), np.zeros(0, np.bool_), sample_drafts=1)
     body = np.zeros(PLAN_WORDS, np.int32)
     stage(plan, body, np.zeros(64, np.int32))
     shape = shape_of(body)
     assert (shape.rows, shape.tokens, shape.is_decode) == (decoding + len(chunks), tokens, is_decode)
+    assert (shape.drafts, shape.sample_drafts) == (2 if decoding else 0, 1)

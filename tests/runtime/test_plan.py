@@ -43,7 +43,7 @@ def test_a_steady_plan_is_its_header_of_64_bytes() -> None:
     assert view.rows is None
     assert (view.number, view.num_rows, view.tokens) == (5, 256, 256)
     assert view.bytes_read == 4 * HEADER_WORDS == 64
-    assert PlanHeader(*HEADER.struct.unpack_from(body.data)) == (5, 255, 0, 256, 256, 1, 0, 0, 0, 0, 0, 0)
+    assert PlanHeader(*HEADER.struct.unpack_from(body.data)) == (5, 255, 0, 256, 256, 1, 0, 0, 0, 0, 0, 0, 0, 0)
     assert not body[HEADER.place("bulk_words") + 1 : HEADER_WORDS].any()
 
 
@@ -77,6 +77,19 @@ def test_everything_in_a_mixed_plan_comes_back() -> None:
     assert view.bulk_words == 20 + record.size
 
 
+def test_a_record_ends_with_the_tokens_that_no_chunk_brings() -> None:
+    history = np.arange(33, 40, dtype=np.int32)
+    counts = penalty_list(np.array([3, 9], np.int32), np.array([7], np.int32))
+    sampling, stopping = SamplingParams(presence_penalty=1.0), StoppingParams(max_tokens=10)
+    record = admission_record(
+        4, sampling, stopping, 20, 30, (1,), blocks=(7, 8), penalty_slot=1, counts=counts, history=history
+    )
+    assert record.size == record_words(sampling, stopping, (1,), blocks=2, counts=len(counts), history=history.size)
+    found = read_admission(np.concatenate([np.full(5, -1, np.int32), record, np.full(9, -1, np.int32)]), 5)
+    assert found.history.tolist() == history.tolist()
+    assert found.counts.tolist() == counts.tolist()
+
+
 def test_each_word_of_the_head_of_a_record_is_where_its_name_says() -> None:
     sampling = SamplingParams(
         temperature=0.7, top_k=11, top_p=0.9, min_p=0.05, seed=(5 << 32) + 6, bias_ids=(4,), bias_values=(1.5,),
@@ -87,6 +100,7 @@ def test_each_word_of_the_head_of_a_record_is_where_its_name_says() -> None:
     head = admission_record(
         4, sampling, stopping, 20, 30, (1,), blocks=(7, 8, 9, 10), penalty_slot=12, state_slot=13,
         counts=penalty_list(np.array([3, 9, 60, 61, 62], np.int32), np.array([7], np.int32)),
+        history=np.arange(33, 40, dtype=np.int32),
     )[:ADMIT_WORDS]  # fmt: skip
     expected = {
         "row_slot": 4, "temperature": 0.7, "top_k": 11, "top_p": 0.9, "min_p": 0.05, "logprobs": 3,
@@ -94,11 +108,12 @@ def test_each_word_of_the_head_of_a_record_is_where_its_name_says() -> None:
         "seed": (5 << 32) + 6, "min_position": 22, "max_position": 29, "stop_count": 2, "bias_count": 1,
         "allowed_words": 3, "block_count": 4,
         "penalty_slot": 12, "penalty_entries": 6, "state_slot": 13,
+        "history_count": 7,
     }  # fmt: skip
     assert fields_of(head) == {
         name: NUMPY_TYPES[ROW_RECORD.fields[name].code](value) for name, value in expected.items()
     }
-    assert not head[ROW_RECORD.place("state_slot") + 1 :].any()
+    assert not head[ROW_RECORD.place("history_count") + 1 :].any()
 
 
 def test_record_words_is_the_size_of_the_record() -> None:

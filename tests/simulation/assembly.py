@@ -22,7 +22,7 @@ from runahead.runtime.wire.parameters import MAX_STOP_IDS
 from tests.runtime.chain import BULK_WORDS, EVERYTHING, Chain, MemoryLinks, WatchedLedger, WatchedPoison
 from tests.runtime.programs.hash_model import EOS, VOCAB
 from tests.simulation.clock import Clock, TimedDevice
-from tests.simulation.drafts import DraftProgram
+from tests.simulation.drafts import ChangingChoice, DraftProgram
 from tests.simulation.policy import HeldToItsWord
 from tests.simulation.programs import Sickness, SimulatedProgram, StateProgram
 from tests.simulation.script import DRAFTS, Mode, Script
@@ -174,7 +174,8 @@ def make_chain(script: Script, depth: int, counters_from: int = 0) -> SimulatedC
     ledger = NamingLedger(depth, world.run_ahead_tokens, counters_from)
     pool = CountingPool(world.num_blocks, world.block_size)
     rows = Rows(world.max_rows, MAX_STOP_IDS, world.context_length, epoch=counters_from)
-    scheduler = HeldToItsWord(limits, rows, pool, ledger)
+    choice = ChangingChoice(script.seed) if drafts else None
+    scheduler = HeldToItsWord(limits, rows, pool, ledger, choice)
     poison = SlotPoison(program, rings)
     ledger.scheduler, ledger.rings, poison.ledger = scheduler, rings, ledger
     links = WatchedLinks()

@@ -1,4 +1,4 @@
-"""The hash model with made-up drafts: a launch brings 1 to 1 + K tokens of a row that decodes.
+"""The hash model with made-up drafts: a launch brings 1 to 1 + K tokens of a row that decodes, each with its own K.
 
 F of such a row has 1 + K query tokens: the newest token, then drafts, which it writes to the cache as it would tokens.
 How many drafts are right is a function of the request's seed and the position, the others are garbage. The next S
@@ -28,6 +28,7 @@ _MASK = (1 << 64) - 1
 _NO_DRAFT = -1
 _CHUNK = -1  # in the place of how many drafts are right: F had a chunk of the row
 _PER_ROW = 1 + DRAFTS
+_STRETCH = 6  # launches with the same K
 
 
 def tokens_brought(seed: int, position: int) -> int:
@@ -35,13 +36,34 @@ def tokens_brought(seed: int, position: int) -> int:
     return 1 + (((seed ^ position * _GOLDEN) & _MASK) >> 17) % _PER_ROW
 
 
+class ChangingChoice:
+    """A K for every few launches, by their number: often none for a while."""
+
+    most = DRAFTS
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def drafts(self, number: int, rows: int) -> int:
+        stretch = number // _STRETCH
+        return (0, 1, 0, DRAFTS)[(((self._seed ^ stretch * _GOLDEN) & _MASK) >> 23) % 4]
+
+    def stays_until(self, number: int) -> int:
+        return number // _STRETCH * _STRETCH + _STRETCH - 1
+
+    def learn(self, number: int, drafted: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
+        assert (drafted <= DRAFTS).all() and (accepted <= drafted).all() and (accepted >= 0).all()
+
+
 class DraftRows(SimulatedRows):
-    """Row state of rows whose F has 1 + DRAFTS query tokens, but for those that prefill."""
+    """Row state of rows whose F has 1 + drafts query tokens, but for those that prefill."""
+
+    drafts = 0  # of the launch whose F runs
 
     def queries(self) -> Queries:
         """`token_ids` of drafts are not known yet: F makes them up, and writes them itself."""
         slots, alive = self.rows, self.alive[self.rows]
-        counts = np.full(slots.size, _PER_ROW, np.int64)
+        counts = np.full(slots.size, 1 + self.drafts, np.int64)
         counts[self.chunks[:, layout.CHUNK_ROW]] = self.chunks[:, layout.CHUNK_TOKENS]
         starts = np.concatenate([[0], np.cumsum(counts)])
         row = np.repeat(np.arange(slots.size), counts)
@@ -64,7 +86,7 @@ class DraftRows(SimulatedRows):
             query_start_loc=starts.astype(np.int32),
             seq_lens=np.where(alive, self.seq_len[slots], 0).astype(np.int32),
             slots=slots,
-            last_query=starts[sampled + 1] - 1,
+            sample_queries=starts[sampled + 1] - 1,
             sample_slots=slots[sampled],
         )
         self.check_blocks(queries, written)
@@ -106,24 +128,26 @@ class DraftProgram(SimulatedProgram):
         if not shape.sample_rows:
             return
         places, slots = self.rows.to_sample()
-        cells = self.rows.rings.cells[self.rows.rings.slot(number)]
+        ring_slot, drafts = self.rows.rings.slot(number), shape.sample_drafts
+        cells = self.rows.rings.cells[ring_slot]
         for place, slot in zip(places.tolist(), slots.tolist(), strict=True):
-            cells[place] = cell_tag(number) | VOID
-            kept = self._verify(slot, shape.form)
+            cells[place, : 1 + drafts] = cell_tag(number) | VOID
+            self.rows.rings.drafted[ring_slot, place] = np.count_nonzero(self._drafts[slot] != _NO_DRAFT)
+            kept = self._verify(slot, shape.form, drafts)
             for offset, low in enumerate(kept):
                 cells[place, offset] = cell_tag(number) | low
             if shape.form is Form.FULL and self.rows.logprobs[slot] >= 0:
                 self._describe(place, slot, kept)
 
-    def _verify(self, slot: int, form: Form) -> list[int]:
+    def _verify(self, slot: int, form: Form, drafts: int) -> list[int]:
         """The run of a row: its tokens until one was not the draft after it, or ends the row."""
         kept: list[int] = []
-        while self.rows.alive[slot] and len(kept) < _PER_ROW:
+        while self.rows.alive[slot]:
             position = int(self.rows.seq_len[slot])
             token = draw(self.rows, slot, int(self._run[slot, len(kept)]), position, form)
             is_finite = not self._sick_run[slot, len(kept)] and self.rows.has_finite_logits(slot, position)
             kept.append(self.rows.keep(slot, token, is_finite))
-            if len(kept) > DRAFTS or self._drafts[slot, len(kept) - 1] != token:
+            if len(kept) > drafts or self._drafts[slot, len(kept) - 1] != token:
                 break
         if kept:
             self.runs[len(kept)] += 1
@@ -144,6 +168,7 @@ class DraftProgram(SimulatedProgram):
     def forward(self, shape: LaunchShape) -> None:
         if self.rows.rows.size == 0:
             return
+        self.rows.drafts = shape.drafts
         queries = self.rows.queries()
         chunks = set(self.rows.chunks[:, layout.CHUNK_ROW].tolist())
         for row, slot in enumerate(queries.slots.tolist()):
@@ -164,13 +189,13 @@ class DraftProgram(SimulatedProgram):
         cache, rows = self.cache.reshape(-1), self.rows
         cache[mapping[0]] = newest
         position = int(rows.seq_len[slot])  # of the token that follows
-        right = self._right[slot] = tokens_brought(int(rows.seed[slot]), position) - 1
+        right = self._right[slot] = min(tokens_brought(int(rows.seed[slot]), position) - 1, rows.drafts)
         total = int(np.bitwise_xor.reduce(self._mixed(slot)))
         counted: list[int] = []
         self._drafts[slot] = _NO_DRAFT
-        for offset in range(_PER_ROW):
+        for offset in range(1 + rows.drafts):
             self._run[slot, offset] = total ^ (total >> 32)
-            if offset == DRAFTS or position + offset >= rows.max_position[slot]:
+            if offset == rows.drafts or position + offset >= rows.max_position[slot]:
                 break
             token = draw(rows, slot, int(self._run[slot, offset]), position + offset, Form.FULL)
             if rows.penalty_slot[slot] >= 0:
@@ -190,7 +215,10 @@ class DraftProgram(SimulatedProgram):
         super()._mark_sick(slot, mapping[positions < end], positions[positions < end])
 
     def _leave_sickness(self, slot: int, finite: NDArray[np.bool_]) -> None:
-        self._sick_run[slot] = not finite[-1] if self._right[slot] == _CHUNK else ~finite
+        if self._right[slot] == _CHUNK:
+            self._sick_run[slot] = not finite[-1]
+        else:
+            self._sick_run[slot, : finite.size] = ~finite
 
     def poison_row_slot(self, slot: int) -> None:
         super().poison_row_slot(slot)

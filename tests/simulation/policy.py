@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.runtime.memory.block_pool import BlockPool
+from runahead.runtime.scheduler.draft_choice import DraftChoice
 from runahead.runtime.scheduler.ledger import Ledger
 from runahead.runtime.scheduler.outcomes import Deferred, Ending
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
@@ -24,8 +25,15 @@ def _order_of_service(row: Request) -> tuple[int, bool, int]:
 class HeldToItsWord(Scheduler):
     """Asserts, as ledger rules 7 and 8 and the promise about logits that are not finite say it."""
 
-    def __init__(self, limits: SchedulerLimits, rows: Rows, pool: BlockPool, ledger: Ledger[Deferred]) -> None:
-        super().__init__(limits, rows, pool, ledger)
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        rows: Rows,
+        pool: BlockPool,
+        ledger: Ledger[Deferred],
+        choice: DraftChoice | None = None,
+    ) -> None:
+        super().__init__(limits, rows, pool, ledger, choice)
         held, commits = self.holdings, self.commits
         allocate_row, ending = held.allocate_row, commits._ending
 

@@ -65,13 +65,14 @@ class SimulatedRows(HostRows):
         return not self.sick[slot] and (sickness is None or sickness.logits != position)
 
     def advance(
-        self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_]
-    ) -> None:
+        self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_],
+        offset: int = 0,
+    ) -> None:  # fmt: skip
         for i, slot in enumerate(slots.tolist()):
             finite[i] = self.has_finite_logits(slot, int(self.seq_len[slot]))
             if self.alive[slot]:
                 self.sampled(slot)
-        super().advance(places, slots, tokens, finite)
+        super().advance(places, slots, tokens, finite, offset)
 
     def sampled(self, slot: int) -> None:
         """A live row is about to get its next token. Raises SampledTwice."""

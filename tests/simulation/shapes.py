@@ -14,7 +14,8 @@ from runahead.runtime.scheduler.scheduler import Scheduler
 def check_shape(launch: Launch, rings: RingMemory, scheduler: Scheduler) -> None:
     """Of a launch whose plan was staged and that the ledger does not know yet."""
     chunks = read_plan(rings.plan[rings.slot(launch.number)]).chunks
-    per_row = 1 + rings.layout.drafts
+    per_row = 1 + launch.shape.drafts
+    decoding = launch.row_slots.size - chunks.shape[0]
     counts = np.full(launch.row_slots.size, per_row)
     counts[chunks[:, CHUNK_ROW]] = chunks[:, CHUNK_TOKENS]
     asking = [scheduler.holdings.by_slot[slot] for slot in launch.row_slots[chunks[:, CHUNK_ROW]].tolist()]
@@ -26,6 +27,8 @@ def check_shape(launch: Launch, rings: RingMemory, scheduler: Scheduler) -> None
         rows=launch.row_slots.size,
         tokens=int(counts.sum()),
         is_decode=counts.size > 0 and bool((counts == per_row).all()),
+        drafts=scheduler.drafts.choose(launch.number, decoding) if decoding else 0,
+        sample_drafts=scheduler.ledger.last_drafts if samples.any() else 0,
         prompt_logprobs=any(request is not None and request.wants_prompt_logprobs for request in asking),
     )
     assert launch.shape == expected, f"launch {launch.number} has the shape {launch.shape} and should have {expected}"

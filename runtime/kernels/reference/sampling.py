@@ -66,24 +66,41 @@ class _Candidates:
 
 
 def sample_rows(
-    logits: torch.Tensor, state: RowState, penalties: PenaltyState, slots: torch.Tensor, form: Form, max_top: int
+    logits: torch.Tensor,
+    state: RowState,
+    penalties: PenaltyState,
+    slots: torch.Tensor,
+    form: Form,
+    max_top: int,
+    *,
+    ahead: torch.Tensor | None = None,
 ) -> Sampled:
     """Sample the token at position `seq_len` for each row of `logits`. Nothing is written but the result.
 
     logits: float32 [n, vocab] on the CPU, row i belonging to slots[i], int64 [n]. A slot may be named more than once.
     form: in `plain`, every parameter but temperature and seed is ignored.
     max_top: columns of the top log-probabilities.
+    ahead: int64 [n], positions beyond `seq_len`; None: 0 for all. What was said in between, penalties don't count.
     A row that is not alive gets token 0, is called finite whatever it holds, and costs next to nothing.
     Bias values are finite, bias ids of a row distinct, temperatures not negative: the request was validated.
     """
     # A score may fall out of float32 to -inf; such a token is never drawn. A logit may leave float32 with its penalty
     # or bias; `_edit` looks for that and fails the row. NumPy need not warn of either.
     with np.errstate(over="ignore", invalid="ignore"):
-        return _sample_rows(logits, state, penalties, slots, form, max_top)
+        position = state.seq_len.numpy()[slots.numpy()].astype(np.int64)
+        if ahead is not None:
+            position += ahead.numpy()
+        return _sample_rows(logits, state, penalties, slots, position, form, max_top)
 
 
 def _sample_rows(
-    logits: torch.Tensor, state: RowState, penalties: PenaltyState, slots: torch.Tensor, form: Form, max_top: int
+    logits: torch.Tensor,
+    state: RowState,
+    penalties: PenaltyState,
+    slots: torch.Tensor,
+    position: I64,
+    form: Form,
+    max_top: int,
 ) -> Sampled:
     raw: F32 = logits.numpy()
     rows, vocab_size = raw.shape
@@ -98,8 +115,8 @@ def _sample_rows(
     tokens = np.zeros(rows, np.int64)
     edited: dict[int, F32] = {}
     if form is Form.FULL:
-        for row in np.flatnonzero(live & _needs_edit(state, where)).tolist():
-            logits_of_row = _edit(raw[row], state, penalties, int(where[row]))
+        for row in np.flatnonzero(live & _needs_edit(state, where, position)).tolist():
+            logits_of_row = _edit(raw[row], state, penalties, int(where[row]), int(position[row]))
             if logits_of_row is None:
                 finite[row] = live[row] = draws[row] = False
                 continue
@@ -122,14 +139,20 @@ def _sample_rows(
                 scores[index] = edited[row]
         scores -= high[drawn, None]
         scores /= temperature[drawn, None]
-        tokens[drawn] = _draw(scores, state, where[drawn], form)
+        tokens[drawn] = _draw(scores, state, where[drawn], position[drawn], form)
     result = Sampled(torch.from_numpy(tokens), torch.from_numpy(finite))
     return result if form is Form.PLAIN else _with_logprobs(result, raw, live, state, where, max_top)
 
 
-def _needs_edit(state: RowState, slots: I64) -> NDArray[np.bool_]:
+def are_drawn(state: RowState, slots: I64) -> NDArray[np.bool_]:
+    """Which of these rows draw their tokens: those with a temperature. [n], [n]"""
+    drawn: NDArray[np.bool_] = state.temperature.numpy()[slots] > 0.0
+    return drawn
+
+
+def _needs_edit(state: RowState, slots: I64, position: I64) -> NDArray[np.bool_]:
     """Rows, [n], whose logits are changed before anything is chosen."""
-    below_minimum = state.seq_len.numpy()[slots] < state.min_position.numpy()[slots]
+    below_minimum = position < state.min_position.numpy()[slots]
     changed: NDArray[np.bool_] = (
         (state.bias_count.numpy()[slots] > 0)
         | (state.allowed_words.numpy()[slots] > 0)
@@ -139,7 +162,7 @@ def _needs_edit(state: RowState, slots: I64) -> NDArray[np.bool_]:
     return changed
 
 
-def _edit(raw: F32, state: RowState, penalties: PenaltyState, slot: int) -> F32 | None:
+def _edit(raw: F32, state: RowState, penalties: PenaltyState, slot: int, position: int) -> F32 | None:
     """A copy of one row's logits, [vocab], after penalties, bias and masks; None where one leaves float32."""
     logits = raw.copy()
     penalty_slot = int(state.penalty_slot[slot])
@@ -156,7 +179,7 @@ def _edit(raw: F32, state: RowState, penalties: PenaltyState, slot: int) -> F32 
             return None
     if int(state.allowed_words[slot]):
         mask_disallowed(logits, state.allowed[slot].numpy())
-    if int(state.seq_len[slot]) < int(state.min_position[slot]):
+    if position < int(state.min_position[slot]):
         mask_ids(logits, state.stop_ids[slot].numpy())
     count = int(state.bias_count[slot])
     ids, values = state.bias_ids[slot, :count].numpy(), state.bias_values[slot, :count].numpy()
@@ -167,10 +190,9 @@ def _when_nothing_is_left(state: RowState, slot: int, vocab_size: int) -> int:
     return lowest_allowed(state.allowed[slot].numpy(), vocab_size) if int(state.allowed_words[slot]) else 0
 
 
-def _draw(scores: F32, state: RowState, slots: I64, form: Form) -> I64:
+def _draw(scores: F32, state: RowState, slots: I64, position: I64, form: Form) -> I64:
     """Tokens, [r], of rows with a temperature. scores: [r, vocab], the highest of each row 0; overwritten."""
     seed: I64 = state.seed.numpy()[slots]
-    position = state.seq_len.numpy()[slots].astype(np.int64)
     wide = np.ones(slots.shape[0], np.bool_)
     parts: list[_Candidates] = []
     if form is Form.FULL:

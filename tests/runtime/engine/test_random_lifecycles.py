@@ -10,8 +10,14 @@ from runahead.runtime.wire.parameters import FinishReason
 from tests.runtime.lifecycles import lived
 
 SEEDS = range(100)
-# No logits of these lives are sick, and a cancelled request's end is told to nobody.
-_NEVER_HERE = (FinishReason.NOT_FINISHED, FinishReason.NON_FINITE, FinishReason.CANCELLED)
+# No logits of these lives are sick, nobody has a grammar, and a cancelled request's end is told to nobody.
+_NEVER_HERE = (
+    FinishReason.NOT_FINISHED,
+    FinishReason.NON_FINITE,
+    FinishReason.CANCELLED,
+    FinishReason.NOTHING_LEFT,
+    FinishReason.STRUCTURE_LOST,
+)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -162,3 +162,19 @@ def test_the_shutdown_compares_too() -> None:
     chain.program.rows.seq_len[chain.slot_of("r1")] += np.int32(1)
     with pytest.raises(LedgerError, match="seq_len"):
         chain.engine.run(stopping=lambda: True)
+
+
+def test_what_a_drafter_knows_of_a_row_is_compared_where_there_is_one() -> None:
+    chain = half_way()
+    scheduler, device = chain.engine.scheduler, dict(chain.engine.device.read_rows())
+    history = scheduler.rows.history.copy()
+    lengths = {row: int(device["seq_len"][chain.slot_of(row)]) for row in ("r1", "r2", "r3", "r4")}
+    for row, length in lengths.items():
+        history[chain.slot_of(row), length:] = -1  # what is not known of it, or not read yet
+    check_rows({**device, "history": history}, scheduler)
+    for row, length in lengths.items():
+        for place in (0, length - 1):
+            other = history.copy()
+            other[chain.slot_of(row), place] += 1
+            with pytest.raises(LedgerError, match=f"^row {chain.slot_of(row)}: history differs between"):
+                check_rows({**device, "history": other}, scheduler)

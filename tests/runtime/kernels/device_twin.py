@@ -124,7 +124,7 @@ class DeviceTwin:
             used = -(-length // self.host.block_size)
             assert tables[row, :used].tolist() == self.host.block_table[expected.slots[row], :used].tolist(), "tables"
         last = self.device.queries.last_query[:rows].cpu().numpy()
-        assert last[self.host.samples].tolist() == expected.last_query.tolist(), "last_query"
+        assert last[self.host.samples].tolist() == expected.sample_queries.tolist(), "last_query"
 
     def _compare_prompts(self, queries: Queries) -> int:
         wanted = self.host.prompt_queries(queries)

@@ -69,9 +69,10 @@ class Follower:
         program.read_rows = self.read_rows  # type: ignore[method-assign]
 
     def advance(
-        self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_]
-    ) -> None:
-        self._advance(places, slots, tokens, finite)
+        self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_],
+        offset: int = 0,
+    ) -> None:  # fmt: skip
+        self._advance(places, slots, tokens, finite, offset)
         cells = self._twin.advance(places, tokens, finite, padding=self._rows.number % 3)
         for name, flag in (("stopped", STOPPED), ("void", VOID), ("not finite", NON_FINITE)):
             self.seen[name] += int(np.count_nonzero(cells & flag))

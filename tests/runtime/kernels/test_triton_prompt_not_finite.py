@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim
 ROWS, EACH, LOUD = 3, 4, 150
 CONFIG = gpu_chain.small_config(max_position_embeddings=EACH * 16, num_layers=1, windows=(0,))
 LAYOUT = RingLayout(4, PLAN_WORDS, 4096, ROWS, 4, prompt_tokens=64)
-SIZES = {"max_rows": ROWS, "num_blocks": ROWS * EACH + 1, "block_size": 16, "context_length": EACH * 16}
+SIZES: dict[str, Any] = {"max_rows": ROWS, "num_blocks": ROWS * EACH + 1, "block_size": 16, "context_length": EACH * 16}
 ASKING = SamplingParams(temperature=0.0, prompt_logprobs=1)
 
 

@@ -45,7 +45,7 @@ def test_a_decode_row_asks_with_its_last_token_at_its_last_position() -> None:
     assert queries.slot_mapping.tolist() == [1 * BLOCK + 5, 22 * BLOCK + 0]
     assert queries.seq_lens.tolist() == [6, 9]
     assert queries.query_start_loc.tolist() == [0, 1, 2]
-    assert queries.last_query.tolist() == [0, 1]
+    assert queries.sample_queries.tolist() == [0, 1]
     assert queries.sample_slots.tolist() == queries.slots.tolist() == [0, 2]
 
 
@@ -82,7 +82,7 @@ def test_a_chunk_brings_its_own_tokens_over_the_border_of_two_blocks() -> None:
     assert queries.slot_mapping.tolist() == [12 * BLOCK, first + 6, first + 7, second, second + 1]
     assert queries.seq_lens.tolist() == [9, 10]
     assert queries.query_start_loc.tolist() == [0, 1, 5]
-    assert queries.last_query.tolist() == [0, 4]
+    assert queries.sample_queries.tolist() == [0, 4]
     assert rows.seq_len[3] == 10
 
 
@@ -92,7 +92,7 @@ def test_a_row_whose_prompt_goes_on_is_not_sampled() -> None:
     run(rows, plan_of(1, [1, 3], chunks=(chunk_of(3, 0, 8, samples=False),)))
     queries = rows.queries()
     assert queries.sample_slots.tolist() == [1]
-    assert queries.last_query.tolist() == [0]
+    assert queries.sample_queries.tolist() == [0]
     places, slots = rows.to_sample()
     assert (places.tolist(), slots.tolist()) == ([0], [1])
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.cuda_graphs.rings import STOPPED, VOID, cell_tag
+from runahead.cuda_graphs.rings import HELD, STOPPED, VOID, cell_tag
 from runahead.runtime.launch_shape import shape_of
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.plan import PLAN_WORDS, LaunchPlan, stage
+from runahead.runtime.scheduler.draft_choice import DraftChoice
 from runahead.runtime.scheduler.ledger import Launch, Ledger
 from runahead.runtime.scheduler.outcomes import Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
@@ -51,11 +52,15 @@ class DeviceRow:
     known: int = 0
     max_len: int = 0
     alive: bool = False
+    may_hold: bool = False
 
 
 @dataclass
 class Played:
-    """drafts: tokens that a launch may bring of a row beside the one it samples. dice: how many it brings."""
+    """drafts: tokens that a launch may bring of a row beside the one it samples, at most. choice: how many drafts each
+    launch verifies; None: all of them. holds: how often S finds that what a row waits for, which waits, is not there.
+    seed: of the dice that say so, and how many tokens a launch brings.
+    """
 
     drafts: int = 0
     has_state: bool = False
@@ -64,6 +69,8 @@ class Played:
     max_rows: int = 4
     plan_words: int = PLAN_WORDS
     seed: int = 0
+    choice: DraftChoice | None = None
+    holds: float = 0.0
     said: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     ended: list[int] = field(default_factory=list)
 
@@ -73,17 +80,19 @@ class Played:
         )
         self.ledger: Ledger[Deferred] = Ledger(self.run_ahead, 512)
         rows, pool = Rows(self.max_rows, 8, CONTEXT), BlockPool(1 + self.blocks, 8)
-        self.scheduler = Scheduler(limits, rows, pool, self.ledger)
+        self.scheduler = Scheduler(limits, rows, pool, self.ledger, self.choice)
         self.device = [DeviceRow() for _ in range(self.max_rows)]
         self.plans: list[LaunchPlan] = []
         self.events: Counter[str] = Counter()  # of all plans
-        self._cells: dict[int, NDArray[np.int64]] = {}
+        self._cells: dict[int, tuple[NDArray[np.int64], NDArray[np.int8] | None]] = {}
         self._dice = random.Random(self.seed)
 
-    def submit(self, handle: int, length: int, count: int, priority: int = 0) -> Request:
+    def submit(self, handle: int, length: int, count: int, priority: int = 0, *, may_hold: bool = False) -> Request:
         prompt = np.full(length, handle + 2, np.int32)
         stopping = StoppingParams(count, ignore_eos=True)
-        request = Request(1, handle, f"r{handle}", prompt, SamplingParams(), stopping, length + count, priority)
+        request = Request(
+            1, handle, f"r{handle}", prompt, SamplingParams(), stopping, length + count, priority, may_hold=may_hold
+        )
         self.scheduler.submit(request)
         return request
 
@@ -106,7 +115,7 @@ class Played:
     def commit(self) -> None:
         """The oldest launch's tokens reach the host, and its F ends."""
         launch = self.ledger.next_to_commit()
-        brought = self.scheduler.commits.commit(launch, self._cells.pop(launch.number))
+        brought = self.scheduler.commits.commit(launch, *self._cells.pop(launch.number))
         for handle, found in zip(brought.handles.tolist(), brought.tokens.tolist(), strict=True):
             self.said[handle].append(found)
         self.ended += [ending.request.handle for ending in brought.endings]
@@ -140,27 +149,35 @@ class Played:
 
     # ------------------------------------------------------------ the device
 
-    def _sampled(self, launch: Launch) -> NDArray[np.int64]:
-        cells = np.full((launch.sample_slots.size, 1 + self.drafts), VOID, np.int64)
+    def _sampled(self, launch: Launch) -> tuple[NDArray[np.int64], NDArray[np.int8] | None]:
+        """The launch's cells, and how many drafts of each row it has looked at."""
+        drafts = launch.shape.sample_drafts
+        cells = np.full((launch.sample_slots.size, 1 + drafts), VOID, np.int64)
+        drafted = np.zeros(launch.sample_slots.size, np.int8)
         for place in np.flatnonzero(launch.samples).tolist():
             row = self.device[launch.sample_slots[place]]
             if not row.alive:
                 continue
-            # The first token after a prompt comes alone: nothing was drafted yet.
-            most = 1 if row.length == row.known else 1 + self.drafts
-            for offset in range(min(self._dice.randint(1, most), row.max_len - row.length)):
+            if row.may_hold and self._dice.random() < self.holds:
+                cells[place, 0] = HELD
+                self.events["held"] += 1
+                continue
+            # The first token after a prompt comes alone: nothing was drafted yet. So do those of a row that may wait.
+            if row.length != row.known and not row.may_hold:
+                drafted[place] = min(drafts, row.max_len - 1 - row.length)
+            for offset in range(self._dice.randint(1, 1 + drafted[place])):
                 cells[place, offset] = token(row.handle, row.length)
                 row.length += 1
                 row.alive = row.length < row.max_len
                 cells[place, offset] |= 0 if row.alive else STOPPED
-        return cells | cell_tag(launch.number)
+        return cells | cell_tag(launch.number), drafted if drafts else None
 
     def _applied(self, plan: LaunchPlan) -> None:
         for admission in plan.admissions:
             request = self.scheduler.holdings.by_slot[admission.slot]
             assert request is not None
             known = request.tokens.size
-            self.device[admission.slot] = DeviceRow(request.handle, 0, known, request.max_len, True)
+            self.device[admission.slot] = DeviceRow(request.handle, 0, known, request.max_len, True, request.may_hold)
         for chunk in plan.chunks:
             self.device[chunk.slot].length = chunk.start + chunk.tokens.size
 
@@ -175,7 +192,7 @@ class Played:
             row = self.device[slot]
             if not row.alive:
                 continue
-            drafted = 0 if slot in chunks else self.drafts
+            drafted = 0 if slot in chunks else plan.drafts
             assert rows.least_len[slot] <= row.length <= rows.most_len[slot]
             assert min(row.length + drafted, row.max_len - 1) <= rows.num_blocks[slot] * size
             if self.has_state:

@@ -83,9 +83,9 @@ def nothing_is_taken_over(chain: Chain) -> None:
     chain.engine.scheduler._continued = lambda: None  # type: ignore[method-assign]
     take = chain.engine.scheduler.commits.commit
 
-    def looked_at(launch: Launch, cells: np.ndarray[Any, np.dtype[np.int64]]) -> Commit:
+    def looked_at(launch: Launch, cells: np.ndarray[Any, np.dtype[np.int64]], drafted: Any = None) -> Commit:
         chain.engine.scheduler.commits._kept = None
-        return take(launch, cells)
+        return take(launch, cells, drafted)
 
     chain.engine.scheduler.commits.commit = looked_at  # type: ignore[method-assign]
 

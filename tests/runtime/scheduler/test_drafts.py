@@ -10,6 +10,7 @@ import pytest
 from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.plan import LaunchPlan
 from runahead.runtime.scheduler.course import Course
+from runahead.runtime.scheduler.draft_choice import FixedChoice
 from runahead.runtime.scheduler.drafts import draft_policy
 from runahead.runtime.scheduler.kept_rows import KeptRows
 from runahead.runtime.scheduler.ledger import Launch, Ledger
@@ -21,11 +22,14 @@ from tests.project.repository import ROOT, parsed, sources
 KNOWN, DECODED, LONGEST = 5, 7, 20
 
 
-def rows_of(*lengths: int) -> Rows:
-    """Rows with prompts of KNOWN tokens that are so long in launch 3, which holds them all."""
+def rows_of(*lengths: int, drafts: int = 0) -> Rows:
+    """Rows with prompts of KNOWN tokens that are so long in launch 3, which holds them all; those that have decoded
+    have so many drafts in it."""
     rows = Rows(len(lengths), 1, LONGEST)
     rows.known_len[:], rows.max_len[:], rows.last_launch[:] = KNOWN, LONGEST, 3
     rows.least_len[:] = rows.most_len[:] = rows.committed_len[:] = lengths
+    rows.drafts[:] = np.where(rows.committed_len > KNOWN, drafts, 0)
+    rows.first_sample[:] = np.where(rows.committed_len > KNOWN, 2, 4)
     return rows
 
 
@@ -35,18 +39,35 @@ def ledger_at(committed: int) -> Ledger[Deferred]:
     return ledger
 
 
-def launch(number: int, slots: np.ndarray) -> Launch:
-    shape = LaunchShape(number, slots.size, Form.PLAIN, slots.size, slots.size, is_decode=True)
-    epochs, samples = np.zeros(slots.size, np.int64), np.ones(slots.size, np.bool_)
+def launch(number: int, slots: np.ndarray, sample_drafts: int = 0) -> Launch:
+    size = slots.size
+    shape = LaunchShape(number, size, Form.PLAIN, size, size, is_decode=True, sample_drafts=sample_drafts)
+    epochs, samples = np.zeros(size, np.int64), np.ones(size, np.bool_)
     return Launch(shape, slots, epochs, samples, slots, epochs, samples)
 
 
+def brought(*tokens: int) -> SampledTokens:
+    """So many tokens of each row."""
+    count, row = sum(tokens), np.repeat(np.arange(len(tokens)), tokens)
+    offset = np.concatenate([np.arange(some) for some in tokens])
+    none = np.zeros(count, np.bool_)
+    held = np.flatnonzero(np.array(tokens) == 0)
+    return SampledTokens(row, offset, np.zeros(count, np.int32), none, none, held)
+
+
+def bounds(rows: Rows) -> list[tuple[int, int]]:
+    return list(zip(rows.least_len.tolist(), rows.most_len.tolist(), strict=True))
+
+
 def test_without_drafts_a_launch_brings_one_token_and_both_bounds_are_the_same() -> None:
-    policy, slots = draft_policy(0, rows_of(KNOWN, DECODED), ledger_at(1)), np.arange(2)
-    assert policy.tokens == 1
-    held = policy.held(slots)
-    assert held.tolist() == [KNOWN + 1, DECODED + 1]
-    assert policy.most(slots, held) is held
+    rows, slots = rows_of(KNOWN, DECODED, LONGEST - 2), np.arange(3)
+    policy = draft_policy(FixedChoice(0), rows, ledger_at(1))
+    assert policy.cells == 1
+    assert policy.held(slots, 0).tolist() == [KNOWN + 1, DECODED + 1, LONGEST - 1]
+    policy.plan(slots, 0)
+    assert bounds(rows) == [(length + 1, length + 1) for length in (KNOWN, DECODED, LONGEST - 2)]
+    policy.tighten(launch(4, slots), slots, brought(1, 1, 1), None)
+    assert bounds(rows) == [(length + 1, length + 1) for length in (KNOWN, DECODED, LONGEST - 2)]
 
 
 @pytest.mark.parametrize(
@@ -54,37 +75,103 @@ def test_without_drafts_a_launch_brings_one_token_and_both_bounds_are_the_same()
     [(1, [6, 10, 21]), (3, [6, 10, 21]), (4, [6, 8, 19])],
     ids=["not verified", "the launch with the drafts is", "the launch that verifies is"],
 )
-def test_as_long_as_drafts_are_not_verified_all_of_them_may_be_kept(committed: int, most: list[int]) -> None:
-    """The first token after a prompt comes alone; the blocks of no row reach beyond its last token but one."""
-    policy, slots = draft_policy(2, rows_of(KNOWN, DECODED, 18), ledger_at(committed)), np.arange(3)
-    assert policy.tokens == 3
-    held = policy.held(slots)
-    assert policy.most(slots, held).tolist() == most
-    assert held.tolist() == [min(length + 2, LONGEST - 1) for length in most]
+@pytest.mark.parametrize("drafts", [0, 1, 3])
+def test_as_long_as_drafts_are_not_verified_all_of_them_may_be_kept(
+    committed: int, most: list[int], drafts: int
+) -> None:
+    """The first token after a prompt comes alone; the blocks of no row reach beyond its last token but one.
+
+    drafts: of the next launch, beside the two of the last.
+    """
+    rows, slots = rows_of(KNOWN, DECODED, 18, drafts=2), np.arange(3)
+    policy = draft_policy(FixedChoice(3), rows, ledger_at(committed))
+    assert policy.cells == 4
+    assert policy.held(slots, drafts).tolist() == [min(length + drafts, LONGEST - 1) for length in most]
+    policy.plan(slots, drafts)
+    assert rows.most_len.tolist() == most
+    assert rows.drafts.tolist() == [drafts] * 3
 
 
 def test_a_commit_brings_the_bounds_of_what_a_launch_may_bring_together_again() -> None:
-    rows, slots = rows_of(DECODED, DECODED, DECODED), np.arange(3)
-    policy = draft_policy(2, rows, ledger_at(1))
-    rows.plan_decode(slots, policy.most(slots, policy.held(slots)))
-    assert (rows.least_len.tolist(), rows.most_len.tolist()) == ([8] * 3, [10] * 3)
+    rows, slots = rows_of(DECODED, DECODED, DECODED, drafts=2), np.arange(3)
+    policy = draft_policy(FixedChoice(3), rows, ledger_at(1))
+    policy.plan(slots, 3)
+    assert bounds(rows) == [(8, 10)] * 3
     rows.last_launch[:] = 4
-    brought = np.array([0, 1, 1, 2, 2, 2])  # one token of the first row, two of the second, three of the third
-    columns = np.zeros(brought.size, np.int32), np.zeros(brought.size, np.bool_)
-    found = SampledTokens(brought, np.array([0, 0, 1, 0, 1, 2]), columns[0], columns[1], columns[1])
-    policy.tighten(launch(4, slots), slots, found)
-    assert rows.least_len.tolist() == rows.most_len.tolist() == [8, 9, 10]
+    policy.tighten(launch(4, slots, 2), slots, brought(1, 2, 3), np.array([2, 2, 2], np.int8))
+    assert bounds(rows) == [(8, 8), (9, 9), (10, 10)]
+    assert (policy.drafted.tolist(), policy.accepted.tolist()) == ([3, 3, 0], [2, 1, 0])
+    assert (rows.drafted.tolist(), rows.accepted.tolist()) == ([2, 2, 2], [0, 1, 2])
 
 
-def test_launches_with_drafts_have_nothing_in_common() -> None:
-    """Each may bring another number of tokens, so that each is planned and committed by itself."""
+def test_a_row_in_no_further_plan_was_allowed_for_nothing_that_could_be_taken_back() -> None:
+    """Launch 4 has looked at the drafts of launch 3, and holds the row no more."""
+    rows, slots = rows_of(DECODED, DECODED, drafts=2), np.arange(2)
+    policy = draft_policy(FixedChoice(3), rows, ledger_at(3))
+    policy.tighten(launch(4, slots, 2), slots, brought(1, 3), np.array([2, 2], np.int8))
+    assert bounds(rows) == [(DECODED, DECODED), (DECODED + 2, DECODED + 2)]
+
+
+def test_each_launch_in_flight_counts_with_its_own_drafts() -> None:
+    """Launch 3 had two drafts, 4 has three, 5 has none."""
+    rows, slots = rows_of(DECODED, drafts=2), np.zeros(1, np.intp)
+    ledger = ledger_at(1)
+    policy = draft_policy(FixedChoice(3), rows, ledger)
+    seen = []
+    for number, drafts in ((4, 3), (5, 0), (6, 1)):
+        policy.plan(slots, drafts)
+        rows.last_launch[:] = number
+        seen.append(bounds(rows)[0])
+    assert seen == [(8, 10), (9, 14), (10, 15)], "one each at least, and at most 1 + 2, then 1 + 3, then 1"
+    for number, drafts, tokens in ((4, 2, 1), (5, 3, 4), (6, 0, 1)):
+        policy.tighten(launch(number, slots, drafts), slots, brought(tokens), np.array([drafts], np.int8))
+        ledger.committed = number
+        seen.append(bounds(rows)[0])
+    assert seen[3:] == [(10, 13), (13, 13), (13, 13)]
+
+
+def test_a_row_that_may_be_held_stays_as_long_as_it_is_until_a_commit_says_more() -> None:
+    rows, slots = rows_of(KNOWN, DECODED, DECODED), np.arange(3)
+    rows.may_hold[:] = (True, True, False)
+    ledger = ledger_at(1)
+    policy = draft_policy(FixedChoice(0), rows, ledger)
+    policy.plan(slots, 0)
+    assert bounds(rows) == [(5, 6), (7, 8), (8, 8)]
+    rows.last_launch[:] = (4, 4, 4)
+    policy.tighten(launch(4, slots), slots, brought(0, 1, 1), None)
+    assert bounds(rows) == [(5, 5), (8, 8), (8, 8)]
+    ledger.committed = 5
+    policy.plan(slots, 0)
+    assert bounds(rows) == [(6, 6), (9, 9), (9, 9)], "nothing is open: each has a token more"
+
+
+def test_a_row_that_is_held_and_in_no_plan_has_a_token_less_than_its_next_plan_counts_with() -> None:
+    rows, slots = rows_of(DECODED), np.zeros(1, np.intp)
+    rows.may_hold[:] = True
+    policy = draft_policy(FixedChoice(0), rows, ledger_at(3))
+    policy.tighten(launch(4, slots), slots, brought(0), None)
+    assert bounds(rows) == [(6, 6)]
+
+
+def test_launches_have_something_in_common_only_where_nothing_is_drafted_or_held() -> None:
+    """Each of the others may bring another number of tokens, so that each is planned and committed by itself."""
     rows, slots = rows_of(DECODED), np.zeros(1, np.int32)
     flags, tokens, numbers = np.ones(1, np.bool_), np.zeros(1, np.int32), np.zeros(1, np.int64)
     plan = LaunchPlan(3, slots, flags, True, np.zeros((0, 3), np.int32))
     commit = Commit(3, slots.astype(np.intp), slots, tokens, numbers, numbers, ~flags, ())
-    none, some = (draft_policy(count, rows, ledger_at(1)) for count in (0, 2))
-    assert isinstance(none.course(plan, 8), Course) and isinstance(none.kept(launch(3, slots), commit), KeptRows)
-    assert some.course(plan, 8) is None and some.kept(launch(3, slots), commit) is None
+    none, some = (draft_policy(FixedChoice(count), rows, ledger_at(1)) for count in (0, 2))
+    for policy in (none, some):
+        assert isinstance(policy.course(plan, 8), Course) and isinstance(
+            policy.kept(launch(3, slots), commit), KeptRows
+        )
+    assert some.course(plan._replace(drafts=2), 8) is None, "the launch has drafts"
+    assert some.kept(launch(3, slots, 2), commit) is None, "it has looked at some"
+    rows.most_len[:] += 1
+    assert some.course(plan, 8) is None, "one before it has some that no commit has told of"
+    rows.most_len[:] -= 1
+    rows.may_hold[:] = True
+    for policy in (none, some):
+        assert policy.course(plan, 8) is None and policy.kept(launch(3, slots), commit) is None
 
 
 def test_no_other_part_of_the_scheduler_asks_how_many_drafts_there_are() -> None:

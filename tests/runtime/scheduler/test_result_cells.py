@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, VOID, cell_tag
+from runahead.cuda_graphs.rings import HELD, NON_FINITE, STOPPED, VOID, cell_tag
 from runahead.runtime.scheduler.ledger import LedgerError
 from runahead.runtime.scheduler.result_cells import read_cells
 
@@ -69,3 +69,18 @@ def test_a_row_that_goes_on_and_has_no_token_is_found() -> None:
 def test_a_token_after_the_last_is_found(row: tuple[int, ...]) -> None:
     with pytest.raises(LedgerError, match="launch 9: a token follows a gap or the end of its row"):
         read_cells(cells((1, 2, 3), row), NUMBER)
+
+
+@pytest.mark.parametrize("behind", [(), (VOID, VOID)], ids=["one cell", "three cells"])
+def test_a_row_that_is_held_has_no_token(behind: tuple[int, ...]) -> None:
+    found = read_cells(cells((5, *behind), (HELD, *behind), (7 | STOPPED, *behind)), NUMBER)
+    assert isinstance(found.row, np.ndarray)
+    assert found.row.tolist() == [0, 2]
+    assert found.token.tolist() == [5, 7]
+    assert found.held.tolist() == [1]
+
+
+@pytest.mark.parametrize("row", [(HELD | 5, VOID), (HELD | STOPPED, VOID), (5, HELD)], ids=["token", "end", "behind"])
+def test_a_row_that_is_held_and_more_is_found(row: tuple[int, ...]) -> None:
+    with pytest.raises(LedgerError, match="launch 9: a row is held and has a token or an end"):
+        read_cells(cells((1, 2), row), NUMBER)

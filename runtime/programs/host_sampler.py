@@ -1,0 +1,85 @@
+"""S on the CPU: the next token of each row, or of rows with drafts as many as were drafted right."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from runahead.cuda_graphs.shape import Form
+from runahead.runtime.kernels.reference.sampling import are_drawn, sample_rows
+from runahead.runtime.kernels.row_state import PenaltyState, RowState
+from runahead.runtime.programs.host_rows import HostRows
+
+_DRAWN_AT_ONCE: Final = 16  # drafts of rows that draw, sampled before it is known which are kept
+
+
+class HostSampler:
+    """Samples from what F has left. logits: float32 [max_rows + 1, 1 + K, vocab], by row slot. state, penalties: the
+    memory of `rows`."""
+
+    def __init__(self, rows: HostRows, logits: NDArray[np.float32], state: RowState, penalties: PenaltyState) -> None:
+        self._rows = rows
+        self._logits = logits
+        self._state = state
+        self._penalties = penalties
+
+    def sample(self, places: NDArray[np.intp], slots: NDArray[np.int64], form: Form, drafts: int) -> None:
+        """Advance these rows, and write their cells. places: in the row list. drafts: of a row in the F before, at
+        most. [n], [n]"""
+        if not drafts:
+            self._sample_next(places, slots, form, 0)
+            return
+        self._rows.begin_runs(places, slots, drafts)
+        if form is Form.PLAIN and self._is_cheap_at_once(slots):
+            self._sample_at_once(places, slots, drafts)
+        else:
+            self._sample_in_turn(places, slots, form, drafts)
+
+    def _sample_next(
+        self, places: NDArray[np.intp], slots: NDArray[np.int64], form: Form, offset: int
+    ) -> NDArray[np.int32]:
+        """The next token of each row, number `offset` of its run. [n]"""
+        max_top = self._rows.rings.layout.max_top
+        logits = torch.from_numpy(self._logits[slots, offset])
+        sampled = sample_rows(logits, self._state, self._penalties, torch.from_numpy(slots), form, max_top)
+        if sampled.logprob is not None and sampled.top_ids is not None and sampled.top_logprobs is not None:
+            slot = self._rows.rings.slot(self._rows.number)
+            self._rows.rings.logprob[slot, places, offset] = sampled.logprob.numpy()
+            self._rows.rings.top_ids[slot, places, offset] = sampled.top_ids.numpy()
+            self._rows.rings.top_logprobs[slot, places, offset] = sampled.top_logprobs.numpy()
+        tokens = sampled.tokens.numpy().astype(np.int32)
+        self._rows.advance(places, slots, tokens, sampled.finite.numpy(), offset)
+        return tokens
+
+    def _sample_in_turn(self, places: NDArray[np.intp], slots: NDArray[np.int64], form: Form, drafts: int) -> None:
+        """Runs, position after position: each token is sampled from the row state that the one before has left."""
+        for offset in range(drafts):
+            tokens = self._sample_next(places, slots, form, offset)
+            going = self._rows.goes_on(slots, tokens, offset)
+            places, slots = places[going], slots[going]
+            if not slots.size:
+                return
+        self._sample_next(places, slots, form, drafts)
+
+    def _sample_at_once(self, places: NDArray[np.intp], slots: NDArray[np.int64], drafts: int) -> None:
+        """The same in the plain form, where nothing but its position tells the next token from the one before: all of
+        them are sampled, and those that follow a draft that missed are thrown away."""
+        counts = 1 + self._rows.drafted[slots]
+        row = np.repeat(np.arange(slots.size), counts)
+        offset = np.arange(row.size) - np.repeat(np.cumsum(counts) - counts, counts)
+        logits = torch.from_numpy(self._logits[slots[row], offset])
+        ahead = torch.from_numpy(offset)
+        sampled = sample_rows(
+            logits, self._state, self._penalties, torch.from_numpy(slots[row]), Form.PLAIN, 0, ahead=ahead
+        )
+        tokens, finite = np.zeros((slots.size, 1 + drafts), np.int32), np.ones((slots.size, 1 + drafts), np.bool_)
+        tokens[row, offset], finite[row, offset] = sampled.tokens.numpy(), sampled.finite.numpy()
+        self._rows.advance_runs(places, slots, tokens, finite)
+
+    def _is_cheap_at_once(self, slots: NDArray[np.int64]) -> bool:
+        """A token that is drawn costs a hundred times one that is greedy."""
+        drawn = self._rows.drafted[slots][are_drawn(self._state, slots)]
+        return int(drawn.sum()) <= _DRAWN_AT_ONCE
