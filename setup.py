@@ -96,7 +96,7 @@ setup(
     package_data={
         "runahead": ["py.typed"],
         "runahead.v1": ["*.proto", "*.pyi"],
-        "runahead.runtime.kernels.triton": ["measured_exact.json", "measured_tilings.json"],
+        "runahead.runtime.kernels.triton": ["measured_*.json"],
         "runahead.runtime.models": ["bundled/*"],
     },
     cmdclass={"build_py": BuildWithStubs},

@@ -27,6 +27,11 @@ class ForwardBatch:
     is_decode: bool  # every row decodes
     decode_queries: int = 1  # query tokens of a row, at most, if all rows decode; 1 to 8
 
+    @property
+    def max_queries(self) -> int:
+        """Query tokens of one row, at most, in a launch with chunks."""
+        return self.num_tokens - self.num_rows + 1
+
 
 @dataclass(frozen=True, slots=True)
 class KVCache:

@@ -9,6 +9,8 @@ neighbours. Source: FlashAttention-2 (Dao, 2023), forward, over block tables.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -16,8 +18,11 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Attention, RopeTable
+from runahead.runtime.kernels.layers import Attention, AttentionShape, RopeTable
+from runahead.runtime.kernels.triton.chunk_plans import ChunkPlan, chunk_plan
+from runahead.runtime.kernels.triton.chunk_work import ChunkWork, cut_chunks
 from runahead.runtime.kernels.triton.decode_attention import LOG2_E
+from runahead.runtime.kernels.triton.line_attention import line_attention
 from runahead.runtime.kernels.triton.rotary import rotate_and_write
 
 QUERY_TILE: Final = 32
@@ -138,22 +143,41 @@ def chunk_attention(
     return out
 
 
-def attention_of_chunks(
-    qkv: torch.Tensor, weights: Attention, batch: ForwardBatch, cache: KVCache, rope: RopeTable, place: int
-) -> torch.Tensor:
-    """All that comes between the QKV product and the output product, for any batch.
+class ChunkAttention:
+    """Attention in the layers of one launch, of any batch: in the large tiles of a plan that was measured for this GPU
+    and shape, or else as above. exact: no query token's bits hang on how many others its row has."""
 
-    qkv: contiguous [T, (heads + 2 * kv_heads) * D]. place: of the mixer's keys and values, which are written first.
-    Returns [T, heads * D].
-    """
-    shape, keys, values = weights.shape, cache.keys[place], cache.values[place]
-    q = rotate_and_write(
-        qkv, rope.cos, rope.sin, batch.positions, batch.slot_mapping, keys, values, shape.heads, weights.q_norm,
-        weights.k_norm,
-    )  # fmt: skip
-    longest = batch.num_tokens - batch.num_rows + 1
-    attended = chunk_attention(
-        q, keys, values, batch.block_tables, batch.seq_lens, batch.query_start_loc, longest, shape.scale,
-        weights.window,
-    )  # fmt: skip
-    return attended.view(qkv.shape[0], shape.q_size)
+    def __init__(self, batch: ForwardBatch, cache: KVCache, ropes: Sequence[RopeTable], *, exact: bool = False) -> None:
+        self._batch, self._cache, self._ropes, self._exact = batch, cache, ropes, exact
+        self._works: dict[AttentionShape, tuple[ChunkPlan, ChunkWork] | None] = {}
+
+    def attended(self, qkv: torch.Tensor, weights: Attention, place: int) -> torch.Tensor:
+        """All that comes between the QKV product and the output product.
+
+        qkv: contiguous [T, (heads + 2 * kv_heads) * D]. place: of the mixer's keys and values, which are written first.
+        Returns [T, heads * D].
+        """
+        batch, shape, rope = self._batch, weights.shape, self._ropes[weights.rope]
+        keys, values = self._cache.keys[place], self._cache.values[place]
+        q = rotate_and_write(
+            qkv, rope.cos, rope.sin, batch.positions, batch.slot_mapping, keys, values, shape.heads, weights.q_norm,
+            weights.k_norm,
+        )  # fmt: skip
+        planned = self._work(shape, q.dtype)
+        if planned is None:
+            attended = chunk_attention(
+                q, keys, values, batch.block_tables, batch.seq_lens, batch.query_start_loc, batch.max_queries,
+                shape.scale, weights.window,
+            )  # fmt: skip
+        else:
+            attended = line_attention(q, keys, values, batch, shape.scale, weights.window, *planned)
+        return attended.view(qkv.shape[0], shape.q_size)
+
+    def _work(self, shape: AttentionShape, dtype: torch.dtype) -> tuple[ChunkPlan, ChunkWork] | None:
+        """The launch is cut once for all layers of a shape."""
+        if shape not in self._works:
+            plan = chunk_plan(shape, dtype)
+            if plan is not None and self._exact:
+                plan = replace(plan, parts=1)
+            self._works[shape] = None if plan is None else (plan, cut_chunks(self._batch, shape, plan))
+        return self._works[shape]

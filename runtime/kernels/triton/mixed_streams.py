@@ -11,7 +11,7 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.layers import Attention, Dense, Ends, Linear
 from runahead.runtime.kernels.triton import embedding
 from runahead.runtime.kernels.triton.activation import gated_mul
-from runahead.runtime.kernels.triton.chunk_attention import attention_of_chunks
+from runahead.runtime.kernels.triton.chunk_attention import ChunkAttention
 from runahead.runtime.kernels.triton.decode_streams import DecodeBuffers, FusedRows
 from runahead.runtime.kernels.triton.norms import LateSum, norm_across_heads
 
@@ -20,13 +20,14 @@ class ManyRows:
     """Any batch: the vendor's products, and a kernel for each thing beside them."""
 
     def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends) -> None:
-        self._batch, self._cache, self._ends = batch, cache, ends
+        self._ends = ends
+        self._attention = ChunkAttention(batch, cache, ends.ropes)
         self._sum = LateSum(embedding.embed(batch.token_ids, ends.embedding, ends.embedding_scale))
 
     def attention(self, weights: Attention, place: int) -> None:
         qkv = _product(self._sum.normed(weights.norm), weights.qkv)
         weights = norm_across_heads(qkv, weights)
-        attended = attention_of_chunks(qkv, weights, self._batch, self._cache, self._ends.ropes[weights.rope], place)
+        attended = self._attention.attended(qkv, weights, place)
         self._sum.add(_product(attended, weights.o), weights.post_norm)
 
     def dense(self, weights: Dense) -> None:
@@ -48,10 +49,11 @@ class _ChunkTokens(FusedRows):
 
     def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
         super().__init__(batch, cache, ends, buffers, exact=True)
-        self._windows = self._windows[:0]  # its attention is not cut into items
+        self._windows = self._windows[:0]  # its attention is not cut into items of decode launches
+        self._attention = ChunkAttention(batch, cache, ends.ropes, exact=True)
 
     def _attended(self, qkv: torch.Tensor, weights: Attention, place: int) -> torch.Tensor:
-        return attention_of_chunks(qkv, weights, self._batch, self._cache, self._ends.ropes[weights.rope], place)
+        return self._attention.attended(qkv, weights, place)
 
     def _depends(self, wanted: bool) -> bool:
         return False

@@ -139,7 +139,7 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
 def _launch_everything(orders: Orders) -> None:
     """The largest F of rows that verify drafts, which no program makes yet; decode launches, from the largest on, which
     comes in both forms; a launch with a prompt, one with its log-probabilities, the last; few rows once more, by the
-    products that only a table of measured tilings asks for."""
+    products that only a table of measured tilings asks for, and a launch with a prompt by such a plan of attention."""
     from runahead.cuda_graphs import marks
     from runahead.runtime.kernels.triton.decode_queries import MAX_QUERIES
     from runahead.runtime.kernels.triton.gpu import use_as
@@ -191,6 +191,23 @@ def _launch_everything(orders: Orders) -> None:
     _give_small_products_lanes()
     some = min(rows, 8)
     program.forward(LaunchShape(0, some, Form.PLAIN, some, some, is_decode=True))
+    if orders.dtype != "float32":
+        _give_chunks_a_plan(orders.capability)
+        program.forward(mixed)
+
+
+def _give_chunks_a_plan(capability: tuple[int, int]) -> None:
+    """To attention of prompt chunks, as a table of measured plans may have it: the largest that fits."""
+    from runahead.runtime.kernels.triton import chunk_attention
+    from runahead.runtime.kernels.triton.chunk_plans import ChunkPlan
+
+    def planned(shape: Any, dtype: torch.dtype) -> ChunkPlan:
+        few = shape.head_dim > 128
+        if capability >= (9, 0):
+            return ChunkPlan(128, 32 if few else 64, _PROCESSORS, 8, 3, 8)
+        return ChunkPlan(64, 16 if few else 32, _PROCESSORS, 4, 2, 8)
+
+    vars(chunk_attention)["chunk_plan"] = planned
 
 
 def _give_small_products_lanes() -> None:

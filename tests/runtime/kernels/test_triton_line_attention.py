@@ -1,0 +1,206 @@
+"""Attention of prompt chunks in large tiles against a loop over rows in float64. Every free block and tail is NaN."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.runtime.kernels.triton_device import TOLERANCE, dtypes, relative_error, triton_device
+
+DEVICE = triton_device()
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache  # noqa: E402
+from runahead.runtime.kernels.layers import Attention, AttentionShape, RopeTable  # noqa: E402
+from runahead.runtime.kernels.triton import chunk_attention, chunk_plans, chunk_work  # noqa: E402
+from runahead.runtime.kernels.triton.chunk_plans import ChunkPlan, chunk_plan  # noqa: E402
+from runahead.runtime.kernels.triton.chunk_work import SPLIT_LAUNCH, ChunkWork, cut_chunks  # noqa: E402
+from runahead.runtime.kernels.triton.gpu import Gpu  # noqa: E402
+from runahead.runtime.kernels.triton.line_attention import line_attention  # noqa: E402
+from tests.runtime.kernels.test_triton_attention import Paged, attention_of, paged  # noqa: E402
+
+SHAPES = [(4, 2, 16, 8), (6, 2, 24, 16), (2, 2, 32, 16)]  # heads, KV heads, head_dim, block size
+WHOLE = ChunkPlan(lines=32, keys=32, programs=5, warps=4, stages=2)
+IN_PARTS = replace(WHOLE, programs=9, parts=4, part_keys=32)
+NOTHING: Any = None  # of weights that attention does not read
+LENGTHS, QUERIES = [70, 1, 0, 90, 130], [70, 1, 1, 1, 45]
+
+
+def batch_of(kv: Paged, queries: list[int]) -> ForwardBatch:
+    starts = torch.tensor([0, *torch.tensor(queries).cumsum(0).tolist()], dtype=torch.int32, device=DEVICE)
+    unused = torch.zeros(0, dtype=torch.int64, device=DEVICE)
+    return ForwardBatch(
+        token_ids=unused,
+        positions=unused,
+        slot_mapping=unused,
+        query_start_loc=starts,
+        seq_lens=kv.seq_lens,
+        block_tables=kv.tables,
+        num_tokens=sum(queries),
+        num_rows=len(queries),
+        max_seq_len=256,
+        is_decode=False,
+    )
+
+
+def attend(q: torch.Tensor, kv: Paged, batch: ForwardBatch, window: int, plan: ChunkPlan) -> torch.Tensor:
+    dim = q.shape[2]
+    work = cut_chunks(batch, AttentionShape(q.shape[1], kv.keys.shape[2], dim, dim**-0.5), plan)
+    for tensor in (work.partial, work.top, work.mass):
+        tensor.fill_(float("nan"))
+    return line_attention(q, kv.keys, kv.values, batch, dim**-0.5, window, plan, work)
+
+
+def random_queries(count: int, heads: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(count, heads, dim, device=DEVICE).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", dtypes(DEVICE))
+@pytest.mark.parametrize(
+    ("plan", "split"), [(WHOLE, 512), (IN_PARTS, 512), (IN_PARTS, 8)], ids=["whole", "parts", "by row"]
+)
+@pytest.mark.parametrize("window", [0, 20])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size"), SHAPES)
+def test_chunks_and_decode_rows_together(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, plan: ChunkPlan, split: int, window: int, heads: int,
+    kv_heads: int, dim: int, block_size: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(chunk_work, "SPLIT_LAUNCH", split)
+    torch.manual_seed(3)
+    kv = paged(LENGTHS, kv_heads, dim, block_size, 256 // block_size, dtype)
+    q = random_queries(sum(QUERIES), heads, dim, dtype)
+    out = attend(q, kv, batch_of(kv, QUERIES), window, plan)
+    first = 0
+    for row, (length, count) in enumerate(zip(LENGTHS, QUERIES, strict=True)):
+        found = out[first : first + count]
+        if length:
+            expected = torch.stack(
+                [attention_of(kv, row, q[first + i], length - count + i, dim**-0.5, window) for i in range(count)]
+            )
+            assert relative_error(found, expected) < TOLERANCE[dtype], row
+        else:
+            assert not found.any(), "a masked row gets zeros"
+        first += count
+
+
+def test_without_parts_a_row_s_bits_hang_neither_on_its_neighbours_nor_on_how_long_its_chunk_is() -> None:
+    torch.manual_seed(4)
+    heads, kv_heads, dim, block_size = SHAPES[0]
+    lengths = [90, 130, 7]
+    kv = paged(lengths, kv_heads, dim, block_size, 256 // block_size, torch.float32)
+    queries = [90, 45, 7]
+    q = random_queries(sum(queries), heads, dim, torch.float32)
+    together = attend(q, kv, batch_of(kv, queries), 0, WHOLE)
+    first = 0
+    for row, count in enumerate(queries):
+        alone = Paged(kv.keys, kv.values, kv.tables[row : row + 1], kv.seq_lens[row : row + 1])
+        mine = q[first : first + count]
+        assert torch.equal(attend(mine, alone, batch_of(alone, [count]), 0, WHOLE), together[first : first + count])
+        first += count
+
+
+@pytest.mark.parametrize(("length", "parts"), [(32, 1), (33, 2), (96, 3), (200, 4), (0, 1)])
+def test_a_row_is_cut_into_as_many_parts_as_it_has_tokens_and_the_programs_have_room_for(
+    length: int, parts: int
+) -> None:
+    kv = paged([length], 1, 16, 16, 16, torch.float32)
+    work = cut_chunks(batch_of(kv, [1]), AttentionShape(2, 1, 16, 0.25), IN_PARTS)
+    assert work.items[: int(work.total)].tolist() == [[0, 0, part, parts] for part in range(parts)]
+
+
+def test_a_long_launch_cuts_its_decode_rows_alone_into_parts() -> None:
+    kv = paged([200, 200], 1, 16, 16, 16, torch.float32)
+    batch = replace(batch_of(kv, [1, 60]), num_tokens=SPLIT_LAUNCH + 1)
+    work = cut_chunks(batch, AttentionShape(2, 1, 16, 0.25), IN_PARTS)
+    assert work.items[: int(work.total)].tolist() == [
+        *([0, 0, part, 4] for part in range(4)),
+        *([1, tile, 0, 1] for tile in (3, 2, 1, 0)),  # 16 tokens of two heads each, the last one first
+    ]
+    assert work.partial.shape[0] == 2, "a place a row"
+
+
+class Measured:
+    """A GPU of this name, whose table has a plan for one shape."""
+
+    SHAPE = AttentionShape(8, 2, 64, 0.125)
+    PLAN = ChunkPlan(lines=128, keys=64, programs=132, warps=8, stages=2, parts=8)
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, gpu: Gpu | None) -> None:
+        table = {"A GPU": {"8 heads, 2 KV heads of 64, bfloat16": asdict(self.PLAN)}}
+        monkeypatch.setattr(chunk_plans, "_tables", lambda: table)
+        monkeypatch.setattr(chunk_plans, "current_gpu", lambda: gpu)
+
+
+GPU = Gpu("A GPU", (9, 0), 227 * 1024)
+
+
+def test_what_was_measured_on_this_gpu_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = Measured(monkeypatch, GPU)
+    assert chunk_plan(measured.SHAPE, torch.bfloat16) == measured.PLAN
+
+
+@pytest.mark.parametrize(
+    ("gpu", "shape", "dtype"),
+    [
+        (None, Measured.SHAPE, torch.bfloat16),
+        (replace(GPU, name="Another"), Measured.SHAPE, torch.bfloat16),
+        (replace(GPU, stands_for_older=True), Measured.SHAPE, torch.bfloat16),
+        (GPU, replace(Measured.SHAPE, kv_heads=4), torch.bfloat16),
+        (GPU, replace(Measured.SHAPE, scale=-0.125), torch.bfloat16),
+        (GPU, Measured.SHAPE, torch.float16),
+        (GPU, Measured.SHAPE, torch.float32),
+    ],
+    ids=["no gpu", "another gpu", "as an older one", "shape", "scale", "float16", "float32"],
+)
+def test_what_was_not_measured_has_no_plan(
+    monkeypatch: pytest.MonkeyPatch, gpu: Gpu | None, shape: AttentionShape, dtype: torch.dtype
+) -> None:
+    Measured(monkeypatch, gpu)
+    assert chunk_plan(shape, dtype) is None
+
+
+def test_plans_in_the_table_are_plans() -> None:
+    for gpu, plans in json.loads(chunk_plans.TABLE.read_text()).items():
+        for key, entry in plans.items():
+            plan = ChunkPlan(**entry)
+            powers = (plan.lines, plan.keys, plan.warps)
+            assert all(number & (number - 1) == 0 for number in powers), (gpu, key)
+            assert min(plan.programs, plan.stages, plan.parts) >= 1, (gpu, key)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_launch_is_cut_once_for_all_layers_of_a_shape_and_gives_what_it_gives_without_a_plan(
+    monkeypatch: pytest.MonkeyPatch, exact: bool
+) -> None:
+    heads, kv_heads, dim, block_size = SHAPES[0]
+    torch.manual_seed(5)
+    seen: list[ChunkPlan] = []
+
+    def watched(batch: ForwardBatch, shape: AttentionShape, plan: ChunkPlan) -> ChunkWork:
+        seen.append(plan)
+        return cut_chunks(batch, shape, plan)
+
+    monkeypatch.setattr(chunk_attention, "cut_chunks", watched)
+    shape = AttentionShape(heads, kv_heads, dim, dim**-0.5)
+    weights = Attention(shape, 0, NOTHING, NOTHING, None, None, NOTHING)
+    rope = RopeTable(torch.ones((256, dim // 2), device=DEVICE), torch.zeros((256, dim // 2), device=DEVICE))
+    found = []
+    for plan in (None, IN_PARTS):
+        monkeypatch.setattr(chunk_attention, "chunk_plan", lambda shape, dtype, plan=plan: plan)
+        torch.manual_seed(6)
+        kv = paged([70, 130], kv_heads, dim, block_size, 256 // block_size, torch.float32)
+        positions = torch.cat((torch.arange(70), torch.arange(85, 130))).to(DEVICE)
+        rows = torch.tensor([0] * 70 + [1] * 45, device=DEVICE)
+        slots = kv.tables[rows, positions // block_size].long() * block_size + positions % block_size
+        batch = replace(batch_of(kv, [70, 45]), positions=positions, slot_mapping=slots)
+        attention = chunk_attention.ChunkAttention(
+            batch, KVCache((kv.keys,), (kv.values,), block_size), [rope], exact=exact
+        )
+        qkv = torch.randn((115, (heads + 2 * kv_heads) * dim), device=DEVICE)
+        found.append(attention.attended(qkv, weights, 0))
+        assert torch.equal(attention.attended(qkv, weights, 0), found[-1])
+    assert seen == [replace(IN_PARTS, parts=1) if exact else IN_PARTS]
+    assert relative_error(found[1], found[0]) < TOLERANCE[torch.float32]
