@@ -7,6 +7,7 @@ benchmarks.load.probes ADDRESS HEALTH_PORT CONTROL_PORT`, until its input ends.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
 import threading
@@ -62,17 +63,18 @@ async def probed(url: str, health_port: int, control_port: int) -> AsyncIterator
 
 
 class _Prober(threading.Thread):
-    """Asks one thing, of which one call is open at a time."""
+    """Asks one thing, of which one call is open at a time. first_s: when it begins, in seconds from now."""
 
-    def __init__(self, ask: Callable[[], object], ended: threading.Event) -> None:
+    def __init__(self, ask: Callable[[], object], first_s: float, ended: threading.Event) -> None:
         super().__init__(daemon=True)
         self._ask = ask
+        self._first_s = first_s
         self._ended = ended
         self.times_s: list[float] = []
         self.failures: list[str] = []
 
     def run(self) -> None:
-        due = time.monotonic()
+        due = time.monotonic() + self._first_s
         while not self._ended.wait(max(0.0, due - time.monotonic())):
             begun = time.monotonic()
             try:
@@ -93,9 +95,13 @@ def main(url: str, health_port: int, control_port: int) -> None:
         asks = _asks(HealthStub(health), GenerationServiceStub(control), GenerationServiceStub(service))
         for ask in asks.values():
             ask()
+        gc.collect()
+        gc.freeze()
         print("ready", flush=True)
         ended = threading.Event()
-        probers = {name: _Prober(ask, ended) for name, ask in asks.items()}
+        # One after the other: none of them waits for another here.
+        apart_s = EVERY_S / len(asks)
+        probers = {name: _Prober(ask, place * apart_s, ended) for place, (name, ask) in enumerate(asks.items())}
         for prober in probers.values():
             prober.start()
         sys.stdin.read()
