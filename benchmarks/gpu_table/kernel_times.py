@@ -79,12 +79,16 @@ def breakdown(
         raise BenchmarkError("the profiler has seen no kernel: is tracing allowed on this machine?")
     roles = _roles_of_all([kernel.name for kernel in ran], launches, bytes_.layers)
     by_kernel: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    own: defaultdict[tuple[str, str], float] = defaultdict(float)
+    end_us = ran[0].begun_us  # of all work so far
     for kernel, role in zip(ran, roles, strict=True):
         by_kernel[kernel.name, role].append(kernel.took_us)
+        before, end_us = end_us, max(end_us, kernel.begun_us + kernel.took_us)
+        own[kernel.name, role] += end_us - before
     everything = sum(kernel.took_us for kernel in ran)
     kernels = [
         KernelTime(name, role, len(times) / launches, sum(times) / len(times), sum(times) / launches,
-                   sum(times) / everything)
+                   sum(times) / everything, own[name, role] / launches)
         for (name, role), times in by_kernel.items()
     ]  # fmt: skip
     return Breakdown(
@@ -110,7 +114,9 @@ def _roles_of_all(names: Sequence[str], launches: int, layers: int) -> list[str]
 
 def _role_times(kernels: Iterable[KernelTime], bytes_: StepBytes, tokens: float) -> list[RoleTime]:
     totals: defaultdict[str, float] = defaultdict(float)
+    own: defaultdict[str, float] = defaultdict(float)
     for kernel in kernels:
         totals[kernel.role] += kernel.total_us
-    ordered = sorted(totals.items(), key=lambda item: -item[1])
-    return [RoleTime(role, total, bytes_.role_floor_us(role, tokens)) for role, total in ordered]
+        own[kernel.role] += kernel.own_us or 0.0
+    ordered = sorted(totals.items(), key=lambda item: -own[item[0]])
+    return [RoleTime(role, total, bytes_.role_floor_us(role, tokens), own[role]) for role, total in ordered]

@@ -76,7 +76,11 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class KernelTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A kernel, or a copy, in one place or many of a step. count: a step. share: of the time of all kernels."""
+    """A kernel, or a copy, in one place or many of a step. count: a step. share: of the time of all kernels.
+
+    total_us: a step, from its start to its end: what runs side by side counts twice. own_us: a step, by how much it
+    moved the end of all work, idle time before it included: these add up to the step. None in older results.
+    """
 
     name: str
     role: str
@@ -84,14 +88,19 @@ class KernelTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mean_us: float
     total_us: float
     share: float
+    own_us: float | None = None
 
 
 class RoleTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All kernels of a step that do one kind of work. floor_us: of the bytes that they must read, where known."""
+    """All kernels of a step that do one kind of work. floor_us: of the bytes that they must read, where known.
+
+    total_us, own_us: as of a `KernelTime`.
+    """
 
     role: str
     total_us: float
     floor_us: float | None
+    own_us: float | None = None
 
 
 class Breakdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

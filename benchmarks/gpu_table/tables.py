@@ -152,16 +152,17 @@ def _breakdown_table(found: Breakdown) -> list[str]:
         f"{found.floor_us:,.1f} µs"
     )
     roles = [
-        [one.role, _number(one.total_us, 1), _number(one.floor_us, 1), _over(one.total_us, one.floor_us)]
+        [one.role, _number(one.own_us, 1), _number(one.floor_us, 1), _over(one.own_us, one.floor_us),
+         _number(one.total_us, 1)]
         for one in found.roles
-    ]
+    ]  # fmt: skip
     kernels = [
         [f"`{one.name[:80]}`", one.role, _number(one.count, 1), _number(one.mean_us, 2), _number(one.total_us, 1),
-         _percent(one.share)]
+         _number(one.own_us, 1), _percent(one.share)]
         for one in found.kernels[:_KERNELS_SHOWN]
     ]  # fmt: skip
-    lines = [title, "", *_table(["work", "µs a step", "floor", "÷ floor"], roles), ""]
-    lines += _table(["kernel", "work", "a step", "mean µs", "µs a step", "share"], kernels)
+    lines = [title, "", *_table(["work", "adds µs", "floor", "÷ floor", "runs µs"], roles), ""]
+    lines += _table(["kernel", "work", "a step", "mean µs", "runs µs", "adds µs", "share"], kernels)
     left = len(found.kernels) - _KERNELS_SHOWN
     return [*lines, "", f"{left} more kernels are in the result file."] if left > 0 else lines
 

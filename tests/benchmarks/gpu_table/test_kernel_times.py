@@ -84,6 +84,19 @@ def test_times_are_added_up_by_kernel_and_by_kind_of_work() -> None:
     assert roles["norm"].floor_us is None
 
 
+def test_what_kernels_add_to_a_step_is_the_step_however_much_they_run_side_by_side() -> None:
+    """_embed_kernel begins while _apply_plan_kernel runs and ends 1 us behind it; _scan_kernel ends within the first;
+    the device is idle for 3 us before _sampled_kernel."""
+    ran = [Ran("_apply_plan_kernel", 10.0, 5.0), Ran("_embed_kernel", 11.0, 5.0), Ran("_scan_kernel", 12.0, 1.0),
+           Ran("_sampled_kernel", 19.0, 2.0)]  # fmt: skip
+    found = breakdown(ran, 1, 11.0, "tiny", 1, 672.0, BYTES)
+    adds = {kernel.name: kernel.own_us for kernel in found.kernels}
+    assert adds == {"_apply_plan_kernel": 5.0, "_embed_kernel": 1.0, "_scan_kernel": 0.0, "_sampled_kernel": 5.0}
+    by_role = {role.role: role.own_us for role in found.roles}
+    assert by_role == {"apply": 5.0, "marks": 5.0, "embedding": 1.0, "sampling": 0.0}
+    assert sum(kernel.total_us for kernel in found.kernels) == 13.0
+
+
 def test_launches_that_differ_are_told_by_names_alone() -> None:
     ran = [Ran(name, at, 1.0) for at, name in enumerate([*LAUNCH, *LAUNCH[:-1], "Memset"])]
     roles = {role.role for role in breakdown(ran, 2, 100.0, "tiny", 1, 672.0, BYTES).roles}

@@ -68,8 +68,8 @@ def test_what_sampling_adds_and_how_long_the_device_idles() -> None:
 def test_the_tables_hold_every_figure_and_say_what_is_missing() -> None:
     breakdown = Breakdown(
         shape="8B", rows=1, launches=20, context=672.0, step_us=4695.0, floor_us=3282.0,
-        kernels=(KernelTime("_row_product_kernel", "qkv", 32.0, 14.0, 448.0, 0.1),),
-        roles=(RoleTime("qkv", 448.0, 350.0), RoleTime("other", 10.0, None)),
+        kernels=(KernelTime("_row_product_kernel", "qkv", 32.0, 14.0, 448.0, 0.1, 420.0),),
+        roles=(RoleTime("qkv", 448.0, 350.0, 420.0), RoleTime("other", 10.0, None)),
     )  # fmt: skip
     text = tables(
         merge(
@@ -94,7 +94,7 @@ def test_the_tables_hold_every_figure_and_say_what_is_missing() -> None:
     assert "| 8B | 1 | greedy | engine | 4.620 | 334 | 3.7 | 0.08% | 1.000 | 91 | – |" in lines
     assert "| 8B | 1 | serial | graph | 0.10 | 4.900 | 200.0 | 4.08% | – | – |" in lines
     assert "| 8B | 8 | 128 to 8,192 | 672 | 4.00 | 8.000 | 2.000 | – |" in lines
-    assert "| qkv | 448.0 | 350.0 | 1.280 |" in lines and "| other | 10.0 | – | – |" in lines
-    assert "| `_row_product_kernel` | qkv | 32.0 | 14.00 | 448.0 | 10.00% |" in lines
+    assert "| qkv | 420.0 | 350.0 | 1.200 | 448.0 |" in lines and "| other | – | – | – | 10.0 |" in lines
+    assert "| `_row_product_kernel` | qkv | 32.0 | 14.00 | 448.0 | 420.0 | 10.00% |" in lines
     assert any("no figure for 8B, batch 64" in line and "had run for 390 s" in line for line in lines)
     assert "Commit 0123456789ab, NVIDIA H200; Xeon, 16 cores, driver 580.1; torch 2.11.0+cu130" in text
