@@ -15,6 +15,7 @@ import runahead.runtime.models
 from benchmarks import (
     attacks,
     depths,
+    drafts,
     first_token,
     front_ends,
     host_time,
@@ -24,7 +25,17 @@ from benchmarks import (
     throughput,
 )
 
-PARTS = ("throughput", "depths", "first-token", "prefix-hit", "host-time", "front-ends", "attacks", "pressure")
+PARTS = (
+    "throughput",
+    "depths",
+    "drafts",
+    "first-token",
+    "prefix-hit",
+    "host-time",
+    "front-ends",
+    "attacks",
+    "pressure",
+)
 BUNDLED = Path(runahead.runtime.models.__path__[0]) / "bundled"
 
 
@@ -44,6 +55,9 @@ def main() -> None:
     if "depths" in parts:
         print(f"\nTokens a second at each depth, device {chosen.device}")
         depths.main(chosen.model, chosen.device)
+    if "drafts" in parts:
+        print("\nTokens a second of code completion on the CPU, without drafts and with --drafter ngram")
+        drafts.main(chosen.model)
     if "first-token" in parts:
         print(f"\nTime to first token while {first_token.BACKGROUND} other streams run")
         first_token.main(chosen.model)

@@ -13,6 +13,7 @@ import torch
 from runahead.cuda_graphs.host_device import HostDevice, no_delay, seeded_delays
 from runahead.cuda_graphs.rings import allocate_rings
 from runahead.runtime.checkpoint import Checkpoint
+from runahead.runtime.drafters.ngram import NgramDrafter
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.cpu_kernels import choose_kernels, choose_kernels_and_threads
 from runahead.runtime.models.load import load_model
@@ -23,6 +24,7 @@ from runahead.runtime.process.parts import (
     check_blocks,
     check_tensors,
     memory_facts,
+    most_drafts,
     ring_layout,
 )
 from runahead.runtime.process.progress import Progress
@@ -61,8 +63,9 @@ def make_on_cpu(
     log.info("exactness", asked=config.exact, **msgspec.structs.asdict(exactness))
     cpu = torch.device("cpu")
     model = load_model(checkpoint, cpu, dtype, config.load_format, kernels, loading, context, described)
-    log.info("memory", **memory_facts(config, model, kept, blocks))
+    log.info("memory", **memory_facts(config, model, kept, blocks), **_draft_memory(config, described, context))
     rings = allocate_rings(ring_layout(config, described, context))
+    drafter = None if config.drafter == "none" else NgramDrafter(config.max_rows, context)
     program = HostProgram(
         model,
         rings,
@@ -72,9 +75,18 @@ def make_on_cpu(
         context_length=context,
         penalty_slots=config.penalty_slots,
         launched=config.counters_from,
+        drafter=drafter,
     )
     delay, poison = no_delay, None
     if config.jitter_seed is not None:
         delay, poison = seeded_delays(config.jitter_seed), RingPoison(program, rings)
     device = HostDevice(program, rings, delay, launched=config.counters_from)
     return MadeOnDevice(model, blocks, device, poison, exactness)
+
+
+def _draft_memory(config: EngineConfig, model: ModelConfig, context: int) -> dict[str, int]:
+    """Bytes that drafts take, by name: the logits of a row's whole run, and what a drafter knows of rows."""
+    drafts, slots = most_drafts(config), config.max_rows + 1
+    if not drafts:
+        return {}
+    return {"run_logits_bytes": 4 * slots * drafts * model.vocab_size, "history_bytes": 4 * slots * context}

@@ -23,12 +23,13 @@ from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.process.progress import Progress
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.admission_record import largest_record_words
+from runahead.runtime.scheduler.draft_choice import ChoiceByAcceptance
 from runahead.runtime.scheduler.ledger import Ledger
 from runahead.runtime.scheduler.outcomes import Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
-from runahead.runtime.wire.engine_config import MAX_CONTEXT, ConfigError, EngineConfig
+from runahead.runtime.wire.engine_config import AUTO_DRAFTS, MAX_CONTEXT, MOST_DRAFTS, ConfigError, EngineConfig
 from runahead.runtime.wire.messages import EngineInfo, Exactness
 from runahead.runtime.wire.parameters import MAX_STOP_IDS, MAX_TOP_LOGPROBS
 
@@ -129,6 +130,8 @@ def ring_layout(config: EngineConfig, model: ModelConfig, context: int) -> RingL
     cached prefix or penalties.
     """
     largest = largest_record_words(model.vocab_size, context, ceil_div(context, config.block_size))
+    drafts = most_drafts(config)
+    largest += context if drafts else 0  # the history that its drafter is told of
     ordinary = largest_record_words(model.vocab_size, 0, 0)
     tokens = config.max_prefill_tokens + config.max_rows  # query tokens of a launch; a chunk has a word more than those
     return RingLayout(
@@ -137,8 +140,16 @@ def ring_layout(config: EngineConfig, model: ModelConfig, context: int) -> RingL
         bulk_words=tokens + largest + _RECORDS * ordinary,
         rows=config.max_rows,
         max_top=MAX_TOP_LOGPROBS,
+        drafts=drafts,
         prompt_tokens=tokens,
     )
+
+
+def most_drafts(config: EngineConfig) -> int:
+    """Drafts of a row and launch, at most."""
+    if config.drafter == "none":
+        return 0
+    return MOST_DRAFTS if config.draft_tokens == AUTO_DRAFTS else config.draft_tokens
 
 
 def make_scheduler(config: EngineConfig, model: ModelConfig, blocks: int, context: int) -> Scheduler:
@@ -153,10 +164,15 @@ def make_scheduler(config: EngineConfig, model: ModelConfig, blocks: int, contex
         bulk_words=ring_layout(config, model, context).bulk_words,
         penalty_slots=config.penalty_slots,
         prefix_cache=config.prefix_cache,
+        drafts=most_drafts(config),
+        history=config.drafter != "none",
     )
     ledger: Ledger[Deferred] = Ledger(config.run_ahead, config.run_ahead_tokens, config.counters_from)
     rows = Rows(config.max_rows, MAX_STOP_IDS, context, epoch=config.counters_from)
-    return Scheduler(limits, rows, BlockPool(blocks, config.block_size), ledger)
+    adapts = config.drafter != "none" and config.draft_tokens == AUTO_DRAFTS
+    return Scheduler(
+        limits, rows, BlockPool(blocks, config.block_size), ledger, ChoiceByAcceptance() if adapts else None
+    )
 
 
 def engine_info(config: EngineConfig, made: MadeOnDevice, context: int) -> EngineInfo:

@@ -17,6 +17,8 @@ from runahead.runtime.rounding import ceil_div
 from runahead.runtime.wire.setting import settings_of, shown
 
 SERIAL = 0
+AUTO_DRAFTS = 0
+MOST_DRAFTS = 7  # the kernels of a decode launch take up to eight query tokens of a row
 LAUNCH_TIMEOUT_S = 120.0
 # Tokens of the longest request. Positions are 32-bit words in columns, on the device and in the counter of the random
 # numbers; what bounds them is this alone.
@@ -82,6 +84,19 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     penalty_slots: Annotated[
         int, Meta(ge=0, le=512, description="requests with penalties that decode together; 0: penalties are refused")
     ] = 16
+    drafter: Annotated[
+        Literal["none", "ngram"],
+        Meta(description="what guesses tokens that a launch verifies; ngram: what followed before in the same request"),
+    ] = "none"
+    draft_tokens: Annotated[
+        int,
+        Meta(
+            ge=AUTO_DRAFTS,
+            le=MOST_DRAFTS,
+            description="tokens guessed of a request and launch; auto: as many as pay",
+            extra={"words": {"auto": AUTO_DRAFTS}},
+        ),
+    ] = AUTO_DRAFTS
     log_interval: Annotated[
         int, Meta(ge=0, le=1 << 30, description="a snapshot is logged every so many launches; 0: never")
     ] = 0
@@ -216,6 +231,12 @@ def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) ->
             "a prompt could never be queued behind another, though launches may carry "
             f"{config.max_prefill_tokens} prompt tokens ({spelling('max_prefill_tokens')})"
         )
+    if config.drafter != "none" and config.device != "cpu":
+        raise ConfigError(
+            f"{spelling('drafter')} {config.drafter} works on the CPU device only so far, not with {cuda}"
+        )
+    if config.draft_tokens != AUTO_DRAFTS and config.drafter == "none":
+        raise ConfigError(f"{given('draft_tokens')} has no effect with {spelling('drafter')} none: nothing is drafted")
     if config.log_mode == "barrier" and not config.log_interval:
         raise ConfigError(
             f"{spelling('log_mode')} barrier has no effect with {spelling('log_interval')} 0: no launch is ever logged"

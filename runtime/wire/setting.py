@@ -45,6 +45,12 @@ class Setting:
         return get_args(self.base) if get_origin(self.base) is Literal else ()
 
     @property
+    def written_default(self) -> str:
+        """The default as somebody would write it."""
+        words = {number: word for word, number in self._words.items()}
+        return str(words.get(self.default, self.default))
+
+    @property
     def metavar(self) -> str:
         """What stands for the value in a help text."""
         if self.choices:

@@ -295,7 +295,7 @@ def _spelled(settings: Settings) -> dict[str, str]:
 
 def default_text(setting: Setting) -> str:
     """A setting's default, as it would be written."""
-    return str(setting.default).lower() if setting.base is bool else str(setting.default)
+    return str(setting.default).lower() if setting.base is bool else setting.written_default
 
 
 def _model_path(model: str) -> Path:

@@ -22,7 +22,9 @@ _STARTING = 2  # at once
 
 
 @contextlib.contextmanager
-def services_at_every_depth(more_flags: Callable[[int], Sequence[str]]) -> Iterator[dict[str, str]]:
+def services_at_every_depth(
+    more_flags: Callable[[int], Sequence[str]], depths: Sequence[str] = DEPTHS
+) -> Iterator[dict[str, str]]:
     """URLs by depth, gone when the body has ended. more_flags: of the i-th service."""
     flags = ["--context-length", str(CONTEXT), "--block-size", str(BLOCK), "--prefill-chunk", str(CHUNK)]
     flags += ["--max-prefill-tokens", str(2 * CHUNK), "--max-rows", str(ROWS), "--log-level", "warning"]
@@ -30,7 +32,7 @@ def services_at_every_depth(more_flags: Callable[[int], Sequence[str]]) -> Itera
         with ThreadPoolExecutor(_STARTING) as starting:
             started = {
                 depth: starting.submit(_start, [*flags, "--run-ahead", depth, *more_flags(i)])
-                for i, depth in enumerate(DEPTHS)
+                for i, depth in enumerate(depths)
             }
             for service in started.values():
                 stack.callback(_end, service)

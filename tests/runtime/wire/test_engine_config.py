@@ -52,6 +52,8 @@ def test_a_setting_that_cannot_be_is_named(changes: dict[str, object], named: tu
             ("run_ahead_tokens", "prefill_chunk", "max_prefill_tokens", "4096"),
         ),
         ({"log_mode": "barrier"}, ("log_mode barrier", "log_interval 0")),
+        ({"drafter": "ngram", "device": "cuda"}, ("drafter ngram", "device cuda")),
+        ({"draft_tokens": 3}, ("draft_tokens (3)", "drafter none")),
         ({"num_blocks": 64}, ("max_rows", "num_blocks", "64")),
         ({"num_blocks": 65, "context_length": 1026}, ("context_length", "1026", "num_blocks", "65", "block_size")),
     ],
@@ -74,6 +76,8 @@ def test_settings_that_cannot_go_together_are_both_named(changes: dict[str, obje
         {"threads": 3},
         {"device": "cuda"},
         {"max_rows": 1, "penalty_slots": 16},
+        {"drafter": "ngram"},
+        {"drafter": "ngram", "draft_tokens": 7},
     ],
 )
 def test_settings_at_the_edge_of_what_can_be_are_taken(changes: dict[str, object]) -> None:

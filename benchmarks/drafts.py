@@ -1,0 +1,107 @@
+"""What drafts bring: tokens a second of code completion with a drafter, beside none, in turns, on the CPU.
+
+The prompts are heads of functions from files that the bundled model was not trained on, each a stream of its own; the
+end token is ignored, so that both services say the same tokens. Services live side by side, one of them idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from benchmarks.bundled_model.completions import choose_heads
+from benchmarks.bundled_model.corpus import collect, standard_library
+from benchmarks.local_service import local_service
+from runahead.v1 import GenerateRequest, GenerationServiceStub
+
+STREAMS: Final = (1, 4, 16)
+TEMPERATURES: Final = (0.0, 0.8)
+TOKENS: Final = 192
+ROUNDS: Final = 5
+GOALS: Final = {1: 1.5}  # by streams, at temperature 0
+NEVER_BELOW: Final = 0.97
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """So many streams at a temperature. pairs: tokens a second without drafts and with them, a pair a round."""
+
+    temperature: float
+    streams: int
+    pairs: tuple[tuple[float, float], ...]
+
+    @property
+    def ratio(self) -> float:
+        """Of a round's two figures, the median over all rounds."""
+        return statistics.median(drafted / plain for plain, drafted in self.pairs)
+
+    @property
+    def goal(self) -> float:
+        wanted = GOALS.get(self.streams, NEVER_BELOW)
+        return wanted if self.temperature == 0 else NEVER_BELOW
+
+    @property
+    def line(self) -> str:
+        plain, drafted = (statistics.median(figures) for figures in zip(*self.pairs, strict=True))
+        verdict = "met" if self.ratio >= self.goal else "MISSED"
+        return (
+            f"{self.temperature:>11g}{self.streams:>9}{plain:>9.0f}{drafted:>9.0f}{self.ratio:>8.2f}"
+            f"  {self.goal:g} {verdict}"
+        )
+
+
+async def _said(stub: GenerationServiceStub, prompt: str, place: int, temperature: float, tokens: int) -> int:
+    request = GenerateRequest(text=prompt)
+    request.sampling.temperature = temperature
+    request.sampling.seed = place
+    request.stopping.max_tokens = tokens
+    request.stopping.ignore_eos = True
+    return sum([len(r.delta.tokens) async for r in stub.Generate(request) if r.WhichOneof("event") == "delta"])
+
+
+async def _speed(url: str, prompts: Sequence[tuple[int, str]], temperature: float, tokens: int) -> float:
+    """Tokens a second over all streams, from the first call to the last end."""
+    async with grpc.aio.insecure_channel(url) as channel:
+        stub = GenerationServiceStub(channel)
+        begun = time.perf_counter()
+        counts = await asyncio.gather(*(_said(stub, text, place, temperature, tokens) for place, text in prompts))
+        return sum(counts) / (time.perf_counter() - begun)
+
+
+def _cell(urls: tuple[str, str], heads: Sequence[str], temperature: float, streams: int, tokens: int) -> Cell:
+    """Rounds in turns: which service is first changes with each."""
+    pairs = []
+    for number in range(ROUNDS):
+        prompts = [(place, heads[place % len(heads)]) for place in range(number * streams, (number + 1) * streams)]
+        order = (0, 1) if number % 2 else (1, 0)
+        speeds = {which: asyncio.run(_speed(urls[which], prompts, temperature, tokens)) for which in order}
+        pairs.append((speeds[0], speeds[1]))
+    return Cell(temperature, streams, tuple(pairs))
+
+
+def main(folder: Path, tokens: int = TOKENS) -> None:
+    """Print the table."""
+    files = [file for file in collect(standard_library())[0] if file.split == "held_out"]
+    if not files:
+        print(f"no held-out source files under {standard_library()}: this Python ships its library without source")
+        return
+    heads = choose_heads(files, ROUNDS * max(STREAMS))
+    names = f"{'temperature':>11}{'streams':>9}{'none':>9}{'ngram':>9}{'ratio':>8}"
+    print(names + "  goal")
+    with contextlib.ExitStack() as stack:
+        flags = ["--model", str(folder), "--threads", "1"]
+        services = [stack.enter_context(local_service([*flags, "--drafter", name])) for name in ("none", "ngram")]
+        urls = services[0].url, services[1].url
+        for url in urls:
+            asyncio.run(_speed(url, list(enumerate(heads[:16])), 0.0, 16))
+        for temperature in TEMPERATURES:
+            for streams in STREAMS:
+                print(_cell(urls, heads, temperature, streams, tokens).line, flush=True)

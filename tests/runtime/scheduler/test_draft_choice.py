@@ -1,0 +1,75 @@
+"""How many drafts a launch verifies, from what the drafts of launches before have brought."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from runahead.runtime.scheduler.draft_choice import KNOWN_AFTER, MOST, PROBE_EVERY, STRETCH, ChoiceByAcceptance
+
+PROBES = PROBE_EVERY * STRETCH  # launches from one probe to the next
+
+
+def after(rows: int, right: int, launches: int = 3 * PROBES, depth: int = 0) -> tuple[ChoiceByAcceptance, list[int]]:
+    """Launches in which so many drafts of each row are right, and how many each of them has. depth: launches that are
+    planned before the oldest of them is committed."""
+    choice, chosen = ChoiceByAcceptance(), list[int]()
+    for number in range(launches):
+        chosen.append(choice.drafts(number, rows))
+        looked_at = number - depth
+        if looked_at > 0 and chosen[looked_at - 1]:
+            drafted = np.full(rows, chosen[looked_at - 1])
+            choice.learn(looked_at, drafted, np.minimum(drafted, right))
+    return choice, chosen
+
+
+def unprobed(chosen: list[int]) -> set[int]:
+    """Of the last third, the launches that try nothing."""
+    return {count for number, count in enumerate(chosen) if number >= 2 * PROBES and number % PROBES >= STRETCH}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 16, 64])
+def test_drafts_that_are_always_right_are_all_verified_and_those_that_never_are_none(rows: int) -> None:
+    assert unprobed(after(rows, MOST)[1]) == {MOST}
+    assert unprobed(after(rows, 0)[1]) == {0}
+
+
+def test_as_many_as_are_right_are_verified() -> None:
+    assert unprobed(after(4, 1)[1]) == {1}
+    assert unprobed(after(4, 3)[1]) == {3}
+
+
+def test_where_nothing_pays_it_is_tried_again_now_and_then() -> None:
+    chosen = after(16, 0, 4 * PROBES)[1]
+    tried = {number for number, count in enumerate(chosen) if count and number >= PROBES}
+    assert tried == {number for number in range(PROBES, 4 * PROBES) if number % PROBES < STRETCH}
+
+
+def test_what_pays_again_is_found() -> None:
+    choice, chosen = after(4, 0)
+    assert chosen[-1] == 0
+    for number in range(3 * PROBES, 6 * PROBES):
+        count = choice.drafts(number, 4)
+        if count:
+            choice.learn(number, np.full(4, count), np.full(4, count))
+    assert choice.drafts(6 * PROBES + STRETCH, 4) > 0
+
+
+@pytest.mark.parametrize("right", [0, 1, 2, MOST])
+def test_what_is_committed_late_changes_no_choice(right: int) -> None:
+    """Launch k knows of launches up to k - 5, of which every depth has committed all by then."""
+    at_once = after(2, right)[1]
+    for depth in range(1, KNOWN_AFTER):
+        assert after(2, right, depth=depth)[1] == at_once
+
+
+def test_launches_without_drafts_stay_so_until_the_next_try_and_others_for_a_stretch() -> None:
+    choice, _ = after(16, 0, 2 * PROBES + 40)
+    number = 2 * PROBES + 40
+    assert choice.drafts(number, 16) == 0
+    last = choice.stays_until(number)
+    assert last == 3 * PROBES - 1
+    assert {choice.drafts(later, 16) for later in range(number, last + 1)} == {0}
+    assert choice.drafts(last + 1, 16) > 0
+    choice.learn(last + 2, np.full(16, 3), np.full(16, 3))
+    assert choice.stays_until(last + 2) == last + STRETCH
