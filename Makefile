@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 SEEDS ?= 200
+SCHEMAS ?= 200
 ARGS ?=
 # Of the demo: bundled or smollm2. An environment variable of this name means something else.
 MODEL = bundled
@@ -27,7 +28,7 @@ $(error MODEL is $(MODEL); the demo has bundled and smollm2)
 endif
 .DELETE_ON_ERROR:
 .PHONY: help setup demo demo-bundled demo-smollm2 smollm2-parity test rest kernels coverage check format lint types \
-	imports protos contract serve bench load soak bench-gpu eval parity sim long-run mutants mutation proxy validators manifests \
+	imports protos contract serve bench load soak bench-gpu eval parity structures sim long-run mutants mutation proxy validators manifests \
 	container clients clean FORCE
 
 help: ## show this list
@@ -105,6 +106,9 @@ eval: $(STAMPS)/test ## what the bundled model can do, on its held-out files
 
 parity: $(STAMPS)/test ## the same tokens at every depth: the matrix, and SEEDS random workloads (200)
 	@$(BIN)/python -m pytest tests/parity -q -s --seeds $(SEEDS) --timeout 0 $(ARGS)
+
+structures: $(STAMPS)/test ## completions of SCHEMAS JSON Schemas (200) at every depth: all that end by themselves fit
+	@$(BIN)/python -m pytest tests/structures -q -s --schemas $(SCHEMAS) --timeout 0 $(ARGS)
 
 sim: SEEDS = 500
 sim: FIRST ?= 0

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 # half. The number wraps around, and is compared in its wrapped form. A cell that was not written yet holds the number
 # of an earlier launch.
 TOKEN_MASK = (1 << 26) - 1
+NOTHING_LEFT = 1 << 26  # nothing that the row may say is left: the device ended the row, the token is meaningless
 HELD = 1 << 27  # S lacks what the row's next token waits for: it brings none and goes on
 STOPPED = 1 << 28  # the device ended the row with this token
 VOID = 1 << 29  # the row had ended before this launch: nothing was sampled

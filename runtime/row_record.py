@@ -45,6 +45,7 @@ class RowParameters(Generic[Column]):
     presence_penalty: Annotated[Column, FLOAT32]  # 0: off
     frequency_penalty: Annotated[Column, FLOAT32]  # 0: off
     seed: Annotated[Column, INT64]  # the 64 bits of the request's seed
+    mask_epoch: Annotated[Column, INT64]  # in the tags of the row's masks; 0: it has no grammar, and gets none
     min_position: Annotated[Column, INT32]  # below it the stop ids are masked
     max_position: Annotated[Column, INT32]  # the row ends with the token at this position
     stop_count: Annotated[Column, INT32]  # stop ids

@@ -57,6 +57,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--seeds", type=int, default=30, metavar="N", help="random workloads that each parity test runs (30)"
     )
     parser.addoption(
+        "--schemas",
+        type=int,
+        default=24,
+        metavar="N",
+        help="JSON Schemas that completions have to fit at each depth (24)",
+    )
+    parser.addoption(
         "--large", action="store_true", help="run what is too large for Triton's interpreter in every run, too"
     )
     parser.addoption(

@@ -88,6 +88,7 @@ def _counted(counters: Mapping[str, int]) -> dict[str, int]:
         "prompt_tokens": counters["prompt_tokens"],
         "generated_tokens": counters["generated_tokens"],
         "void_rows": counters["void_rows"],
+        "held_rows": counters["held_rows"],
         "prefill_chunks": counters["prefill_chunks"],
         "cached_tokens": counters["cached_tokens"],
         "queried_tokens": counters["queried_tokens"],

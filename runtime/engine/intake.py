@@ -16,6 +16,7 @@ from runahead.runtime.engine.announcements import Announced
 from runahead.runtime.engine.links import Links
 from runahead.runtime.engine.live_requests import Registry, Tracked
 from runahead.runtime.engine.publisher import Publisher
+from runahead.runtime.engine.structured import Structured
 from runahead.runtime.scheduler.request import NeverFits, Request
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire import messages as m
@@ -33,9 +34,9 @@ STATS_S: Final = 0.02  # figures are gathered so often at most; who asks in betw
 class Intake:
     """Takes messages in the order in which they arrived.
 
-    stats: gathers what an answer to `StatsQuery` says. trace: what is remembered of the newest launches, so many.
-    counters: of what front ends did, which are counted here. max_queue: requests that may wait for a row. clock:
-    seconds, monotonic. turn_work: pieces of work that a turn does.
+    structured: is told of requests with a grammar. stats: gathers what an answer to `StatsQuery` says. trace: what is
+    remembered of the newest launches, so many. counters: of what front ends did, which are counted here. max_queue:
+    requests that may wait for a row. clock: seconds, monotonic. turn_work: pieces of work that a turn does.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Intake:
         registry: Registry,
         publisher: Publisher,
         links: Links,
+        structured: Structured,
         stats: Callable[[], EngineStats],
         trace: Callable[[int], Trace],
         counters: Counter[str],
@@ -56,6 +58,7 @@ class Intake:
         self._registry = registry
         self._publisher = publisher
         self._links = links
+        self._structured = structured
         self._stats = stats
         self._trace = trace
         self._max_queue = max_queue
@@ -161,6 +164,7 @@ class Intake:
             salt=submit.cache_salt,
             prompt_ids=np.frombuffer(submit.prompt_ids, np.int32),
             block_keys=submit.block_keys,
+            may_hold=bool(submit.structure),
         )
         try:
             self._scheduler.submit(request)
@@ -169,6 +173,8 @@ class Intake:
             self._links.send(owner, m.Refused(submit.handle, "INVALID_ARGUMENT", str(error), field))
             return
         self._registry.add(Tracked(request, submitted_at))
+        if submit.structure:
+            self._structured.begin(request, submit.structure)
         self._links.send(owner, m.Accepted(submit.handle))
         if was_aborted:
             self._end(request)

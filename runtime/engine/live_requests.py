@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from runahead.runtime.engine.announcements import Announcements
@@ -12,6 +13,10 @@ from runahead.runtime.scheduler.request import Request
 # How many ids of finished requests, and of requests aborted before they arrived, are remembered, and how long.
 MAX_REMEMBERED = 8192
 EARLY_ABORT_S = 60.0
+
+
+def _nobody_else(request: Request) -> None:
+    pass
 
 
 @dataclass(slots=True, eq=False)
@@ -26,8 +31,12 @@ class Tracked:
 
 @dataclass(slots=True)
 class Registry:
-    """Live requests, those that are announced, ids that have finished, and ids aborted before they arrived."""
+    """Live requests, those that are announced, ids that have finished, and ids aborted before they arrived.
 
+    removed: is told of each request that was removed.
+    """
+
+    removed: Callable[[Request], None] = _nobody_else
     announced: Announcements = field(default_factory=Announcements)
 
     _by_owner: defaultdict[int, dict[int, Tracked]] = field(default_factory=lambda: defaultdict(dict))  # by handle
@@ -51,6 +60,7 @@ class Registry:
         del own[request.handle]
         if not own:
             del self._by_owner[request.owner]
+        self.removed(request)
 
     def by_handle(self, owner: int, handle: int) -> Tracked | None:
         return self._by_owner[owner].get(handle) if owner in self._by_owner else None

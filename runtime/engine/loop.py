@@ -28,8 +28,10 @@ from runahead.runtime.engine.poison import Poison
 from runahead.runtime.engine.publisher import Publisher
 from runahead.runtime.engine.recorder import Recorder
 from runahead.runtime.engine.row_check import check_rows
+from runahead.runtime.engine.structured import Structured
 from runahead.runtime.engine.watchdog import Watchdog
 from runahead.runtime.launch_shape import shape_of
+from runahead.runtime.masks.masks import Masks, NoMasks
 from runahead.runtime.plan import stage
 from runahead.runtime.scheduler.ledger import Launch, Ledger, LedgerError
 from runahead.runtime.scheduler.outcomes import Deferred, PromptPart
@@ -53,7 +55,8 @@ class Engine:
     max_queue: requests that may wait for a row. launch_timeout_s: how long launches may be in flight without any mark,
     and requests be served without any progress. log_interval, log_mode: see `runahead.runtime.engine.interval_log`;
     snapshots go to `write_snapshot`. run_ahead_asked: the depth that was configured, which `Stats` shows beside the one
-    that was reached; None: the ledger's. clock: seconds, monotonic. turn_work: see `Intake`.
+    that was reached; None: the ledger's. masks: who makes those of rows with a grammar; None: nobody. clock: seconds,
+    monotonic. turn_work: see `Intake`.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Engine:
         log_mode: LogMode = LogMode.EVENTS,
         write_snapshot: Callable[[Snapshot], None] = _no_snapshot,
         run_ahead_asked: int | None = None,
+        masks: Masks | None = None,
         clock: Callable[[], float] = time.monotonic,
         turn_work: int = TURN_WORK,
     ) -> None:
@@ -76,7 +80,8 @@ class Engine:
         self.scheduler = scheduler
         self.ledger: Ledger[Deferred] = scheduler.ledger
         self.figures = Figures()
-        self.registry = Registry()
+        self.structured = Structured(masks or NoMasks(), scheduler.holdings)
+        self.registry = Registry(self.structured.ended)
         self.publisher = Publisher(links, scheduler.rows, device.rings, self.registry)
         self._links = links
         self._poison = poison
@@ -93,8 +98,8 @@ class Engine:
             self.times, self.registry.announced,
         )  # fmt: skip
         self.intake = Intake(
-            scheduler, self.registry, self.publisher, links, self._gather_stats, self.recorder.trace, front_ends,
-            max_queue, clock, turn_work,
+            scheduler, self.registry, self.publisher, links, self.structured, self._gather_stats, self.recorder.trace,
+            front_ends, max_queue, clock, turn_work,
         )  # fmt: skip
         self._logging_drain_s = 0.0  # for the next logging barrier, so far
         self.waits = 0  # grows for as long as the loop turns, drains included
@@ -111,6 +116,8 @@ class Engine:
     def turn(self) -> None:
         """One turn of the loop."""
         self.intake.take()
+        if self.structured.requests:
+            self._end_lost()
         self._give_back()
         while self._has_room() and (self._launch_next() or self._give_back()):
             pass
@@ -177,7 +184,9 @@ class Engine:
         if planned.events:
             self.figures.lifecycle(planned.events, launch)
         for admission in plan.admissions:
-            self.publisher.admitted(self.scheduler.holdings.by_slot[admission.slot], self._clock())
+            request = self.scheduler.holdings.request(admission.slot)
+            self.publisher.admitted(request, self._clock())
+            self.structured.admitted(request)
         return True
 
     def _wait(self) -> None:
@@ -274,6 +283,12 @@ class Engine:
                 self._poison.release(freed)
         return bool(due)
 
+    def _end_lost(self) -> None:
+        """End the requests that no masks will come for any more."""
+        for request in self.structured.lost(self._clock()):
+            self.publisher.end(self.scheduler.stop(request, FinishReason.STRUCTURE_LOST), self._clock())
+            self.registry.remove(request)
+
     def _look_after_progress(self) -> None:
         ledger, counters = self.ledger, self.scheduler.tally.counters
         marks = (ledger.committed, ledger.ended)
@@ -294,6 +309,8 @@ class Engine:
             self.publisher.publish(commit, publish_s)
             for ending in commit.endings:
                 self.registry.remove(ending.request)
+            if self.structured.requests:
+                self.structured.committed(commit)
         self.recorder.committed(number, commit_s, publish_s, self._clock())
         self.ledger.commit(number)
 

@@ -48,9 +48,8 @@ class Publisher:
         self.latencies = Latencies(rows, layout.drafts)
         self._to = Addressed(_NO_HANDLES, (), False)  # of the newest commit
 
-    def admitted(self, request: Request | None, now: float) -> None:
+    def admitted(self, request: Request, now: float) -> None:
         """A launch that holds the request's row was enqueued. Its front end is told so once."""
-        assert request is not None
         tracked = self._registry.by_handle(request.owner, request.handle)
         assert tracked is not None
         if not tracked.admitted_at:

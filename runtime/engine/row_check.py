@@ -148,6 +148,7 @@ FIELDS: Final[Mapping[str, _Field]] = {
     **{name: _parameter(name, attrgetter(f"sampling.{name}")) for name in SAMPLING_NUMBERS},
     "row_slot": _parameter("row_slot", lambda request: request.row_slot),
     "seed": _parameter("seed", lambda request: signed_64(request.sampling.seed)),
+    "mask_epoch": _column(lambda live: np.where(live.rows.may_hold[live.slots], live.rows.epoch[live.slots], 0)),
     "logprobs": _column(lambda live: live.rows.logprobs[live.slots]),
     "prompt_logprobs": _column(lambda live: live.rows.prompt_logprobs[live.slots]),
     "min_position": _column(lambda live: live.rows.min_position[live.slots]),

@@ -9,6 +9,7 @@ import torch
 
 from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.log_output import LogOutput
+from runahead.runtime.masks.masks import NoMasks
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.process.cpu import make_on_cpu
 from runahead.runtime.process.parts import (
@@ -43,6 +44,7 @@ def assemble(config: EngineConfig, loading: Progress, capturing: Progress | None
         make_scheduler(config, described, made.blocks, context),
         engine_info(config, made, context),
         made.poison,
+        made.masks or NoMasks(),
     )
 
 

@@ -14,6 +14,9 @@ from runahead.cuda_graphs.host_device import HostDevice, no_delay, seeded_delays
 from runahead.cuda_graphs.rings import allocate_rings
 from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.drafters.ngram import NgramDrafter
+from runahead.runtime.grammar.extra import is_installed
+from runahead.runtime.masks.mask_worker import MaskWorker
+from runahead.runtime.masks.orders import Begin
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.cpu_kernels import choose_kernels, choose_kernels_and_threads
 from runahead.runtime.models.load import load_model
@@ -64,6 +67,7 @@ def make_on_cpu(
     cpu = torch.device("cpu")
     model = load_model(checkpoint, cpu, dtype, config.load_format, kernels, loading, context, described)
     log.info("memory", **memory_facts(config, model, kept, blocks), **_draft_memory(config, described, context))
+    masks = _masks(config, checkpoint, described)
     rings = allocate_rings(ring_layout(config, described, context))
     drafter = None if config.drafter == "none" else NgramDrafter(config.max_rows, context)
     program = HostProgram(
@@ -76,12 +80,13 @@ def make_on_cpu(
         penalty_slots=config.penalty_slots,
         launched=config.counters_from,
         drafter=drafter,
+        masks=None if masks is None else masks.memory,
     )
     delay, poison = no_delay, None
     if config.jitter_seed is not None:
         delay, poison = seeded_delays(config.jitter_seed), RingPoison(program, rings)
     device = HostDevice(program, rings, delay, launched=config.counters_from)
-    return MadeOnDevice(model, blocks, device, poison, exactness)
+    return MadeOnDevice(model, blocks, device, poison, exactness, masks)
 
 
 def _draft_memory(config: EngineConfig, model: ModelConfig, context: int) -> dict[str, int]:
@@ -90,3 +95,13 @@ def _draft_memory(config: EngineConfig, model: ModelConfig, context: int) -> dic
     if not drafts:
         return {}
     return {"run_logits_bytes": 4 * slots * drafts * model.vocab_size, "history_bytes": 4 * slots * context}
+
+
+def _masks(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig) -> MaskWorker | None:
+    """Who makes the masks of rows with a grammar. None where the library is not there, and where the model has no
+    tokenizer or no end of its sequences: no completion could be told to fit."""
+    if not (is_installed() and checkpoint.has_tokenizer and model.eos_token_ids):
+        return None
+    log = structlog.get_logger("engine")
+    begin = Begin(config.model, model.vocab_size, model.eos_token_ids, config.max_rows)
+    return MaskWorker(begin, lambda what: log.error("mask_worker", what=what))

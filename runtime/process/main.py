@@ -92,6 +92,7 @@ def main() -> int:
         log_mode=LogMode(orders.config.log_mode),
         write_snapshot=lambda snapshot: log.info("snapshot", **asdict(snapshot)),
         run_ahead_asked=orders.config.run_ahead,
+        masks=parts.masks,
     )
     if orders.config.nvtx:
         name_stages(engine, torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop)
@@ -101,7 +102,9 @@ def main() -> int:
         interval, mode = map(orders.config.spelling, ("log_interval", "log_mode"))
         log.warning("serial", why=f"{interval} is 1 and {mode} is barrier: the chain drains before every launch")
     print("ready", flush=True)
-    return _run(engine, links, log, orders.config.launch_timeout_s)
+    code = _run(engine, links, log, orders.config.launch_timeout_s)
+    parts.masks.stop()
+    return code
 
 
 def _check_nvtx(config: EngineConfig) -> None:

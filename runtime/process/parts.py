@@ -14,6 +14,7 @@ from runahead.cuda_graphs.device import Device
 from runahead.cuda_graphs.rings import RingLayout
 from runahead.runtime.checkpoint import Checkpoint, model_name
 from runahead.runtime.engine.poison import Poison
+from runahead.runtime.masks.masks import Masks
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
@@ -45,6 +46,7 @@ class Assembled:
     scheduler: Scheduler
     info: EngineInfo
     poison: Poison | None
+    masks: Masks
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class MadeOnDevice:
     """The parts of an engine that are of one kind of device.
 
     blocks: KV blocks, the null block included. poison: of the test mode. exactness: of the kernels that the model has.
+    masks: who makes those of rows with a grammar; None: the device takes no such rows.
     """
 
     model: Decoder
@@ -59,6 +62,7 @@ class MadeOnDevice:
     device: Device
     poison: Poison | None
     exactness: Exactness
+    masks: Masks | None = None
 
 
 # Loads the model and makes its device. Takes the settings, the checkpoint, the model as its configuration describes it,
@@ -196,4 +200,5 @@ def engine_info(config: EngineConfig, made: MadeOnDevice, context: int) -> Engin
         penalty_slots=config.penalty_slots,
         prefix_cache=config.prefix_cache,
         exactness=made.exactness,
+        structures=made.masks is not None,
     )

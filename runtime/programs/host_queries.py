@@ -45,18 +45,21 @@ class Queries:
 def queries_of(rows: HostRows) -> Queries:
     """One query token for a decode row, and its drafts; a prompt chunk's own for the others."""
     slots = rows.rows
-    alive = rows.alive[slots]
+    # A row that is held has been through this F before: its logits and its KV stay as they are.
+    held = rows.held[slots] & rows.alive[slots]
+    alive = rows.alive[slots] & ~held
     lengths = np.where(alive, rows.seq_len[slots], 0)
     drafted = rows.drafted[slots] if rows.most_drafts else None
     if drafted is not None and not np.count_nonzero(drafted):
         drafted = None
     if rows.chunks.size or drafted is not None:
-        return _ragged_queries(rows, slots, alive, drafted)
+        return _ragged_queries(rows, slots, alive, drafted, held)
     positions = np.maximum(lengths - 1, 0).astype(np.int64)
     blocks = rows.block_table[slots, positions // rows.block_size]
     mapping = np.where(alive, blocks, 0).astype(np.int64) * rows.block_size + positions % rows.block_size
     count = slots.size
     places = np.arange(count + 1)
+    sampled = np.flatnonzero(~held) if np.count_nonzero(held) else places[:-1]
     return Queries(
         token_ids=clamped(rows, rows.last_token[slots]),
         positions=positions,
@@ -64,15 +67,16 @@ def queries_of(rows: HostRows) -> Queries:
         query_start_loc=places.astype(np.int32),
         seq_lens=lengths.astype(np.int32),
         slots=slots,
-        sample_queries=places[:-1],
-        sample_slots=slots,
+        sample_queries=sampled,
+        sample_slots=slots[sampled],
     )
 
 
 def _ragged_queries(
-    rows: HostRows, slots: NDArray[np.int64], alive: NDArray[np.bool_], drafted: NDArray[np.int32] | None
-) -> Queries:
-    """drafted: [B] query tokens that are drafts; None: nobody has any."""
+    rows: HostRows, slots: NDArray[np.int64], alive: NDArray[np.bool_], drafted: NDArray[np.int32] | None,
+    held: NDArray[np.bool_],
+) -> Queries:  # fmt: skip
+    """drafted: [B] query tokens that are drafts; None: nobody has any. held: [B] rows that leave nothing."""
     counts = np.ones(slots.size, np.int64)
     ends = rows.seq_len[slots].astype(np.int64)
     if drafted is not None:
@@ -91,7 +95,7 @@ def _ragged_queries(
     for place, _, count, first, _ in rows.chunks.tolist():
         tokens[starts[place] : starts[place] + count] = bulk[first : first + count]
     blocks = np.where(alive[row], rows.block_table[slots[row], positions // rows.block_size], 0).astype(np.int64)
-    sampled = starts[np.flatnonzero(rows.samples) + 1] - 1
+    sampled = starts[np.flatnonzero(rows.samples & ~held) + 1] - 1
     if drafted is not None:
         sampled = np.union1d(sampled, np.flatnonzero(drafted[row] > 0))
     return Queries(

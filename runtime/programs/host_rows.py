@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import (
     FAULT_PLAN_NUMBER,
+    HELD,
     NON_FINITE,
+    NOTHING_LEFT,
     STATUS_FAULT,
     STOPPED,
     VOID,
@@ -23,6 +25,7 @@ from runahead.cuda_graphs.rings import (
 )
 from runahead.runtime import plan as layout
 from runahead.runtime.drafters.drafter import NO_DRAFT, Drafter
+from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.plan import PlanView, read_plan
 from runahead.runtime.programs.host_queries import PromptQueries, Queries, prompt_queries_of, queries_of
 from runahead.runtime.row_record import (
@@ -44,12 +47,13 @@ class HostRows(RowParameters[NDArray[Any]]):
     """The device's row state by row slot, the fields of `runahead.runtime.kernels.row_state.RowState` as NumPy arrays.
 
     launched: the number that the first launch comes after. drafter: is told of every token of the rows, and asked where
-    a launch has drafts; None: a launch never has any.
+    a launch has drafts; None: a launch never has any. masks: of rows with a grammar; None: no row has one.
     """
 
     def __init__(
         self, rings: RingMemory, max_rows: int, max_blocks: int, vocab_size: int, block_size: int, max_stop_ids: int,
         max_bias: int, *, penalty_slots: int = 0, launched: int = 0, drafter: Drafter | None = None,
+        masks: MaskMemory | None = None,
     ) -> None:  # fmt: skip
         slots = max_rows + 1
         self.rings = rings
@@ -67,6 +71,7 @@ class HostRows(RowParameters[NDArray[Any]]):
         self.last_token = np.zeros(slots, np.int32)
         self.seq_len = np.zeros(slots, np.int32)
         self.alive = np.zeros(slots, np.bool_)
+        self.held = np.zeros(slots, np.bool_)  # the newest S to look at the row had no mask for its position
         self.block_table = np.zeros((slots, max_blocks), np.int32)
         free = np.frombuffer(ROW_RECORD.free(), np.int32)
         self.parameters = np.tile(free, (slots, 1))
@@ -76,6 +81,7 @@ class HostRows(RowParameters[NDArray[Any]]):
         self.bias_ids = np.zeros((slots, max_bias), np.int32)
         self.bias_values = np.zeros((slots, max_bias), np.float32)
         self.allowed = np.zeros((slots, mask_words(vocab_size)), np.int32)
+        self.masks = masks
         # By penalty slot, as `runahead.runtime.kernels.row_state.PenaltyState`.
         self.counts = np.zeros((penalty_slots + 1, vocab_size), np.int32)
         self.in_prompt = np.zeros((penalty_slots + 1, mask_words(vocab_size)), np.int32)
@@ -93,20 +99,49 @@ class HostRows(RowParameters[NDArray[Any]]):
         places = np.flatnonzero(self.samples)
         return places, self.rows[places]
 
+    def judged(
+        self, places: NDArray[np.intp], slots: NDArray[np.int64]
+    ) -> tuple[NDArray[np.intp], NDArray[np.int64], dict[int, NDArray[np.int32]]]:
+        """Of these rows those that S samples now, and the masks of those with a grammar, by their place among them.
+
+        The one look at the tags of a launch. A row whose mask is not there is held: its cell says so, it stays as it
+        is, the F of this launch leaves it alone, and the next S that looks at it finds its logits where they are.
+        """
+        masks: dict[int, NDArray[np.int32]] = {}
+        goes_on = np.ones(slots.size, np.bool_)
+        for i in np.flatnonzero((self.mask_epoch[slots] != 0) & self.alive[slots]).tolist():
+            slot = int(slots[i])
+            assert self.masks is not None, "a row with a grammar was admitted where nobody makes masks"
+            mask = self.masks.read(slot, int(self.mask_epoch[slot]), int(self.seq_len[slot]))
+            goes_on[i] = mask is not None
+            if mask is not None:
+                masks[int(np.count_nonzero(goes_on[:i]))] = mask
+        self.held[slots] = ~goes_on
+        if not goes_on.all():
+            ring, held = self.rings.slot(self.number), places[~goes_on]
+            self.rings.cells[ring, held] = cell_tag(self.number) | VOID
+            self.rings.cells[ring, held, 0] = cell_tag(self.number) | HELD
+            self.rings.drafted[ring, held] = 0
+            places, slots = places[goes_on], slots[goes_on]
+        return places, slots, masks
+
     def advance(
         self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_],
-        offset: int = 0,
+        offset: int = 0, nothing_left: NDArray[np.bool_] | None = None,
     ) -> None:  # fmt: skip
         """Advance the rows by their tokens [n], count them where there are penalties, end the rows that stop, and write
-        the result cells, of which these are number `offset` of each row.
+        the result cells, of which these are number `offset` of each row. nothing_left: rows, [n], whose grammar leaves
+        no token; None: there is none.
 
         A row that had ended before stays as it is; its cell is void. Tokens become readable with the cell's store.
         """
         alive = self.alive[slots]
         position = self.seq_len[slots]
-        stops = (self.stop_ids[slots] == tokens[:, None]).any(1) & (position >= self.min_position[slots])
-        stopped = stops | (position >= self.max_position[slots]) | ~finite
-        kept = alive & finite
+        ends = (position >= self.min_position[slots]) | (self.mask_epoch[slots] != 0)
+        stops = (self.stop_ids[slots] == tokens[:, None]).any(1) & ends
+        good = finite if nothing_left is None else finite & ~nothing_left
+        stopped = stops | (position >= self.max_position[slots]) | ~good
+        kept = alive & good
         self.last_token[slots] = np.where(alive, tokens, self.last_token[slots])
         self.seq_len[slots] = position + kept
         self.alive[slots] = alive & ~stopped
@@ -117,6 +152,8 @@ class HostRows(RowParameters[NDArray[Any]]):
             self.drafter.took(slots[kept], position[kept].astype(np.int64), tokens[kept])
         cells = self.rings.cells[self.rings.slot(self.number)]
         cells[places, offset] = self._cells(tokens, stopped, finite, alive)
+        if nothing_left is not None:
+            cells[places[alive & nothing_left], offset] |= NOTHING_LEFT
 
     def begin_runs(self, places: NDArray[np.intp], slots: NDArray[np.int64], count: int) -> None:
         """S looks at `count` drafts of each row, at most. Cells that no token is written to are void."""
@@ -224,6 +261,7 @@ class HostRows(RowParameters[NDArray[Any]]):
             self.drafter.read(slot, 0, record.history)
         self.seq_len[slot] = 0
         self.alive[slot] = True
+        self.held[slot] = False
 
     def _begin_penalties(self, penalty_slot: int, entries: NDArray[np.int32]) -> None:
         """Write what is known of the row that now has this slot, and remove what was known of the one before."""
@@ -252,7 +290,8 @@ class HostRows(RowParameters[NDArray[Any]]):
             return
         assert self.drafter is not None, "a plan has drafts, and the program has no drafter"
         self.proposed[self.rows], self.drafted[self.rows] = NO_DRAFT, 0
-        decodes = self.alive[self.rows]
+        # A row with a grammar has no drafts: its masks are made of tokens that it has.
+        decodes = self.alive[self.rows] & (self.mask_epoch[self.rows] == 0)
         decodes[self.chunks[:, layout.CHUNK_ROW]] = False
         slots = self.rows[decodes]
         lengths = self.seq_len[slots].astype(np.int64)

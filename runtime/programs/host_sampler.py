@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.shape import Form
-from runahead.runtime.kernels.reference.sampling import are_drawn, sample_rows
+from runahead.runtime.kernels.reference.sampling import NO_MASKS, are_drawn, sample_rows
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.programs.host_rows import HostRows
 
@@ -29,40 +30,49 @@ class HostSampler:
     def sample(self, places: NDArray[np.intp], slots: NDArray[np.int64], form: Form, drafts: int) -> None:
         """Advance these rows, and write their cells. places: in the row list. drafts: of a row in the F before, at
         most. [n], [n]"""
+        masks = NO_MASKS
+        if self._rows.masks is not None and form is Form.FULL:
+            places, slots, masks = self._rows.judged(places, slots)
         if not drafts:
-            self._sample_next(places, slots, form, 0)
+            self._sample_next(places, slots, form, 0, masks)
             return
         self._rows.begin_runs(places, slots, drafts)
         if form is Form.PLAIN and self._is_cheap_at_once(slots):
             self._sample_at_once(places, slots, drafts)
         else:
-            self._sample_in_turn(places, slots, form, drafts)
+            self._sample_in_turn(places, slots, form, drafts, masks)
 
     def _sample_next(
-        self, places: NDArray[np.intp], slots: NDArray[np.int64], form: Form, offset: int
-    ) -> NDArray[np.int32]:
-        """The next token of each row, number `offset` of its run. [n]"""
+        self, places: NDArray[np.intp], slots: NDArray[np.int64], form: Form, offset: int,
+        masks: Mapping[int, NDArray[np.int32]],
+    ) -> NDArray[np.int32]:  # fmt: skip
+        """The next token of each row, number `offset` of its run. [n] masks: of rows with a grammar, by their place."""
         max_top = self._rows.rings.layout.max_top
         logits = torch.from_numpy(self._logits[slots, offset])
-        sampled = sample_rows(logits, self._state, self._penalties, torch.from_numpy(slots), form, max_top)
+        sampled = sample_rows(logits, self._state, self._penalties, torch.from_numpy(slots), form, max_top, masks=masks)
         if sampled.logprob is not None and sampled.top_ids is not None and sampled.top_logprobs is not None:
             slot = self._rows.rings.slot(self._rows.number)
             self._rows.rings.logprob[slot, places, offset] = sampled.logprob.numpy()
             self._rows.rings.top_ids[slot, places, offset] = sampled.top_ids.numpy()
             self._rows.rings.top_logprobs[slot, places, offset] = sampled.top_logprobs.numpy()
         tokens = sampled.tokens.numpy().astype(np.int32)
-        self._rows.advance(places, slots, tokens, sampled.finite.numpy(), offset)
+        nothing_left = None if sampled.nothing_left is None else sampled.nothing_left.numpy()
+        self._rows.advance(places, slots, tokens, sampled.finite.numpy(), offset, nothing_left)
         return tokens
 
-    def _sample_in_turn(self, places: NDArray[np.intp], slots: NDArray[np.int64], form: Form, drafts: int) -> None:
-        """Runs, position after position: each token is sampled from the row state that the one before has left."""
+    def _sample_in_turn(
+        self, places: NDArray[np.intp], slots: NDArray[np.int64], form: Form, drafts: int,
+        masks: Mapping[int, NDArray[np.int32]],
+    ) -> None:  # fmt: skip
+        """Runs, position after position: each token is sampled from the row state that the one before has left. A row
+        with a grammar has one token: nothing was drafted of it."""
         for offset in range(drafts):
-            tokens = self._sample_next(places, slots, form, offset)
+            tokens = self._sample_next(places, slots, form, offset, NO_MASKS if offset else masks)
             going = self._rows.goes_on(slots, tokens, offset)
             places, slots = places[going], slots[going]
             if not slots.size:
                 return
-        self._sample_next(places, slots, form, drafts)
+        self._sample_next(places, slots, form, drafts, NO_MASKS)
 
     def _sample_at_once(self, places: NDArray[np.intp], slots: NDArray[np.int64], drafts: int) -> None:
         """The same in the plain form, where nothing but its position tells the next token from the one before: all of

@@ -15,6 +15,7 @@ from runahead.runtime.drafters.drafter import Drafter
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.reference.logprobs import log_probabilities
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
+from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.programs.host_queries import Queries
 from runahead.runtime.programs.host_rows import HostRows
@@ -31,7 +32,7 @@ class HostProgram:
 
     num_blocks counts the null block. Logits stay by row slot, float32 [max_rows + 1, 1 + K, vocab], from one F to the
     next S; K as many drafts as the rings have cells for. launched: the number that the first launch comes after.
-    drafter: for launches with drafts.
+    drafter: for launches with drafts. masks: of rows with a grammar; None: no row has one.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class HostProgram:
         penalty_slots: int = 0,
         launched: int = 0,
         drafter: Drafter | None = None,
+        masks: MaskMemory | None = None,
     ) -> None:
         self._model = model
         self._rings = rings
@@ -53,7 +55,7 @@ class HostProgram:
         max_blocks = ceil_div(context_length, block_size)
         self.rows = HostRows(
             rings, max_rows, max_blocks, vocab, block_size, MAX_STOP_IDS, MAX_BIAS, penalty_slots=penalty_slots,
-            launched=launched, drafter=drafter,
+            launched=launched, drafter=drafter, masks=masks,
         )  # fmt: skip
         state = RowState(**{name: torch.from_numpy(getattr(self.rows, name)) for name in ROW_TENSORS})
         penalties = PenaltyState(torch.from_numpy(self.rows.counts), torch.from_numpy(self.rows.in_prompt))

@@ -82,6 +82,7 @@ def admission_record(
     state_slot: int = NO_SLOT,
     counts: NDArray[np.int32] = NO_COUNTS,
     history: NDArray[np.int32] = NO_HISTORY,
+    mask_epoch: int = 0,
 ) -> NDArray[np.int32]:
     """The record of one admission, laid out as `runahead.runtime.row_record` says. [record_words]
 
@@ -89,6 +90,7 @@ def admission_record(
     blocks: what the row's block table begins with: its cached prefix.
     counts: int32 [n, COUNT_WORDS], with penalties only: see `penalty_list`.
     history: [n] the row's first tokens, those that no chunk brings, where a drafter wants to know them.
+    mask_epoch: of the row slot, if the row has a grammar.
     Raises ValueError for penalties without a penalty slot.
     """
     has_penalty = sampling.has_penalty
@@ -97,6 +99,7 @@ def admission_record(
     stops = eos_and_stop_ids(stopping, eos_token_ids)
     rest = (
         signed_64(sampling.seed),
+        mask_epoch,
         prompt_len + stopping.min_tokens,
         max_len - 1,
         len(stops),

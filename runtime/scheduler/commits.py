@@ -59,7 +59,8 @@ class Commits:
         positions = rows.committed_len[slots] + found.offset
         stops = rows.stop_ids[slots, : rows.stop_width] == tokens[:, None]
         if np.count_nonzero(stops):
-            stops = stops.any(1) & (positions >= rows.min_position[slots])
+            # A stop id is masked below the minimum, and drawn there only where a grammar leaves nothing else.
+            stops = stops.any(1) & ((positions >= rows.min_position[slots]) | rows.may_hold[slots])
         else:
             stops = np.zeros(tokens.size, np.bool_)
         ended = stops | (positions + 1 >= rows.max_len[slots]) | found.failed
@@ -67,9 +68,11 @@ class Commits:
             raise LedgerError(f"launch {launch.number}: host and device disagree on which rows ended")
         if np.count_nonzero(rows.may_hold[row_slots[found.held]]) < found.held.size:
             raise LedgerError(f"launch {launch.number}: the device holds a row that waits for nothing")
+        self._tally.counters["held_rows"] += found.held.size
         self._drafts.tighten(launch, row_slots, found, None if drafted is None else drafted[kept])
         verdicts = [
-            (int(slots[i]), int(tokens[i]), bool(stops[i]), bool(found.failed[i])) for i in ended.nonzero()[0].tolist()
+            (int(slots[i]), int(tokens[i]), bool(stops[i]), bool(found.failed[i]), bool(found.nothing_left[i]))
+            for i in ended.nonzero()[0].tolist()
         ]
         kept = kept[found.row] * self._drafts.cells + found.offset
         if np.count_nonzero(found.failed):
@@ -88,10 +91,12 @@ class Commits:
             self._tally.counters["blocks_adopted"] += adopted
             self._tally.counters["blocks_returned"] += launch.crossed_slots.size - adopted
 
-    def _ending(self, slot: int, token: int, stopped: bool, failed: bool) -> Ending:
+    def _ending(self, slot: int, token: int, stopped: bool, failed: bool, nothing_left: bool) -> Ending:
         request, rows = self._holdings.request(slot), self._rows
         reason = FinishReason.CONTEXT_LENGTH if request.context_limited else FinishReason.LENGTH
-        if failed:
+        if nothing_left:
+            reason = FinishReason.NOTHING_LEFT
+        elif failed:
             reason = FinishReason.NON_FINITE
             self._holdings.forget_written(request)
         elif stopped:

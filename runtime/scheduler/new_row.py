@@ -31,7 +31,7 @@ def begin_row(rows: Rows, request: Request, block_size: int, limits: SchedulerLi
     rows.prompt_len[slot] = prompt_len
     rows.max_len[slot] = request.max_len
     rows.min_position[slot] = prompt_len + stopping.min_tokens
-    rows.needs_full[slot] = needs_full(request.sampling, stopping)
+    rows.needs_full[slot] = request.may_hold or needs_full(request.sampling, stopping)
     rows.may_hold[slot] = request.may_hold
     rows.owner[slot], rows.handle[slot] = request.owner, request.handle
     rows.token_times.begin(slot, request.last_token_s)
@@ -54,6 +54,7 @@ def begin_row(rows: Rows, request: Request, block_size: int, limits: SchedulerLi
             state_slot=request.state_slot,
             counts=_counts_of(request),
             history=request.tokens[:cached] if limits.history else NO_HISTORY,
+            mask_epoch=int(rows.epoch[slot]) if request.may_hold else 0,
         ),
     )
 

@@ -40,7 +40,7 @@ class Request:
     computed: of its tokens, those that had been through the model when it did so last.
     next_prompt_logprob: place in the prompt of the next token whose log-probability is to be sent.
     last_token_s: when its last token before its last eviction was sent, on the engine's clock. NaN: it had none.
-    may_hold: its tokens wait for something that may come late: a launch may bring none of it.
+    may_hold: it has a grammar, and its masks may come late: a launch may bring no token of it.
     drafted, accepted: drafts of its rows that launches have looked at, and those that were right, once it has no row.
     """
 

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.cuda_graphs.rings import HELD, NON_FINITE, STOPPED, TOKEN_MASK, VOID, cell_tag, low_word
+from runahead.cuda_graphs.rings import HELD, NON_FINITE, NOTHING_LEFT, STOPPED, TOKEN_MASK, VOID, cell_tag, low_word
 from runahead.runtime.scheduler.ledger import LedgerError
 
 _NONE: Final = np.zeros(0, np.intp)
@@ -22,7 +22,8 @@ class SampledTokens:
     offset: NDArray[np.intp] | int  # [n] its place among the row's tokens of this launch
     token: NDArray[np.int32]  # [n]
     stopped: NDArray[np.bool_]  # [n] the device ended the row with it
-    failed: NDArray[np.bool_]  # [n] the row's logits were not finite: the token means nothing
+    failed: NDArray[np.bool_]  # [n] the row ended without a token, which means nothing
+    nothing_left: NDArray[np.bool_]  # [n] that is since it might say nothing; else since its logits were not finite
     held: NDArray[np.intp]  # [held] places of the rows that were read and brought no token
 
 
@@ -48,7 +49,7 @@ def read_cells(cells: NDArray[np.int64], number: int) -> SampledTokens:
     """
     if (tokens := only_tokens(cells, number)) is not None:
         none = np.zeros(tokens.size, np.bool_)
-        return SampledTokens(slice(None), 0, tokens, stopped=none, failed=none, held=_NONE)
+        return SampledTokens(slice(None), 0, tokens, stopped=none, failed=none, nothing_left=none, held=_NONE)
     words = cells.view(np.int32)  # the low half of a cell comes first
     if np.count_nonzero(words[:, 1::2] != low_word(number)):
         raise LedgerError(f"launch {number}: its result slot holds another launch's tokens")
@@ -60,7 +61,15 @@ def read_cells(cells: NDArray[np.int64], number: int) -> SampledTokens:
         raise LedgerError(f"launch {number}: a row is held and has a token or an end")
     several = low.shape[1] > 1 or held.size
     row, offset, found = _accepted(low, number) if several else (slice(None), 0, low[:, 0])
-    return SampledTokens(row, offset, found & TOKEN_MASK, (found & STOPPED) != 0, (found & NON_FINITE) != 0, held)
+    return SampledTokens(
+        row,
+        offset,
+        found & TOKEN_MASK,
+        stopped=(found & STOPPED) != 0,
+        failed=(found & (NON_FINITE | NOTHING_LEFT)) != 0,
+        nothing_left=(found & NOTHING_LEFT) != 0,
+        held=held,
+    )
 
 
 def _accepted(low: NDArray[np.int32], number: int) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int32]]:

@@ -39,6 +39,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     prompt_tokens: int
     generated_tokens: int
     void_rows: int
+    held_rows: int  # times that a launch brought no token of a row, since its mask was late
     prefill_chunks: int
     cached_tokens: int  # of prompts, taken from the prefix cache
     queried_tokens: int  # of prompts, looked for in the prefix cache

@@ -17,7 +17,7 @@ def stats_lines(stats: stats_pb2.ServerStats) -> list[str]:
         f"({requests.paused} paused), {requests.waiting} waiting; ended: {_counts(requests.finished)}",
         "tokens": f"{tokens.generated} generated, {tokens.prompt} of prompts in {tokens.prefill_chunks} chunks, "
         f"{tokens.cached} from the prefix cache, {tokens.recomputed} recomputed, "
-        f"{tokens.void_rows} rows void past an end",
+        f"{tokens.void_rows} rows void past an end, {tokens.held_rows} held for want of a mask",
         "launches": f"{chain.launches} enqueued ({_counts(chain.launches_by_kind)}), {chain.launches_retired} retired",
         "overlap": ratio,
         "depth": f"asked {chain.run_ahead or 'serial'}, reached {chain.ledger_depth_max}, now {chain.ledger_depth}; "

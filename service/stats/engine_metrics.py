@@ -37,6 +37,9 @@ def engine_metrics(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
     yield gauge("runahead_preparing_requests", "Requests whose text is not tokenized yet.", stats.preparing)
     yield counter("runahead_recomputed_tokens", "Tokens prefilled again after an eviction.", stats.recomputed_tokens)
     yield counter("runahead_void_rows", "Rows whose token was dropped, since their request had ended.", stats.void_rows)
+    yield counter(
+        "runahead_held_rows", "Rows without a token from a launch, since their mask was late.", stats.held_rows
+    )
     yield counter("runahead_front_ends_lost", "Connections of front ends that were lost.", stats.front_ends_lost)
 
 

@@ -22,6 +22,7 @@ ENTRY_POINTS: Final = (
     "protos/runahead/__main__.py",  # python -m runahead
     "service/commands/template_process.py",  # a chat starts it by its name
     "service/structures/compile_process.py",  # a front end starts it by its name
+    "runtime/masks/worker.py",  # an engine starts it by its name
     "runtime/models/__main__.py",  # `runahead models` starts it by its name
     "runtime/process/main.py",  # the supervisor starts it by its name
     "service/servers/serve_front_end.py",  # and this one

@@ -110,6 +110,7 @@ def test_the_front_end_hands_a_setting_of_the_engine_on_without_its_name(name: s
     [
         "generated_tokens",
         "void_rows",
+        "held_rows",
         "recomputed_tokens",
         "prefill_chunks",
         "front_ends_lost",

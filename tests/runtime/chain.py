@@ -186,6 +186,7 @@ class Chain:
         cache_salt: str = "",
         sampling: SamplingParams | None = None,
         announced: bool = False,
+        structure: str = "",
         **stopping: object,
     ) -> None:
         """Ask for a request; without an id of its own it is r<handle> from front end 1, r<owner>.<handle> from others.
@@ -205,6 +206,7 @@ class Chain:
                 priority=priority,
                 cache_salt=cache_salt,
                 announced=announced,
+                structure=structure,
             ),
             owner=owner,
         )

@@ -52,6 +52,7 @@ STATS = EngineStats(
     prompt_tokens=70,
     generated_tokens=80,
     void_rows=9,
+    held_rows=3,
     prefill_chunks=10,
     cached_tokens=48,
     queried_tokens=64,

@@ -44,11 +44,11 @@ class HeldToItsWord(Scheduler):
             assert not better, "a request was admitted before a better one"
             allocate_row(request, prefix)
 
-        def checked_ending(slot: int, token: int, stopped: bool, failed: bool) -> Ending:
+        def checked_ending(slot: int, token: int, stopped: bool, failed: bool, nothing_left: bool) -> Ending:
             request = held.request(slot)
             own = request.blocks[request.shared :]
-            ended = ending(slot, token, stopped, failed)
-            if failed:
+            ended = ending(slot, token, stopped, failed, nothing_left)
+            if failed and not nothing_left:
                 assert not any(block in pool._contents for block in own), "blocks of a row that failed can be found"
             return ended
 

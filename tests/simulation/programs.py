@@ -66,13 +66,13 @@ class SimulatedRows(HostRows):
 
     def advance(
         self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_],
-        offset: int = 0,
+        offset: int = 0, nothing_left: NDArray[np.bool_] | None = None,
     ) -> None:  # fmt: skip
         for i, slot in enumerate(slots.tolist()):
             finite[i] = self.has_finite_logits(slot, int(self.seq_len[slot]))
             if self.alive[slot]:
                 self.sampled(slot)
-        super().advance(places, slots, tokens, finite, offset)
+        super().advance(places, slots, tokens, finite, offset, nothing_left)
 
     def sampled(self, slot: int) -> None:
         """A live row is about to get its next token. Raises SampledTwice."""

@@ -4,10 +4,12 @@ For each row, in this order:
 
 1. A NaN or an infinity in the raw logits: `finite` is False, the token 0, nothing else happens to the row.
 2. Log-probabilities, where asked for, are the log-softmax of the raw logits: before all of the following.
-3. Penalties on what the row has said (`penalties`). Tokens that are not allowed and, below `min_position`, the stop ids
-   are masked; then the bias is added to the others. If masks leave nothing, the token is the lowest allowed id: the
-   allowed set is kept, `min_position` gives way. Where penalties take the logit of any token out of float32, or a bias
-   that of one that is not masked, the row fails as in 1, since such tokens could not be compared.
+3. Penalties on what the row has said (`penalties`). Tokens that are not allowed, those that a row's grammar does not
+   allow next, and, below `min_position`, the stop ids are masked; then the bias is added to the others. If masks leave
+   nothing, the token is the lowest allowed id: the allowed set is kept, `min_position` gives way. If the row has a
+   grammar, and nothing is allowed even so, `nothing_left` is True and the token 0. Where penalties take the logit of
+   any token out of float32, or a bias that of one that is not masked, the row fails as in 1, since such tokens could
+   not be compared.
 4. Temperature 0 takes the highest logit. Any other divides the distance to the highest logit by the temperature, and
    the rest applies to that score: top-k, top-p of what top-k left, min-p of what top-p left (`kept_tokens`).
 5. The token is the one with the highest score + Gumbel noise (`philox.gumbel`), a function of seed, position and id.
@@ -17,7 +19,9 @@ Ties go to the lowest id everywhere. A row's result depends on its own logits an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -41,19 +45,22 @@ from runahead.runtime.kernels.row_state import PenaltyState, RowState
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 
+NO_MASKS: Final[Mapping[int, NDArray[np.int32]]] = MappingProxyType({})
 _NARROW: Final = 512  # a row with more tokens left than this draws noise for its whole vocabulary, four for one block
 _WIDE_BLOCKS: Final = 16384  # Philox blocks at a time: their words stay in the cache
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What S found for n rows. The last three are None in the form `plain`, and zero where a row did not ask."""
+    """What S found for n rows. Log-probabilities are None in the form `plain`, and zero where a row did not ask."""
 
     tokens: torch.Tensor  # int64 [n]
     finite: torch.Tensor  # bool [n] False: a logit, raw or changed, was a NaN or an infinity, and the token is 0
     logprob: torch.Tensor | None = None  # float32 [n] of the token
     top_ids: torch.Tensor | None = None  # int32 [n, max_top] most likely first, as many as the row asked for
     top_logprobs: torch.Tensor | None = None  # float32 [n, max_top]
+    # bool [n] True: grammar and allowed tokens leave none, and the token is 0. None: no row has a grammar.
+    nothing_left: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,7 @@ def sample_rows(
     max_top: int,
     *,
     ahead: torch.Tensor | None = None,
+    masks: Mapping[int, NDArray[np.int32]] = NO_MASKS,
 ) -> Sampled:
     """Sample the token at position `seq_len` for each row of `logits`. Nothing is written but the result.
 
@@ -81,6 +89,7 @@ def sample_rows(
     form: in `plain`, every parameter but temperature and seed is ignored.
     max_top: columns of the top log-probabilities.
     ahead: int64 [n], positions beyond `seq_len`; None: 0 for all. What was said in between, penalties don't count.
+    masks: of rows with a grammar, by i: the tokens that it allows next, int32 [ceil(vocab / 32)]. None in `plain`.
     A row that is not alive gets token 0, is called finite whatever it holds, and costs next to nothing.
     Bias values are finite, bias ids of a row distinct, temperatures not negative: the request was validated.
     """
@@ -90,7 +99,7 @@ def sample_rows(
         position = state.seq_len.numpy()[slots.numpy()].astype(np.int64)
         if ahead is not None:
             position += ahead.numpy()
-        return _sample_rows(logits, state, penalties, slots, position, form, max_top)
+        return _sample_rows(logits, state, penalties, slots, position, form, max_top, masks)
 
 
 def _sample_rows(
@@ -101,6 +110,7 @@ def _sample_rows(
     position: I64,
     form: Form,
     max_top: int,
+    masks: Mapping[int, NDArray[np.int32]],
 ) -> Sampled:
     raw: F32 = logits.numpy()
     rows, vocab_size = raw.shape
@@ -113,10 +123,17 @@ def _sample_rows(
     draws = live & (temperature > 0.0)
 
     tokens = np.zeros(rows, np.int64)
+    nothing_left = np.zeros(rows, np.bool_)
     edited: dict[int, F32] = {}
     if form is Form.FULL:
-        for row in np.flatnonzero(live & _needs_edit(state, where, position)).tolist():
-            logits_of_row = _edit(raw[row], state, penalties, int(where[row]), int(position[row]))
+        needs_edit = _needs_edit(state, where, position)
+        needs_edit[list(masks)] = True
+        for row in np.flatnonzero(live & needs_edit).tolist():
+            allowed = _allowed(state, int(where[row]), masks.get(row))
+            if allowed is not None and not allowed.any():
+                nothing_left[row], live[row], draws[row] = True, False, False
+                continue
+            logits_of_row = _edit(raw[row], state, penalties, int(where[row]), int(position[row]), allowed)
             if logits_of_row is None:
                 finite[row] = live[row] = draws[row] = False
                 continue
@@ -124,7 +141,7 @@ def _sample_rows(
             high[row] = logits_of_row.max()
             if high[row] == -np.inf:
                 draws[row] = False
-                tokens[row] = _when_nothing_is_left(state, int(where[row]), vocab_size)
+                tokens[row] = 0 if allowed is None else lowest_allowed(allowed, vocab_size)
             elif not draws[row]:
                 tokens[row] = logits_of_row.argmax()
     for row in np.flatnonzero(live & ~draws).tolist():
@@ -141,6 +158,8 @@ def _sample_rows(
         scores /= temperature[drawn, None]
         tokens[drawn] = _draw(scores, state, where[drawn], position[drawn], form)
     result = Sampled(torch.from_numpy(tokens), torch.from_numpy(finite))
+    if masks:
+        result = replace(result, nothing_left=torch.from_numpy(nothing_left))
     return result if form is Form.PLAIN else _with_logprobs(result, raw, live, state, where, max_top)
 
 
@@ -162,7 +181,17 @@ def _needs_edit(state: RowState, slots: I64, position: I64) -> NDArray[np.bool_]
     return changed
 
 
-def _edit(raw: F32, state: RowState, penalties: PenaltyState, slot: int, position: int) -> F32 | None:
+def _allowed(state: RowState, slot: int, mask: NDArray[np.int32] | None) -> NDArray[np.int32] | None:
+    """The tokens that a row may say now. mask: those that its grammar allows. [ceil(vocab / 32)] None: all."""
+    if not int(state.allowed_words[slot]):
+        return mask
+    allowed: NDArray[np.int32] = state.allowed[slot].numpy()
+    return allowed if mask is None else allowed & mask
+
+
+def _edit(
+    raw: F32, state: RowState, penalties: PenaltyState, slot: int, position: int, allowed: NDArray[np.int32] | None
+) -> F32 | None:
     """A copy of one row's logits, [vocab], after penalties, bias and masks; None where one leaves float32."""
     logits = raw.copy()
     penalty_slot = int(state.penalty_slot[slot])
@@ -177,17 +206,13 @@ def _edit(raw: F32, state: RowState, penalties: PenaltyState, slot: int, positio
         )
         if not np.isfinite(logits).all():
             return None
-    if int(state.allowed_words[slot]):
-        mask_disallowed(logits, state.allowed[slot].numpy())
+    if allowed is not None:
+        mask_disallowed(logits, allowed)
     if position < int(state.min_position[slot]):
         mask_ids(logits, state.stop_ids[slot].numpy())
     count = int(state.bias_count[slot])
     ids, values = state.bias_ids[slot, :count].numpy(), state.bias_values[slot, :count].numpy()
     return logits if add_bias(logits, ids, values) else None
-
-
-def _when_nothing_is_left(state: RowState, slot: int, vocab_size: int) -> int:
-    return lowest_allowed(state.allowed[slot].numpy(), vocab_size) if int(state.allowed_words[slot]) else 0
 
 
 def _draw(scores: F32, state: RowState, slots: I64, position: I64, form: Form) -> I64:
@@ -250,10 +275,9 @@ def _with_logprobs(
     """`sampled` with the log-probabilities of the rows that asked for them."""
     asked = np.where(live, state.logprobs.numpy()[slots], np.int32(-1))
     found = log_probabilities(raw, sampled.tokens.numpy(), asked, max_top)
-    return Sampled(
-        sampled.tokens,
-        sampled.finite,
-        torch.from_numpy(found.chosen),
-        torch.from_numpy(found.top_ids),
-        torch.from_numpy(found.top),
+    return replace(
+        sampled,
+        logprob=torch.from_numpy(found.chosen),
+        top_ids=torch.from_numpy(found.top_ids),
+        top_logprobs=torch.from_numpy(found.top),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -27,10 +29,10 @@ class SickRows(HostRows):
 
     def advance(
         self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_],
-        offset: int = 0,
+        offset: int = 0, nothing_left: NDArray[np.bool_] | None = None,
     ) -> None:  # fmt: skip
         sick = np.isin(self.seed[slots], self.sick_seeds) & (self.seq_len[slots] >= self.sick_from)
-        super().advance(places, slots, tokens, finite & ~sick, offset)
+        super().advance(places, slots, tokens, finite & ~sick, offset, nothing_left)
 
 
 class SickProgram(HashProgram):
@@ -38,7 +40,7 @@ class SickProgram(HashProgram):
 
     rows: SickRows
 
-    def __init__(self, rings: RingMemory, *, max_rows: int, block_size: int, context_length: int, **sizes: int) -> None:
+    def __init__(self, rings: RingMemory, *, max_rows: int, block_size: int, context_length: int, **sizes: Any) -> None:
         super().__init__(rings, max_rows=max_rows, block_size=block_size, context_length=context_length, **sizes)
         max_blocks = -(-context_length // block_size)
         self.rows = SickRows(rings, max_rows, max_blocks, sizes["vocab_size"], block_size, 32, 1024)

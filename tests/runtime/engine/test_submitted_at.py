@@ -35,7 +35,8 @@ class Door:
         welcome = m.Welcome(m.PROTOCOL_VERSION, "server", INFO)
         self.links = SocketLinks(path, lambda: welcome, nobody_is_refused, clock=lambda: self.now)
         self.intake = Intake(
-            engine.scheduler, engine.registry, engine.publisher, self.links, engine.stats, engine.recorder.trace,
+            engine.scheduler, engine.registry, engine.publisher, self.links, engine.structured, engine.stats,
+            engine.recorder.trace,
             Counter(), 1000,
             lambda: self.now,
             turn_work,

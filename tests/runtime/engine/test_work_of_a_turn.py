@@ -61,8 +61,8 @@ def test_the_requests_of_front_ends_that_speak_at_once_are_queued_in_turn(tmp_pa
     engine = chain.engine
     links = SocketLinks(tmp_path / "engine", lambda: m.Welcome(m.PROTOCOL_VERSION, "server", INFO), nobody_is_refused)
     intake = Intake(
-        engine.scheduler, engine.registry, engine.publisher, links, engine.stats, engine.recorder.trace,
-        Counter(), 1000, lambda: 1.0,
+        engine.scheduler, engine.registry, engine.publisher, links, engine.structured, engine.stats,
+        engine.recorder.trace, Counter(), 1000, lambda: 1.0,
         TURN_WORK,
     )  # fmt: skip
     sockets = [socket.socket(socket.AF_UNIX) for _ in range(4)]

@@ -70,7 +70,7 @@ class Follower:
 
     def advance(
         self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_],
-        offset: int = 0,
+        offset: int = 0, nothing_left: NDArray[np.bool_] | None = None,
     ) -> None:  # fmt: skip
         self._advance(places, slots, tokens, finite, offset)
         cells = self._twin.advance(places, tokens, finite, padding=self._rows.number % 3)

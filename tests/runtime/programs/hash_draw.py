@@ -35,8 +35,10 @@ def is_steered(rows: HostRows, slots: NDArray[np.int64], form: Form) -> NDArray[
     return steered
 
 
-def draw(rows: HostRows, slot: int, digest: int, position: int, form: Form) -> int:
-    """The token at this position of the row in this slot."""
+def draw(
+    rows: HostRows, slot: int, digest: int, position: int, form: Form, mask: NDArray[np.int32] | None = None
+) -> int:
+    """The token at this position of the row in this slot. mask: what its grammar allows. -1: nothing is left."""
     if rows.temperature[slot] > 0:  # a greedy row looks neither at its seed nor at its filters
         digest ^= int(rows.seed[slot]) & _MASK ^ _filters(rows, slot, position, form)
     if form is Form.PLAIN:
@@ -46,15 +48,20 @@ def draw(rows: HostRows, slot: int, digest: int, position: int, form: Form) -> i
     if rows.bias_count[slot]:
         digest ^= _bias(rows, slot)
     is_early = position < rows.min_position[slot]
-    if not (is_early or rows.allowed_words[slot]):
+    if not (is_early or rows.allowed_words[slot] or mask is not None):
         return digest % rows.vocab_size
-    return _of_allowed(rows, slot, digest, is_early)
+    return _of_allowed(rows, slot, digest, is_early, mask)
 
 
-def _of_allowed(rows: HostRows, slot: int, digest: int, is_early: bool) -> int:
-    allowed = list(range(rows.vocab_size))
+def _of_allowed(rows: HostRows, slot: int, digest: int, is_early: bool, mask: NDArray[np.int32] | None) -> int:
+    may = np.ones(rows.vocab_size, np.bool_)
     if rows.allowed_words[slot]:
-        allowed = np.flatnonzero(bits(rows.allowed[slot], rows.vocab_size)).tolist()
+        may &= bits(rows.allowed[slot], rows.vocab_size)
+    if mask is not None:
+        may &= bits(mask, rows.vocab_size)
+    allowed = np.flatnonzero(may).tolist()
+    if not allowed:
+        return -1
     first = digest % len(allowed)
     if not is_early:
         return allowed[first]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import RingMemory, cell_tag
 from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.programs.host_queries import Queries
 from runahead.runtime.programs.host_rows import HostRows
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS
@@ -29,7 +30,7 @@ _HALF = np.uint64(32)
 class HashProgram:
     """KV blocks [num_blocks, block_size] hold token ids; the logits of a row are one number.
 
-    launched: the number that the first launch comes after.
+    launched: the number that the first launch comes after. masks: of rows with a grammar.
     """
 
     def __init__(
@@ -43,11 +44,12 @@ class HashProgram:
         vocab_size: int,
         penalty_slots: int = 0,
         launched: int = 0,
+        masks: MaskMemory | None = None,
     ) -> None:
         max_blocks = -(-context_length // block_size)
         self.rows = HostRows(
             rings, max_rows, max_blocks, vocab_size, block_size, MAX_STOP_IDS, MAX_BIAS, penalty_slots=penalty_slots,
-            launched=launched,
+            launched=launched, masks=masks,
         )  # fmt: skip
         self.cache = np.full((num_blocks, block_size), _POISON, np.int64)
         self._hashes = np.zeros(max_rows + 1, np.uint64)
@@ -58,14 +60,24 @@ class HashProgram:
             return
         rows = self.rows
         places, slots = rows.to_sample()
+        masks: dict[int, NDArray[np.int32]] = {}
+        if rows.masks is not None and shape.form is Form.FULL:
+            places, slots, masks = rows.judged(places, slots)
         hashes = self._hashes[slots]
         tokens = ((hashes ^ rows.seed[slots].view(np.uint64)) % np.uint64(rows.vocab_size)).astype(np.int32)
-        for i in np.flatnonzero(is_steered(rows, slots, shape.form)).tolist():
+        steered = is_steered(rows, slots, shape.form)
+        steered[list(masks)] = True
+        for i in np.flatnonzero(steered).tolist():
             slot = int(slots[i])
-            tokens[i] = draw(rows, slot, int(hashes[i]), int(rows.seq_len[slot]), shape.form)
+            tokens[i] = draw(rows, slot, int(hashes[i]), int(rows.seq_len[slot]), shape.form, masks.get(i))
+        nothing_left = tokens < 0 if masks else None
         if shape.form is Form.FULL:
             self._leave_logprobs(places, slots, tokens)
-        rows.advance(places, slots, tokens, np.ones(slots.size, np.bool_))
+        finite = np.ones(slots.size, np.bool_)
+        if nothing_left is None:
+            rows.advance(places, slots, tokens, finite)
+        else:
+            rows.advance(places, slots, np.maximum(tokens, 0), finite, nothing_left=nothing_left)
 
     def apply(self, shape: LaunchShape) -> int:
         return self.rows.apply()

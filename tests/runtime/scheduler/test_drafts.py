@@ -52,7 +52,7 @@ def brought(*tokens: int) -> SampledTokens:
     offset = np.concatenate([np.arange(some) for some in tokens])
     none = np.zeros(count, np.bool_)
     held = np.flatnonzero(np.array(tokens) == 0)
-    return SampledTokens(row, offset, np.zeros(count, np.int32), none, none, held)
+    return SampledTokens(row, offset, np.zeros(count, np.int32), none, none, none, held)
 
 
 def bounds(rows: Rows) -> list[tuple[int, int]]:

@@ -1,0 +1,52 @@
+"""Requests with a grammar, and what whoever makes their masks is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from runahead.runtime.masks.masks import Masks
+from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.scheduler.holdings import Holdings
+from runahead.runtime.scheduler.outcomes import Commit
+from runahead.runtime.scheduler.request import Request
+
+
+class Structured:
+    """requests: those that live, by their `Request.order`. While there are none, nothing here need be called."""
+
+    def __init__(self, masks: Masks, holdings: Holdings) -> None:
+        self.requests: dict[int, Request] = {}
+        self.masks = masks
+        self._holdings = holdings
+
+    def begin(self, request: Request, grammar: str) -> None:
+        """It was queued."""
+        self.requests[request.order] = request
+        self.masks.open(request.order, grammar)
+
+    def admitted(self, request: Request) -> None:
+        """A launch holds its row, its first one or another."""
+        if request.may_hold and request.row_slot != NO_SLOT:
+            epoch = int(self._holdings.rows.epoch[request.row_slot])
+            self.masks.place(request.order, request.row_slot, epoch, request.tokens.size)
+
+    def committed(self, commit: Commit) -> None:
+        """A launch has brought tokens. Who has ended with one has no next position."""
+        rows = self._holdings.rows
+        places = rows.may_hold[commit.slots].nonzero()[0]
+        owners = [self._holdings.by_slot[slot] for slot in commit.slots[places].tolist()]
+        goes_on = np.array([owner is not None for owner in owners], np.bool_)
+        orders = np.array([owner.order for owner in owners if owner is not None], np.int64)
+        if orders.size:
+            self.masks.take(orders, commit.tokens[places[goes_on]])
+
+    def ended(self, request: Request) -> None:
+        """It has ended, for whatever reason."""
+        if self.requests.pop(request.order, None) is not None:
+            self.masks.close(request.order)
+
+    def lost(self, now: float) -> Sequence[Request]:
+        """Those that no masks will come for any more. now: seconds on the engine's clock."""
+        return [self.requests[order] for order in self.masks.look(now) if order in self.requests]

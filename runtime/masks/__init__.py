@@ -1,0 +1,1 @@
+"""Masks of rows with structured output: where they lie, who makes them, and how the engine asks for them."""

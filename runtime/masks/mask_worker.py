@@ -1,0 +1,194 @@
+"""The engine's side of its mask worker: a process beside the engine that makes the masks of rows with a grammar.
+
+Neither the grammars' library nor their work is ever in the engine's process. The worker is told of requests, of their
+rows and of their tokens over a socket that is never waited for, and answers in memory that both share. When it dies, or
+does not carry out its orders any more, the requests that it knew are lost, and it is started again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from runahead.runtime.masks import mask_memory as m
+from runahead.runtime.masks import orders as o
+from runahead.runtime.masks.mask_memory import MaskMemory
+from runahead.runtime.masks.masks import MaskFigures
+from runahead.runtime.wire.messages import FrameReader
+
+WORKER_MODULE: Final = "runahead.runtime.masks.worker"
+# -P: nothing in the current directory can stand in for a module.
+COMMAND: Final = (sys.executable, "-P", "-m", WORKER_MODULE)
+SILENT_S: Final = 20.0  # a worker that has carried out nothing for so long, and has orders, is started again
+_READ_BYTES: Final = 1 << 16
+_NS: Final = 1e-9
+
+
+class MaskWorker:
+    """begin: the first order. report: told of each death, in a sentence that repeats nothing of a request. command:
+    what is started, with the numbers of two descriptors behind it.
+
+    The worker is started for the first request, and is at its orders when it has read the tokenizer.
+    """
+
+    def __init__(self, begin: o.Begin, report: Callable[[str], None], command: Sequence[str] = COMMAND) -> None:
+        """Raises OSError where there is no memory."""
+        self._begin = begin
+        self._report = report
+        self._command = command
+        size = MaskMemory.size(begin.max_rows, begin.vocab_size)
+        self._file = os.memfd_create("runahead-masks")
+        os.truncate(self._file, size)
+        self.memory = MaskMemory(begin.max_rows, begin.vocab_size, self._file)
+        self._open: set[int] = set()  # requests that the process knows
+        self._never: list[int] = []  # those that there was none for, not told yet
+        self._starts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._sent = 0  # orders, to workers before this one too
+
+    @property
+    def pid(self) -> int | None:
+        """Of the worker's process, if there is one."""
+        return None if self._process is None else self._process.pid
+
+    # ------------------------------------------------------------ orders
+
+    def open(self, order: int, grammar: str) -> None:
+        if self._process is not None and not self._open and self._lost() is None:
+            self._end("it has ended")  # while it had nothing to do
+        if self._process is None:
+            try:
+                self._start()
+            except OSError as error:
+                self._report(f"no mask worker can be started: {error}")
+                self._never.append(order)
+                return
+        self._open.add(order)
+        self._send(o.Open(order, grammar))
+
+    def place(self, order: int, slot: int, epoch: int, position: int) -> None:
+        self._send(o.Place(order, slot, epoch, position))
+
+    def take(self, orders: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
+        self._send(o.Take(orders.tobytes(), tokens.tobytes()))
+
+    def close(self, order: int) -> None:
+        if order in self._open:
+            self._open.discard(order)
+            self._send(o.Close(order))
+
+    def look(self, now: float) -> Sequence[int]:
+        never, self._never = self._never, []
+        if self._process is None:
+            return never
+        self._flush()
+        lost = self._lost()
+        if lost is None:
+            return never + self._end("it has ended")
+        if self._is_silent(now):
+            return never + self._end(f"it has carried out nothing for {SILENT_S:g} s")
+        mine = [order for order in lost if order in self._open]
+        self._open.difference_update(mine)
+        return never + mine
+
+    def figures(self) -> MaskFigures:
+        done = self.memory.figures.tolist()
+        return MaskFigures(
+            waiting=self._sent - done[m.HANDLED],
+            masks=done[m.MASKS],
+            mask_s=done[m.MASK_NS] * _NS,
+            compiled=done[m.COMPILED],
+            compile_s=done[m.COMPILE_NS] * _NS,
+            found=done[m.FOUND],
+            restarts=max(0, self._starts - 1),
+        )
+
+    def stop(self) -> None:
+        self._kill()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    # ------------------------------------------------------------ the process
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with contextlib.ExitStack() as failed, theirs:
+            failed.push(ours)
+            descriptors = (theirs.fileno(), self._file)
+            self._process = subprocess.Popen(
+                [*self._command, *map(str, descriptors)], stdin=subprocess.DEVNULL, pass_fds=descriptors
+            )
+            failed.pop_all()
+        self._socket = ours
+        self._starts += 1
+        self._socket.setblocking(False)
+        self._reader = FrameReader()
+        self._unsent = bytearray()
+        self._sent = int(self.memory.figures[m.HANDLED])  # orders, those of workers before this one too
+        self._handled = self._sent
+        self._moved_at: float | None = None  # when `look` last found it at work, or without any
+        self._unsent += o.frame(self._begin)
+        self._flush()
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._socket.close()
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _end(self, why: str) -> list[int]:
+        """Returns the requests that the worker knew. The next request gets another one."""
+        self._kill()
+        lost = sorted(self._open)
+        self._open.clear()
+        self._report(f"the mask worker is gone: {why}; {len(lost)} requests with a grammar end with it")
+        return lost
+
+    def _is_silent(self, now: float) -> bool:
+        handled = int(self.memory.figures[m.HANDLED])
+        if self._moved_at is None or handled != self._handled or handled == self._sent:
+            self._handled, self._moved_at = handled, now
+        return now - self._moved_at >= SILENT_S
+
+    # ------------------------------------------------------------ the socket
+
+    def _send(self, order: o.Order) -> None:
+        if self._process is None:
+            return  # its requests are lost, and the next look says so
+        self._sent += 1
+        self._unsent += o.frame(order)
+        self._flush()
+
+    def _flush(self) -> None:
+        """What the socket does not take goes with the next order, or look. An end is found by `_lost`."""
+        if self._process is None:
+            return
+        with contextlib.suppress(OSError):
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
+
+    def _lost(self) -> list[int] | None:
+        """Requests that the worker has given up. None: it is gone."""
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        if not data:
+            return None
+        try:
+            return [o.read_answer(body).order for body in self._reader.feed(data)]
+        except (msgspec.MsgspecError, RuntimeError):  # it is not what it was
+            return None

@@ -1,0 +1,80 @@
+"""What the engine's loop asks of whoever makes masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class MaskFigures(NamedTuple):
+    """What was done so far. Times are seconds.
+
+    waiting: orders that are not carried out. masks, mask_s: written. compiled, compile_s: grammars. found: grammars
+    that were there already. restarts: how often the worker was started again.
+    """
+
+    waiting: int = 0
+    masks: int = 0
+    mask_s: float = 0.0
+    compiled: int = 0
+    compile_s: float = 0.0
+    found: int = 0
+    restarts: int = 0
+
+
+class Masks(Protocol):
+    """Makes the mask of each row's next position, beside the loop. Nothing here ever blocks.
+
+    A request is named by its `Request.order`.
+    """
+
+    def open(self, order: int, grammar: str) -> None:
+        """A request is queued whose output has to fit this grammar."""
+
+    def place(self, order: int, slot: int, epoch: int, position: int) -> None:
+        """It has a row: the masks of this position and those after it go to that slot, under this epoch."""
+
+    def take(self, orders: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
+        """A launch was committed, and has brought each of these requests this token, and none of them its end.
+        [n], [n]"""
+
+    def close(self, order: int) -> None:
+        """The request has ended. One that was lost, or never opened, is passed over."""
+
+    def look(self, now: float) -> Sequence[int]:
+        """Requests that no masks will come for any more, each once: they are closed by that. now: seconds on the
+        engine's clock. It is asked in every turn while there are requests that were opened and not closed."""
+
+    def figures(self) -> MaskFigures:
+        """For `Stats`."""
+
+    def stop(self) -> None:
+        """No masks are wanted any more, of nobody."""
+
+
+class NoMasks:
+    """Of an engine that takes no structured requests."""
+
+    def open(self, order: int, grammar: str) -> None:
+        raise RuntimeError("a structured request was taken by an engine that makes no masks")
+
+    def place(self, order: int, slot: int, epoch: int, position: int) -> None:
+        raise RuntimeError("a structured request was given a row by an engine that makes no masks")
+
+    def take(self, orders: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
+        raise RuntimeError("a structured request got a token from an engine that makes no masks")
+
+    def close(self, order: int) -> None:
+        pass
+
+    def look(self, now: float) -> Sequence[int]:
+        return ()
+
+    def figures(self) -> MaskFigures:
+        return MaskFigures()
+
+    def stop(self) -> None:
+        pass

@@ -1,0 +1,77 @@
+"""What the engine tells its mask worker, and what that answers: frames as on the engine's other sockets.
+
+A frame is a little-endian uint32 length and that many bytes of MessagePack, one struct of the unions below.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import msgspec
+
+_LENGTH: Final = struct.Struct("<I")
+
+
+class Begin(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """The first order. model: the path of the checkpoint whose tokenizer it is."""
+
+    model: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_rows: int
+
+
+class Open(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """grammar: in llguidance's own form, as JSON."""
+
+    order: int
+    grammar: str
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    order: int
+    slot: int
+    epoch: int
+    position: int
+
+
+class Take(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """orders: int64 [n]. tokens: int32 [n]"""
+
+    orders: bytes
+    tokens: bytes
+
+
+class Close(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    order: int
+
+
+Order = Begin | Open | Place | Take | Close
+
+
+class Lost(msgspec.Struct, frozen=True, array_like=True, tag=101):
+    """No mask can be made for the request any more: its grammar is not readable, or takes more than its limits."""
+
+    order: int
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_orders: Final[msgspec.msgpack.Decoder[Order]] = msgspec.msgpack.Decoder(Order)
+_answers: Final[msgspec.msgpack.Decoder[Lost]] = msgspec.msgpack.Decoder(Lost)
+
+
+def frame(message: Order | Lost) -> bytes:
+    """Length and body, ready to send."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+def read_order(body: bytes) -> Order:
+    """Raises msgspec.MsgspecError."""
+    return _orders.decode(body)
+
+
+def read_answer(body: bytes) -> Lost:
+    """Raises msgspec.MsgspecError."""
+    return _answers.decode(body)

@@ -1,0 +1,136 @@
+"""The mask worker's process: `python -m runahead.runtime.masks.worker SOCKET MEMORY`, started by the engine.
+
+SOCKET and MEMORY are descriptors that it inherits: one end of a pair of sockets, and the memory that masks go to. The
+first order says whose tokens the masks are of. It ends when the other end of the socket is closed: with the engine.
+It says nothing of what it is told: the grammars and the tokens are its callers'.
+"""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
+from runahead.runtime.grammar.matcher import GrammarError, VocabularyError, load_vocabulary, new_matcher
+from runahead.runtime.masks import orders
+from runahead.runtime.masks.grammar_rows import GrammarRows, Matcher
+from runahead.runtime.masks.mask_memory import HANDLED, MaskMemory
+from runahead.runtime.wire.messages import FrameReader
+
+EXIT_CANNOT_START: Final = 2
+_READ_BYTES: Final = 1 << 16
+
+
+class Compiler:
+    """Compiles grammars on a thread of its own, so that other rows get their masks meanwhile: the library lets other
+    threads run while it does so. `done` becomes readable when there is something to collect."""
+
+    def __init__(self, vocabulary: object) -> None:
+        self._vocabulary = vocabulary
+        self._pool = ThreadPoolExecutor(1, "compile")
+        self._results: deque[tuple[str, Matcher | None, int]] = deque()
+        self.done, self._tell = socket.socketpair()
+        self.done.setblocking(False)
+
+    def soon(self, grammar: str) -> None:
+        """Compile this one after those that were asked for before."""
+        self._pool.submit(self._compile, grammar)
+
+    def collect(self, rows: GrammarRows) -> None:
+        """Hand over what is compiled."""
+        self.done.recv(_READ_BYTES)
+        while self._results:
+            rows.compiled(*self._results.popleft())
+
+    def _compile(self, grammar: str) -> None:
+        begun = time.monotonic_ns()
+        try:
+            matcher: Matcher | None = new_matcher(self._vocabulary, grammar)
+        except GrammarError:
+            matcher = None
+        self._results.append((grammar, matcher, time.monotonic_ns() - begun))
+        self._tell.send(b"\0")
+
+
+def main() -> int:
+    """Carry out orders until nobody is left to give them. Returns the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # also of a group of processes: the engine decides what they mean
+        signal.signal(number, signal.SIG_IGN)
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    reader = FrameReader()
+    begin = _first(sock, reader)
+    if begin is None:
+        return 0
+    memory = MaskMemory(begin.max_rows, begin.vocab_size, int(sys.argv[2]))
+    try:
+        text = open_checkpoint(Path(begin.model)).tokenizer()
+        vocabulary = load_vocabulary(text, begin.vocab_size, begin.eos_token_ids)
+    except (CheckpointError, VocabularyError) as error:
+        print(error, file=sys.stderr, flush=True)
+        return EXIT_CANNOT_START
+    compiler = Compiler(vocabulary)
+    _serve(sock, reader, memory, compiler, GrammarRows(memory, begin.vocab_size, compiler.soon))
+    return 0
+
+
+def _first(sock: socket.socket, reader: FrameReader) -> orders.Begin | None:
+    """The first order. None: nobody is left to give it."""
+    while (body := reader.take()) is None:
+        data = sock.recv(_READ_BYTES)
+        if not data:
+            return None
+        reader.add(data)
+    message = orders.read_order(body)
+    assert isinstance(message, orders.Begin)
+    return message
+
+
+def _serve(sock: socket.socket, reader: FrameReader, memory: MaskMemory, compiler: Compiler, rows: GrammarRows) -> None:
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, selectors.EVENT_READ)
+        selector.register(compiler.done, selectors.EVENT_READ)
+        while True:
+            while (body := reader.take()) is not None:
+                _carry_out(orders.read_order(body), rows)
+                memory.figures[HANDLED] += 1
+            for order in rows.lost:
+                sock.sendall(orders.frame(orders.Lost(order)))
+            rows.lost.clear()
+            for key, _ in selector.select():
+                if key.fileobj is compiler.done:
+                    compiler.collect(rows)
+                elif data := sock.recv(_READ_BYTES):
+                    reader.add(data)
+                else:
+                    return
+
+
+def _carry_out(message: orders.Order, rows: GrammarRows) -> None:
+    match message:
+        case orders.Open():
+            rows.open(message.order, message.grammar)
+        case orders.Place():
+            rows.place(message.order, message.slot, message.epoch, message.position)
+        case orders.Take():
+            rows.take(np.frombuffer(message.orders, np.int64), np.frombuffer(message.tokens, np.int32))
+        case orders.Close():
+            rows.close(message.order)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ConnectionError:  # the engine is gone
+        sys.exit(0)
+    except Exception as error:  # whose message could repeat a grammar
+        print(f"the mask worker has met a {type(error).__name__} and ends", file=sys.stderr, flush=True)
+        sys.exit(1)

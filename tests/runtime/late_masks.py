@@ -1,0 +1,121 @@
+"""Masks that come late, as a seed says, on the simulated device: the worker's own bookkeeping over made-up grammars."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runahead.runtime.masks.grammar_rows import GrammarRows
+from runahead.runtime.masks.mask_memory import MaskMemory
+from runahead.runtime.masks.masks import MaskFigures
+from runahead.runtime.token_mask import token_mask
+from tests.runtime.chain import Chain, make_chain
+from tests.runtime.programs.hash_model import EOS, VOCAB
+from tests.runtime.programs.hash_program import HashProgram
+
+
+class MadeUpMatcher:
+    """Which tokens may come next is a function of the grammar's text and of all tokens before. The text ends with the
+    number of tokens behind which nothing but an end may come; one of `nothing` allows nothing there."""
+
+    def __init__(self, grammar: str, said: tuple[int, ...] = ()) -> None:
+        self._grammar = grammar
+        self._said = said
+
+    def allowed(self) -> list[int]:
+        """The tokens that may come next."""
+        kind, length = self._grammar.split()
+        if len(self._said) >= int(length):
+            return [] if kind == "nothing" else [EOS]
+        dice = random.Random(f"{self._grammar} {self._said}")
+        return dice.sample(range(2, VOCAB), dice.choice((1, 2, 20)))
+
+    def deep_copy(self) -> MadeUpMatcher:
+        return MadeUpMatcher(self._grammar, self._said)
+
+    def consume_token(self, token: int) -> bool:
+        assert token in self.allowed(), "a token was drawn that the mask of its place does not allow"
+        self._said = (*self._said, token)
+        return True
+
+    def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int) -> None:
+        ctypes.memmove(trg_pointer, token_mask(self.allowed(), VOCAB).tobytes(), trg_byte_size)
+
+    def is_error(self) -> bool:
+        return False
+
+    def is_stopped(self) -> bool:
+        return not self.allowed()
+
+    def is_accepting(self) -> bool:
+        return False
+
+
+class LateMasks:
+    """A `Masks` whose worker carries out as many of its orders at each look as the dice say. seed None: all at once."""
+
+    def __init__(self, max_rows: int, seed: int | None) -> None:
+        self.memory = MaskMemory(max_rows, VOCAB)
+        self.stopped = False
+        self._dice = None if seed is None else random.Random(seed)
+        self._orders: deque[Callable[[], None]] = deque()
+        self._compiling: deque[str] = deque()
+        self._rows = GrammarRows(self.memory, VOCAB, self._compiling.append)
+        self._lost: list[int] = []
+
+    def lose(self, order: int) -> None:
+        """The next look finds that no mask can be made for this request."""
+        self._lost.append(order)
+
+    def open(self, order: int, grammar: str) -> None:
+        self._add(self._rows.open, order, grammar)
+
+    def place(self, order: int, slot: int, epoch: int, position: int) -> None:
+        self._add(self._rows.place, order, slot, epoch, position)
+
+    def take(self, orders: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
+        self._add(self._rows.take, orders, tokens.copy())
+
+    def close(self, order: int) -> None:
+        self._add(self._rows.close, order)
+
+    def look(self, now: float) -> Sequence[int]:
+        for _ in range(self._dice.choice((0, 0, 1, 2, 5)) if self._dice else len(self._orders)):
+            if self._orders:
+                self._orders.popleft()()
+        self._compile()
+        lost, self._lost = self._lost, []
+        return lost
+
+    def figures(self) -> MaskFigures:
+        return MaskFigures(waiting=len(self._orders))
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def _add(self, order: Callable[..., None], *said: Any) -> None:
+        self._orders.append(lambda: order(*said))
+        if self._dice is None:
+            self.look(0.0)
+
+    def _compile(self) -> None:
+        if self._compiling and (self._dice is None or self._dice.random() < 0.2):
+            grammar = self._compiling.popleft()
+            self._rows.compiled(grammar, MadeUpMatcher(grammar), 0)
+
+
+def make_masked_chain(depth: int, seed: int | None, max_rows: int = 4, **options: Any) -> tuple[Chain, LateMasks]:
+    """A chain whose masks come as `LateMasks` says."""
+    masks = LateMasks(max_rows, seed)
+
+    class MaskedProgram(HashProgram):
+        def __init__(self, *parts: Any, **sizes: Any) -> None:
+            super().__init__(*parts, **sizes, masks=masks.memory)
+
+    return make_chain(depth, max_rows=max_rows, program_type=MaskedProgram, masks=masks, **options), masks

@@ -1,0 +1,135 @@
+"""Requests with a grammar, as the mask worker keeps them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runahead.runtime.masks.grammar_rows import COMPILED_KEPT, GrammarRows
+from runahead.runtime.masks.mask_memory import COMPILED, FOUND, MASKS, MaskMemory
+from runahead.runtime.token_mask import token_mask
+from tests.runtime.late_masks import MadeUpMatcher
+from tests.runtime.programs.hash_model import VOCAB
+
+
+class Kept:
+    """Grammar rows, and the grammars that they want compiled."""
+
+    def __init__(self) -> None:
+        self.memory = MaskMemory(4, VOCAB)
+        self.wanted: list[str] = []
+        self.rows = GrammarRows(self.memory, VOCAB, self.wanted.append)
+
+    def compile(self, grammar: str, matcher: MadeUpMatcher | None = None) -> None:
+        self.rows.compiled(grammar, matcher or MadeUpMatcher(grammar), 5)
+
+    def take(self, order: int, token: int) -> None:
+        self.rows.take(np.array([order], np.int64), np.array([token], np.int32))
+
+    def allowed(self, slot: int, epoch: int, position: int) -> list[int] | None:
+        found = self.memory.read(slot, epoch, position)
+        return None if found is None else [one for one in range(VOCAB) if found[one // 32] >> one % 32 & 1]
+
+
+def test_a_mask_is_written_once_the_grammar_and_the_row_are_there_whichever_comes_first() -> None:
+    kept, first = Kept(), sorted(MadeUpMatcher("any 5").allowed())
+    kept.rows.open(1, "any 5")
+    kept.rows.place(1, 0, 3, 10)
+    assert kept.allowed(0, 3, 10) is None
+    kept.compile("any 5")
+    assert kept.allowed(0, 3, 10) == first
+    kept.rows.open(2, "any 5")
+    kept.rows.place(2, 1, 4, 20)
+    assert kept.allowed(1, 4, 20) == first and kept.wanted == ["any 5"], "it is compiled once"
+    assert (kept.memory.figures[COMPILED], kept.memory.figures[FOUND], kept.memory.figures[MASKS]) == (1, 1, 2)
+
+
+def test_a_token_brings_the_mask_of_the_next_position() -> None:
+    kept = Kept()
+    kept.rows.open(1, "any 5")
+    kept.compile("any 5")
+    kept.rows.place(1, 0, 3, 10)
+    token = MadeUpMatcher("any 5").allowed()[0]
+    kept.take(1, token)
+    assert kept.allowed(0, 3, 10) is None
+    assert kept.allowed(0, 3, 11) == sorted(MadeUpMatcher("any 5", (token,)).allowed())
+
+
+def test_a_row_that_moved_writes_no_mask_over_those_of_who_has_its_slot_now() -> None:
+    """It was evicted while its grammar was compiled."""
+    kept = Kept()
+    kept.rows.open(1, "slow 5")
+    kept.rows.place(1, 0, 3, 10)
+    kept.rows.open(2, "any 5")
+    kept.compile("any 5")
+    kept.rows.place(2, 0, 5, 12)
+    kept.compile("slow 5")
+    assert kept.allowed(0, 5, 12) is not None
+    kept.rows.place(1, 1, 2, 10)
+    assert kept.allowed(1, 2, 10) is not None, "it has another row now"
+    kept.rows.open(3, "any 5")
+    kept.rows.place(3, 0, 7, 4)
+    kept.take(1, MadeUpMatcher("slow 5").allowed()[0])
+    assert kept.allowed(1, 2, 11) is not None, "whoever comes into its old slot takes nothing from it"
+
+
+def test_a_grammar_that_is_none_loses_its_requests_alone() -> None:
+    kept = Kept()
+    for order, grammar in ((1, "bad 5"), (2, "any 5"), (3, "bad 5")):
+        kept.rows.open(order, grammar)
+    kept.rows.compiled("bad 5", None, 5)
+    kept.compile("any 5")
+    assert kept.rows.lost == [1, 3]
+    kept.rows.place(1, 0, 1, 4)
+    kept.take(1, 9)
+    kept.rows.close(1)
+    kept.rows.place(2, 1, 1, 4)
+    assert kept.allowed(0, 1, 4) is None and kept.allowed(1, 1, 4) is not None
+
+
+def test_a_matcher_in_trouble_loses_its_request_and_writes_no_mask() -> None:
+    class Troubled(MadeUpMatcher):
+        """Its mask allows an end, which is not the grammar's."""
+
+        def deep_copy(self) -> MadeUpMatcher:
+            return self
+
+        def is_error(self) -> bool:
+            return True
+
+    kept = Kept()
+    kept.rows.open(1, "any 5")
+    kept.compile("any 5", Troubled("any 5"))
+    kept.rows.place(1, 0, 1, 4)
+    assert kept.rows.lost == [1] and kept.allowed(0, 1, 4) is None
+
+
+def test_where_nothing_can_follow_and_nothing_is_complete_the_mask_allows_nothing() -> None:
+    class DeadEnd(MadeUpMatcher):
+        """Its own mask allows an end, as the library's does."""
+
+        def deep_copy(self) -> MadeUpMatcher:
+            return self
+
+        def allowed(self) -> list[int]:
+            return [1]
+
+        def is_stopped(self) -> bool:
+            return True
+
+    kept = Kept()
+    kept.rows.open(1, "any 5")
+    kept.compile("any 5", DeadEnd("any 5"))
+    kept.rows.place(1, 0, 1, 4)
+    assert kept.allowed(0, 1, 4) == []
+
+
+def test_as_many_grammars_are_kept_as_were_asked_for_last() -> None:
+    kept = Kept()
+    for number in range(COMPILED_KEPT + 1):
+        kept.rows.open(number, f"any {number}")
+        kept.compile(f"any {number}")
+    kept.rows.open(1000, f"any {COMPILED_KEPT}")
+    assert len(kept.wanted) == COMPILED_KEPT + 1
+    kept.rows.open(1001, "any 0")
+    assert kept.wanted[-1] == "any 0" and len(kept.wanted) == COMPILED_KEPT + 2, "the first one was forgotten"
+    assert token_mask([1], VOCAB).size == 4

@@ -1,0 +1,151 @@
+"""The mask worker's process: what it answers, and what becomes of its requests when it is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runahead.runtime import models
+from runahead.runtime.checkpoint import open_checkpoint
+from runahead.runtime.masks import mask_worker
+from runahead.runtime.masks.mask_worker import COMMAND, MaskWorker
+from runahead.runtime.masks.orders import Begin
+from runahead.runtime.models.read_config import load_config
+
+BUNDLED = Path(models.__path__[0]) / "bundled"
+YES = '{"grammars":[{"lark_grammar":"start: \\"yes\\""}]}'
+NO_GRAMMAR = '{"grammars":[{"lark_grammar":"start: nobody"}]}'
+
+
+@contextmanager
+def worker(command: tuple[str, ...] = COMMAND) -> Iterator[tuple[MaskWorker, list[str]]]:
+    config = load_config(open_checkpoint(BUNDLED))
+    said: list[str] = []
+    made = MaskWorker(Begin(str(BUNDLED), config.vocab_size, config.eos_token_ids, 4), said.append, command)
+    try:
+        yield made, said
+    finally:
+        made.stop()
+
+
+def until(reached: Callable[[], object]) -> None:
+    """Wait for what another process does."""
+    for _ in range(6000):
+        if reached():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it did not happen")
+
+
+def lost(made: MaskWorker) -> list[int]:
+    """Requests that are lost, once some are."""
+    found: list[int] = []
+
+    def look() -> bool:
+        found.extend(made.look(0.0))
+        return bool(found)
+
+    until(look)
+    return found
+
+
+def test_masks_come_from_another_process_and_only_once_somebody_asks() -> None:
+    with worker() as (made, said):
+        assert made.pid is None, "nobody has asked"
+        made.open(1, YES)
+        made.place(1, 2, 5, 9)
+        until(lambda: made.memory.read(2, 5, 9) is not None)
+        assert made.pid not in (None, os.getpid())
+        mask = made.memory.read(2, 5, 9)
+        assert mask is not None
+        first = int(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))[0])
+        made.take(np.array([1], np.int64), np.array([first], np.int32))
+        until(lambda: made.memory.read(2, 5, 10) is not None)
+        made.close(1)
+        assert list(made.look(0.0)) == []
+        until(lambda: made.figures().waiting == 0)
+        figures = made.figures()
+        assert (figures.masks, figures.compiled, figures.found, figures.restarts) == (2, 1, 0, 0)
+        assert not said
+
+
+def test_what_is_no_grammar_loses_its_request_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    with worker() as (made, said):
+        made.open(1, NO_GRAMMAR)
+        made.open(2, YES)
+        assert lost(made) == [1]
+        made.place(2, 0, 1, 3)
+        until(lambda: made.memory.read(0, 1, 3) is not None)
+        assert not said
+    assert "nobody" not in "".join(capfd.readouterr()), "a grammar was printed"
+
+
+def test_its_death_ends_the_requests_that_it_knew_and_the_next_one_gets_another_process() -> None:
+    with worker() as (made, said):
+        for order in (1, 2, 3):
+            made.open(order, YES)
+        made.close(2)
+        first = made.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        assert lost(made) == [1, 3]
+        assert len(said) == 1 and "2 requests" in said[0]
+        made.place(1, 0, 1, 3)
+        made.take(np.array([1], np.int64), np.array([1], np.int32))
+        made.close(1)
+        made.open(4, YES)
+        made.place(4, 0, 2, 3)
+        until(lambda: made.memory.read(0, 2, 3) is not None)
+        assert made.pid not in (None, first) and made.figures().restarts == 1
+        assert list(made.look(0.0)) == []
+
+
+def test_one_that_died_while_nobody_needed_it_costs_nobody_a_request() -> None:
+    with worker() as (made, _):
+        made.open(1, YES)
+        made.close(1)
+        process = made._process
+        assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
+        until(lambda: process.poll() is not None)
+        made.open(2, YES)
+        made.place(2, 0, 1, 3)
+        until(lambda: made.memory.read(0, 1, 3) is not None)
+
+
+def test_one_that_does_nothing_is_ended() -> None:
+    with worker((sys.executable, "-c", "import time; time.sleep(1000)")) as (made, said):
+        made.open(1, YES)
+        assert list(made.look(100.0)) == []
+        assert list(made.look(100.0 + mask_worker.SILENT_S - 1)) == []
+        assert list(made.look(100.0 + mask_worker.SILENT_S)) == [1]
+        assert made.pid is None and len(said) == 1
+
+
+def test_one_that_can_not_be_started_loses_the_request() -> None:
+    with worker(("/nonexistent/python",)) as (made, said):
+        made.open(1, YES)
+        made.place(1, 0, 1, 3)
+        made._command = COMMAND
+        made.open(2, YES)
+        assert list(made.look(0.0)) == [1], "whoever comes after it may find one"
+        made.place(2, 0, 1, 3)
+        until(lambda: made.memory.read(0, 1, 3) is not None)
+        assert len(said) == 1 and "can be started" in said[0]
+
+
+def test_it_ends_with_whoever_started_it() -> None:
+    with worker() as (made, _):
+        made.open(1, YES)
+        process = made._process
+        assert process is not None
+        made._socket.close()
+        assert process.wait(timeout=60) == 0
