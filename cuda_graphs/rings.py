@@ -51,7 +51,7 @@ class RingLayout:
     rows: most rows in a launch.
     max_top: most alternatives whose log-probabilities a row may ask for.
     drafts: tokens that a launch may keep of a row in addition to the one that it samples.
-    prompt_tokens: query tokens of a launch whose prompt log-probabilities can be left.
+    prompt_tokens: query tokens of a launch, all drafts included, whose prompt log-probabilities can be left.
     """
 
     slots: int
@@ -69,9 +69,9 @@ class RingMemory:
 
     What S leaves (cells, logprob, top_ids, top_logprobs, drafted) is readable once the launch is sampled. What F leaves
     (finite, prompt_*) is readable once it has ended. Entry j of prompt_* belongs to query token j of F, in the order of
-    `query_start_loc`, and says how likely the prompt's next token was. Only rows that asked for prompt
-    log-probabilities leave entries; the last query token of a row's last chunk, which no prompt token follows, has
-    none.
+    `query_start_loc`, and says how likely the prompt's next token was; each row that decodes is counted with all drafts
+    of the launch, however many the drafter had. Only rows that asked for prompt log-probabilities leave entries; the
+    last query token of a row's last chunk, which no prompt token follows, has none.
     """
 
     layout: RingLayout

@@ -145,7 +145,7 @@ def ring_layout(config: EngineConfig, model: ModelConfig, context: int) -> RingL
         rows=config.max_rows,
         max_top=MAX_TOP_LOGPROBS,
         drafts=drafts,
-        prompt_tokens=tokens,
+        prompt_tokens=tokens + config.max_rows * drafts,
     )
 
 

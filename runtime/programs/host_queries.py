@@ -21,6 +21,7 @@ class PromptQueries:
     """The n query tokens of an F that leave the log-probability of their prompt's next token."""
 
     index: NDArray[np.int64]  # [n] among the query tokens of F
+    entry: NDArray[np.int64]  # [n] where it leaves it: as if each row that decodes had all drafts of the launch
     target: NDArray[np.int64]  # [n] the prompt's next token
     asked: NDArray[np.int32]  # [n] how many of the most likely ones
 
@@ -114,7 +115,10 @@ def _ragged_queries(
 def prompt_queries_of(rows: HostRows, queries: Queries) -> PromptQueries:
     """The query tokens that leave prompt log-probabilities."""
     bulk = rows.rings.bulk[rows.rings.slot(rows.number)]
-    index, target, asked = [_NO_TOKENS], [_NO_TOKENS], [np.zeros(0, np.int32)]
+    index, entry, target, asked = [_NO_TOKENS], [_NO_TOKENS], [_NO_TOKENS], [np.zeros(0, np.int32)]
+    counts = np.diff(queries.query_start_loc)
+    counts[np.isin(np.arange(counts.size), rows.chunks[:, layout.CHUNK_ROW], invert=True)] = 1 + rows.most_drafts
+    begins = np.cumsum(counts) - counts  # as the host counts them, which does not know how many were drafted
     for place, _, count, offset, samples in rows.chunks.tolist():
         slot = rows.rows[place]
         wanted = rows.prompt_logprobs[slot]
@@ -123,9 +127,10 @@ def prompt_queries_of(rows: HostRows, queries: Queries) -> PromptQueries:
             continue
         first = int(queries.query_start_loc[place])
         index.append(np.arange(first, first + entries, dtype=np.int64))
+        entry.append(np.arange(begins[place], begins[place] + entries, dtype=np.int64))
         target.append(clamped(rows, bulk[offset + 1 : offset + 1 + entries]))
         asked.append(np.full(entries, wanted, np.int32))
-    return PromptQueries(np.concatenate(index), np.concatenate(target), np.concatenate(asked))
+    return PromptQueries(np.concatenate(index), np.concatenate(entry), np.concatenate(target), np.concatenate(asked))
 
 
 def clamped(rows: HostRows, tokens: NDArray[np.int32]) -> NDArray[np.int64]:

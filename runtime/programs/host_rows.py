@@ -328,7 +328,7 @@ class HostRows(RowParameters[NDArray[Any]]):
         self, places: NDArray[np.int64], chosen: NDArray[np.float32], top_ids: NDArray[np.int32],
         top: NDArray[np.float32],
     ) -> None:  # fmt: skip
-        """Log-probabilities of the query tokens `places` [n]. [n], [n, max_top], [n, max_top]"""
+        """Log-probabilities of a prompt's tokens, into the entries `places` [n]. [n], [n, max_top], [n, max_top]"""
         slot = self.rings.slot(self.number)
         self.rings.prompt_logprob[slot, places] = chosen
         self.rings.prompt_top_ids[slot, places] = top_ids

@@ -104,7 +104,7 @@ class HostProgram:
             finite[index[~good]] = False
             asked = np.where(good, wanted.asked[tile], np.int32(-1))
             found = log_probabilities(logits, wanted.target[tile], asked, self._rings.layout.max_top)
-            self.rows.write_prompt_logprobs(index, found.chosen, found.top_ids, found.top)
+            self.rows.write_prompt_logprobs(wanted.entry[tile], found.chosen, found.top_ids, found.top)
 
     def _batch(self, queries: Queries) -> ForwardBatch:
         rows, tokens = queries.slots.size, queries.token_ids.size

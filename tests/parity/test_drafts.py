@@ -27,6 +27,7 @@ CELLS = [
     ("penalties", "forced-eviction"),
     ("logprobs", "prefix-hit"),
     ("logprobs", "abort"),
+    ("prompt-logprobs", "staggered-arrival"),
     ("stop-strings", "logging-barrier"),
 ]
 DRAFTED = ("7", "auto")

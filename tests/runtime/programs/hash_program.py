@@ -131,7 +131,7 @@ class HashProgram:
             index = wanted.index[here]
             totals = np.bitwise_xor.accumulate(self._mixed(int(queries.slots[row])))[queries.positions[index]]
             found = self._made_up(totals ^ (totals >> _HALF), wanted.target[here], wanted.asked[here])
-            self.rows.write_prompt_logprobs(index, *found)
+            self.rows.write_prompt_logprobs(wanted.entry[here], *found)
 
     def _made_up(
         self, hashes: NDArray[np.uint64], tokens: NDArray[np.integer], asked: NDArray[np.int32]

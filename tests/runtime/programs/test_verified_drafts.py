@@ -298,6 +298,24 @@ def test_logits_that_are_not_finite_behind_a_miss_are_nobodys(model: Decoder) ->
         assert [(cell.token, cell.flags) for cell in run] == [(cell.token, 0) for cell in expected[1:3]]
 
 
+# ---------------------------------------------------------------- beside them
+
+
+def test_a_prompts_log_probabilities_lie_where_they_do_if_nobody_misses(model: Decoder) -> None:
+    """The host knows how many drafts a launch may have, and not how many the drafter had of a row."""
+    asked = SamplingParams(temperature=0.0, prompt_logprobs=2)
+    _, launches = started(model)
+    launches.begin(1, PROMPT, asked, stopping=ENDLESS)
+    alone_ = launches.launch({1: 20}).prompt[1]
+    tokens = [*PROMPT, *(cell.token for cell in alone(model, DRAWN, 8))]
+    for known in (len(PROMPT) + 8, len(PROMPT) + 3, len(PROMPT)):
+        _, launches = started(model, KnowingDrafter({0: tokens[:known], 1: PROMPT}))
+        begin(launches, 0, DRAWN, ENDLESS, 1 << 20)
+        launches.launch({0: 100})
+        launches.begin(1, PROMPT, asked, stopping=ENDLESS)
+        assert launches.launch({0: 1, 1: 20}, drafts=7).prompt[1] == alone_
+
+
 # ---------------------------------------------------------------- what is counted
 
 
