@@ -70,8 +70,11 @@ class Compiler:
     async def _started(self) -> asyncio.subprocess.Process:
         if self._unusable:
             raise no_structure(self._unusable)
-        if self._process is not None:
-            return self._process
+        if (process := self._process) is not None:
+            if process.returncode is None and not process.stdout.at_eof():  # type: ignore[union-attr]
+                return process
+            code = await self._end(process)  # while it was asked for nothing: that is no structure's fault
+            log.info("structure_process_ended", exit_code=code)
         if self._closed:
             raise _unavailable("the server is shutting down")
         # A session of its own: what a terminal sends to all of a group is not for it.

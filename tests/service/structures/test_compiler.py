@@ -140,6 +140,20 @@ def test_a_process_that_was_killed_is_nobodys_fault_and_another_is_started() -> 
     with_compiler(body)
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGPROF])
+def test_a_process_that_ended_while_it_was_asked_for_nothing_is_missed_by_no_structure(number: signal.Signals) -> None:
+    async def body(made: Compiler) -> None:
+        await made.compile(source({}))
+        process = made._process
+        assert process is not None
+        process.send_signal(number)
+        await process.wait()
+        assert (await made.compile(source({}))).grammar
+        assert made._process is not process
+
+    with_compiler(body)
+
+
 def test_a_process_that_is_stopped_is_ended_in_time_and_another_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "_WALL", 0.01)
 
