@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import jsonschema
 import pytest
@@ -16,10 +17,10 @@ PLAIN = 10_000  # handles of rows without a grammar begin behind this
 MAX_TOKENS = 220
 
 
-def completed(depth: int, count: int) -> tuple[dict[int, list[int]], int, int]:
+def completed(depth: int, count: int, **config: Any) -> tuple[dict[int, list[int]], int, int]:
     """Completions of so many schemas, and of a plain row for every fourth. Returns tokens by handle, how many ended by
     themselves, and how many rows were held."""
-    with structured_engine(depth) as chain:
+    with structured_engine(depth, **config) as chain:
         for number in range(count):
             chain.submit(1 + number, structure=grammar_of(schema_of(number)), max_tokens=MAX_TOKENS)
             if number % 4 == 0:
@@ -50,3 +51,18 @@ def test_completions_fit_their_schemas_at_every_depth(pytestconfig: pytest.Confi
         print(f"depth {depth}: {also} of {count}; {rows} times a row was held")
         assert tokens == expected, f"depth {depth}"
     assert held, "every mask was there before it was looked for"
+
+
+def test_drafts_of_plain_rows_change_no_token() -> None:
+    """The plain rows repeat themselves, and what they said before is drafted."""
+    tokens = {}
+    for drafter in ("none", "ngram"):
+        with structured_engine(2, drafter=drafter, load_format="auto") as chain:
+            for handle in range(1, 7):
+                structure = grammar_of(schema_of(handle)) if handle % 2 else ""
+                greedy = SamplingParams(temperature=0.0)
+                chain.submit(handle, structure=structure, sampling=None if structure else greedy, max_tokens=80)
+            chain.run()
+            assert chain.engine.scheduler.drafts.drafted.sum() > 0 or drafter == "none"
+            tokens[drafter] = chain.tokens
+    assert tokens["ngram"] == tokens["none"]
