@@ -28,23 +28,31 @@ from runahead.runtime.wire.messages import FrameReader
 WORKER_MODULE: Final = "runahead.runtime.masks.worker"
 # -P: nothing in the current directory can stand in for a module.
 COMMAND: Final = (sys.executable, "-P", "-m", WORKER_MODULE)
-SILENT_S: Final = 20.0  # a worker that has carried out nothing for so long, and has orders, is started again
+SILENT_S: Final = 20.0  # a worker that has orders, and has carried out none for so long, is ended
 _READ_BYTES: Final = 1 << 16
 _NS: Final = 1e-9
 
 
 class MaskWorker:
     """begin: the first order. report: told of each death, in a sentence that repeats nothing of a request. command:
-    what is started, with the numbers of two descriptors behind it.
+    what is started, with the numbers of two descriptors behind it. silent_s: a worker that has orders, and has carried
+    out none for so long, is ended.
 
     The worker is started for the first request, and is at its orders when it has read the tokenizer.
     """
 
-    def __init__(self, begin: o.Begin, report: Callable[[str], None], command: Sequence[str] = COMMAND) -> None:
+    def __init__(
+        self,
+        begin: o.Begin,
+        report: Callable[[str], None],
+        command: Sequence[str] = COMMAND,
+        silent_s: float = SILENT_S,
+    ) -> None:
         """Raises OSError where there is no memory."""
         self._begin = begin
         self._report = report
         self._command = command
+        self._silent_s = silent_s
         size = MaskMemory.size(begin.max_rows, begin.vocab_size)
         self._file = os.memfd_create("runahead-masks")
         os.truncate(self._file, size)
@@ -95,7 +103,7 @@ class MaskWorker:
         if lost is None:
             return never + self._end("it has ended")
         if self._is_silent(now):
-            return never + self._end(f"it has carried out nothing for {SILENT_S:g} s")
+            return never + self._end(f"it has carried out nothing for {self._silent_s:g} s")
         mine = [order for order in lost if order in self._open]
         self._open.difference_update(mine)
         return never + mine
@@ -159,7 +167,7 @@ class MaskWorker:
         handled = int(self.memory.figures[m.HANDLED])
         if self._moved_at is None or handled != self._handled or handled == self._sent:
             self._handled, self._moved_at = handled, now
-        return now - self._moved_at >= SILENT_S
+        return now - self._moved_at >= self._silent_s
 
     # ------------------------------------------------------------ the socket
 

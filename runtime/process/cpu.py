@@ -15,7 +15,7 @@ from runahead.cuda_graphs.rings import allocate_rings
 from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.drafters.ngram import NgramDrafter
 from runahead.runtime.grammar.extra import is_installed
-from runahead.runtime.masks.mask_worker import MaskWorker
+from runahead.runtime.masks.mask_worker import SILENT_S, MaskWorker
 from runahead.runtime.masks.orders import Begin
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.cpu_kernels import choose_kernels, choose_kernels_and_threads
@@ -104,4 +104,6 @@ def _masks(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig) -> 
         return None
     log = structlog.get_logger("engine")
     begin = Begin(config.model, model.vocab_size, model.eos_token_ids, config.max_rows)
-    return MaskWorker(begin, lambda what: log.error("mask_worker", what=what))
+    # It is ended before the engine is, which stops where nobody's request comes further.
+    silent_s = min(SILENT_S, config.launch_timeout_s / 2)
+    return MaskWorker(begin, lambda what: log.error("mask_worker", what=what), silent_s=silent_s)

@@ -15,7 +15,6 @@ import pytest
 
 from runahead.runtime import models
 from runahead.runtime.checkpoint import open_checkpoint
-from runahead.runtime.masks import mask_worker
 from runahead.runtime.masks.mask_worker import COMMAND, MaskWorker
 from runahead.runtime.masks.orders import Begin
 from runahead.runtime.models.read_config import load_config
@@ -26,10 +25,10 @@ NO_GRAMMAR = '{"grammars":[{"lark_grammar":"start: nobody"}]}'
 
 
 @contextmanager
-def worker(command: tuple[str, ...] = COMMAND) -> Iterator[tuple[MaskWorker, list[str]]]:
+def worker(command: tuple[str, ...] = COMMAND, silent_s: float = 20.0) -> Iterator[tuple[MaskWorker, list[str]]]:
     config = load_config(open_checkpoint(BUNDLED))
     said: list[str] = []
-    made = MaskWorker(Begin(str(BUNDLED), config.vocab_size, config.eos_token_ids, 4), said.append, command)
+    made = MaskWorker(Begin(str(BUNDLED), config.vocab_size, config.eos_token_ids, 4), said.append, command, silent_s)
     try:
         yield made, said
     finally:
@@ -122,11 +121,11 @@ def test_one_that_died_while_nobody_needed_it_costs_nobody_a_request() -> None:
 
 
 def test_one_that_does_nothing_is_ended() -> None:
-    with worker((sys.executable, "-c", "import time; time.sleep(1000)")) as (made, said):
+    with worker((sys.executable, "-c", "import time; time.sleep(1000)"), 7.0) as (made, said):
         made.open(1, YES)
         assert list(made.look(100.0)) == []
-        assert list(made.look(100.0 + mask_worker.SILENT_S - 1)) == []
-        assert list(made.look(100.0 + mask_worker.SILENT_S)) == [1]
+        assert list(made.look(100.0 + 6.5)) == []
+        assert list(made.look(100.0 + 7.0)) == [1]
         assert made.pid is None and len(said) == 1
 
 
