@@ -6,7 +6,8 @@ The cells are those of the matrix, its kinds and its events.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -30,7 +31,9 @@ CELLS = [
     ("prompt-logprobs", "staggered-arrival"),
     ("stop-strings", "logging-barrier"),
 ]
-DRAFTED = ("7", "auto")
+# Pools, and how much is drafted. Cells with the same services stand together: these are started once.
+SERVICES = [("roomy", "7"), ("roomy", "auto"), ("tight", "7"), ("barrier", "auto")]
+Started = Callable[[str, str], dict[str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -41,23 +44,31 @@ def without() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def drafting(request: pytest.FixtureRequest) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """A pool, how much is drafted, and URLs by depth."""
-    pool, drafts = request.param
-    flags = ["--threads", "1", *POOLS[pool], "--drafter", "ngram", "--draft-tokens", drafts]
-    with services_at_every_depth(lambda i: [*flags, "--jitter-seed", str(27 + i)]) as urls:
-        yield pool, drafts, urls
+def started() -> Iterator[Started]:
+    """URLs by depth, of a pool and so many drafts. Services of another pool, or with other drafts, end before."""
+    with contextlib.ExitStack() as stack:
+        running: dict[tuple[str, str], dict[str, str]] = {}
+
+        def of(pool: str, drafts: str) -> dict[str, str]:
+            if (pool, drafts) not in running:
+                stack.close()
+                running.clear()
+                flags = ["--threads", "1", *POOLS[pool], "--drafter", "ngram", "--draft-tokens", drafts]
+                services = services_at_every_depth(lambda i: [*flags, "--jitter-seed", str(27 + i)])
+                running[pool, drafts] = stack.enter_context(services)
+            return running[pool, drafts]
+
+        yield of
 
 
 @pytest.mark.parametrize(
-    ("drafting", "kind", "event"),
-    [((EVENTS[event].pool, drafts), kind, event) for drafts in DRAFTED for kind, event in CELLS],
-    indirect=["drafting"],
+    ("pool", "drafts", "kind", "event"),
+    [(*services, *cell) for services in SERVICES for cell in CELLS if EVENTS[cell[1]].pool == services[0]],
 )
 def test_a_cell_of_the_matrix_has_the_answers_of_serial_without_drafts(
-    kind: str, event: str, drafting: tuple[str, str, dict[str, str]], without: str
+    pool: str, drafts: str, kind: str, event: str, started: Started, without: str
 ) -> None:
-    pool, drafts, urls = drafting
+    urls = started(pool, drafts)
     asked = workload_of(kind, event, 50)
     before = asyncio.run(figures_everywhere(urls))
     answers = asyncio.run(run_everywhere({**urls, "without": without}, asked))
