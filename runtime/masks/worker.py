@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
-from runahead.runtime.grammar.matcher import GrammarError, VocabularyError, load_vocabulary, new_matcher
+from runahead.runtime.grammar.matcher import VocabularyError, load_vocabulary, new_matcher
 from runahead.runtime.masks import orders
 from runahead.runtime.masks.grammar_rows import GrammarRows, Matcher
 from runahead.runtime.masks.mask_memory import HANDLED, MaskMemory
@@ -55,7 +55,7 @@ class Compiler:
         begun = time.monotonic_ns()
         try:
             matcher: Matcher | None = new_matcher(self._vocabulary, grammar)
-        except GrammarError:
+        except BaseException:  # not GrammarError alone: a panic is no Exception, and requests would wait for ever
             matcher = None
         self._results.append((grammar, matcher, time.monotonic_ns() - begun))
         self._tell.send(b"\0")
