@@ -12,6 +12,12 @@ from runahead.service.structures.fault import StructureFault
 from runahead.service.structures.lark_check import check_lark
 from runahead.service.structures.schema_check import Schema, enforced, read_schema
 
+_HOW: Final = {
+    # As much as texts for people have, and no more: a model that has begun to write spaces may never end.
+    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,32}",
+    # Each character in one way alone: the library would take "\u0061" for a name that is not "a".
+    "json_allowed_escapes": 'nrbtf\\"',
+}
 _DELETE: Final = "\x7f"  # which Lark wants escaped, and JSON does not
 
 
@@ -37,8 +43,9 @@ def grammar_text(kind: str, text: str, most_depth: int) -> tuple[str, Schema | N
 
 
 def of_schema(schema: Schema) -> str:
-    """The grammar of a schema of which all is enforced."""
-    return _of({"json_schema": schema})
+    """The grammar of a schema of which all is enforced, with how its texts are written."""
+    outer: dict[str, Any] = {} if schema is True else schema if isinstance(schema, dict) else {"anyOf": []}
+    return _of({"json_schema": {"x-guidance": _HOW, **outer}})
 
 
 def _of(grammar: dict[str, Any]) -> str:

@@ -32,6 +32,7 @@ _SAID: Final = frozenset(
 )
 _FORMATS: Final = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 _BOUNDS: Final = ("exclusiveMinimum", "exclusiveMaximum")
+_INWARDS: Final = 1e-9
 _STRINGS: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _SHOWN: Final = 60  # characters of a name that a sentence repeats
 
@@ -41,7 +42,9 @@ def read_schema(text: str, most_depth: int) -> Schema:
     if (depth := _depth(text)) > most_depth:
         raise StructureFault("", f"has {depth} lists and objects inside each other, and may have {most_depth}")
     try:
-        schema = json.loads(text, object_pairs_hook=_object, parse_float=_number, parse_constant=_number)
+        schema = json.loads(
+            text, object_pairs_hook=_object, parse_float=_number, parse_int=_whole, parse_constant=_number
+        )
         text.encode()
         json.dumps(schema, ensure_ascii=False).encode()
     except UnicodeError:
@@ -71,6 +74,9 @@ def enforced(schema: Schema, place: str = "#") -> Schema:
             raise StructureFault(inner, "is a keyword that is not enforced")
         clean[key] = _part(key, value, inner)
     _check_format(clean, place)
+    _check_least_properties(clean, place)
+    if clean.get("type") != "integer":
+        _draw_in(clean)
     return clean
 
 
@@ -127,6 +133,25 @@ def _check_format(schema: dict[str, Any], place: str) -> None:
         raise StructureFault(f"{place}/format", "is enforced beside the type string alone")
 
 
+def _check_least_properties(schema: dict[str, Any], place: str) -> None:
+    """The library counts a name that stands twice as two. Names that are required can't."""
+    least, required = schema.get("minProperties"), schema.get("required", [])
+    if isinstance(least, int) and isinstance(required, list) and least > len({str(name) for name in required}) + 1:
+        raise StructureFault(f"{place}/minProperties", "is enforced for one more than are in required, and no more")
+
+
+def _draw_in(schema: dict[str, Any]) -> None:
+    """Exclusive bounds that are whole numbers, a billionth further in.
+
+    llguidance 1.9.1 lets such a bound itself through where the other one is less than 1 away: 2 for 2 < x < 2.75. What
+    is left out by this would be valid, and nothing that is let in is not.
+    """
+    for key, inwards in zip(_BOUNDS, (1, -1), strict=True):
+        bound = schema.get(key)
+        if bound is not None and float(bound).is_integer():
+            schema[key] = bound + inwards * max(_INWARDS, 4 * math.ulp(bound))
+
+
 def _depth(text: str) -> int:
     """How many lists and objects there are inside each other, if the text is JSON."""
     depth = most = 0
@@ -143,6 +168,12 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise ValueError(f"the key {pointer(twice)} stands twice in an object")
     return made
+
+
+def _whole(text: str) -> int:
+    """Raises ValueError for one that no other number could be compared with."""
+    _number(text)
+    return int(text)
 
 
 def _number(text: str) -> float:

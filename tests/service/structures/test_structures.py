@@ -41,6 +41,7 @@ from tests.service.running_service import Service
 
 # The bundled model's tokens: the compile process reads them from its checkpoint.
 FOLLOWS = msgspec.structs.replace(INFO, vocab_size=4096, eos_token_ids=(0,), structures=True)
+SPACED = {"x-guidance": {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,32}", "json_allowed_escapes": 'nrbtf\\"'}}
 LONG_S = 60.0  # a compile process is started
 
 
@@ -76,8 +77,9 @@ def submitted(service: Service, asked: GenerateRequest) -> m.Submit:
 @pytest.mark.parametrize(
     ("kind", "grammar"),
     [
-        ({"json_schema": '{"title":"T", "type": "string"}'}, {"json_schema": {"type": "string"}}),
-        ({"json_object": True}, {"json_schema": {"type": "object"}}),
+        ({"json_schema": '{"title":"T", "type": "string"}'}, {"json_schema": {**SPACED, "type": "string"}}),
+        ({"json_schema": "true"}, {"json_schema": SPACED}),
+        ({"json_object": True}, {"json_schema": {**SPACED, "type": "object"}}),
         ({"choice": Choice(texts=["a", "b", "a"])}, {"lark_grammar": 'start: "a" | "b"'}),
         ({"grammar": 'start: "x"'}, {"lark_grammar": 'start: "x"'}),
     ],
