@@ -77,13 +77,12 @@ class Compiler:
             log.info("structure_process_ended", exit_code=code)
         if self._closed:
             raise _unavailable("the server is shutting down")
-        # A session of its own: what a terminal sends to all of a group is not for it.
+        # What a terminal sends to all of a group it ignores, as this process does.
         process = await asyncio.create_subprocess_exec(
             *COMMAND,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
             limit=_LINE_BYTES,
         )
         self._process = process
