@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sized
 
+import numpy as np
+from numpy.typing import NDArray
+
 from runahead.cuda_graphs.device import Device
 from runahead.runtime.engine.figures import Figures
 from runahead.runtime.engine.latencies import Latencies
@@ -36,6 +39,8 @@ def engine_stats(
         paused=len(scheduler.holdings.paused),
         finished=dict(scheduler.tally.finished),
         **_counted(scheduler.tally.counters),
+        drafted=_by_place(scheduler.drafts.drafted),
+        accepted=_by_place(scheduler.drafts.accepted),
         aborted=_aborted(scheduler.tally.aborted, intake),
         events=_events(scheduler.tally.events, figures),
         blocks_total=pool.total,
@@ -97,6 +102,11 @@ def _counted(counters: Mapping[str, int]) -> dict[str, int]:
         "blocks_adopted": counters["blocks_adopted"],
         "blocks_returned": counters["blocks_returned"],
     }
+
+
+def _by_place(counts: NDArray[np.int64]) -> dict[int, int]:
+    """counts: [K], of the places of a run."""
+    return dict(enumerate(counts.tolist(), start=1))
 
 
 def _aborted(by_phase: Mapping[str, int], intake: Mapping[str, int]) -> dict[str, int]:

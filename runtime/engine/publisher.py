@@ -150,4 +150,6 @@ class Publisher:
             prefill_s=first - admitted if first else NOT_SEEN_S,
             first_token_s=first - submitted if first else NOT_SEEN_S,
             decode_s=now - first if first else NOT_SEEN_S,
+            drafted=request.drafted,
+            accepted=request.accepted,
         )

@@ -40,6 +40,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     generated_tokens: int
     void_rows: int
     held_rows: int  # times that a launch brought no token of a row, since its mask was late
+    drafted: dict[int, int]  # drafts that launches have looked at, by their place in a run, from 1 on
+    accepted: dict[int, int]  # of these, those that were right
     prefill_chunks: int
     cached_tokens: int  # of prompts, taken from the prefix cache
     queried_tokens: int  # of prompts, looked for in the prefix cache

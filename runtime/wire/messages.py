@@ -202,7 +202,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
 
     reason: a `FinishReason`. stop_token_id: the id that ended it, or -1. Times are seconds on the engine's clock, -1
     for a part that the request did not reach: in the queue, from admission to the first token, from submission to the
-    first token, and from the first token to the last.
+    first token, and from the first token to the last. drafted, accepted: drafts of the request that launches have
+    looked at, and those of them that were right.
     """
 
     handle: int
@@ -213,6 +214,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     prefill_s: float = -1.0
     first_token_s: float = -1.0
     decode_s: float = -1.0
+    drafted: int = 0
+    accepted: int = 0
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -77,11 +77,12 @@ def describe_finish(finished: generate_pb2.Finished) -> str:
     """One line: reason, usage, seed and pace."""
     reason = generate_pb2.FinishReason.Name(finished.reason).removeprefix("FINISH_REASON_")
     matched = finished.stop.WhichOneof("match")
-    pace = tokens_per_second(finished)
+    pace, drafted = tokens_per_second(finished), finished.usage.drafted_tokens
     parts = [
         reason + (f" {getattr(finished.stop, matched)!r}" if matched else ""),
         f"{finished.usage.prompt_tokens} prompt tokens ({finished.usage.cached_tokens} cached)",
         f"{finished.usage.completion_tokens} completion tokens",
+        *([f"{finished.usage.accepted_tokens} of {drafted} drafts right"] if drafted else []),
         f"seed {finished.seed}",
     ]
     timing = finished.timing

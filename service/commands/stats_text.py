@@ -18,6 +18,7 @@ def stats_lines(stats: stats_pb2.ServerStats) -> list[str]:
         "tokens": f"{tokens.generated} generated, {tokens.prompt} of prompts in {tokens.prefill_chunks} chunks, "
         f"{tokens.cached} from the prefix cache, {tokens.recomputed} recomputed, "
         f"{tokens.void_rows} rows void past an end, {tokens.held_rows} held for want of a mask",
+        "drafts": _drafts(tokens.drafted, tokens.accepted),
         "launches": f"{chain.launches} enqueued ({_counts(chain.launches_by_kind)}), {chain.launches_retired} retired",
         "overlap": ratio,
         "depth": f"asked {chain.run_ahead or 'serial'}, reached {chain.ledger_depth_max}, now {chain.ledger_depth}; "
@@ -71,6 +72,15 @@ def rate_line(before: stats_pb2.ServerStats, now: stats_pb2.ServerStats) -> str:
         f"{'pace':<10}over {seconds:.1f} s: {generated:.0f} tokens/s generated, {prompts:.0f} of prompts, "
         f"{ended:.1f} requests/s ended"
     )
+
+
+def _drafts(drafted: Mapping[int, int], accepted: Mapping[int, int]) -> str:
+    """By their places in a run."""
+    if not drafted:
+        return "none"
+    right, looked_at = sum(accepted.values()), sum(drafted.values())
+    places = ", ".join(f"{accepted.get(place, 0)} of {count}" for place, count in sorted(drafted.items()))
+    return f"{right} of {looked_at} were right; by their place in a run: {places}"
 
 
 def _counts(counts: Mapping[str, int] | Mapping[int, int]) -> str:

@@ -169,6 +169,8 @@ class Completion:
                 prompt_tokens=self._prompt_tokens,
                 cached_tokens=told.cached_tokens if told else 0,
                 completion_tokens=self._text.completion_tokens,
+                drafted_tokens=end.drafted if end else None,
+                accepted_tokens=end.accepted if end else None,
             ),
             timing=self._clock.timing(end, admitted),
         )

@@ -40,6 +40,11 @@ def engine_metrics(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
     yield counter(
         "runahead_held_rows", "Rows without a token from a launch, since their mask was late.", stats.held_rows
     )
+    for name, what, found in (
+        ("drafted_tokens", "Drafts that launches looked at, by their place in a run.", stats.drafted),
+        ("accepted_drafts", "Of these, those that were right.", stats.accepted),
+    ):
+        yield counters(f"runahead_{name}", what, "place", {str(place): count for place, count in found.items()})
     yield counter("runahead_front_ends_lost", "Connections of front ends that were lost.", stats.front_ends_lost)
 
 

@@ -43,6 +43,7 @@ class Answer:
     prompt_length: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    drafts: tuple[int, int] | None = None  # looked at, and right; None where they were not said
     terminals: int = 0
     after_terminal: int = 0
     aborted: bool = False
@@ -83,6 +84,8 @@ class Answer:
         self.seed = finished.seed
         self.cached_tokens = finished.usage.cached_tokens
         self.completion_tokens = finished.usage.completion_tokens
+        if finished.usage.HasField("drafted_tokens"):
+            self.drafts = finished.usage.drafted_tokens, finished.usage.accepted_tokens
 
 
 def _scored(token: Token) -> Scored:

@@ -78,5 +78,11 @@ def test_a_cell_of_the_matrix_has_the_answers_of_serial_without_drafts(
         check_at_rest(after[depth], BARRIER_INTERVAL[pool])
         for item, ours, theirs in zip(asked, answers["without"], run.answers, strict=True):
             compare(item, ours, theirs, f"{drafts} drafts, depth {depth}, request {item.request.request_id}")
+            assert ours.drafts in ((0, 0), None), "without a drafter"
+    if (pool, drafts, event) == ("roomy", "7", "end-of-sequence"):
+        told = {depth: [answer.drafts for answer in run.answers] for depth, run in runs.items()}
+        assert all(counts == told["serial"] for counts in told.values()), "a race would show here first"
+        assert all(counts is not None and counts[0] >= counts[1] for counts in told["serial"])
+        assert sum(counts[1] for counts in told["serial"] if counts) > 0
     launches = table([{"launches": run.counted["launches"]} for run in runs.values()])
     print(f"\n{kind} / {event}, {drafts} drafts: {launches}")

@@ -58,7 +58,8 @@ OWN_GAUGES = (
     "overlap_ratio preparing_requests ledger_depth ledger_depth_max run_ahead"
 )
 OWN_COUNTERS = (
-    "stop_strings cancelled slow_readers refusals recomputed_tokens void_rows held_rows front_ends_lost launches "
+    "stop_strings cancelled slow_readers refusals recomputed_tokens void_rows held_rows drafted_tokens "
+    "accepted_drafts front_ends_lost launches "
     "device_busy_seconds device_idle_seconds device_idle_inside_seconds host_seconds graph_captures graph_replays "
     "fallbacks barriers barrier_seconds structures_compiled structure_hits structure_compile_seconds"
 )
@@ -68,7 +69,8 @@ OWN = {f"runahead_{name}": GAUGE for name in OWN_GAUGES.split()} | {
 OF_THE_ENGINE = {name for name in USUAL if name.startswith("vllm:")} | {
     f"runahead_{name}"
     for name in "kv_blocks paused_requests preparing_requests overlap_ratio ledger_depth ledger_depth_max run_ahead "
-    "recomputed_tokens void_rows held_rows front_ends_lost launches device_busy_seconds device_idle_seconds "
+    "recomputed_tokens void_rows held_rows drafted_tokens accepted_drafts front_ends_lost launches "
+    "device_busy_seconds device_idle_seconds "
     "device_idle_inside_seconds host_seconds graph_captures graph_replays fallbacks barriers barrier_seconds".split()
 }
 
@@ -376,5 +378,5 @@ def test_no_label_is_a_caller_s_choice(scraped: Scraped) -> None:
     assert labels <= {
         "version", "model_name", "engine", "block_size", "num_gpu_blocks", "enable_prefix_caching", "cache_dtype",
         "finished_reason", "le", "state", "kind", "reason", "process", "grpc_type", "grpc_service", "grpc_method",
-        "grpc_code",
+        "grpc_code", "place",
     }  # fmt: skip
