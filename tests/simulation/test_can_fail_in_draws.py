@@ -50,12 +50,15 @@ def a_neighbours_temperature(rows: HostRows, bulk: NDArray[np.int32], offset: in
     rows.temperature[slot] = rows.temperature[slot - 1]
 
 
-def half_a_seed(rows: HostRows, slot: int, digest: int, position: int, form: Form) -> int:
-    return _draw(rows, slot, digest ^ (int(rows.seed[slot]) >> 32 << 32 & (1 << 64) - 1), position, form)
+Mask = NDArray[np.int32] | None
 
 
-def the_token_before(rows: HostRows, slot: int, digest: int, position: int, form: Form) -> int:
-    return _draw(rows, slot, digest, position - 1, form)
+def half_a_seed(rows: HostRows, slot: int, digest: int, position: int, form: Form, mask: Mask) -> int:
+    return _draw(rows, slot, digest ^ (int(rows.seed[slot]) >> 32 << 32 & (1 << 64) - 1), position, form, mask)
+
+
+def the_token_before(rows: HostRows, slot: int, digest: int, position: int, form: Form, mask: Mask) -> int:
+    return _draw(rows, slot, digest, position - 1, form, mask)
 
 
 def of_another_row(publisher: Publisher, commit: Commit, mine: NDArray[np.intp] | slice) -> tuple[m.Logprobs, ...]:
