@@ -84,5 +84,11 @@ def test_a_cell_of_the_matrix_has_the_answers_of_serial_without_drafts(
         assert all(counts == told["serial"] for counts in told.values()), "a race would show here first"
         assert all(counts is not None and counts[0] >= counts[1] for counts in told["serial"])
         assert sum(counts[1] for counts in told["serial"] if counts) > 0
+        for depth, figures in after.items():
+            grew = [
+                sum(getattr(figures.tokens, name).values()) - sum(getattr(before[depth].tokens, name).values())
+                for name in ("drafted", "accepted")
+            ]
+            assert grew == [sum(counts[i] for counts in told[depth] if counts) for i in (0, 1)]
     launches = table([{"launches": run.counted["launches"]} for run in runs.values()])
     print(f"\n{kind} / {event}, {drafts} drafts: {launches}")

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from runahead.runtime.checkpoint import gguf_file, open_checkpoint
 from runahead.runtime.checkpoint.gguf_file import SUPPORTED, GgufTensor, open_gguf
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
+from runahead.runtime.kernels.reference.linear import BlasProducts
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.trial import Trial
@@ -45,7 +46,7 @@ def _without_gradients() -> Iterator[None]:
 
 
 def decoder(path: Path, dtype: torch.dtype | None = torch.float32) -> Decoder:
-    return load_model(open_checkpoint(path), CPU, dtype, "auto", ReferenceKernels())
+    return load_model(open_checkpoint(path), CPU, dtype, "auto", ReferenceKernels(BlasProducts()))
 
 
 def logits(ours: Decoder, tokens: list[int]) -> torch.Tensor:
