@@ -121,7 +121,7 @@ def test_one_that_died_while_nobody_needed_it_costs_nobody_a_request() -> None:
 
 
 def test_one_that_does_nothing_is_ended() -> None:
-    with worker((sys.executable, "-c", "import time; time.sleep(1000)"), 7.0) as (made, said):
+    with worker((sys.executable, "-c", "import signal; signal.pause()"), 7.0) as (made, said):
         made.open(1, YES)
         assert list(made.look(100.0)) == []
         assert list(made.look(100.0 + 6.5)) == []
