@@ -1,33 +1,37 @@
 """Tries ways to cut the attention of prompt chunks on this GPU: `python -m benchmarks.tune.chunk_attention`.
 
-Each way is first compared with the attention that needs no plan, and then timed beside it in several launches: prompts
-at their beginning and over a long cache, alone and with decode rows. The best way that is nowhere slower joins
-`measured_chunk_attention.json` beside the kernels, if --out says so, and serves from the next start on.
+Each way is timed beside the attention that needs no plan, in several launches: prompts at their beginning and over a
+long cache, alone and with decode rows. After each launch the way that is best so far and nowhere slower is compared
+with the attention that needs no plan, number by number; it joins `measured_chunk_attention.json` beside the kernels, if
+--out says so, and serves from the next start on. So a run that is cut off has left what it knew.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from benchmarks.tune.trial import compile_side_by_side, graph_us, part_of
+from benchmarks.tune.trial import compile_in_copies, graph_us, usable_cores
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import AttentionShape
 from runahead.runtime.kernels.triton.chunk_attention import chunk_attention
 from runahead.runtime.kernels.triton.chunk_plans import TABLE, ChunkPlan, plan_key
-from runahead.runtime.kernels.triton.chunk_work import cut_chunks
+from runahead.runtime.kernels.triton.chunk_work import SPLIT_LAUNCH, cut_chunks
 from runahead.runtime.kernels.triton.line_attention import line_attention
 from runahead.runtime.rounding import ceil_div
 
-SHAPES: Final = {  # heads, KV heads, head_dim
+Shape = tuple[int, int, int]
+SHAPES: Final[dict[str, Shape]] = {  # heads, KV heads, head_dim
     "0.6B": (16, 8, 128),
     "1B": (32, 8, 64),
     "8B": (32, 8, 128),
@@ -37,6 +41,8 @@ SHAPES: Final = {  # heads, KV heads, head_dim
 _BLOCK_SIZE: Final = 16
 _CLOSE: Final = 1e-2  # relative error that rounding to bfloat16 may make
 _NO_SLOWER: Final = 1.03  # in any launch, beside the attention that needs no plan
+_WINDOW: Final = 700  # of the windowed form that is compared
+_SHARED: Final = 226 * 1024  # bytes of shared memory that programs of one processor may take together
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +58,27 @@ class Launch:
         return 4.0 * seen * heads * head_dim
 
 
-LAUNCHES: Final = (
-    Launch("128", ((128, 0),)),
-    Launch("512", ((512, 0),)),
+LAUNCHES: Final = (  # what tells plans apart best comes first
+    Launch("2048 behind 30k", ((2048, 30720),)),
     Launch("512 behind 31.5k", ((512, 32256),)),
     Launch("2048", ((2048, 0),)),
-    Launch("2048 behind 30k", ((2048, 30720),)),
-    Launch("8192", ((8192, 0),)),
     Launch("32 rows and 480", (*((1, 1000),) * 32, (480, 1000))),
+    Launch("8192", ((8192, 0),)),
+    Launch("128", ((128, 0),)),
+    Launch("512", ((512, 0),)),
     Launch("32 rows at 8k and 2048", (*((1, 8000),) * 32, (2048, 4096))),
 )
+COMPARED: Final = (  # of at most SPLIT_LAUNCH query tokens, and of more
+    Launch("compared", (*((1, 1500),) * 3, (300, 2000), (70, 0), (1, 0))),
+    Launch("larger", ((1, 3000), (600, 100))),
+)
+assert sum(count for count, _ in COMPARED[0].rows) <= SPLIT_LAUNCH < sum(count for count, _ in COMPARED[1].rows)
 
 
 class Trial:
     """Attention of one shape in one launch, over a cache whose blocks lie in random order."""
 
-    def __init__(self, shape: tuple[int, int, int], launch: Launch, device: str = "cuda") -> None:
+    def __init__(self, shape: Shape, launch: Launch, device: str = "cuda") -> None:
         heads, kv_heads, head_dim = shape
         self.shape = AttentionShape(heads, kv_heads, head_dim, head_dim**-0.5)
         counts = torch.tensor([count for count, _ in launch.rows], dtype=torch.int32)
@@ -113,54 +124,165 @@ class Trial:
 
 
 def plans(head_dim: int, processors: int) -> Iterator[ChunkPlan]:
-    """Those whose tiles fit into shared memory. Triton holds `stages` tiles of keys and of values."""
-    width = max(64, 1 << (head_dim - 1).bit_length()) * 2  # bytes
-    for (lines, warps, each), keys, stages, parts in itertools.product(
-        ((128, 8, 1), (64, 4, 2), (128, 4, 1)), (32, 64, 128), (2, 3, 4), (1, 8)
+    """Tiles of two warpgroups, or of one with two programs a processor, as far as shared memory holds them: Triton
+    keeps `stages` tiles of keys and of values. Each in one part, in 8 and in 16."""
+    pad = max(64, 1 << (head_dim - 1).bit_length())
+    for (lines, warps, each), keys, stages in itertools.product(
+        ((128, 8, 1), (64, 4, 2)), (32, 64) if pad > 128 else (64, 128), (2, 3)
     ):
-        shared = (lines + 2 * keys * stages) * width
-        if each * shared > 226 * 1024 or (keys == 32 and head_dim < 256) or (warps == 4 and head_dim > 128):
+        shared = (lines + 2 * keys * stages) * pad * 2
+        if each * shared > _SHARED or (warps == 4 and pad > 128):
             continue
-        yield ChunkPlan(lines, keys, each * processors, warps, stages, parts)
+        for parts in (8, 1, 16):
+            yield ChunkPlan(lines, keys, each * processors, warps, stages, parts)
+
+
+class Search:
+    """The plans of one shape and how long each takes, launch by launch.
+
+    names: of the launches. is_right: whether a plan gives what attention without one gives; asked of a plan only when
+    it is the best, and once.
+    """
+
+    def __init__(self, tried: Sequence[ChunkPlan], is_right: Callable[[ChunkPlan], bool]) -> None:
+        self.default: list[float] = []
+        self.took: dict[ChunkPlan, list[float]] = {plan: [] for plan in tried}
+        self._is_right = is_right
+        self._right: dict[ChunkPlan, bool] = {}
+
+    def time_launch(self, default_us: float, time_us: Callable[[ChunkPlan], float]) -> None:
+        """One launch more. time_us: microseconds of a plan; what it raises puts the plan out."""
+        self.default.append(default_us)
+        for plan in list(self.took):
+            try:
+                self.took[plan].append(time_us(plan))
+            except Exception as error:  # a plan that this GPU can't hold
+                print(f"  can't run: {plan}: {str(error)[:100]!r}", flush=True)
+                del self.took[plan]
+
+    def ranked(self) -> list[ChunkPlan]:
+        """The plans, those that took least over all launches so far first."""
+        return sorted(self.took, key=lambda plan: math.prod(self.took[plan]))
+
+    def best(self) -> ChunkPlan | None:
+        """The fastest plan that is right, and in no launch so far slower than none is; None where there is none."""
+        for plan in self.ranked():
+            pairs = zip(self.took[plan], self.default, strict=True)
+            if any(ours > _NO_SLOWER * theirs for ours, theirs in pairs):
+                continue
+            if plan not in self._right:
+                self._right[plan] = self._is_right(plan)
+            if self._right[plan]:
+                return plan
+        return None
+
+
+class Clock:
+    """Seconds since this run began, before each line that it prints."""
+
+    def __init__(self, seconds: float) -> None:
+        self._begun, self._seconds = time.monotonic(), seconds
+
+    def left(self) -> float:
+        return self._begun + self._seconds - time.monotonic()
+
+    def say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self._begun:6.1f} s] {text}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="8B,0.6B", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--out", action="store_true", help="the best joins the table beside the kernels")
+    parser.add_argument("--seconds", type=float, default=600.0, help="no launch is begun after them (%(default)s)")
     parser.add_argument("--shown", type=int, default=4, help="plans that are printed, besides the one without")
-    parser.add_argument("--compile", help=argparse.SUPPRESS)
+    parser.add_argument("--workers", type=int, default=usable_cores(), help="that compile side by side (%(default)s)")
     chosen = parser.parse_args()
-    if chosen.compile is None:
-        compile_side_by_side("benchmarks.tune.chunk_attention", [f"--shapes={chosen.shapes}"])
-    processors = torch.cuda.get_device_properties(0).multi_processor_count
-    for name in chosen.shapes.split(","):
-        heads, kv_heads, head_dim = SHAPES[name]
-        tried = list(plans(head_dim, processors))
-        if chosen.compile is not None:
-            _compile(SHAPES[name], tried[part_of(chosen.compile)])
-            continue
-        right = [plan for plan in tried if _is_right(SHAPES[name], plan)]
-        best = _timed(name, SHAPES[name], right, chosen.shown)
-        if best is not None and chosen.out:
-            join_table(TABLE, torch.cuda.get_device_name(), plan_key(heads, kv_heads, head_dim, torch.bfloat16), best)
+    clock, names = Clock(chosen.seconds), chosen.shapes.split(",")
+    clock.say(f"{', '.join(names)}: {chosen.workers} workers compile")
+    failed = compile_in_copies(
+        lambda part: _compile([SHAPES[name] for name in names], part, clock), chosen.workers, clock.left()
+    )
+    clock.say("compiled" + (f", but for what workers {failed} had to do" if failed else ""))
+    for name in names:
+        _tune(name, SHAPES[name], clock, chosen.shown, chosen.out)
 
 
-def _compile(shape: tuple[int, int, int], tried: Sequence[ChunkPlan]) -> None:
-    trial = Trial(shape, LAUNCHES[0])
-    for plan in tried:
+def _tune(name: str, shape: Shape, clock: Clock, shown: int, out: bool) -> None:
+    gpu, key = torch.cuda.get_device_name(), plan_key(*shape, torch.bfloat16)
+    before = table_entry(TABLE, gpu, key)
+    search = Search(list(plans(shape[2], _processors())), lambda plan: _is_right(shape, plan))
+    for done, launch in enumerate(LAUNCHES):
+        if clock.left() < 0:
+            clock.say(f"{name}: the time is up; not timed: {', '.join(one.name for one in LAUNCHES[done:])}")
+            break
+        trial = Trial(shape, launch)
+        search.time_launch(graph_us(trial.by_default), lambda plan, trial=trial: graph_us(lambda: trial.by_plan(plan)))  # type: ignore[misc]
+        del trial
+        torch.cuda.empty_cache()
+        fastest = min((times[-1] for times in search.took.values()), default=math.inf)
+        clock.say(
+            f"{name}, {launch.name}: no plan {_rated(search.default[-1], launch, shape)}, the fastest "
+            f"{_rated(fastest, launch, shape)} microseconds (TFLOP/s)"
+        )
+        best = search.best()
+        clock.say(f"{name}: the best of {len(search.took)} so far: {best or 'none is nowhere slower, and right'}")
+        if out:
+            join_table(TABLE, gpu, key, before if best is None else asdict(best))
+    _show(name, shape, search, shown)
+
+
+def _rated(us: float, launch: Launch, shape: Shape) -> str:
+    heads, _, head_dim = shape
+    return f"{us:.0f} ({launch.flops(heads, head_dim) / us / 1e6:.0f})"
+
+
+def _show(name: str, shape: Shape, search: Search, shown: int) -> None:
+    """Microseconds and TFLOP/s of the best plans and of none; then the fastest plan of each launch."""
+    launches = LAUNCHES[: len(search.default)]
+    print(f"{name}: microseconds (TFLOP/s) of {', '.join(launch.name for launch in launches)}")
+    best = [(str(plan), search.took[plan]) for plan in search.ranked()[:shown]]
+    for title, times in (("no plan", search.default), *best):
+        cells = [_rated(us, launch, shape) for us, launch in zip(times, launches, strict=True)]
+        print(f"  {', '.join(cells)}  {title}", flush=True)
+    for i, launch in enumerate(launches):
+        plan = min(search.took, key=lambda plan: search.took[plan][i], default=None)
+        if plan is not None:
+            print(f"  fastest of {launch.name}: {search.took[plan][i]:.0f} {plan}", flush=True)
+
+
+def _processors() -> int:
+    return torch.cuda.get_device_properties(0).multi_processor_count
+
+
+def _compile(shapes: Sequence[Shape], part: slice, clock: Clock) -> None:
+    """This worker's part of every form that will run: over short and long launches, then with a window."""
+    torch.set_num_threads(1)
+    forms = [
+        (shape, plan, launch, window)
+        for window, shape in itertools.product((0, _WINDOW), shapes)
+        for plan in (None, *plans(shape[2], _processors()))
+        for launch in COMPARED
+    ][part]
+    trials = {(shape, launch): Trial(shape, launch) for shape in shapes for launch in COMPARED}
+    for shape, plan, launch, window in forms:
+        trial = trials[shape, launch]
         try:
-            trial.by_plan(plan)
+            if plan is None:
+                trial.by_default(window)
+            else:
+                trial.by_plan(plan, window)
         except Exception as error:  # a plan that this GPU can't hold
-            print("  ", plan, str(error)[:100].replace("\n", " "), flush=True)
+            clock.say(f"not compiled: {plan}: {str(error)[:100]!r}")
+    torch.cuda.synchronize()
+    if part.start == 0:
+        clock.say(f"the first worker has compiled its {len(forms)} forms")
 
 
-def _is_right(shape: tuple[int, int, int], plan: ChunkPlan) -> bool:
+def _is_right(shape: Shape, plan: ChunkPlan) -> bool:
     """Does it agree with the attention that needs no plan, with parts and a window too?"""
-    checked = Launch("checked", (*((1, 1500),) * 3, (300, 2000), (70, 0), (1, 0)))
-    larger = Launch("larger", ((1, 3000), (600, 100)))
     try:
-        errors = [Trial(shape, launch).error(plan, window) for launch in (checked, larger) for window in (0, 700)]
+        errors = [Trial(shape, launch).error(plan, window) for launch in COMPARED for window in (0, _WINDOW)]
     except Exception as error:
         print(f"  can't run: {plan}: {str(error)[:100]!r}", flush=True)
         return False
@@ -170,41 +292,24 @@ def _is_right(shape: tuple[int, int, int], plan: ChunkPlan) -> bool:
     return True
 
 
-def _timed(name: str, shape: tuple[int, int, int], tried: Sequence[ChunkPlan], shown: int) -> ChunkPlan | None:
-    """Prints TFLOP/s of the best plans and of none; the best plan that is nowhere slower than none."""
-    heads, _, head_dim = shape
-    default: list[float] = []
-    took: dict[ChunkPlan, list[float]] = {plan: [] for plan in tried}
-    for launch in LAUNCHES:
-        trial = Trial(shape, launch)
-        default.append(graph_us(lambda trial=trial: trial.by_default()))  # type: ignore[misc]
-        for plan in tried:
-            took[plan].append(graph_us(lambda trial=trial, plan=plan: trial.by_plan(plan)))  # type: ignore[misc]
-        del trial
-        torch.cuda.empty_cache()
-    ranked = sorted(tried, key=lambda plan: math.prod(took[plan]))
-    print(f"{name}: microseconds (TFLOP/s) of {', '.join(launch.name for launch in LAUNCHES)}")
-    for title, times in (("no plan", default), *((str(plan), took[plan]) for plan in ranked[:shown])):
-        cells = [
-            f"{us:.0f} ({launch.flops(heads, head_dim) / us / 1e6:.0f})"
-            for us, launch in zip(times, LAUNCHES, strict=True)
-        ]
-        print(f"  {', '.join(cells)}  {title}", flush=True)
-    for launch, *times in zip(LAUNCHES, *took.values(), strict=True):
-        fastest = min(range(len(tried)), key=lambda i: times[i])
-        print(f"  fastest of {launch.name}: {times[fastest]:.0f} {tried[fastest]}", flush=True)
-    for plan in ranked:
-        if all(ours <= _NO_SLOWER * theirs for ours, theirs in zip(took[plan], default, strict=True)):
-            return plan
-    print("  no plan is nowhere slower")
-    return None
-
-
-def join_table(table: Path, gpu: str, key: str, plan: ChunkPlan) -> None:
-    """Write a plan into the table; what stands there of others stays."""
+def table_entry(table: Path, gpu: str, key: str) -> dict[str, int] | None:
+    """What the table says of a shape on a GPU."""
     found: dict[str, dict[str, dict[str, int]]] = json.loads(table.read_text())
-    found.setdefault(gpu, {})[key] = asdict(plan)
-    table.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    return found.get(gpu, {}).get(key)
+
+
+def join_table(table: Path, gpu: str, key: str, plan: dict[str, int] | None) -> None:
+    """Write a plan into the table, or take it out; what stands there of others stays."""
+    with table.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # runs for several shapes may write it
+        found: dict[str, dict[str, dict[str, int]]] = json.load(file)
+        if plan is None:
+            found.get(gpu, {}).pop(key, None)
+        else:
+            found.setdefault(gpu, {})[key] = plan
+        file.seek(0)
+        file.write(json.dumps({one: found[one] for one in found if found[one]}, indent=1, sort_keys=True) + "\n")
+        file.truncate()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""What both tuners share: a candidate's time in a captured graph, and compiling many candidates side by side."""
+"""What the tuners share: a candidate's time in a captured graph, and compiling many candidates side by side."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import statistics
 import subprocess
 import sys
+import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -28,7 +31,7 @@ def _replays_us(graph: torch.cuda.CUDAGraph) -> float:
     return begin.elapsed_time(end) * 1e3 / _REPLAYS
 
 
-def graph_us(work: Callable[[], None], hopeless: float = float("inf")) -> float:
+def graph_us(work: Callable[[], object], hopeless: float = float("inf")) -> float:
     """Microseconds of what `work` enqueues, replayed from a graph: a median; infinite where one look shows more than
     `hopeless`. Raises what `work` raises."""
     work()
@@ -49,6 +52,36 @@ def compile_side_by_side(module: str, flags: Sequence[str]) -> None:
     ]
     for worker in running:
         worker.wait()
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def compile_in_copies(compile_part: Callable[[slice], None], workers: int, seconds: float) -> list[int]:
+    """Run `compile_part` with every n-th of the candidates in each of n copies of this process, which has not touched
+    the GPU yet. A copy has already imported everything. One that is not done after so many seconds is ended.
+
+    Returns the numbers of the copies that failed or were ended; what they lack is compiled when it is first run.
+    """
+    assert not torch.cuda.is_initialized(), "a process that has touched the GPU can't be copied"
+    copies = multiprocessing.get_context("fork")
+    running = [
+        copies.Process(target=compile_part, args=(slice(i, None, workers),), daemon=True) for i in range(workers)
+    ]
+    with warnings.catch_warnings():  # of other threads, which libraries have begun and no copy needs
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+        for worker in running:
+            worker.start()
+    until = time.monotonic() + seconds
+    for worker in running:
+        worker.join(max(until - time.monotonic(), 0.0))
+    failed = [i for i, worker in enumerate(running) if worker.exitcode != 0]
+    for worker in running:
+        worker.kill()
+        worker.join()
+    return failed
 
 
 def part_of(compile_flag: str | None) -> slice:

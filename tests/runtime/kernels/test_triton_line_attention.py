@@ -204,3 +204,106 @@ def test_a_launch_is_cut_once_for_all_layers_of_a_shape_and_gives_what_it_gives_
         assert torch.equal(attention.attended(qkv, weights, 0), found[-1])
     assert seen == [replace(IN_PARTS, parts=1) if exact else IN_PARTS]
     assert relative_error(found[1], found[0]) < TOLERANCE[torch.float32]
+
+
+# ------------------------------------------------------------ on a GPU, as prompts are served there
+
+LAUNCHES = {  # query tokens and lengths of each row
+    "beside decode rows": ([1, 1, 300, 70, 1, 0], [1500, 33, 2300, 70, 1, 0]),
+    "rows of one token in parts": ([1, 600, 1], [3000, 700, 17]),
+    "a prompt alone": ([513], [513]),
+    "over a long cache": ([129], [9000]),
+}
+SERVED = [(32, 8, 128), (16, 8, 128), (32, 8, 64), (16, 8, 256), (32, 32, 96)]
+
+
+def random_cache(lengths: list[int], kv_heads: int, dim: int, poison: float = float("nan")) -> Paged:
+    """Rows of random keys and values in blocks of 16 tokens, in random order; `poison` wherever no row has a token."""
+    blocks = [-(-length // 16) for length in lengths]
+    tables = torch.zeros((len(lengths), max(*blocks, 1)), dtype=torch.int32)
+    order = (torch.randperm(sum(blocks)) + 1).int().split(blocks)
+    keys, values = (torch.randn(sum(blocks) + 1, 16, kv_heads, dim, dtype=torch.bfloat16) for _ in range(2))
+    for row, mine in enumerate(order):
+        tables[row, : len(mine)] = mine
+        if lengths[row] % 16:
+            keys[mine[-1], lengths[row] % 16 :] = poison
+            values[mine[-1], lengths[row] % 16 :] = poison
+    keys[0] = values[0] = poison
+    return Paged(
+        keys.to(DEVICE), values.to(DEVICE), tables.to(DEVICE), torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    )
+
+
+def tuned(dim: int) -> list[ChunkPlan]:
+    """The plans that the tuner compares on this GPU."""
+    from benchmarks.tune.chunk_attention import plans
+
+    return list(plans(dim, torch.cuda.get_device_properties(0).multi_processor_count))
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("window", [0, 700])
+@pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SERVED)
+def test_plans_that_the_tuner_compares_give_what_attention_without_one_gives(
+    heads: int, kv_heads: int, dim: int, launch: str, window: int
+) -> None:
+    torch.manual_seed(7)
+    queries, lengths = LAUNCHES[launch]
+    kv = random_cache(lengths, kv_heads, dim)
+    q = random_queries(sum(queries), heads, dim, torch.bfloat16)
+    batch = batch_of(kv, queries)
+    expected = chunk_attention.chunk_attention(
+        q, kv.keys, kv.values, kv.tables, kv.seq_lens, batch.query_start_loc, sum(queries), dim**-0.5, window
+    )
+    few = tuned(dim)[:: 1 if (heads, kv_heads, dim) == SERVED[0] else 5]
+    assert {plan.parts > 1 for plan in few} == {False, True}
+    for plan in few:
+        assert relative_error(attend(q, kv, batch, window, plan), expected) < TOLERANCE[torch.bfloat16], plan
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+def test_on_a_gpu_without_parts_a_token_s_bits_hang_neither_on_its_neighbours_nor_on_where_its_chunk_began() -> None:
+    torch.manual_seed(8)
+    heads, kv_heads, dim = SERVED[0]
+    kv = random_cache([900, 333, 40], kv_heads, dim)
+    queries = [400, 1, 40]
+    q = random_queries(sum(queries), heads, dim, torch.bfloat16)
+    for plan in (plan for plan in tuned(dim) if plan.parts == 1):
+        together = attend(q, kv, batch_of(kv, queries), 0, plan)
+        first = 0
+        for row, count in enumerate(queries):
+            alone = Paged(kv.keys, kv.values, kv.tables[row : row + 1], kv.seq_lens[row : row + 1])
+            for left in {count, max(count // 3, 1), 1}:  # the row's last so many query tokens alone
+                mine = q[first + count - left : first + count]
+                found = attend(mine, alone, batch_of(alone, [left]), 0, plan)
+                assert torch.equal(found, together[first + count - left : first + count]), (plan, row, left)
+            first += count
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+def test_one_graph_of_it_serves_every_way_to_share_out_a_launch_s_tokens() -> None:
+    torch.manual_seed(9)
+    heads, kv_heads, dim = SERVED[0]
+    kv = random_cache([900, 333, 40, 0], kv_heads, dim)
+    q = random_queries(256, heads, dim, torch.bfloat16)
+    for plan in tuned(dim)[::3]:
+        lengths, starts = torch.zeros_like(kv.seq_lens), torch.zeros(5, dtype=torch.int32, device=DEVICE)
+        fixed = Paged(kv.keys, kv.values, kv.tables, lengths)
+        batch = replace(batch_of(fixed, [256, 0, 0, 0]), query_start_loc=starts)
+        attend(q, fixed, batch, 0, plan)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = attend(q, fixed, batch, 0, plan)
+        for queries in ([200, 1, 40, 0], [1, 200, 1, 0], [100, 100, 40, 0], [0, 0, 40, 0]):
+            asked = torch.tensor([0, *torch.tensor(queries).cumsum(0).tolist()], dtype=torch.int32)
+            starts.copy_(asked)
+            lengths.copy_(torch.where(asked.diff().to(DEVICE) > 0, kv.seq_lens, 0))
+            graph.replay()
+            again = attend(q, fixed, batch, 0, plan)
+            assert torch.equal(out[: sum(queries)], again[: sum(queries)]), (plan, queries)
+            assert not out[: sum(queries)].isnan().any()
