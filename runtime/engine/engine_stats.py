@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from runahead.cuda_graphs.device import Device
 from runahead.runtime.engine.figures import Figures
 from runahead.runtime.engine.latencies import Latencies
 from runahead.runtime.engine.loop_times import LoopTimes
+from runahead.runtime.masks.masks import MaskFigures, Masks
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire.figures import EngineStats, EventStats, HistogramStats
 from runahead.runtime.wire.histogram import Histogram
@@ -25,10 +27,11 @@ def engine_stats(
     intake: Mapping[str, int],
     times: LoopTimes,
     announced: Sized,
+    masks: Masks,
 ) -> EngineStats:
     """A snapshot. Figures of launches are those of retired ones. run_ahead_asked: as the engine was configured.
 
-    announced: requests that front ends have announced.
+    announced: requests that front ends have announced. masks: who makes those of rows with a grammar.
     """
     ledger, pool, rows = scheduler.ledger, scheduler.pool, scheduler.rows
     return EngineStats(
@@ -41,6 +44,7 @@ def engine_stats(
         **_counted(scheduler.tally.counters),
         drafted=_by_place(scheduler.drafts.drafted),
         accepted=_by_place(scheduler.drafts.accepted),
+        **_of_masks(masks.figures()),
         aborted=_aborted(scheduler.tally.aborted, intake),
         events=_events(scheduler.tally.events, figures),
         blocks_total=pool.total,
@@ -101,6 +105,18 @@ def _counted(counters: Mapping[str, int]) -> dict[str, int]:
         "blocks_reserved": counters["blocks_reserved"],
         "blocks_adopted": counters["blocks_adopted"],
         "blocks_returned": counters["blocks_returned"],
+    }
+
+
+def _of_masks(figures: MaskFigures) -> dict[str, Any]:
+    return {
+        "masks_orders_waiting": figures.waiting,
+        "masks_written": figures.masks,
+        "masks_written_s": figures.mask_s,
+        "masks_grammars_compiled": figures.compiled,
+        "masks_grammars_compiled_s": figures.compile_s,
+        "masks_grammars_known": figures.found,
+        "masks_restarts": figures.restarts,
     }
 
 

@@ -80,7 +80,7 @@ class Engine:
         self.scheduler = scheduler
         self.ledger: Ledger[Deferred] = scheduler.ledger
         self.figures = Figures()
-        self.structured = Structured(masks or NoMasks(), scheduler.holdings)
+        self.structured = Structured(masks or NoMasks(), scheduler.holdings, scheduler.limits.eos_token_ids)
         self.registry = Registry(self.structured.ended)
         self.publisher = Publisher(links, scheduler.rows, device.rings, self.registry)
         self._links = links
@@ -95,7 +95,7 @@ class Engine:
         front_ends: Counter[str] = Counter()
         self._gather_stats = partial(
             engine_stats, scheduler, device, self.figures, self.publisher.latencies, self._run_ahead_asked, front_ends,
-            self.times, self.registry.announced,
+            self.times, self.registry.announced, self.structured.masks,
         )  # fmt: skip
         self.intake = Intake(
             scheduler, self.registry, self.publisher, links, self.structured, self._gather_stats, self.recorder.trace,
@@ -285,8 +285,8 @@ class Engine:
 
     def _end_lost(self) -> None:
         """End the requests that no masks will come for any more."""
-        for request in self.structured.lost(self._clock()):
-            self.publisher.end(self.scheduler.stop(request, FinishReason.STRUCTURE_LOST), self._clock())
+        for request, reason in self.structured.lost(self._clock()):
+            self.publisher.end(self.scheduler.stop(request, reason), self._clock())
             self.registry.remove(request)
 
     def _look_after_progress(self) -> None:

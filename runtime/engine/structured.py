@@ -7,24 +7,29 @@ from collections.abc import Sequence
 import numpy as np
 
 from runahead.runtime.masks.masks import Masks
+from runahead.runtime.masks.stops import Stops
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.scheduler.holdings import Holdings
 from runahead.runtime.scheduler.outcomes import Commit
 from runahead.runtime.scheduler.request import Request
+from runahead.runtime.wire.parameters import FinishReason
 
 
 class Structured:
     """requests: those that live, by their `Request.order`. While there are none, nothing here need be called."""
 
-    def __init__(self, masks: Masks, holdings: Holdings) -> None:
+    def __init__(self, masks: Masks, holdings: Holdings, eos_token_ids: Sequence[int]) -> None:
         self.requests: dict[int, Request] = {}
         self.masks = masks
         self._holdings = holdings
+        self._eos_token_ids = eos_token_ids
 
     def begin(self, request: Request, grammar: str) -> None:
         """It was queued."""
         self.requests[request.order] = request
-        self.masks.open(request.order, grammar)
+        stopping = request.stopping
+        stops = tuple(one for one in stopping.stop_token_ids if one not in self._eos_token_ids)
+        self.masks.open(request.order, grammar, Stops(stops, request.prompt.size + stopping.min_tokens))
 
     def admitted(self, request: Request) -> None:
         """A launch holds its row, its first one or another."""
@@ -47,6 +52,6 @@ class Structured:
         if self.requests.pop(request.order, None) is not None:
             self.masks.close(request.order)
 
-    def lost(self, now: float) -> Sequence[Request]:
-        """Those that no masks will come for any more. now: seconds on the engine's clock."""
-        return [self.requests[order] for order in self.masks.look(now) if order in self.requests]
+    def lost(self, now: float) -> Sequence[tuple[Request, FinishReason]]:
+        """Those that no masks will come for any more, and how they end. now: seconds on the engine's clock."""
+        return [(self.requests[order], reason) for order, reason in self.masks.look(now) if order in self.requests]

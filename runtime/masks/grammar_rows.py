@@ -15,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.runtime.masks.mask_memory import COMPILE_NS, COMPILED, FOUND, MASK_NS, MASKS, MaskMemory
+from runahead.runtime.masks.stops import NO_STOPS, Stops
 from runahead.runtime.token_mask import mask_words
 
 COMPILED_KEPT: Final = 32  # grammars that were asked for last
+_BITS: Final = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
 
 
 class Matcher(Protocol):
@@ -50,6 +52,7 @@ class _Followed:
     position: of the token that the next mask is for."""
 
     order: int
+    stops: Stops
     matcher: Matcher | None = None
     slot: int = -1
     epoch: int = 0
@@ -76,9 +79,9 @@ class GrammarRows:
         self._by_slot: dict[int, _Followed] = {}  # who was given the slot last
         self.lost: list[int] = []  # requests that no mask can be made for, not told yet
 
-    def open(self, order: int, grammar: str) -> None:
+    def open(self, order: int, grammar: str, stops: Stops = NO_STOPS) -> None:
         """A request with a grammar is queued."""
-        request = self._requests[order] = _Followed(order)
+        request = self._requests[order] = _Followed(order, stops)
         known = self._grammars.get(grammar)
         if known is None:
             known = self._grammars[grammar] = _Grammar()
@@ -151,6 +154,9 @@ class GrammarRows:
             return
         if request.matcher.is_stopped() and not request.matcher.is_accepting():
             self._mask[:] = 0  # nothing can follow, and nothing is complete: the matcher itself would allow an end
+        if request.position < request.stops.min_position:
+            for token in request.stops.token_ids:
+                self._mask[token // 32] &= ~_BITS[token % 32]
         self._memory.write(request.slot, request.epoch, request.position, self._mask)
         self._memory.figures[MASKS] += 1
         self._memory.figures[MASK_NS] += self._clock() - begun

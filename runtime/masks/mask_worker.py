@@ -22,8 +22,11 @@ from numpy.typing import NDArray
 from runahead.runtime.masks import mask_memory as m
 from runahead.runtime.masks import orders as o
 from runahead.runtime.masks.mask_memory import MaskMemory
-from runahead.runtime.masks.masks import MaskFigures
+from runahead.runtime.masks.masks import GivenUp, MaskFigures
+from runahead.runtime.masks.stops import NO_STOPS, Stops
+from runahead.runtime.masks.worker_errors import WorkerErrors
 from runahead.runtime.wire.messages import FrameReader
+from runahead.runtime.wire.parameters import FinishReason
 
 WORKER_MODULE: Final = "runahead.runtime.masks.worker"
 # -P: nothing in the current directory can stand in for a module.
@@ -58,7 +61,7 @@ class MaskWorker:
         os.truncate(self._file, size)
         self.memory = MaskMemory(begin.max_rows, begin.vocab_size, self._file)
         self._open: set[int] = set()  # requests that the process knows
-        self._never: list[int] = []  # those that there was none for, not told yet
+        self._never: list[GivenUp] = []  # those that there was none for, not told yet
         self._starts = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._sent = 0  # orders, to workers before this one too
@@ -70,7 +73,7 @@ class MaskWorker:
 
     # ------------------------------------------------------------ orders
 
-    def open(self, order: int, grammar: str) -> None:
+    def open(self, order: int, grammar: str, stops: Stops = NO_STOPS) -> None:
         if self._process is not None and not self._open and self._lost() is None:
             self._end("it has ended")  # while it had nothing to do
         if self._process is None:
@@ -78,10 +81,10 @@ class MaskWorker:
                 self._start()
             except OSError as error:
                 self._report(f"no mask worker can be started: {error}")
-                self._never.append(order)
+                self._never.append(GivenUp(order, FinishReason.STRUCTURE_LOST))
                 return
         self._open.add(order)
-        self._send(o.Open(order, grammar))
+        self._send(o.Open(order, grammar, stops))
 
     def place(self, order: int, slot: int, epoch: int, position: int) -> None:
         self._send(o.Place(order, slot, epoch, position))
@@ -94,11 +97,12 @@ class MaskWorker:
             self._open.discard(order)
             self._send(o.Close(order))
 
-    def look(self, now: float) -> Sequence[int]:
+    def look(self, now: float) -> Sequence[GivenUp]:
         never, self._never = self._never, []
         if self._process is None:
             return never
         self._flush()
+        self._pass_on()
         lost = self._lost()
         if lost is None:
             return never + self._end("it has ended")
@@ -106,7 +110,7 @@ class MaskWorker:
             return never + self._end(f"it has carried out nothing for {self._silent_s:g} s")
         mine = [order for order in lost if order in self._open]
         self._open.difference_update(mine)
-        return never + mine
+        return never + [GivenUp(order, FinishReason.STRUCTURE_COST) for order in mine]
 
     def figures(self) -> MaskFigures:
         done = self.memory.figures.tolist()
@@ -134,8 +138,14 @@ class MaskWorker:
             failed.push(ours)
             descriptors = (theirs.fileno(), self._file)
             self._process = subprocess.Popen(
-                [*self._command, *map(str, descriptors)], stdin=subprocess.DEVNULL, pass_fds=descriptors
+                [*self._command, *map(str, descriptors)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=descriptors,
             )
+            assert self._process.stderr is not None
+            self._errors = WorkerErrors(self._process.stderr.fileno())
             failed.pop_all()
         self._socket = ours
         self._starts += 1
@@ -153,15 +163,25 @@ class MaskWorker:
             self._socket.close()
             self._process.kill()
             self._process.wait()
+            self._pass_on()
+            assert self._process.stderr is not None
+            self._process.stderr.close()
             self._process = None
 
-    def _end(self, why: str) -> list[int]:
+    def _end(self, why: str) -> list[GivenUp]:
         """Returns the requests that the worker knew. The next request gets another one."""
         self._kill()
         lost = sorted(self._open)
         self._open.clear()
-        self._report(f"the mask worker is gone: {why}; {len(lost)} requests with a grammar end with it")
-        return lost
+        withheld = self._errors.withheld
+        aside = f"; {withheld} lines that it wrote are not shown, since they may repeat a request" if withheld else ""
+        self._report(f"the mask worker is gone: {why}; {len(lost)} requests with a grammar end with it{aside}")
+        return [GivenUp(order, FinishReason.STRUCTURE_LOST) for order in lost]
+
+    def _pass_on(self) -> None:
+        """Log what the process wrote to its standard error, where that repeats nothing of a request."""
+        for line in self._errors.lines():
+            self._report(f"the mask worker says: {line}")
 
     def _is_silent(self, now: float) -> bool:
         handled = int(self.memory.figures[m.HANDLED])
@@ -197,6 +217,10 @@ class MaskWorker:
         if not data:
             return None
         try:
-            return [o.read_answer(body).order for body in self._reader.feed(data)]
+            answers = [o.read_answer(body) for body in self._reader.feed(data)]
         except (msgspec.MsgspecError, RuntimeError):  # it is not what it was
             return None
+        for answer in answers:
+            if isinstance(answer, o.Says):
+                self._report(f"the mask worker says: {answer.what}")
+        return [answer.order for answer in answers if isinstance(answer, o.Lost)]

@@ -8,6 +8,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from runahead.runtime.masks.stops import NO_STOPS, Stops
+from runahead.runtime.wire.parameters import FinishReason
+
 
 class MaskFigures(NamedTuple):
     """What was done so far. Times are seconds.
@@ -25,14 +28,21 @@ class MaskFigures(NamedTuple):
     restarts: int = 0
 
 
+class GivenUp(NamedTuple):
+    """A request that is followed no further. reason: how it ends."""
+
+    order: int
+    reason: FinishReason
+
+
 class Masks(Protocol):
     """Makes the mask of each row's next position, beside the loop. Nothing here ever blocks.
 
     A request is named by its `Request.order`.
     """
 
-    def open(self, order: int, grammar: str) -> None:
-        """A request is queued whose output has to fit this grammar."""
+    def open(self, order: int, grammar: str, stops: Stops = NO_STOPS) -> None:
+        """A request is queued whose output has to fit this grammar. stops: tokens that it may not say for a while."""
 
     def place(self, order: int, slot: int, epoch: int, position: int) -> None:
         """It has a row: the masks of this position and those after it go to that slot, under this epoch."""
@@ -44,7 +54,7 @@ class Masks(Protocol):
     def close(self, order: int) -> None:
         """The request has ended. One that was lost, or never opened, is passed over."""
 
-    def look(self, now: float) -> Sequence[int]:
+    def look(self, now: float) -> Sequence[GivenUp]:
         """Requests that no masks will come for any more, each once: they are closed by that. now: seconds on the
         engine's clock. It is asked in every turn while there are requests that were opened and not closed."""
 
@@ -58,7 +68,7 @@ class Masks(Protocol):
 class NoMasks:
     """Of an engine that takes no structured requests."""
 
-    def open(self, order: int, grammar: str) -> None:
+    def open(self, order: int, grammar: str, stops: Stops = NO_STOPS) -> None:
         raise RuntimeError("a structured request was taken by an engine that makes no masks")
 
     def place(self, order: int, slot: int, epoch: int, position: int) -> None:
@@ -70,7 +80,7 @@ class NoMasks:
     def close(self, order: int) -> None:
         pass
 
-    def look(self, now: float) -> Sequence[int]:
+    def look(self, now: float) -> Sequence[GivenUp]:
         return ()
 
     def figures(self) -> MaskFigures:

@@ -10,6 +10,8 @@ from typing import Final
 
 import msgspec
 
+from runahead.runtime.masks.stops import NO_STOPS, Stops
+
 _LENGTH: Final = struct.Struct("<I")
 
 
@@ -27,6 +29,7 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
     order: int
     grammar: str
+    stops: Stops = NO_STOPS
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -51,17 +54,25 @@ Order = Begin | Open | Place | Take | Close
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag=101):
-    """No mask can be made for the request any more: its grammar is not readable, or takes more than its limits."""
+    """No mask can be made for the request any more: its grammar takes more than its limits, or is none."""
 
     order: int
 
 
+class Says(msgspec.Struct, frozen=True, array_like=True, tag=102):
+    """What the worker wants logged. It repeats nothing of a request."""
+
+    what: str
+
+
+Answer = Lost | Says
+
 _encoder: Final = msgspec.msgpack.Encoder()
 _orders: Final[msgspec.msgpack.Decoder[Order]] = msgspec.msgpack.Decoder(Order)
-_answers: Final[msgspec.msgpack.Decoder[Lost]] = msgspec.msgpack.Decoder(Lost)
+_answers: Final[msgspec.msgpack.Decoder[Answer]] = msgspec.msgpack.Decoder(Answer)
 
 
-def frame(message: Order | Lost) -> bytes:
+def frame(message: Order | Answer) -> bytes:
     """Length and body, ready to send."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
@@ -72,6 +83,6 @@ def read_order(body: bytes) -> Order:
     return _orders.decode(body)
 
 
-def read_answer(body: bytes) -> Lost:
+def read_answer(body: bytes) -> Answer:
     """Raises msgspec.MsgspecError."""
     return _answers.decode(body)

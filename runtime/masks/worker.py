@@ -75,7 +75,7 @@ def main() -> int:
         text = open_checkpoint(Path(begin.model)).tokenizer()
         vocabulary = load_vocabulary(text, begin.vocab_size, begin.eos_token_ids)
     except (CheckpointError, VocabularyError) as error:
-        print(error, file=sys.stderr, flush=True)
+        sock.sendall(orders.frame(orders.Says(f"it can't start: {error}")))
         return EXIT_CANNOT_START
     compiler = Compiler(vocabulary)
     _serve(sock, reader, memory, compiler, GrammarRows(memory, begin.vocab_size, compiler.soon))
@@ -117,7 +117,7 @@ def _serve(sock: socket.socket, reader: FrameReader, memory: MaskMemory, compile
 def _carry_out(message: orders.Order, rows: GrammarRows) -> None:
     match message:
         case orders.Open():
-            rows.open(message.order, message.grammar)
+            rows.open(message.order, message.grammar, message.stops)
         case orders.Place():
             rows.place(message.order, message.slot, message.epoch, message.position)
         case orders.Take():

@@ -42,6 +42,13 @@ class EngineStats(msgspec.Struct, frozen=True):
     held_rows: int  # times that a launch brought no token of a row, since its mask was late
     drafted: dict[int, int]  # drafts that launches have looked at, by their place in a run, from 1 on
     accepted: dict[int, int]  # of these, those that were right
+    masks_orders_waiting: int  # of the mask worker: not carried out
+    masks_written: int
+    masks_written_s: float
+    masks_grammars_compiled: int
+    masks_grammars_compiled_s: float
+    masks_grammars_known: int  # requests whose grammar had been compiled before
+    masks_restarts: int  # times that the mask worker was started again
     prefill_chunks: int
     cached_tokens: int  # of prompts, taken from the prefix cache
     queried_tokens: int  # of prompts, looked for in the prefix cache

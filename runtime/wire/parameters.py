@@ -35,7 +35,8 @@ class FinishReason(enum.IntEnum):
     NON_FINITE = 6  # NaN or infinite logits, raw or penalised: the request fails, the others go on
     CANCELLED = 7  # the stream is gone; never sent, only counted
     NOTHING_LEFT = 8  # its grammar, and what else it allows, leave no token: the request fails, the others go on
-    STRUCTURE_LOST = 9  # who followed its grammar has died, or the grammar costs more than it may: the request fails
+    STRUCTURE_LOST = 9  # who followed its grammar has died: the request fails
+    STRUCTURE_COST = 10  # its grammar costs more than one may, and would do so again: the request fails
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):

@@ -19,6 +19,7 @@ def stats_lines(stats: stats_pb2.ServerStats) -> list[str]:
         f"{tokens.cached} from the prefix cache, {tokens.recomputed} recomputed, "
         f"{tokens.void_rows} rows void past an end, {tokens.held_rows} held for want of a mask",
         "drafts": _drafts(tokens.drafted, tokens.accepted),
+        "masks": _masks(stats.masks),
         "launches": f"{chain.launches} enqueued ({_counts(chain.launches_by_kind)}), {chain.launches_retired} retired",
         "overlap": ratio,
         "depth": f"asked {chain.run_ahead or 'serial'}, reached {chain.ledger_depth_max}, now {chain.ledger_depth}; "
@@ -81,6 +82,17 @@ def _drafts(drafted: Mapping[int, int], accepted: Mapping[int, int]) -> str:
     right, looked_at = sum(accepted.values()), sum(drafted.values())
     places = ", ".join(f"{accepted.get(place, 0)} of {count}" for place, count in sorted(drafted.items()))
     return f"{right} of {looked_at} were right; by their place in a run: {places}"
+
+
+def _masks(masks: stats_pb2.MaskStats) -> str:
+    """Of the mask worker."""
+    if not masks.written and not masks.orders_waiting and not masks.restarts:
+        return "none"
+    return (
+        f"{masks.written} in {masks.written_s:.3f} s, {masks.grammars_compiled} grammars compiled in "
+        f"{masks.grammars_compiled_s:.3f} s, {masks.grammars_known} known, {masks.orders_waiting} orders waiting, "
+        f"worker started again {masks.restarts} times"
+    )
 
 
 def _counts(counts: Mapping[str, int] | Mapping[int, int]) -> str:

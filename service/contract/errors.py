@@ -40,6 +40,7 @@ STATUS_OF: Final[Mapping[str, grpc.StatusCode]] = MappingProxyType(
         "NO_TOKENIZER": grpc.StatusCode.FAILED_PRECONDITION,
         "NO_STRUCTURE": grpc.StatusCode.FAILED_PRECONDITION,
         "NOTHING_LEFT": grpc.StatusCode.FAILED_PRECONDITION,
+        "STRUCTURE_COST": grpc.StatusCode.FAILED_PRECONDITION,
         # Of the service in all, and of a caller: see `runahead.service.calls.admission`.
         "STREAMS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "CALLER_STREAMS_LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -158,8 +159,8 @@ def given_up(reason: int) -> ServiceError | None:
     """For a request that the engine has ended since it could not go on. None where it ended in another way.
 
     reason: a `FinishReason` of the wire. INTERNAL for logits that were NaN or infinite, as the model gave them or after
-    penalties; FAILED_PRECONDITION where all that the grammar allows is forbidden; UNAVAILABLE where it is followed no
-    further.
+    penalties; FAILED_PRECONDITION where all that the grammar allows is forbidden, or it costs more than it may;
+    UNAVAILABLE where who followed it is gone.
     """
     match reason:
         case FinishReason.NON_FINITE:
@@ -169,10 +170,15 @@ def given_up(reason: int) -> ServiceError | None:
             return ServiceError("NOTHING_LEFT", sentence)
         case FinishReason.STRUCTURE_LOST:
             sentence = (
-                "the request's structure can't be followed any further: what follows it has died, or it costs more at "
-                "this position than one may; the request may be sent again"
+                "the request's structure can't be followed any further, since what follows it has died; the request "
+                "may be sent again"
             )
             return ServiceError("STRUCTURE_LOST", sentence)
+        case FinishReason.STRUCTURE_COST:
+            sentence = (
+                "the request's structure costs more to follow at this position than one may, and would do so again"
+            )
+            return ServiceError("STRUCTURE_COST", sentence)
     return None
 
 

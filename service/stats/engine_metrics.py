@@ -45,7 +45,19 @@ def engine_metrics(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
         ("accepted_drafts", "Of these, those that were right.", stats.accepted),
     ):
         yield counters(f"runahead_{name}", what, "place", {str(place): count for place, count in found.items()})
+    yield from _masks(stats)
     yield counter("runahead_front_ends_lost", "Connections of front ends that were lost.", stats.front_ends_lost)
+
+
+def _masks(stats: EngineStats) -> Iterator[Metric]:
+    """Of the mask worker."""
+    yield gauge("runahead_mask_queue", "Orders that the mask worker has not carried out.", stats.masks_orders_waiting)
+    yield counter("runahead_masks", "Masks of rows with a structure.", stats.masks_written)
+    yield counter("runahead_mask_seconds", "What making masks took.", stats.masks_written_s)
+    yield counter("runahead_grammars_compiled", "Grammars that it compiled.", stats.masks_grammars_compiled)
+    yield counter("runahead_grammar_compile_seconds", "What compiling them took.", stats.masks_grammars_compiled_s)
+    yield counter("runahead_grammar_hits", "Requests whose grammar it had compiled before.", stats.masks_grammars_known)
+    yield counter("runahead_mask_worker_restarts", "Times that it was started again.", stats.masks_restarts)
 
 
 def _usual(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from runahead.runtime.masks.grammar_rows import GrammarRows
 from runahead.runtime.masks.mask_memory import MaskMemory
-from runahead.runtime.masks.masks import MaskFigures
+from runahead.runtime.masks.masks import GivenUp, MaskFigures
+from runahead.runtime.masks.stops import NO_STOPS, Stops
 from runahead.runtime.token_mask import token_mask
+from runahead.runtime.wire.parameters import FinishReason
 from tests.runtime.chain import Chain, make_chain
 from tests.runtime.programs.hash_model import EOS, VOCAB
 from tests.runtime.programs.hash_program import HashProgram
@@ -22,7 +24,8 @@ from tests.runtime.programs.hash_program import HashProgram
 
 class MadeUpMatcher:
     """Which tokens may come next is a function of the grammar's text and of all tokens before. The text ends with the
-    number of tokens behind which nothing but an end may come; one of `nothing` allows nothing there."""
+    number of tokens behind which nothing but an end may come; one of `nothing` allows nothing there. One of `one`
+    allows a single token everywhere."""
 
     def __init__(self, grammar: str, said: tuple[int, ...] = ()) -> None:
         self._grammar = grammar
@@ -34,7 +37,7 @@ class MadeUpMatcher:
         if len(self._said) >= int(length):
             return [] if kind == "nothing" else [EOS]
         dice = random.Random(f"{self._grammar} {self._said}")
-        return dice.sample(range(2, VOCAB), dice.choice((1, 2, 20)))
+        return dice.sample(range(2, VOCAB), 1 if kind == "one" else dice.choice((1, 2, 20)))
 
     def deep_copy(self) -> MadeUpMatcher:
         return MadeUpMatcher(self._grammar, self._said)
@@ -67,14 +70,14 @@ class LateMasks:
         self._orders: deque[Callable[[], None]] = deque()
         self._compiling: deque[str] = deque()
         self._rows = GrammarRows(self.memory, VOCAB, self._compiling.append)
-        self._lost: list[int] = []
+        self._lost: list[GivenUp] = []
 
     def lose(self, order: int) -> None:
         """The next look finds that no mask can be made for this request."""
-        self._lost.append(order)
+        self._lost.append(GivenUp(order, FinishReason.STRUCTURE_COST))
 
-    def open(self, order: int, grammar: str) -> None:
-        self._add(self._rows.open, order, grammar)
+    def open(self, order: int, grammar: str, stops: Stops = NO_STOPS) -> None:
+        self._add(self._rows.open, order, grammar, stops)
 
     def place(self, order: int, slot: int, epoch: int, position: int) -> None:
         self._add(self._rows.place, order, slot, epoch, position)
@@ -85,7 +88,7 @@ class LateMasks:
     def close(self, order: int) -> None:
         self._add(self._rows.close, order)
 
-    def look(self, now: float) -> Sequence[int]:
+    def look(self, now: float) -> Sequence[GivenUp]:
         for _ in range(self._dice.choice((0, 0, 1, 2, 5)) if self._dice else len(self._orders)):
             if self._orders:
                 self._orders.popleft()()

@@ -195,3 +195,6 @@ def test_a_mask_worker_that_dies_ends_structured_requests_alone_once_and_is_star
     assert [token.id for token in beside.result().tokens] == alone
     assert once(stub, Structure(choice=Choice(texts=["again"]))).text == "again"
     assert running(service, WORKER_MODULE) != [worker]
+    masks = stub.Stats(StatsRequest(), timeout=TIMEOUT_S).stats.masks
+    assert masks.restarts == 1 and masks.written > 2 and masks.written_s > 0
+    assert masks.grammars_compiled >= 2 and masks.grammars_compiled_s > 0 and masks.orders_waiting >= 0

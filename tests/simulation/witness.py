@@ -15,7 +15,11 @@ from tests.simulation.transcript import Transcript
 
 _PHASES: Final = ("WAITING", "PREFILL", "DECODE", "PAUSED", "LEAVING")
 _LIFECYCLE: Final = ("admitted", "chunk", "paused", "resumed", "evicted", "readmitted", "aborted", "finished")
-_OF_GRAMMARS: Final = (FinishReason.NOTHING_LEFT, FinishReason.STRUCTURE_LOST)  # nobody has one here
+_OF_GRAMMARS: Final = (
+    FinishReason.NOTHING_LEFT,
+    FinishReason.STRUCTURE_LOST,
+    FinishReason.STRUCTURE_COST,
+)  # nobody has one here
 _REASONS: Final = [reason.name for reason in FinishReason if reason and reason not in _OF_GRAMMARS]
 
 WANTED: Final = frozenset(

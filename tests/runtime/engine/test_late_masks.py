@@ -131,7 +131,7 @@ def test_a_request_whose_masks_will_not_come_ends_and_others_go_on(depth: int) -
     assert tracked is not None
     masks.lose(tracked.request.order)
     chain.run()
-    assert chain.finished()[1][0].reason == FinishReason.STRUCTURE_LOST
+    assert chain.finished()[1][0].reason == FinishReason.STRUCTURE_COST
     assert chain.finished()[2][0].reason == FinishReason.END_OF_SEQUENCE
     chain.check_nothing_is_left()
     assert not chain.engine.structured.requests
@@ -161,3 +161,21 @@ def test_an_engine_that_only_has_plain_rows_asks_nobody_for_masks() -> None:
     chain.run()
     assert len(chain.finished()) == 8
     assert not chain.engine.structured.masks.mock_calls
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_below_min_tokens_a_stop_of_the_callers_is_not_drawn_even_if_the_grammar_asks_for_it(depth: int) -> None:
+    """The grammar's own end would be: it is complete then."""
+    alone, _ = make_masked_chain(0, None)
+    alone.submit(1, [5, 6, 7], structure="one 6", max_tokens=30)
+    alone.run()
+    first, second = alone.tokens()[1][:2]
+    chain, _ = make_masked_chain(depth, 5)
+    chain.submit(1, [5, 6, 7], structure="one 6", max_tokens=30, min_tokens=4, stop_token_ids=(first,))
+    chain.submit(2, [5, 6, 7], structure="one 6", max_tokens=30, min_tokens=1, stop_token_ids=(second,))
+    chain.submit(3, [8, 9], max_tokens=30, ignore_eos=True)
+    chain.run()
+    assert chain.finished()[1][0].reason == FinishReason.NOTHING_LEFT and 1 not in chain.tokens()
+    assert chain.finished()[2][0].reason == FinishReason.STOP and chain.tokens()[2] == [first, second]
+    assert len(chain.tokens()[3]) == 30
+    chain.check_nothing_is_left()

@@ -17,6 +17,7 @@ _NEVER_HERE = (
     FinishReason.CANCELLED,
     FinishReason.NOTHING_LEFT,
     FinishReason.STRUCTURE_LOST,
+    FinishReason.STRUCTURE_COST,
 )
 
 

@@ -16,11 +16,15 @@ import pytest
 from runahead.runtime import models
 from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.masks.mask_worker import COMMAND, MaskWorker
+from runahead.runtime.masks.masks import GivenUp
 from runahead.runtime.masks.orders import Begin
+from runahead.runtime.masks.stops import Stops
 from runahead.runtime.models.read_config import load_config
+from runahead.runtime.wire.parameters import FinishReason
 
 BUNDLED = Path(models.__path__[0]) / "bundled"
 YES = '{"grammars":[{"lark_grammar":"start: \\"yes\\""}]}'
+YES_OR_NO = '{"grammars":[{"lark_grammar":"start: \\"yes\\" | \\"no\\""}]}'
 NO_GRAMMAR = '{"grammars":[{"lark_grammar":"start: nobody"}]}'
 
 
@@ -44,9 +48,9 @@ def until(reached: Callable[[], object]) -> None:
     raise AssertionError("it did not happen")
 
 
-def lost(made: MaskWorker) -> list[int]:
-    """Requests that are lost, once some are."""
-    found: list[int] = []
+def given_up(made: MaskWorker) -> list[GivenUp]:
+    """Requests that are followed no further, once there are some."""
+    found: list[GivenUp] = []
 
     def look() -> bool:
         found.extend(made.look(0.0))
@@ -54,6 +58,11 @@ def lost(made: MaskWorker) -> list[int]:
 
     until(look)
     return found
+
+
+def lost(made: MaskWorker) -> list[int]:
+    """The same, by their numbers alone."""
+    return [order for order, _ in given_up(made)]
 
 
 def test_masks_come_from_another_process_and_only_once_somebody_asks() -> None:
@@ -125,7 +134,7 @@ def test_one_that_does_nothing_is_ended() -> None:
         made.open(1, YES)
         assert list(made.look(100.0)) == []
         assert list(made.look(100.0 + 6.5)) == []
-        assert list(made.look(100.0 + 7.0)) == [1]
+        assert list(made.look(100.0 + 7.0)) == [GivenUp(1, FinishReason.STRUCTURE_LOST)]
         assert made.pid is None and len(said) == 1
 
 
@@ -135,7 +144,7 @@ def test_one_that_can_not_be_started_loses_the_request() -> None:
         made.place(1, 0, 1, 3)
         made._command = COMMAND
         made.open(2, YES)
-        assert list(made.look(0.0)) == [1], "whoever comes after it may find one"
+        assert list(made.look(0.0)) == [GivenUp(1, FinishReason.STRUCTURE_LOST)], "whoever comes after it may find one"
         made.place(2, 0, 1, 3)
         until(lambda: made.memory.read(0, 1, 3) is not None)
         assert len(said) == 1 and "can be started" in said[0]
@@ -148,3 +157,55 @@ def test_it_ends_with_whoever_started_it() -> None:
         assert process is not None
         made._socket.close()
         assert process.wait(timeout=60) == 0
+
+
+def test_a_grammar_at_its_limits_is_told_from_a_worker_that_is_gone() -> None:
+    """Whoever sends the first again meets the same limits."""
+    with worker() as (made, _):
+        made.open(1, NO_GRAMMAR)
+        assert given_up(made) == [GivenUp(1, FinishReason.STRUCTURE_COST)]
+        made.open(2, YES)
+        assert made.pid is not None
+        os.kill(made.pid, signal.SIGKILL)
+        assert given_up(made) == [GivenUp(2, FinishReason.STRUCTURE_LOST)]
+
+
+def test_what_it_writes_aside_is_logged_where_it_can_repeat_nothing_of_a_request(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    panic = "thread '<unnamed>' panicked at parser/src/earley/lexer.rs:12:7:"
+    lines = panic + "\nsecret schema\n"
+    code = f"import sys; print('secret'); sys.stderr.write({lines!r}); sys.exit(3)"
+    with worker((sys.executable, "-c", code)) as (made, said):
+        made.open(1, YES)
+        assert lost(made) == [1]
+        assert said == [
+            f"the mask worker says: {panic}",
+            "the mask worker is gone: it has ended; 1 requests with a grammar end with it; 1 lines that it wrote are "
+            "not shown, since they may repeat a request",
+        ]
+    assert capfd.readouterr() == ("", ""), "nothing of it is inherited"
+
+
+def test_one_that_can_not_begin_says_why() -> None:
+    said: list[str] = []
+    made = MaskWorker(Begin("/nowhere", 64, (1,), 4), said.append)
+    made.open(1, YES)
+    assert lost(made) == [1]
+    assert "it can't start" in said[0] and "/nowhere" in said[0]
+    made.stop()
+
+
+def test_stops_of_a_caller_reach_it() -> None:
+    with worker() as (made, _):
+        made.open(1, YES_OR_NO)
+        made.place(1, 2, 5, 9)
+        until(lambda: made.memory.read(2, 5, 9) is not None)
+        mask = made.memory.read(2, 5, 9)
+        assert mask is not None
+        every = tuple(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
+        made.open(2, YES_OR_NO, Stops(every[1:], 10))
+        made.place(2, 3, 5, 9)
+        until(lambda: made.memory.read(3, 5, 9) is not None)
+        left = made.memory.read(3, 5, 9)
+        assert left is not None and np.unpackbits(left.view(np.uint8)).sum() == 1 < len(every)

@@ -55,13 +55,14 @@ USUAL = {
 OWN_GAUGES = (
     "info engine_up front_ends open_streams queued_tokens tokenizing_bytes tokenizer_queue structure_queue uploads "
     "unread_bytes stats_watchers connections process_resident_memory_bytes process_open_fds kv_blocks paused_requests "
-    "overlap_ratio preparing_requests ledger_depth ledger_depth_max run_ahead"
+    "mask_queue overlap_ratio preparing_requests ledger_depth ledger_depth_max run_ahead"
 )
 OWN_COUNTERS = (
     "stop_strings cancelled slow_readers refusals recomputed_tokens void_rows held_rows drafted_tokens "
     "accepted_drafts front_ends_lost launches "
     "device_busy_seconds device_idle_seconds device_idle_inside_seconds host_seconds graph_captures graph_replays "
-    "fallbacks barriers barrier_seconds structures_compiled structure_hits structure_compile_seconds"
+    "fallbacks barriers barrier_seconds structures_compiled structure_hits structure_compile_seconds "
+    "masks mask_seconds grammars_compiled grammar_compile_seconds grammar_hits mask_worker_restarts"
 )
 OWN = {f"runahead_{name}": GAUGE for name in OWN_GAUGES.split()} | {
     f"runahead_{name}": COUNTER for name in OWN_COUNTERS.split()
@@ -71,7 +72,8 @@ OF_THE_ENGINE = {name for name in USUAL if name.startswith("vllm:")} | {
     for name in "kv_blocks paused_requests preparing_requests overlap_ratio ledger_depth ledger_depth_max run_ahead "
     "recomputed_tokens void_rows held_rows drafted_tokens accepted_drafts front_ends_lost launches "
     "device_busy_seconds device_idle_seconds "
-    "device_idle_inside_seconds host_seconds graph_captures graph_replays fallbacks barriers barrier_seconds".split()
+    "device_idle_inside_seconds host_seconds graph_captures graph_replays fallbacks barriers barrier_seconds "
+    "mask_queue masks mask_seconds grammars_compiled grammar_compile_seconds grammar_hits mask_worker_restarts".split()
 }
 
 Families = dict[str, Any]
