@@ -62,15 +62,22 @@ class _Captures:
     def begin(self) -> None:
         """Idempotent."""
         if self._begun is None:
-            self._begun = time.monotonic(), torch.cuda.mem_get_info()[0]
+            self._begun = time.monotonic(), _free_bytes()
 
     def say(self, done: int, total: int) -> None:
         assert self._begun is not None
         begun, free = self._begun
-        taken = free - torch.cuda.mem_get_info()[0]
+        taken = free - _free_bytes()
         self._log.info(
             "capturing", graphs=done, of_graphs=total, seconds=round(time.monotonic() - begun, 1), bytes=taken
         )
+
+
+def _free_bytes() -> int:
+    """Of the GPU, without what the allocator keeps for later: what warmed up before the first graph left there would be
+    given back by the first capture, and the graphs would seem to take less than nothing."""
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
 
 
 def _in_parts(parts: int, say: _Say) -> Progress:

@@ -34,7 +34,16 @@ class CapturingDevice:
 
     def __init__(self, program: object, rings: object, *, progress: Callable[[int, int], None], **rest: Any) -> None:
         for done in range(1, GRAPHS + 1):
+            torch.cuda.empty_cache()  # as a capture does before it begins
             progress(done, GRAPHS)
+
+
+class LateDevice(CapturingDevice):
+    """Says that it begins, before its first capture."""
+
+    def __init__(self, program: object, rings: object, *, progress: Callable[[int, int], None], **rest: Any) -> None:
+        progress(0, GRAPHS)
+        super().__init__(program, rings, progress=progress, **rest)
 
 
 @pytest.fixture
@@ -74,6 +83,17 @@ def test_each_quarter_of_the_graphs_is_logged_and_none_of_it_as_bytes_loaded() -
     assert said == [(1, GRAPHS), (3, GRAPHS), (5, GRAPHS), (8, GRAPHS), (GRAPHS, GRAPHS)]
     assert loaded[-1][0] == loaded[-1][1] > GRAPHS
     assert all(total == loaded[-1][1] for _, total in loaded)
+
+
+@pytest.mark.usefixtures("a_gpu_on_the_cpu")
+def test_what_the_allocator_keeps_for_later_is_no_memory_of_the_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [FREE_BYTES // 2]  # by the allocator, after what warmed up
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: kept.append(0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (FREE_BYTES - kept[-1], 4 * FREE_BYTES))
+    monkeypatch.setattr(cuda, "CudaDevice", LateDevice)
+    with capture_logs() as events:
+        assemble(EngineConfig(model=str(BUNDLED), device="cuda", max_rows=4, context_length=256), lambda *_: None)
+    assert {event["bytes"] for event in events if event["event"] == "capturing"} == {0}
 
 
 @pytest.mark.usefixtures("a_gpu_on_the_cpu")
