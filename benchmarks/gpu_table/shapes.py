@@ -61,7 +61,7 @@ SMALL: Final = Workload(
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A dense decoder. batches: rows that decode together, ascending. keys: of config.json."""
+    """A decoder. batches: rows that decode together, ascending. keys: of config.json."""
 
     name: str
     batches: tuple[int, ...]
@@ -116,6 +116,18 @@ def _keys(
 
 _QWEN3: Final = ("Qwen3ForCausalLM", "qwen3")
 _LLAMA: Final = ("LlamaForCausalLM", "llama")
+_QWEN3_MOE: Final = ("Qwen3MoeForCausalLM", "qwen3_moe")
+
+
+def _experts(count: int, chosen: int, width: int) -> dict[str, Any]:
+    """Keys of a Qwen3 whose layers have so many experts of that width, of which a token chooses some."""
+    return {
+        "num_experts": count,
+        "num_experts_per_tok": chosen,
+        "moe_intermediate_size": width,
+        "norm_topk_prob": True,
+    }
+
 
 SHAPES: Final = {
     shape.name: shape
@@ -140,6 +152,40 @@ SHAPES: Final = {
             _keys(
                 *_LLAMA, hidden=4096, layers=32, ffn=14336, heads=32, kv_heads=8, head_dim=128, vocab=128256, tied=False
             ),
+        ),
+        Shape(
+            "30B-A3B",
+            (1, 8, 64),
+            _keys(
+                *_QWEN3_MOE,
+                hidden=2048,
+                layers=48,
+                ffn=6144,
+                heads=32,
+                kv_heads=4,
+                head_dim=128,
+                vocab=151936,
+                tied=False,
+            )
+            | _experts(128, 8, 768),
+        ),
+        Shape(
+            "tiny-experts",
+            (1, 4),
+            _keys(
+                *_QWEN3_MOE,
+                hidden=64,
+                layers=2,
+                ffn=96,
+                heads=4,
+                kv_heads=2,
+                head_dim=16,
+                vocab=160,
+                tied=True,
+                positions=512,
+            )
+            | _experts(8, 2, 64),
+            SMALL,
         ),
         Shape(
             "tiny",

@@ -9,7 +9,6 @@ from typing import Any, Final, TypeVar
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Experts
 from runahead.runtime.models.architecture import TensorReader
-from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_keys import unread
 from runahead.runtime.models.config_values import number
 from runahead.runtime.models.dense_decoder import READ_BY_DENSE, DenseConfig
@@ -36,11 +35,6 @@ class ExpertsConfig(DenseConfig):
     expert_size: int
     renormalised: bool
     sparse: tuple[bool, ...]
-
-
-def has_experts(config: ModelConfig) -> bool:
-    """Whether a layer has some: a pattern may leave them to none."""
-    return isinstance(config, ExpertsConfig) and any(config.sparse)
 
 
 ConfigT = TypeVar("ConfigT", bound=ExpertsConfig)

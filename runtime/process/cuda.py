@@ -13,7 +13,6 @@ from runahead.cuda_graphs.graph_pool import buckets_for
 from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.models import weights
 from runahead.runtime.models.config import ModelConfig
-from runahead.runtime.models.expert_decoder import has_experts
 from runahead.runtime.models.load import load_model
 from runahead.runtime.process.parts import (
     MadeOnDevice,
@@ -56,7 +55,6 @@ def make_on_cuda(
     """
     device = torch.device("cuda", torch.cuda.current_device())
     check_gpu(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
-    check_layers(described)
     keep_kernels(config.kernel_cache, config.spelling("kernel_cache"))
     use_gpu_as(config.gpu_capability)
     dtype = described.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
@@ -103,14 +101,6 @@ def check_gpu(name: str, capability: tuple[int, int]) -> None:
         raise ConfigError(
             f"the kernels need a GPU of compute capability {needed} or more (A100, RTX 30 and later); "
             f"{name} has {found}; --device cpu serves without one"
-        )
-
-
-def check_layers(described: ModelConfig) -> None:
-    """Raises ConfigError for a model with a kind of layer that has no kernels for GPUs."""
-    if has_experts(described):
-        raise ConfigError(
-            f"{described.architecture} has experts, for which there are no kernels for GPUs yet; --device cpu serves it"
         )
 
 

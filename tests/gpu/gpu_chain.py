@@ -191,14 +191,16 @@ def cuda_engine(
     max_rows: int = 8,
     num_blocks: int = 129,
     counters_from: int = 0,
+    exact: bool = False,
 ) -> EngineUnderTest:
-    """The same on the GPU: captured graphs, Triton kernels. Free KV blocks are NaN at the start."""
+    """The same on the GPU: captured graphs, Triton kernels, the exact ones or the fastest. Free KV blocks are NaN at
+    the start."""
     from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
     from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
     from runahead.runtime.programs.triton import TritonProgram
 
     rings = allocate_mapped_rings(layout_for(run_ahead, max_rows))
-    model = Decoder(config, moved(weights, torch.device("cuda")), TritonKernelSet())
+    model = Decoder(config, moved(weights, torch.device("cuda")), TritonKernelSet(exact))
     program = TritonProgram(
         model,
         rings,

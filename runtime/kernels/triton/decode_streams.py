@@ -9,75 +9,35 @@ on how many rows there are, every number of them goes through `FusedRows`, `exac
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import Final
 
 import torch
 import torch.nn.functional as functional
-import triton
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Activation, Attention, AttentionShape, Dense, Ends, Linear, Norm
+from runahead.runtime.kernels.layers import Activation, Attention, Dense, Ends, Linear, Norm
 from runahead.runtime.kernels.triton import norms
 from runahead.runtime.kernels.triton.activation import gated_mul
 from runahead.runtime.kernels.triton.decode_attention import decode_attention
-from runahead.runtime.kernels.triton.decode_parts import PartBuffers, make_part_buffers
-from runahead.runtime.kernels.triton.decode_work import AttentionPlan, AttentionWork, begin_decode
+from runahead.runtime.kernels.triton.decode_buffers import DecodeBuffers
+from runahead.runtime.kernels.triton.decode_work import AttentionWork, begin_decode
 from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works
+from runahead.runtime.kernels.triton.expert_layers import PackedExperts, live_tokens
 from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, STORE, row_product
-from runahead.runtime.kernels.triton.rows_product import Residual, SplitScratch, columns_of, rows_product
-from runahead.runtime.kernels.triton.tilings import SPLIT_WORDS, attention_plan, row_tiling, rows_tiling
+from runahead.runtime.kernels.triton.rows_product import Residual, columns_of, rows_product
+from runahead.runtime.kernels.triton.tilings import (
+    attention_plan,
+    row_tiling,
+    rows_tiling,
+    takes_depth,
+)
 from runahead.runtime.rounding import ceil_div
 
 MAX_ROWS: Final = 64
-_MOST_TILES: Final = 1024  # of a product whose parts are spread over programs
 _LEAST_TILE: Final = 16  # outputs of a program that adds to the residual
-
-
-@dataclass(slots=True)
-class DecodeBuffers:
-    """What every decode launch of one model uses, made when one first needs it and kept: graphs hold its addresses. So
-    a launch of every bucket runs before one is captured."""
-
-    attentions: list[tuple[AttentionShape, int]] = field(default_factory=list)  # shapes and windows that there are
-    _windows: torch.Tensor | None = None
-    _parts: dict[tuple[AttentionShape, AttentionPlan, int, int, int], PartBuffers] = field(default_factory=dict)
-    _scratch: SplitScratch | None = None
-
-    def add(self, shape: AttentionShape, window: int) -> None:
-        """The model has this kind of attention."""
-        if (shape, window) not in self.attentions:
-            self.attentions.append((shape, window))
-
-    def kind(self, shape: AttentionShape, window: int) -> int:
-        """The number of a kind that the model has."""
-        return self.attentions.index((shape, window))
-
-    @property
-    def widest_head(self) -> int:
-        return max((shape.head_dim for shape, _ in self.attentions), default=0)
-
-    def windows(self, device: torch.device) -> torch.Tensor:
-        """Of every kind of attention, int32 [W]."""
-        if self._windows is None:
-            each = [torch.full((), window, dtype=torch.int32, device=device) for _, window in self.attentions]
-            self._windows = torch.stack(each)  # a list would have to be copied from the host, which waits
-        return self._windows
-
-    def parts(self, shape: AttentionShape, batch: ForwardBatch, plan: AttentionPlan) -> PartBuffers:
-        rows, queries = triton.next_power_of_2(batch.num_rows), triton.next_power_of_2(batch.decode_queries)
-        key = shape, plan, rows, batch.max_seq_len, queries
-        if key not in self._parts:
-            self._parts[key] = make_part_buffers(rows, shape, plan, batch.max_seq_len, batch.token_ids.device, queries)
-        return self._parts[key]
-
-    def scratch(self, device: torch.device) -> SplitScratch:
-        if self._scratch is None:
-            self._scratch = SplitScratch(
-                torch.zeros(SPLIT_WORDS, dtype=torch.float32, device=device),
-                torch.zeros(_MOST_TILES, dtype=torch.int32, device=device),
-            )
-        return self._scratch
 
 
 class RowStream(ABC):
@@ -130,6 +90,14 @@ class RowStream(ABC):
     def dense(self, weights: Dense) -> None:
         gated = self._normed_product(weights.norm, weights.gate_up, GATED, weights.activation)
         self._add(gated, weights.down, weights.post_norm)
+
+    @abstractmethod
+    def experts(self, experts: PackedExperts) -> None: ...
+
+    @cached_property
+    def _live(self) -> torch.Tensor:
+        """More than 0 for query tokens of rows that are not masked, int32 [T]."""
+        return live_tokens(self._batch)
 
     def _begin(self, sums: Residual | None = None, norm: Norm | None = None) -> AttentionWork:
         """Embed the query tokens and cut attention's work. sums: what the product that follows reads of the residual is
@@ -196,6 +164,12 @@ class OneRow(RowStream):
         self._product(x, linear, None, out, STORE)
         norms.add_normed(out, self._residual, post_norm)
 
+    def experts(self, experts: PackedExperts) -> None:
+        norm, router = experts.weights.norm, experts.weights.router
+        scores = torch.empty((1, experts.weights.count), dtype=torch.float32, device=self._device)
+        self._product(self._residual, router, norm, scores, STORE)
+        experts.add_of_one_row(self._residual, scores, self._live, dependent=self._depends(True))
+
     def _product(
         self,
         x: torch.Tensor,
@@ -230,7 +204,7 @@ class FusedRows(RowStream):
         squares = torch.empty((tiles, columns_of(self._rows)), dtype=torch.float64, device=self._device)
         self._sums = Residual(self._residual, torch.empty_like(self._residual), squares)
         self._scratch = buffers.scratch(self._device)
-        self._pending: tuple[torch.Tensor, Linear, Norm | None] | None = None
+        self._pending: Callable[[Norm | None], int] | None = None  # given that norm, makes the residual for it
         self._tiles = 0  # of the squares
 
     def _normed_product(
@@ -244,7 +218,21 @@ class FusedRows(RowStream):
         return out
 
     def _add(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None) -> None:
-        self._pending = x, linear, post_norm
+        self._pending = partial(self._add_product, x, linear, post_norm)
+
+    def experts(self, experts: PackedExperts) -> None:
+        weights, sums = experts.weights, self._sums
+        self._complete(weights.norm)
+        squares = sums.squares, self._tiles, weights.norm.eps
+        scores = torch.empty((self._rows, weights.count), dtype=torch.float32, device=self._device)
+        self._product(sums.scaled, weights.router, scores, STORE, squares=squares)
+        arrived = self._buffers.arrived(self._device)
+        results = experts.results(sums.scaled, scores, self._live, arrived, self._depends, squares)
+        self._pending = partial(self._add_results, experts, results)
+
+    def _add_results(self, experts: PackedExperts, results: torch.Tensor, norm: Norm | None) -> int:
+        sums, dependent = self._sums, self._depends(True)
+        return experts.add(results, self._live, sums.values, norm, sums.scaled, sums.squares, dependent=dependent)
 
     def _complete(self, norm: Norm | None) -> None:
         """Make the residual for the norm that follows, or for a product that reads it without one."""
@@ -253,16 +241,20 @@ class FusedRows(RowStream):
             self._work = self._begin(None if norm is None else sums, norm)
             self._tiles = 1
             return
-        (x, linear, post_norm), self._pending = self._pending, None
+        pending, self._pending = self._pending, None
+        self._tiles = pending(norm)
+
+    def _add_product(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None, norm: Norm | None) -> int:
+        """norm: that follows. Returns how many tiles there are of the squares."""
+        sums = self._sums
         if post_norm is None:
             assert norm is not None, "what is read without a norm is normalised before it is added"
-            self._tiles = self._product(x, linear, sums.values, ADD, norm=norm, residual=sums)
-            return
+            return self._product(x, linear, sums.values, ADD, norm=norm, residual=sums)
         out = self._empty(linear, STORE)
         self._product(x, linear, out, STORE)
         made = (None, None) if norm is None else (sums.scaled, sums.squares)
         norms.add_normed(out, sums.values, post_norm, norm, *made)
-        self._tiles = 1
+        return 1
 
     def _product(
         self,
@@ -307,6 +299,12 @@ class VendorRows(RowStream):
     def _add(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None) -> None:
         self._sum.add(functional.linear(x, linear.weight, linear.bias), post_norm)
 
+    def experts(self, experts: PackedExperts) -> None:
+        x = self._sum.normed(experts.weights.norm)
+        scores = scores_of(x, experts.weights.router)
+        arrived = self._buffers.arrived(self._device)
+        self._sum.add(experts.made(experts.results(x, scores, self._live, arrived, self._depends), self._live))
+
     def _depends(self, wanted: bool) -> bool:
         return False
 
@@ -317,6 +315,15 @@ class VendorRows(RowStream):
 def _sizes(weight: torch.Tensor) -> tuple[int, int]:
     outputs, depth = weight.shape
     return outputs, depth
+
+
+def scores_of(x: torch.Tensor, router: Linear) -> torch.Tensor:
+    """float32, from sums that are rounded to nothing else. x: normalised, [T, hidden]. Returns [T, experts]."""
+    if x.dtype != torch.bfloat16 or not takes_depth(x.shape[1]):
+        return functional.linear(x.float(), router.weight.float(), None if router.bias is None else router.bias.float())
+    out = torch.empty((x.shape[0], router.weight.shape[0]), dtype=torch.float32, device=x.device)
+    product_of_rows(x, router, out)
+    return out
 
 
 def head_of_one_row(hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, places: torch.Tensor) -> None:

@@ -10,9 +10,9 @@ import torch.nn.functional as functional
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.layers import Attention, Dense, Ends, Experts, Linear
+from runahead.runtime.kernels.triton.decode_buffers import DecodeBuffers
 from runahead.runtime.kernels.triton.decode_streams import (
     MAX_ROWS,
-    DecodeBuffers,
     FusedRows,
     OneRow,
     RowStream,
@@ -20,6 +20,7 @@ from runahead.runtime.kernels.triton.decode_streams import (
     head_of_one_row,
     product_of_rows,
 )
+from runahead.runtime.kernels.triton.expert_layers import PackedExperts
 from runahead.runtime.kernels.triton.mixed_streams import ExactMixedRows, ManyRows
 from runahead.runtime.kernels.triton.put_rows import put_rows
 from runahead.runtime.kernels.triton.tilings import takes_depth
@@ -47,7 +48,9 @@ class TritonBoundKernels:
         return lambda stream: stream.dense(weights)
 
     def experts(self, weights: Experts) -> Callable[[Stream], None]:
-        raise AssertionError("a model with experts is refused before its weights are read")
+        self._look_at(weights.router, weights.gate_up[0], weights.down[0])
+        packed = PackedExperts.of(weights)
+        return lambda stream: stream.experts(packed)
 
     def stream(self, batch: ForwardBatch, cache: KVCache) -> AbstractContextManager[Stream]:
         if self._exact:
@@ -56,7 +59,7 @@ class TritonBoundKernels:
                 return nullcontext(FusedRows(batch, cache, self._ends, self._buffers, exact=True))
             return nullcontext(ExactMixedRows(batch, cache, self._ends, self._buffers))
         if not batch.is_decode:
-            return nullcontext(ManyRows(batch, cache, self._ends))
+            return nullcontext(ManyRows(batch, cache, self._ends, self._buffers))
         if batch.num_tokens == 1:
             return nullcontext(OneRow(batch, cache, self._ends, self._buffers))
         if self._fuses and batch.num_tokens <= MAX_ROWS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as functional
@@ -12,15 +13,17 @@ from runahead.runtime.kernels.layers import Attention, Dense, Ends, Linear
 from runahead.runtime.kernels.triton import embedding
 from runahead.runtime.kernels.triton.activation import gated_mul
 from runahead.runtime.kernels.triton.chunk_attention import ChunkAttention
-from runahead.runtime.kernels.triton.decode_streams import DecodeBuffers, FusedRows
+from runahead.runtime.kernels.triton.decode_buffers import DecodeBuffers
+from runahead.runtime.kernels.triton.decode_streams import FusedRows, scores_of
+from runahead.runtime.kernels.triton.expert_layers import PackedExperts, live_tokens
 from runahead.runtime.kernels.triton.norms import LateSum, norm_across_heads
 
 
 class ManyRows:
     """Any batch: the vendor's products, and a kernel for each thing beside them."""
 
-    def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends) -> None:
-        self._ends = ends
+    def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
+        self._batch, self._ends, self._buffers = batch, ends, buffers
         self._attention = ChunkAttention(batch, cache, ends.ropes)
         self._sum = LateSum(embedding.embed(batch.token_ids, ends.embedding, ends.embedding_scale))
 
@@ -34,6 +37,16 @@ class ManyRows:
         gate_up = _product(self._sum.normed(weights.norm), weights.gate_up)
         gated = gated_mul(gate_up, weights.activation)
         self._sum.add(_product(gated, weights.down), weights.post_norm)
+
+    def experts(self, experts: PackedExperts) -> None:
+        x = self._sum.normed(experts.weights.norm)
+        scores = scores_of(x, experts.weights.router)
+        arrived = self._buffers.arrived(x.device)
+        self._sum.add(experts.made(experts.results(x, scores, self._live, arrived), self._live))
+
+    @cached_property
+    def _live(self) -> torch.Tensor:
+        return live_tokens(self._batch)
 
     def end(self) -> torch.Tensor:
         return self._sum.normed(self._ends.final_norm)
@@ -94,6 +107,10 @@ class ExactMixedRows:
     def dense(self, weights: Dense) -> None:
         for half in self._halves:
             half.dense(weights)
+
+    def experts(self, experts: PackedExperts) -> None:
+        for half in self._halves:
+            half.experts(experts)
 
     def end(self) -> torch.Tensor:
         of_chunks, of_decodes = (half.end() for half in self._halves)

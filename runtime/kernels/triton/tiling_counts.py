@@ -56,7 +56,9 @@ def _products(layers: Sequence[Layer]) -> Iterator[Product]:
     for layer in layers:
         mixer, dense = layer.mixer, layer.feed_forward
         ends = [(mixer.qkv, STORE), (mixer.o, ADD if mixer.post_norm is None else STORE)]
-        if not isinstance(dense, Experts):
+        if isinstance(dense, Experts):  # whose own products are cut by no table
+            ends += [(dense.router, STORE)]
+        else:
             ends += [(dense.gate_up, GATED), (dense.down, ADD if dense.post_norm is None else STORE)]
         for linear, epilogue in ends:
             outputs, depth = linear.weight.shape

@@ -39,7 +39,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     is left out. capability: of the GPU. dependent: kernels are launched
     programmatically, those that can be. used_as: an older compute capability that the GPU stands for. exact: by the
     kernels of which a row's bits hang on itself alone. rows: of decode launches. each_kernel_once: products without
-    lanes with each epilogue, attention for one and for several query tokens a row, all else in its largest form.
+    lanes with each epilogue, those of experts for gates and for downs, attention for one and for several query tokens
+    a row, all else in its largest form.
     further: changes of models whose launches come after."""
 
     shape: str
@@ -124,7 +125,8 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
 
     def compile_alone(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
         epilogue = None if "LANES" in options else options.get("EPILOGUE")
-        kind = self.fn.__name__, epilogue, options.get("QUERIES", 1) > 1, options.get("GELU", False)
+        own = options.get("GELU", options.get("GATED", False))
+        kind = self.fn.__name__, epilogue, options.get("QUERIES", 1) > 1, own
         if orders.each_kernel_once and kind in seen:
             return
         seen.add(kind)

@@ -21,8 +21,11 @@ from runahead.runtime.kernels.layers import Linear, Norm  # noqa: E402
 from runahead.runtime.kernels.triton import (  # noqa: E402
     decode_attention,
     decode_streams,
+    expert_products,
+    expert_row,
     lanes_product,
     norms,
+    routing,
     row_product,
     rows_product,
 )
@@ -148,6 +151,48 @@ def test_the_final_norm(monkeypatch: pytest.MonkeyPatch) -> None:
         found.copy_(norms.rms_norm(x, weight, 1e-5))
 
     check(monkeypatch, norms, [x], [found], run, 3)
+
+
+def test_what_sends_tokens_to_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(3)
+    scores, squares, shares = torch.randn(5, 7), torch.rand(4, 8, dtype=torch.float64), torch.full((10,), NAN)
+    live, arrived = torch.ones(5, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+
+    def run() -> None:
+        shares.copy_(routing.route(scores, live, 2, True, arrived, squares=(squares, 4, 1e-5), depth=64).shares)
+
+    check(monkeypatch, routing, [scores, squares], [shares], run, 5)
+
+
+def test_the_products_and_the_sum_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(3)
+    live, arrived = torch.ones(3, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    routed = routing.route(torch.randn(3, 5), live, 2, True, arrived)
+    x, weight, results = torch.randn(3, DEPTH), torch.randn(5, 2 * OUTPUTS, DEPTH), torch.full((6, OUTPUTS), NAN)
+
+    def multiply() -> None:
+        expert_products.expert_product(x, weight, routed, 2, results, gates=True)
+
+    check(monkeypatch, expert_products, [x], [results], multiply, len(routed.items) * OUTPUTS // 32)
+    multiply()
+    residual, scaled = torch.randn(3, OUTPUTS), torch.full((3, OUTPUTS), NAN)
+    squares, gamma = torch.full((1, 8), NAN, dtype=torch.float64), torch.rand(OUTPUTS)
+
+    def add() -> None:
+        expert_products.expert_sums(results, live, 2, residual, added=True, gamma=gamma, scaled=scaled, squares=squares)
+
+    check(monkeypatch, expert_products, [results, residual], [residual, scaled, squares], add, 3)
+
+
+def test_experts_of_a_lone_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(3)
+    residual, scores, live = torch.randn(1, DEPTH), torch.randn(1, 5), torch.ones(1, dtype=torch.int32)
+    norm, gate_up, down = Norm(torch.rand(DEPTH), 1e-5), torch.randn(5, 32, DEPTH), torch.randn(5, DEPTH, 16)
+
+    def run() -> None:
+        expert_row.experts_of_one_row(residual, scores, live, norm, gate_up, down, 2, True, dependent=False)
+
+    check(monkeypatch, expert_row, [residual], [residual], run, 16 // 4 * 2 + DEPTH // 4)
 
 
 @pytest.mark.parametrize("plan", [replace(plan, programs=5) for plan in attention.PLANS])

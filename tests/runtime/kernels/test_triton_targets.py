@@ -27,7 +27,16 @@ UNUSUAL = ((9, 0), False)  # between what 8.0 and 9.0 have: left to the large te
 SHAPE, ROWS = "0.6B", (1, 8, 72)  # launches in which every kernel has a part
 OLMO2 = {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "num_hidden_layers": 1}
 GEMMA3 = {**OLMO2, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_act": None}
-OTHERS = (OLMO2, GEMMA3)  # with norms and an activation that the shape's own architecture lacks
+QWEN3_MOE = {
+    **OLMO2,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}
+OTHERS = (OLMO2, GEMMA3, QWEN3_MOE)  # with norms, an activation and experts, which the shape's own architecture lacks
 
 
 def compiled(orders: Orders, cache: Path) -> Sequence[Compiled]:

@@ -14,7 +14,7 @@ DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import AttentionShape  # noqa: E402
 from runahead.runtime.kernels.triton import tilings  # noqa: E402
-from runahead.runtime.kernels.triton.decode_streams import DecodeBuffers  # noqa: E402
+from runahead.runtime.kernels.triton.decode_buffers import DecodeBuffers  # noqa: E402
 from runahead.runtime.kernels.triton.tilings import SPLIT_WORDS, TABLE, RowTiling, Tiling  # noqa: E402
 from tests.runtime.kernels.test_triton_decode_streams import batch_of  # noqa: E402
 

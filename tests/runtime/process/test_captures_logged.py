@@ -16,12 +16,10 @@ from runahead.runtime import models
 from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.load import load_model
-from runahead.runtime.models.read_config import parse_config
 from runahead.runtime.process import cuda
 from runahead.runtime.process.assemble import assemble
-from runahead.runtime.process.cuda import LEAST_CAPABILITY, check_gpu, check_layers
+from runahead.runtime.process.cuda import LEAST_CAPABILITY, check_gpu
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
-from tests.runtime.models.public_configs import PUBLIC
 
 BUNDLED = Path(models.__path__[0]) / "bundled"
 GRAPHS = 10
@@ -134,12 +132,6 @@ def test_a_gpu_that_is_too_old_is_refused_by_its_name() -> None:
         check_gpu("Tesla T4", (7, 5))
     check_gpu("NVIDIA A100", (8, 0))
     check_gpu("NVIDIA B200", (10, 0))
-
-
-def test_a_model_with_experts_is_refused_on_a_gpu_by_its_name() -> None:
-    with pytest.raises(ConfigError, match=r"MixtralForCausalLM has experts, .* no kernels for GPUs yet; --device cpu"):
-        check_layers(parse_config(PUBLIC["Mixtral 8x7B"], ()))
-    check_layers(parse_config(PUBLIC["Qwen3 0.6B"], ()))
 
 
 @pytest.mark.usefixtures("a_gpu_on_the_cpu")

@@ -1,0 +1,71 @@
+"""What every decode launch of a model uses, made once and kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+import triton
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.layers import AttentionShape
+from runahead.runtime.kernels.triton.decode_parts import PartBuffers, make_part_buffers
+from runahead.runtime.kernels.triton.decode_work import AttentionPlan
+from runahead.runtime.kernels.triton.rows_product import SplitScratch
+from runahead.runtime.kernels.triton.tilings import SPLIT_WORDS
+
+_MOST_TILES: Final = 1024  # of a product whose parts are spread over programs
+
+
+@dataclass(slots=True)
+class DecodeBuffers:
+    """What every decode launch of one model uses, made when one first needs it and kept: graphs hold its addresses. So
+    a launch of every bucket runs before one is captured."""
+
+    attentions: list[tuple[AttentionShape, int]] = field(default_factory=list)  # shapes and windows that there are
+    _windows: torch.Tensor | None = None
+    _parts: dict[tuple[AttentionShape, AttentionPlan, int, int, int], PartBuffers] = field(default_factory=dict)
+    _scratch: SplitScratch | None = None
+    _arrived: torch.Tensor | None = None
+
+    def add(self, shape: AttentionShape, window: int) -> None:
+        """The model has this kind of attention."""
+        if (shape, window) not in self.attentions:
+            self.attentions.append((shape, window))
+
+    def kind(self, shape: AttentionShape, window: int) -> int:
+        """The number of a kind that the model has."""
+        return self.attentions.index((shape, window))
+
+    @property
+    def widest_head(self) -> int:
+        return max((shape.head_dim for shape, _ in self.attentions), default=0)
+
+    def windows(self, device: torch.device) -> torch.Tensor:
+        """Of every kind of attention, int32 [W]."""
+        if self._windows is None:
+            each = [torch.full((), window, dtype=torch.int32, device=device) for _, window in self.attentions]
+            self._windows = torch.stack(each)  # a list would have to be copied from the host, which waits
+        return self._windows
+
+    def parts(self, shape: AttentionShape, batch: ForwardBatch, plan: AttentionPlan) -> PartBuffers:
+        rows, queries = triton.next_power_of_2(batch.num_rows), triton.next_power_of_2(batch.decode_queries)
+        key = shape, plan, rows, batch.max_seq_len, queries
+        if key not in self._parts:
+            self._parts[key] = make_part_buffers(rows, shape, plan, batch.max_seq_len, batch.token_ids.device, queries)
+        return self._parts[key]
+
+    def scratch(self, device: torch.device) -> SplitScratch:
+        if self._scratch is None:
+            self._scratch = SplitScratch(
+                torch.zeros(SPLIT_WORDS, dtype=torch.float32, device=device),
+                torch.zeros(_MOST_TILES, dtype=torch.int32, device=device),
+            )
+        return self._scratch
+
+    def arrived(self, device: torch.device) -> torch.Tensor:
+        """For `route`, int32 [1]."""
+        if self._arrived is None:
+            self._arrived = torch.zeros(1, dtype=torch.int32, device=device)
+        return self._arrived

@@ -1,0 +1,137 @@
+"""A feed-forward of experts as streams compute it: by routing, two products over items, and a sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.layers import Experts, Linear, Norm
+from runahead.runtime.kernels.triton.expert_products import expert_product, expert_sums
+from runahead.runtime.kernels.triton.expert_row import experts_of_one_row
+from runahead.runtime.kernels.triton.routing import route
+
+
+def _as_launched(wanted: bool) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class PackedExperts:
+    """The experts of a layer, all of a kind as one matrix after the other. A product of them has no bias."""
+
+    weights: Experts
+    gate_up: torch.Tensor  # [experts, 2 * width, hidden]
+    down: torch.Tensor  # [experts, hidden, width]
+
+    @staticmethod
+    def of(weights: Experts) -> PackedExperts:
+        return PackedExperts(weights, _whole(weights.gate_up), _whole(weights.down))
+
+    def results(
+        self,
+        x: torch.Tensor,
+        scores: torch.Tensor,
+        live: torch.Tensor,
+        arrived: torch.Tensor,
+        depends: Callable[[bool], bool] = _as_launched,
+        squares: tuple[torch.Tensor, int, float] | None = None,
+    ) -> torch.Tensor:
+        """What each of T tokens gets from each of its experts, times its share: float32 [T * chosen, hidden], of a
+        token by ascending expert; of tokens that are not live anything.
+
+        x: the norm of the residual, [T, hidden]; with squares, as `route` has them, what its scale is still to be
+        applied to. scores: float32 [T, experts]. live: int [T]. arrived: as `route` has it. depends: says of the next
+        kernel whether it is launched programmatically.
+        """
+        weights, (_, hidden, width) = self.weights, self.down.shape
+        chosen = weights.chosen
+        routed = route(
+            scores, live, chosen, weights.renormalised, arrived, squares=squares, depth=hidden, dependent=depends(True)
+        )
+        entries = x.shape[0] * chosen
+        gated = x.new_empty((entries, width))
+        scaled = squares is not None
+        expert_product(x, self.gate_up, routed, chosen, gated, gates=True, scaled=scaled, dependent=depends(True))
+        found = torch.empty((entries, hidden), dtype=torch.float32, device=x.device)
+        expert_product(gated, self.down, routed, chosen, found, gates=False, dependent=depends(True))
+        return found
+
+    def add(
+        self,
+        results: torch.Tensor,
+        live: torch.Tensor,
+        residual: torch.Tensor,
+        norm: Norm | None,
+        scaled: torch.Tensor,
+        squares: torch.Tensor,
+        *,
+        dependent: bool,
+    ) -> int:
+        """residual += the sum of a token's `results`, [T, hidden]; scaled and squares are made for the norm that
+        follows, if there is one. Returns how many tiles the squares have."""
+        made = (None, None, None) if norm is None else (norm.weight, scaled, squares)
+        gamma, scaled_out, squares_out = made
+        return expert_sums(
+            results,
+            live,
+            self.weights.chosen,
+            residual,
+            added=True,
+            gamma=gamma,
+            scaled=scaled_out,
+            squares=squares_out,
+            dependent=dependent,
+        )
+
+    def made(self, results: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
+        """The sum of a token's `results` by itself, rounded to the model's dtype: [T, hidden]."""
+        out = self.down.new_empty((live.shape[0], self.down.shape[1]))
+        expert_sums(results, live, self.weights.chosen, out, added=False)
+        return out
+
+    def add_of_one_row(
+        self, residual: torch.Tensor, scores: torch.Tensor, live: torch.Tensor, *, dependent: bool
+    ) -> None:
+        """The whole feed-forward of a lone row, but for its scores, float32 [1, experts]. residual: [1, hidden]."""
+        weights = self.weights
+        experts_of_one_row(
+            residual,
+            scores,
+            live,
+            weights.norm,
+            self.gate_up,
+            self.down,
+            weights.chosen,
+            weights.renormalised,
+            dependent=dependent,
+        )
+
+
+def live_tokens(batch: ForwardBatch) -> torch.Tensor:
+    """More than 0 for query tokens of rows that are not masked, and 0 for others and padding: int32 [T]."""
+    if batch.is_decode and batch.decode_queries == 1:
+        return batch.seq_lens
+    ends = batch.query_start_loc[1:]
+    token = torch.arange(batch.num_tokens, dtype=torch.int32, device=ends.device)
+    row = torch.searchsorted(ends, token, right=True).clamp(max=batch.num_rows - 1)
+    return batch.seq_lens[row].masked_fill(token >= ends[-1], 0)
+
+
+def _whole(linears: tuple[Linear, ...]) -> torch.Tensor:
+    """[n, out, in]: the memory in which weights lie one behind the other, as a checkpoint's do, or a copy."""
+    weights = [linear.weight for linear in linears]
+    assert all(linear.bias is None for linear in linears)
+    first = weights[0]
+    size, begin, storage = first.numel(), first.storage_offset(), first.untyped_storage().data_ptr()
+    if all(
+        weight.is_contiguous()
+        and weight.untyped_storage().data_ptr() == storage
+        and weight.storage_offset() == begin + number * size
+        for number, weight in enumerate(weights)
+    ):
+        outputs, depth = first.shape
+        return first.as_strided((len(weights), outputs, depth), (size, depth, 1))
+    return torch.stack(weights)

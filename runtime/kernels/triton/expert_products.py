@@ -1,0 +1,234 @@
+"""Products of tokens with the experts that they are sent to, and the sum of what a token gets.
+
+An item is an expert and some of its tokens (`routing.py`), and a program is an item and a tile of outputs: a product
+with the expert's weights on the left of the matrix units, whose right side are the item's tokens, gathered. So each
+expert that is named is read once, and again through the cache where more tokens share it than an item holds; an expert
+that nobody has named is not read.
+
+The whole depth is summed by one program, in its order; `rows_product.py` says why a row's bits then hang on nothing
+else. A token's results are kept by its entries, in the order of the experts' numbers, and added up in that order, so
+that neither the item nor the order in which programs end leaves a trace.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.triton import routing
+from runahead.runtime.kernels.triton.activation import gated
+from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
+from runahead.runtime.kernels.triton.gpu import LEAST_SHARED_MEMORY, current_gpu
+from runahead.runtime.kernels.triton.norms import exact_square
+from runahead.runtime.kernels.triton.product_end import gated_row
+from runahead.runtime.kernels.triton.routing import Routing
+from runahead.runtime.rounding import ceil_div
+
+_SUMMED: Final = 1024  # numbers of a token that a program adds up
+_ITEM = tl.constexpr(routing.ITEM)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTiling:
+    """rows: outputs of a program. block: of the depth, at a time. stages: blocks on their way at a time."""
+
+    rows: int
+    block: int
+    stages: int
+    warps: int
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _expert_product_kernel(
+    x, weight, items, entries, shares, scale, out, num_tokens, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+    CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    EVEN: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """One program for ROWS outputs of an item. EVEN: BLOCK divides DEPTH."""
+    let_dependents_start(DEPENDENT)
+    tile, item = tl.program_id(0), items + tl.program_id(1) * _ITEM
+    wait_for_predecessors(DEPENDENT)
+    count = tl.load(item + 2)
+    if count > 0:
+        expert = tl.load(item).to(tl.int64)
+        c = tl.arange(0, COLUMNS)
+        ok = c < count
+        entry = tl.load(entries + expert * num_tokens + tl.load(item + 1) + c, mask=ok, other=0).to(tl.int64)
+        TILE_ROWS: tl.constexpr = 2 * ROWS if GATED else ROWS
+        r = tl.arange(0, TILE_ROWS)
+        if GATED:
+            row = gated_row(tile, r, OUTPUTS, ROWS)
+            source = entry // CHOSEN
+        else:
+            row = tl.minimum(tile * ROWS + r, OUTPUTS - 1)
+            source = entry
+        k = tl.arange(0, BLOCK)
+        MATRIX: tl.constexpr = DEPTH * (2 * OUTPUTS if GATED else OUTPUTS)
+        w_at = weight + expert * MATRIX + row.to(tl.int64)[:, None] * DEPTH + k[None, :]
+        x_at = x + source[None, :] * DEPTH + k[:, None]
+        acc = tl.zeros([TILE_ROWS, COLUMNS], tl.float32)
+        for begin in tl.range(0, DEPTH, BLOCK, num_stages=STAGES):
+            if EVEN:
+                w = tl.load(w_at + begin)
+                v = tl.load(x_at + begin, mask=ok[None, :], other=0.0)
+            else:
+                there = begin + k < DEPTH
+                w = tl.load(w_at + begin, mask=there[None, :], other=0.0)
+                v = tl.load(x_at + begin, mask=ok[None, :] & there[:, None], other=0.0)
+            acc = tl.dot(w, v, acc, input_precision="ieee")
+        if SCALED:
+            acc *= tl.load(scale + source, mask=ok, other=0.0)[None, :]
+        if GATED:
+            pairs = tl.permute(tl.reshape(acc, [ROWS // 8, 2, 8, COLUMNS]), (0, 2, 3, 1))
+            gate, up = tl.split(pairs)
+            acc = gated(tl.reshape(gate, [ROWS, COLUMNS]), tl.reshape(up, [ROWS, COLUMNS]), False)
+        else:
+            acc *= tl.load(shares + entry, mask=ok, other=0.0)[None, :]
+        output = tile * ROWS + tl.arange(0, ROWS)
+        at = out + entry[None, :] * OUTPUTS + output[:, None]
+        tl.store(at, acc.to(out.dtype.element_ty), mask=ok[None, :] & (output < OUTPUTS)[:, None])
+
+
+@triton.jit
+def _sum_kernel(
+    results, live, residual, gamma, scaled, squares, out, WIDTH: tl.constexpr, CHOSEN: tl.constexpr,
+    BLOCK: tl.constexpr, ADDED: tl.constexpr, SCALED: tl.constexpr, STRIDE: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """One program for BLOCK numbers of a token."""
+    let_dependents_start(DEPENDENT)
+    token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i = tile * BLOCK + tl.arange(0, BLOCK)
+    inside = i < WIDTH
+    following = 0.0
+    if SCALED:
+        following = tl.load(gamma + i, mask=inside, other=0.0).to(tl.float32)
+    wait_for_predecessors(DEPENDENT)
+    mine = inside & (tl.load(live + token) > 0)
+    total = tl.zeros([BLOCK], tl.float32)
+    for place in tl.static_range(CHOSEN):
+        total += tl.load(results + (token * CHOSEN + place) * WIDTH + i, mask=mine, other=0.0)
+    at = token * WIDTH + i
+    if ADDED:
+        total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    rounded = total.to(out.dtype.element_ty)
+    tl.store(out + at, rounded, mask=inside)
+    if SCALED:
+        value = rounded.to(tl.float32)
+        tl.store(scaled + at, (value * following).to(scaled.dtype.element_ty), mask=inside)
+        tl.store(squares + tile * STRIDE + token, tl.sum(tl.where(inside, exact_square(value), 0.0), 0))
+
+
+def expert_tiling(outputs: int, depth: int, columns: int, halves: int, itemsize: int) -> ExpertTiling:
+    """columns: entries of an item. halves: 2 if the outputs are those of a gate and of `up`. itemsize: bytes of a
+    weight. Nothing was measured: as many bytes on their way as two programs of a multiprocessor have room for."""
+    few = columns <= 16
+    tile = 64 if few else 128
+    block = max((256 if few else 128) // itemsize, 16)
+    while depth % block and block > 64 // itemsize:
+        block //= 2
+    stage, gpu = (tile + columns) * block * itemsize, current_gpu()
+    memory = LEAST_SHARED_MEMORY if gpu is None else gpu.shared_memory
+    return ExpertTiling(tile // halves, block, max(2, min(4, memory // 2 // stage)), 4 if few else 8)
+
+
+def expert_product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    routed: Routing,
+    chosen: int,
+    out: torch.Tensor,
+    *,
+    gates: bool,
+    scaled: bool = False,
+    tiling: ExpertTiling | None = None,
+    dependent: bool = False,
+) -> None:
+    """Every entry's product with its expert, into `out`, contiguous [T * chosen, outputs], by entry; rows of tokens
+    that choose nobody are written by nobody.
+
+    gates: x is contiguous [T, in], weight [experts, 2 * outputs, in], and what is left is silu(gate) * up. scaled: each
+    token times its `routed.scale` first. Otherwise x is [T * chosen, in], weight [experts, outputs, in], and every
+    entry is multiplied by its share. tiling: None takes the default. dependent: launched programmatically.
+    """
+    _, outputs, depth = weight.shape
+    halves = 2 if gates else 1
+    outputs //= halves
+    if tiling is None:
+        tiling = expert_tiling(outputs, depth, routed.block, halves, weight.element_size())
+    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
+    _expert_product_kernel[(ceil_div(outputs, tiling.rows), routed.items.shape[0])](
+        x,
+        weight,
+        routed.items,
+        routed.entries,
+        routed.shares,
+        routed.scale,
+        out,
+        routed.entries.shape[1],
+        OUTPUTS=outputs,
+        DEPTH=depth,
+        CHOSEN=chosen,
+        COLUMNS=routed.block,
+        ROWS=tiling.rows,
+        BLOCK=tiling.block,
+        STAGES=tiling.stages,
+        EVEN=depth % tiling.block == 0,
+        GATED=gates,
+        SCALED=scaled,
+        DEPENDENT=dependent,
+        num_warps=tiling.warps,
+        enable_fp_fusion=False,
+        **options,
+    )
+
+
+def expert_sums(
+    results: torch.Tensor,
+    live: torch.Tensor,
+    chosen: int,
+    out: torch.Tensor,
+    *,
+    added: bool,
+    gamma: torch.Tensor | None = None,
+    scaled: torch.Tensor | None = None,
+    squares: torch.Tensor | None = None,
+    dependent: bool = False,
+) -> int:
+    """out (+)= the sum of a token's entries, in their order, in float32 and rounded once; a token that chooses nobody
+    gets zero.
+
+    results: float32 contiguous [T * chosen, hidden]. live: int [T], more than 0 for tokens that choose. out: contiguous
+    [T, hidden]; added: it is added to. gamma, scaled, squares, all or none: `scaled`, [T, hidden], becomes `out` times
+    gamma, [hidden], and `squares`, float64 [tiles or more, T or more], the sums of its squares by tiles. Returns how
+    many tiles.
+    """
+    tokens, width = out.shape
+    block = min(triton.next_power_of_2(width), _SUMMED)
+    tiles = ceil_div(width, block)
+    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
+    _sum_kernel[(tokens, tiles)](
+        results,
+        live,
+        out,
+        results if gamma is None else gamma,
+        out if scaled is None else scaled,
+        out if squares is None else squares,
+        out,
+        WIDTH=width,
+        CHOSEN=chosen,
+        BLOCK=block,
+        ADDED=added,
+        SCALED=gamma is not None,
+        STRIDE=0 if squares is None else squares.shape[1],
+        DEPENDENT=dependent,
+        num_warps=4,
+        **options,
+    )
+    return tiles

@@ -1,0 +1,162 @@
+"""Experts of a launch of one row: float32 multiply-adds, since the matrix units would idle.
+
+Two kernels follow the product that makes the scores. Every program of the first finds by itself which expert it is for;
+the second has each output's sum over all experts of the row. Nothing has to be listed, and no result meets another.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.layers import Norm
+from runahead.runtime.kernels.triton.activation import gated
+from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
+from runahead.runtime.kernels.triton.routing import chosen_experts, compared, padded
+
+_ROWS: Final = 4  # outputs of a program
+_WEIGHTS: Final = 8192  # that a program asks for together
+
+
+@triton.jit
+def _gate_up_kernel(
+    x, scores, live, weight, gamma, named, shares, out, eps, COUNT: tl.constexpr, CHOSEN: tl.constexpr,
+    PADDED: tl.constexpr, COMPARED: tl.constexpr, RENORMALISED: tl.constexpr, OUTPUTS: tl.constexpr,
+    DEPTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """One program for ROWS outputs of one of the row's experts."""
+    let_dependents_start(DEPENDENT)
+    tile, place = tl.program_id(0), tl.program_id(1)
+    k = tl.arange(0, BLOCK)
+    wait_for_predecessors(DEPENDENT)
+    if tl.load(live) > 0:
+        chosen, places, share = chosen_experts(scores, 0 * tile, COUNT, CHOSEN, PADDED, COMPARED, RENORMALISED)
+        mine = chosen & (places == place)
+        expert = tl.sum(tl.where(mine, tl.arange(0, PADDED), 0), 0)
+        if tile == 0:
+            tl.store(named + place, expert)
+            tl.store(shares + place, tl.sum(tl.where(mine, share, 0.0), 0))
+        r = tl.arange(0, 2 * ROWS)
+        row = tl.minimum(tile * ROWS + r % ROWS, OUTPUTS - 1) + r // ROWS * OUTPUTS
+        w_at = weight + expert.to(tl.int64) * (2 * OUTPUTS * DEPTH) + row.to(tl.int64)[:, None] * DEPTH + k[None, :]
+        acc = tl.zeros([2 * ROWS, BLOCK], tl.float32)
+        squares = tl.zeros([BLOCK], tl.float32)
+        for first in tl.static_range(0, DEPTH, 2 * BLOCK):
+            near, far = first + k < DEPTH, first + BLOCK + k < DEPTH
+            w0 = tl.load(w_at + first, mask=near[None, :], other=0.0)
+            w1 = tl.load(w_at + first + BLOCK, mask=far[None, :], other=0.0)
+            v = tl.load(x + first + k, mask=near, other=0.0).to(tl.float32)
+            g = tl.load(gamma + first + k, mask=near, other=0.0).to(tl.float32)
+            acc += w0.to(tl.float32) * (v * g)[None, :]
+            squares += v * v
+            v = tl.load(x + first + BLOCK + k, mask=far, other=0.0).to(tl.float32)
+            g = tl.load(gamma + first + BLOCK + k, mask=far, other=0.0).to(tl.float32)
+            acc += w1.to(tl.float32) * (v * g)[None, :]
+            squares += v * v
+        total = tl.sum(acc, 1) * tl.rsqrt(tl.sum(squares, 0) / DEPTH + eps)
+        gate, up = tl.split(tl.trans(tl.reshape(total, [2, ROWS])))
+        output = tile * ROWS + tl.arange(0, ROWS)
+        value = gated(gate, up, False).to(out.dtype.element_ty)
+        tl.store(out + place * OUTPUTS + output, value, mask=output < OUTPUTS)
+
+
+@triton.jit
+def _down_kernel(
+    x, live, weight, named, shares, residual, CHOSEN: tl.constexpr, PLACES: tl.constexpr, OUTPUTS: tl.constexpr,
+    DEPTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """One program for ROWS outputs: all experts' products, times their shares, added up and to the residual."""
+    let_dependents_start(DEPENDENT)
+    output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = tl.minimum(output, OUTPUTS - 1)
+    p = tl.arange(0, PLACES)
+    k = tl.arange(0, BLOCK)
+    wait_for_predecessors(DEPENDENT)
+    if tl.load(live) > 0:
+        expert = tl.load(named + p, mask=p < CHOSEN, other=0).to(tl.int64)
+        share = tl.load(shares + p, mask=p < CHOSEN, other=0.0)
+        old = tl.load(residual + row)
+        w_at = weight + expert[:, None, None] * (OUTPUTS * DEPTH) + row.to(tl.int64)[None, :, None] * DEPTH
+        w_at += k[None, None, :]
+        x_at = x + p[:, None] * DEPTH + k[None, :]
+        acc = tl.zeros([PLACES, ROWS, BLOCK], tl.float32)
+        for first in tl.static_range(0, DEPTH, BLOCK):
+            ok = (p < CHOSEN)[:, None] & (first + k < DEPTH)[None, :]
+            w = tl.load(w_at + first, mask=ok[:, None, :], other=0.0)
+            v = tl.load(x_at + first, mask=ok, other=0.0)
+            acc += w.to(tl.float32) * v.to(tl.float32)[:, None, :]
+        total = tl.sum(tl.sum(acc, 2) * share[:, None], 0) + old.to(tl.float32)
+        tl.store(residual + output, total.to(residual.dtype.element_ty), mask=output < OUTPUTS)
+
+
+def experts_of_one_row(
+    residual: torch.Tensor,
+    scores: torch.Tensor,
+    live: torch.Tensor,
+    norm: Norm,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    chosen: int,
+    renormalised: bool,
+    *,
+    dependent: bool,
+) -> None:
+    """residual += what the row's experts make of its norm; nothing, and no expert is read, if the row is masked.
+
+    residual: contiguous, its first row is used, [hidden]. scores: float32, of the first row [experts]. live: int [1],
+    more than 0 for a row that is not masked. gate_up: contiguous [experts, 2 * width, hidden]. down: contiguous
+    [experts, hidden, width]. dependent: both kernels are launched programmatically.
+    """
+    count, hidden, width = down.shape
+    device = residual.device
+    named = torch.empty(chosen, dtype=torch.int32, device=device)
+    shares = torch.empty(chosen, dtype=torch.float32, device=device)
+    both = residual.new_empty((chosen, width))
+    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
+    _gate_up_kernel[(triton.cdiv(width, _ROWS), chosen)](
+        residual,
+        scores,
+        live,
+        gate_up,
+        norm.weight,
+        named,
+        shares,
+        both,
+        norm.eps,
+        COUNT=count,
+        CHOSEN=chosen,
+        PADDED=padded(count),
+        COMPARED=compared(count),
+        RENORMALISED=renormalised,
+        OUTPUTS=width,
+        DEPTH=hidden,
+        ROWS=_ROWS,
+        BLOCK=min(triton.next_power_of_2(hidden), _WEIGHTS // (2 * _ROWS)),
+        DEPENDENT=dependent,
+        num_warps=4,
+        **options,
+    )
+    places = triton.next_power_of_2(chosen)
+    _down_kernel[(triton.cdiv(hidden, _ROWS),)](
+        both,
+        live,
+        down,
+        named,
+        shares,
+        residual,
+        CHOSEN=chosen,
+        PLACES=places,
+        OUTPUTS=hidden,
+        DEPTH=width,
+        ROWS=_ROWS,
+        BLOCK=max(min(triton.next_power_of_2(width), _WEIGHTS // (places * _ROWS)), 16),
+        DEPENDENT=dependent,
+        num_warps=4,
+        **options,
+    )

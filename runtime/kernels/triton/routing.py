@@ -1,0 +1,237 @@
+"""Who of a launch's tokens is sent to which experts, found on the device and of one shape whatever it is.
+
+A token's scores are made by a product before. Here they become its experts and their shares; then tokens are listed by
+expert, ascending, and each list is cut into items: an expert and up to `block` of its tokens. There are as many items
+as there could be at most, and those that are nothing say so; so a captured graph holds for every choice, and no count
+comes to the host. Grouping tokens by expert and giving blocks of them to programs is how the published kernels for
+experts do it, first in MegaBlocks (Gale and others, 2022, arXiv:2211.15841).
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
+from runahead.runtime.rounding import ceil_div
+
+ITEM: Final = 4  # numbers of an item, so that each begins at 16 bytes: expert, first of its entries, how many; nothing
+FEW_TOKENS: Final = 64  # up to so many, the program that comes last lists them by itself
+MOST_CHOSEN: Final = 127  # experts of a token: a place among them is kept in 8 bits
+_COMPARED: Final = 32  # scores that every other is compared with at a time
+_LISTED: Final = 1024  # tokens that a program lists at a time
+_ITEMS_AT_ONCE: Final = 64
+_ITEM, _AT_ONCE = tl.constexpr(ITEM), tl.constexpr(_ITEMS_AT_ONCE)
+_NEVER = tl.constexpr(float("-inf"))
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Of T tokens, each with `chosen` entries: entry token * chosen + place, places by ascending expert.
+
+    block: entries of an item, at most.
+    """
+
+    shares: torch.Tensor  # float32 [T * chosen], by entry; anything for tokens that choose nobody
+    entries: torch.Tensor  # int32 [experts, T] those that an expert has, ascending; then anything
+    items: torch.Tensor  # int32 [as many as there may be, ITEM] by ascending expert; then some of 0 entries
+    scale: torch.Tensor  # float32 [T] of the norm before, where there was one to find
+    block: int
+
+
+@triton.jit
+def chosen_experts(
+    scores, token, COUNT: tl.constexpr, CHOSEN: tl.constexpr, PADDED: tl.constexpr, COMPARED: tl.constexpr,
+    RENORMALISED: tl.constexpr,
+):  # fmt: skip
+    """Which of COUNT experts a token is sent to, the place of each among its own, and the shares; all [PADDED].
+
+    An expert is chosen if fewer than CHOSEN are ahead of it: those of higher scores, and of equal ones those of lower
+    numbers. A score that is no number is behind all others, and makes every share of its token one.
+    """
+    e = tl.arange(0, PADDED)
+    inside = e < COUNT
+    row = scores + token.to(tl.int64) * COUNT
+    score = tl.load(row + e, mask=inside, other=_NEVER)
+    known = tl.where(score == score, score, _NEVER)
+    ahead = tl.zeros([PADDED], tl.int32)
+    for first in tl.static_range(0, PADDED, COMPARED):
+        o = first + tl.arange(0, COMPARED)
+        other = tl.load(row + o, mask=o < COUNT, other=_NEVER)
+        other = tl.where(other == other, other, _NEVER)[None, :]
+        before = (other == known[:, None]) & (o[None, :] < e[:, None])
+        ahead += tl.sum(((other > known[:, None]) | before).to(tl.int32), 1)
+    chosen = (ahead < CHOSEN) & inside
+    place = tl.cumsum(chosen.to(tl.int32), 0) - 1
+    share = tl.where(inside, tl.exp(score - tl.max(known, 0)), 0.0)
+    share = share / tl.sum(share, 0)
+    if RENORMALISED:
+        share = share / tl.sum(tl.where(chosen, share, 0.0), 0)
+    return chosen, place, share
+
+
+@triton.jit
+def _write_items(counts, items, PADDED: tl.constexpr, BLOCK: tl.constexpr, ITEMS: tl.constexpr):
+    """counts: entries of each expert, [PADDED]."""
+    e = tl.arange(0, PADDED)[None, :]
+    blocks = (counts + BLOCK - 1) // BLOCK
+    ends = tl.cumsum(blocks, 0)
+    for begin in tl.static_range(0, ITEMS, _AT_ONCE):
+        i = begin + tl.arange(0, _AT_ONCE)
+        expert = tl.sum((ends[None, :] <= i[:, None]).to(tl.int32), 1)
+        mine = e == expert[:, None]
+        first = (i - tl.sum(tl.where(mine, (ends - blocks)[None, :], 0), 1)) * BLOCK
+        left = tl.sum(tl.where(mine, counts[None, :], 0), 1) - first
+        at = items + i * _ITEM
+        there = i < ITEMS
+        tl.store(at, expert, mask=there)
+        tl.store(at + 1, first, mask=there)
+        tl.store(at + 2, tl.minimum(tl.maximum(left, 0), BLOCK), mask=there)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _route_kernel(
+    scores, live, squares, shares, places, scale, entries, items, arrived, eps, num_tokens, COUNT: tl.constexpr,
+    CHOSEN: tl.constexpr, PADDED: tl.constexpr, COMPARED: tl.constexpr, RENORMALISED: tl.constexpr,
+    DEPTH: tl.constexpr, SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr, ALL: tl.constexpr,
+    BLOCK: tl.constexpr, ITEMS: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """One program for a token. ALL: tokens, rounded up, if the program that comes last is to list them; else 0."""
+    let_dependents_start(DEPENDENT)
+    token = tl.program_id(0)
+    e = tl.arange(0, PADDED)
+    wait_for_predecessors(DEPENDENT)
+    chosen, place, share = chosen_experts(scores, token, COUNT, CHOSEN, PADDED, COMPARED, RENORMALISED)
+    chosen = chosen & (tl.load(live + token) > 0)
+    tl.store(places + token.to(tl.int64) * COUNT + e, tl.where(chosen, place, -1).to(tl.int8), mask=e < COUNT)
+    tl.store(shares + token * CHOSEN + place, share, mask=chosen)
+    if SQUARES > 0:
+        s = tl.arange(0, ALL_SQUARES)
+        found = tl.sum(tl.load(squares + s * STRIDE + token, mask=s < SQUARES, other=0.0), 0)
+        tl.store(scale + token, tl.rsqrt(found.to(tl.float32) / DEPTH + eps))
+    if ALL > 0:
+        tl.debug_barrier()
+        if tl.atomic_add(arrived, 1, sem="acq_rel") == num_tokens - 1:
+            tl.store(arrived, 0)
+            t = tl.arange(0, ALL)[:, None]
+            taken = (t < num_tokens) & (e < COUNT)[None, :]
+            found = tl.load(places + t * COUNT + e[None, :], mask=taken, other=-1, cache_modifier=".cg").to(tl.int32)
+            taken = found >= 0
+            nth = tl.cumsum(taken.to(tl.int32), 0) - 1
+            tl.store(entries + e[None, :] * num_tokens + nth, t * CHOSEN + found, mask=taken)
+            _write_items(tl.sum(taken.to(tl.int32), 0), items, PADDED, BLOCK, ITEMS)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _list_kernel(
+    places, entries, counts, items, arrived, num_tokens, COUNT: tl.constexpr, CHOSEN: tl.constexpr,
+    PADDED: tl.constexpr, LISTED: tl.constexpr, BLOCK: tl.constexpr, ITEMS: tl.constexpr,
+):  # fmt: skip
+    """One program for an expert, of which the one that comes last makes the items."""
+    expert = tl.program_id(0)
+    mine = entries + expert.to(tl.int64) * num_tokens
+    count = 0
+    for begin in range(0, num_tokens, LISTED):
+        t = begin + tl.arange(0, LISTED)
+        at = places + t.to(tl.int64) * COUNT + expert
+        place = tl.load(at, mask=t < num_tokens, other=-1).to(tl.int32)
+        taken = (place >= 0).to(tl.int32)
+        tl.store(mine + count + tl.cumsum(taken, 0) - 1, t * CHOSEN + place, mask=place >= 0)
+        count += tl.sum(taken, 0)
+    tl.store(counts + expert, count)
+    tl.debug_barrier()
+    if tl.atomic_add(arrived, 1, sem="acq_rel") == COUNT - 1:
+        tl.store(arrived, 0)
+        e = tl.arange(0, PADDED)
+        found = tl.load(counts + e, mask=e < COUNT, other=0, cache_modifier=".cg")
+        _write_items(found, items, PADDED, BLOCK, ITEMS)
+
+
+def padded(count: int) -> int:
+    """Experts, as a program of `chosen_experts` takes them."""
+    return max(1 << (count - 1).bit_length(), 16)
+
+
+def compared(count: int) -> int:
+    """Scores that it compares at a time."""
+    return min(padded(count), _COMPARED)
+
+
+def block_of(tokens: int, count: int, chosen: int) -> int:
+    """Entries of an item: 16 in a decode launch of few rows, of more tokens about as many as an expert has on average,
+    up to 128."""
+    if tokens <= FEW_TOKENS:
+        return 16
+    return min(max(1 << (ceil_div(tokens * chosen, count) - 1).bit_length(), 16), 128)
+
+
+def route(
+    scores: torch.Tensor,
+    live: torch.Tensor,
+    chosen: int,
+    renormalised: bool,
+    arrived: torch.Tensor,
+    *,
+    squares: tuple[torch.Tensor, int, float] | None = None,
+    depth: int = 0,
+    dependent: bool = False,
+) -> Routing:
+    """Send tokens to experts.
+
+    scores: float32 contiguous [T, experts]. live: int [T], more than 0 for tokens that choose. arrived: int32 [1], zero
+    before and after. squares: float64 [tiles, T or more] sums of squares of what the scores were made of, how many
+    tiles, and the eps of its norm over `depth` numbers: its scale is left too. dependent: launched programmatically.
+    """
+    tokens, count = scores.shape
+    assert 0 < chosen <= min(count, MOST_CHOSEN)
+    block, device, wide = block_of(tokens, count, chosen), scores.device, padded(count)
+    items = min(count, tokens * chosen) + tokens * chosen // block
+    found = Routing(
+        torch.empty(tokens * chosen, dtype=torch.float32, device=device),
+        torch.empty((count, tokens), dtype=torch.int32, device=device),
+        torch.empty((items, ITEM), dtype=torch.int32, device=device),
+        torch.empty(tokens, dtype=torch.float32, device=device),
+        block,
+    )
+    places = torch.empty((tokens, count), dtype=torch.int8, device=device)
+    made, tiles, eps = (scores, 0, 0.0) if squares is None else squares
+    few = tokens <= FEW_TOKENS
+    sizes: dict[str, Any] = {"COUNT": count, "CHOSEN": chosen, "PADDED": wide, "BLOCK": block, "ITEMS": items}
+    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
+    _route_kernel[(tokens,)](
+        scores,
+        live,
+        made,
+        found.shares,
+        places,
+        found.scale,
+        found.entries,
+        found.items,
+        arrived,
+        eps,
+        tokens,
+        COMPARED=compared(count),
+        RENORMALISED=renormalised,
+        DEPTH=depth,
+        SQUARES=tiles,
+        ALL_SQUARES=triton.next_power_of_2(max(tiles, 1)),
+        STRIDE=0 if squares is None else made.shape[1],
+        ALL=triton.next_power_of_2(tokens) if few else 0,
+        DEPENDENT=dependent,
+        num_warps=4,
+        **sizes,
+        **options,
+    )
+    if not few:
+        counts = torch.empty(count, dtype=torch.int32, device=device)
+        _list_kernel[(count,)](
+            places, found.entries, counts, found.items, arrived, tokens, LISTED=_LISTED, num_warps=4, **sizes
+        )
+    return found

@@ -1,0 +1,263 @@
+"""Experts' kernels by themselves: who is sent where, what a token gets, and that nobody else matters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from tests.runtime.kernels.triton_device import relative_error, triton_device
+
+DEVICE = triton_device()
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch  # noqa: E402
+from runahead.runtime.kernels.layers import Experts, Linear, Norm  # noqa: E402
+from runahead.runtime.kernels.triton.expert_layers import PackedExperts, live_tokens  # noqa: E402
+from runahead.runtime.kernels.triton.routing import Routing, route  # noqa: E402
+from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
+from tests.runtime.kernels.poisoned_memory import poison_new_memory  # noqa: E402
+
+# The interpreter's own way with a loop whose length is read on the device.
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+HALF = torch.bfloat16
+CLOSE = {torch.float32: 1e-5, HALF: 1e-2}
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    poison_new_memory(monkeypatch)
+
+
+def drawn(*sizes: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(sizes, generator=torch.Generator().manual_seed(seed))
+
+
+def routed(scores: torch.Tensor, live: torch.Tensor, chosen: int, renormalised: bool = True) -> Routing:
+    arrived = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    found = route(scores.to(DEVICE), live.int().to(DEVICE), chosen, renormalised, arrived)
+    assert int(arrived) == 0
+    return found
+
+
+def entries_by_expert(found: Routing) -> dict[int, list[int]]:
+    """What the items say, which must be by ascending expert, and in order."""
+    listed: dict[int, list[int]] = {}
+    items = found.items.cpu().tolist()
+    some = [item for item in items if item[2]]
+    assert items[: len(some)] == some, "an item of nothing before one of something"
+    assert [item[0] for item in some] == sorted(item[0] for item in some)
+    for expert, first, count, _ in some:
+        assert 0 < count <= found.block
+        assert first == len(listed.setdefault(expert, []))
+        listed[expert] += found.entries[expert, first : first + count].tolist()
+    return listed
+
+
+def scores_for(kind: str, tokens: int, experts: int) -> torch.Tensor:
+    scores = drawn(tokens, experts, seed=tokens)
+    if kind == "all choose one":
+        scores[:, experts // 2] += 50.0
+    elif kind == "ties":
+        scores = (2 * scores).round()
+    return scores
+
+
+CASES = [  # tokens, experts, chosen, kind
+    (1, 7, 2, "random"),
+    (5, 11, 3, "ties"),
+    (9, 3, 3, "random"),
+    (64, 11, 2, "random"),
+    (64, 5, 1, "all choose one"),
+    (70, 11, 3, "all choose one"),
+    (300, 7, 2, "ties"),
+]
+
+
+@pytest.mark.parametrize(("tokens", "experts", "chosen", "kind"), CASES)
+def test_tokens_are_listed_by_expert_and_those_that_do_not_live_nowhere(
+    tokens: int, experts: int, chosen: int, kind: str
+) -> None:
+    scores, live = scores_for(kind, tokens, experts), torch.arange(tokens) % 3 != 1
+    order = torch.argsort(scores, dim=1, descending=True, stable=True)[:, :chosen].sort(1).values
+    expected: dict[int, list[int]] = {}
+    for token in range(tokens):
+        for place, expert in enumerate(order[token].tolist()):
+            if live[token]:
+                expected.setdefault(expert, []).append(token * chosen + place)
+    found = routed(scores, live, chosen)
+    assert entries_by_expert(found) == expected
+    shares = torch.softmax(scores.double(), 1).gather(1, order)
+    shares /= shares.sum(1, keepdim=True)
+    mine = found.shares.view(tokens, chosen).cpu()[live]
+    torch.testing.assert_close(mine.double(), shares[live], rtol=1e-5, atol=1e-7)
+
+
+def test_as_many_items_whatever_tokens_choose() -> None:
+    sizes = {
+        len(routed(scores_for(kind, 40, 11), torch.full((40,), alive), 3).items)
+        for kind in ("random", "all choose one")
+        for alive in (True, False)
+    }
+    assert len(sizes) == 1
+
+
+@pytest.mark.parametrize("tokens", [6, 80])
+def test_where_nobody_lives_every_item_is_nothing(tokens: int) -> None:
+    found = routed(drawn(tokens, 7), torch.zeros(tokens), 2)
+    assert entries_by_expert(found) == {}
+
+
+def test_shares_that_are_not_renormalised_are_parts_of_all() -> None:
+    scores = drawn(4, 7)
+    found = routed(scores, torch.ones(4), 2, renormalised=False)
+    expected = torch.softmax(scores.double(), 1).topk(2).values.sum(1)
+    torch.testing.assert_close(found.shares.view(4, 2).cpu().double().sum(1), expected, rtol=1e-5, atol=0)
+
+
+def test_a_score_that_is_no_number_is_in_all_of_its_token_s_shares_and_in_no_other_s() -> None:
+    scores = drawn(3, 7)
+    scores[1, 4] = torch.nan
+    found = routed(scores, torch.ones(3), 2)
+    shares = found.shares.view(3, 2).cpu()
+    assert shares[1].isnan().all()
+    assert shares[[0, 2]].isfinite().all()
+    assert sum(map(len, entries_by_expert(found).values())) == 6
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A layer of random experts, its tokens, which of them live, and their scores."""
+
+    packed: PackedExperts
+    x: torch.Tensor  # [T, hidden]
+    live: torch.Tensor  # int32 [T]
+    scores: torch.Tensor  # float32 [T, experts]
+
+    @staticmethod
+    def of(
+        tokens: int, experts: int, chosen: int, kind: str, dtype: torch.dtype, hidden: int = 64, width: int = 64
+    ) -> Case:
+        def linears(rows: int, columns: int, seed: int) -> tuple[Linear, ...]:
+            every = (drawn(experts, rows, columns, seed=seed) * columns**-0.5).to(DEVICE, dtype)
+            return tuple(Linear(weight, None) for weight in every)
+
+        gate_up, down = linears(2 * width, hidden, 1), linears(hidden, width, 2)
+        norm = Norm(torch.ones(hidden, dtype=dtype, device=DEVICE), 1e-6)
+        router = Linear(drawn(experts, hidden, seed=4).to(DEVICE, dtype), None)
+        packed = PackedExperts.of(Experts(norm, router, gate_up, down, chosen, renormalised=True))
+        assert packed.gate_up.data_ptr() == gate_up[0].weight.data_ptr(), "what lies packed was copied"
+        live = torch.arange(tokens) % 4 != 2
+        x = drawn(tokens, hidden, seed=3).to(DEVICE, dtype)
+        return Case(packed, x, live.int().to(DEVICE), scores_for(kind, tokens, experts).to(DEVICE))
+
+    def some(self, tokens: list[int]) -> Case:
+        return Case(self.packed, self.x[tokens], self.live[tokens], self.scores[tokens])
+
+    def made(self) -> torch.Tensor:
+        """What experts make of the tokens, [T, hidden]."""
+        arrived = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+        results = self.packed.results(self.x, self.scores, self.live, arrived)
+        return self.packed.made(results, self.live).cpu()
+
+    def expected(self) -> torch.Tensor:
+        """The same in float64."""
+        scores, x = self.scores.double().cpu(), self.x.double().cpu()
+        shares, named = torch.softmax(scores, 1).topk(self.packed.weights.chosen)
+        shares /= shares.sum(1, keepdim=True)
+        gate_up, down = self.packed.gate_up.double().cpu(), self.packed.down.double().cpu()
+        width = down.shape[2]
+        total = torch.zeros_like(x)
+        for token in self.live.nonzero()[:, 0].tolist():
+            for share, expert in zip(shares[token], named[token].tolist(), strict=True):
+                both = gate_up[expert] @ x[token]
+                total[token] += share * (down[expert] @ (torch.nn.functional.silu(both[:width]) * both[width:]))
+        return total
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.float32])
+@pytest.mark.parametrize(("tokens", "experts", "chosen", "kind"), [case for case in CASES if case[3] != "ties"])
+def test_a_token_gets_the_sum_of_its_experts_by_their_shares(
+    tokens: int, experts: int, chosen: int, kind: str, dtype: torch.dtype
+) -> None:
+    case = Case.of(tokens, experts, chosen, kind, dtype)
+    found = case.made()
+    assert found[case.live.cpu() == 0].eq(0).all()
+    assert relative_error(found, case.expected()) < CLOSE[dtype]
+
+
+def test_sizes_that_no_tile_divides() -> None:
+    case = Case.of(13, 5, 2, "random", torch.float32, hidden=40, width=24)
+    assert relative_error(case.made(), case.expected()) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.float32])
+def test_a_token_s_bits_do_not_hang_on_who_shares_its_experts(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor on which kernel lists them, nor on how many of them an item holds."""
+    if DEVICE.type == "cpu":
+        multiply_as_matrix_units(monkeypatch)
+    case = Case.of(90, 5, 3, "random", dtype)
+    whole = case.made()
+    shuffled = torch.randperm(90, generator=torch.Generator().manual_seed(1)).tolist()
+    for tokens in (shuffled, list(range(40)), [7], [89, 7, 1, 2]):
+        assert torch.equal(case.some(tokens).made(), whole[tokens])
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # NumPy, of what is no number
+def test_a_masked_token_that_holds_nonsense_reaches_nobody() -> None:
+    case = Case.of(20, 5, 2, "random", HALF)
+    sound = case.made()
+    dead = case.live == 0
+    case.x[dead] = torch.nan
+    case.scores[dead] = torch.nan
+    assert torch.equal(case.made(), sound)
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.float32])
+@pytest.mark.parametrize(("experts", "chosen", "hidden", "width"), [(11, 3, 64, 96), (3, 3, 40, 24), (5, 1, 2080, 16)])
+def test_a_lone_row_gets_its_sum(experts: int, chosen: int, hidden: int, width: int, dtype: torch.dtype) -> None:
+    case = Case.of(1, experts, chosen, "random", dtype, hidden, width)
+    root = case.x.double().pow(2).mean().add(1e-6).sqrt().cpu()
+    residual = case.x.clone()
+    case.packed.add_of_one_row(residual, case.scores, case.live, dependent=False)
+    normed = Case(case.packed, (case.x / root.to(DEVICE)).to(torch.float32), case.live, case.scores)
+    assert relative_error(residual, case.x.double().cpu() + normed.expected()) < CLOSE[dtype]
+
+
+def test_a_masked_lone_row_reads_no_expert() -> None:
+    case = Case.of(1, 5, 2, "random", HALF)
+    case.packed.gate_up.fill_(torch.nan)
+    case.packed.down.fill_(torch.nan)
+    residual = case.x.clone()
+    case.packed.add_of_one_row(residual, case.scores, torch.zeros_like(case.live), dependent=False)
+    assert torch.equal(residual, case.x)
+
+
+def test_an_expert_that_nobody_has_named_is_not_read() -> None:
+    case = Case.of(6, 11, 2, "random", HALF)
+    sound = case.made()
+    named = {expert for row in case.scores[case.live > 0].topk(2).indices.tolist() for expert in row}
+    others = [expert for expert in range(11) if expert not in named]
+    assert others, "as if every expert had been named"
+    case.packed.gate_up[others] = torch.nan
+    case.packed.down[others] = torch.nan
+    assert torch.equal(case.made(), sound)
+
+
+def test_tokens_of_masked_rows_and_padding_do_not_live() -> None:
+    starts = torch.tensor([0, 1, 4, 4, 5, 7], dtype=torch.int32, device=DEVICE)
+    batch = ForwardBatch(
+        token_ids=torch.zeros(9, dtype=torch.int64, device=DEVICE),
+        positions=torch.zeros(9, dtype=torch.int64, device=DEVICE),
+        slot_mapping=torch.zeros(9, dtype=torch.int64, device=DEVICE),
+        query_start_loc=starts,
+        seq_lens=torch.tensor([5, 0, 3, 9, 2], dtype=torch.int32, device=DEVICE),
+        block_tables=torch.zeros((5, 1), dtype=torch.int32, device=DEVICE),
+        num_tokens=9,
+        num_rows=5,
+        max_seq_len=9,
+        is_decode=False,
+    )
+    assert (live_tokens(batch) > 0).nonzero()[:, 0].tolist() == [0, 4, 5, 6]

@@ -1,0 +1,137 @@
+"""Launches of models with experts by the Triton kernels, of every kind, against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.runtime.kernels.triton_device import relative_error, triton_device
+
+DEVICE = triton_device()
+
+from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
+from runahead.runtime.kernels.triton.decode_streams import FusedRows, OneRow, VendorRows  # noqa: E402
+from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.models.decoder import Decoder  # noqa: E402
+from runahead.runtime.models.dense_decoder import DenseConfig  # noqa: E402
+from tests.gpu import gpu_chain  # noqa: E402
+from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
+from tests.runtime.kernels.poisoned_memory import poison_new_memory  # noqa: E402
+from tests.runtime.kernels.test_triton_decode_streams import (  # noqa: E402
+    BLOCK_SIZE,
+    BLOCKS_A_ROW,
+    ERROR,
+    HALF,
+    batch_of,
+    decoder,
+    ragged_batch,
+)
+from tests.runtime.kernels.test_triton_exact_rows import Watched, crowds, differing  # noqa: E402
+
+LENGTHS = (31, 0, 20, 25, 0, 39, 17, 18, 19)
+# A near tie of a router may send a token elsewhere; `test_triton_expert_layers.py` gives both the same scores.
+NEAR = {**ERROR, HALF: 0.1}
+
+
+def config_of(architecture: str, chosen: int = 3) -> DenseConfig:
+    """Two layers of which the second has experts, or both; as many experts as no power of two."""
+    both = architecture == "MixtralForCausalLM"
+    return gpu_chain.small_config(
+        architecture=architecture,
+        windows=(0, 24),
+        intermediate_size=128,
+        experts=11,
+        chosen=chosen,
+        expert_size=64,
+        renormalised=both,
+        sparse=(both, True),
+    )
+
+
+def pair(architecture: str, dtype: torch.dtype, exact: bool = False) -> tuple[Decoder, Decoder]:
+    """The same model by the Triton kernels and by the reference."""
+    config = config_of(architecture)
+    return decoder(config, TritonKernelSet(exact), dtype), decoder(config, ReferenceKernels(), torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    poison_new_memory(monkeypatch)
+
+
+@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen3MoeForCausalLM"])
+@pytest.mark.parametrize(
+    ("rows", "dtype", "stream"),
+    [
+        (1, HALF, OneRow),
+        (1, torch.float32, OneRow),
+        (3, HALF, FusedRows),
+        (9, HALF, FusedRows),
+        (3, torch.float32, VendorRows),
+    ],
+)
+def test_decode_launches_between_chunks(architecture: str, rows: int, dtype: torch.dtype, stream: type) -> None:
+    lengths, found = list(LENGTHS[:rows]), []
+    for model in pair(architecture, dtype):
+        cache = model.make_cache(rows * BLOCKS_A_ROW + 1, BLOCK_SIZE)
+        model.forward(batch_of([max(n - 1, 0) for n in lengths], 16, model.device), cache)
+        decodes = batch_of(lengths, 1, model.device)
+        if isinstance(model.kernels, TritonKernelSet):
+            with model._kernels.stream(decodes, cache) as used:
+                assert type(used) is stream
+        logits = [model.logits(model.forward(decodes, cache))]
+        after = batch_of([n + 8 if n else 0 for n in lengths], 8, model.device)
+        logits.append(model.logits(model.forward(after, cache)).view(rows, 8, -1)[:, -1])
+        found.append(torch.stack(logits).cpu())
+    alive = torch.tensor(lengths) > 0
+    for launch in range(2):
+        assert relative_error(found[0][launch][alive], found[1][launch][alive]) < NEAR[dtype]
+
+
+@pytest.mark.parametrize(("rows", "dtype", "stream"), [(3, HALF, FusedRows), (3, torch.float32, VendorRows)])
+def test_decode_launches_whose_rows_verify_drafts(rows: int, dtype: torch.dtype, stream: type) -> None:
+    lengths, queries, found = list(LENGTHS[:rows]), 3, []
+    for model in pair("Qwen3MoeForCausalLM", dtype):
+        cache = model.make_cache(rows * BLOCKS_A_ROW + 1, BLOCK_SIZE)
+        model.forward(batch_of([max(n - queries, 0) for n in lengths], 16, model.device), cache)
+        batch = batch_of(lengths, queries, model.device, drafts=True)
+        if isinstance(model.kernels, TritonKernelSet):
+            with model._kernels.stream(batch, cache) as used:
+                assert type(used) is stream
+        found.append(model.forward(batch, cache).cpu())
+    alive = torch.tensor(lengths).repeat_interleave(queries) > 0
+    assert relative_error(found[0][alive], found[1][alive]) < NEAR[dtype]
+
+
+def test_exact_launches_of_decode_rows_and_chunks() -> None:
+    decodes, lengths, queries = [True, False, False, True, True], [33, 21, 17, 0, 28], [1, 9, 1, 1, 1]
+    found = []
+    for model in pair("Qwen3MoeForCausalLM", HALF, exact=True):
+        cache = model.make_cache(len(lengths) * BLOCKS_A_ROW + 1, BLOCK_SIZE)
+        before = [max(n - count, 1) for n, count in zip(lengths, queries, strict=True)]
+        model.forward(ragged_batch(before, before, [False] * 5, model.device), cache)
+        found.append(model.forward(ragged_batch(lengths, queries, decodes, model.device), cache).cpu())
+    alive = (torch.tensor(lengths) > 0).repeat_interleave(torch.tensor(queries))
+    assert relative_error(found[0][alive], found[1][alive]) < NEAR[HALF]
+
+
+EXACT = replace(config_of("Qwen3MoeForCausalLM"), hidden_size=128, head_dim=32)
+
+
+def test_with_exact_kernels_a_row_has_the_bits_that_it_has_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE.type == "cpu":
+        multiply_as_matrix_units(monkeypatch)
+    with torch.inference_mode():
+        watched = Watched(EXACT, 23, 64, exact=True)
+        assert differing(watched, crowds((1, 2, 5), 64, (20,))) == []
+
+
+@pytest.mark.large
+def test_it_has_them_among_more_rows_than_one_program_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE.type == "cpu":
+        multiply_as_matrix_units(monkeypatch)
+    with torch.inference_mode():
+        watched = Watched(EXACT, 40, 64, exact=True)
+        assert differing(watched, crowds((8, 64, 96), 64, (50,))) == []
