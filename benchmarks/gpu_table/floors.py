@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from runahead.runtime.kernels.layers import Dense
+from runahead.runtime.kernels.layers import Attention, Dense
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.weights import described
@@ -52,6 +52,7 @@ def step_bytes(config: ModelConfig, dtype: torch.dtype) -> StepBytes:
     model = described(config)
     untied = 0 if config.tie_word_embeddings else model.embedding.numel()  # of which a step reads a row for each token
     mixer, dense = model.layers[0].mixer, model.layers[0].feed_forward
+    assert isinstance(mixer, Attention), "this table has no models with recurrent states"
     assert isinstance(dense, Dense), "the experts that a step reads are not known beforehand"
     parts = {
         "qkv": mixer.qkv.weight,

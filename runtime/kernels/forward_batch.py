@@ -12,7 +12,9 @@ class ForwardBatch:
     """Tensors on the device. T query tokens in B rows; a decode row has one, or a few drafts more; a prompt chunk any
     number.
 
-    A masked or padding row has seq_len 0, and its tokens' slot_mapping points into block 0, the null block.
+    A masked or padding row has seq_len 0, and its tokens' slot_mapping points into block 0, the null block. Its state
+    slot may be anything, and is left as it is. A row whose first query token is at position 0 begins here, with a state
+    of zeros, whatever its slot holds.
     """
 
     token_ids: torch.Tensor  # int64 [T], clamped to the vocabulary
@@ -26,6 +28,7 @@ class ForwardBatch:
     max_seq_len: int  # an upper bound of seq_lens, known to the host
     is_decode: bool  # every row decodes
     decode_queries: int = 1  # query tokens of a row, at most, if all rows decode; 1 to 8
+    state_slots: torch.Tensor | None = None  # int32 [B] each row's; None only where no layer keeps a state
 
     @property
     def max_queries(self) -> int:
@@ -35,8 +38,10 @@ class ForwardBatch:
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """Paged keys and values, a pair of tensors a layer. Block 0 is the null block: padding writes it, none reads it."""
+    """What mixers keep of rows: paged keys and values, a pair of tensors for each attention, and recurrent states, the
+    tensors of each recurrent mixer. Block 0 is the null block: padding writes it, none reads it."""
 
     keys: tuple[torch.Tensor, ...]  # each [num_blocks, block_size, kv_heads, head_dim]
     values: tuple[torch.Tensor, ...]  # the same shape
     block_size: int
+    states: tuple[tuple[torch.Tensor, ...], ...] = ()  # float32, each [state slots, *shape], as `Kept.state` has them

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Attention, Dense, Ends, Experts
+from runahead.runtime.kernels.layers import Attention, Dense, Ends, Experts, Mamba2
 
 _Stream = TypeVar("_Stream")
 
@@ -32,6 +32,13 @@ class BoundKernels(Protocol[_Stream]):
 
         The work writes K and V of the batch's tokens to `slot_mapping` first. Attention of a row with seq_len 0 is
         zero, and nothing beyond a row's length reaches a result, whatever the cache holds there.
+        """
+
+    def mamba2(self, weights: Mamba2, place: int) -> Callable[[_Stream], None]:
+        """place: of this mixer's tensors in `KVCache.states`.
+
+        The work reads and writes the state slots of live rows, and of nobody else. The state of a row is the same bits
+        however its tokens are cut into launches. A row whose first query token is at position 0 begins with zeros.
         """
 
     def dense(self, weights: Dense) -> Callable[[_Stream], None]: ...

@@ -40,11 +40,15 @@ class Kept:
     """What a mixer keeps of a row from one launch to the next. Every kind of mixer says so, as `keeps`.
 
     kv: (kv_heads, head_dim) of a key and a value of each token, which lie in the row's blocks; None where there are
-    none. state_bytes: what stays as large however long the row is, and lies in the row's slot.
+    none. state: shapes of what stays as large however long the row is, float32, and lies in the row's state slot.
     """
 
     kv: tuple[int, int] | None = None
-    state_bytes: int = 0
+    state: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(4 * math.prod(shape) for shape in self.state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,63 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class Mamba2Shape:
+    """heads: each of head_dim numbers, and in as many groups as there are of B and C, head h in group
+    h // (heads // groups). state: numbers that a head keeps of each of its own. window: tokens that the convolution
+    sees, a token and those before it."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    window: int
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """What is convolved: x, B and C."""
+        return self.inner + 2 * self.groups * self.state
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """A recurrent mixer. Of each token, z, x, B, C and dt are one product of norm(x), in this order. x, B and C are
+    convolved over the last `window` tokens, each channel for itself, and go through SiLU. Then, for each head with its
+    share of x, its group's B and C, and a state S [head_dim, state] that begins as zeros:
+
+        dt = clamp(softplus(dt + dt_bias), *dt_limits)
+        S = exp(dt * a) * S + dt * x B^T
+        y = S C + d * x
+
+    and x += out(gated_norm(y * silu(z))), where the norm is taken over each group's share of y. All of it is float32.
+
+    Source: Dao and Gu, 2024, "Transformers are SSMs: Generalized Models and Efficient Algorithms Through Structured
+    State Space Duality", section 7.
+    """
+
+    shape: Mamba2Shape
+    norm: Norm  # over hidden
+    proj: Linear  # hidden to inner + channels + heads
+    conv_weight: torch.Tensor  # [channels, 1, window], the newest token's last
+    conv_bias: torch.Tensor | None  # [channels]
+    a: torch.Tensor  # float32 [heads], below 0
+    d: torch.Tensor  # [heads]
+    dt_bias: torch.Tensor  # [heads]
+    dt_limits: tuple[float, float]
+    gated_norm: Norm  # weight over inner, mean over inner / groups
+    out: Linear  # inner to hidden
+
+    @property
+    def keeps(self) -> Kept:
+        """The channels of the tokens that the convolution will see again, oldest first, and the heads' states."""
+        shape = self.shape
+        return Kept(state=((shape.window - 1, shape.channels), (shape.heads, shape.head_dim, shape.state)))
+
+
+@dataclass(frozen=True, slots=True)
 class Dense:
     """A feed-forward: x += post_norm(down(activation(gate) * up)), gate and up of norm(x), which are one product. norm,
     post_norm: None leaves that one out, but not both of them. activation: gelu_tanh is GELU by its formula with tanh.
@@ -134,7 +195,7 @@ class Experts:
 
 
 # Another kind joins its alias; `BoundKernels` says what else it takes.
-Mixer: TypeAlias = Attention
+Mixer: TypeAlias = Attention | Mamba2
 FeedForward: TypeAlias = Dense | Experts
 
 

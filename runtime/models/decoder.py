@@ -11,7 +11,7 @@ import torch
 from runahead.cuda_graphs.enqueue_watch import unwatched
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.kernel_set import BoundKernels, KernelSet
-from runahead.runtime.kernels.layers import Ends, Experts, Layer
+from runahead.runtime.kernels.layers import Attention, Ends, Experts, Layer
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.memory import memory_of
@@ -35,21 +35,22 @@ class Decoder:
         longest = positions or config.max_position_embeddings
         ropes = tuple(rope_table(rope, longest, self.device) for rope in weights.ropes)
         self._kernels = kernels.bind(Ends(weights.embedding, weights.final_norm, ropes, weights.embedding_scale))
-        places = count()
-        self._layers = tuple(_bound(self._kernels, layer, places) for layer in weights.layers)
+        places = count(), count()
+        self._layers = tuple(_bound(self._kernels, layer, *places) for layer in weights.layers)
 
     @property
     def num_parameters(self) -> int:
         """Trained numbers, a tied matrix counted once."""
         return self.weights.parameters
 
-    def make_cache(self, num_blocks: int, block_size: int) -> KVCache:
+    def make_cache(self, num_blocks: int, block_size: int, state_slots: int = 0) -> KVCache:
         """A zeroed cache; block 0 is the null block."""
         dtype = self.kernels.cache_dtype(self.dtype)
-        return memory_of(self.weights.layers).make_cache(num_blocks, block_size, dtype, self.device)
+        return memory_of(self.weights.layers).make_cache(num_blocks, block_size, dtype, self.device, state_slots)
 
     def forward(self, batch: ForwardBatch, cache: KVCache, between: Callable[[], None] = unwatched) -> torch.Tensor:
-        """Writes the K and V of the batch's tokens. Returns hidden states after the final norm, [T, hidden].
+        """Writes the K and V of the batch's tokens, and the states of its rows. Returns hidden states after the final
+        norm, [T, hidden].
 
         between: called after each layer; where host and device are two, when it has been enqueued.
         """
@@ -65,9 +66,16 @@ class Decoder:
         return self.kernels.linear(hidden, self.weights.lm_head).float()
 
 
-def _bound(kernels: BoundKernels[Any], layer: Layer, places: Iterator[int]) -> tuple[Work, Work]:
-    """The layer's work. places: of keys and values in the cache, which a mixer that keeps some takes the next of."""
-    mix = kernels.attention(layer.mixer, next(places))
-    if isinstance(layer.feed_forward, Experts):
-        return mix, kernels.experts(layer.feed_forward)
-    return mix, kernels.dense(layer.feed_forward)
+def _bound(
+    kernels: BoundKernels[Any], layer: Layer, kv_places: Iterator[int], state_places: Iterator[int]
+) -> tuple[Work, Work]:
+    """The layer's work. kv_places, state_places: of keys and values, and of states, in the cache: a mixer that keeps
+    some takes the next one."""
+    mixer, feed_forward = layer.mixer, layer.feed_forward
+    if isinstance(mixer, Attention):
+        mix = kernels.attention(mixer, next(kv_places))
+    else:
+        mix = kernels.mamba2(mixer, next(state_places))
+    if isinstance(feed_forward, Experts):
+        return mix, kernels.experts(feed_forward)
+    return mix, kernels.dense(feed_forward)

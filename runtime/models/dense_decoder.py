@@ -185,18 +185,21 @@ def switched_windows(raw: Mapping[str, Any], architecture: str, layers: int) -> 
 
 
 def dense_weights(
-    config: ConfigT, tensors: TensorReader, layer: LayerOf[ConfigT], *ropes: Rope, embedding_scale: float = 1.0
+    config: ConfigT,
+    tensors: TensorReader,
+    layer: LayerOf[ConfigT],
+    *ropes: Rope,
+    embedding_scale: float = 1.0,
+    final_norm: str = "model.norm",
 ) -> ModelWeights:
     """The embedding, the layers and the head. ropes: none: the one that the configuration names."""
     vocab, hidden = config.vocab_size, config.hidden_size
     embedding = tensors.tensor(("model.embed_tokens.weight",), (vocab,), hidden)
     layers = tuple(layer(config, i, tensors) for i in range(config.num_layers))
-    final_norm = tensors.norm("model.norm", hidden, config.rms_norm_eps)
+    last = tensors.norm(final_norm, hidden, config.rms_norm_eps)
     tied = config.tie_word_embeddings
     head = tensors.pack(embedding if tied else tensors.tensor(("lm_head.weight",), (vocab,), hidden))
-    return ModelWeights(
-        embedding, layers, final_norm, head, ropes or (rope_of(config),), tensors.parameters, embedding_scale
-    )
+    return ModelWeights(embedding, layers, last, head, ropes or (rope_of(config),), tensors.parameters, embedding_scale)
 
 
 def rope_of(config: DenseConfig) -> Rope:
@@ -251,20 +254,21 @@ def feed_forward(
     tensors: TensorReader,
     *,
     bias: bool = False,
+    block: str = "mlp",
     projections: tuple[str, ...] = ("gate_proj", "up_proj"),
     activation: Activation = "silu",
     norm: str | None = "post_attention_layernorm",
     post_norm: str | None = None,
 ) -> Dense:
-    """The gated feed-forward of a layer. projections: what the layer calls those of gate and up; one has both. norm,
-    post_norm: what the layer calls those that it has."""
+    """The gated feed-forward of a layer. block: what the layer calls it. projections: what it calls those of gate and
+    up; one has both. norm, post_norm: what the layer calls those that it has."""
     own, hidden, width, eps = (
         f"model.layers.{layer}.",
         config.hidden_size,
         config.intermediate_size,
         config.rms_norm_eps,
     )
-    prefix = f"{own}mlp."
+    prefix = f"{own}{block}."
     rows = (width, width) if len(projections) == 2 else (2 * width,)
     return Dense(
         None if norm is None else tensors.norm(own + norm, hidden, eps),

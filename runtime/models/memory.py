@@ -1,4 +1,4 @@
-"""What a model takes of a device's memory: its weights, and what its mixers keep of the rows, in blocks and row slots.
+"""What a model takes of a device's memory: its weights, and what its mixers keep of rows, in blocks and state slots.
 
 Each kind of mixer declares what it keeps (`runahead.runtime.kernels.layers.Kept`); here it is added up.
 """
@@ -18,7 +18,7 @@ from runahead.runtime.models.architecture import ModelWeights
 
 @dataclass(frozen=True, slots=True)
 class KeptBytes:
-    """Of all layers together. block: of a KV block. row: of a row slot, for the states of a row."""
+    """Of all layers together. block: of a KV block. row: of a state slot, of which each row has one."""
 
     block: int
     row: int
@@ -35,14 +35,22 @@ class ModelMemory:
         numbers = sum(kv_heads * head_dim for kv_heads, head_dim in self._kv())
         return KeptBytes(2 * block_size * numbers * dtype.itemsize, sum(kept.state_bytes for kept in self.kept))
 
-    def make_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> KVCache:
-        """A zeroed cache, with a place for each mixer that keeps keys and values; block 0 is the null block."""
+    def make_cache(
+        self, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device, state_slots: int = 0
+    ) -> KVCache:
+        """A zeroed cache, with a place for each mixer that keeps keys and values, and one for each that keeps a state;
+        block 0 is the null block. dtype: of keys and values."""
 
         def make() -> tuple[torch.Tensor, ...]:
             shapes = ((num_blocks, block_size, *size) for size in self._kv())
             return tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
 
-        return KVCache(make(), make(), block_size)
+        states = tuple(
+            tuple(torch.zeros((state_slots, *shape), device=device) for shape in kept.state)
+            for kept in self.kept
+            if kept.state
+        )
+        return KVCache(make(), make(), block_size, states)
 
     def _kv(self) -> list[tuple[int, int]]:
         return [kept.kv for kept in self.kept if kept.kv is not None]

@@ -1,18 +1,11 @@
 """Phi-3 and Phi-4: a Llama whose queries, keys and values are one tensor of the checkpoint, gate and up another. It may
-rotate a part of each head alone.
-
-Kernels rotate an element of a head with the one half a head further, and a checkpoint has the two closer together if
-only a part is rotated. So the outputs of queries and keys are taken in another order: each half of a head begins with
-its half of what is rotated. Scores are sums over a head and do not change.
-"""
+rotate a part of each head alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
-
-import torch
 
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Layer
@@ -31,6 +24,7 @@ from runahead.runtime.models.dense_decoder import (
     small,
     window_size,
 )
+from runahead.runtime.models.partial_rotation import order_of_qkv, share_of
 from runahead.runtime.models.rope import RopeScaling
 from runahead.runtime.models.rope_values import rope_object, rope_scaling
 
@@ -46,15 +40,6 @@ class Phi3Config(DenseConfig):
     """rotated: numbers of a head that are rotated, its first."""
 
     rotated: int
-
-
-def _share(raw: Mapping[str, Any]) -> float:
-    """Of a head, that is rotated."""
-    _, found = rope_object(raw)
-    share = number(found if found.get(_PARTIAL) is not None else raw, _PARTIAL, float, 1.0)
-    if share > 1.0:
-        raise CheckpointError(f"{_PARTIAL} is {share!r}; it must be at most 1")
-    return share
 
 
 def _rope(raw: Mapping[str, Any], positions: int) -> tuple[float, RopeScaling]:
@@ -83,7 +68,7 @@ def _refuse_other_code(raw: Mapping[str, Any]) -> None:
 
 def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Phi3Config:
     _refuse_other_code(raw)
-    share = _share(raw)
+    share = share_of(raw)
     read = read_dense(
         Phi3Config, raw, eos_token_ids, architecture=_NAME, kv_heads=None, positions=4096, windows=_windows, eps=1e-5,
         rope=_rope, share=share, rotated=0,
@@ -94,21 +79,9 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Phi3Config:
     return replace(read, rotated=rotated)
 
 
-def _order(config: Phi3Config) -> torch.Tensor | None:
-    """Of the outputs for queries, keys and values; None: as they are."""
-    size, rotated = config.head_dim, config.rotated
-    if rotated == size:
-        return None
-    middle = (rotated + size) // 2
-    parts = ((0, rotated // 2), (rotated, middle), (rotated // 2, rotated), (middle, size))
-    head = torch.cat([torch.arange(*part) for part in parts])
-    turned = config.num_heads + config.num_kv_heads
-    heads = torch.arange(turned)[:, None] * size + head
-    return torch.cat([heads.flatten(), torch.arange(turned * size, (turned + config.num_kv_heads) * size)])
-
-
 def _layer(config: Phi3Config, number: int, tensors: TensorReader) -> Layer:
-    mixer = attention(config, number, tensors, projections=("qkv_proj",), order=_order(config))
+    order = order_of_qkv(config, config.rotated)
+    mixer = attention(config, number, tensors, projections=("qkv_proj",), order=order)
     return Layer(mixer, feed_forward(config, number, tensors, projections=("gate_up_proj",)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from runahead.runtime.models.architecture import Architecture
+from runahead.runtime.models.bamba import BAMBA
 from runahead.runtime.models.gemma3 import GEMMA3
 from runahead.runtime.models.granite import GRANITE
 from runahead.runtime.models.llama import LLAMA
@@ -31,6 +32,7 @@ _SERVED: Final[tuple[Architecture[Any], ...]] = (
     GEMMA3,
     MIXTRAL,
     QWEN3_MOE,
+    BAMBA,
 )
 ARCHITECTURES: Final = {found.name: found for found in _SERVED}
 

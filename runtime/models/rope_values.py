@@ -19,9 +19,14 @@ def rope(raw: Mapping[str, Any], positions: int, theta: float = 10000.0) -> tupl
 
     positions: of the model. theta: what the key counts as where the file lacks it. Raises CheckpointError.
     """
-    key, found = rope_object(raw)
     refuse_partial(raw)
-    refuse_partial(found)
+    refuse_partial(rope_object(raw)[1])
+    return rope_of_a_part(raw, positions, theta)
+
+
+def rope_of_a_part(raw: Mapping[str, Any], positions: int, theta: float = 10000.0) -> tuple[float, RopeScaling]:
+    """The same of whatever part of a head is rotated, which whoever calls reads."""
+    key, found = rope_object(raw)
     theta = number(found if found.get("rope_theta") is not None else raw, "rope_theta", float, theta)
     # Beside the object it wins, as in transformers.
     original = raw if raw.get(_ORIGINAL) is not None else found

@@ -27,13 +27,16 @@ class Trial:
         self._decoder = decoder
         self._blocks_each = ceil_div(capacity, block_size)
         num_blocks = len(sequences) * self._blocks_each * 2 + 1
-        self._cache = decoder.make_cache(num_blocks, block_size)
-        for tensor in (*self._cache.keys, *self._cache.values):
+        draw = torch.Generator().manual_seed(seed)
+        self._cache = decoder.make_cache(num_blocks, block_size, state_slots=len(sequences) + 1)
+        states = [tensor for each in self._cache.states for tensor in each]
+        for tensor in (*self._cache.keys, *self._cache.values, *states):
             tensor.fill_(float("nan"))
-        order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(seed)) + 1
+        order = torch.randperm(num_blocks - 1, generator=draw) + 1
         owned = order[: len(sequences) * self._blocks_each].view(-1, self._blocks_each)
         self._spare = int(order[-1])  # owned by nobody: what block tables name beyond a row's length
         self._tables = owned.to(torch.int32)
+        self._state_slots = torch.randperm(len(sequences), generator=draw).tolist()
 
     def advance(self, work: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
         """One forward. work: (sequence, number of its next tokens), or (MASKED, number) for a masked row.
@@ -53,6 +56,7 @@ class Trial:
         positions: list[int] = []
         slots: list[int] = []
         seq_lens: list[int] = []
+        state_slots: list[int] = []
         tables = torch.full((len(work), self._blocks_each + 1), self._spare, dtype=torch.int32)
         for row, (sequence, count) in enumerate(work):
             if sequence == MASKED:
@@ -60,7 +64,9 @@ class Trial:
                 positions += [0] * count
                 slots += [0] * count
                 seq_lens.append(0)
+                state_slots.append(row % (len(self.tokens) + 1))  # somebody's: it is to stay as it is
                 continue
+            state_slots.append(self._state_slots[sequence])
             start = self.computed[sequence]
             used = ceil_div(start + count, block_size)
             table = self._tables[sequence].tolist()
@@ -85,4 +91,5 @@ class Trial:
             num_rows=len(work),
             max_seq_len=max(seq_lens),
             is_decode=all(count == 1 for _, count in work),
+            state_slots=torch.tensor(state_slots, dtype=torch.int32, device=device),
         )

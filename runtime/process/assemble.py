@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+import structlog
 import torch
 
 from runahead.runtime.checkpoint import open_checkpoint
@@ -17,6 +18,7 @@ from runahead.runtime.process.parts import (
     MakeOnDevice,
     check_model,
     engine_info,
+    finds_prefixes,
     make_scheduler,
 )
 from runahead.runtime.process.progress import Progress, shown_captures
@@ -38,6 +40,10 @@ def assemble(config: EngineConfig, loading: Progress, capturing: Progress | None
     checkpoint = open_checkpoint(Path(config.model))
     described = load_config(checkpoint)
     context = check_model(config, described)
+    if config.prefix_cache and not finds_prefixes(config, described):
+        structlog.get_logger("engine").info(
+            "prefix_cache_off", why=f"{described.architecture} keeps recurrent states, of which none is cached"
+        )
     made = make(config, checkpoint, described, context, loading, capturing or shown_captures(_LINES))
     return Assembled(
         made.device,

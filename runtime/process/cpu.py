@@ -51,7 +51,7 @@ def make_on_cpu(
     dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
     kept = bytes_kept(config, described, dtype)
     blocks = config.num_blocks or blocks_in(_CACHE_BYTES, config, kept, context)
-    check_blocks(blocks, config, context)
+    check_blocks(blocks, config, context, kept)
     check_tensors(config, checkpoint, described)
     log = structlog.get_logger("engine")
     threads = config.threads or max(1, (os.cpu_count() or 2) - 1)

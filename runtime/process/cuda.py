@@ -22,6 +22,7 @@ from runahead.runtime.process.parts import (
     check_tensors,
     memory_facts,
     ring_layout,
+    state_bytes,
 )
 from runahead.runtime.process.progress import Progress
 from runahead.runtime.programs.triton import (
@@ -55,6 +56,7 @@ def make_on_cuda(
     """
     device = torch.device("cuda", torch.cuda.current_device())
     check_gpu(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
+    check_layers(described)
     keep_kernels(config.kernel_cache, config.spelling("kernel_cache"))
     use_gpu_as(config.gpu_capability)
     dtype = described.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
@@ -69,7 +71,7 @@ def make_on_cuda(
     free, _ = torch.cuda.mem_get_info(device)
     kept = bytes_kept(config, described, model.dtype)
     blocks = config.num_blocks or blocks_in(int(free * _CACHE_SHARE), config, kept, context)
-    check_blocks(blocks, config, context)
+    check_blocks(blocks, config, context, kept)
     log.info("memory", **memory_facts(config, model, kept, blocks))
     rings = allocate_mapped_rings(ring_layout(config, described, context))
     mixed_tokens = config.max_rows + config.max_prefill_tokens
@@ -104,6 +106,15 @@ def check_gpu(name: str, capability: tuple[int, int]) -> None:
         )
 
 
+def check_layers(described: ModelConfig) -> None:
+    """Raises ConfigError for a model with a kind of layer that has no kernels for GPUs."""
+    if state_bytes(described):
+        raise ConfigError(
+            f"{described.architecture} has layers with recurrent states, for which there are no kernels for GPUs yet; "
+            "--device cpu serves it"
+        )
+
+
 def _check_memory(config: EngineConfig, described: ModelConfig, dtype: torch.dtype, context: int, free: int) -> None:
     """Raises ConfigError where the weights, or not even one request beside them, fit into `free` bytes: before the
     weights are read. What else a start takes is looked at after them."""
@@ -114,7 +125,7 @@ def _check_memory(config: EngineConfig, described: ModelConfig, dtype: torch.dty
             f"{free >> 20} MiB free: serve a smaller model, or end what else is on the GPU"
         )
     kept = bytes_kept(config, described, dtype)
-    check_blocks(blocks_in(int((free - weight_bytes) * _CACHE_SHARE), config, kept, context), config, context)
+    check_blocks(blocks_in(int((free - weight_bytes) * _CACHE_SHARE), config, kept, context), config, context, kept)
 
 
 def _exactness(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> Exactness:

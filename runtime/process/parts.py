@@ -75,7 +75,8 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
     """Refuses settings that the model's `config.json` alone shows to be invalid, before any weight is read. Returns the
     context length: the configured one, or else the model's.
 
-    Raises ConfigError for a context that is longer than it may be, a model with too many end tokens.
+    Raises ConfigError for a context that is longer than it may be, a model with too many end tokens, drafts of a model
+    with recurrent states.
     """
     longest, setting = model.max_position_embeddings, config.spelling("context_length")
     if config.context_length > longest:
@@ -85,6 +86,12 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
         raise ConfigError(f"the model's context is {context} tokens; set {setting} to {MAX_CONTEXT} or less")
     if len(model.eos_token_ids) > MAX_EOS_IDS:
         raise ConfigError(f"the model names {len(model.eos_token_ids)} end-of-sequence ids; at most {MAX_EOS_IDS} work")
+    if config.drafter != "none" and state_bytes(model):
+        raise ConfigError(
+            f"{config.spelling('drafter')} {config.drafter} can't be combined with {model.architecture}, which keeps a "
+            f"recurrent state of each request: drafts of such models are not built yet; set "
+            f"{config.spelling('drafter')} none"
+        )
     return context
 
 
@@ -96,8 +103,19 @@ def check_tensors(config: EngineConfig, checkpoint: Checkpoint, model: ModelConf
 
 
 def bytes_kept(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> KeptBytes:
-    """Bytes that the model keeps for each KV block and for each row slot. dtype: of the KV cache."""
+    """Bytes that the model keeps for each KV block and for each row. dtype: of the KV cache."""
     return memory_of(described(model).layers).bytes_kept(config.block_size, dtype)
+
+
+def state_bytes(model: ModelConfig) -> int:
+    """Bytes of the recurrent state that the model keeps of each row; 0: it keeps none."""
+    return sum(kept.state_bytes for kept in memory_of(described(model).layers).kept)
+
+
+def finds_prefixes(config: EngineConfig, model: ModelConfig) -> bool:
+    """Whether prompts share blocks that were computed before. Never in a model with recurrent states: whoever began
+    behind such blocks would lack the state that their tokens leave."""
+    return config.prefix_cache and not state_bytes(model)
 
 
 def blocks_in(memory: int, config: EngineConfig, kept: KeptBytes, context: int) -> int:
@@ -108,13 +126,16 @@ def blocks_in(memory: int, config: EngineConfig, kept: KeptBytes, context: int) 
     return min(most, left // kept.block) if kept.block else most
 
 
-def check_blocks(blocks: int, config: EngineConfig, context: int) -> None:
+def check_blocks(blocks: int, config: EngineConfig, context: int, kept: KeptBytes) -> None:
     """Raises ConfigError if not even one row of full length fits into a pool that memory has sized."""
     needed = ceil_div(context, config.block_size) + 1
     if blocks < needed and not config.num_blocks:
+        states = config.max_rows * kept.row >> 20
+        beside = f" beside the states of {config.max_rows} rows, which take {states} MiB" if kept.row else ""
+        settings = config.spelling("context_length") + (f" or {config.spelling('max_rows')}" if kept.row else "")
         raise ConfigError(
-            f"memory holds {blocks} KV blocks; one request of {context} tokens needs {needed}: "
-            f"set {config.spelling('context_length')} to less"
+            f"memory holds {blocks} KV blocks{beside}; one request of {context} tokens needs {needed}: "
+            f"set {settings} to less"
         )
 
 
@@ -170,6 +191,7 @@ def make_scheduler(config: EngineConfig, model: ModelConfig, blocks: int, contex
         prefix_cache=config.prefix_cache,
         drafts=most_drafts(config),
         history=config.drafter != "none",
+        has_state=state_bytes(model) > 0,
     )
     ledger: Ledger[Deferred] = Ledger(config.run_ahead, config.run_ahead_tokens, config.counters_from)
     rows = Rows(config.max_rows, MAX_STOP_IDS, context, epoch=config.counters_from)
@@ -198,7 +220,8 @@ def engine_info(config: EngineConfig, made: MadeOnDevice, context: int) -> Engin
         dtype=str(model.dtype).removeprefix("torch."),
         parameters=model.num_parameters,
         penalty_slots=config.penalty_slots,
-        prefix_cache=config.prefix_cache,
+        prefix_cache=finds_prefixes(config, model.config),
+        state_bytes=state_bytes(model.config),
         exactness=made.exactness,
         structures=made.masks is not None,
     )

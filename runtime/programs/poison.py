@@ -19,6 +19,8 @@ class PoisonedProgram(Protocol):
 
     def poison_penalty_slot(self, slot: int) -> None: ...
 
+    def poison_state_slot(self, slot: int) -> None: ...
+
 
 class GivenBack(Protocol):
     """What nobody holds any more: KV blocks, and slots, negative where there is none."""
@@ -32,9 +34,12 @@ class GivenBack(Protocol):
     @property
     def penalty_slot(self) -> int: ...
 
+    @property
+    def state_slot(self) -> int: ...
+
 
 class RingPoison:
-    """Poisons staging and result slots, KV blocks and row slots."""
+    """Poisons staging and result slots, KV blocks, row slots and what rows hold beside them."""
 
     def __init__(self, program: PoisonedProgram, rings: RingMemory) -> None:
         self._program = program
@@ -61,3 +66,5 @@ class RingPoison:
             self._program.poison_row_slot(resource.row_slot)
         if resource.penalty_slot >= 0:
             self._program.poison_penalty_slot(resource.penalty_slot)
+        if resource.state_slot >= 0:
+            self._program.poison_state_slot(resource.state_slot)

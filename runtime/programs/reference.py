@@ -59,7 +59,7 @@ class HostProgram:
         )  # fmt: skip
         state = RowState(**{name: torch.from_numpy(getattr(self.rows, name)) for name in ROW_TENSORS})
         penalties = PenaltyState(torch.from_numpy(self.rows.counts), torch.from_numpy(self.rows.in_prompt))
-        self._cache = model.make_cache(num_blocks, block_size)
+        self._cache = model.make_cache(num_blocks, block_size, state_slots=max_rows)
         self._logits = np.zeros((max_rows + 1, 1 + rings.layout.drafts, vocab), np.float32)
         self._sampler = HostSampler(self.rows, self._logits, state, penalties)
 
@@ -120,6 +120,7 @@ class HostProgram:
             num_rows=rows,
             max_seq_len=longest,
             is_decode=tokens == rows and not self.rows.chunks.size,
+            state_slots=torch.from_numpy(self.rows.state_slot[queries.slots]),
         )
 
     def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
@@ -145,3 +146,9 @@ class HostProgram:
     def poison_penalty_slot(self, slot: int) -> None:
         """Counts as if every token had been generated often, into a penalty slot that nobody may name any more."""
         self.rows.poison_penalty_slot(slot)
+
+    def poison_state_slot(self, slot: int) -> None:
+        """NaN into a state slot that nobody may name any more."""
+        for mixer in self._cache.states:
+            for tensor in mixer:
+                tensor[slot] = float("nan")

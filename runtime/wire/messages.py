@@ -155,6 +155,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     prefix_cache: bool = False
     exactness: Exactness = Exactness(False, "")
     structures: bool = False  # requests may have a grammar
+    state_bytes: int = 0  # of a row's recurrent state; 0: the model keeps none
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=101):

@@ -64,6 +64,7 @@ def model_info(
                 exact=info.exactness.exact, why=info.exactness.why, largest_ratio=info.exactness.largest_ratio
             ),
             structures=structures,
+            row_state_bytes=info.state_bytes,
         ),
         server_id=server_id,
     )

@@ -85,9 +85,6 @@ class SlotPoison(WatchedPoison):
                 f"launch {number} has not retired and names state slot {resource.state_slot}, given back"
             )
         super().release(resource)
-        if resource.state_slot != NO_SLOT:
-            assert isinstance(self._program, StateProgram)
-            self._program.poison_state_slot(resource.state_slot)
 
 
 class CountingPool(BlockPool):

@@ -179,6 +179,6 @@ class StateProgram(SimulatedProgram):
         state_slot = int(self.rows.state_slot[slot])
         return np.uint64(int(super()._hash(slot)) ^ state_digest(self.states[state_slot]))
 
-    def poison_state_slot(self, state_slot: int) -> None:
+    def poison_state_slot(self, slot: int) -> None:
         """Nonsense into a state slot that nobody may name any more."""
-        self.states[state_slot] = _POISONED_STATE
+        self.states[slot] = _POISONED_STATE

@@ -16,12 +16,24 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, Ends, Experts, Linear, Norm
+from runahead.runtime.kernels.layers import (
+    Attention,
+    AttentionShape,
+    Dense,
+    Ends,
+    Experts,
+    Linear,
+    Mamba2,
+    Mamba2Shape,
+    Norm,
+)
 from runahead.runtime.kernels.reference.attention import AttentionPlan, attend, plan_attention, silence_sparse_warning
 from runahead.runtime.kernels.reference.buffers import AttentionBuffers, Buffers, DenseBuffers
 from runahead.runtime.kernels.reference.experts import BoundExperts, ExpertBuffers, live_tokens
 from runahead.runtime.kernels.reference.linear import Product, Products, choose_products, linear
+from runahead.runtime.kernels.reference.mamba2 import BoundMamba2, Mamba2Buffers
 from runahead.runtime.kernels.reference.norm import NormWeight, gelu_mul, silu_mul
+from runahead.runtime.kernels.reference.recurrence import Runs, runs_of
 from runahead.runtime.kernels.reference.rope import rope_factors
 
 _KEPT_TOKENS: Final = 64  # buffers of forwards up to this long are kept, one set a length: those of decode steps
@@ -57,6 +69,7 @@ class _Workspace:
     attention: tuple[AttentionBuffers, ...]
     dense: tuple[DenseBuffers, ...]
     experts: tuple[ExpertBuffers, ...]
+    mamba2: tuple[Mamba2Buffers, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +81,8 @@ class ReferenceStream:
     caches: tuple[_LayerCache, ...]
     plans: list[AttentionPlan]  # by number
     live: NDArray[np.intp]  # which tokens are of live rows; empty where no layer asks
+    runs: Runs | None  # tokens of live rows, with the rows' states; None where no layer keeps any
+    states: tuple[list[NDArray[np.float32]], ...]  # of each recurrent mixer
 
 
 class ReferenceBoundKernels:
@@ -87,6 +102,7 @@ class ReferenceBoundKernels:
         self._windows: list[tuple[int, int]] = []  # the number of these two, and a window
         self._widths: list[int] = []
         self._experts: list[tuple[int, int]] = []  # how many, and their width
+        self._mamba2: list[Mamba2Shape] = []
         self._work: dict[int, _Workspace] = {}  # by T
         self._cache: tuple[KVCache, tuple[_LayerCache, ...]] | None = None
         self._plans: list[AttentionPlan] = []  # of the forward before
@@ -111,6 +127,20 @@ class ReferenceBoundKernels:
             cache.values_by_slot[buffers.slots] = own.v
             attended = attend(stream.plans[plan], own.heads, cache.keys_by_dim, cache.values_by_head)
             _add(o, cut(attended), buffers, post_norm)
+
+        return mix
+
+    def mamba2(self, weights: Mamba2, place: int) -> Callable[[ReferenceStream], None]:
+        """See `BoundKernels.mamba2`."""
+        kind = _number(self._mamba2, weights.shape)
+        norm, bound = NormWeight.of(weights.norm), BoundMamba2.of(weights, self._products)
+
+        def mix(stream: ReferenceStream) -> None:
+            buffers, runs = stream.work.buffers, stream.runs
+            assert runs is not None
+            buffers.norm.apply(norm)
+            y = bound.mix(buffers.normed_parts, stream.work.mamba2[kind], runs, stream.states[place])
+            bound.out.add(y, buffers.residual)
 
         return mix
 
@@ -156,7 +186,9 @@ class ReferenceBoundKernels:
                 own.rotation.turn_to(self._ropes[rope], buffers.positions)
             self._plan(batch, buffers.tokens, cache)
             live = live_tokens(batch) if self._experts else _NOBODY
-            yield ReferenceStream(batch.num_tokens, work, caches, self._plans, live)
+            runs = runs_of(batch) if self._mamba2 else None
+            states = tuple([tensor.numpy() for tensor in each] for each in cache.states)
+            yield ReferenceStream(batch.num_tokens, work, caches, self._plans, live, runs, states)
 
     def end(self, stream: ReferenceStream) -> torch.Tensor:
         """See `BoundKernels.end`."""
@@ -186,6 +218,7 @@ class ReferenceBoundKernels:
                 tuple(AttentionBuffers.make(tokens, shape) for shape, _ in self._shapes),
                 tuple(DenseBuffers.make(tokens, width, self._products) for width in self._widths),
                 tuple(ExpertBuffers.make(tokens, self._embedding.shape[1], *kind) for kind in self._experts),
+                tuple(Mamba2Buffers.make(tokens, shape, self._products) for shape in self._mamba2),
             )
             if tokens <= _KEPT_TOKENS:
                 self._work[tokens] = work

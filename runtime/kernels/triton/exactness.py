@@ -16,7 +16,7 @@ from typing import Final
 
 import torch
 
-from runahead.runtime.kernels.layers import Experts, Layer, products_of
+from runahead.runtime.kernels.layers import Attention, Experts, Layer, products_of
 from runahead.runtime.kernels.triton.tilings import takes_depth
 from runahead.runtime.wire.messages import Exactness
 
@@ -30,13 +30,14 @@ Ratios = Mapping[int, float]  # by rows of a launch
 def shape_key(layers: Sequence[Layer], vocab_size: int, dtype: torch.dtype) -> str:
     """What of a model decides how long its steps take, in words: of layers that are alike, one and their number."""
     kinds = Counter(map(_kind, layers))
-    hidden = layers[0].mixer.qkv.weight.shape[1]
+    hidden = _attention_of(layers[0]).qkv.weight.shape[1]
     each = "; ".join(f"{count} layers of {kind}" for kind, count in kinds.items())
     return f"{each}; hidden size {hidden}, vocabulary {vocab_size}, {_name(dtype)}"
 
 
 def _kind(layer: Layer) -> str:
-    shape, window = layer.mixer.shape, layer.mixer.window
+    mixer = _attention_of(layer)
+    shape, window = mixer.shape, mixer.window
     within = f" within {window} tokens" if window else ""
     dense = layer.feed_forward
     if isinstance(dense, Experts):
@@ -44,8 +45,13 @@ def _kind(layer: Layer) -> str:
     else:
         width, post_norm = f"feed-forward {dense.down.weight.shape[1]}", dense.post_norm
     own = f"{shape.heads} heads and {shape.kv_heads} KV heads of {shape.head_dim}{within}, {width}"
-    behind = layer.mixer.post_norm is not None, post_norm is not None
+    behind = mixer.post_norm is not None, post_norm is not None
     return f"{own}, norms behind" if any(behind) else own
+
+
+def _attention_of(layer: Layer) -> Attention:
+    assert isinstance(layer.mixer, Attention), "models with other mixers are refused before"
+    return layer.mixer
 
 
 def why_impossible(layers: Sequence[Layer], dtype: torch.dtype) -> str:

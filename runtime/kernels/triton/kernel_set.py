@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as functional
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Attention, Dense, Ends, Experts, Linear
+from runahead.runtime.kernels.layers import Attention, Dense, Ends, Experts, Linear, Mamba2
 from runahead.runtime.kernels.triton.decode_buffers import DecodeBuffers
 from runahead.runtime.kernels.triton.decode_streams import (
     MAX_ROWS,
@@ -42,6 +42,9 @@ class TritonBoundKernels:
         self._buffers.add(weights.shape, weights.window)
         self._look_at(weights.qkv, weights.o)
         return lambda stream: stream.attention(weights, place)
+
+    def mamba2(self, weights: Mamba2, place: int) -> Callable[[Stream], None]:
+        raise AssertionError("a model with recurrent states is refused before its weights are read")
 
     def dense(self, weights: Dense) -> Callable[[Stream], None]:
         self._look_at(weights.gate_up, weights.down)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from runahead.runtime.kernels.layers import Experts, Layer
+from runahead.runtime.kernels.layers import Attention, Experts, Layer
 from runahead.runtime.kernels.triton.decode_streams import MAX_ROWS
 from runahead.runtime.kernels.triton.gpu import current_gpu
 from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, STORE
@@ -55,6 +55,7 @@ def tilings_asked_for(
 def _products(layers: Sequence[Layer]) -> Iterator[Product]:
     for layer in layers:
         mixer, dense = layer.mixer, layer.feed_forward
+        assert isinstance(mixer, Attention), "models with other mixers are refused before"
         ends = [(mixer.qkv, STORE), (mixer.o, ADD if mixer.post_norm is None else STORE)]
         if isinstance(dense, Experts):  # whose own products are cut by no table
             ends += [(dense.router, STORE)]

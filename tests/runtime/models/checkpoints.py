@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BambaConfig,
     Gemma3TextConfig,
     GraniteConfig,
     LlamaConfig,
@@ -89,6 +90,27 @@ GEMMA3_TYPES = {
 IDS = {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}  # in a small vocabulary
 MIXTRAL = {**IDS, "num_local_experts": 5, "num_experts_per_tok": 2}
 QWEN3_MOE = {**IDS, "num_experts": 11, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "head_dim": 16}
+BAMBA = {
+    "attn_layer_indices": [1],
+    "mamba_n_heads": 4,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 16,
+}
+# An odd number of heads, two groups of B and C, one key-value head, steps that are clamped, biases everywhere.
+BAMBA_GROUPS = {
+    "num_hidden_layers": 4,
+    "attn_layer_indices": [2],
+    "num_key_value_heads": 1,
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 24,
+    "mamba_d_conv": 3,
+    "mamba_expand": 3,
+    "mamba_proj_bias": True,
+    "time_step_limit": [0.05, 1.5],
+    "attention_bias": True,
+    "mlp_bias": True,
+}
 ODD_HEADS = {"hidden_size": 72, "num_attention_heads": 3, "num_key_value_heads": 1}
 
 
@@ -174,6 +196,8 @@ CASES = (
         "60KB",
         {"num_experts": 11},  # beside `num_local_experts`, which transformers 5 writes
     ),
+    Case("bamba", BambaConfig, {**IDS, **BAMBA}),
+    Case("bamba_groups", BambaConfig, {**IDS, **BAMBA, **BAMBA_GROUPS}),
     Case("llama_yarn_all_keys", LlamaConfig, {"rope_parameters": {**YARN_ROPE, **YARN_KEYS}}),
 )
 
@@ -186,6 +210,8 @@ def save(case: Case, folder: Path, seed: int = 0) -> PreTrainedModel:
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):  # transformers starts them at zero, where a forgotten one would not be missed
                 parameter.normal_(std=0.3)
+            elif name.endswith(("mamba.D", "mamba.A_log")):  # the same for every head, or a row of numbers
+                parameter.add_(torch.randn_like(parameter), alpha=0.3)
             elif "norm" in name:
                 parameter.normal_(mean=1.0, std=0.2)
     model.to(case.dtype).save_pretrained(folder, max_shard_size=case.shard_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from runahead.runtime.models.bamba import BambaConfig
 from runahead.runtime.models.dense_decoder import DenseConfig
 from runahead.runtime.models.expert_decoder import ExpertsConfig
 from runahead.runtime.models.gemma3 import Gemma3Config
@@ -27,6 +28,7 @@ _KINDS: Final[Mapping[str, type[DenseConfig]]] = {
     "Gemma3ForCausalLM": Gemma3Config,
     "MixtralForCausalLM": ExpertsConfig,
     "Qwen3MoeForCausalLM": Qwen3MoeConfig,
+    "BambaForCausalLM": BambaConfig,
 }
 
 

@@ -172,6 +172,18 @@ _QWEN3_MOE: Final[dict[str, Any]] = {
     "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.51.0", "use_cache": True,
     "use_sliding_window": False, "vocab_size": 151936,
 }  # fmt: skip
+# Layers and shapes are the published ones; the keys are those that the class in transformers had when it came.
+_BAMBA: Final[dict[str, Any]] = {
+    "architectures": ["BambaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attn_layer_indices": [9, 18, 27], "attn_rotary_emb": 64, "bos_token_id": 128000, "eos_token_id": 128001,
+    "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+    "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_state": 128,
+    "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 128, "mamba_proj_bias": False,
+    "max_position_embeddings": 4096, "mlp_bias": False, "model_type": "bamba", "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "num_logits_to_keep": 1, "pad_token_id": 0,
+    "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000.0, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "use_cache": True, "use_mamba_kernels": True, "vocab_size": 128256,
+}  # fmt: skip
 
 PUBLIC: Final[dict[str, dict[str, Any]]] = {
     "Llama 1 7B": _LLAMA1,
@@ -225,6 +237,7 @@ PUBLIC: Final[dict[str, dict[str, Any]]] = {
         "num_attention_heads": 48, "num_hidden_layers": 56, "vocab_size": 32768,
     },
     "Qwen3 30B-A3B": _QWEN3_MOE,
+    "Bamba 9B": _BAMBA,
     "Qwen3 235B-A22B": {
         **_QWEN3_MOE, "hidden_size": 4096, "intermediate_size": 12288, "max_window_layers": 94,
         "moe_intermediate_size": 1536, "num_attention_heads": 64, "num_hidden_layers": 94,

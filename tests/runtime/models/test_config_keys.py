@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from transformers import (
     AutoConfig,
+    BambaConfig,
     Gemma3TextConfig,
     GenerationConfig,
     GraniteConfig,
@@ -27,9 +28,11 @@ from transformers import (
 )
 
 from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.kernels.layers import Mamba2Shape
 from runahead.runtime.models.config_keys import NEUTRAL, ROPE_UNDERSTOOD, UNREAD
 from runahead.runtime.models.dense_decoder import DenseConfig
 from runahead.runtime.models.expert_decoder import ExpertsConfig
+from runahead.runtime.models.mamba2_decoder import Mamba2Config
 from runahead.runtime.models.registry import ARCHITECTURES
 from tests.runtime.models.checkpoints import FULL, LLAMA3_ROPE, SLIDING
 from tests.runtime.models.dense_configs import parse_dense
@@ -39,7 +42,7 @@ from tests.runtime.models.test_model_config import RAW
 LLAMA, QWEN2, QWEN3, MISTRAL = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM"
 MINISTRAL, GRANITE, SMOLLM3 = "MinistralForCausalLM", "GraniteForCausalLM", "SmolLM3ForCausalLM"
 OLMO2, PHI3, GEMMA3 = "Olmo2ForCausalLM", "Phi3ForCausalLM", "Gemma3ForCausalLM"
-MIXTRAL, QWEN3_MOE = "MixtralForCausalLM", "Qwen3MoeForCausalLM"
+MIXTRAL, QWEN3_MOE, BAMBA = "MixtralForCausalLM", "Qwen3MoeForCausalLM", "BambaForCausalLM"
 CLASSES: dict[str, type[PreTrainedConfig]] = {
     LLAMA: LlamaConfig,
     QWEN2: Qwen2Config,
@@ -53,6 +56,7 @@ CLASSES: dict[str, type[PreTrainedConfig]] = {
     GEMMA3: Gemma3TextConfig,
     MIXTRAL: MixtralConfig,
     QWEN3_MOE: Qwen3MoeConfig,
+    BAMBA: BambaConfig,
 }
 
 PHI3_ROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
@@ -82,6 +86,8 @@ def test_a_public_checkpoint_is_accepted_and_read_as_transformers_reads_it(name:
         assert config.expert_size == getattr(theirs, "moe_intermediate_size", theirs.intermediate_size)
         assert config.renormalised == getattr(theirs, "norm_topk_prob", True)
         assert all(config.sparse)
+    if isinstance(config, Mamba2Config):
+        assert mamba2_of(config) == mamba2_of_theirs(theirs)
 
 
 @pytest.mark.parametrize("architecture", CLASSES)
@@ -115,6 +121,23 @@ def test_a_key_that_is_left_out_counts_as_transformers_counts_it(architecture: s
         assert (ours.experts, ours.chosen) == (theirs.num_experts, theirs.num_experts_per_tok)
         assert ours.expert_size == getattr(theirs, "moe_intermediate_size", theirs.intermediate_size)
         assert ours.renormalised == getattr(theirs, "norm_topk_prob", True)
+    if isinstance(ours, Mamba2Config):
+        assert mamba2_of(ours) == mamba2_of_theirs(theirs)
+
+
+def mamba2_of(config: Mamba2Config) -> tuple[object, ...]:
+    return config.recurrent, config.mamba, config.conv_bias, config.proj_bias, config.dt_limits
+
+
+def mamba2_of_theirs(config: Any) -> tuple[object, ...]:
+    sizes = (config.mamba_n_heads, config.mamba_d_head, config.mamba_n_groups, config.mamba_d_state)
+    return (
+        tuple(kind == "linear_attention" for kind in config.layers_block_type),
+        Mamba2Shape(*sizes, config.mamba_d_conv),
+        config.mamba_conv_bias,
+        config.mamba_proj_bias,
+        config.time_step_limit,
+    )
 
 
 UNKNOWN: dict[str, Any] = {
@@ -325,6 +348,18 @@ def test_each_layer_has_the_window_that_transformers_gives_it(
         (SMOLLM3, {"no_rope_layers": [1, 0]}, r"no_rope_layers is \[1, 0\]; it must be 0 or 1 for each of 3 layers"),
         (SMOLLM3, {"layer_types": [SLIDING] * 3}, "layer_types has sliding_attention, and SmolLM3"),
         (GRANITE, {"residual_multiplier": 0}, "residual_multiplier is 0; it must be a number above 0"),
+        (BAMBA, {"partial_rotary_factor": 1.0}, "partial_rotary_factor is 1.0; that of BambaForCausalLM is 0.5"),
+        (BAMBA, {"attn_layer_indices": [3]}, r"attn_layer_indices is \[3\]; it must be a list of layers, from 0 to 2"),
+        (
+            BAMBA,
+            {"mamba_d_head": 3},
+            r"mamba_n_heads \(128\) times mamba_d_head \(3\) must be mamba_expand times hidden",
+        ),
+        (BAMBA, {"mamba_n_groups": 3}, r"mamba_n_heads \(128\) must be a multiple of mamba_n_groups \(3\)"),
+        (BAMBA, {"mamba_d_conv": 1}, "mamba_d_conv is 1; it must be an integer of at least 2"),
+        (BAMBA, {"time_step_limit": [2.0, 1.0]}, r"time_step_limit is \[2.0, 1.0\]; it must be two numbers from 0 on"),
+        (BAMBA, {"time_step_limit": 1.0}, "time_step_limit is 1.0; it must be two numbers"),
+        (BAMBA, {"layer_types": [FULL] * 3}, "not understood for BambaForCausalLM .*: layer_types"),
         (PHI3, {"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5; it must be at most 1"),
         (PHI3, {"partial_rotary_factor": 0.1}, "partial_rotary_factor rotates 1 of 16 numbers"),
         (PHI3, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_type 'linear'; Phi3.* has default or"),

@@ -25,6 +25,7 @@ from tests.gpu import gpu_chain
 from tests.runtime.models.checkpoints import CASES, save
 
 CONFIG = gpu_chain.small_config(num_layers=3, windows=(0, 20, 0), num_kv_heads=1, head_dim=24)
+STATES = ((3, 50), (10, 20, 5), (100,))
 STATE_BYTES = 5000
 
 
@@ -32,11 +33,11 @@ STATE_BYTES = 5000
 class Recurrent:
     """A made-up mixer that keeps a state of each row, and no key and no value of any token."""
 
-    state_bytes: int
+    state: tuple[tuple[int, ...], ...]
 
     @property
     def keeps(self) -> Kept:
-        return Kept(state_bytes=self.state_bytes)
+        return Kept(state=self.state)
 
 
 @pytest.mark.parametrize("block_size", [8, 16])
@@ -50,11 +51,12 @@ def test_a_block_takes_the_bytes_that_the_engine_reckons_with(block_size: int) -
 
 
 def with_shape(layer: Layer, kv_heads: int, head_dim: int) -> Layer:
-    return replace(layer, mixer=replace(layer.mixer, shape=AttentionShape(4, kv_heads, head_dim, 1.0)))
+    mixer: Any = layer.mixer
+    return replace(layer, mixer=replace(mixer, shape=AttentionShape(4, kv_heads, head_dim, 1.0)))
 
 
-def with_states(layer: Layer, state_bytes: int) -> Layer:
-    mixer: Any = Recurrent(state_bytes)
+def with_states(layer: Layer, *state: tuple[int, ...]) -> Layer:
+    mixer: Any = Recurrent(state)
     return replace(layer, mixer=mixer)
 
 
@@ -67,12 +69,15 @@ def test_layers_of_different_shapes_are_each_counted_with_their_own() -> None:
     assert [tuple(keys.shape) for keys in cache.keys] == [(3, 8, 2, 16), (3, 8, 1, 64)]
 
 
-def test_what_mixers_of_several_kinds_keep_is_added_up_for_blocks_and_for_row_slots() -> None:
+def test_what_mixers_of_several_kinds_keep_is_added_up_for_blocks_and_for_state_slots() -> None:
     layer = described(CONFIG).layers[0]
-    memory = memory_of((with_states(layer, STATE_BYTES), with_shape(layer, 2, 16), with_states(layer, 64)))
+    memory = memory_of((with_states(layer, *STATES), with_shape(layer, 2, 16), with_states(layer, (16,))))
     assert memory.bytes_kept(8, torch.float32) == KeptBytes(block=2 * 8 * 2 * 16 * 4, row=STATE_BYTES + 64)
-    cache = memory.make_cache(3, 8, torch.float32, torch.device("cpu"))
-    assert [tuple(keys.shape) for keys in cache.keys] == [(3, 8, 2, 16)], "a state takes no place in the KV cache"
+    cache = memory.make_cache(3, 8, torch.bfloat16, torch.device("cpu"), state_slots=7)
+    assert [tuple(keys.shape) for keys in cache.keys] == [(3, 8, 2, 16)], "a state takes no place in blocks"
+    assert [[tuple(tensor.shape[1:]) for tensor in each] for each in cache.states] == [[*STATES], [(16,)]]
+    tensors = [tensor for each in cache.states for tensor in each]
+    assert sum(tensor.nbytes for tensor in tensors) == 7 * (STATE_BYTES + 64), "float32, whatever the blocks are"
 
 
 def test_the_states_of_all_rows_leave_less_memory_for_blocks() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
-from runahead.runtime.kernels.layers import Dense
+from runahead.runtime.kernels.layers import Attention, Dense
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.dense_decoder import DenseConfig
 from runahead.runtime.models.llama import LlamaConfig
@@ -61,7 +61,7 @@ def biases_and_norms(config: ModelConfig) -> tuple[bool, bool, bool, bool]:
     """Of the last layer: a bias of queries, keys and values, of the attention's output, of the feed-forward, norms."""
     layer = described(config).layers[-1]
     mixer, feed_forward = layer.mixer, layer.feed_forward
-    assert isinstance(feed_forward, Dense)
+    assert isinstance(mixer, Attention) and isinstance(feed_forward, Dense)
     assert (mixer.q_norm is None) == (mixer.k_norm is None)
     assert (feed_forward.gate_up.bias is None) == (feed_forward.down.bias is None)
     has_norms = mixer.q_norm is not None

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
-from runahead.runtime.kernels.layers import Dense, Experts, Layer
+from runahead.runtime.kernels.layers import Attention, Dense, Experts, Layer
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.kernels.reference.linear import BlasProducts
 from runahead.runtime.models import weights as weights_module
@@ -37,6 +37,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def attention_of(layer: Layer) -> Attention:
+    assert isinstance(layer.mixer, Attention)
+    return layer.mixer
+
+
 def dense_of(layer: Layer) -> Dense:
     assert isinstance(layer.feed_forward, Dense)
     return layer.feed_forward
@@ -53,7 +58,7 @@ def test_projections_are_packed_and_nothing_is_lost(folder: Path) -> None:
     weights = load(folder).weights
     layer, prefix = weights.layers[1], "model.layers.1."
     parts = [stored[f"{prefix}self_attn.{name}_proj.weight"] for name in "qkv"]
-    assert torch.equal(layer.mixer.qkv.weight, torch.cat(parts))
+    assert torch.equal(attention_of(layer).qkv.weight, torch.cat(parts))
     parts = [stored[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up")]
     assert torch.equal(dense_of(layer).gate_up.weight, torch.cat(parts))
     assert torch.equal(weights.lm_head, stored["lm_head.weight"])
@@ -92,7 +97,7 @@ def test_weights_are_converted_to_the_dtype_asked_for(tmp_path: Path, asked: tor
     save(BY_NAME["llama_bfloat16_sharded"], tmp_path)
     decoder = load(tmp_path, asked)
     assert decoder.dtype is (asked or torch.bfloat16)
-    assert decoder.weights.layers[0].mixer.qkv.weight.dtype is decoder.dtype
+    assert attention_of(decoder.weights.layers[0]).qkv.weight.dtype is decoder.dtype
 
 
 def test_a_bfloat16_decoder_comes_close_to_the_float32_one(tmp_path: Path) -> None:

@@ -167,6 +167,9 @@ class HashProgram:
         """Nonsense into a penalty slot that nobody may name any more."""
         self.rows.poison_penalty_slot(slot)
 
+    def poison_state_slot(self, slot: int) -> None:
+        raise AssertionError("no row of a model without states has a state slot")
+
 
 class NullProgram:
     """Publishes the same token for every row and computes nothing: what is left is the engine's own time.

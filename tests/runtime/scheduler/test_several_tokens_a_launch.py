@@ -107,9 +107,13 @@ def test_a_state_slot_is_given_back_with_the_rows_last_launch(depth: int) -> Non
         played.turn()
     slots = played.scheduler.holdings.state_slots
     assert (slots.owned, slots.fenced) == (1, 0)
-    in_flight = played.ledger.uncommitted
+    in_flight, row_slot = played.ledger.uncommitted, request.row_slot
+    is_named = played.scheduler.rows.last_launch[row_slot] > played.ledger.retired
+    assert is_named == (depth > 1)
     played.scheduler.stop(request, FinishReason.ABORTED)
     assert (slots.owned, slots.fenced) == (0, 1)
+    played.give_back()
+    assert slots.fenced == is_named, "launches in flight name it"
     for _ in range(in_flight):
         played.commit()
     played.give_back()

@@ -1,0 +1,115 @@
+"""Mamba-2 of the reference: the recurrence itself, token by token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from runahead.runtime.kernels.layers import Mamba2, Mamba2Shape
+from runahead.runtime.kernels.reference.linear import Product, Products
+from runahead.runtime.kernels.reference.norm import NormWeight, RmsNorm, silu_mul
+from runahead.runtime.kernels.reference.recurrence import Convolution, Runs, softplus
+
+# Floats are float32. A tensor and an array of one name are the same memory. n tokens of m live rows.
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Buffers:
+    """Of Mamba-2 layers of one shape."""
+
+    projected: torch.Tensor  # [T, inner + channels + heads]
+    y: NDArray[np.float32]  # [T, inner]
+    gated: NDArray[np.float32]  # [T, inner]
+    norm: RmsNorm  # of each group's share of `gated`, in place
+    gated_parts: tuple[torch.Tensor, ...]
+
+    @staticmethod
+    def make(tokens: int, shape: Mamba2Shape, products: Products) -> Mamba2Buffers:
+        gated = torch.zeros((tokens, shape.inner))
+        by_group = gated.numpy().reshape(tokens, shape.groups, -1)
+        return Mamba2Buffers(
+            projected=torch.zeros((tokens, shape.inner + shape.channels + shape.heads)),
+            y=np.zeros((tokens, shape.inner), np.float32),
+            gated=gated.numpy(),
+            norm=RmsNorm.of(by_group, by_group),
+            gated_parts=products.cut(gated),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BoundMamba2:
+    """A layer's weights as NumPy reads them."""
+
+    shape: Mamba2Shape
+    proj: Product
+    out: Product
+    convolution: Convolution
+    a: NDArray[np.float32]  # [heads]
+    d: NDArray[np.float32]  # [heads, 1]
+    dt_bias: NDArray[np.float32]  # [heads]
+    dt_limits: tuple[np.float32, np.float32]
+    gated_norm: NormWeight  # weight [groups, inner / groups]
+
+    @staticmethod
+    def of(weights: Mamba2, products: Products) -> BoundMamba2:
+        low, high = weights.dt_limits
+        norm = NormWeight.of(weights.gated_norm)
+        return BoundMamba2(
+            weights.shape,
+            products.bind(weights.proj.weight, weights.proj.bias),
+            products.bind(weights.out.weight, weights.out.bias),
+            Convolution(
+                np.ascontiguousarray(weights.conv_weight.float().numpy()[:, 0].T),
+                None if weights.conv_bias is None else weights.conv_bias.float().numpy(),
+            ),
+            weights.a.float().numpy(),
+            weights.d.float().numpy()[:, None],
+            weights.dt_bias.float().numpy(),
+            (np.float32(low), np.float32(high)),
+            NormWeight(norm.weight.reshape(weights.shape.groups, -1), norm.eps),
+        )
+
+    def mix(
+        self, normed: tuple[torch.Tensor, ...], own: Mamba2Buffers, runs: Runs, states: list[NDArray[np.float32]]
+    ) -> tuple[torch.Tensor, ...]:
+        """What `out` reads. normed: the residual's norm. states: as `Kept.state` of the mixer has them, by state slot.
+
+        Tokens of masked rows leave zeros.
+        """
+        inner = self.shape.inner
+        self.proj.write(normed, own.projected)
+        projected = own.projected.numpy()
+        mine = projected[runs.tokens]
+        convolved = self.convolution.apply(runs, mine[:, inner : -self.shape.heads], states[0])
+        own.y[:] = 0.0
+        own.y[runs.tokens] = self._scan(runs, convolved, mine[:, -self.shape.heads :], states[1])
+        silu_mul(projected[:, :inner], own.y, own.gated)
+        own.norm.apply(self.gated_norm)
+        return own.gated_parts
+
+    def _scan(
+        self, runs: Runs, convolved: NDArray[np.float32], dt: NDArray[np.float32], state: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """The recurrence. convolved: [n, channels]. dt: [n, heads], as projected. Returns y, [n, inner]."""
+        shape = self.shape
+        dt = np.clip(softplus(dt + self.dt_bias), *self.dt_limits)
+        decay = np.exp(dt * self.a)
+        x = convolved[:, : shape.inner].reshape(-1, shape.heads, shape.head_dim)
+        b, c = convolved[:, shape.inner :].reshape(-1, 2, shape.groups, 1, 1, shape.state).swapaxes(0, 1)
+        each = shape.heads // shape.groups
+        scaled = (x * dt[:, :, None]).reshape(-1, shape.groups, each, shape.head_dim, 1)
+        y = np.empty((len(x), shape.groups, each, shape.head_dim), np.float32)
+        held = runs.begin(state).reshape(-1, shape.groups, each, shape.head_dim, shape.state)
+        decay = decay.reshape(-1, shape.groups, each, 1, 1)
+        for rows, places in runs.steps():
+            now = held[:rows]
+            now *= decay[places]
+            now += scaled[places] * b[places]
+            y[places] = np.einsum("rghps,rghps->rghp", now, np.broadcast_to(c[places], now.shape))
+        runs.end(state, held.reshape(-1, *state.shape[1:]))
+        y = y.reshape(x.shape)
+        y += self.d * x
+        return y.reshape(-1, shape.inner)

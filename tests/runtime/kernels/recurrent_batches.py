@@ -1,0 +1,38 @@
+"""Batches for recurrent mixers alone: rows with their query tokens, positions and state slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """first: position of its first query token. alive: not masked."""
+
+    state_slot: int
+    first: int
+    count: int
+    alive: bool = True
+
+
+def batch_of(rows: Sequence[Row]) -> ForwardBatch:
+    counts = [row.count for row in rows]
+    tokens = sum(counts)
+    return ForwardBatch(
+        token_ids=torch.zeros(tokens, dtype=torch.int64),
+        positions=torch.cat([torch.arange(row.first, row.first + row.count) for row in rows]),
+        slot_mapping=torch.zeros(tokens, dtype=torch.int64),
+        query_start_loc=torch.tensor([0, *counts], dtype=torch.int32).cumsum(0).int(),
+        seq_lens=torch.tensor([(row.first + row.count) * row.alive for row in rows], dtype=torch.int32),
+        block_tables=torch.zeros((len(rows), 1), dtype=torch.int32),
+        num_tokens=tokens,
+        num_rows=len(rows),
+        max_seq_len=max(row.first + row.count for row in rows),
+        is_decode=max(counts) == 1,
+        state_slots=torch.tensor([row.state_slot for row in rows], dtype=torch.int32),
+    )

@@ -1,0 +1,79 @@
+"""What recurrent mixers of the reference share: who goes on with which state, and a convolution over tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as functional
+from numpy.typing import NDArray
+
+from runahead.runtime.kernels.reference.recurrence import Convolution, runs_of, silu, softplus
+from tests.runtime.kernels.recurrent_batches import Row, batch_of
+
+CHANNELS, WINDOW = 5, 4
+
+
+def drawn(*shape: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def test_rows_go_on_one_token_at_a_time_the_longest_first_and_masked_rows_not_at_all() -> None:
+    rows = [Row(4, 7, 1), Row(1, 0, 3), Row(3, 5, 2, alive=False), Row(0, 2, 2), Row(2, 0, 1)]
+    runs = runs_of(batch_of(rows))
+    assert runs.state_slots.tolist() == [1, 0, 4, 2]
+    assert runs.fresh.tolist() == [True, False, False, True]
+    assert runs.tokens.tolist() == [1, 2, 3, 6, 7, 0, 8]
+    steps = [(count, runs.tokens[places].tolist()) for count, places in runs.steps()]
+    assert steps == [(4, [1, 6, 0, 8]), (2, [2, 7]), (1, [3])]
+
+
+def test_where_every_row_is_masked_nothing_goes_on() -> None:
+    runs = runs_of(batch_of([Row(0, 3, 1, alive=False), Row(1, 0, 2, alive=False)]))
+    assert list(runs.steps()) == []
+    assert runs.tokens.size == 0
+
+
+def test_a_row_that_begins_finds_zeros_and_its_slot_keeps_what_it_held_until_it_is_written() -> None:
+    state = np.full((3, 2), np.nan, np.float32)
+    state[1] = 5.0
+    runs = runs_of(batch_of([Row(2, 0, 1), Row(1, 4, 1)]))
+    mine = runs.begin(state)
+    assert mine.tolist() == [[0.0, 0.0], [5.0, 5.0]]
+    assert np.isnan(state[2]).all()
+    mine += 1.0
+    runs.end(state, mine)
+    assert state[1:].tolist() == [[6.0, 6.0], [1.0, 1.0]]
+    assert np.isnan(state[0]).all()
+
+
+@pytest.mark.parametrize("chunks", [(11,), (1,) * 11, (3, 1, 2, 5), (2, 9)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_convolution_is_torch_s_however_the_tokens_are_cut(chunks: tuple[int, ...], bias: bool) -> None:
+    x, weight = drawn(11, CHANNELS), drawn(WINDOW, CHANNELS, seed=1)
+    own = Convolution(weight, drawn(CHANNELS, seed=2) if bias else None)
+    padded = torch.from_numpy(x.T.copy())[None]
+    taps = torch.from_numpy(weight.T.copy())[:, None]
+    given = None if own.bias is None else torch.from_numpy(own.bias)
+    expected = functional.silu(functional.conv1d(padded, taps, given, padding=WINDOW - 1, groups=CHANNELS))[0, :, :11]
+    state = np.full((3, WINDOW - 1, CHANNELS), np.nan, np.float32)
+    whole = own.apply(runs_of(batch_of([Row(0, 0, 11)])), x, state)
+    np.testing.assert_allclose(whole, expected.numpy().T, rtol=1e-5, atol=1e-6)
+    first, parts = 0, []
+    for count in chunks:
+        neighbour = Row(0, first, count)  # another row with the same tokens, in another slot
+        runs = runs_of(batch_of([Row(2, first, count), neighbour]))
+        both = own.apply(runs, np.concatenate([x[first : first + count]] * 2), state)
+        np.testing.assert_array_equal(both[:count], both[count:])
+        parts.append(both[:count])
+        first += count
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    np.testing.assert_array_equal(state[2], x[-WINDOW + 1 :])
+    assert np.isnan(state[1]).all()
+
+
+def test_silu_and_softplus_are_finite_far_from_zero() -> None:
+    far = np.array([-1e30, -100.0, 0.0, 100.0, 1e30], np.float32)
+    with np.errstate(over="ignore"):  # as a forward computes
+        np.testing.assert_allclose(silu(far), [0.0, 0.0, 0.0, 100.0, 1e30], atol=1e-30)
+        np.testing.assert_allclose(softplus(far), [0.0, 0.0, np.log(2.0), 100.0, 1e30], rtol=1e-6, atol=1e-30)
