@@ -1,7 +1,8 @@
 """The CUDA device: one stream, a captured graph for every decode launch, marks polled in mapped memory.
 
 A decode launch is one graph replay and nothing else. What is not captured (a launch with prompt chunks, or with no row
-left for F) is enqueued in pieces on the same stream and counted by reason.
+left for F) is enqueued in pieces on the same stream and counted by reason. So is a decode launch whose F holds another
+number of drafts than its S looks at: as two graphs.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from runahead.cuda_graphs.shape import Form, LaunchShape
 
 MIXED: Final = "mixed"  # F holds prompt chunks: S is a graph, apply and F run eagerly
 CLOSING: Final = "closing"  # no row is left for F: S is a graph, apply runs eagerly
+DRAFTS: Final = "drafts"  # F holds another number of drafts than S looks at: each is a graph, or F runs eagerly
 PROMPT_LOGPROBS: Final = "prompt_logprobs"  # as mixed, for its log-probabilities alone: every chunk has one token
 
 _SPIN_S: Final = 20e-6  # how long a wait spins before it sleeps
@@ -59,6 +61,7 @@ class CudaDevice:
     stream: everything runs on it, in order. max_rows: of a launch; graphs are captured for the buckets up to it, at
     construction. mixed_tokens: query tokens of the largest mixed launch, up to which the eager path is warmed up.
     progress: called with (graphs captured, graphs in all). launched: the number that the first launch comes after.
+    draft_forms: numbers of drafts, above 0, that a launch of up to draft_rows rows may verify.
     """
 
     def __init__(
@@ -70,10 +73,14 @@ class CudaDevice:
         mixed_tokens: int,
         progress: Callable[[int, int], None] = lambda done, total: None,
         launched: int = 0,
+        draft_forms: Sequence[int] = (),
+        draft_rows: int = 0,
     ) -> None:
         self.rings = rings
         self.counters = DeviceCounters()
         self.buckets = buckets_for(max_rows)
+        self._draft_forms = tuple(draft_forms)
+        self._draft_buckets = tuple(rows for rows in self.buckets if rows <= draft_rows)
         self._program = program
         self.stream = torch.cuda.Stream()
         self.graphs = GraphPool(self.stream)
@@ -142,25 +149,31 @@ class CudaDevice:
             self._fault = self._fault or error
         self.graphs.clear()
 
-    def launch_key(self, rows: int, form: Form) -> GraphKey:
-        """The graph of a decode launch with up to `rows` rows on either side."""
-        return GraphKey(Piece.LAUNCH, self._bucket(rows), form)
+    def launch_key(self, rows: int, form: Form, drafts: int = 0) -> GraphKey:
+        """The graph of a decode launch with up to `rows` rows, and so many drafts of each, on either side."""
+        return GraphKey(Piece.LAUNCH, self._bucket(rows), form, drafts)
 
     # ------------------------------------------------------------ launches
 
     def _enqueue(self, shape: LaunchShape) -> None:
-        if shape.is_decode and not shape.prompt_logprobs:
-            self.graphs.replay(self.launch_key(max(shape.rows, shape.sample_rows), shape.form))
+        is_graph = shape.is_decode and not shape.prompt_logprobs
+        if is_graph and shape.drafts == shape.sample_drafts:
+            self.graphs.replay(self.launch_key(max(shape.rows, shape.sample_rows), shape.form, shape.drafts))
             self.counters.graph_replays += 1
             self.rings.idle_ns[self.rings.slot(shape.number)] = 0
             return
         self._watch.begin()
-        self.graphs.replay(GraphKey(Piece.SAMPLE, self._bucket(shape.sample_rows), shape.form))
+        self.graphs.replay(GraphKey(Piece.SAMPLE, self._bucket(shape.sample_rows), shape.form, shape.sample_drafts))
         self._watch.first_piece()
         self.counters.graph_replays += 1
-        self.counters.fallbacks[_why_no_graph(shape)] += 1
-        with torch.inference_mode():
-            self._after_sampling(shape, self._watch.piece)
+        self.counters.fallbacks[DRAFTS if is_graph else _why_no_graph(shape)] += 1
+        if is_graph and shape.rows <= self._draft_buckets[-1]:
+            self.graphs.replay(GraphKey(Piece.FORWARD, self._bucket(shape.rows), Form.PLAIN, shape.drafts))
+            self.counters.graph_replays += 1
+            self._watch.piece()
+        else:
+            with torch.inference_mode():
+                self._after_sampling(shape, self._watch.piece)
         self.rings.idle_ns[self.rings.slot(shape.number)] = self._watch.idle_ns
 
     def _bucket(self, rows: int) -> int:
@@ -196,6 +209,9 @@ class CudaDevice:
             for form in Form:
                 for rows in self.buckets:
                     self._whole(_decode_shape(rows, form))
+                for rows in self._draft_buckets:
+                    for drafts in self._draft_forms:
+                        self._whole(_decode_shape(rows, form, drafts))
             mixed = LaunchShape(0, 1, Form.PLAIN, rows=1, tokens=mixed_tokens, is_decode=False)
             for tokens in _mixed_sizes(mixed_tokens):
                 self._whole(mixed._replace(tokens=tokens))
@@ -206,11 +222,22 @@ class CudaDevice:
 
     def _capture_all(self, progress: Callable[[int, int], None]) -> None:
         """Capture the largest graph first: the smaller ones then fit into the memory that it took."""
-        work: dict[Piece, Callable[[LaunchShape], None]] = {Piece.LAUNCH: self._whole, Piece.SAMPLE: self._sample}
-        keys = [GraphKey(piece, rows, form) for rows in reversed(self.buckets) for form in Form for piece in Piece]
+        work: dict[Piece, Callable[[LaunchShape], None]] = {
+            Piece.LAUNCH: self._whole,
+            Piece.SAMPLE: self._sample,
+            Piece.FORWARD: self._after_sampling,
+        }
+        whole = (Piece.LAUNCH, Piece.SAMPLE)
+        keys = [GraphKey(piece, rows, form) for rows in reversed(self.buckets) for form in Form for piece in whole]
+        for drafts in self._draft_forms:
+            keys += [GraphKey(p, rows, form, drafts) for rows in self._draft_buckets for form in Form for p in whole]
+            keys += [GraphKey(Piece.FORWARD, rows, Form.PLAIN, drafts) for rows in self._draft_buckets]
+        if self._draft_forms:
+            keys += [GraphKey(Piece.FORWARD, rows, Form.PLAIN) for rows in self._draft_buckets]
+        keys.sort(key=lambda key: -key.rows * (1 + key.drafts))
         for done, key in enumerate(keys):
             progress(done, len(keys))
-            shape = _decode_shape(key.rows, key.form)
+            shape = _decode_shape(key.rows, key.form, key.drafts)
             run = work[key.piece]
             self.graphs.capture(key, lambda run=run, shape=shape: run(shape))  # type: ignore[misc]
             self.counters.graph_captures += 1
@@ -260,5 +287,5 @@ def _mixed_sizes(most: int) -> list[int]:
     return [1 << power for power in range(3, 32) if 1 << power < most] + [most]
 
 
-def _decode_shape(rows: int, form: Form) -> LaunchShape:
-    return LaunchShape(number=0, sample_rows=rows, form=form, rows=rows, tokens=rows, is_decode=True)
+def _decode_shape(rows: int, form: Form, drafts: int = 0) -> LaunchShape:
+    return LaunchShape(0, rows, form, rows, rows * (1 + drafts), is_decode=True, drafts=drafts, sample_drafts=drafts)

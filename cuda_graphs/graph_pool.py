@@ -1,4 +1,5 @@
-"""Captured graphs by what they hold: a whole decode launch, or S alone, for a bucket of rows and a form of sampling."""
+"""Captured graphs by what they hold: a whole decode launch, or a piece of one, for a bucket of rows, a form of sampling
+and a number of drafts."""
 
 from __future__ import annotations
 
@@ -22,16 +23,19 @@ class Piece(enum.StrEnum):
     """What a graph holds."""
 
     LAUNCH = "launch"  # S, apply and F
-    SAMPLE = "sample"  # S alone, for launches whose F is not a decode step
+    SAMPLE = "sample"  # S alone, for launches whose F is not a decode step, or has another number of drafts
+    FORWARD = "forward"  # apply and F, for decode launches whose S looks at another number of drafts
 
 
 @dataclass(frozen=True, slots=True)
 class GraphKey:
-    """Which graph: rows is the bucket that holds both the sample rows and the rows of F."""
+    """Which graph: rows is the bucket that holds both the sample rows and the rows of F. drafts: of a row, those that S
+    looks at as well as those that F holds. A FORWARD has the form PLAIN."""
 
     piece: Piece
     rows: int
     form: Form
+    drafts: int = 0
 
 
 def buckets_for(max_rows: int) -> tuple[int, ...]:

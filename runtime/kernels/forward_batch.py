@@ -29,6 +29,7 @@ class ForwardBatch:
     is_decode: bool  # every row decodes
     decode_queries: int = 1  # query tokens of a row, at most, if all rows decode; 1 to 8
     state_slots: torch.Tensor | None = None  # int32 [B] each row's; None only where no layer keeps a state
+    are_lines: bool = False  # rows with one query token each, some of which follow each other in the same blocks
 
     @property
     def max_queries(self) -> int:

@@ -47,7 +47,7 @@ def assemble(config: EngineConfig, loading: Progress, capturing: Progress | None
     made = make(config, checkpoint, described, context, loading, capturing or shown_captures(_LINES))
     return Assembled(
         made.device,
-        make_scheduler(config, described, made.blocks, context),
+        make_scheduler(config, described, made.blocks, context, made.draft_rows),
         engine_info(config, made, context),
         made.poison,
         made.masks or NoMasks(),

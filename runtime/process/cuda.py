@@ -21,6 +21,7 @@ from runahead.runtime.process.parts import (
     check_blocks,
     check_tensors,
     memory_facts,
+    most_drafts,
     ring_layout,
     state_bytes,
 )
@@ -34,10 +35,14 @@ from runahead.runtime.programs.triton import (
     tilings_of,
     use_gpu_as,
 )
-from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
+from runahead.runtime.rounding import ceil_div
+from runahead.runtime.scheduler.draft_choice import FORMS
+from runahead.runtime.wire.engine_config import AUTO_DRAFTS, ConfigError, EngineConfig
 from runahead.runtime.wire.messages import Exactness
 
 LEAST_CAPABILITY: Final = (8, 0)
+DRAFT_ROWS: Final = 32  # of a launch that verifies drafts, at most
+SAMPLER_BYTES: Final = 8  # of the sampler's buffers for each entry of the vocabulary and row, about
 _CACHE_SHARE: Final = 0.85  # of the GPU's memory left after the weights, for the KV cache
 
 
@@ -70,9 +75,12 @@ def make_on_cuda(
     log.info("tilings", **tilings_of(model, buckets_for(config.max_rows), exactness.exact))
     free, _ = torch.cuda.mem_get_info(device)
     kept = bytes_kept(config, described, model.dtype)
-    blocks = config.num_blocks or blocks_in(int(free * _CACHE_SHARE), config, kept, context)
+    drafts, draft_rows = most_drafts(config), rows_with_drafts(config)
+    draft_bytes = draft_memory(config, described, context, exactness.exact)
+    room = int((free - sum(draft_bytes.values())) * _CACHE_SHARE)
+    blocks = config.num_blocks or blocks_in(room, config, kept, context)
     check_blocks(blocks, config, context, kept)
-    log.info("memory", **memory_facts(config, model, kept, blocks))
+    log.info("memory", **memory_facts(config, model, kept, blocks), **draft_bytes)
     rings = allocate_mapped_rings(ring_layout(config, described, context))
     mixed_tokens = config.max_rows + config.max_prefill_tokens
     program = TritonProgram(
@@ -84,6 +92,9 @@ def make_on_cuda(
         block_size=config.block_size,
         context_length=context,
         penalty_slots=config.penalty_slots,
+        drafts=drafts,
+        draft_rows=draft_rows,
+        exact=exactness.exact,
     )
     captured = CudaDevice(
         program,
@@ -92,8 +103,40 @@ def make_on_cuda(
         mixed_tokens=mixed_tokens,
         progress=capturing,
         launched=config.counters_from,
+        draft_forms=draft_forms(config),
+        draft_rows=draft_rows,
     )
-    return MadeOnDevice(model, blocks, captured, None, exactness)
+    return MadeOnDevice(model, blocks, captured, None, exactness, draft_rows=draft_rows)
+
+
+def draft_forms(config: EngineConfig) -> tuple[int, ...]:
+    """Numbers of drafts, above 0, that launches are captured with."""
+    if config.drafter == "none":
+        return ()
+    return FORMS if config.draft_tokens == AUTO_DRAFTS else (config.draft_tokens,)
+
+
+def rows_with_drafts(config: EngineConfig) -> int:
+    """Most rows of a launch that verifies drafts: a number that graphs are captured for. 0: nobody drafts."""
+    if config.drafter == "none":
+        return 0
+    return max(rows for rows in buckets_for(config.max_rows) if rows <= DRAFT_ROWS)
+
+
+def draft_memory(config: EngineConfig, model: ModelConfig, context: int, exact: bool) -> dict[str, int]:
+    """Bytes that drafts take, by name: the logits of runs and what samples them, the tokens of rows by position, and
+    block tables."""
+    rows, slots = rows_with_drafts(config), config.max_rows + 1
+    if not rows:
+        return {}
+    lines = rows * (1 + most_drafts(config))
+    sampled = SAMPLER_BYTES * max(0, lines - config.max_rows)  # the sampler's buffers serve plain rows too
+    tables = lines if exact else rows
+    return {
+        "run_logits_bytes": (4 * lines + sampled) * model.vocab_size,
+        "history_bytes": 4 * slots * context,
+        "run_table_bytes": 4 * tables * ceil_div(context, config.block_size),
+    }
 
 
 def check_gpu(name: str, capability: tuple[int, int]) -> None:

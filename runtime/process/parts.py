@@ -54,7 +54,8 @@ class MadeOnDevice:
     """The parts of an engine that are of one kind of device.
 
     blocks: KV blocks, the null block included. poison: of the test mode. exactness: of the kernels that the model has.
-    masks: who makes those of rows with a grammar; None: the device takes no such rows.
+    masks: who makes those of rows with a grammar; None: the device takes no such rows. draft_rows: see
+    `SchedulerLimits`.
     """
 
     model: Decoder
@@ -63,6 +64,7 @@ class MadeOnDevice:
     poison: Poison | None
     exactness: Exactness
     masks: Masks | None = None
+    draft_rows: int = 0
 
 
 # Loads the model and makes its device. Takes the settings, the checkpoint, the model as its configuration describes it,
@@ -177,8 +179,11 @@ def most_drafts(config: EngineConfig) -> int:
     return MOST_DRAFTS if config.draft_tokens == AUTO_DRAFTS else config.draft_tokens
 
 
-def make_scheduler(config: EngineConfig, model: ModelConfig, blocks: int, context: int) -> Scheduler:
-    """The scheduler with its rows, pool and ledger, for a model that `check_model` has passed."""
+def make_scheduler(
+    config: EngineConfig, model: ModelConfig, blocks: int, context: int, draft_rows: int = 0
+) -> Scheduler:
+    """The scheduler with its rows, pool and ledger, for a model that `check_model` has passed. draft_rows: see
+    `SchedulerLimits`."""
     limits = SchedulerLimits(
         context_length=context,
         vocab_size=model.vocab_size,
@@ -190,15 +195,15 @@ def make_scheduler(config: EngineConfig, model: ModelConfig, blocks: int, contex
         penalty_slots=config.penalty_slots,
         prefix_cache=config.prefix_cache,
         drafts=most_drafts(config),
+        draft_rows=draft_rows,
         history=config.drafter != "none",
         has_state=state_bytes(model) > 0,
     )
     ledger: Ledger[Deferred] = Ledger(config.run_ahead, config.run_ahead_tokens, config.counters_from)
     rows = Rows(config.max_rows, MAX_STOP_IDS, context, epoch=config.counters_from)
     adapts = config.drafter != "none" and config.draft_tokens == AUTO_DRAFTS
-    return Scheduler(
-        limits, rows, BlockPool(blocks, config.block_size), ledger, ChoiceByAcceptance() if adapts else None
-    )
+    choice = ChoiceByAcceptance(draft_rows) if adapts else None
+    return Scheduler(limits, rows, BlockPool(blocks, config.block_size), ledger, choice)
 
 
 def engine_info(config: EngineConfig, made: MadeOnDevice, context: int) -> EngineInfo:

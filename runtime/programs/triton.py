@@ -18,14 +18,16 @@ from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.kernels.kernel_set import KernelSet
 from runahead.runtime.kernels.triton import exactness
 from runahead.runtime.kernels.triton.device_rows import DeviceRows
+from runahead.runtime.kernels.triton.draft_state import make_draft_state
 from runahead.runtime.kernels.triton.gpu import current_gpu, use_as
 from runahead.runtime.kernels.triton.kernel_cache import use_kernel_cache
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
 from runahead.runtime.kernels.triton.prompt_logprobs import make_prompt_buffers
-from runahead.runtime.kernels.triton.sampling import make_sampler_buffers, sample_rows_cuda
+from runahead.runtime.kernels.triton.sampling import Runs, make_sampler_buffers, sample_rows_cuda
 from runahead.runtime.kernels.triton.tiling_counts import tiling_counts
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.rounding import ceil_div
 from runahead.runtime.wire.messages import Exactness
 
 
@@ -82,6 +84,10 @@ class TritonProgram:
     num_blocks counts the null block. max_tokens: query tokens of a launch, at most. Logits stay by row slot, float32
     [max_rows + 1, vocab], from the row's F to its S, whatever other rows the launches between have. Places of padding,
     and chunks that sample nothing, leave theirs at the null slot, where nobody reads.
+
+    drafts: of a row and launch, at most, of up to draft_rows rows that all decode; 0: no launch verifies any. The
+    logits of such a launch lie line by line (`DraftState`). exact: the model's kernels are exact, and drafts are
+    verified so that a line has the bits of a plain step.
     """
 
     def __init__(
@@ -95,8 +101,15 @@ class TritonProgram:
         block_size: int,
         context_length: int,
         penalty_slots: int = 0,
+        drafts: int = 0,
+        draft_rows: int = 0,
+        exact: bool = False,
     ) -> None:
-        vocab = model.config.vocab_size
+        vocab, slots, lines = model.config.vocab_size, max_rows + 1, draft_rows * (1 + drafts)
+        kept = None
+        if drafts:
+            max_blocks = ceil_div(context_length, block_size)
+            kept = make_draft_state(slots, context_length, max_blocks, draft_rows, drafts, exact, model.device)
         self.rows = DeviceRows(
             rings,
             max_rows=max_rows,
@@ -106,16 +119,23 @@ class TritonProgram:
             vocab_size=vocab,
             device=model.device,
             penalty_slots=penalty_slots,
+            drafts=kept,
         )
         self._model = model
+        self._exact = exact
         self._cache = model.make_cache(num_blocks, block_size)
         self._logits = torch.zeros((max_rows + 1, vocab), dtype=torch.float32, device=model.device)
-        self._sampler = make_sampler_buffers(max_rows, vocab, rings.layout.max_top, model.device)
+        self._run_logits = torch.zeros((lines, vocab), dtype=torch.float32, device=model.device)
+        self._lines = torch.arange(lines, dtype=torch.int32, device=model.device)
+        self._sampler = make_sampler_buffers(max(max_rows, lines), vocab, rings.layout.max_top, model.device)
         self._prompt = make_prompt_buffers(max_tokens, vocab, rings.layout.max_top, model.device)
 
     def sample(self, shape: LaunchShape) -> None:
         count = shape.sample_rows
         if not count:
+            return
+        if shape.sample_drafts:
+            self._verify(shape)
             return
         slots = self.rows.rows.sample_slots[:count]
         sampled = sample_rows_cuda(
@@ -125,12 +145,27 @@ class TritonProgram:
             self.rows.write_logprobs(count, sampled.logprob, sampled.top_ids, sampled.top_logprobs)
         self.rows.advance(count, sampled.tokens, sampled.finite)
 
+    def _verify(self, shape: LaunchShape) -> None:
+        """Runs: each of their tokens is sampled as if all drafts before it were right, then they are cut off."""
+        drafts = self.rows.drafts
+        assert drafts is not None
+        runs = Runs(1 + shape.sample_drafts, drafts.proposed)
+        there = slice(shape.sample_rows * runs.width)
+        state, penalties, slots = self.rows.state, self.rows.penalties, drafts.run_slots[there]
+        sampled = sample_rows_cuda(
+            self._run_logits, state, penalties, slots, shape.form, self._sampler, drafts.run_lines[there], runs
+        )
+        self.rows.advance_runs(shape.sample_rows, shape.sample_drafts, sampled)
+
     def apply(self, shape: LaunchShape) -> int:
-        self.rows.apply(shape.rows, shape.tokens)
+        self.rows.apply(shape.rows, shape.tokens, shape.drafts)
         return 0  # the device counts what it reads
 
     def forward(self, shape: LaunchShape, between: Callable[[], None] = unwatched) -> None:
         if shape.is_closing:
+            return
+        if shape.drafts:
+            self._forward_runs(shape, between)
             return
         batch = self.rows.batch(shape.rows, shape.tokens)
         hidden = self._model.forward(batch, self._cache, between)
@@ -142,6 +177,15 @@ class TritonProgram:
         if shape.prompt_logprobs:
             self.rows.write_prompt_logprobs(hidden, batch, self._raw_logits, self._prompt)
         self.rows.write_finite(hidden, batch, self._prompt if shape.prompt_logprobs else None)
+
+    def _forward_runs(self, shape: LaunchShape, between: Callable[[], None]) -> None:
+        """F of rows that all decode, with their drafts."""
+        batch = self.rows.run_batch(shape.rows, shape.drafts)
+        lines = self.rows.line_batch(shape.rows, shape.drafts) if self._exact else batch
+        hidden = self._model.forward(lines, self._cache, between)
+        places = self._lines[: batch.num_tokens]
+        self._model.kernels.logits_into(hidden, self._model.weights.lm_head, self._run_logits, places)
+        self.rows.write_finite(hidden, batch)
 
     def _raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """In the model's dtype: of many prompt tokens, float32 would take twice the memory."""
@@ -165,7 +209,9 @@ class TritonProgram:
     def poison_row_slot(self, slot: int) -> None:
         """NaN and nonsense into a row slot that nobody may name any more."""
         self._logits[slot] = float("nan")
-        state = self.rows.state
+        state, drafts = self.rows.state, self.rows.drafts
+        if drafts is not None:
+            drafts.history[slot] = drafts.proposed[slot] = -(1 << 20)
         state.last_token[slot] = -(1 << 20)
         state.block_table[slot] = 1 << 20
         state.alive[slot] = False

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from itertools import pairwise
 from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 MOST: Final = 7
+FORMS: Final = (1, 3, MOST)  # numbers of drafts among which is chosen, beside none
 STRETCH: Final = 8  # launches in which the same is known
 PROBE_EVERY: Final = 24  # stretches
 KNOWN_AFTER: Final = 5  # launches: by then a launch is committed at every depth
@@ -62,11 +64,15 @@ class ChoiceByAcceptance:
 
     What is known changes with every STRETCH-th launch alone, and stems from launches up to the fifth before. Where
     nothing pays, a stretch out of every PROBE_EVERY tries again.
+
+    probed_lines: above 0, a row costs its query tokens whether anything was proposed for it or not; then this stretch
+    tries as many drafts as keep the query tokens of a launch to so many, or one.
     """
 
     most: Final = MOST
 
-    def __init__(self) -> None:
+    def __init__(self, probed_lines: int = 0) -> None:
+        self._probed_lines = probed_lines
         # By place in the run, fading. At first, half are right.
         self._looked_at = np.full(MOST, 8.0)
         self._right = np.full(MOST, 4.0)
@@ -77,13 +83,18 @@ class ChoiceByAcceptance:
     def drafts(self, number: int, rows: int) -> int:
         self._enter(number // STRETCH)
         if number // STRETCH % PROBE_EVERY == 0:
-            return MOST
+            return self._probe(rows)
         found, price = 0, _price(rows)
-        for first, end in ((0, 1), (1, 3), (3, MOST)):
+        for first, end in pairwise((0, *FORMS)):
             if self._shares[first:end].mean() <= price:
                 break
             found = end
         return found
+
+    def _probe(self, rows: int) -> int:
+        if not self._probed_lines:
+            return MOST
+        return next((drafts for drafts in (MOST, 3) if rows * (1 + drafts) <= self._probed_lines), 1)
 
     def stays_until(self, number: int) -> int:
         stretch = number // STRETCH

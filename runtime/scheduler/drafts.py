@@ -29,6 +29,7 @@ from runahead.runtime.scheduler.draft_choice import DraftChoice
 from runahead.runtime.scheduler.kept_rows import KeptRows
 from runahead.runtime.scheduler.ledger import Launch, Ledger
 from runahead.runtime.scheduler.outcomes import Commit, Deferred
+from runahead.runtime.scheduler.plan_builder import PlanBuilder
 from runahead.runtime.scheduler.result_cells import SampledTokens
 from runahead.runtime.scheduler.rows import Rows
 
@@ -47,8 +48,12 @@ class DraftPolicy(Protocol):
     def cells(self) -> int:
         """Result cells of a row: 1 + the most K of any launch."""
 
-    def choose(self, number: int, rows: int) -> int:
-        """K of launch `number`, which is planned now. rows: that may decode in it."""
+    def choose(self, number: int, rows: int, chunks: int) -> int:
+        """K of launch `number`, which is planned now. rows: that may decode in it. chunks: rows that may have a prompt
+        chunk in it."""
+
+    def beside_admissions(self, builder: PlanBuilder) -> None:
+        """Rows may have begun with the launch: it has no drafts beside their chunks, where that can't be."""
 
     def held(self, slots: NDArray[np.int64], drafts: int) -> NDArray[np.int64]:
         """Tokens that the blocks of these rows must hold if they are in the next launch, with so many drafts. [n]"""
@@ -79,8 +84,11 @@ class NoDrafts:
         self._rows = rows
         self._ledger = ledger
 
-    def choose(self, number: int, rows: int) -> int:
+    def choose(self, number: int, rows: int, chunks: int) -> int:
         return 0
+
+    def beside_admissions(self, builder: PlanBuilder) -> None:
+        pass
 
     def held(self, slots: NDArray[np.int64], drafts: int) -> NDArray[np.int64]:
         """With the drafts that the next F verifies, but for what lies beyond the row's end: nobody writes that."""
@@ -145,7 +153,7 @@ class Drafts(NoDrafts):
         super().__init__(rows, ledger, choice.most)
         self._choice = choice
 
-    def choose(self, number: int, rows: int) -> int:
+    def choose(self, number: int, rows: int, chunks: int) -> int:
         return self._choice.drafts(number, rows)
 
     def _most(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -165,17 +173,21 @@ class Drafts(NoDrafts):
         self._correct(
             launch, slots, brought, launch.shape.sample_drafts * (self._rows.first_sample[slots] < launch.number)
         )
-        self._count(launch.number, slots, drafted.astype(np.int64), np.maximum(brought - 1, 0))
+        self._count(launch, slots, drafted.astype(np.int64), np.maximum(brought - 1, 0))
 
     def _count(
-        self, number: int, slots: NDArray[np.intp], drafted: NDArray[np.int64], accepted: NDArray[np.int64]
+        self, launch: Launch, slots: NDArray[np.intp], drafted: NDArray[np.int64], accepted: NDArray[np.int64]
     ) -> None:
         """drafted, accepted: of each of these rows. [n], [n]"""
         place = np.arange(self.drafted.size)
         self.drafted += np.count_nonzero(drafted[:, None] > place, axis=0)
         self.accepted += np.count_nonzero(accepted[:, None] > place, axis=0)
         self._rows.count_drafts(slots, drafted, accepted)
-        self._choice.learn(number, drafted, accepted)
+        self._choice.learn(launch.number, self._paid(launch, drafted), accepted)
+
+    def _paid(self, launch: Launch, drafted: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many drafts of each row the launch has cost, whether there were so many or not. drafted: [n]"""
+        return drafted
 
     def course(self, plan: LaunchPlan, block_size: int) -> Course | None:
         rows, slots = self._rows, plan.rows
@@ -189,6 +201,25 @@ class Drafts(NoDrafts):
         return None if launch.shape.sample_drafts else super().kept(launch, commit)
 
 
+class DraftForms(Drafts):
+    """Launches with drafts are forms of their own: of up to `most_rows` rows, which all decode. Each row has as many
+    query tokens as the form, drafts or not."""
+
+    def __init__(self, choice: DraftChoice, rows: Rows, ledger: Ledger[Deferred], most_rows: int) -> None:
+        super().__init__(choice, rows, ledger)
+        self._most_rows = most_rows
+
+    def choose(self, number: int, rows: int, chunks: int) -> int:
+        return 0 if chunks or rows > self._most_rows else super().choose(number, rows, chunks)
+
+    def beside_admissions(self, builder: PlanBuilder) -> None:
+        if builder.has_chunks:
+            self._rows.drop_drafts(builder.drop_drafts())
+
+    def _paid(self, launch: Launch, drafted: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.full_like(drafted, launch.shape.sample_drafts)
+
+
 def _brought(found: SampledTokens, rows: int) -> NDArray[np.int64]:
     """How many tokens there are of each row that was read. [rows]"""
     if isinstance(found.row, slice):
@@ -196,6 +227,8 @@ def _brought(found: SampledTokens, rows: int) -> NDArray[np.int64]:
     return np.bincount(found.row, minlength=rows)
 
 
-def draft_policy(choice: DraftChoice, rows: Rows, ledger: Ledger[Deferred]) -> DraftPolicy:
-    """choice: of K, the drafts of a launch and row."""
-    return Drafts(choice, rows, ledger) if choice.most else NoDrafts(rows, ledger)
+def draft_policy(choice: DraftChoice, rows: Rows, ledger: Ledger[Deferred], most_rows: int = 0) -> DraftPolicy:
+    """choice: of K, the drafts of a launch and row. most_rows: `SchedulerLimits.draft_rows`."""
+    if not choice.most:
+        return NoDrafts(rows, ledger)
+    return DraftForms(choice, rows, ledger, most_rows) if most_rows else Drafts(choice, rows, ledger)

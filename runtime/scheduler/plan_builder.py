@@ -60,6 +60,15 @@ class PlanBuilder:
         """Rows that go on decoding."""
         self._decode = slots
 
+    def drop_drafts(self) -> NDArray[np.int32]:
+        """Rows go on decoding without drafts: which ones. [n]"""
+        self._drafts = 0
+        return self._decode
+
+    @property
+    def has_chunks(self) -> bool:
+        return bool(self._chunks)
+
     def append_blocks(self, slot: int, first_index: int, blocks: Sequence[int]) -> None:
         """block_table[slot, first_index + i] = blocks[i]."""
         count = len(blocks)

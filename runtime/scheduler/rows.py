@@ -167,6 +167,10 @@ class Rows:
         self.least_len[slots] += least
         self.most_len[slots] += most
 
+    def drop_drafts(self, slots: NDArray[np.int32]) -> None:
+        """The next F has these rows without drafts. [n]"""
+        self.drafts[slots] = 0
+
     def count_drafts(self, slots: NDArray[np.intp], drafted: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
         """A launch has looked at so many drafts of these rows, and so many of them were right. [n], [n], [n]"""
         self.drafted[slots] += drafted

@@ -64,7 +64,7 @@ class Scheduler:
         self.rows = rows
         self.pool = pool
         self.ledger = ledger
-        self.drafts = draft_policy(choice or FixedChoice(limits.drafts), rows, ledger)
+        self.drafts = draft_policy(choice or FixedChoice(limits.drafts), rows, ledger, limits.draft_rows)
         self.tally = Tally()
         self.holdings = Holdings(limits, rows, pool, ledger)
         self.waiting = WaitingQueue(self.holdings)
@@ -197,10 +197,10 @@ class Scheduler:
     def _made_anew(self) -> Planned | None:
         """The next plan, from what every row needs."""
         number, slots = self.ledger.launched + 1, self._decoding()
-        drafts, self._course = self.drafts.choose(number, slots.size), None
+        chunks = (self.rows.phase == _PREFILL).nonzero()[0]
+        drafts, self._course = self.drafts.choose(number, slots.size, chunks.size), None
         builder, wanted = self._builder(number, drafts), self.drafts.held(slots, drafts)
         crossing = wanted > self.rows.num_blocks[slots] * self.pool.block_size
-        chunks = (self.rows.phase == _PREFILL).nonzero()[0]
         if chunks.size or self.holdings.paused or np.count_nonzero(crossing):
             self._share_out(slots[crossing], wanted[crossing], chunks)
             if self.holdings.paused:
@@ -212,6 +212,7 @@ class Scheduler:
             self._plan_prefill(builder, chunks.tolist())
         if self.waiting:
             self._admit(builder)
+            self.drafts.beside_admissions(builder)
         if not builder.has_rows and not self.ledger.owes_a_launch:
             return None
         last_slots, _, last_samples = self.ledger.last_rows()

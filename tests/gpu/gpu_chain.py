@@ -24,6 +24,7 @@ from runahead.runtime.models.rope import RopeScaling
 from runahead.runtime.models.weights import dummy_weights
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.programs.reference import HostProgram
+from runahead.runtime.scheduler.draft_choice import DraftChoice
 from runahead.runtime.scheduler.ledger import Ledger
 from runahead.runtime.scheduler.outcomes import Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
@@ -141,8 +142,11 @@ def engine_over(
     max_rows: int,
     num_blocks: int,
     counters_from: int = 0,
+    drafts: DraftChoice | None = None,
+    draft_rows: int = 0,
 ) -> EngineUnderTest:
-    """counters_from: launches and epochs begin after this number, as the device was told."""
+    """counters_from: launches and epochs begin after this number, as the device was told. drafts: how many each launch
+    verifies, of up to draft_rows rows, as a GPU does it."""
     limits = SchedulerLimits(
         config.max_position_embeddings,
         config.vocab_size,
@@ -152,17 +156,20 @@ def engine_over(
         PLAN_WORDS,
         BULK_WORDS,
         penalty_slots=PENALTY_SLOTS,
+        drafts=0 if drafts is None else drafts.most,
+        draft_rows=draft_rows,
+        history=drafts is not None,
     )
     ledger: Ledger[Deferred] = Ledger(run_ahead, 512, counters_from)
     rows = Rows(max_rows, MAX_STOP_IDS, config.max_position_embeddings, epoch=counters_from)
-    scheduler = Scheduler(limits, rows, BlockPool(num_blocks, BLOCK_SIZE), ledger)
+    scheduler = Scheduler(limits, rows, BlockPool(num_blocks, BLOCK_SIZE), ledger, drafts)
     links = MemoryLinks()
     return EngineUnderTest(Engine(device, scheduler, links, max_queue=1000), device, program, links)
 
 
-def layout_for(run_ahead: int, max_rows: int) -> RingLayout:
-    tokens = max_rows + MAX_PREFILL_TOKENS
-    return RingLayout(run_ahead + 2, PLAN_WORDS, BULK_WORDS, max_rows, MAX_TOP, prompt_tokens=tokens)
+def layout_for(run_ahead: int, max_rows: int, drafts: int = 0) -> RingLayout:
+    tokens = max_rows + MAX_PREFILL_TOKENS + max_rows * drafts
+    return RingLayout(run_ahead + 2, PLAN_WORDS, BULK_WORDS, max_rows, MAX_TOP, drafts, tokens)
 
 
 def cpu_engine(
@@ -191,15 +198,19 @@ def cuda_engine(
     max_rows: int = 8,
     num_blocks: int = 129,
     counters_from: int = 0,
+    drafts: DraftChoice | None = None,
+    draft_rows: int = 0,
+    draft_forms: tuple[int, ...] = (),
     exact: bool = False,
 ) -> EngineUnderTest:
     """The same on the GPU: captured graphs, Triton kernels, the exact ones or the fastest. Free KV blocks are NaN at
-    the start."""
+    the start. drafts, draft_rows: as `engine_over`'s; draft_forms: numbers of drafts that graphs are captured for."""
     from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
     from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
     from runahead.runtime.programs.triton import TritonProgram
 
-    rings = allocate_mapped_rings(layout_for(run_ahead, max_rows))
+    most = 0 if drafts is None else drafts.most
+    rings = allocate_mapped_rings(layout_for(run_ahead, max_rows, most))
     model = Decoder(config, moved(weights, torch.device("cuda")), TritonKernelSet(exact))
     program = TritonProgram(
         model,
@@ -210,11 +221,24 @@ def cuda_engine(
         block_size=BLOCK_SIZE,
         context_length=config.max_position_embeddings,
         penalty_slots=PENALTY_SLOTS,
+        drafts=most,
+        draft_rows=draft_rows,
+        exact=exact,
     )
-    device = CudaDevice(program, rings, max_rows=max_rows, mixed_tokens=MAX_PREFILL_TOKENS, launched=counters_from)
+    device = CudaDevice(
+        program,
+        rings,
+        max_rows=max_rows,
+        mixed_tokens=MAX_PREFILL_TOKENS,
+        launched=counters_from,
+        draft_forms=draft_forms,
+        draft_rows=draft_rows,
+    )
     program.poison_blocks(tuple(range(1, num_blocks)))
     torch.cuda.synchronize()
-    return engine_over(config, device, program, run_ahead, max_rows, num_blocks, counters_from)
+    return engine_over(
+        config, device, program, run_ahead, max_rows, num_blocks, counters_from, drafts=drafts, draft_rows=draft_rows
+    )
 
 
 def check_depth(under_test: EngineUnderTest, run_ahead: int) -> None:

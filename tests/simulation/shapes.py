@@ -27,7 +27,7 @@ def check_shape(launch: Launch, rings: RingMemory, scheduler: Scheduler) -> None
         rows=launch.row_slots.size,
         tokens=int(counts.sum()),
         is_decode=counts.size > 0 and bool((counts == per_row).all()),
-        drafts=scheduler.drafts.choose(launch.number, decoding) if decoding else 0,
+        drafts=scheduler.drafts.choose(launch.number, decoding, 0) if decoding else 0,
         sample_drafts=scheduler.ledger.last_drafts if samples.any() else 0,
         prompt_logprobs=any(request is not None and request.wants_prompt_logprobs for request in asking),
     )

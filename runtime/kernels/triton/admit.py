@@ -10,6 +10,7 @@ import triton.language as tl
 
 from runahead.runtime.kernels.triton.penalties import begin_penalties
 from runahead.runtime.kernels.triton.row_parameters import ROW_WORDS, place_of
+from runahead.runtime.row_record import COUNT_WORDS
 
 _ROW_SLOT = place_of("row_slot")
 _STOP_COUNT = place_of("stop_count")
@@ -18,6 +19,8 @@ _ALLOWED_WORDS = place_of("allowed_words")
 _BLOCK_COUNT = place_of("block_count")
 _PENALTY_SLOT = place_of("penalty_slot")
 _PENALTY_ENTRIES = place_of("penalty_entries")
+_HISTORY_COUNT = place_of("history_count")
+_COUNT_WORDS = tl.constexpr(COUNT_WORDS)
 
 
 @triton.jit
@@ -48,7 +51,9 @@ def admit(
     allowed,
     counts,
     in_prompt,
+    history,
     VOCAB: tl.constexpr,
+    CONTEXT: tl.constexpr,
     MAX_BLOCKS: tl.constexpr,
     MAX_STOP_IDS: tl.constexpr,
     MAX_BIAS: tl.constexpr,
@@ -57,7 +62,7 @@ def admit(
     CLEAR_TILE: tl.constexpr,
 ):
     """One record, by one program: its head as the row's parameters, its lists, the blocks and what was said that the
-    record names, and the row is alive."""
+    record names, and the row is alive. CONTEXT: above 0 where a drafter wants to know the row's first tokens."""
     w = tl.arange(0, ROW_WORDS)
     head = tl.load(record + w, volatile=True)
     slot = word(head, _ROW_SLOT).to(tl.int64)
@@ -78,8 +83,12 @@ def admit(
     _copy(lists, block_table + slot * MAX_BLOCKS, blocks, 0, MAX_BLOCKS, TILE)
     lists += blocks
     own = word(head, _PENALTY_SLOT)
+    entries = word(head, _PENALTY_ENTRIES)
     if own >= 0:
-        entries = word(head, _PENALTY_ENTRIES)
         begin_penalties(lists, entries, own.to(tl.int64), counts, in_prompt, VOCAB, ALLOWED_WORDS, CLEAR_TILE, TILE)
+    if CONTEXT > 0:
+        first_tokens = word(head, _HISTORY_COUNT)
+        lists += entries * _COUNT_WORDS
+        _copy(lists, history + slot * CONTEXT, first_tokens, 0, first_tokens, TILE)
     tl.store(seq_len + slot, 0)
     tl.store(alive + slot, tl.full((), 1, tl.int8))

@@ -87,11 +87,13 @@ def _apply_plan_kernel(
     allowed,
     said,
     in_prompt,
+    history,
     SLOTS: tl.constexpr,
     PLAN_WORDS: tl.constexpr,
     BULK_WORDS: tl.constexpr,
     STATUS_WORDS: tl.constexpr,
     VOCAB: tl.constexpr,
+    CONTEXT: tl.constexpr,
     MAX_BLOCKS: tl.constexpr,
     MAX_STOP_IDS: tl.constexpr,
     MAX_BIAS: tl.constexpr,
@@ -133,7 +135,9 @@ def _apply_plan_kernel(
             allowed,
             said,
             in_prompt,
+            history,
             VOCAB,
+            CONTEXT,
             MAX_BLOCKS,
             MAX_STOP_IDS,
             MAX_BIAS,
@@ -186,13 +190,15 @@ def apply_plan(
     rows: RowList,
     state: RowState,
     penalties: PenaltyState,
+    history: torch.Tensor | None = None,
 ) -> None:
     """Apply the running launch's plan to `rows`, `state` and `penalties`; leave the bytes read from the rings in its
     result slot.
 
     A plan of another number masks every row and leaves FAULT_PLAN_NUMBER there. counter: int64 [1], the launches whose
     plan was applied; this one's is the next, and advances it. plan: int32 [slots, plan_words], bulk: int32
-    [slots, bulk_words], status: int32 [slots, STATUS_WORDS], all mapped.
+    [slots, bulk_words], status: int32 [slots, STATUS_WORDS], all mapped. history: int32 [row slots, context], where a
+    drafter wants to know the tokens that no chunk brings.
     """
     _apply_plan_kernel[(1,)](
         counter,
@@ -213,11 +219,13 @@ def apply_plan(
         state.allowed,
         penalties.counts,
         penalties.in_prompt,
+        penalties.counts if history is None else history,
         SLOTS=plan.shape[0],
         PLAN_WORDS=plan.shape[1],
         BULK_WORDS=bulk.shape[1],
         STATUS_WORDS=status.shape[1],
         VOCAB=penalties.counts.shape[1],
+        CONTEXT=0 if history is None else history.shape[1],
         MAX_BLOCKS=state.block_table.shape[1],
         MAX_STOP_IDS=state.stop_ids.shape[1],
         MAX_BIAS=state.bias_ids.shape[1],

@@ -24,7 +24,7 @@ class DecodeBuffers:
     a launch of every bucket runs before one is captured."""
 
     attentions: list[tuple[AttentionShape, int]] = field(default_factory=list)  # shapes and windows that there are
-    _windows: torch.Tensor | None = None
+    _windows: dict[bool, torch.Tensor] = field(default_factory=dict)
     _parts: dict[tuple[AttentionShape, AttentionPlan, int, int, int], PartBuffers] = field(default_factory=dict)
     _scratch: SplitScratch | None = None
     _arrived: torch.Tensor | None = None
@@ -42,12 +42,13 @@ class DecodeBuffers:
     def widest_head(self) -> int:
         return max((shape.head_dim for shape, _ in self.attentions), default=0)
 
-    def windows(self, device: torch.device) -> torch.Tensor:
-        """Of every kind of attention, int32 [W]."""
-        if self._windows is None:
-            each = [torch.full((), window, dtype=torch.int32, device=device) for _, window in self.attentions]
-            self._windows = torch.stack(each)  # a list would have to be copied from the host, which waits
-        return self._windows
+    def windows(self, device: torch.device, are_lines: bool = False) -> torch.Tensor:
+        """Of every kind of attention, int32 [W]; of lines, one more that sees nothing but the newest token."""
+        if are_lines not in self._windows:
+            numbers = [window for _, window in self.attentions] + [1] * are_lines
+            each = [torch.full((), window, dtype=torch.int32, device=device) for window in numbers]
+            self._windows[are_lines] = torch.stack(each)  # a list would have to be copied from the host, which waits
+        return self._windows[are_lines]
 
     def parts(self, shape: AttentionShape, batch: ForwardBatch, plan: AttentionPlan) -> PartBuffers:
         rows, queries = triton.next_power_of_2(batch.num_rows), triton.next_power_of_2(batch.decode_queries)

@@ -53,7 +53,7 @@ class RowStream(ABC):
         self._batch, self._cache, self._ends, self._buffers = batch, cache, ends, buffers
         self._rows, self._device = batch.num_tokens, batch.token_ids.device
         self._plan = attention_plan(batch.num_rows, buffers.widest_head, self._device, exact)
-        self._windows = buffers.windows(self._device)
+        self._windows = buffers.windows(self._device, batch.are_lines)
         self._may_depend = False
         self._residual = self._ends.embedding.new_empty((self._rows, self._ends.embedding.shape[1]))
         self._work: AttentionWork
@@ -64,10 +64,25 @@ class RowStream(ABC):
         self._add(self._attended(qkv, weights, place), weights.o, weights.post_norm)
 
     def _attended(self, qkv: torch.Tensor, weights: Attention, place: int) -> torch.Tensor:
-        """The heads' results, [rows, heads * D], the cache being written first."""
+        """The heads' results, [rows, heads * D], the cache being written first.
+
+        Lines see the tokens of lines before them, which are not in the cache yet. So attention runs twice: first over
+        the newest token of each line alone, for what it writes. It is the same kernel, so that keys have the bits that
+        they have in a plain step.
+        """
+        attended = qkv.new_empty((self._rows, weights.shape.q_size))
+        dependent = self._depends(True)
+        if self._batch.are_lines:
+            self._attend(qkv, attended, weights, place, -1, dependent)
+            dependent = False  # what it asks for before it would wait is what the first has written
+        self._attend(qkv, attended, weights, place, self._buffers.kind(weights.shape, weights.window), dependent)
+        return attended
+
+    def _attend(
+        self, qkv: torch.Tensor, attended: torch.Tensor, weights: Attention, place: int, kind: int, dependent: bool
+    ) -> None:
+        """kind: the number of the window by which the work was cut."""
         shape, batch = weights.shape, self._batch
-        attended = qkv.new_empty((self._rows, shape.q_size))
-        kind = self._buffers.kind(shape, weights.window)
         decode_attention(
             qkv,
             attended,
@@ -81,11 +96,10 @@ class RowStream(ABC):
             weights,
             self._plan,
             self._buffers.parts(shape, batch, self._plan),
-            dependent=self._depends(True),
+            dependent=dependent,
             queries=batch.decode_queries,
             query_start_loc=batch.query_start_loc,
         )
-        return attended
 
     def dense(self, weights: Dense) -> None:
         gated = self._normed_product(weights.norm, weights.gate_up, GATED, weights.activation)

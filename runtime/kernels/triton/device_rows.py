@@ -4,6 +4,7 @@ for the host."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,11 +12,16 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.reference.sampling import Sampled
 from runahead.runtime.kernels.row_state import make_penalty_state, make_row_state
+from runahead.runtime.kernels.triton.advance_runs import advance_runs
 from runahead.runtime.kernels.triton.apply_plan import apply_plan, make_row_list
+from runahead.runtime.kernels.triton.draft_state import DraftState, forget_drafts
 from runahead.runtime.kernels.triton.finite import write_finite
+from runahead.runtime.kernels.triton.ngram import propose_ngrams
 from runahead.runtime.kernels.triton.prompt_logprobs import PromptBuffers, find_targets, leave_prompt_logprobs
 from runahead.runtime.kernels.triton.queries import make_query_buffers, prepare_queries
+from runahead.runtime.kernels.triton.run_queries import prepare_runs
 from runahead.runtime.kernels.triton.write_results import ResultRing, advance, write_logprobs
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS
@@ -25,7 +31,8 @@ class DeviceRows:
     """Row state, row list and the inputs of F, at fixed addresses on `device`.
 
     rings: the host's views of mapped memory; kernels read and write it in place. max_tokens: query tokens of a launch,
-    at most. context_length: the bound that every captured attention is made for.
+    at most. context_length: the bound that every captured attention is made for. drafts: None where no launch verifies
+    any.
     """
 
     def __init__(
@@ -39,6 +46,7 @@ class DeviceRows:
         vocab_size: int,
         device: torch.device,
         penalty_slots: int = 0,
+        drafts: DraftState | None = None,
     ) -> None:
         max_blocks = ceil_div(context_length, block_size)
         self._block_size = block_size
@@ -55,6 +63,7 @@ class DeviceRows:
             prompt_logprob=torch.from_numpy(rings.prompt_logprob),
             prompt_top_ids=torch.from_numpy(rings.prompt_top_ids),
             prompt_top_logprobs=torch.from_numpy(rings.prompt_top_logprobs),
+            drafted=torch.from_numpy(rings.drafted),
             status=torch.from_numpy(rings.status),
         )
         # Launches whose plan was applied: S runs before its own.
@@ -63,7 +72,10 @@ class DeviceRows:
         self.penalties = make_penalty_state(penalty_slots, vocab_size, device)
         self.rows = make_row_list(max_rows, device)
         self.queries = make_query_buffers(max_rows, max_tokens, max_blocks, device)
-        self._places = torch.arange(self.rows.slots.shape[0] + 1, dtype=torch.int32, device=device)
+        self.drafts = drafts
+        self._history = None if drafts is None else drafts.history
+        places = max(self.rows.slots.shape[0], 0 if drafts is None else drafts.line_lens.shape[0])
+        self._places = torch.arange(places + 1, dtype=torch.int32, device=device)
 
     # ------------------------------------------------------------ S
 
@@ -75,14 +87,35 @@ class DeviceRows:
 
     def advance(self, num_rows: int, tokens: torch.Tensor, finite: torch.Tensor) -> None:
         """Advance the sample rows by their tokens [n], count them, end those that stop, and store the result cells."""
-        advance(num_rows, self.counter, self.rows, tokens, finite, self.state, self.penalties, self._results)
+        advance(
+            num_rows, self.counter, self.rows, tokens, finite, self.state, self.penalties, self._results, self._history
+        )
+
+    def advance_runs(self, num_rows: int, count: int, sampled: Sampled) -> None:
+        """As `advance` and `write_logprobs`, after an F with `count` drafts of a row. sampled: [num_rows *
+        (1 + count)]."""
+        assert self.drafts is not None
+        advance_runs(
+            num_rows, 1 + count, self.counter, self.rows, sampled, self.state, self.penalties, self.drafts,
+            self._results,
+        )  # fmt: skip
 
     # ------------------------------------------------------------ apply
 
-    def apply(self, num_rows: int, num_tokens: int) -> None:
-        """Apply the plan in its staging slot; prepare `num_tokens` query tokens in `num_rows` rows of F."""
-        apply_plan(self.counter, self._plan, self._bulk, self._results.status, self.rows, self.state, self.penalties)
-        if num_rows:
+    def apply(self, num_rows: int, num_tokens: int, drafts: int = 0) -> None:
+        """Apply the plan in its staging slot; prepare `num_tokens` query tokens in `num_rows` rows of F. drafts: of
+        each of them, in a launch in which all decode."""
+        apply_plan(
+            self.counter, self._plan, self._bulk, self._results.status, self.rows, self.state, self.penalties,
+            self._history,
+        )  # fmt: skip
+        if drafts:
+            assert self.drafts is not None and num_rows <= self.drafts.rows
+            propose_ngrams(num_rows, drafts, self.rows.slots, self.state, self.drafts)
+            prepare_runs(
+                num_rows, 1 + drafts, self.rows.slots, self.state, self.drafts, self._block_size, self._vocab_size
+            )
+        elif num_rows:
             prepare_queries(
                 num_rows,
                 num_tokens,
@@ -93,6 +126,7 @@ class DeviceRows:
                 self.queries,
                 self._block_size,
                 self._vocab_size,
+                self._history,
             )
 
     # ------------------------------------------------------------ F
@@ -113,6 +147,38 @@ class DeviceRows:
             num_rows=num_rows,
             max_seq_len=self._context_length,
             is_decode=is_decode,
+        )
+
+    def run_batch(self, num_rows: int, count: int) -> ForwardBatch:
+        """What F runs on in a launch with `count` drafts of a row: lines, as `DraftState` says, in their rows."""
+        assert self.drafts is not None
+        drafts, lines = self.drafts, num_rows * (1 + count)
+        return ForwardBatch(
+            token_ids=drafts.token_ids[:lines],
+            positions=drafts.positions[:lines],
+            slot_mapping=drafts.slot_mapping[:lines],
+            query_start_loc=drafts.query_start_loc[: num_rows + 1],
+            seq_lens=drafts.seq_lens[:num_rows],
+            block_tables=drafts.block_tables[:num_rows],
+            num_tokens=lines,
+            num_rows=num_rows,
+            max_seq_len=self._context_length,
+            is_decode=True,
+            decode_queries=1 + count,
+        )
+
+    def line_batch(self, num_rows: int, count: int) -> ForwardBatch:
+        """The same, each line as a row with one query token, with a block table of its own."""
+        assert self.drafts is not None
+        lines = num_rows * (1 + count)
+        return replace(
+            self.run_batch(num_rows, count),
+            query_start_loc=self._places[: lines + 1],
+            seq_lens=self.drafts.line_lens[:lines],
+            block_tables=self.drafts.block_tables[:lines],
+            num_rows=lines,
+            decode_queries=1,
+            are_lines=True,
         )
 
     def write_finite(self, hidden: torch.Tensor, batch: ForwardBatch, prompt: PromptBuffers | None = None) -> None:
@@ -142,6 +208,8 @@ class DeviceRows:
         fresh = make_row_state(null_slot, self.state.block_table.shape[1], self._vocab_size, self.counter.device)
         for name in ROW_TENSORS:
             getattr(self.state, name).copy_(getattr(fresh, name))
+        if self.drafts is not None:
+            forget_drafts(self.drafts)
         self.penalties.counts.zero_()
         self.penalties.in_prompt.zero_()
         self.rows.slots.fill_(null_slot)
@@ -151,4 +219,6 @@ class DeviceRows:
         """Row state and penalty state by field name, on the host. Only while nothing is in flight."""
         tensors = {name: getattr(self.state, name) for name in ROW_TENSORS}
         tensors |= {name: getattr(self.penalties, name) for name in PENALTY_TENSORS}
+        if self.drafts is not None:
+            tensors["history"] = self.drafts.history
         return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}

@@ -31,13 +31,20 @@ def penalize(
     counts,
     in_prompt,
     mask_words,
+    drafts,
+    ahead,
     VOCAB: tl.constexpr,
+    RUNS: tl.constexpr,
 ):
-    """The logits x of tokens i after the penalties of a row; as they are where it has none."""
+    """The logits x of tokens i after the penalties of a row; as they are where it has none. RUNS: the first `ahead`
+    drafts of the row count as said."""
     own = int_of(parameters, slot, _PENALTY_SLOT).to(tl.int64)
     there = inside & (own >= 0)
     times = tl.load(counts + own * VOCAB + i, mask=there, other=0)
     word = tl.load(in_prompt + own * mask_words + i // 32, mask=there, other=0)
+    if RUNS:
+        for before in range(0, tl.where(own >= 0, ahead, 0)):
+            times += (i == tl.load(drafts + before)).to(tl.int32)
     said = times > 0
     factor = float_of(parameters, slot, _REPETITION)
     repeated = tl.where(x > 0.0, tl.div_rn(x, factor + tl.zeros_like(x)), x * factor)

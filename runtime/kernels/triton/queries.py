@@ -67,7 +67,9 @@ def _queries_kernel(
     seq_lens,
     block_tables,
     last_query,
+    history,
     VOCAB: tl.constexpr,
+    CONTEXT: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     MAX_BLOCKS: tl.constexpr,
     SLOTS: tl.constexpr,
@@ -94,6 +96,8 @@ def _queries_kernel(
     is_chunk = offset != _NO_CHUNK
     prompt = bulk + (tl.load(counter) % SLOTS) * BULK_WORDS + offset
     token = tl.where(is_chunk, tl.load(prompt + i, mask=inside & is_chunk, other=0, volatile=True), token)
+    if CONTEXT > 0:
+        tl.store(history + slot * CONTEXT + position, token, mask=inside & is_chunk & is_alive)
     token = tl.minimum(tl.maximum(token, 0), VOCAB - 1)
     block = tl.load(block_table + slot * MAX_BLOCKS + position // BLOCK_SIZE, mask=inside & is_alive, other=0)
     tl.store(token_ids + start + i, token.to(tl.int64), mask=inside)
@@ -119,12 +123,14 @@ def prepare_queries(
     out: QueryBuffers,
     block_size: int,
     vocab_size: int,
+    history: torch.Tensor | None = None,
 ) -> None:
     """The query tokens of the first `num_rows` places of the list: a decode row's newest token, a chunk's from the bulk
     slot [slots, bulk_words] of this launch.
 
     num_tokens: equal to `num_rows` where every row has one. Rows that have ended, and places past the list, get
-    seq_len 0 and a slot in the null block.
+    seq_len 0 and a slot in the null block. history: int32 [slots, context], where a drafter wants to know the chunks'
+    tokens by their position.
     """
     ragged = num_tokens != num_rows
     if ragged:
@@ -147,7 +153,9 @@ def prepare_queries(
         out.seq_lens,
         out.block_tables,
         out.last_query,
+        state.last_token if history is None else history,
         VOCAB=vocab_size,
+        CONTEXT=0 if history is None else history.shape[1],
         BLOCK_SIZE=block_size,
         MAX_BLOCKS=state.block_table.shape[1],
         SLOTS=bulk.shape[0],

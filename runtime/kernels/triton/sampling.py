@@ -102,6 +102,15 @@ def make_sampler_buffers(rows: int, vocab_size: int, max_top: int, device: torch
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Rows that verify drafts. Of each row of the row state there are `width` rows to sample, one after the other: its
+    next token, and the one behind each of its first width - 1 drafts, as if these were right."""
+
+    width: int  # 2, 4 or 8, as a rule: 1 + K
+    drafts: torch.Tensor  # int32 [slots, most], most >= width - 1
+
+
 def sample_rows_cuda(
     logits: torch.Tensor,
     state: RowState,
@@ -110,16 +119,19 @@ def sample_rows_cuda(
     form: Form,
     buffers: SamplerBuffers,
     logit_rows: torch.Tensor | None = None,
+    runs: Runs | None = None,
 ) -> Sampled:
     """Enqueue the sampling of n rows. Semantics are those of `reference.sampling.sample_rows`.
 
     logits: float32 [rows, vocab], rows contiguous in themselves. slots: int32 or int64 [n] of `state`.
     logit_rows: int32 or int64 [n], the row of `logits` that each slot samples from; `slots` itself where logits are
-    kept by row slot. Without it, row i belongs to slots[i].
+    kept by row slot. Without it, row i belongs to slots[i]. runs: n is a multiple of its width, and a row of a run that
+    nothing was drafted for has a slot that is not alive.
     Returns views of `buffers`, whose columns of top log-probabilities are `max_top`; valid until the next call.
     """
     count = slots.shape[0]
-    run = _Run(logits, buffers.identity if logit_rows is None else logit_rows, state, penalties, slots, buffers)
+    rows = buffers.identity if logit_rows is None else logit_rows
+    run = _Run(logits, rows, state, penalties, slots, buffers, runs or Runs(1, buffers.identity.view(-1, 1)))
     if count > 0:
         run.scan()
         if form is Form.FULL:
@@ -151,6 +163,7 @@ class _Run:
     penalties: PenaltyState
     slots: torch.Tensor
     buffers: SamplerBuffers
+    runs: Runs
 
     @property
     def _source(self) -> tuple[torch.Tensor, int, torch.Tensor, torch.Tensor]:
@@ -183,7 +196,8 @@ class _Run:
     def scan(self) -> None:
         buffers, state = self.buffers, self.state
         sampled = (state.seq_len, state.parameters, buffers.kinds)
-        scan(self.logits, self.logit_rows, self.slots, self._alive, buffers.partial_max, buffers.partial_arg, sampled)
+        peaks = buffers.partial_max, buffers.partial_arg
+        scan(self.logits, self.logit_rows, self.slots, self._alive, *peaks, sampled, self.runs.width)
 
     def edit(self) -> None:
         """Penalties, bias and masks: `scores` holds the changed logits of the rows that have any."""
@@ -206,6 +220,10 @@ class _Run:
             buffers.lowest_allowed,
             buffers.edited_max,
             buffers.edited_arg,
+            self.runs.drafts,
+            self.runs.width,
+            RUNS=self.runs.width > 1,
+            MOST_DRAFTS=self.runs.drafts.shape[1],
             MAX_STOP_IDS=state.stop_ids.shape[1],
             MAX_BIAS=state.bias_ids.shape[1],
             BIAS_BLOCK=_BIAS_BLOCK,
@@ -249,7 +267,9 @@ class _Run:
             buffers.list_lengths,
             buffers.best_score,
             buffers.best_id,
+            self.runs.width,
             FULL=full,
+            RUNS=self.runs.width > 1,
             **{**self._shared, "num_warps": 2 * _WARPS if full else _WARPS},
         )
         finish_kernel[(self.slots.shape[0],)](
@@ -274,7 +294,9 @@ class _Run:
             buffers.cut_id,
             buffers.tokens,
             buffers.finite.view(torch.int8),
+            self.runs.width,
             FULL=full,
+            RUNS=self.runs.width > 1,
             BLOCK=_LIST_BLOCK,
             TILE=TILE,
             **self._sizes,

@@ -28,6 +28,7 @@ from runahead.runtime.kernels.triton.sampling_rows import (
     heat_of,
     kind_of_row,
     least_weight_of,
+    position_of,
     seed_of,
     share_of_rows,
     source_of_row,
@@ -47,7 +48,9 @@ def _scan_kernel(
     partial_max,
     partial_arg,
     kinds,
+    width,
     SAMPLES: tl.constexpr,
+    RUNS: tl.constexpr,
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
     TILE: tl.constexpr,
@@ -70,7 +73,8 @@ def _scan_kernel(
         tl.store(partial_arg + row * TILES + tile, tl.min(tl.where(x == peak, i, NO_TOKEN), 0))
     if SAMPLES:
         if tile == 0:
-            kind = tl.where(is_alive, kind_of_row(slot, seq_len, parameters, VOCAB), 0)
+            position = position_of(seq_len, slot, row, width, RUNS)
+            kind = tl.where(is_alive, kind_of_row(slot, position, parameters, VOCAB), 0)
             tl.store(kinds + row, kind.to(tl.int8))
 
 
@@ -82,12 +86,13 @@ def scan(
     partial_max: torch.Tensor,
     partial_arg: torch.Tensor,
     sampled: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+    width: int = 1,
 ) -> None:
     """Enqueue the search for the peaks of n rows: float32 and int32 [n, tiles], for rows whose slot is alive.
 
     logits: float32 [rows, vocab]. logit_rows, slots: int [n] each row's place there, and in `alive`, int8.
     sampled: where the rows are to be sampled, `seq_len` and `parameters` of the row state and `kinds`, int8 [n], which
-    is written for all rows.
+    is written for all rows. width: so many rows here are the run of one row of the row state.
     """
     seq_len, parameters, kinds = (slots, slots, alive) if sampled is None else sampled  # placeholders, not read
     _scan_kernel[(partial_max.shape[1], slots.shape[0])](
@@ -101,7 +106,9 @@ def scan(
         partial_max,
         partial_arg,
         kinds,
+        width,
         SAMPLES=sampled is not None,
+        RUNS=width > 1,
         VOCAB=logits.shape[1],
         TILES=partial_max.shape[1],
         TILE=TILE,
@@ -143,7 +150,9 @@ def draw_kernel(
     lengths,
     best_score,
     best_id,
+    width,
     FULL: tl.constexpr,
+    RUNS: tl.constexpr,
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
     TILES_PAD: tl.constexpr,
@@ -166,7 +175,7 @@ def draw_kernel(
         if usable:
             heat = heat_of(slot, parameters)
             inverse = inverse_of(heat, peak)
-            seed, position = seed_of(slot, parameters), tl.load(seq_len + slot)
+            seed, position = seed_of(slot, parameters), position_of(seq_len, slot, row, width, RUNS)
             share = 0.0
             if FULL:
                 share = least_weight_of(slot, parameters)

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from runahead.runtime.kernels.triton.penalties import penalize
 from runahead.runtime.kernels.triton.row_parameters import int_of, place_of
-from runahead.runtime.kernels.triton.sampling_rows import EDITED, NO_TOKEN, share_of_rows
+from runahead.runtime.kernels.triton.sampling_rows import EDITED, NO_TOKEN, ahead_of, share_of_rows
 
 _MIN_POSITION = place_of("min_position")
 _BIAS_COUNT = place_of("bias_count")
@@ -41,6 +41,10 @@ def edit_kernel(
     lowest_allowed,
     edited_max,
     edited_arg,
+    drafts,
+    width,
+    RUNS: tl.constexpr,
+    MOST_DRAFTS: tl.constexpr,
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
     TILE: tl.constexpr,
@@ -59,14 +63,18 @@ def edit_kernel(
         slot = tl.load(slots + row).to(tl.int64)
         base = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
         limited = int_of(parameters, slot, _ALLOWED_WORDS) > 0
-        below = tl.load(seq_len + slot) < int_of(parameters, slot, _MIN_POSITION)
+        ahead = ahead_of(row, width, RUNS)
+        below = tl.load(seq_len + slot) + ahead < int_of(parameters, slot, _MIN_POSITION)
         biased = int_of(parameters, slot, _BIAS_COUNT)
         out = scores + row * VOCAB
         for tile in range(first, end):
             i = tile * TILE + tl.arange(0, TILE)
             inside = i < VOCAB
             x = tl.load(base + i, mask=inside, other=float("-inf"))
-            x = penalize(x, i, inside, slot, parameters, counts, in_prompt, mask_words, VOCAB)
+            x = penalize(
+                x, i, inside, slot, parameters, counts, in_prompt, mask_words, drafts + slot * MOST_DRAFTS, ahead,
+                VOCAB, RUNS,
+            )  # fmt: skip
             lost = (tl.abs(x) < float("inf")) == 0
             word = tl.load(allowed + slot * mask_words + i // 32, mask=inside & limited, other=0)
             permitted = ((word >> (i % 32)) & 1) != 0

@@ -18,6 +18,7 @@ from runahead.runtime.kernels.triton.sampling_rows import (
     NO_TOKEN,
     heat_of,
     least_weight_of,
+    position_of,
     seed_of,
 )
 from runahead.runtime.kernels.triton.sampling_scores import inverse_of
@@ -63,7 +64,9 @@ def finish_kernel(
     cut_id,
     tokens,
     finite,
+    width,
     FULL: tl.constexpr,
+    RUNS: tl.constexpr,
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
     TILES_PAD: tl.constexpr,
@@ -103,7 +106,8 @@ def finish_kernel(
                 source = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
                 if edited:
                     source = scores + row * VOCAB
-                heat, seed, position = heat_of(slot, parameters), seed_of(slot, parameters), tl.load(seq_len + slot)
+                heat, seed = heat_of(slot, parameters), seed_of(slot, parameters)
+                position = position_of(seq_len, slot, row, width, RUNS)
                 inverse = inverse_of(heat, peak)
                 low, high, amount_low, amount_high, target = bracket_of_row(
                     sums, keys, row, slot, parameters, VOCAB, TILES, TILES_PAD

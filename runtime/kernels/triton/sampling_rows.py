@@ -44,9 +44,24 @@ def programs_for(rows: int, tiles: int) -> int:
 
 
 @triton.jit
-def kind_of_row(slot, seq_len, parameters, VOCAB: tl.constexpr):
-    """The bits of `kinds` of a row that is alive."""
-    below = tl.load(seq_len + slot) < int_of(parameters, slot, _MIN_POSITION)
+def ahead_of(row, width, RUNS: tl.constexpr):
+    """How many tokens of a run come before this one, where each row of the row state has `width` rows here."""
+    ahead = tl.full([], 0, tl.int32)
+    if RUNS:
+        ahead = (row % width).to(tl.int32)
+    return ahead
+
+
+@triton.jit
+def position_of(seq_len, slot, row, width, RUNS: tl.constexpr):
+    """Where a row's next token is going to stand, if all drafts before it are right."""
+    return tl.load(seq_len + slot) + ahead_of(row, width, RUNS)
+
+
+@triton.jit
+def kind_of_row(slot, position, parameters, VOCAB: tl.constexpr):
+    """The bits of `kinds` of a row that is alive, whose next token stands at this position."""
+    below = position < int_of(parameters, slot, _MIN_POSITION)
     listed = (int_of(parameters, slot, _BIAS_COUNT) > 0) | (int_of(parameters, slot, _ALLOWED_WORDS) > 0)
     edited = below | listed | (int_of(parameters, slot, _PENALTY_SLOT) >= 0)
     draws = heat_of(slot, parameters) > 0.0

@@ -38,6 +38,7 @@ class ResultRing:
     prompt_logprob: torch.Tensor  # float32 [slots, prompt_tokens]
     prompt_top_ids: torch.Tensor  # int32 [slots, prompt_tokens, max_top]
     prompt_top_logprobs: torch.Tensor  # float32 [slots, prompt_tokens, max_top]
+    drafted: torch.Tensor  # int8 [slots, rows]
     status: torch.Tensor  # int32 [slots, STATUS_WORDS]
 
 
@@ -53,12 +54,14 @@ def _advance_kernel(
     parameters,
     stop_ids,
     counts,
+    history,
     cells,
     num_rows,
     SLOTS: tl.constexpr,
     RING_ROWS: tl.constexpr,
     CELLS: tl.constexpr,
     VOCAB: tl.constexpr,
+    CONTEXT: tl.constexpr,
     NULL_SLOT: tl.constexpr,
     ROWS: tl.constexpr,
     MAX_STOP_IDS: tl.constexpr,
@@ -83,6 +86,8 @@ def _advance_kernel(
     counted = ok & is_alive & is_finite & (own >= 0)
     said = counts + own * VOCAB + token
     tl.store(said, tl.load(said, mask=counted, other=0) + 1, mask=counted)  # a penalty slot is one row's
+    if CONTEXT > 0:
+        tl.store(history + slot * CONTEXT + position, token, mask=ok & is_alive & is_finite)
     low = token | tl.where(stopped, _STOPPED, 0) | tl.where(is_finite, 0, _NON_FINITE)
     low = tl.where(is_alive, low, _VOID)
     cell = (number << 32) | low.to(tl.int64)  # the number's upper half is shifted out
@@ -101,13 +106,15 @@ def advance(
     state: RowState,
     penalties: PenaltyState,
     results: ResultRing,
+    history: torch.Tensor | None = None,
 ) -> None:
     """Advance the rows that were sampled, count their tokens where there are penalties, and store each one's cell:
     (launch number modulo 2**32) << 32 | flags | token.
 
     counter: int64 [1], the launches whose plan was applied: this one comes after S. num_rows: places of the row list
     that are looked at; those that name the null slot are passed over. tokens: int32 or int64 [num_rows]. finite: bool
-    [num_rows]. A row that had ended before stays as it is, and its cell is VOID.
+    [num_rows]. A row that had ended before stays as it is, and its cell is VOID. history: int32 [slots, context], where
+    a drafter wants to know the tokens by their position.
     """
     _advance_kernel[(triton.cdiv(num_rows, _ADVANCE_ROWS),)](
         counter,
@@ -120,12 +127,14 @@ def advance(
         state.parameters,
         state.stop_ids,
         penalties.counts,
+        penalties.counts if history is None else history,
         results.cells,
         num_rows,
         SLOTS=results.cells.shape[0],
         RING_ROWS=results.cells.shape[1],
         CELLS=results.cells.shape[2],
         VOCAB=penalties.counts.shape[1],
+        CONTEXT=0 if history is None else history.shape[1],
         NULL_SLOT=state.slots - 1,
         ROWS=_ADVANCE_ROWS,
         MAX_STOP_IDS=state.stop_ids.shape[1],
@@ -134,7 +143,7 @@ def advance(
 
 
 @triton.jit
-def _store_logprobs(
+def store_logprobs(
     row,
     at,
     wanted,
@@ -180,7 +189,7 @@ def _logprobs_kernel(
     wanted = int_of(parameters, tl.load(sample_slots + row), _LOGPROBS)
     if wanted >= 0:
         at = (((tl.load(counter) + 1) % SLOTS) * RING_ROWS + row) * CELLS
-        _store_logprobs(
+        store_logprobs(
             row,
             at,
             wanted,
@@ -253,7 +262,7 @@ def _prompt_logprobs_kernel(
     wanted = tl.load(asked + place)
     if (wanted >= 0) & (place < RING_TOKENS):
         at = (tl.load(counter) % SLOTS) * RING_TOKENS + place
-        _store_logprobs(
+        store_logprobs(
             row,
             at,
             wanted,

@@ -23,6 +23,7 @@ from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.weights import described
 from runahead.runtime.process.parts import ring_layout
+from runahead.runtime.scheduler.draft_choice import MOST
 from runahead.runtime.wire.engine_config import EngineConfig
 
 # Bytes that a program may have, by compute capability: CUDA Programming Guide, "Technical Specifications".
@@ -32,6 +33,7 @@ INSTRUCTIONS: Final = ("griddepcontrol.wait", "wgmma", "tcgen05")
 _OLDEST: Final = (8, 0)
 _PROCESSORS: Final = 132
 _BLOCKS: Final = 64
+_DRAFT_ROWS: Final = 32
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +42,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     programmatically, those that can be. used_as: an older compute capability that the GPU stands for. exact: by the
     kernels of which a row's bits hang on itself alone. rows: of decode launches. each_kernel_once: products without
     lanes with each epilogue, those of experts for gates and for downs, attention for one and for several query tokens
-    a row, all else in its largest form.
+    a row, the sampler for one and for several tokens a row, all else in its largest form.
     further: changes of models whose launches come after."""
 
     shape: str
@@ -126,7 +128,7 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
     def compile_alone(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
         epilogue = None if "LANES" in options else options.get("EPILOGUE")
         own = options.get("GELU", options.get("GATED", False))
-        kind = self.fn.__name__, epilogue, options.get("QUERIES", 1) > 1, own
+        kind = self.fn.__name__, epilogue, options.get("QUERIES", 1) > 1, options.get("RUNS", False), own
         if orders.each_kernel_once and kind in seen:
             return
         seen.add(kind)
@@ -139,11 +141,10 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
 
 
 def _launch_everything(orders: Orders) -> None:
-    """The largest F of rows that verify drafts, which no program makes yet; decode launches, from the largest on, which
+    """The largest launch of rows that verify drafts, in both forms; decode launches, from the largest on, which
     comes in both forms; a launch with a prompt, one with its log-probabilities, the last; few rows once more, by the
     products that only a table of measured tilings asks for, and a launch with a prompt by such a plan of attention."""
     from runahead.cuda_graphs import marks
-    from runahead.runtime.kernels.triton.decode_queries import MAX_QUERIES
     from runahead.runtime.kernels.triton.gpu import use_as
     from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
     from runahead.runtime.programs.triton import TritonProgram
@@ -155,7 +156,10 @@ def _launch_everything(orders: Orders) -> None:
     keys = {key: value for key, value in keys.items() if value is not None}
     shape = dataclasses.replace(SHAPES[orders.shape], keys=keys)
     config = shape.described()
-    settings = EngineConfig(model="", device="cuda", max_rows=max(orders.rows), context_length=shape.workload.context)
+    settings = EngineConfig(
+        model="", device="cuda", max_rows=max(orders.rows), context_length=shape.workload.context, drafter="ngram",
+        draft_tokens=MOST,
+    )  # fmt: skip
     weights = _without_memory(described(config), getattr(torch, orders.dtype))
     rings = allocate_rings(ring_layout(settings, config, settings.context_length))
     model = Decoder(config, weights, TritonKernelSet(orders.exact), settings.context_length)
@@ -168,16 +172,19 @@ def _launch_everything(orders: Orders) -> None:
         block_size=settings.block_size,
         context_length=settings.context_length,
         penalty_slots=settings.penalty_slots,
+        drafts=MOST,
+        draft_rows=min(settings.max_rows, _DRAFT_ROWS),
+        exact=orders.exact,
     )
     counter = torch.zeros(1, dtype=torch.int64, device="meta")
     stamps, seen = torch.from_numpy(rings.start_ns), torch.zeros(marks.MARKS, dtype=torch.int64)
     rows = max(orders.rows)
-    drafts = dataclasses.replace(
-        program.rows.batch(rows, rows * MAX_QUERIES), is_decode=True, decode_queries=MAX_QUERIES
-    )
-    model.forward(drafts, model.make_cache(_BLOCKS, settings.block_size))
+    few = min(rows, _DRAFT_ROWS)
+    drafted = LaunchShape(0, few, Form.FULL, few, few * (1 + MOST), is_decode=True, drafts=MOST, sample_drafts=MOST)
     mixed = LaunchShape(0, 1, Form.PLAIN, rows=1, tokens=settings.max_prefill_tokens, is_decode=False)
     for launch in (
+        drafted,
+        drafted._replace(form=Form.PLAIN),
         LaunchShape(0, rows, Form.FULL, rows, rows, is_decode=True),
         *(LaunchShape(0, some, Form.PLAIN, some, some, is_decode=True) for some in sorted(orders.rows, reverse=True)),
         mixed,

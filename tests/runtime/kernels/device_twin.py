@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import FAULT_NONE, STATUS_BYTES, STATUS_FAULT, RingLayout, RingMemory, allocate_rings
 from runahead.runtime.kernels.triton.device_rows import DeviceRows
+from runahead.runtime.kernels.triton.draft_state import DraftState, make_draft_state
 from runahead.runtime.kernels.triton.prompt_logprobs import find_targets, make_prompt_buffers
 from runahead.runtime.plan import read_plan
 from runahead.runtime.programs.host_queries import Queries
@@ -46,9 +47,17 @@ class DeviceTwin:
             vocab_size=host.vocab_size,
             device=device,
             penalty_slots=len(host.counts) - 1,
+            drafts=self._drafts(context_length, device),
         )
         self.device.reset(launched)
         self._prompt = make_prompt_buffers(max_tokens, host.vocab_size, host.rings.layout.max_top, device)
+
+    def _drafts(self, context_length: int, device: torch.device) -> DraftState | None:
+        """Where the reference's drafter knows the tokens of rows, the kernels do too."""
+        if self.host.drafter is None:
+            return None
+        slots, blocks = self.host.block_table.shape
+        return make_draft_state(slots, context_length, blocks, self._max_rows, 1, False, device)
 
     # ------------------------------------------------------------ S
 
@@ -103,7 +112,13 @@ class DeviceTwin:
     # ------------------------------------------------------------ what is compared
 
     def _compare_state(self) -> None:
-        for name, found in self.device.read().items():
+        read = dict(self.device.read())
+        if self.host.drafter is not None:
+            found, expected = read.pop("history"), self.host.drafter.memory()["history"]
+            for slot in np.flatnonzero(self.host.alive).tolist():
+                known = slice(int(self.host.seq_len[slot]))
+                assert found[slot, known].tolist() == expected[slot, known].tolist(), f"what is known of row {slot}"
+        for name, found in read.items():
             expected = getattr(self.host, name)
             if not np.array_equal(found, expected):
                 lines = np.unique(np.argwhere(found != expected)[:, 0]).tolist()

@@ -23,9 +23,10 @@ from runahead.cuda_graphs.rings import (  # noqa: E402
     RingLayout,
     allocate_rings,
 )
+from runahead.runtime.drafters.ngram import NgramDrafter  # noqa: E402
 from runahead.runtime.plan import HEADER_WORDS, PLAN_WORDS, Admission, Chunk, LaunchPlan, stage  # noqa: E402
 from runahead.runtime.programs.host_rows import HostRows  # noqa: E402
-from runahead.runtime.scheduler.admission_record import NO_COUNTS, admission_record, penalty_list  # noqa: E402
+from runahead.runtime.scheduler.admission_record import NO_COUNTS, NO_HISTORY, admission_record, penalty_list  # noqa: E402
 from runahead.runtime.token_mask import token_mask  # noqa: E402
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams  # noqa: E402
 from tests.runtime.kernels.device_twin import DeviceTwin  # noqa: E402
@@ -43,7 +44,7 @@ LAYOUT = RingLayout(slots=4, plan_words=PLAN_WORDS, bulk_words=4096, rows=MAX_RO
 class Pair:
     """One chain of plans through both implementations, each with rings of its own."""
 
-    def __init__(self, seed: int, launched: int = 0) -> None:
+    def __init__(self, seed: int, launched: int = 0, drafter: NgramDrafter | None = None) -> None:
         self.dice = random.Random(seed)
         self.host = HostRows(
             allocate_rings(LAYOUT),
@@ -55,6 +56,7 @@ class Pair:
             MAX_BIAS,
             penalty_slots=PENALTY_SLOTS,
             launched=launched,
+            drafter=drafter,
         )
         self.twin = DeviceTwin(
             self.host, DEVICE, max_tokens=MAX_ROWS * max(CHUNKS), context_length=CONTEXT, launched=launched
@@ -174,6 +176,7 @@ class Pair:
             blocks=blocks,
             penalty_slot=self.penalty_slots.get(slot, -1),
             counts=counts,
+            history=tokens[: len(blocks) * BLOCK_SIZE] if self.host.drafter is not None else NO_HISTORY,
         )
         return Admission(slot, record)
 
@@ -204,6 +207,14 @@ def test_sixty_random_launches_leave_the_state_of_the_reference(seed: int) -> No
         pair.sample()
         pair.apply(pair.plan())
     assert pair.seen["mixed"] and pair.seen["steady"] and pair.seen["skipped"], pair.seen
+
+
+def test_a_drafter_knows_the_tokens_of_prefixes_chunks_and_steps() -> None:
+    pair = Pair(3, drafter=NgramDrafter(MAX_ROWS, CONTEXT))
+    for _ in range(60):
+        pair.sample()
+        pair.apply(pair.plan())
+    assert pair.seen["mixed"] and pair.seen["steady"] and pair.seen["cached prefixes"] and pair.seen["penalties"]
 
 
 @pytest.mark.parametrize("border", [1 << 31, 1 << 32])

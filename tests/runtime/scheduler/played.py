@@ -57,7 +57,8 @@ class DeviceRow:
 
 @dataclass
 class Played:
-    """drafts: tokens that a launch may bring of a row beside the one it samples, at most. choice: how many drafts each
+    """drafts: tokens that a launch may bring of a row beside the one it samples, at most; draft_rows: of a launch that
+    brings several, at most, and beside no chunk. choice: how many drafts each
     launch verifies; None: all of them. holds: how often S finds that what a row waits for, which waits, is not there.
     seed: of the dice that say so, and how many tokens a launch brings.
     """
@@ -71,13 +72,15 @@ class Played:
     seed: int = 0
     choice: DraftChoice | None = None
     holds: float = 0.0
+    draft_rows: int = 0
     said: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     ended: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         limits = SchedulerLimits(
-            CONTEXT, VOCAB, (1,), 16, 32, self.plan_words, 4096, drafts=self.drafts, has_state=self.has_state
-        )
+            CONTEXT, VOCAB, (1,), 16, 32, self.plan_words, 4096, drafts=self.drafts, has_state=self.has_state,
+            draft_rows=self.draft_rows,
+        )  # fmt: skip
         self.ledger: Ledger[Deferred] = Ledger(self.run_ahead, 512)
         rows, pool = Rows(self.max_rows, 8, CONTEXT), BlockPool(1 + self.blocks, 8)
         self.scheduler = Scheduler(limits, rows, pool, self.ledger, self.choice)
@@ -188,6 +191,9 @@ class Played:
         rows, size = self.scheduler.rows, self.scheduler.pool.block_size
         assert not set(plan.rows.tolist()) & self.scheduler.holdings.paused, "a paused row is in the plan"
         chunks = {chunk.slot for chunk in plan.chunks}
+        if self.draft_rows and plan.drafts:
+            assert not chunks and plan.rows.size <= self.draft_rows and plan.is_decode
+            assert plan.tokens == plan.rows.size * (1 + plan.drafts)
         for slot in plan.rows.tolist():
             row = self.device[slot]
             if not row.alive:

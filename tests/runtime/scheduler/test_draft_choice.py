@@ -73,3 +73,9 @@ def test_launches_without_drafts_stay_so_until_the_next_try_and_others_for_a_str
     assert choice.drafts(last + 1, 16) > 0
     choice.learn(last + 2, np.full(16, 3), np.full(16, 3))
     assert choice.stays_until(last + 2) == last + STRETCH
+
+
+@pytest.mark.parametrize(("rows", "tried"), [(1, 7), (4, 7), (5, 3), (8, 3), (9, 1), (32, 1)])
+def test_where_every_row_costs_its_query_tokens_few_of_them_are_tried(rows: int, tried: int) -> None:
+    choice = ChoiceByAcceptance(probed_lines=32)
+    assert choice.drafts(PROBES * 2, rows) == tried

@@ -64,6 +64,35 @@ def test_rows_with_drafts_pause_and_are_evicted_and_lose_nothing(depth: int, see
     check_all(played, asked)
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_launches_with_drafts_are_forms_of_rows_that_all_decode_and_lose_nothing(depth: int, seed: int) -> None:
+    """`Played` looks at every plan."""
+    played = Played(3, False, depth, blocks=20, seed=seed, draft_rows=2)
+    asked = ask_some(played, 8, 40)
+    played.run()
+    check_all(played, asked)
+    kinds = {(plan.drafts, bool(plan.chunks), plan.rows.size > 2) for plan in played.plans if plan.rows.size}
+    assert {(3, False, False), (0, True, False), (0, False, True)} <= kinds
+    drafts = [plan.drafts for plan in played.plans]
+    assert [plan.sample_drafts for plan in played.plans[1:]] == drafts[:-1], "each launch looks at the drafts before it"
+
+
+def test_a_row_that_begins_takes_the_drafts_from_its_launch() -> None:
+    played = Played(3, False, 1, draft_rows=4)
+    played.submit(1, 5, 60)
+    while not (played.plans and played.plans[-1].drafts):
+        played.turn()
+    played.submit(2, 5, 60)
+    seen = len(played.plans)
+    while not any(plan.chunks for plan in played.plans[seen:]):
+        played.turn()
+    beside = next(plan for plan in played.plans[seen:] if plan.chunks)
+    assert beside.drafts == 0 and beside.rows.size == 2 and beside.tokens == 6
+    played.run()
+    assert played.said == {1: answer(1, 5, 60), 2: answer(2, 5, 60)}
+
+
 def test_these_rows_were_paused_and_evicted() -> None:
     seen = {"paused": 0, "resumed": 0, "evicted": 0, "readmitted": 0}
     for seed in range(6):

@@ -1,0 +1,82 @@
+"""What a GPU keeps of drafts, at fixed addresses: tokens by position, what was proposed, the runs of the newest F."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+
+from runahead.runtime.drafters.drafter import NO_DRAFT
+
+
+@dataclass(frozen=True, slots=True)
+class DraftState:
+    """Of S = max_rows + 1 row slots, and of launches of up to R rows that verify K drafts each, L = R * (1 + K).
+
+    A *run* is a row's newest token and its drafts, each of which is a query token of F: a *line*. Lines lie row by row,
+    without gaps; those that no row needs come last. `run_slots` and `run_lines` are by place: place 1 + K times the
+    row's, plus the number of the token in its run, with the K of the launch.
+    """
+
+    history: torch.Tensor  # int32 [S, context] a row's tokens by position
+    proposed: torch.Tensor  # int32 [S, K] drafts of the F that held the row last, NO_DRAFT where there is none
+    drafted: torch.Tensor  # int32 [S] how many
+    run_slots: torch.Tensor  # int32 [L] row slots; the null slot where nothing was drafted
+    run_lines: torch.Tensor  # int32 [L] the query token that leaves the logits
+    token_ids: torch.Tensor  # int64 [L]
+    positions: torch.Tensor  # int64 [L]
+    slot_mapping: torch.Tensor  # int64 [L]
+    line_lens: torch.Tensor  # int32 [L] tokens that a line sees, itself included; 0: of no row
+    query_start_loc: torch.Tensor  # int32 [R + 1] where each row's lines begin
+    seq_lens: torch.Tensor  # int32 [R] tokens of each row, its drafts included; 0: masked
+    block_tables: torch.Tensor  # int32 [R, max_blocks], or [L, max_blocks] where each line has one
+
+    @property
+    def rows(self) -> int:
+        """Most rows of a launch that verifies drafts."""
+        return int(self.seq_lens.shape[0])
+
+    @property
+    def most(self) -> int:
+        """Most drafts of a row."""
+        return int(self.proposed.shape[1])
+
+    @property
+    def bytes(self) -> int:
+        return sum(getattr(self, field.name).nbytes for field in fields(self))
+
+
+def make_draft_state(
+    slots: int, context_length: int, max_blocks: int, rows: int, drafts: int, by_line: bool, device: torch.device
+) -> DraftState:
+    """Nothing known of any row. drafts: of a row, at most. by_line: each line has a block table of its own."""
+    lines = rows * (1 + drafts)
+
+    def i32(*shape: int, value: int = 0) -> torch.Tensor:
+        return torch.full(shape, value, dtype=torch.int32, device=device)
+
+    def i64(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int64, device=device)
+
+    return DraftState(
+        history=i32(slots, context_length),
+        proposed=i32(slots, drafts, value=NO_DRAFT),
+        drafted=i32(slots),
+        run_slots=i32(lines, value=slots - 1),
+        run_lines=i32(lines),
+        token_ids=i64(lines),
+        positions=i64(lines),
+        slot_mapping=i64(lines),
+        line_lens=i32(lines),
+        query_start_loc=i32(rows + 1),
+        seq_lens=i32(rows),
+        block_tables=i32(lines if by_line else rows, max_blocks),
+    )
+
+
+def forget_drafts(drafts: DraftState) -> None:
+    """As it was made."""
+    for field in fields(drafts):
+        getattr(drafts, field.name).zero_()
+    drafts.proposed.fill_(NO_DRAFT)
+    drafts.run_slots.fill_(drafts.drafted.shape[0] - 1)
