@@ -57,10 +57,18 @@ class Cells(Generic[Subject]):
     measured: Measured[Subject]
     found: list[Cell] = field(default_factory=list)
 
-    def add(self, batch: Batch, measure: Callable[[Subject], Steps], *, lacks: str = "", **known: Any) -> None:
+    def add(
+        self,
+        batch: Batch,
+        measure: Callable[[Subject], Steps],
+        *,
+        lacks: str = "",
+        experts: float | None = None,
+        **known: Any,
+    ) -> None:
         """Measure a batch, unless the part's time is up or something is lacking. known: further fields of the cell."""
         context = batch.context(self.shape.workload)
-        floor = self.bytes_.floor_ms(context * batch.rows)
+        floor = self.bytes_.floor_ms(context * batch.rows, experts or 0.0)
         steps, skipped = None, lacks or self.run.why_no_more
         if not skipped:
             steps, skipped = self.measured.measure(measure)
@@ -73,12 +81,15 @@ class Cells(Generic[Subject]):
             context=context,
             sampling=batch.sampling,
             floor_ms=floor,
+            experts=experts,
             skipped=skipped,
             **known,
             **({} if steps is None else asdict(steps)),
         )
         self.found.append(cell)
         figure = cell.skipped or f"{cell.step_ms:.3f} ms, floor {floor:.3f}"
+        if experts is not None:
+            figure += f" with {experts:.1f} experts a layer"
         depth = cell.run_ahead or "serial"
         print(
             f"{self.run.took_s:6.1f} s  {cell.shape} {cell.rows} x {cell.prompt}, {cell.sampling}, {cell.way}, "

@@ -1,4 +1,5 @@
-"""The fewest bytes that a decode step reads: every weight once, and what the rows keep of their tokens.
+"""The fewest bytes that a decode step reads: every weight once, of experts those that are named, and what the rows keep
+of their tokens.
 
 Activations, the embedding's few rows and the block tables are left out: they are small beside these. The time is the
 bytes over the bandwidth that one H200 reached when it did nothing but read.
@@ -12,7 +13,7 @@ from typing import Final
 
 import torch
 
-from runahead.runtime.kernels.layers import Attention, Dense
+from runahead.runtime.kernels.layers import Attention, Dense, Experts
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.weights import described
@@ -22,19 +23,23 @@ BANDWIDTH: Final = 4.6e12  # bytes a second
 
 @dataclass(frozen=True, slots=True)
 class StepBytes:
-    """weights: that a step reads. kv_token: keys and values of one token in all layers. layers: of the model.
+    """weights: that every step reads. kv_token: keys and values of one token in all layers. layers: of the model.
 
-    roles: weights that the products of one layer read, and `head`, by the name of the product.
+    roles: weights that the products of one layer read, and `head`, by the name of the product. expert: one expert's,
+    and expert_layers: how many layers have some; 0 where there are none.
     """
 
     weights: int
     kv_token: int
     layers: int
     roles: Mapping[str, int]
+    expert: int = 0
+    expert_layers: int = 0
 
-    def floor_ms(self, tokens: float) -> float:
-        """Of a step whose rows hold so many tokens together."""
-        return (self.weights + self.kv_token * tokens) / BANDWIDTH * 1e3
+    def floor_ms(self, tokens: float, experts: float = 0.0) -> float:
+        """Of a step whose rows hold so many tokens together. experts: that they name in a layer, each counted once."""
+        named = self.expert * self.expert_layers * experts
+        return (self.weights + named + self.kv_token * tokens) / BANDWIDTH * 1e3
 
     def role_floor_us(self, role: str, tokens: float) -> float | None:
         """Of all kernels of a step that do this work; None where no bytes are known of it."""
@@ -53,17 +58,18 @@ def step_bytes(config: ModelConfig, dtype: torch.dtype) -> StepBytes:
     untied = 0 if config.tie_word_embeddings else model.embedding.numel()  # of which a step reads a row for each token
     mixer, dense = model.layers[0].mixer, model.layers[0].feed_forward
     assert isinstance(mixer, Attention), "this table has no models with recurrent states"
-    assert isinstance(dense, Dense), "the experts that a step reads are not known beforehand"
-    parts = {
-        "qkv": mixer.qkv.weight,
-        "o": mixer.o.weight,
-        "gate_up": dense.gate_up.weight,
-        "down": dense.down.weight,
-        "head": model.lm_head,
-    }
+    parts = {"qkv": mixer.qkv.weight, "o": mixer.o.weight, "head": model.lm_head}
+    if isinstance(dense, Dense):
+        parts |= {"gate_up": dense.gate_up.weight, "down": dense.down.weight}
+    sparse = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, Experts)]
+    sizes = {layer.gate_up[0].weight.numel() + layer.down[0].weight.numel() for layer in sparse}
+    assert len(sizes) <= 1, "experts of one size"
+    expert, count = sum(sizes), sum(layer.count for layer in sparse)
     return StepBytes(
-        weights=(model.parameters - untied) * dtype.itemsize,
+        weights=(model.parameters - untied - expert * count) * dtype.itemsize,
         kv_token=memory_of(model.layers).bytes_kept(1, dtype).block,
         layers=len(model.layers),
         roles={name: weight.numel() * dtype.itemsize for name, weight in parts.items()},
+        expert=expert * dtype.itemsize,
+        expert_layers=len(sparse),
     )

@@ -19,6 +19,7 @@ _BY_NAME: Final = tuple(
     (role, re.compile(pattern))
     for role, pattern in (
         ("marks", r"^_?(start|sampled|ended)_kernel"),
+        ("experts", r"expert|^_?(route|list|sum)_kernel"),
         ("qkv", r"qkv"),
         ("gate_up", r"gate_?up(?!.*silu_mul)|(^|_)gu_kernel"),
         ("down", r"(^|_)down(_|$)"),

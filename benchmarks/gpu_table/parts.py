@@ -18,6 +18,7 @@ from benchmarks.gpu_table.decode import Batch, Steps, bare_graphs, fill_cache, f
 from benchmarks.gpu_table.engines import Bench, opened
 from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.exactness import ASKED, COMPARED, FEW, Crowd, agreements
+from benchmarks.gpu_table.expert_counts import experts_named
 from benchmarks.gpu_table.floors import StepBytes, step_bytes
 from benchmarks.gpu_table.kernel_times import LAUNCHES, on_the_gpu, traced
 from benchmarks.gpu_table.measured import Measured
@@ -210,6 +211,28 @@ def ragged(shortest: int, longest: int, rows: int) -> tuple[int, ...]:
     return tuple(np.random.default_rng(0).permutation(lengths).tolist())
 
 
+def _models(shapes: Sequence[Shape], run: Run) -> Found:
+    """Shapes with experts: bare graphs and the engine, greedy, beside the floor of the experts that were named."""
+    found: list[Cell] = []
+    failures: list[str] = []
+    settings: Settings = {}
+    for shape in shapes:
+        prompt, most = shape.workload.prompt, shape.batches[-1]
+        settings = run.settings(most, shape.workload.context)
+        with _measured(shape, settings, shape.workload.chained, (prompt,) * most) as measured:
+            cells = Cells(run, "models", shape, _bytes_on(run.device, shape), measured)
+            settings, nodes = measured.subject.settings, _nodes(measured.subject, shape.batches)
+            for rows in shape.batches:
+                batch, count = Batch((prompt,) * rows), nodes[rows, form_of("greedy")]
+                named, lacks = measured.measure(partial(experts_named, batch=batch))
+                for way, measure in (("graph", bare_graphs), ("engine", through_the_engine)):
+                    timed = partial(measure, batch=batch, repeats=run.repeats)
+                    cells.add(batch, timed, lacks=lacks, experts=named, way=way, nodes=count)
+        found += cells.found
+        failures += measured.failures
+    return Found(settings, found, failures=failures)
+
+
 def _kernels(shape: Shape, run: Run) -> Found:
     """Every kernel of a launch. Raises BenchmarkError without a GPU."""
     if run.device == "cpu":
@@ -295,6 +318,7 @@ _KINDS: Final = (
     ("prompts", "first tokens, alone and beside rows that decode", _prompts, {"0.6B": 3, "8B": 6, "tiny": 1}),
     ("kernels", "every kernel of a launch", _kernels, {"0.6B": 2, "8B": 3, "tiny": 1}),
 )
+_MODELS: Final = "decode steps of models with experts, beside the bytes of those that are named"
 _EXACTNESS: Final = "answers that differ alone and among others, with exact kernels and without"
 PARTS: Final = {
     part.name: part
@@ -304,6 +328,8 @@ PARTS: Final = {
             for kind, what, measure, minutes in _KINDS
             for shape, about in minutes.items()
         ),
+        Part("models", f"30B-A3B: {_MODELS}", 4, partial(_models, [SHAPES["30B-A3B"]]), True),
+        Part("models-tiny", f"a tiny one: {_MODELS}", 1, partial(_models, [SHAPES["tiny-experts"]]), False),
         Part("exactness", f"the bundled model: {_EXACTNESS}", 6, partial(_exactness, Crowd(), COMPARED), True),
         Part("exactness-tiny", f"a few requests: {_EXACTNESS}", 1, partial(_exactness, FEW, (0, 2)), False),
     )

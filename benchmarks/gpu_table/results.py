@@ -23,7 +23,7 @@ _GIT_DIGITS: Final = 12
 
 Way = Literal["graph", "engine", "grpc"]
 Sampling = Literal["greedy", "sampled", "one sampled", "one with log-probabilities"]
-Table = Literal["step", "depths", "lengths"]
+Table = Literal["step", "depths", "lengths", "models"]
 
 
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,7 +52,8 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     prompt: how long the prompts are, in words. context: tokens that a row holds in the middle of what was measured, the
     mean over the rows. runs: seconds of the short and of the long run, of each repetition; bare graphs have none.
     nodes: of the graph. idle_us: of the device between two launches, by its stamps. overlap: the share of launches that
-    were enqueued while the one before ran. host_us: the engine's own time a launch. skipped: why there is no figure.
+    were enqueued while the one before ran. host_us: the engine's own time a launch. experts: that the rows name in a
+    layer, each counted once, the mean over layers and steps. skipped: why there is no figure.
     """
 
     table: Table
@@ -72,6 +73,7 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     overlap: float | None = None
     host_us: float | None = None
     tokens_per_message: float | None = None
+    experts: float | None = None
     skipped: str = ""
 
 

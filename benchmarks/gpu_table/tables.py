@@ -9,8 +9,11 @@ from benchmarks.gpu_table.merge import Merged
 from benchmarks.gpu_table.published import (
     FIRST_TOKEN_GOALS_MS,
     GOALS_MS,
+    MODEL_GOALS_MS,
     PEERS_MS,
     VLLM_FIRST_TOKEN_MS,
+    VLLM_MODELS_MS,
+    Place,
     Prompt,
     best_peer_ms,
 )
@@ -41,7 +44,13 @@ def tables(merged: Merged) -> str:
     blocks = [_heading(merged)]
     for sampling in ("greedy", "sampled"):
         blocks.append(_step_table(steps, sampling))
-    blocks += [_ways_table(cells), _one_among_table(steps, cells), _depth_table(cells), _length_table(cells)]
+    blocks += [
+        _ways_table(cells),
+        _one_among_table(steps, cells),
+        _depth_table(cells),
+        _length_table(cells),
+        _model_table(cells),
+    ]
     blocks += [_breakdown_table(breakdown) for breakdown in breakdowns]
     blocks.append(_prompt_table([found for part in merged.parts for found in part.prompts]))
     blocks.append(_agreement_table([found for part in merged.parts for found in part.agreements]))
@@ -142,6 +151,23 @@ def _length_table(cells: Sequence[Cell]) -> list[str]:
     ]  # fmt: skip
     head = ["shape", "batch", "prompts", "mean context", "floor", "ms", "÷ floor", "idle µs"]
     return ["**Long contexts and ragged lengths, greedy, through the engine**", "", *_table(head, rows)] if rows else []
+
+
+def _model_table(cells: Sequence[Cell]) -> list[str]:
+    rows = []
+    for cell in cells:
+        if cell.table != "models":
+            continue
+        place = Place(cell.shape, cell.rows)
+        peer, goal = VLLM_MODELS_MS.get(place), MODEL_GOALS_MS.get(place)
+        rows.append([
+            cell.shape, str(cell.rows), cell.way, _number(cell.experts, 1), _number(cell.floor_ms),
+            _number(cell.step_ms, 3), _over(cell.step_ms, cell.floor_ms), str(cell.nodes or _NONE),
+            _number(cell.overlap, 3), _number(peer), _number(goal), _verdict(cell.step_ms, goal),
+        ])  # fmt: skip
+    head = ["shape", "batch", "way", "experts a layer", "floor", "ms", "÷ floor", "nodes", "overlap", "vLLM 0.26.0",
+            "goal", ""]  # fmt: skip
+    return ["**Models with experts: milliseconds a decode step, greedy**", "", *_table(head, rows)] if rows else []
 
 
 def _breakdown_table(found: Breakdown) -> list[str]:

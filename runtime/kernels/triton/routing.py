@@ -78,30 +78,30 @@ def chosen_experts(
 
 
 @triton.jit
-def _write_items(counts, items, PADDED: tl.constexpr, BLOCK: tl.constexpr, ITEMS: tl.constexpr):
+def _write_items(counts, items, num_items, PADDED: tl.constexpr, BLOCK: tl.constexpr):
     """counts: entries of each expert, [PADDED]."""
     e = tl.arange(0, PADDED)[None, :]
     blocks = (counts + BLOCK - 1) // BLOCK
     ends = tl.cumsum(blocks, 0)
-    for begin in tl.static_range(0, ITEMS, _AT_ONCE):
+    for begin in range(0, num_items, _AT_ONCE):
         i = begin + tl.arange(0, _AT_ONCE)
         expert = tl.sum((ends[None, :] <= i[:, None]).to(tl.int32), 1)
         mine = e == expert[:, None]
         first = (i - tl.sum(tl.where(mine, (ends - blocks)[None, :], 0), 1)) * BLOCK
         left = tl.sum(tl.where(mine, counts[None, :], 0), 1) - first
         at = items + i * _ITEM
-        there = i < ITEMS
+        there = i < num_items
         tl.store(at, expert, mask=there)
         tl.store(at + 1, first, mask=there)
         tl.store(at + 2, tl.minimum(tl.maximum(left, 0), BLOCK), mask=there)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "num_items"])
 def _route_kernel(
-    scores, live, squares, shares, places, scale, entries, items, arrived, eps, num_tokens, COUNT: tl.constexpr,
-    CHOSEN: tl.constexpr, PADDED: tl.constexpr, COMPARED: tl.constexpr, RENORMALISED: tl.constexpr,
-    DEPTH: tl.constexpr, SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr, ALL: tl.constexpr,
-    BLOCK: tl.constexpr, ITEMS: tl.constexpr, DEPENDENT: tl.constexpr,
+    scores, live, squares, shares, places, scale, entries, items, arrived, eps, num_tokens, num_items,
+    COUNT: tl.constexpr, CHOSEN: tl.constexpr, PADDED: tl.constexpr, COMPARED: tl.constexpr,
+    RENORMALISED: tl.constexpr, DEPTH: tl.constexpr, SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr,
+    STRIDE: tl.constexpr, ALL: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program for a token. ALL: tokens, rounded up, if the program that comes last is to list them; else 0."""
     let_dependents_start(DEPENDENT)
@@ -126,13 +126,13 @@ def _route_kernel(
             taken = found >= 0
             nth = tl.cumsum(taken.to(tl.int32), 0) - 1
             tl.store(entries + e[None, :] * num_tokens + nth, t * CHOSEN + found, mask=taken)
-            _write_items(tl.sum(taken.to(tl.int32), 0), items, PADDED, BLOCK, ITEMS)
+            _write_items(tl.sum(taken.to(tl.int32), 0), items, num_items, PADDED, BLOCK)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "num_items"])
 def _list_kernel(
-    places, entries, counts, items, arrived, num_tokens, COUNT: tl.constexpr, CHOSEN: tl.constexpr,
-    PADDED: tl.constexpr, LISTED: tl.constexpr, BLOCK: tl.constexpr, ITEMS: tl.constexpr,
+    places, entries, counts, items, arrived, num_tokens, num_items, COUNT: tl.constexpr, CHOSEN: tl.constexpr,
+    PADDED: tl.constexpr, LISTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program for an expert, of which the one that comes last makes the items."""
     expert = tl.program_id(0)
@@ -151,7 +151,7 @@ def _list_kernel(
         tl.store(arrived, 0)
         e = tl.arange(0, PADDED)
         found = tl.load(counts + e, mask=e < COUNT, other=0, cache_modifier=".cg")
-        _write_items(found, items, PADDED, BLOCK, ITEMS)
+        _write_items(found, items, num_items, PADDED, BLOCK)
 
 
 def padded(count: int) -> int:
@@ -203,7 +203,7 @@ def route(
     places = torch.empty((tokens, count), dtype=torch.int8, device=device)
     made, tiles, eps = (scores, 0, 0.0) if squares is None else squares
     few = tokens <= FEW_TOKENS
-    sizes: dict[str, Any] = {"COUNT": count, "CHOSEN": chosen, "PADDED": wide, "BLOCK": block, "ITEMS": items}
+    sizes: dict[str, Any] = {"COUNT": count, "CHOSEN": chosen, "PADDED": wide, "BLOCK": block}
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _route_kernel[(tokens,)](
         scores,
@@ -217,6 +217,7 @@ def route(
         arrived,
         eps,
         tokens,
+        items,
         COMPARED=compared(count),
         RENORMALISED=renormalised,
         DEPTH=depth,
@@ -232,6 +233,6 @@ def route(
     if not few:
         counts = torch.empty(count, dtype=torch.int32, device=device)
         _list_kernel[(count,)](
-            places, found.entries, counts, found.items, arrived, tokens, LISTED=_LISTED, num_warps=4, **sizes
+            places, found.entries, counts, found.items, arrived, tokens, items, LISTED=_LISTED, num_warps=4, **sizes
         )
     return found

@@ -41,6 +41,15 @@ def test_a_tied_head_is_read_once_and_an_untied_embedding_not_at_all() -> None:
     assert bytes_of("8B").weights == 2 * (32 * per_layer + 128256 * 4096 + 4096)
 
 
+def test_of_experts_those_that_are_named_are_read() -> None:
+    bytes_ = bytes_of("30B-A3B")
+    per_layer = (32 + 2 * 4) * 128 * 2048 + 32 * 128 * 2048 + 128 * 2048 + 2 * 2048 + 2 * 128
+    assert bytes_.weights == 2 * (48 * per_layer + 151936 * 2048 + 2048)
+    assert (bytes_.expert, bytes_.expert_layers) == (2 * 3 * 2048 * 768, 48)
+    assert bytes_.floor_ms(CONTEXT, 8) == pytest.approx(1.33, abs=0.01)
+    assert bytes_.floor_ms(64 * CONTEXT, 126) == pytest.approx(13.8, abs=0.2)
+
+
 def test_a_token_keeps_a_key_and_a_value_of_every_kv_head_in_every_layer() -> None:
     assert bytes_of("0.6B").kv_token == 28 * 2 * 8 * 128 * 2
     assert bytes_of("1B").kv_token == 16 * 2 * 8 * 64 * 2

@@ -1,0 +1,140 @@
+"""Times ways to cut the products of experts on the GPU at hand, each by itself, and prints the best.
+
+`python -m benchmarks.tune.experts`. A layer of the shape with random weights, rows that choose at random; its weights
+are more than the GPU's caches hold. What is asked for besides: a lone row's kernels, routing and the sum.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import torch
+
+from benchmarks.tune.trial import READ_BYTES_PER_S, compile_side_by_side, graph_us, part_of
+from runahead.runtime.kernels.layers import Norm
+from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works
+from runahead.runtime.kernels.triton.expert_products import ExpertTiling, expert_product, expert_sums, expert_tiling
+from runahead.runtime.kernels.triton.expert_row import experts_of_one_row
+from runahead.runtime.kernels.triton.gpu import LEAST_SHARED_MEMORY, current_gpu
+from runahead.runtime.kernels.triton.routing import Routing, route
+
+SHAPES: Final = {"30B-A3B": (2048, 128, 768, 8)}  # hidden, experts, their width, experts of a token
+_LAYERS: Final = 2  # by turns, so that a lone row's experts are not in the caches
+
+
+def tilings(columns: int, halves: int, depth: int) -> Iterator[ExpertTiling]:
+    """Candidates. columns: entries of an item."""
+    gpu = current_gpu()
+    memory = LEAST_SHARED_MEMORY if gpu is None else gpu.shared_memory
+    few = columns <= 16
+    tiles, blocks, warps = ((32, 64, 128), (64, 128, 256), (4,)) if few else ((64, 128), (64, 128), (4, 8))
+    for tile, block, stages, some in itertools.product(tiles, blocks, (2, 3, 4, 6), warps):
+        taken = (tile + columns) * block * 2 * stages
+        if depth % block == 0 and 32 << 10 <= taken <= min(memory, 128 << 10):
+            yield ExpertTiling(tile // halves, block, stages, some)
+
+
+class Bench:
+    """Layers of experts by turns, for so many rows."""
+
+    def __init__(self, name: str, rows: int) -> None:
+        hidden, count, width, chosen = SHAPES[name]
+        self.rows, self.chosen, self.dependent = rows, chosen, dependent_launch_works()
+
+        def weights(*sizes: int) -> torch.Tensor:
+            return torch.randn(sizes, device="cuda", dtype=torch.bfloat16).mul_(sizes[-1] ** -0.5)
+
+        self.gate_up = [weights(count, 2 * width, hidden) for _ in range(_LAYERS)]
+        self.down = [weights(count, hidden, width) for _ in range(_LAYERS)]
+        self.norm = Norm(weights(hidden), 1e-6)
+        self.x, self.gated = weights(rows, hidden), weights(rows * chosen, width)
+        self.results = torch.randn(rows * chosen, hidden, device="cuda")
+        self.squares = torch.ones(hidden // 16, max(rows, 8), dtype=torch.float64, device="cuda")
+        self.live = torch.ones(rows, dtype=torch.int32, device="cuda")
+        self.arrived = torch.zeros(1, dtype=torch.int32, device="cuda")
+        draw = torch.Generator("cuda").manual_seed(1)
+        self.scores = torch.randn(rows, count, generator=draw, device="cuda")
+        self.routed = self.route()
+
+    def route(self) -> Routing:
+        squares = self.squares, 32, 1e-6
+        return route(
+            self.scores, self.live, self.chosen, True, self.arrived, squares=squares, depth=self.x.shape[1],
+            dependent=self.dependent,
+        )  # fmt: skip
+
+    @property
+    def named(self) -> int:
+        """Experts that the rows name."""
+        items = self.routed.items
+        return int(((items[:, 1] == 0) & (items[:, 2] > 0)).sum())
+
+    def product(self, gates: bool, tiling: ExpertTiling) -> None:
+        for gate_up, down in zip(self.gate_up, self.down, strict=True):
+            x, weight, out = (self.x, gate_up, self.gated) if gates else (self.gated, down, self.results)
+            expert_product(
+                x, weight, self.routed, self.chosen, out, gates=gates, scaled=gates, tiling=tiling,
+                dependent=self.dependent,
+            )  # fmt: skip
+
+    def sums(self) -> None:
+        expert_sums(
+            self.results, self.live, self.chosen, self.x, added=True, gamma=self.norm.weight,
+            scaled=torch.empty_like(self.x), squares=self.squares, dependent=self.dependent,
+        )  # fmt: skip
+
+    def lone_row(self) -> None:
+        for gate_up, down in zip(self.gate_up, self.down, strict=True):
+            experts_of_one_row(
+                self.x, self.scores, self.live, self.norm, gate_up, down, self.chosen, True, dependent=self.dependent
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=list(SHAPES), default="30B-A3B")
+    parser.add_argument("--rows", default="1,8,64,512,2048")
+    parser.add_argument("--compile", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.compile is None:
+        compile_side_by_side("benchmarks.tune.experts", [f"--shape={chosen.shape}", f"--rows={chosen.rows}"])
+    hidden, _, width, _ = SHAPES[chosen.shape]
+    for rows in map(int, chosen.rows.split(",")):
+        bench = Bench(chosen.shape, rows)
+        if chosen.compile is None:
+            print(f"{chosen.shape}, {rows} rows name {bench.named} experts", flush=True)
+            _print("routing", bench.route, 1, 0)
+            _print("sum", bench.sums, 1, 0)
+            if rows == 1:
+                _print("a lone row's", bench.lone_row, _LAYERS, bench.named * 3 * width * hidden * 2)
+        for gates in (True, False):
+            outputs, depth, halves = (width, hidden, 2) if gates else (hidden, width, 1)
+            default = expert_tiling(outputs, depth, bench.routed.block, halves, 2)
+            tried = list(tilings(bench.routed.block, halves, depth))[part_of(chosen.compile)]
+            found = sorted((_us(bench, gates, tiling), str(tiling)) for tiling in {default, *tried})
+            if chosen.compile is None:
+                floor = bench.named * outputs * halves * depth * 2 / READ_BYTES_PER_S * 1e6
+                print(f"  {'gates and ups' if gates else 'downs'}: floor {floor:.1f} µs; default {default}")
+                for took, tiling in found[:5] + [one for one in found[5:] if one[1] == str(default)]:
+                    print(f"    {took:.1f} {tiling}", flush=True)
+
+
+def _us(bench: Bench, gates: bool, tiling: ExpertTiling) -> float:
+    """Of one product; infinite where this GPU can't hold it."""
+    try:
+        return graph_us(lambda: bench.product(gates, tiling)) / _LAYERS
+    except Exception as error:  # by Triton, of several kinds
+        print("   ", tiling, str(error)[:80].replace("\n", " "))
+        return float("inf")
+
+
+def _print(what: str, work: Callable[[], object], times: int, read: int) -> None:
+    floor = f", floor {read / READ_BYTES_PER_S * 1e6:.1f}" if read else ""
+    print(f"  {what}: {graph_us(work) / times:.1f} µs{floor}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
