@@ -1,0 +1,33 @@
+"""Small random models with recurrent states, and the bundled model's tokenizer, for cells of the matrix."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+from safetensors.torch import load_file, save_file
+from transformers import BambaConfig
+
+from runahead.runtime import models
+from tests.parity.workload import VOCAB
+from tests.runtime.models.checkpoints import BAMBA, IDS, Case, save
+
+_BUNDLED: Final = Path(models.__path__[0]) / "bundled"
+_SIZES: Final[dict[str, Any]] = {**IDS, "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64}
+# End tokens whose logits lie further from zero than others', so that a draw meets one soon.
+_ENDS: Final = tuple(range(300, 310))
+_FURTHER: Final = 3.0
+FAMILIES: Final = {"mamba-2": Case("mamba-2", BambaConfig, {**_SIZES, **BAMBA})}
+
+
+def save_with_tokenizer(family: str, folder: Path) -> None:
+    """A checkpoint of this family that a service can be started with."""
+    save(FAMILIES[family], folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(_BUNDLED / name, folder / name)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": list(_ENDS)}))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"][list(_ENDS)] *= _FURTHER
+    save_file(tensors, folder / "model.safetensors")

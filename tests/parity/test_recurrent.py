@@ -1,0 +1,82 @@
+"""Models with recurrent states, through the service: every depth gives the answers of `serial`, whatever befalls a row.
+
+The events are those of the matrix. States that are given back are poisoned, and nothing of a prompt is ever found in
+the prefix cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.parity.matrix import EVENTS, Run, saw_depth
+from tests.parity.recurrent_checkpoints import FAMILIES, save_with_tokenizer
+from tests.parity.services import services_at_every_depth
+from tests.parity.test_parity import ATTEMPTS, POOLS, compare_runs, run_cell, table
+
+pytestmark = pytest.mark.timeout(0)  # each workload has its own
+
+KIND = "seeded-sampling"
+Started = Callable[[str, str], dict[tuple[str, str], str]]
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """URLs by pool and depth, of a family's services with this pool, and of the one that is serial with a roomy one.
+    Those of another pool end before."""
+    with contextlib.ExitStack() as all_of_a_family, contextlib.ExitStack() as of_a_pool:
+        folders: dict[str, Path] = {}
+        running: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
+        expected: dict[str, str] = {}
+
+        def start(stack: contextlib.ExitStack, family: str, pool: str, *depths: str) -> dict[str, str]:
+            flags = ["--model", str(folders[family]), "--threads", "1", *POOLS[pool]]
+            services = services_at_every_depth(lambda i: [*flags, "--jitter-seed", str(41 + i)], depths)
+            return stack.enter_context(services)
+
+        def of(family: str, pool: str) -> dict[tuple[str, str], str]:
+            if family not in folders:
+                of_a_pool.close()
+                all_of_a_family.close()
+                folders[family] = tmp_path_factory.mktemp(family)
+                save_with_tokenizer(family, folders[family])
+                expected.clear()
+                expected["serial"] = start(all_of_a_family, family, "roomy", "serial")["serial"]
+            if (family, pool) not in running:
+                of_a_pool.close()
+                running.clear()
+                chained = ("1", "2", "4") if pool == "roomy" else ("serial", "1", "2", "4")
+                urls = start(of_a_pool, family, pool, *chained)
+                running[family, pool] = {(pool, depth): url for depth, url in urls.items()}
+            return {**running[family, pool], ("roomy", "serial"): expected["serial"]}
+
+        yield of
+
+
+@pytest.mark.parametrize("event", sorted(EVENTS, key=lambda event: EVENTS[event].pool))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_cell_of_the_matrix_has_the_answers_of_serial_in_a_roomy_pool(
+    family: str, event: str, started: Started
+) -> None:
+    pool = EVENTS[event].pool
+    services = started(family, pool)
+    for attempt in range(ATTEMPTS):
+        runs = asyncio.run(run_cell(KIND, event, 80 + attempt, services))
+        compare_runs(event, runs)
+        seen = {where: {**saw(event, run), **saw_depth(run)} for where, run in runs.items() if where[0] == pool}
+        print(f"\n{family} / {event}: " + table(list(seen.values())))
+        if all(count > 0 for happened in seen.values() for count in happened.values()):
+            return
+    pytest.fail(f"not everything that the cell is about happened in any of {ATTEMPTS} attempts: {seen}")
+
+
+def saw(event: str, run: Run) -> dict[str, int]:
+    """What happened, by name. A prompt that came before is computed again, whole, and its request gets the same."""
+    assert run.counted["cached tokens"] == 0, "no state is cached that would go with them"
+    if event == "prefix-hit":
+        return {"prompts that came again": sum(answer.cached_tokens == 0 for answer in run.answers[3:])}
+    return EVENTS[event].witness(run)
