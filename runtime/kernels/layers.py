@@ -166,14 +166,30 @@ class Dense:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """What every token gets beside its experts: down(silu(gate) * up), times the logistic function of the dot product
+    of its input with `share` if there is one."""
+
+    gate_up: Linear  # hidden to 2 * intermediate
+    down: Linear  # intermediate to hidden
+    share: torch.Tensor | None = None  # [hidden]
+
+    @property
+    def width(self) -> int:
+        """intermediate"""
+        return self.down.weight.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """A feed-forward in which each token is sent to a few of many experts: x += the sum, over the experts that the
     token's router chooses, of share * down(silu(gate) * up), gate and up of norm(x), which are one product.
 
     The router's scores are a product of norm(x). Shares are their softmax over all experts, in float32; those of the
     `chosen` highest scores count, of equal scores the experts of the lowest numbers, and they are divided by their own
-    sum if `renormalised`. A token's sum is taken in the order of the experts' numbers, whatever its neighbours choose.
-    Tokens of masked rows, and padding, choose none, and nothing is added to them.
+    sum if `renormalised`. A token's sum is taken in the order of the experts' numbers, whatever its neighbours choose,
+    and what the shared expert makes of norm(x) comes last. Tokens of masked rows, and padding, choose none, and nothing
+    is added to them.
     """
 
     norm: Norm  # over hidden
@@ -182,6 +198,7 @@ class Experts:
     down: tuple[Linear, ...]  # of each expert, intermediate to hidden
     chosen: int  # experts of a token
     renormalised: bool
+    shared: SharedExpert | None = None
 
     @property
     def count(self) -> int:
@@ -207,11 +224,15 @@ class Layer:
 
 def products_of(layer: Layer) -> list[Linear]:
     """Every product of a layer, in the order of its fields; those of experts one by one."""
+    return [*_products_in(layer.mixer), *_products_in(layer.feed_forward)]
+
+
+def _products_in(kind: Mixer | FeedForward | SharedExpert) -> list[Linear]:
     found: list[Linear] = []
-    for kind in (layer.mixer, layer.feed_forward):
-        for field in fields(kind):
-            part = getattr(kind, field.name)
-            found += [item for item in (part if isinstance(part, tuple) else (part,)) if isinstance(item, Linear)]
+    for field in fields(kind):
+        part = getattr(kind, field.name)
+        found += [item for item in (part if isinstance(part, tuple) else (part,)) if isinstance(item, Linear)]
+        found += _products_in(part) if isinstance(part, SharedExpert) else []
     return found
 
 

@@ -74,6 +74,11 @@ class TensorReader:
         whole = self.tensor(every, rows * len(names), columns)
         return tuple(Linear(self.pack(weight), None) for weight in whole.split(sum(rows)))
 
+    def linears_of_one(self, name: str, count: int, rows: int, columns: int) -> tuple[Linear, ...]:
+        """Products that are alike and that the checkpoint has in one tensor, [count, rows, columns]."""
+        whole = self.tensor((f"{name}.weight",), (count,), rows, columns)
+        return tuple(Linear(self.pack(weight), None) for weight in whole)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:

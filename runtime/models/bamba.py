@@ -88,7 +88,7 @@ BAMBA: Final = Architecture(
     name=_NAME,
     model_type="bamba",
     models="Bamba 9B, 1 and 2",
-    understood=READ_BY_MAMBA2 | {_ATTENTION, "attention_bias", "mlp_bias", "partial_rotary_factor"},
+    understood=READ_BY_MAMBA2 | {_ATTENTION, "attention_bias", "mlp_bias"},
     unread=(
         SCANS_IN_CHUNKS,
         unread("How much of a head is rotated: half of it, whatever this says.", "attn_rotary_emb"),

@@ -20,11 +20,11 @@ from runahead.runtime.models.dense_decoder import READ_BY_DENSE, DenseConfig
 _LIMITS: Final = "time_step_limit"
 _INFINITY: Final = {"__float__": "Infinity"}  # as `transformers` writes it: JSON has none
 _EXPAND: Final = "mamba_expand"
-# Of hybrid decoders no class of `transformers` reads a window, or a part of a head that is rotated.
+# Of hybrid decoders no class of `transformers` reads a window.
 READ_BY_MAMBA2: Final = READ_BY_DENSE.union(
     "mamba_n_heads mamba_d_head mamba_n_groups mamba_d_state mamba_d_conv mamba_expand mamba_conv_bias "
     "mamba_proj_bias time_step_limit".split()
-) - {"sliding_window", "use_sliding_window", "layer_types", "partial_rotary_factor"}
+) - {"sliding_window", "use_sliding_window", "layer_types"}
 SCANS_IN_CHUNKS: Final = unread(
     "How a library cuts the recurrence, whose result is the same, and which code computes it.",
     "mamba_chunk_size use_mamba_kernels",
@@ -80,8 +80,8 @@ def _limits(raw: Mapping[str, Any]) -> tuple[float, float]:
     return float(numbers[0]), float(numbers[1])
 
 
-def mamba2(config: Mamba2Config, layer: int, tensors: TensorReader) -> Mamba2:
-    """The recurrent mixer of a layer."""
+def mamba2(config: Mamba2Config, layer: int, tensors: TensorReader, *, eps: float | None = None) -> Mamba2:
+    """The recurrent mixer of a layer. eps: of the norm within it; None: as of the others."""
     own = f"model.layers.{layer}."
     prefix, shape, hidden = f"{own}mamba.", config.mamba, config.hidden_size
     heads, channels, bias = (shape.heads,), (shape.channels,), config.proj_bias
@@ -95,7 +95,7 @@ def mamba2(config: Mamba2Config, layer: int, tensors: TensorReader) -> Mamba2:
         d=tensors.tensor((f"{prefix}D",), heads),
         dt_bias=tensors.tensor((f"{prefix}dt_bias",), heads),
         dt_limits=config.dt_limits,
-        gated_norm=tensors.norm(f"{prefix}norm", shape.inner, config.rms_norm_eps),
+        gated_norm=tensors.norm(f"{prefix}norm", shape.inner, config.rms_norm_eps if eps is None else eps),
         out=tensors.linear((f"{prefix}out_proj",), (hidden,), shape.inner, bias=bias),
     )
 

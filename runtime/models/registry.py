@@ -8,6 +8,7 @@ from runahead.runtime.models.architecture import Architecture
 from runahead.runtime.models.bamba import BAMBA
 from runahead.runtime.models.gemma3 import GEMMA3
 from runahead.runtime.models.granite import GRANITE
+from runahead.runtime.models.granite_hybrid import GRANITE_HYBRID
 from runahead.runtime.models.llama import LLAMA
 from runahead.runtime.models.ministral import MINISTRAL
 from runahead.runtime.models.mistral import MISTRAL
@@ -33,6 +34,7 @@ _SERVED: Final[tuple[Architecture[Any], ...]] = (
     MIXTRAL,
     QWEN3_MOE,
     BAMBA,
+    GRANITE_HYBRID,
 )
 ARCHITECTURES: Final = {found.name: found for found in _SERVED}
 

@@ -66,7 +66,7 @@ def dummy_weights(
         for piece in whole.view(-1).split(_DRAWN_AT_ONCE):
             drawn = torch.randn(piece.shape, generator=generator, device=device, dtype=torch.float32)
             if stack.columns:
-                drawn.mul_(stack.columns[0] ** -0.5)
+                drawn.mul_(stack.columns[-1] ** -0.5)
             else:
                 drawn.mul_(0.02).add_(1.0 if stack.names[0].endswith("norm.weight") else 0.0)
             piece.copy_(drawn)

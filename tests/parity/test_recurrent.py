@@ -57,12 +57,20 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
         yield of
 
 
-@pytest.mark.parametrize("event", sorted(EVENTS, key=lambda event: EVENTS[event].pool))
+def pool_of(event: str) -> str:
+    return EVENTS[event].pool
+
+
+BY_POOL: list[str] = sorted(EVENTS, key=pool_of)
+
+
+# Families stand together, and in each the events of a pool: its services are started once.
+@pytest.mark.parametrize("event", BY_POOL)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_cell_of_the_matrix_has_the_answers_of_serial_in_a_roomy_pool(
     family: str, event: str, started: Started
 ) -> None:
-    pool = EVENTS[event].pool
+    pool = pool_of(event)
     services = started(family, pool)
     for attempt in range(ATTEMPTS):
         runs = asyncio.run(run_cell(KIND, event, 80 + attempt, services))

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
-from runahead.runtime.kernels.layers import Experts
+from runahead.runtime.kernels.layers import Experts, Linear, SharedExpert
 from runahead.runtime.kernels.reference.buffers import Buffers
 from runahead.runtime.kernels.reference.linear import Product, Products
 from runahead.runtime.kernels.reference.norm import silu_mul
@@ -31,11 +31,14 @@ class ExpertBuffers:
     x: torch.Tensor  # [T, hidden] what a group reads
     gate_up: torch.Tensor  # [T, 2 * width]
     gated: torch.Tensor  # [T, width]
-    y: torch.Tensor  # [T, hidden] what a group gives
+    y: torch.Tensor  # [T, hidden] what a group gives, or the shared expert
+    shared_gate_up: torch.Tensor  # [T, 2 * width of the shared expert]
+    shared_gated: torch.Tensor  # [T, width of the shared expert]
 
     @staticmethod
-    def make(tokens: int, hidden: int, count: int, width: int) -> ExpertBuffers:
-        columns = (count, hidden, 2 * width, width, hidden)
+    def make(tokens: int, hidden: int, count: int, width: int, shared: int = 0) -> ExpertBuffers:
+        """shared: the width of the shared expert; 0: there is none."""
+        columns = (count, hidden, 2 * width, width, hidden, 2 * shared, shared)
         return ExpertBuffers(*(torch.zeros((tokens, each)) for each in columns))
 
 
@@ -80,6 +83,38 @@ def route(scores: NDArray[np.float32], live: NDArray[np.intp], chosen: int, reno
 
 
 @dataclass(frozen=True, slots=True)
+class BoundSharedExpert:
+    """The products of what every token gets.
+
+    share: [hidden, 1]. A library's product with one output does not keep its rows' bits, so that each token's is a dot
+    product of its own.
+    """
+
+    gate_up: Product
+    down: Product
+    share: NDArray[np.float32] | None
+    products: Products
+
+    @staticmethod
+    def of(weights: SharedExpert, products: Products) -> BoundSharedExpert:
+        def bound(linear: Linear) -> Product:
+            return products.bind(linear.weight, linear.bias)
+
+        share = None if weights.share is None else weights.share.float().numpy()[:, None]
+        return BoundSharedExpert(bound(weights.gate_up), bound(weights.down), share, products)
+
+    def of_all(self, buffers: Buffers, own: ExpertBuffers) -> NDArray[np.float32]:
+        """What it makes of the residual's norm, of every token. [T, hidden]"""
+        self.gate_up.write(buffers.normed_parts, own.shared_gate_up)
+        gate_up, gated, y = own.shared_gate_up.numpy(), own.shared_gated.numpy(), own.y.numpy()
+        silu_mul(gate_up[:, : gated.shape[1]], gate_up[:, gated.shape[1] :], gated)
+        self.down.write(self.products.cut(own.shared_gated), own.y)
+        if self.share is not None:
+            y /= np.exp(-np.matmul(buffers.norm.out[:, None], self.share)[:, 0]) + np.float32(1.0)
+        return y
+
+
+@dataclass(frozen=True, slots=True)
 class BoundExperts:
     """The products of a layer."""
 
@@ -89,6 +124,7 @@ class BoundExperts:
     chosen: int
     renormalised: bool
     products: Products
+    shared: BoundSharedExpert | None
 
     @staticmethod
     def of(weights: Experts, products: Products) -> BoundExperts:
@@ -99,6 +135,7 @@ class BoundExperts:
             weights.chosen,
             weights.renormalised,
             products,
+            None if weights.shared is None else BoundSharedExpert.of(weights.shared, products),
         )
 
     def add(self, buffers: Buffers, own: ExpertBuffers, live: NDArray[np.intp]) -> None:
@@ -110,6 +147,8 @@ class BoundExperts:
             y = self._of(group, buffers.norm.out, own)
             np.multiply(y, group.shares, out=y)
             total[group.tokens] += y
+        if self.shared is not None:
+            total[live] += self.shared.of_all(buffers, own)[live]
         np.add(buffers.residual_array, total, out=buffers.residual_array)
 
     def _of(self, group: Group, normed: NDArray[np.float32], own: ExpertBuffers) -> NDArray[np.float32]:

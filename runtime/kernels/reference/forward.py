@@ -101,7 +101,7 @@ class ReferenceBoundKernels:
         self._shapes: list[tuple[AttentionShape, int]] = []  # a shape, and which rope
         self._windows: list[tuple[int, int]] = []  # the number of these two, and a window
         self._widths: list[int] = []
-        self._experts: list[tuple[int, int]] = []  # how many, and their width
+        self._experts: list[tuple[int, int, int]] = []  # how many, their width, and that of the shared one
         self._mamba2: list[Mamba2Shape] = []
         self._work: dict[int, _Workspace] = {}  # by T
         self._cache: tuple[KVCache, tuple[_LayerCache, ...]] | None = None
@@ -161,7 +161,8 @@ class ReferenceBoundKernels:
 
     def experts(self, weights: Experts) -> Callable[[ReferenceStream], None]:
         """See `BoundKernels.experts`."""
-        kind = _number(self._experts, (weights.count, weights.width))
+        shared = 0 if weights.shared is None else weights.shared.width
+        kind = _number(self._experts, (weights.count, weights.width, shared))
         norm, bound = NormWeight.of(weights.norm), BoundExperts.of(weights, self._products)
 
         def feed_forward(stream: ReferenceStream) -> None:

@@ -51,6 +51,7 @@ class TritonBoundKernels:
         return lambda stream: stream.dense(weights)
 
     def experts(self, weights: Experts) -> Callable[[Stream], None]:
+        assert weights.shared is None, "models with a shared expert are refused before their weights are read"
         self._look_at(weights.router, weights.gate_up[0], weights.down[0])
         packed = PackedExperts.of(weights)
         return lambda stream: stream.experts(packed)

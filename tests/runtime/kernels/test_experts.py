@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
-from runahead.runtime.kernels.layers import Experts, Linear, Norm
+from runahead.runtime.kernels.layers import Experts, Linear, Norm, SharedExpert
 from runahead.runtime.kernels.reference.buffers import Buffers
 from runahead.runtime.kernels.reference.experts import BoundExperts, ExpertBuffers, live_tokens, route
 from runahead.runtime.kernels.reference.linear import Products, choose_products
 from runahead.runtime.kernels.reference.norm import NormWeight
 
-HIDDEN, WIDTH, COUNT = 24, 16, 7
+HIDDEN, WIDTH, COUNT, SHARED = 24, 16, 7, 12
 
 
 def routed(scores: list[list[float]], chosen: int, renormalised: bool = False) -> list[dict[int, float]]:
@@ -84,7 +86,7 @@ def test_tokens_of_masked_rows_are_not_live() -> None:
 class Layer:
     """Experts with random weights, and what they add to rows of a residual."""
 
-    def __init__(self, chosen: int, renormalised: bool) -> None:
+    def __init__(self, chosen: int, renormalised: bool, *, shared: bool = False, share: bool = False) -> None:
         self.products: Products = choose_products()
         draw = torch.Generator().manual_seed(5)
 
@@ -103,6 +105,13 @@ class Layer:
             down=tuple(linear(HIDDEN, WIDTH) for _ in range(COUNT)),
             chosen=chosen,
             renormalised=renormalised,
+            shared=SharedExpert(
+                linear(2 * SHARED, HIDDEN),
+                linear(HIDDEN, SHARED),
+                torch.randn(HIDDEN, generator=draw) if share else None,
+            )
+            if shared
+            else None,
         )
         self.bound = BoundExperts.of(self.weights, self.products)
 
@@ -111,9 +120,9 @@ class Layer:
         count = len(residual)
         rows = count + -count % self.products.row_multiple
         buffers = Buffers.make(rows, HIDDEN, self.products)
-        own = ExpertBuffers.make(rows, HIDDEN, COUNT, WIDTH)
-        for tensor in (own.scores, own.x, own.gate_up, own.gated, own.y):
-            tensor.fill_(float("nan"))
+        own = ExpertBuffers.make(rows, HIDDEN, COUNT, WIDTH, SHARED)
+        for field in fields(own):
+            getattr(own, field.name).fill_(float("nan"))
         buffers.branch_array[:] = np.nan
         buffers.residual_array[:] = 0.0
         buffers.residual_array[:count] = residual
@@ -159,6 +168,26 @@ def test_masked_tokens_are_sent_nowhere_and_nothing_is_added_to_them() -> None:
     found = layer.added(residual, live=np.array([0, 2, 3, 5]))
     np.testing.assert_array_equal(found[[0, 2, 3, 5]], alone[[0, 2, 3, 5]])
     assert np.isnan(found[[1, 4]]).all()
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_what_every_token_gets_is_added_behind_its_experts(share: bool) -> None:
+    plain, layer = Layer(2, renormalised=True), Layer(2, renormalised=True, shared=True, share=share)
+    residual, shared = rows_of(9), layer.weights.shared
+    assert shared is not None
+    x = torch.from_numpy(residual).double()
+    normed = x / torch.sqrt((x * x).mean(1, keepdim=True) + 1e-6)
+    both = normed @ layer.plain[id(shared.gate_up)].t()
+    expected = (torch.nn.functional.silu(both[:, :SHARED]) * both[:, SHARED:]) @ layer.plain[id(shared.down)].t()
+    if shared.share is not None:
+        expected *= torch.sigmoid(normed @ shared.share.double())[:, None]
+    found = layer.added(residual)
+    np.testing.assert_allclose(found - plain.added(residual), expected.numpy(), rtol=2e-5, atol=5e-5)
+    alone = np.concatenate([layer.added(residual[i : i + 1]) for i in range(len(residual))])
+    np.testing.assert_array_equal(found, alone)
+    residual[4] = np.nan
+    among_masked = layer.added(residual, live=np.array([0, 1, 2, 3, 5, 6, 7, 8]))
+    np.testing.assert_array_equal(np.delete(among_masked, 4, 0), np.delete(alone, 4, 0))
 
 
 def test_where_nobody_lives_no_expert_is_read() -> None:

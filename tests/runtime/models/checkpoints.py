@@ -13,6 +13,7 @@ from transformers import (
     BambaConfig,
     Gemma3TextConfig,
     GraniteConfig,
+    GraniteMoeHybridConfig,
     LlamaConfig,
     MinistralConfig,
     MistralConfig,
@@ -111,6 +112,27 @@ BAMBA_GROUPS = {
     "attention_bias": True,
     "mlp_bias": True,
 }
+RECURRENT = "linear_attention"
+GRANITE_HYBRID = {
+    "layer_types": [RECURRENT, FULL, RECURRENT],
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "num_local_experts": 7,
+    "num_experts_per_tok": 3,
+    "intermediate_size": 40,
+    "shared_intermediate_size": 56,
+}
+GRANITE_HYBRID_ROTATED = {
+    "num_hidden_layers": 4,
+    "layer_types": [RECURRENT, FULL, FULL, RECURRENT],
+    "num_local_experts": 0,
+    "position_embedding_type": "rope",
+    "attention_bias": True,
+    "mamba_proj_bias": True,
+    "mamba_conv_bias": False,
+    "num_key_value_heads": 1,
+}
 ODD_HEADS = {"hidden_size": 72, "num_attention_heads": 3, "num_key_value_heads": 1}
 
 
@@ -198,6 +220,21 @@ CASES = (
     ),
     Case("bamba", BambaConfig, {**IDS, **BAMBA}),
     Case("bamba_groups", BambaConfig, {**IDS, **BAMBA, **BAMBA_GROUPS}),
+    Case("granite_hybrid", GraniteMoeHybridConfig, {**IDS, **GRANITE, **GRANITE_HYBRID}),
+    Case(
+        "granite_hybrid_without_experts",
+        GraniteMoeHybridConfig,
+        {**IDS, **GRANITE, **GRANITE_HYBRID, **GRANITE_HYBRID_ROTATED},
+        written={"layer_types": ["mamba", "attention", "attention", "mamba"], "normalization_function": "rmsnorm"},
+    ),
+    Case(
+        "granite_hybrid_bfloat16_all_recurrent",
+        GraniteMoeHybridConfig,
+        {**IDS, **GRANITE_HYBRID, "layer_types": None, "tie_word_embeddings": True},
+        torch.bfloat16,
+        "60KB",
+        {"layer_types": None, "position_embedding_type": "nope", "use_cache": False},
+    ),
     Case("llama_yarn_all_keys", LlamaConfig, {"rope_parameters": {**YARN_ROPE, **YARN_KEYS}}),
 )
 

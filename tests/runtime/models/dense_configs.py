@@ -10,6 +10,7 @@ from runahead.runtime.models.dense_decoder import DenseConfig
 from runahead.runtime.models.expert_decoder import ExpertsConfig
 from runahead.runtime.models.gemma3 import Gemma3Config
 from runahead.runtime.models.granite import GraniteConfig
+from runahead.runtime.models.granite_hybrid import GraniteHybridConfig
 from runahead.runtime.models.llama import LlamaConfig
 from runahead.runtime.models.olmo2 import Olmo2Config
 from runahead.runtime.models.phi3 import Phi3Config
@@ -29,6 +30,7 @@ _KINDS: Final[Mapping[str, type[DenseConfig]]] = {
     "MixtralForCausalLM": ExpertsConfig,
     "Qwen3MoeForCausalLM": Qwen3MoeConfig,
     "BambaForCausalLM": BambaConfig,
+    "GraniteMoeHybridForCausalLM": GraniteHybridConfig,
 }
 
 

@@ -184,6 +184,22 @@ _BAMBA: Final[dict[str, Any]] = {
     "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000.0, "tie_word_embeddings": False,
     "torch_dtype": "bfloat16", "use_cache": True, "use_mamba_kernels": True, "vocab_size": 128256,
 }  # fmt: skip
+# The same of Granite 4.0 H Tiny.
+_GRANITE_HYBRID: Final[dict[str, Any]] = {
+    "architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attention_multiplier": 0.0078125, "bos_token_id": 100257, "embedding_multiplier": 12, "eos_token_id": 100257,
+    "hidden_act": "silu", "hidden_size": 1536, "init_method": "mup", "initializer_range": 0.1,
+    "intermediate_size": 512,
+    "layer_types": ["attention" if layer in (5, 15, 25, 35) else "mamba" for layer in range(40)],
+    "logits_scaling": 6, "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 64,
+    "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 48, "mamba_proj_bias": False,
+    "max_position_embeddings": 131072, "model_type": "granitemoehybrid", "normalization_function": "rmsnorm",
+    "num_attention_heads": 12, "num_experts_per_tok": 6, "num_hidden_layers": 40, "num_key_value_heads": 4,
+    "num_local_experts": 64, "output_router_logits": False, "pad_token_id": 100256, "position_embedding_type": "nope",
+    "residual_multiplier": 0.22, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000,
+    "router_aux_loss_coef": 0.0, "shared_intermediate_size": 1024, "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 100352,
+}  # fmt: skip
 
 PUBLIC: Final[dict[str, dict[str, Any]]] = {
     "Llama 1 7B": _LLAMA1,
@@ -238,6 +254,7 @@ PUBLIC: Final[dict[str, dict[str, Any]]] = {
     },
     "Qwen3 30B-A3B": _QWEN3_MOE,
     "Bamba 9B": _BAMBA,
+    "Granite 4.0 H Tiny": _GRANITE_HYBRID,
     "Qwen3 235B-A22B": {
         **_QWEN3_MOE, "hidden_size": 4096, "intermediate_size": 12288, "max_window_layers": 94,
         "moe_intermediate_size": 1536, "num_attention_heads": 64, "num_hidden_layers": 94,

@@ -14,6 +14,7 @@ from transformers import (
     Gemma3TextConfig,
     GenerationConfig,
     GraniteConfig,
+    GraniteMoeHybridConfig,
     LlamaConfig,
     MinistralConfig,
     MistralConfig,
@@ -43,6 +44,7 @@ LLAMA, QWEN2, QWEN3, MISTRAL = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3For
 MINISTRAL, GRANITE, SMOLLM3 = "MinistralForCausalLM", "GraniteForCausalLM", "SmolLM3ForCausalLM"
 OLMO2, PHI3, GEMMA3 = "Olmo2ForCausalLM", "Phi3ForCausalLM", "Gemma3ForCausalLM"
 MIXTRAL, QWEN3_MOE, BAMBA = "MixtralForCausalLM", "Qwen3MoeForCausalLM", "BambaForCausalLM"
+GRANITE_HYBRID = "GraniteMoeHybridForCausalLM"
 CLASSES: dict[str, type[PreTrainedConfig]] = {
     LLAMA: LlamaConfig,
     QWEN2: Qwen2Config,
@@ -57,6 +59,7 @@ CLASSES: dict[str, type[PreTrainedConfig]] = {
     MIXTRAL: MixtralConfig,
     QWEN3_MOE: Qwen3MoeConfig,
     BAMBA: BambaConfig,
+    GRANITE_HYBRID: GraniteMoeHybridConfig,
 }
 
 PHI3_ROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
@@ -360,6 +363,22 @@ def test_each_layer_has_the_window_that_transformers_gives_it(
         (BAMBA, {"time_step_limit": [2.0, 1.0]}, r"time_step_limit is \[2.0, 1.0\]; it must be two numbers from 0 on"),
         (BAMBA, {"time_step_limit": 1.0}, "time_step_limit is 1.0; it must be two numbers"),
         (BAMBA, {"layer_types": [FULL] * 3}, "not understood for BambaForCausalLM .*: layer_types"),
+        (
+            GRANITE_HYBRID,
+            {"layer_types": ["mamba"]},
+            r"layer_types is \['mamba'\]; it must name mamba or attention for",
+        ),
+        (GRANITE_HYBRID, {"num_experts_per_tok": 9}, "num_experts_per_tok is 9, and there are 8 experts"),
+        (
+            GRANITE_HYBRID,
+            {"position_embedding_type": "alibi"},
+            "position_embedding_type is 'alibi'; it must be rope, or",
+        ),
+        (
+            GRANITE_HYBRID,
+            {"normalization_function": "layernorm"},
+            "normalization_function is 'layernorm'; only 'rmsnorm'",
+        ),
         (PHI3, {"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5; it must be at most 1"),
         (PHI3, {"partial_rotary_factor": 0.1}, "partial_rotary_factor rotates 1 of 16 numbers"),
         (PHI3, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_type 'linear'; Phi3.* has default or"),
