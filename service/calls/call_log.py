@@ -7,8 +7,10 @@ nothing, are bounded.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, Literal
 
+import grpc
 import structlog
 
 from runahead.service.calls.access import COMPLETIONS
@@ -35,18 +37,31 @@ class CallLog:
         """Logs the call."""
         if not self._is_on:
             return
-        left_out: int | None = 0
-        if not call.is_read:
-            left_out = self._budget.take(call.reason or call.code.name)
-        if left_out is None:
+        left_out = 0 if call.is_read else self._budget.take(call.reason or call.code.name)
+        if left_out is not None:
+            _write(call, left_out)
+
+    def left(self, code: grpc.StatusCode, begun: Callable[[], Call]) -> None:
+        """Logs a call that has ended with this code before anybody looked at it. begun: makes it, if there is a line
+        for it."""
+        if not self._is_on:
             return
-        fields = _fields(call)
-        if left_out:
-            fields["left_out"] = left_out
-        if call.method in COMPLETIONS or call.reason:
-            log.info("call", **fields)
-        else:
-            log.debug("call", **fields)
+        left_out = self._budget.take(code.name)
+        if left_out is not None:
+            call = begun()
+            call.code, call.ended = code, call.began  # not by `end`, which tells whoever counts
+            _write(call, left_out)
+
+
+def _write(call: Call, left_out: int) -> None:
+    """left_out: lines of this kind since the last one."""
+    fields = _fields(call)
+    if left_out:
+        fields["left_out"] = left_out
+    if call.method in COMPLETIONS or call.reason:
+        log.info("call", **fields)
+    else:
+        log.debug("call", **fields)
 
 
 def _fields(call: Call) -> dict[str, Any]:

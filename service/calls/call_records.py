@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
+
+import grpc
 
 from runahead.service.calls.call import Call
 from runahead.service.calls.call_log import CallLog
@@ -33,3 +35,12 @@ class CallRecords:
         self._log.ended(call)
         if self._traces is not None:
             self._traces.ended(call)
+
+    def left(self, code: grpc.StatusCode, begun: Callable[[], Call]) -> None:
+        """A call has ended with this code before anybody looked at it. It has a line in the log, as far as these lines
+        go, and no span.
+
+        begun: makes it. That takes as long as all else which is done about such a call, so it is asked for the line
+        alone.
+        """
+        self._log.left(code, begun)

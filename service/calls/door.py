@@ -14,7 +14,7 @@ from runahead.service.calls.access import COMPLETIONS, Access
 from runahead.service.calls.admission import Admission
 from runahead.service.calls.call import Call, begin_answer, serving
 from runahead.service.calls.call_records import CallRecords
-from runahead.service.calls.guard import abort_with, guarded, note_end
+from runahead.service.calls.guard import abort_with, code_of_left, guarded, note_end
 from runahead.service.contract.errors import ServiceError, invalid_argument, shutting_down
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.wire_faults import wire_faults
@@ -71,6 +71,10 @@ class Door(grpc.aio.ServerInterceptor):
     otherwise wait for the message itself, for ever, and never answer a call that has none. It would parse it, too, and
     answer UNKNOWN with a class's name. Clients see no difference: on the wire there is none.
 
+    Each call waits a turn of the event loop first. One that its client has reset, or whose connection has ended, while
+    it waited in the library, is cancelled in that turn, and costs half of one that is looked at. Of these a client can
+    make as many as it likes, and the library hands calls over in the order in which they came.
+
     upload_timeout_s: that a request has to be there whole. records: get each call when it has ended.
     """
 
@@ -82,13 +86,20 @@ class Door(grpc.aio.ServerInterceptor):
         self._admission = admission
         self._upload_timeout_s = upload_timeout_s
         self._records = records
+        self._handlers: dict[str, Any] = {}  # by method, of those that there are
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         """The method's handler, taking a stream of bytes."""
-        handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None:
-            return grpc.stream_stream_rpc_method_handler(self._nothing(method))
+        wrapped = self._handlers.get(method)
+        if wrapped is None:
+            handler = await continuation(handler_call_details)
+            if handler is None:  # not kept: such names are the callers' choice, and there is no end of them
+                return grpc.stream_stream_rpc_method_handler(self._nothing(method))
+            wrapped = self._handlers[method] = self._wrapped(method, handler)
+        return wrapped
+
+    def _wrapped(self, method: str, handler: Any) -> Any:
         if handler.request_streaming:
             serve = self._stream_stream(method, handler)
             return grpc.stream_stream_rpc_method_handler(serve, response_serializer=handler.response_serializer)
@@ -101,8 +112,12 @@ class Door(grpc.aio.ServerInterceptor):
 
     @asynccontextmanager
     async def _entered(self, method: str, context: _Context, *, exists: bool = True) -> AsyncIterator[Call]:
-        trace = self._records.trace(context.invocation_metadata() or ())
-        with serving(Call(method, context.peer(), trace, tell=self._ended)) as call:
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self._left(method, context)
+            raise
+        with serving(self._call(method, context)) as call:
             self._admission.line.calls.started(method)
             try:
                 async with self._calls.entered(context, call), guarded(context, self._admission.line.refuse):
@@ -110,6 +125,17 @@ class Door(grpc.aio.ServerInterceptor):
                     yield call
             finally:
                 note_end(context, call)
+
+    def _call(self, method: str, context: _Context) -> Call:
+        trace = self._records.trace(context.invocation_metadata() or ())
+        return Call(method, context.peer(), trace, tell=self._ended)
+
+    def _left(self, method: str, context: _Context) -> None:
+        """Counts a call that has ended before anybody looked at it."""
+        code = code_of_left(context)
+        self._admission.line.calls.started(method)
+        self._admission.line.calls.ended(method, code.value[0], 0.0)
+        self._records.left(code, lambda: self._call(method, context))
 
     def _ended(self, call: Call) -> None:
         assert call.ended is not None

@@ -70,12 +70,17 @@ def note_end(context: grpc.aio.ServicerContext[Any, Any], call: Call) -> None:
     """How a call has ended that nothing was noted of: called while it ends, whatever it ends with."""
     error = sys.exception()
     if context.cancelled() or isinstance(error, asyncio.CancelledError | grpc.aio.InternalError):
-        is_late = context.time_remaining() == 0.0  # the transport cancels a call whose time is over, too
-        call.end(grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED)
+        call.end(code_of_left(context))
     elif error is not None:  # refused with a status that somebody else has made
         call.end(context.code() or grpc.StatusCode.UNKNOWN)
     else:
         call.end()
+
+
+def code_of_left(context: grpc.aio.ServicerContext[Any, Any]) -> grpc.StatusCode:
+    """How a call has ended that its client, or its deadline, has ended."""
+    is_late = context.time_remaining() == 0.0  # the transport cancels a call whose time is over, too
+    return grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
 
 
 def _as_service_error(error: Exception, call: Call) -> ServiceError:

@@ -106,7 +106,10 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=1, le=1_000_000, description="connections that clients may have; more are closed at once")
     ] = 4096
     max_connection_streams: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="calls open at once on a connection; clients hold more back")
+        int,
+        Meta(
+            ge=1, le=1_000_000, description="calls open at once on a connection; of one that wants more some may fail"
+        ),
     ] = 1024
     max_connection_idle_s: Annotated[
         float, Meta(gt=0, le=1_000_000, description="seconds after which a connection without calls is closed")

@@ -1,6 +1,6 @@
 """What a hostile client does to a port, a round at a time: each is HTTP/2 that no gRPC client sends.
 
-`python -m tests.service.hostile.attacks NAME PORT` goes on with one until it is ended.
+`python -m tests.service.hostile.attacks NAME PORT CONNECTIONS` goes on with one until it is ended.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import struct
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -190,14 +190,15 @@ ATTACKS: Final[Mapping[str, Attack]] = MappingProxyType(
 )
 
 
-def main(name: str, port: int) -> None:
+def main(name: str, port: int, connections: int) -> None:
     """Goes on until it is ended."""
+    attack = replace(ATTACKS[name], connections=connections)
     while True:
         with contextlib.suppress(
             OSError, EOFError, AssertionError
         ):  # thrown out, by a proxy perhaps where the service does not
-            ATTACKS[name].round(port, lambda: None)
+            attack.round(port, lambda: None)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
