@@ -1,16 +1,18 @@
-"""The CUDA device: one stream, a captured graph for every decode launch, marks polled in mapped memory.
+"""The CUDA device: one stream, a captured graph for every decode launch and every mixed launch of a few hundred query
+tokens, marks polled in mapped memory.
 
-A decode launch is one graph replay and nothing else. What is not captured (a launch with prompt chunks, or with no row
-left for F) is enqueued in pieces on the same stream and counted by reason. So is a decode launch whose F holds another
-number of drafts than its S looks at: as two graphs.
+Such a launch is one graph replay and nothing else. What is not captured (a launch of more prompt tokens, one that
+leaves log-probabilities of its prompts, or one with no row left for F) is enqueued in pieces on the same stream and
+counted by reason. So is a launch whose F holds another number of drafts than its S looks at: as two graphs, where its
+rows all decode.
 """
 
 from __future__ import annotations
 
-import bisect
 import select
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 import numpy as np
@@ -18,16 +20,18 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs import marks
+from runahead.cuda_graphs.buckets import Buckets, GraphKey, Piece
 from runahead.cuda_graphs.device import DeviceCounters, DeviceError, Program
 from runahead.cuda_graphs.enqueue_watch import EnqueueWatch, unwatched
-from runahead.cuda_graphs.graph_pool import GraphKey, GraphPool, Piece, buckets_for
+from runahead.cuda_graphs.graph_pool import GraphPool
 from runahead.cuda_graphs.rings import STATUS_BYTES, RingLayout, RingMemory, allocate_rings
 from runahead.cuda_graphs.shape import Form, LaunchShape
 
-MIXED: Final = "mixed"  # F holds prompt chunks: S is a graph, apply and F run eagerly
-CLOSING: Final = "closing"  # no row is left for F: S is a graph, apply runs eagerly
-DRAFTS: Final = "drafts"  # F holds another number of drafts than S looks at: each is a graph, or F runs eagerly
-PROMPT_LOGPROBS: Final = "prompt_logprobs"  # as mixed, for its log-probabilities alone: every chunk has one token
+# Why a launch is not one graph: its S is one, apply and F run eagerly.
+MIXED: Final = "mixed"  # F holds more query tokens of prompts than any graph
+CLOSING: Final = "closing"  # no row is left for F
+DRAFTS: Final = "drafts"  # F holds another number of drafts than S looks at: apply and F may be a graph, too
+PROMPT_LOGPROBS: Final = "prompt_logprobs"  # for its log-probabilities alone
 
 _SPIN_S: Final = 20e-6  # how long a wait spins before it sleeps
 _SLEEP_S: Final = 50e-6
@@ -59,8 +63,9 @@ class CudaDevice:
     """Runs a `CudaProgram` on one stream of the current CUDA device.
 
     stream: everything runs on it, in order. max_rows: of a launch; graphs are captured for the buckets up to it, at
-    construction. mixed_tokens: query tokens of the largest mixed launch, up to which the eager path is warmed up.
-    progress: called with (graphs captured, graphs in all). launched: the number that the first launch comes after.
+    construction. mixed_tokens: query tokens of the largest mixed launch, up to which the eager path is warmed up, and
+    graphs of mixed launches are captured as far as there are any. progress: called with (graphs captured, graphs in
+    all). launched: the number that the first launch comes after.
     draft_forms: numbers of drafts, above 0, that a launch of up to draft_rows rows may verify.
     """
 
@@ -78,9 +83,8 @@ class CudaDevice:
     ) -> None:
         self.rings = rings
         self.counters = DeviceCounters()
-        self.buckets = buckets_for(max_rows)
-        self._draft_forms = tuple(draft_forms)
-        self._draft_buckets = tuple(rows for rows in self.buckets if rows <= draft_rows)
+        self.graph_buckets = Buckets.up_to(max_rows, mixed_tokens, draft_forms, draft_rows)
+        self.buckets, self.mixed_buckets = self.graph_buckets.rows, self.graph_buckets.mixed_tokens
         self._program = program
         self.stream = torch.cuda.Stream()
         self.graphs = GraphPool(self.stream)
@@ -107,7 +111,7 @@ class CudaDevice:
             self._fail(error)
 
     def launch_eagerly(self, shape: LaunchShape) -> None:
-        """`launch` for a decode launch, without its graph: kernel by kernel, which shows what the graph saves."""
+        """`launch` without the launch's graph: kernel by kernel, which shows what the graph saves."""
         try:
             with torch.cuda.stream(self.stream), torch.inference_mode():
                 self._whole(shape)
@@ -151,24 +155,27 @@ class CudaDevice:
 
     def launch_key(self, rows: int, form: Form, drafts: int = 0) -> GraphKey:
         """The graph of a decode launch with up to `rows` rows, and so many drafts of each, on either side."""
-        return GraphKey(Piece.LAUNCH, self._bucket(rows), form, drafts)
+        key = self.graph_buckets.launch_key(GraphKey(Piece.LAUNCH, rows, form, drafts).shape)
+        assert key is not None, "every decode launch has a graph"
+        return key
 
     # ------------------------------------------------------------ launches
 
     def _enqueue(self, shape: LaunchShape) -> None:
-        is_graph = shape.is_decode and not shape.prompt_logprobs
-        if is_graph and shape.drafts == shape.sample_drafts:
-            self.graphs.replay(self.launch_key(max(shape.rows, shape.sample_rows), shape.form, shape.drafts))
+        whole = self.graph_buckets.launch_key(shape)
+        if whole is not None:
+            self.graphs.replay(whole)
             self.counters.graph_replays += 1
             self.rings.idle_ns[self.rings.slot(shape.number)] = 0
             return
         self._watch.begin()
-        self.graphs.replay(GraphKey(Piece.SAMPLE, self._bucket(shape.sample_rows), shape.form, shape.sample_drafts))
+        self.graphs.replay(self.graph_buckets.sample_key(shape))
         self._watch.first_piece()
         self.counters.graph_replays += 1
-        self.counters.fallbacks[DRAFTS if is_graph else _why_no_graph(shape)] += 1
-        if is_graph and shape.rows <= self._draft_buckets[-1]:
-            self.graphs.replay(GraphKey(Piece.FORWARD, self._bucket(shape.rows), Form.PLAIN, shape.drafts))
+        self.counters.fallbacks[self._why_no_graph(shape)] += 1
+        rest = self.graph_buckets.forward_key(shape)
+        if rest is not None:
+            self.graphs.replay(rest)
             self.counters.graph_replays += 1
             self._watch.piece()
         else:
@@ -176,8 +183,12 @@ class CudaDevice:
                 self._after_sampling(shape, self._watch.piece)
         self.rings.idle_ns[self.rings.slot(shape.number)] = self._watch.idle_ns
 
-    def _bucket(self, rows: int) -> int:
-        return self.buckets[bisect.bisect_left(self.buckets, rows)]
+    def _why_no_graph(self, shape: LaunchShape) -> str:
+        if shape.is_closing:
+            return CLOSING
+        if shape.prompt_logprobs:
+            return PROMPT_LOGPROBS
+        return DRAFTS if self.graph_buckets.holds(shape) else MIXED
 
     def _sample(self, shape: LaunchShape) -> None:
         marks.start(self._counter, self._start_ns)
@@ -206,12 +217,9 @@ class CudaDevice:
         """
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
-            for form in Form:
-                for rows in self.buckets:
-                    self._whole(_decode_shape(rows, form))
-                for rows in self._draft_buckets:
-                    for drafts in self._draft_forms:
-                        self._whole(_decode_shape(rows, form, drafts))
+            for key in self.graph_buckets.every_key():
+                if key.piece in (Piece.LAUNCH, Piece.MIXED):
+                    self._whole(key.shape)
             mixed = LaunchShape(0, 1, Form.PLAIN, rows=1, tokens=mixed_tokens, is_decode=False)
             for tokens in _mixed_sizes(mixed_tokens):
                 self._whole(mixed._replace(tokens=tokens))
@@ -224,22 +232,14 @@ class CudaDevice:
         """Capture the largest graph first: the smaller ones then fit into the memory that it took."""
         work: dict[Piece, Callable[[LaunchShape], None]] = {
             Piece.LAUNCH: self._whole,
+            Piece.MIXED: self._whole,
             Piece.SAMPLE: self._sample,
             Piece.FORWARD: self._after_sampling,
         }
-        whole = (Piece.LAUNCH, Piece.SAMPLE)
-        keys = [GraphKey(piece, rows, form) for rows in reversed(self.buckets) for form in Form for piece in whole]
-        for drafts in self._draft_forms:
-            keys += [GraphKey(p, rows, form, drafts) for rows in self._draft_buckets for form in Form for p in whole]
-            keys += [GraphKey(Piece.FORWARD, rows, Form.PLAIN, drafts) for rows in self._draft_buckets]
-        if self._draft_forms:
-            keys += [GraphKey(Piece.FORWARD, rows, Form.PLAIN) for rows in self._draft_buckets]
-        keys.sort(key=lambda key: -key.rows * (1 + key.drafts))
+        keys = self.graph_buckets.every_key()
         for done, key in enumerate(keys):
             progress(done, len(keys))
-            shape = _decode_shape(key.rows, key.form, key.drafts)
-            run = work[key.piece]
-            self.graphs.capture(key, lambda run=run, shape=shape: run(shape))  # type: ignore[misc]
+            self.graphs.capture(key, partial(work[key.piece], key.shape))
             self.counters.graph_captures += 1
         progress(len(keys), len(keys))
 
@@ -276,16 +276,6 @@ class CudaDevice:
         raise DeviceError(f"a launch failed: {error}") from error
 
 
-def _why_no_graph(shape: LaunchShape) -> str:
-    if shape.is_closing:
-        return CLOSING
-    return PROMPT_LOGPROBS if shape.is_decode else MIXED
-
-
 def _mixed_sizes(most: int) -> list[int]:
     """Query tokens of the mixed launches that warm up: every power of two, for which kernels may be compiled."""
     return [1 << power for power in range(3, 32) if 1 << power < most] + [most]
-
-
-def _decode_shape(rows: int, form: Form, drafts: int = 0) -> LaunchShape:
-    return LaunchShape(0, rows, form, rows, rows * (1 + drafts), is_decode=True, drafts=drafts, sample_drafts=drafts)

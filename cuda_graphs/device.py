@@ -64,6 +64,7 @@ class Device(Protocol):
     rings: RingMemory
     counters: DeviceCounters
     buckets: tuple[int, ...]  # row counts that graphs are captured for, ascending; none where there are no graphs
+    mixed_buckets: tuple[int, ...]  # query tokens of mixed launches that graphs are captured for, as above
 
     def launch(self, shape: LaunchShape) -> None:
         """Enqueue a launch whose plan is staged. Never blocks."""

@@ -1,47 +1,13 @@
-"""Captured graphs by what they hold: a whole decode launch, or a piece of one, for a bucket of rows, a form of sampling
-and a number of drafts."""
+"""Captured graphs by what they hold."""
 
 from __future__ import annotations
 
 import ctypes
-import enum
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
 
 import torch
 
-from runahead.cuda_graphs.shape import Form
-
-_SMALL_BUCKETS: Final = (1, 2, 4, 8)
-_BUCKET_STEP: Final = 8  # between small buckets and _WIDE_FROM rows
-_WIDE_FROM: Final = 64
-_WIDE_STEP: Final = 32
-
-
-class Piece(enum.StrEnum):
-    """What a graph holds."""
-
-    LAUNCH = "launch"  # S, apply and F
-    SAMPLE = "sample"  # S alone, for launches whose F is not a decode step, or has another number of drafts
-    FORWARD = "forward"  # apply and F, for decode launches whose S looks at another number of drafts
-
-
-@dataclass(frozen=True, slots=True)
-class GraphKey:
-    """Which graph: rows is the bucket that holds both the sample rows and the rows of F. drafts: of a row, those that S
-    looks at as well as those that F holds. A FORWARD has the form PLAIN."""
-
-    piece: Piece
-    rows: int
-    form: Form
-    drafts: int = 0
-
-
-def buckets_for(max_rows: int) -> tuple[int, ...]:
-    """Row counts that graphs are captured for, ascending; the last is `max_rows`."""
-    steps = [*_SMALL_BUCKETS, *range(16, _WIDE_FROM, _BUCKET_STEP), *range(_WIDE_FROM, max_rows, _WIDE_STEP)]
-    return (*(rows for rows in steps if rows < max_rows), max_rows)
+from runahead.cuda_graphs.buckets import GraphKey
 
 
 class GraphPool:

@@ -60,6 +60,7 @@ class HostDevice:
         self.rings = rings
         self.counters = DeviceCounters()
         self.buckets: tuple[int, ...] = ()
+        self.mixed_buckets: tuple[int, ...] = ()
         self._program = program
         self._delay = delay
         self._clock = clock

@@ -42,6 +42,7 @@ class SimulatedDevice:
         self.rings = rings
         self.counters = DeviceCounters()
         self.buckets: tuple[int, ...] = ()
+        self.mixed_buckets: tuple[int, ...] = ()
         self._program = program
         self._schedule = schedule
         self._queue: deque[LaunchShape] = deque()

@@ -92,6 +92,7 @@ class HoldingDevice:
         self.rings = device.rings
         self.counters = device.counters
         self.buckets = device.buckets
+        self.mixed_buckets = device.mixed_buckets
         self._device = device
         self._eagerly = eagerly
         self._captured = True

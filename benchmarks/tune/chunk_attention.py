@@ -115,7 +115,7 @@ class Trial:
         batch = self.batch
         return chunk_attention(
             self.q, self.keys, self.values, batch.block_tables, batch.seq_lens, batch.query_start_loc,
-            batch.max_queries, self.shape.scale, window,
+            self.shape.scale, window,
         )  # fmt: skip
 
     def by_plan(self, plan: ChunkPlan, window: int = 0) -> torch.Tensor:

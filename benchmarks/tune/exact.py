@@ -24,7 +24,7 @@ from benchmarks.gpu_table.decode import Batch, bare_graphs, fill_cache
 from benchmarks.gpu_table.engines import Bench, opened
 from benchmarks.gpu_table.settings import Settings, engine_settings
 from benchmarks.gpu_table.shapes import SHAPES, SMALL, Shape, Workload
-from runahead.cuda_graphs.graph_pool import buckets_for
+from runahead.cuda_graphs.buckets import buckets_for
 from runahead.runtime.kernels.triton.exactness import TABLE, shape_key
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.wire.engine_config import DeviceName

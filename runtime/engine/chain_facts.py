@@ -18,7 +18,8 @@ def chain_facts(
     run_ahead_asked: int,
 ) -> dict[str, object]:
     """By name. run_ahead: 0 is serial. blocks: KV blocks, the null block left out. graph_buckets: rows that graphs are
-    captured for, none where there are no graphs.
+    captured for, mixed_buckets: query tokens of launches with prompt chunks that graphs are captured for, none where
+    there are no graphs.
     """
     ledger, limits, pool = scheduler.ledger, scheduler.limits, scheduler.pool
     return {
@@ -40,4 +41,5 @@ def chain_facts(
         "device": info.device,
         "dtype": info.dtype,
         "graph_buckets": list(device.buckets),
+        "mixed_buckets": list(device.mixed_buckets),
     }

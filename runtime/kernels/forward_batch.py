@@ -15,6 +15,9 @@ class ForwardBatch:
     A masked or padding row has seq_len 0, and its tokens' slot_mapping points into block 0, the null block. Its state
     slot may be anything, and is left as it is. A row whose first query token is at position 0 begins here, with a state
     of zeros, whatever its slot holds.
+
+    In a launch with chunks there may be rows without query tokens, and behind the last row's more query tokens that no
+    row has: padding of a captured launch, which is masked in the same way.
     """
 
     token_ids: torch.Tensor  # int64 [T], clamped to the vocabulary
@@ -30,11 +33,6 @@ class ForwardBatch:
     decode_queries: int = 1  # query tokens of a row, at most, if all rows decode; 1 to 8
     state_slots: torch.Tensor | None = None  # int32 [B] each row's; None only where no layer keeps a state
     are_lines: bool = False  # rows with one query token each, some of which follow each other in the same blocks
-
-    @property
-    def max_queries(self) -> int:
-        """Query tokens of one row, at most, in a launch with chunks."""
-        return self.num_tokens - self.num_rows + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import msgspec
 import structlog
 import torch
 
+from runahead.cuda_graphs.buckets import buckets_for
 from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
-from runahead.cuda_graphs.graph_pool import buckets_for
 from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.models import weights
 from runahead.runtime.models.config import ModelConfig

@@ -158,7 +158,7 @@ class TritonProgram:
         self.rows.advance_runs(shape.sample_rows, shape.sample_drafts, sampled)
 
     def apply(self, shape: LaunchShape) -> int:
-        self.rows.apply(shape.rows, shape.tokens, shape.drafts)
+        self.rows.apply(shape.rows, shape.tokens, shape.is_decode, shape.drafts)
         return 0  # the device counts what it reads
 
     def forward(self, shape: LaunchShape, between: Callable[[], None] = unwatched) -> None:
@@ -167,7 +167,7 @@ class TritonProgram:
         if shape.drafts:
             self._forward_runs(shape, between)
             return
-        batch = self.rows.batch(shape.rows, shape.tokens)
+        batch = self.rows.batch(shape.rows, shape.tokens, shape.is_decode)
         hidden = self._model.forward(batch, self._cache, between)
         last = hidden
         if not batch.is_decode:

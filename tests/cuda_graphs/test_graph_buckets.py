@@ -1,10 +1,11 @@
-"""Which row counts get a captured graph."""
+"""Which row counts and numbers of query tokens get a captured graph, and which graph a launch takes."""
 
 from __future__ import annotations
 
 import pytest
 
-from runahead.cuda_graphs.graph_pool import buckets_for
+from runahead.cuda_graphs.buckets import MOST_MIXED_TOKENS, Buckets, Piece, buckets_for
+from runahead.cuda_graphs.shape import Form, LaunchShape
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 8, 9, 48, 64, 65, 100, 256, 512])
@@ -19,3 +20,73 @@ def test_a_bucket_is_never_twice_as_large_as_what_it_holds() -> None:
     for rows in range(1, 513):
         bucket = next(bucket for bucket in buckets if bucket >= rows)
         assert bucket < 2 * rows or rows == bucket
+
+
+@pytest.mark.parametrize("max_rows", [1, 8, 20, 64, 100, 512])
+@pytest.mark.parametrize("mixed_tokens", [9, 31, 32, 100, 320, 512, 513, 2112])
+def test_every_launch_that_fits_has_a_graph_with_room_for_it_and_that_graph_is_captured(
+    max_rows: int, mixed_tokens: int
+) -> None:
+    buckets = Buckets.up_to(max_rows, mixed_tokens)
+    keys = buckets.every_key()
+    assert len(set(keys)) == len(keys)
+    captured, most = set(keys), min(mixed_tokens, MOST_MIXED_TOKENS)
+    for rows in sorted({1, 7, 8, 9, 63, 64, 65, max_rows} & set(range(1, max_rows + 1))):
+        for sampled in (0, 1, max_rows):
+            decode = LaunchShape(1, sampled, Form.FULL, rows, rows, is_decode=True)
+            for tokens in {*range(rows + 1, most + 1, 31), *range(max(rows + 1, most - 1), most + 1)}:
+                mixed = LaunchShape(1, sampled, Form.PLAIN, rows, tokens, is_decode=False)
+                for shape in (decode, mixed):
+                    key = buckets.launch_key(shape)
+                    assert key in captured
+                    assert key is not None and key.rows >= max(rows, sampled) and key.form is shape.form
+                    assert key.shape.tokens >= shape.tokens
+                    assert key.shape.is_decode == shape.is_decode
+                    assert buckets.launch_key(key.shape) == key, "what is captured is a launch of that graph"
+            assert buckets.sample_key(decode) in captured
+
+
+@pytest.mark.parametrize(
+    ("tokens", "bucket"), [(2, 32), (32, 32), (33, 64), (64, 64), (65, 128), (511, 512), (512, 512), (513, None)]
+)
+def test_the_query_tokens_of_a_mixed_launch_choose_the_next_larger_bucket(tokens: int, bucket: int | None) -> None:
+    buckets = Buckets.up_to(64, 4096)
+    key = buckets.launch_key(LaunchShape(1, 0, Form.PLAIN, rows=1, tokens=tokens, is_decode=False))
+    assert (None if key is None else key.tokens) == bucket
+    if key is not None:
+        assert (key.piece, key.rows) == (Piece.MIXED, 8)
+
+
+def test_few_graphs_are_captured_for_prompts_however_large_a_launch_may_be() -> None:
+    mixed = [key for key in Buckets.up_to(512, 1 << 15).every_key() if key.piece is Piece.MIXED]
+    assert len(mixed) == 3 * 9 * len(Form)
+    assert mixed[0].shape.tokens == 512 and mixed[0].rows == 512, "the largest first"
+
+
+def test_what_leaves_log_probabilities_of_prompts_or_has_no_rows_is_no_graph() -> None:
+    buckets = Buckets.up_to(64, 4096)
+    for shape in (
+        LaunchShape(1, 3, Form.PLAIN, rows=0, tokens=0, is_decode=False),
+        LaunchShape(1, 3, Form.PLAIN, rows=2, tokens=40, is_decode=False, prompt_logprobs=True),
+        LaunchShape(1, 3, Form.PLAIN, rows=2, tokens=2, is_decode=True, prompt_logprobs=True),
+    ):
+        assert buckets.launch_key(shape) is None
+        assert buckets.sample_key(shape).rows == 4
+
+
+def test_graphs_with_drafts_are_captured_in_their_forms_and_two_serve_a_launch_whose_halves_differ() -> None:
+    buckets = Buckets.up_to(64, 320, draft_forms=(1, 3), draft_rows=16)
+    captured = set(buckets.every_key())
+    for rows, drafts in ((1, 1), (3, 3), (16, 3)):
+        shape = LaunchShape(1, rows, Form.FULL, rows, rows * (1 + drafts), True, drafts=drafts, sample_drafts=drafts)
+        key = buckets.launch_key(shape)
+        assert key in captured and key is not None
+        assert (key.drafts, key.shape.tokens) == (drafts, key.rows * (1 + drafts))
+        for halves in (shape._replace(sample_drafts=0), shape._replace(drafts=0, tokens=rows)):
+            assert buckets.launch_key(halves) is None
+            assert {buckets.sample_key(halves), buckets.forward_key(halves)} <= captured
+    wide = LaunchShape(1, 16, Form.PLAIN, 17, 17, True, sample_drafts=3)
+    assert buckets.forward_key(wide) is None, "of so many rows there are no drafts"
+    behind = LaunchShape(1, 3, Form.PLAIN, 4, 40, is_decode=False, sample_drafts=3)
+    assert buckets.launch_key(behind) is None and buckets.forward_key(behind) is None
+    assert buckets.sample_key(behind) in captured

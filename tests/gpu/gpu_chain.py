@@ -229,7 +229,7 @@ def cuda_engine(
         program,
         rings,
         max_rows=max_rows,
-        mixed_tokens=MAX_PREFILL_TOKENS,
+        mixed_tokens=max_rows + MAX_PREFILL_TOKENS,
         launched=counters_from,
         draft_forms=draft_forms,
         draft_rows=draft_rows,

@@ -51,7 +51,8 @@ def test_the_bundled_model_gives_the_tokens_of_the_cpu_in_float32(run_ahead: int
     full = max(1, run_ahead)
     assert (stats.run_ahead, stats.ledger_depth_max) == (run_ahead, full), "asked and reached"
     assert stats.launches_by_depth[full] > stats.launches / 2
-    assert min(stats.graph_captures, stats.graph_replays, stats.fallbacks["mixed"]) > 0
+    assert min(stats.graph_captures, stats.graph_replays, stats.launches_by_kind["mixed"]) > 0
+    assert set(stats.fallbacks) == {"closing"}
     assert min(stats.bytes_to_device, stats.waits) > 0
 
 
@@ -86,3 +87,4 @@ def test_what_the_chain_runs_with_names_the_device_and_the_buckets_that_were_cap
     assert (facts["run_ahead_asked"], facts["run_ahead"], facts["ring_slots"]) == (3, 3, 5)
     assert (facts["device"], facts["dtype"]) == ("cuda", "bfloat16")
     assert facts["graph_buckets"] == [1, 2, 4, 8, 16, 20]
+    assert facts["mixed_buckets"] == [32, 64, 128, 192, 256, 276]

@@ -78,5 +78,5 @@ def test_by_the_exact_kernels_every_depth_says_what_serial_says_to_the_bit() -> 
         figures = {depth: asyncio.run(stats_at_rest(url)) for depth, url in services.items()}
     for depth, stats in figures.items():
         check_depth(stats, depth)
-        assert stats.graphs.fallbacks["mixed"] > 0, "no prompt ran beside decode rows"
+        assert stats.chain.launches_by_kind["mixed"] > 0, "no prompt ran beside decode rows"
     assert figures["4"].tokens.void_rows > figures["1"].tokens.void_rows, "as if a chain of 4 were no deeper"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from runahead.cuda_graphs.buckets import Buckets, GraphKey
 from runahead.cuda_graphs.device import Device, Program
 from runahead.cuda_graphs.rings import TOKEN_MASK, VOID, RingMemory
 from runahead.cuda_graphs.shape import Form, LaunchShape
@@ -228,6 +230,22 @@ def over_program(program: Program) -> Callable[[LaunchShape], None]:
             program.forward(shape)
 
     return run
+
+
+def as_captured(
+    run: Callable[[LaunchShape], None], buckets: Buckets, taken: Counter[GraphKey]
+) -> Callable[[LaunchShape], None]:
+    """Runs each launch in the shape that its graph was captured with, where it has one, and counts them in `taken`."""
+
+    def run_padded(shape: LaunchShape) -> None:
+        key = buckets.launch_key(shape)
+        if key is None:
+            run(shape)
+        else:
+            taken[key] += 1
+            run(key.shape._replace(number=shape.number))
+
+    return run_padded
 
 
 def over_device(device: Device) -> Callable[[LaunchShape], None]:

@@ -20,7 +20,7 @@ import triton.language as tl
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.layers import Attention, AttentionShape, RopeTable
 from runahead.runtime.kernels.triton.chunk_plans import ChunkPlan, chunk_plan
-from runahead.runtime.kernels.triton.chunk_work import ChunkWork, cut_chunks
+from runahead.runtime.kernels.triton.chunk_work import ChunkWork, cut_chunks, rows_looked_at
 from runahead.runtime.kernels.triton.decode_attention import LOG2_E
 from runahead.runtime.kernels.triton.line_attention import line_attention
 from runahead.runtime.kernels.triton.rotary import rotate_and_write
@@ -29,7 +29,7 @@ QUERY_TILE: Final = 32
 KEY_TILE: Final = 64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "table_stride"])
 def _chunk_kernel(
     q,
     keys,
@@ -40,6 +40,7 @@ def _chunk_kernel(
     out,
     scale,
     table_stride,
+    num_rows,
     Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -48,15 +49,21 @@ def _chunk_kernel(
     QUERIES: tl.constexpr,
     TILE_TOKENS: tl.constexpr,
     DIM_PAD: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """One program for a row, a tile of its queries and a query head."""
-    row = tl.program_id(0)
-    tile = tl.program_id(1)
-    head = tl.program_id(2)
+    """One program for a tile of a row's queries and a query head. The tiles of all rows lie one behind the other, so
+    that the grid does not hang on how the launch's tokens are shared out among rows."""
+    r = tl.arange(0, ROWS)
+    inside = r < num_rows
+    count = tl.load(query_start_loc + 1 + r, mask=inside, other=0) - tl.load(query_start_loc + r, mask=inside, other=0)
+    tiles = (count + QUERIES - 1) // QUERIES
+    row = tl.sum((tl.cumsum(tiles, 0) <= tl.program_id(0)).to(tl.int32), 0)
+    if row >= num_rows:
+        return
+    tile = tl.program_id(0) - tl.sum(tl.where(r < row, tiles, 0), 0)
+    head = tl.program_id(1)
     first_query = tl.load(query_start_loc + row)
     num_queries = tl.load(query_start_loc + row + 1) - first_query
-    if tile * QUERIES >= num_queries:
-        return
     seq_len = tl.load(seq_lens + row)
     i = tile * QUERIES + tl.arange(0, QUERIES)
     d = tl.arange(0, DIM_PAD)
@@ -106,21 +113,20 @@ def chunk_attention(
     block_tables: torch.Tensor,
     seq_lens: torch.Tensor,
     query_start_loc: torch.Tensor,
-    max_queries: int,
     scale: float,
     window: int,
 ) -> torch.Tensor:
     """Causal attention of each row's last queries over all of its tokens, which the cache already holds.
 
     q: contiguous [T, q_heads, D]. keys, values: one layer's [num_blocks, block_size, kv_heads, D]. block_tables: int32
-    [B, max_blocks]. seq_lens: int32 [B], the queries included; 0 gives zeros. query_start_loc: int32 [B + 1].
-    max_queries: an upper bound of one row's queries. window: tokens a query sees, itself included; 0: all.
+    [B, max_blocks]. seq_lens: int32 [B], the queries included; 0 gives zeros. query_start_loc: int32 [B + 1], of any
+    shares of the T query tokens; zeros for those that no row has. window: tokens a query sees, itself included; 0: all.
     Returns [T, q_heads, D].
     """
     _, q_heads, head_dim = q.shape
     rows, block_size, kv_heads = seq_lens.shape[0], keys.shape[1], keys.shape[2]
     out = torch.zeros_like(q)
-    _chunk_kernel[(rows, triton.cdiv(max_queries, QUERY_TILE), q_heads)](
+    _chunk_kernel[(q.shape[0] // QUERY_TILE + rows, q_heads)](
         q,
         keys,
         values,
@@ -130,6 +136,7 @@ def chunk_attention(
         out,
         scale * LOG2_E,
         block_tables.stride(0),
+        rows,
         Q_HEADS=q_heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
@@ -138,6 +145,7 @@ def chunk_attention(
         QUERIES=QUERY_TILE,
         TILE_TOKENS=KEY_TILE,
         DIM_PAD=max(triton.next_power_of_2(head_dim), 16),
+        ROWS=rows_looked_at(rows),
         num_warps=4,
     )
     return out
@@ -166,8 +174,8 @@ class ChunkAttention:
         planned = self._work(shape, q.dtype)
         if planned is None:
             attended = chunk_attention(
-                q, keys, values, batch.block_tables, batch.seq_lens, batch.query_start_loc, batch.max_queries,
-                shape.scale, weights.window,
+                q, keys, values, batch.block_tables, batch.seq_lens, batch.query_start_loc, shape.scale,
+                weights.window,
             )  # fmt: skip
         else:
             attended = line_attention(q, keys, values, batch, shape.scale, weights.window, *planned)

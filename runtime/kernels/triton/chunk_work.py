@@ -25,6 +25,7 @@ from runahead.runtime.kernels.triton.chunk_plans import ChunkPlan
 RECORD: Final = 4  # numbers of an item, so that each begins at 16 bytes
 _RECORD = tl.constexpr(RECORD)
 SPLIT_LAUNCH: Final = 512  # query tokens of a launch in which rows of any number of them may be cut into parts
+_ROWS: Final = 512  # rows of a launch, at most, in a service
 _TILE: Final = 128  # items that a program writes at a time
 
 
@@ -80,6 +81,12 @@ def _cut_kernel(
         tl.store(at + 3, parts + i * 0, mask=ok)
 
 
+def rows_looked_at(rows: int) -> int:
+    """How many rows a program looks at to find its own, of a launch of so many: a power of two, and the same for any
+    launch of a service, so that no number of rows is met for the first time while it serves."""
+    return max(int(triton.next_power_of_2(rows)), _ROWS)
+
+
 def cut_chunks(batch: ForwardBatch, shape: AttentionShape, plan: ChunkPlan) -> ChunkWork:
     """The items of `batch`, for every layer whose attention has this shape and plan. Enqueues one kernel."""
     device, rows = batch.seq_lens.device, batch.num_rows
@@ -101,7 +108,7 @@ def cut_chunks(batch: ForwardBatch, shape: AttentionShape, plan: ChunkPlan) -> C
         work.items,
         work.total,
         rows,
-        ROWS=triton.next_power_of_2(rows),
+        ROWS=rows_looked_at(rows),
         TOKENS=tokens,
         SPLIT_TOKENS=split_tokens,
         PARTS=plan.parts,

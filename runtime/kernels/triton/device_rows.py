@@ -102,9 +102,11 @@ class DeviceRows:
 
     # ------------------------------------------------------------ apply
 
-    def apply(self, num_rows: int, num_tokens: int, drafts: int = 0) -> None:
-        """Apply the plan in its staging slot; prepare `num_tokens` query tokens in `num_rows` rows of F. drafts: of
-        each of them, in a launch in which all decode."""
+    def apply(self, num_rows: int, num_tokens: int, is_decode: bool, drafts: int = 0) -> None:
+        """Apply the plan in its staging slot; prepare `num_tokens` query tokens in `num_rows` rows of F.
+
+        Of a captured bucket both may be more than the plan has. is_decode: every row decodes. drafts: of each of them.
+        """
         apply_plan(
             self.counter, self._plan, self._bulk, self._results.status, self.rows, self.state, self.penalties,
             self._history,
@@ -119,6 +121,7 @@ class DeviceRows:
             prepare_queries(
                 num_rows,
                 num_tokens,
+                is_decode,
                 self.counter,
                 self._bulk,
                 self.rows,
@@ -131,10 +134,9 @@ class DeviceRows:
 
     # ------------------------------------------------------------ F
 
-    def batch(self, num_rows: int, num_tokens: int) -> ForwardBatch:
-        """What F runs on: views of the buffers that apply has filled."""
+    def batch(self, num_rows: int, num_tokens: int, is_decode: bool) -> ForwardBatch:
+        """What F runs on: views of the buffers that apply has filled, for the same numbers."""
         queries = self.queries
-        is_decode = num_tokens == num_rows
         starts = self._places if is_decode else self.rows.query_start_loc
         return ForwardBatch(
             token_ids=queries.token_ids[:num_tokens],

@@ -77,27 +77,33 @@ class ExactMixedRows:
     the same products. Each half goes through every layer, and the other half's rows are masked in it."""
 
     def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
-        self._decodes = batch.query_start_loc.diff() == 1  # a chunk of one token is a decode row, as where all are
-        self._last = (batch.query_start_loc[1:] - 1).clamp(min=0).long()  # each row's last query token
-        slots = batch.slot_mapping
+        rows, tokens = batch.num_rows, batch.num_tokens
+        starts, slots = batch.query_start_loc, batch.slot_mapping
+        decodes = starts.diff() == 1  # a chunk of one token is a decode row, as where all are
+        # By query token: whether it is a decode row's, and which row's. What lies behind the last is nobody's.
+        places = torch.where(decodes, starts[:-1], tokens).long()
+        numbers = torch.arange(rows + 1, dtype=torch.int32, device=slots.device)
+        self._row = numbers.new_zeros(tokens + 1).index_copy(0, places, numbers[:-1])[:tokens]
+        self._decodes = decodes.new_zeros(tokens + 1).index_copy(0, places, decodes)[:tokens]
         chunks = replace(
             batch,
-            seq_lens=batch.seq_lens.masked_fill(self._decodes, 0),
-            slot_mapping=slots.index_copy(0, self._last, slots[self._last].masked_fill(self._decodes, 0)),
+            seq_lens=batch.seq_lens.masked_fill(decodes, 0),
+            slot_mapping=slots.masked_fill(self._decodes, 0),
         )
-        decodes = replace(
+        first = starts[:-1].clamp(max=tokens - 1)  # a row without query tokens may begin behind all of them
+        only = replace(
             batch,
-            token_ids=batch.token_ids[self._last],
-            positions=batch.positions[self._last],
-            slot_mapping=slots[self._last].masked_fill(~self._decodes, 0),
-            query_start_loc=torch.arange(batch.num_rows + 1, dtype=torch.int32, device=slots.device),
-            seq_lens=batch.seq_lens.masked_fill(~self._decodes, 0),
-            num_tokens=batch.num_rows,
+            token_ids=batch.token_ids[first],
+            positions=batch.positions[first],
+            slot_mapping=slots[first].masked_fill(~decodes, 0),
+            query_start_loc=numbers,
+            seq_lens=batch.seq_lens.masked_fill(~decodes, 0),
+            num_tokens=rows,
             is_decode=True,
         )
         self._halves = (
             _ChunkTokens(chunks, cache, ends, buffers),
-            FusedRows(decodes, cache, ends, buffers, exact=True),
+            FusedRows(only, cache, ends, buffers, exact=True),
         )
 
     def attention(self, weights: Attention, place: int) -> None:
@@ -114,5 +120,4 @@ class ExactMixedRows:
 
     def end(self) -> torch.Tensor:
         of_chunks, of_decodes = (half.end() for half in self._halves)
-        last = torch.where(self._decodes[:, None], of_decodes, of_chunks[self._last])
-        return of_chunks.index_copy_(0, self._last, last)
+        return torch.where(self._decodes[:, None], of_decodes[self._row], of_chunks)

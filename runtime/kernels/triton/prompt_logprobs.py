@@ -111,7 +111,7 @@ def find_targets(
     """Which of this launch's query tokens leave something, and against which token: `asked`, `wanted`, `target`."""
     out.asked[:num_tokens].fill_(-1)
     out.wanted[:num_tokens].zero_()
-    _targets_kernel[(num_rows, triton.cdiv(num_tokens - num_rows + 1, _TARGET_TILE))](
+    _targets_kernel[(num_rows, triton.cdiv(num_tokens, _TARGET_TILE))](
         counter,
         bulk,
         rows.slots,

@@ -50,7 +50,7 @@ def make_query_buffers(max_rows: int, max_tokens: int, max_blocks: int, device: 
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_tokens"])
 def _queries_kernel(
     counter,
     bulk,
@@ -68,6 +68,8 @@ def _queries_kernel(
     block_tables,
     last_query,
     history,
+    num_rows,
+    num_tokens,
     VOCAB: tl.constexpr,
     CONTEXT: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -78,8 +80,18 @@ def _queries_kernel(
     TOKENS: tl.constexpr,
     TABLE_TILE: tl.constexpr,
 ):
-    """One program for a row and a tile of its query tokens."""
+    """One program for a row and a tile of its query tokens. RAGGED: rows have any number of them, and one program more
+    takes those that no row has: padding, or all of them where the plan was refused. They must not keep what an earlier
+    launch has left."""
     row = tl.program_id(0)
+    if RAGGED:
+        if row == num_rows:
+            unowned = tl.load(query_start_loc + num_rows) + tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+            nothing = tl.zeros([TOKENS], tl.int64)
+            tl.store(token_ids + unowned, nothing, mask=unowned < num_tokens)
+            tl.store(positions + unowned, nothing, mask=unowned < num_tokens)
+            tl.store(slot_mapping + unowned, nothing, mask=unowned < num_tokens)
+            return
     slot = tl.load(row_slots + row).to(tl.int64)
     is_alive = tl.load(alive + slot) != 0
     length = tl.where(is_alive, tl.load(seq_len + slot), 0)
@@ -116,6 +128,7 @@ def _queries_kernel(
 def prepare_queries(
     num_rows: int,
     num_tokens: int,
+    is_decode: bool,
     counter: torch.Tensor,
     bulk: torch.Tensor,
     rows: RowList,
@@ -128,16 +141,13 @@ def prepare_queries(
     """The query tokens of the first `num_rows` places of the list: a decode row's newest token, a chunk's from the bulk
     slot [slots, bulk_words] of this launch.
 
-    num_tokens: equal to `num_rows` where every row has one. Rows that have ended, and places past the list, get
-    seq_len 0 and a slot in the null block. history: int32 [slots, context], where a drafter wants to know the chunks'
-    tokens by their position.
+    is_decode: every row has one, and num_tokens is `num_rows`. Else both may be more than the plan has. Rows that have
+    ended, and places past the list, get seq_len 0 and a slot in the null block, and so do query tokens of no row.
+    history: int32 [slots, context], where a drafter wants to know the chunks' tokens by their position.
     """
-    ragged = num_tokens != num_rows
-    if ragged:
-        # If the plan is refused, no row owns these tokens: they must not keep what an earlier launch left.
-        out.token_ids[:num_tokens].zero_()
-        out.slot_mapping[:num_tokens].zero_()
-    _queries_kernel[(num_rows, triton.cdiv(num_tokens - num_rows + 1, _TOKEN_TILE))](
+    assert not is_decode or num_tokens == num_rows
+    grid = (num_rows, 1) if is_decode else (num_rows + 1, triton.cdiv(num_tokens, _TOKEN_TILE))
+    _queries_kernel[grid](
         counter,
         bulk,
         rows.slots,
@@ -154,14 +164,16 @@ def prepare_queries(
         out.block_tables,
         out.last_query,
         state.last_token if history is None else history,
+        num_rows,
+        num_tokens,
         VOCAB=vocab_size,
         CONTEXT=0 if history is None else history.shape[1],
         BLOCK_SIZE=block_size,
         MAX_BLOCKS=state.block_table.shape[1],
         SLOTS=bulk.shape[0],
         BULK_WORDS=bulk.shape[1],
-        RAGGED=ragged,
-        TOKENS=_TOKEN_TILE if ragged else 1,
+        RAGGED=not is_decode,
+        TOKENS=1 if is_decode else _TOKEN_TILE,
         TABLE_TILE=_TABLE_TILE,
         num_warps=1,
     )

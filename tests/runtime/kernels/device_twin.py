@@ -80,17 +80,23 @@ class DeviceTwin:
 
     # ------------------------------------------------------------ apply
 
-    def apply(self, read: int, *, padding: int = 0) -> int:
+    def apply(self, read: int, *, padding: int = 0, unowned: int = 0) -> int:
         """The plan that the reference has just taken from its staging slot, which was `read` bytes long. Returns how
-        many query tokens leave prompt log-probabilities. padding: rows beyond the list, of a launch of decode rows."""
+        many query tokens leave prompt log-probabilities. padding, unowned: rows and query tokens beyond the list, of a
+        captured bucket; a launch of decode rows alone has as many query tokens as rows."""
         host = self.host
         ring = host.rings.slot(host.number)
         for mine, theirs in ((self.rings.plan, host.rings.plan), (self.rings.bulk, host.rings.bulk)):
             mine[ring] = theirs[ring]
         plan = read_plan(host.rings.plan[ring])
         rows, tokens = plan.num_rows, plan.tokens
-        padding = min(padding, self._max_rows - rows) if rows and not host.chunks.size else 0
-        self.device.apply(rows + padding, tokens + padding)
+        padding = min(padding, self._max_rows - rows) if rows else 0
+        queries, is_decode = self.device.queries, tokens == rows
+        unowned = padding if is_decode else min(unowned, queries.token_ids.numel() - tokens)
+        made = rows + padding, tokens + unowned, is_decode
+        for left in (queries.token_ids, queries.positions, queries.slot_mapping, queries.seq_lens, queries.last_query):
+            left.fill_(1 << 20)  # of an earlier launch
+        self.device.apply(*made)
         self._synchronize()
         assert self.rings.status[ring, STATUS_FAULT] == FAULT_NONE
         assert self.rings.status[ring, STATUS_BYTES] == read
@@ -98,9 +104,9 @@ class DeviceTwin:
         self._compare_state()
         if not rows:
             return 0
-        queries = HostRows.queries(host)
-        self._compare_queries(queries)
-        return self._compare_prompts(queries)
+        expected = HostRows.queries(host)
+        self._compare_queries(expected, *made)
+        return self._compare_prompts(expected)
 
     def forget(self, *, slot: int = -1, penalty_slot: int = -1) -> None:
         """Somebody has changed a row slot or a penalty slot of the reference by hand: the device's is made the same."""
@@ -124,9 +130,17 @@ class DeviceTwin:
                 lines = np.unique(np.argwhere(found != expected)[:, 0]).tolist()
                 raise AssertionError(f"launch {self.host.number}: {name} of {lines}: {found[lines]}, {expected[lines]}")
 
-    def _compare_queries(self, expected: Queries) -> None:
+    def _compare_queries(self, expected: Queries, num_rows: int, num_tokens: int, is_decode: bool) -> None:
         rows, tokens = expected.slots.size, expected.token_ids.size
-        batch = self.device.batch(rows, tokens)
+        batch = self.device.batch(num_rows, num_tokens, is_decode)
+        assert not batch.seq_lens[rows:].any(), "padding is masked"
+        assert (batch.slot_mapping[tokens:] < self.host.block_size).all(), "padding writes to the null block"
+        if not is_decode:
+            assert (batch.query_start_loc[rows:] == tokens).all(), "padding rows have no query tokens"
+            assert not batch.token_ids[tokens:].any() and not batch.positions[tokens:].any(), "of an earlier launch"
+            assert int(self.device.queries.last_query[:num_rows].min()) >= 0
+            assert int(self.device.queries.last_query[:num_rows].max()) < tokens
+        batch = self.device.batch(rows, tokens, is_decode)
         for name in ("token_ids", "seq_lens", "query_start_loc"):
             assert getattr(batch, name).tolist() == getattr(expected, name).tolist(), name
         alive = np.repeat(expected.seq_lens > 0, np.diff(expected.query_start_loc))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runahead.cuda_graphs.graph_pool import buckets_for
+from runahead.cuda_graphs.buckets import buckets_for
 from runahead.runtime.kernels.triton.exactness import (
     MOST_RATIO,
     TABLE,

@@ -12,10 +12,10 @@ from tests.runtime.kernels.triton_device import triton_device
 DEVICE = triton_device()
 
 from runahead.cuda_graphs import cuda_device, marks  # noqa: E402
+from runahead.cuda_graphs.buckets import Buckets, GraphKey  # noqa: E402
 from runahead.cuda_graphs.cuda_device import CudaDevice  # noqa: E402
 from runahead.cuda_graphs.device import DeviceCounters  # noqa: E402
 from runahead.cuda_graphs.enqueue_watch import unwatched  # noqa: E402
-from runahead.cuda_graphs.graph_pool import GraphKey  # noqa: E402
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings  # noqa: E402
 from runahead.cuda_graphs.shape import Form, LaunchShape  # noqa: E402
 from runahead.runtime.kernels.forward_batch import ForwardBatch  # noqa: E402
@@ -61,7 +61,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[CudaDevice, Steps]:
     steps, device = Steps(), CudaDevice.__new__(CudaDevice)
     device.rings = allocate_rings(RingLayout(4, 64, 64, 4, 1))
     device.rings.idle_ns[:] = STALE_NS
-    device.counters, device.buckets = DeviceCounters(), (1, 4)
+    device.counters, device.graph_buckets = DeviceCounters(), Buckets((1, 4), (4,), (8, 16))
     device._program = device.graphs = device._watch = steps  # type: ignore[assignment]
     device._counter = device._marks_on_device = device._end_ns = torch.zeros(1)
     monkeypatch.setattr(marks, "ended", lambda *_: steps.append("ended"))
@@ -69,7 +69,33 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[CudaDevice, Steps]:
     return device, steps
 
 
-def test_a_mixed_launch_is_watched_after_each_of_its_pieces(parts: tuple[CudaDevice, Steps]) -> None:
+def test_a_mixed_launch_of_few_query_tokens_is_one_graph(parts: tuple[CudaDevice, Steps]) -> None:
+    device, steps = parts
+    device._enqueue(LaunchShape(5, 2, Form.PLAIN, rows=2, tokens=16, is_decode=False))
+    assert steps == ["replay mixed"]
+    assert device.counters.graph_replays == 1 and not device.counters.fallbacks
+    assert device.rings.idle_ns[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        (LaunchShape(5, 2, Form.PLAIN, rows=2, tokens=17, is_decode=False), "mixed"),
+        (LaunchShape(5, 2, Form.PLAIN, rows=2, tokens=16, is_decode=False, prompt_logprobs=True), "prompt_logprobs"),
+        (LaunchShape(5, 2, Form.PLAIN, rows=2, tokens=2, is_decode=True, prompt_logprobs=True), "prompt_logprobs"),
+        (LaunchShape(5, 2, Form.PLAIN, rows=0, tokens=0, is_decode=False), "closing"),
+    ],
+)
+def test_what_is_no_graph_is_counted_by_its_reason(
+    parts: tuple[CudaDevice, Steps], shape: LaunchShape, reason: str
+) -> None:
+    device, steps = parts
+    device._enqueue(shape)
+    assert steps[1] == "replay sample"
+    assert dict(device.counters.fallbacks) == {reason: 1}
+
+
+def test_a_larger_mixed_launch_is_watched_after_each_of_its_pieces(parts: tuple[CudaDevice, Steps]) -> None:
     device, steps = parts
     device._enqueue(LaunchShape(5, 2, Form.PLAIN, rows=2, tokens=20, is_decode=False))
     assert steps == [

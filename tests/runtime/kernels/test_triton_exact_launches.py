@@ -3,6 +3,7 @@ goes on in the same launches: whole launches, S, apply and F, in Triton's interp
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
@@ -14,6 +15,7 @@ from tests.runtime.kernels.triton_device import triton_device
 DEVICE = triton_device()
 pytestmark = pytest.mark.timeout(300)
 
+from runahead.cuda_graphs.buckets import Buckets, GraphKey, Piece  # noqa: E402
 from runahead.cuda_graphs.rings import RingLayout, RingMemory  # noqa: E402
 from runahead.cuda_graphs.shape import LaunchShape  # noqa: E402
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
@@ -23,7 +25,7 @@ from runahead.runtime.programs.triton import TritonProgram  # noqa: E402
 from runahead.runtime.wire.parameters import SamplingParams  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 from tests.runtime.kernels.device_twin import mapped_rings  # noqa: E402
-from tests.runtime.launches import Launches, over_program  # noqa: E402
+from tests.runtime.launches import Launches, as_captured, over_program  # noqa: E402
 
 ROWS, BLOCK_SIZE, EACH, MAX_TOKENS = 4, 16, 3, 64
 WATCHED = 1
@@ -52,7 +54,10 @@ class _Waits(TritonProgram):
             torch.cuda.synchronize()
 
 
-def stage() -> tuple[Launches, TritonProgram]:
+BUCKETS = Buckets((ROWS,), (ROWS,), (32, MAX_TOKENS))
+
+
+def stage(padded: Counter[GraphKey] | None) -> tuple[Launches, TritonProgram]:
     rings: RingMemory = mapped_rings(RingLayout(4, PLAN_WORDS, 8192, ROWS, 4, prompt_tokens=MAX_TOKENS), DEVICE)
     weights = gpu_chain.moved(gpu_chain.random_weights(CONFIG, torch.bfloat16), DEVICE)
     program = _Waits(
@@ -65,13 +70,16 @@ def stage() -> tuple[Launches, TritonProgram]:
         context_length=EACH * BLOCK_SIZE,
     )
     program.poison_blocks(tuple(range(1, ROWS * EACH + 1)))
-    return Launches(over_program(program), rings, CONFIG.vocab_size, EACH), program
+    run = over_program(program)
+    if padded is not None:
+        run = as_captured(run, BUCKETS, padded)
+    return Launches(run, rings, CONFIG.vocab_size, EACH), program
 
 
-def logits(others: Sequence[Mapping[int, int]]) -> list[torch.Tensor]:
+def logits(others: Sequence[Mapping[int, int]], padded: Counter[GraphKey] | None = None) -> list[torch.Tensor]:
     """Of the watched row, after each launch that leaves some. others: by row slot, tokens that other rows take in each
-    launch."""
-    launches, program = stage()
+    launch. padded: launches run in the shapes of their graphs, and are counted here."""
+    launches, program = stage(padded)
     launches.begin(WATCHED, PROMPT, GREEDY)
     for slot in {slot for work in others for slot in work}:
         launches.begin(slot, [5 + (slot + 7 * i) % 150 for i in range(20 + slot)], GREEDY)
@@ -92,6 +100,11 @@ def logits(others: Sequence[Mapping[int, int]]) -> list[torch.Tensor]:
         pytest.param([{3: 7}, {3: 7, 2: 1}, {2: 10}, {2: 30, 3: 30}], id="beside prompts in chunks"),
     ],
 )
-def test_a_row_has_the_logits_that_it_has_alone_in_every_launch(others: Sequence[Mapping[int, int]]) -> None:
-    alone, found = logits([{}] * len(CUTS)), logits(others)
+@pytest.mark.parametrize("in_graphs", [False, True], ids=["launched", "padded"])
+def test_a_row_has_the_logits_that_it_has_alone_in_every_launch(
+    others: Sequence[Mapping[int, int]], in_graphs: bool
+) -> None:
+    padded = Counter[GraphKey]()
+    alone, found = logits([{}] * len(CUTS)), logits(others, padded if in_graphs else None)
+    assert any(key.piece is Piece.MIXED for key in padded) == in_graphs
     assert [place for place, pair in enumerate(zip(found, alone, strict=True)) if not torch.equal(*pair)] == []

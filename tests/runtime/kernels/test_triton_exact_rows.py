@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.gpu_table.shapes import SHAPES
-from runahead.cuda_graphs.graph_pool import buckets_for
+from runahead.cuda_graphs.buckets import buckets_for
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units
 from tests.runtime.kernels.triton_device import triton_device
 

@@ -16,7 +16,8 @@ DEVICE = triton_device()
 
 import triton  # noqa: E402
 
-from runahead.cuda_graphs.graph_pool import buckets_for  # noqa: E402
+from runahead.cuda_graphs.buckets import buckets_for  # noqa: E402
+from runahead.runtime.kernels.layers import Attention, AttentionShape, Linear  # noqa: E402
 from runahead.runtime.kernels.triton import decode_streams, tilings  # noqa: E402
 from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works  # noqa: E402
 from runahead.runtime.kernels.triton.gpu import LEAST_SHARED_MEMORY, Gpu, capability_of, current_gpu, use_as  # noqa: E402
@@ -129,10 +130,12 @@ def test_what_is_counted_at_start_is_what_decode_launches_ask_for(
 
 @pytest.mark.usefixtures("an_h200")
 def test_the_counts_say_what_the_table_has_and_lacks_and_for_which_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    linear = SimpleNamespace(weight=torch.empty((6144, 4096), device="meta", dtype=torch.bfloat16))
-    other = SimpleNamespace(weight=torch.empty((192, 4096), device="meta", dtype=torch.bfloat16))
+    linear, other = (
+        Linear(torch.empty((outputs, 4096), device="meta", dtype=torch.bfloat16), None) for outputs in (6144, 192)
+    )
+    shape = AttentionShape(32, 8, 128, 1.0)
     layer: Any = SimpleNamespace(
-        mixer=SimpleNamespace(qkv=linear, o=other, post_norm=None),
+        mixer=Attention(shape, 0, None, linear, None, None, other),
         feed_forward=SimpleNamespace(gate_up=other, down=other, post_norm=None),
     )
     head = torch.empty((192, 4096), device="meta", dtype=torch.bfloat16)

@@ -255,7 +255,7 @@ def test_plans_that_the_tuner_compares_give_what_attention_without_one_gives(
     q = random_queries(sum(queries), heads, dim, torch.bfloat16)
     batch = batch_of(kv, queries)
     expected = chunk_attention.chunk_attention(
-        q, kv.keys, kv.values, kv.tables, kv.seq_lens, batch.query_start_loc, sum(queries), dim**-0.5, window
+        q, kv.keys, kv.values, kv.tables, kv.seq_lens, batch.query_start_loc, dim**-0.5, window
     )
     few = tuned(dim)[:: 1 if (heads, kv_heads, dim) == SERVED[0] else 2]
     assert {plan.parts > 1 for plan in few} == {False, True}

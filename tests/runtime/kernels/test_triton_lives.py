@@ -79,7 +79,9 @@ class Follower:
 
     def apply(self) -> int:
         read = self._apply()
-        self.seen["prompt log-probabilities"] += self._twin.apply(read, padding=self._rows.number % 2)
+        self.seen["prompt log-probabilities"] += self._twin.apply(
+            read, padding=self._rows.number % 2, unowned=self._rows.number % 3
+        )
         ring = self._rows.rings.slot(self._rows.number)
         plan, bulk = read_plan(self._rows.rings.plan[ring]), self._rows.rings.bulk[ring]
         self.seen["steady launch"] += plan.num_rows > 0 and plan.words == HEADER_WORDS

@@ -187,7 +187,7 @@ class Pair:
         stage(plan, self.host.rings.plan[ring], self.host.rings.bulk[ring])
         read = self.host.apply()
         rows, mixed = plan.rows.size, bool(plan.chunks)
-        asked = self.twin.apply(read, padding=self.dice.randrange(2) if rows and not mixed else 0)
+        asked = self.twin.apply(read, padding=self.dice.randrange(3), unowned=self.dice.choice((0, 1, 40)))
         self.seen["prompt log-probabilities"] += asked
         self.seen["steady"] += rows > 0 and read == 4 * HEADER_WORDS
         self.seen["mixed"] += mixed
@@ -235,7 +235,7 @@ def test_a_plan_whose_number_differs_in_its_upper_half_alone_masks_every_row(num
     for planned, fault in ((number + (1 << 32), FAULT_PLAN_NUMBER), (number, FAULT_NONE)):
         pair.device.reset(number - 1)
         stage(pair.plan()._replace(number=planned), pair.rings.plan[ring], pair.rings.bulk[ring])
-        pair.device.apply(0, 0)
+        pair.device.apply(0, 0, False)
         synchronize()
         assert pair.rings.status[ring, STATUS_FAULT] == fault
 
@@ -282,12 +282,14 @@ def test_a_plan_of_another_number_masks_every_row_and_says_so() -> None:
         pair.apply(pair.plan())
     rows = pair.host.rows.size
     pair.sample()  # the next launch finds an old plan, or none, in its slot
-    pair.device.apply(rows, rows)
-    synchronize()
-    assert pair.rings.status[pair.host.number % LAYOUT.slots, STATUS_FAULT] == FAULT_PLAN_NUMBER
-    batch = pair.device.batch(rows, rows)
-    assert not batch.seq_lens.any()
-    assert bool((batch.slot_mapping < BLOCK_SIZE).all())
+    for is_decode, tokens in ((True, rows), (False, rows + 40)):
+        pair.device.queries.slot_mapping.fill_(1 << 20)
+        pair.device.apply(rows, tokens, is_decode)
+        synchronize()
+        assert pair.rings.status[int(pair.device.counter) % LAYOUT.slots, STATUS_FAULT] == FAULT_PLAN_NUMBER
+        batch = pair.device.batch(rows, tokens, is_decode)
+        assert not batch.seq_lens.any()
+        assert bool((batch.slot_mapping < BLOCK_SIZE).all())
 
 
 def test_reset_forgets_every_row_and_launch() -> None:

@@ -1,0 +1,128 @@
+"""Which launches are one captured graph, and which graph: numbers of rows and of query tokens that graphs are captured
+for. No torch."""
+
+from __future__ import annotations
+
+import bisect
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from runahead.cuda_graphs.shape import Form, LaunchShape
+
+_SMALL_BUCKETS: Final = (1, 2, 4, 8)
+_BUCKET_STEP: Final = 8  # between small buckets and _WIDE_FROM rows
+_WIDE_FROM: Final = 64
+_WIDE_STEP: Final = 32
+MOST_MIXED_TOKENS: Final = 512  # query tokens of a mixed launch that is a graph; a larger one keeps the device busy
+_MIXED_TOKENS: Final = (32, *range(64, MOST_MIXED_TOKENS + 1, 64))
+_MIXED_ROWS: Final = (8, 64)
+
+
+class Piece(enum.StrEnum):
+    """What a graph holds."""
+
+    LAUNCH = "launch"  # S, apply and F of decode rows
+    MIXED = "mixed"  # S, apply and F of decode rows and prompt chunks together
+    SAMPLE = "sample"  # S alone, for launches that are no graph as a whole
+    FORWARD = "forward"  # apply and F, for decode launches whose S looks at another number of drafts
+
+
+@dataclass(frozen=True, slots=True)
+class GraphKey:
+    """Which graph. rows: the bucket that holds both the sample rows and the rows of F. drafts: of a row, those that S
+    looks at as well as those that F holds. tokens: the bucket that holds the query tokens of a mixed launch; 0: of
+    another. A FORWARD has the form PLAIN."""
+
+    piece: Piece
+    rows: int
+    form: Form
+    drafts: int = 0
+    tokens: int = 0
+
+    @property
+    def shape(self) -> LaunchShape:
+        """The launch that is captured: every place of both buckets is in use. Its number says nothing."""
+        rows, drafts, mixed = self.rows, self.drafts, self.piece is Piece.MIXED
+        tokens = self.tokens if mixed else rows * (1 + drafts)
+        return LaunchShape(0, rows, self.form, rows, tokens, not mixed, drafts=drafts, sample_drafts=drafts)
+
+
+def buckets_for(max_rows: int) -> tuple[int, ...]:
+    """Row counts that graphs of decode launches are captured for, ascending; the last is `max_rows`."""
+    steps = [*_SMALL_BUCKETS, *range(16, _WIDE_FROM, _BUCKET_STEP), *range(_WIDE_FROM, max_rows, _WIDE_STEP)]
+    return _up_to(max_rows, steps)
+
+
+def _up_to(most: int, steps: list[int] | tuple[int, ...]) -> tuple[int, ...]:
+    return (*(step for step in steps if step < most), most)
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """rows: of decode launches, and of S. mixed_rows, mixed_tokens: of launches with prompt chunks. draft_rows: of
+    decode launches that verify drafts, draft_forms numbers of them above 0. All ascend."""
+
+    rows: tuple[int, ...]
+    mixed_rows: tuple[int, ...]
+    mixed_tokens: tuple[int, ...]
+    draft_forms: tuple[int, ...] = ()
+    draft_rows: tuple[int, ...] = ()
+
+    @classmethod
+    def up_to(cls, max_rows: int, mixed_tokens: int, draft_forms: Sequence[int] = (), draft_rows: int = 0) -> Buckets:
+        """max_rows: of a launch. mixed_tokens: query tokens of the largest mixed launch. draft_rows: of the largest
+        launch with drafts."""
+        rows = buckets_for(max_rows)
+        return cls(
+            rows,
+            _up_to(max_rows, _MIXED_ROWS),
+            _up_to(min(mixed_tokens, MOST_MIXED_TOKENS), _MIXED_TOKENS),
+            tuple(draft_forms),
+            tuple(bucket for bucket in rows if bucket <= draft_rows),
+        )
+
+    def every_key(self) -> list[GraphKey]:
+        """Every graph, the largest first."""
+        alone = (Piece.LAUNCH, Piece.SAMPLE)
+        keys = [GraphKey(piece, rows, form) for rows in self.rows for form in Form for piece in alone]
+        keys += [
+            GraphKey(Piece.MIXED, rows, form, tokens=tokens)
+            for rows in self.mixed_rows for tokens in self.mixed_tokens for form in Form
+        ]  # fmt: skip
+        for rows in self.draft_rows if self.draft_forms else ():
+            for drafts in self.draft_forms:
+                keys += [GraphKey(piece, rows, form, drafts) for form in Form for piece in alone]
+            keys += [GraphKey(Piece.FORWARD, rows, Form.PLAIN, drafts) for drafts in (0, *self.draft_forms)]
+        return sorted(keys, key=lambda key: (-key.shape.tokens, -key.rows))
+
+    def holds(self, shape: LaunchShape) -> bool:
+        """Has a graph as many query tokens?"""
+        return shape.is_decode or shape.tokens <= self.mixed_tokens[-1]
+
+    def launch_key(self, shape: LaunchShape) -> GraphKey | None:
+        """The graph that is the whole launch. None: it has prompt log-probabilities to leave, or no rows, or more query
+        tokens than graphs are captured for, or its S looks at another number of drafts than its F holds."""
+        if shape.prompt_logprobs or shape.is_closing or shape.drafts != shape.sample_drafts or not self.holds(shape):
+            return None
+        rows = max(shape.rows, shape.sample_rows)
+        if shape.is_decode:
+            return GraphKey(Piece.LAUNCH, _at_least(rows, self.rows), shape.form, shape.drafts)
+        tokens = _at_least(shape.tokens, self.mixed_tokens)
+        return GraphKey(Piece.MIXED, _at_least(rows, self.mixed_rows), shape.form, tokens=tokens)
+
+    def sample_key(self, shape: LaunchShape) -> GraphKey:
+        """The graph of the launch's S alone."""
+        return GraphKey(Piece.SAMPLE, _at_least(shape.sample_rows, self.rows), shape.form, shape.sample_drafts)
+
+    def forward_key(self, shape: LaunchShape) -> GraphKey | None:
+        """The graph of apply and F, for a launch that is no graph as a whole. None: they have none."""
+        if shape.prompt_logprobs or not shape.is_decode or shape.rows > max(self.draft_rows, default=0):
+            return None
+        return GraphKey(Piece.FORWARD, _at_least(shape.rows, self.draft_rows), Form.PLAIN, shape.drafts)
+
+
+def _at_least(count: int, buckets: tuple[int, ...]) -> int:
+    """The smallest bucket that holds so many."""
+    return buckets[bisect.bisect_left(buckets, count)]

@@ -1,0 +1,169 @@
+"""Launches with prompt chunks as captured graphs on a GPU, against the same launches kernel by kernel: the same bits,
+over buffers in which an earlier launch has left nonsense."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from runahead.cuda_graphs.buckets import Piece
+from runahead.cuda_graphs.rings import RingLayout
+from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.runtime.plan import PLAN_WORDS
+from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
+from tests.gpu import gpu_chain
+from tests.runtime.kernels.triton_device import synchronising_calls_raise
+from tests.runtime.launches import Launches, Outcome, over_device
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+ROWS, BLOCK_SIZE, EACH, MOST_TOKENS = 9, 16, 48, 600
+CONFIG = gpu_chain.small_config(
+    architecture="Qwen3ForCausalLM",
+    intermediate_size=128,
+    max_position_embeddings=EACH * BLOCK_SIZE,
+    windows=(0, 100),
+    dtype=torch.bfloat16,
+)
+
+# Tokens that each row takes, launch by launch: buckets exactly full, one short and one over, several chunks at once,
+# decode rows on either side of a chunk.
+WORK: tuple[dict[int, int], ...] = (
+    {4: 31},
+    {0: 32},
+    {0: 33, 4: 1},
+    {2: 50, 5: 13, 0: 1},
+    {2: 40, 0: 1, 4: 23},
+    {0: 300, 8: 211, 4: 1},
+    {2: 500, 0: 1, 4: 10, 8: 1},
+    {1: 255, 0: 1},
+    {1: 400, 2: 60, 0: 1, 4: 1, 5: 1},
+    {3: 513},
+    {0: 1, 1: 1, 3: 17, 6: 3, 7: 44},
+    {0: 1, 1: 1, 2: 1, 3: 1, 7: 1, 6: 90},
+    {0: 1, 1: 1, 2: 1},
+    {},
+)
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+class Stage:
+    """Launches by hand on a CUDA device over a small model in bfloat16. eagerly: kernel by kernel what has a graph, in
+    the graph's shape."""
+
+    def __init__(self, *, exact: bool, eagerly: bool) -> None:
+        from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
+        from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
+        from runahead.runtime.models.decoder import Decoder
+        from runahead.runtime.programs.triton import TritonProgram
+
+        layout = RingLayout(4, PLAN_WORDS, 1 << 14, ROWS, 4, prompt_tokens=ROWS + MOST_TOKENS)
+        rings = allocate_mapped_rings(layout)
+        weights = gpu_chain.moved(gpu_chain.random_weights(CONFIG, torch.bfloat16), torch.device("cuda"))
+        self.program = TritonProgram(
+            Decoder(CONFIG, weights, TritonKernelSet(exact)),
+            rings,
+            max_rows=ROWS,
+            max_tokens=ROWS + MOST_TOKENS,
+            num_blocks=ROWS * EACH + 1,
+            block_size=BLOCK_SIZE,
+            context_length=EACH * BLOCK_SIZE,
+        )
+        self.device = CudaDevice(self.program, rings, max_rows=ROWS, mixed_tokens=ROWS + MOST_TOKENS)
+        self.program.poison_blocks(tuple(range(1, ROWS * EACH + 1)))
+        self.launches = Launches(self._spoiling(eagerly), rings, CONFIG.vocab_size, EACH)
+
+    def _spoiling(self, eagerly: bool) -> Callable[[LaunchShape], None]:
+        device, queries = self.device, self.program.rows.queries
+        run = over_device(device)
+        launch = device.launch
+
+        def without_graph(shape: LaunchShape) -> None:
+            key = device.graph_buckets.launch_key(shape)
+            if key is None:
+                launch(shape)
+            else:
+                device.launch_eagerly(key.shape._replace(number=shape.number))
+
+        if eagerly:
+            device.launch = without_graph  # type: ignore[method-assign]
+
+        def spoiled(shape: LaunchShape) -> None:
+            for left in (queries.token_ids, queries.positions, queries.slot_mapping, queries.seq_lens):
+                left.fill_(1 << 30)
+            torch.cuda.synchronize()
+            run(shape)
+
+        return spoiled
+
+    def follow(self, work: tuple[Mapping[int, int], ...]) -> list[tuple[Outcome, torch.Tensor]]:
+        """What each launch leaves, and the logits of all row slots after it."""
+        for slot in range(ROWS):
+            sampling = SamplingParams(temperature=0.0 if slot % 2 else 0.9, seed=slot, logprobs=2 if slot == 4 else -1)
+            self.launches.begin(slot, [2 + (7 * i + slot) % 150 for i in range(600)], sampling)
+        found = []
+        for each in work:
+            outcome = self.launches.launch(each, Form.FULL)
+            torch.cuda.synchronize()
+            found.append((outcome, self.program._logits[:ROWS].clone()))
+        return found
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["fastest", "exact"])
+def test_a_captured_mixed_launch_has_the_bits_of_the_same_launch_kernel_by_kernel(exact: bool) -> None:
+    stages = [Stage(exact=exact, eagerly=eagerly) for eagerly in (False, True)]
+    captured, launched = (stage.follow(WORK) for stage in stages)
+    for number, ((ours, our_logits), (theirs, their_logits)) in enumerate(zip(captured, launched, strict=True)):
+        assert ours == theirs, number
+        assert torch.equal(our_logits, their_logits), number
+        assert our_logits.isfinite().all() and all(ours.finite.values()), number
+    counters = stages[0].device.counters
+    assert dict(counters.fallbacks) == {"mixed": 1, "closing": 1}, "the one of 513 tokens, and the last"
+    assert stages[1].device.counters.graph_replays == 2, "their S"
+    for stage in stages:
+        stage.device.close()
+
+
+def test_with_exact_a_row_has_the_logits_that_it_has_alone_in_graphs_of_every_size() -> None:
+    """Row 4's own chunks are the same in both, whatever is beside it, and so is where it decodes."""
+    alone = tuple({4: each[4]} if 4 in each else {} for each in WORK)
+    found = []
+    for work in (WORK, alone):
+        stage = Stage(exact=True, eagerly=False)
+        found.append([logits[4] for _, logits in stage.follow(work)])
+        stage.device.close()
+    assert [number for number, pair in enumerate(zip(*found, strict=True)) if not torch.equal(*pair)] == []
+
+
+def test_no_call_of_prompts_in_graphs_synchronises_and_none_of_them_is_counted_as_a_fallback() -> None:
+    config = gpu_chain.small_config()
+    under_test = gpu_chain.cuda_engine(config, gpu_chain.random_weights(config), 2)
+    for handle in range(8):
+        stopping = StoppingParams(max_tokens=20, ignore_eos=True)
+        under_test.submit(handle, [2 + handle] * (30 + 11 * handle), SamplingParams(temperature=0.0), stopping)
+    with synchronising_calls_raise():
+        under_test.run()
+    kinds = under_test.engine.figures.launches_by_kind
+    counters = under_test.device.counters
+    assert kinds["mixed"] > 8
+    assert dict(counters.fallbacks) == {"closing": kinds["closing"]}
+    assert counters.graph_replays == sum(kinds.values())
+    under_test.device.close()
+
+
+def test_a_mixed_launch_is_one_graph_of_about_as_many_nodes_in_every_bucket() -> None:
+    stage = Stage(exact=False, eagerly=False)
+    device: Any = stage.device
+    nodes = {key: device.graphs.nodes(key) for key in device.graph_buckets.every_key() if key.piece is Piece.MIXED}
+    print(f"{len(nodes)} graphs of mixed launches, {CONFIG.num_layers} layers: {sorted(set(nodes.values()))} nodes")
+    assert min(nodes.values()) > 10
+    assert device.counters.graph_captures == len(list(device.graph_buckets.every_key()))
+    device.close()
