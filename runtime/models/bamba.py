@@ -88,6 +88,7 @@ BAMBA: Final = Architecture(
     name=_NAME,
     model_type="bamba",
     models="Bamba 9B, 1 and 2",
+    layers=("attention", "mamba2", "dense"),
     understood=READ_BY_MAMBA2 | {_ATTENTION, "attention_bias", "mlp_bias"},
     unread=(
         SCANS_IN_CHUNKS,

@@ -129,6 +129,7 @@ GEMMA3: Final = Architecture(
     name=_NAME,
     model_type="gemma3_text",
     models="Gemma 3, text alone: 270M and 1B",
+    layers=("attention", "window", "dense"),
     understood=READ_BY_DENSE.difference(
         "hidden_act use_sliding_window partial_rotary_factor original_max_position_embeddings".split()
     ).union(

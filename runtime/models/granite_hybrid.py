@@ -130,6 +130,7 @@ GRANITE_HYBRID: Final = Architecture(
     name=_NAME,
     model_type="granitemoehybrid",
     models="Granite 4.0 hybrids: H Micro, H Tiny, H Small, H 1B and H 350M",
+    layers=("attention", "mamba2", "dense", "experts"),
     understood=READ_BY_MAMBA2.union(_MULTIPLIERS, {_EXPERTS, _CHOSEN, _SHARED, _KINDS, _POSITIONS, _NORMS})
     | {"attention_bias"},
     unread=(

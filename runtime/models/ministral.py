@@ -45,6 +45,7 @@ MINISTRAL: Final = Architecture(
     name=_NAME,
     model_type="ministral",
     models="Ministral 8B, where its layers are named",
+    layers=("attention", "window", "dense"),
     understood=READ_BY_DENSE,
     unread=(unread(BIASES_AS_THEY_ARE, "attention_bias mlp_bias"),),
     read=_read,

@@ -45,6 +45,7 @@ MISTRAL: Final = Architecture(
     name=_NAME,
     model_type="mistral",
     models="Mistral 7B, Mistral Nemo, and others of its shape",
+    layers=("attention", "window", "dense"),
     understood=READ_BY_DENSE,
     unread=(unread(BIASES_AS_THEY_ARE, "attention_bias mlp_bias"),),
     read=_read,

@@ -61,6 +61,7 @@ MIXTRAL: Final = Architecture(
     name=_NAME,
     model_type="mixtral",
     models="Mixtral 8x7B and 8x22B",
+    layers=("attention", "window", "experts"),
     understood=(READ_BY_EXPERTS | {_EXPERTS}) - {"use_sliding_window"},
     unread=(ROUTERS_IN_TRAINING, unread(BIASES_AS_THEY_ARE, "attention_bias mlp_bias")),
     read=_read,

@@ -93,6 +93,7 @@ PHI3: Final = Architecture(
     name=_NAME,
     model_type="phi3",
     models="Phi-3, Phi-3.5 and Phi-4, mini and 14B",
+    layers=("attention", "window", "dense"),
     understood=READ_BY_DENSE - {"use_sliding_window", "layer_types"} | {"auto_map"},
     unread=(
         unread(BIASES_AS_THEY_ARE, "attention_bias mlp_bias"),

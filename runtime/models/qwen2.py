@@ -45,6 +45,7 @@ QWEN2: Final = Architecture(
     name=_NAME,
     model_type="qwen2",
     models="Qwen2, Qwen2.5 and DeepSeek's distillations",
+    layers=("attention", "window", "dense"),
     understood=READ_BY_DENSE | {"max_window_layers"},
     unread=(unread(BIASES_AS_THEY_ARE, "attention_bias mlp_bias"),),
     read=_read,

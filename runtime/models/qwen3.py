@@ -57,6 +57,7 @@ QWEN3: Final = Architecture(
     name=_NAME,
     model_type="qwen3",
     models="Qwen3 without experts",
+    layers=("attention", "window", "dense"),
     understood=READ_BY_DENSE | {"max_window_layers", "attention_bias"},
     unread=(unread(BIASES_AS_THEY_ARE, "mlp_bias"),),
     read=_read,

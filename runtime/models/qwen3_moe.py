@@ -88,6 +88,7 @@ QWEN3_MOE: Final = Architecture(
     name=_NAME,
     model_type="qwen3_moe",
     models="Qwen3 with experts: 30B-A3B, 235B-A22B, Coder 30B-A3B",
+    layers=("attention", "window", "dense", "experts"),
     understood=READ_BY_EXPERTS.union(_EXPERTS, {_DENSE, _STEP}, {"moe_intermediate_size", "norm_topk_prob"})
     | {"attention_bias"},
     unread=(

@@ -89,6 +89,7 @@ SMOLLM3: Final = Architecture(
     name=_NAME,
     model_type="smollm3",
     models="SmolLM3",
+    layers=("attention", "window", "dense"),
     understood=READ_BY_DENSE | {"no_rope_layers", _EVERY, "attention_bias", "mlp_bias"},
     unread=(unread("From which layer on a window holds: `layer_types` says it of each.", "max_window_layers"),),
     read=_read,

@@ -18,6 +18,7 @@ from runahead.runtime.masks.masks import Masks
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.layer_kinds import layer_kinds
 from runahead.runtime.models.memory import KeptBytes, memory_of, weight_bytes
 from runahead.runtime.models.weights import check_weights, described
 from runahead.runtime.plan import PLAN_WORDS
@@ -229,4 +230,12 @@ def engine_info(config: EngineConfig, made: MadeOnDevice, context: int) -> Engin
         state_bytes=state_bytes(model.config),
         exactness=made.exactness,
         structures=made.masks is not None,
+        layers=layer_kinds(model.weights.layers),
+        drafters=drafters_of(config, model.config),
+        drafter=config.drafter,
     )
+
+
+def drafters_of(config: EngineConfig, model: ModelConfig) -> tuple[str, ...]:
+    """Drafters that a start on this device could ask for with this model."""
+    return ("ngram",) if config.device == "cpu" and not state_bytes(model) else ()

@@ -134,6 +134,26 @@ class Exactness(msgspec.Struct, frozen=True):
     largest_ratio: float | None = None
 
 
+class ExpertCounts(msgspec.Struct, frozen=True):
+    """Experts of a layer: how many there are, how many of them a token is sent to, and how many more compute every
+    token."""
+
+    count: int
+    per_token: int
+    shared: int = 0
+
+
+class LayerKind(msgspec.Struct, frozen=True):
+    """How many layers are alike, and how. mixer: attention or mamba2. window: of attention, 0: all tokens.
+    feed_forward: dense or experts."""
+
+    count: int
+    mixer: str
+    window: int
+    feed_forward: str
+    experts: ExpertCounts | None = None
+
+
 class EngineInfo(msgspec.Struct, frozen=True):
     """What the engine serves, and the limits it was started with."""
 
@@ -156,6 +176,9 @@ class EngineInfo(msgspec.Struct, frozen=True):
     exactness: Exactness = Exactness(False, "")
     structures: bool = False  # requests may have a grammar
     state_bytes: int = 0  # of a row's recurrent state; 0: the model keeps none
+    layers: tuple[LayerKind, ...] = ()
+    drafters: tuple[str, ...] = ()  # that could be asked for
+    drafter: str = "none"
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=101):

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from runahead.runtime.wire.messages import EngineInfo
+from runahead.runtime.wire import messages as m
 from runahead.service.contract.limits import LIMITS
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.structures.structures import why_none
 from runahead.service.text.tokenizer import TextTokenizer
-from runahead.v1 import EngineConfiguration, Exactness, GetModelInfoResponse, Limits, SpecialToken
+from runahead.v1 import (
+    EngineConfiguration,
+    Exactness,
+    Experts,
+    GetModelInfoResponse,
+    LayerKind,
+    Limits,
+    SpecialToken,
+)
 
 
 def model_info(
-    info: EngineInfo, server_id: str, tokenizer: TextTokenizer | None, settings: FrontEndSettings
+    info: m.EngineInfo, server_id: str, tokenizer: TextTokenizer | None, settings: FrontEndSettings
 ) -> GetModelInfoResponse:
     """The served model, its tokenizer's special tokens and template, and the limits; without a tokenizer, those about
     text are 0."""
@@ -65,6 +73,22 @@ def model_info(
             ),
             structures=structures,
             row_state_bytes=info.state_bytes,
+            drafter=info.drafter,
         ),
         server_id=server_id,
+        layers=[_layer_kind(kind) for kind in info.layers],
+        drafters=info.drafters,
+    )
+
+
+def _layer_kind(kind: m.LayerKind) -> LayerKind:
+    experts = kind.experts
+    return LayerKind(
+        count=kind.count,
+        mixer=kind.mixer,
+        window=kind.window,
+        feed_forward=kind.feed_forward,
+        experts=None
+        if experts is None
+        else Experts(count=experts.count, per_token=experts.per_token, shared=experts.shared),
     )

@@ -38,6 +38,12 @@ INFO = m.EngineInfo(
     penalty_slots=4,
     prefix_cache=True,
     exactness=m.Exactness(True, "it costs little", 1.0625),
+    layers=(
+        m.LayerKind(2, "attention", 24, "dense"),
+        m.LayerKind(3, "attention", 0, "experts", m.ExpertCounts(8, 2, 1)),
+        m.LayerKind(1, "mamba2", 0, "dense"),
+    ),
+    drafters=("ngram",),
 )
 
 STATS = EngineStats(

@@ -83,6 +83,12 @@ def test_model_info_says_what_is_served_and_what_the_limits_are(service: Service
     exactness = info.engine.exactness
     assert (exactness.exact, exactness.why, exactness.largest_ratio) == (True, "it costs little", 1.0625)
     assert info.server_id == "server-1"
+    kinds = [(kind.count, kind.mixer, kind.window, kind.feed_forward) for kind in info.layers]
+    assert kinds == [(2, "attention", 24, "dense"), (3, "attention", 0, "experts"), (1, "mamba2", 0, "dense")]
+    assert [kind.HasField("experts") for kind in info.layers] == [False, True, False]
+    experts = info.layers[1].experts
+    assert (experts.count, experts.per_token, experts.shared) == (8, 2, 1)
+    assert (list(info.drafters), info.engine.drafter) == (["ngram"], "none")
 
 
 def test_tokenize_and_detokenize_are_each_others_reverse(service: Service) -> None:

@@ -1,0 +1,69 @@
+"""What an engine says of its model's layers, from what `config.json` says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runahead.runtime.checkpoint import open_checkpoint
+from runahead.runtime.models.layer_kinds import layer_kinds
+from runahead.runtime.models.read_config import load_config, parse_config
+from runahead.runtime.models.registry import ARCHITECTURES
+from runahead.runtime.models.weights import described
+from runahead.runtime.process.parts import drafters_of
+from runahead.runtime.wire.engine_config import EngineConfig
+from runahead.runtime.wire.messages import ExpertCounts, LayerKind
+from tests.runtime.models.checkpoints import CASES, save
+from tests.runtime.models.public_configs import PUBLIC
+
+
+def kinds_of(name: str) -> tuple[LayerKind, ...]:
+    return layer_kinds(described(parse_config(PUBLIC[name], ())).layers)
+
+
+def test_layers_that_are_alike_are_one_kind() -> None:
+    assert kinds_of("Qwen3 0.6B") == (LayerKind(28, "attention", 0, "dense"),)
+
+
+def test_experts_are_counted_and_those_of_a_token() -> None:
+    assert kinds_of("Mixtral 8x7B") == (LayerKind(32, "attention", 0, "experts", ExpertCounts(8, 2)),)
+
+
+def test_an_expert_that_every_token_gets_is_counted_by_itself() -> None:
+    kinds = kinds_of("Granite 4.0 H Tiny")
+    assert [(kind.mixer, kind.count) for kind in kinds] == [("mamba2", 36), ("attention", 4)]
+    assert {kind.experts for kind in kinds} == {ExpertCounts(64, 6, 1)}
+
+
+def test_windows_and_kinds_of_feed_forward_are_told_apart_in_the_order_of_layers() -> None:
+    raw = {**PUBLIC["Qwen3 30B-A3B"], "num_hidden_layers": 5, "mlp_only_layers": [0, 3]}
+    found = layer_kinds(described(parse_config(raw, ())).layers)
+    assert [(kind.count, kind.feed_forward) for kind in found] == [(2, "dense"), (3, "experts")]
+    raw = {**PUBLIC["Qwen3 0.6B"], "use_sliding_window": True, "sliding_window": 100, "max_window_layers": 20}
+    raw.pop("layer_types", None)
+    found = layer_kinds(described(parse_config(raw, ())).layers)
+    assert [(kind.count, kind.window) for kind in found] == [(20, 0), (8, 100)]
+
+
+def words_of(kinds: tuple[LayerKind, ...]) -> set[str]:
+    return {"window" if kind.window else kind.mixer for kind in kinds} | {kind.feed_forward for kind in kinds}
+
+
+def test_an_architecture_says_what_its_layers_may_be(tmp_path: Path) -> None:
+    """Nothing that a known model has is missing, and nothing that these and the tests' cases lack is there."""
+    seen: dict[str, set[str]] = {name: set() for name in ARCHITECTURES}
+    said = {name: set(found.layers) for name, found in ARCHITECTURES.items()}
+    for raw in PUBLIC.values():
+        config = parse_config(raw, ())
+        seen[config.architecture] |= words_of(layer_kinds(described(config).layers))
+    types = {found.model_type for name, found in ARCHITECTURES.items() if seen[name] != said[name]}
+    for case in (case for case in CASES if case.config.model_type in types):
+        save(case, tmp_path / case.name)
+        config = load_config(open_checkpoint(tmp_path / case.name))
+        seen[config.architecture] |= words_of(layer_kinds(described(config).layers))
+    assert seen == said
+
+
+def test_drafters_are_named_where_a_start_may_ask_for_them() -> None:
+    model = parse_config(PUBLIC["Qwen3 0.6B"], ())
+    assert drafters_of(EngineConfig(model="m"), model) == ("ngram",)
+    assert drafters_of(EngineConfig(model="m", device="cuda"), model) == ()
