@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 # half. The number wraps around, and is compared in its wrapped form. A cell that was not written yet holds the number
 # of an earlier launch.
 TOKEN_MASK = (1 << 26) - 1
+FORCED = 1 << 6  # in `drafted`
 NOTHING_LEFT = 1 << 26  # nothing that the row may say is left: the device ended the row, the token is meaningless
 HELD = 1 << 27  # S lacks what the row's next token waits for: it brings none and goes on
 STOPPED = 1 << 28  # the device ended the row with this token
@@ -81,7 +82,9 @@ class RingMemory:
     logprob: NDArray[np.float32]  # [slots, rows, 1 + drafts] of the chosen token
     top_ids: NDArray[np.int32]  # [slots, rows, 1 + drafts, max_top]
     top_logprobs: NDArray[np.float32]  # [slots, rows, 1 + drafts, max_top]
-    drafted: NDArray[np.int8]  # [slots, rows] how many drafts of the row S has looked at, where F held some
+    # [slots, rows] how many drafts of the row S has looked at, where F held some; FORCED is added where a grammar said
+    # them, and no drafter.
+    drafted: NDArray[np.int8]
     finite: NDArray[np.int8]  # [slots, rows] by place in F's row list: 1 where all final hidden states are finite
     prompt_logprob: NDArray[np.float32]  # [slots, prompt_tokens] of the prompt's next token
     prompt_top_ids: NDArray[np.int32]  # [slots, prompt_tokens, max_top]

@@ -40,6 +40,7 @@ class PlanHeader(NamedTuple):
     chunks: Annotated[int, INT32]
     admissions: Annotated[int, INT32]
     bulk_words: Annotated[int, INT32]  # words used in the bulk slot
+    guesses: Annotated[int, INT32]  # of `drafts`, those that the drafter may make: all others a grammar has to force
 
 
 HEADER: Final = WordLayout(PlanHeader, HEADER_WORDS)
@@ -99,7 +100,8 @@ class LaunchPlan(NamedTuple):
     rows: row slots of F, ascending. chunks: those of them with query tokens of their own. tokens: query tokens of F.
     sample_rows: rows that S looks at. needs_full: one of those that it samples asks for more than the plain form.
     is_decode: every row of F has as many query tokens as one that decodes. prompt_logprobs: a chunk leaves
-    log-probabilities of its prompt. drafts, sample_drafts: of each row that decodes in this F, and in the F before.
+    log-probabilities of its prompt. drafts, sample_drafts: of each row that decodes in this F, and in the F before, at
+    most. guesses: of these in this F, those that the drafter may make; the others a grammar has to force.
     """
 
     number: int
@@ -116,6 +118,7 @@ class LaunchPlan(NamedTuple):
     prompt_logprobs: bool = False
     drafts: int = 0
     sample_drafts: int = 0
+    guesses: int = 0
 
 
 def stage(plan: LaunchPlan, body: NDArray[np.int32], bulk: NDArray[np.int32]) -> None:
@@ -146,6 +149,7 @@ def stage(plan: LaunchPlan, body: NDArray[np.int32], bulk: NDArray[np.int32]) ->
         chunks,
         admissions,
         bulk_words,
+        plan.guesses,
     )
     at = HEADER_WORDS
     if rows:
@@ -180,6 +184,7 @@ class PlanView:
     tokens: int
     drafts: int
     sample_drafts: int
+    guesses: int
     bulk_words: int
     rows: NDArray[np.int32] | None  # [rows], None: unchanged
     appends: NDArray[np.int32]  # [n, 3]
@@ -208,6 +213,7 @@ def read_plan(body: NDArray[np.int32]) -> PlanView:
         tokens=header.tokens,
         drafts=header.drafts,
         sample_drafts=header.sample_drafts,
+        guesses=header.guesses,
         bulk_words=header.bulk_words,
         rows=rows,
         appends=body[at:append_end].reshape(header.appends, APPEND_WORDS),

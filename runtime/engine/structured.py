@@ -35,17 +35,18 @@ class Structured:
         """A launch holds its row, its first one or another."""
         if request.may_hold and request.row_slot != NO_SLOT:
             epoch = int(self._holdings.rows.epoch[request.row_slot])
-            self.masks.place(request.order, request.row_slot, epoch, request.tokens.size)
+            self.masks.place(request.order, request.row_slot, epoch, request.tokens)
 
-    def committed(self, commit: Commit) -> None:
-        """A launch has brought tokens. Who has ended with one has no next position."""
+    def committed(self, commit: Commit, guesses: int) -> None:
+        """A launch has brought tokens. Who has ended with one has no next position. guesses: drafts of each row in its
+        F, at most, that its drafter has made."""
         rows = self._holdings.rows
         places = rows.may_hold[commit.slots].nonzero()[0]
         owners = [self._holdings.by_slot[slot] for slot in commit.slots[places].tolist()]
         goes_on = np.array([owner is not None for owner in owners], np.bool_)
         orders = np.array([owner.order for owner in owners if owner is not None], np.int64)
         if orders.size:
-            self.masks.take(orders, commit.tokens[places[goes_on]])
+            self.masks.take(orders, commit.tokens[places[goes_on]], guesses)
 
     def ended(self, request: Request) -> None:
         """It has ended, for whatever reason."""

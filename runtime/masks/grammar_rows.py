@@ -1,4 +1,11 @@
-"""Requests with a grammar, and the mask of each one's next position, written to its row's line as soon as it is known.
+"""Requests with a grammar, and the masks of each one's next positions, written to its row's lines as soon as they are
+known: that of the next position first, which a launch may wait for, and then those along the drafts that the launch
+verifies.
+
+A launch's drafts are made on its device, from what its S has left, and nobody tells them to the host. They follow from
+what is known here: from the tokens, which come while the launch's F runs, and from what the grammar was found to force
+before, which the device reads in the same place. So they are made once more. Where that misses, a mask is missing, and
+the run ends before it: no token hangs on it.
 
 It knows no socket and no process: the mask worker hands it its orders.
 """
@@ -14,7 +21,17 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.masks.mask_memory import COMPILE_NS, COMPILED, FOUND, MASK_NS, MASKS, MaskMemory
+from runahead.runtime.drafters.drafter import NO_DRAFT, Drafter
+from runahead.runtime.masks.mask_memory import (
+    COMPILE_NS,
+    COMPILED,
+    FOUND,
+    MASK_NS,
+    MASKS,
+    NO_RUN,
+    MaskMemory,
+    tokens_behind,
+)
 from runahead.runtime.masks.stops import NO_STOPS, Stops
 from runahead.runtime.token_mask import mask_words
 
@@ -28,6 +45,8 @@ class Matcher(Protocol):
     def deep_copy(self) -> Matcher: ...
 
     def consume_token(self, token: int) -> bool: ...
+
+    def compute_ff_tokens(self) -> list[int]: ...
 
     def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int) -> None: ...
 
@@ -49,7 +68,8 @@ class _Grammar:
 @dataclass(slots=True)
 class _Followed:
     """A request. matcher: behind its tokens; None while its grammar is compiled. slot: -1 before it has a row.
-    position: of the token that the next mask is for."""
+    position: of the token that the next mask is for. newest: the token before. forced: what had to come from position
+    `forced_from` on, as its grammar said there."""
 
     order: int
     stops: Stops
@@ -57,21 +77,26 @@ class _Followed:
     slot: int = -1
     epoch: int = 0
     position: int = 0
+    newest: int = -1
+    forced: NDArray[np.int32] = field(default_factory=lambda: NO_RUN)
+    forced_from: int = 0
 
 
 class GrammarRows:
-    """memory: where masks go. compile_soon: takes a grammar's text; `compiled` is called when that is done.
-    clock: ns, monotonic."""
+    """memory: where masks go. compile_soon: takes a grammar's text; `compiled` is called when that is done. drafter:
+    one like the device's; None: nothing is drafted but what grammars force. clock: ns, monotonic."""
 
     def __init__(
         self,
         memory: MaskMemory,
         vocab_size: int,
         compile_soon: Callable[[str], None],
+        drafter: Drafter | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._memory = memory
         self._compile_soon = compile_soon
+        self._drafter = drafter
         self._clock = clock
         self._mask: NDArray[np.int32] = np.zeros(mask_words(vocab_size), np.int32)
         self._grammars: OrderedDict[str, _Grammar] = OrderedDict()  # by their text, asked for last at the end
@@ -111,8 +136,9 @@ class GrammarRows:
         while len(self._grammars) > COMPILED_KEPT and next(iter(self._grammars.values())).matcher is not None:
             self._grammars.popitem(last=False)
 
-    def place(self, order: int, slot: int, epoch: int, position: int) -> None:
-        """The request has a row, again perhaps: its tokens so far are those that it has taken."""
+    def place(self, order: int, slot: int, epoch: int, position: int, tokens: NDArray[np.int32] = NO_RUN) -> None:
+        """The request has a row, again perhaps: its tokens so far are those that it has taken. tokens: prompt and
+        completion, [position], if there is a drafter."""
         request = self._requests.get(order)
         if request is not None:
             before = self._by_slot.get(slot)
@@ -120,20 +146,30 @@ class GrammarRows:
                 before.slot = -1  # it was evicted, and writes no masks over those of whoever comes after it
             self._by_slot[slot] = request
             request.slot, request.epoch, request.position = slot, epoch, position
+            request.forced = NO_RUN
+            if self._drafter is not None:
+                self._drafter.read(slot, 0, tokens)
             self._write(request)
 
-    def take(self, orders: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
-        """Each of these requests has got this token. [n], [n]"""
+    def take(self, orders: NDArray[np.int64], tokens: NDArray[np.int32], guesses: int = 0) -> None:
+        """Each of these requests has got this token. Several of one come in their order. guesses: drafts that the
+        device's drafter has made behind them, at most. [n], [n]"""
+        moved: dict[int, _Followed] = {}
         for order, token in zip(orders.tolist(), tokens.tolist(), strict=True):
             request = self._requests.get(order)
             if request is None:
                 continue  # it was lost
             assert request.matcher is not None, "a token was sampled under no mask"
-            request.position += 1
-            if request.matcher.consume_token(token):
-                self._write(request)
-            else:
+            if not request.matcher.consume_token(token):
                 self._lose(request)
+                continue
+            if self._drafter is not None and request.slot >= 0:
+                self._drafter.took(np.array([request.slot]), np.array([request.position]), np.array([token], np.int32))
+            request.position += 1
+            request.newest = token
+            moved[order] = request
+        for request in moved.values():
+            self._write(request, guesses, has_drafts=True)
 
     def close(self, order: int) -> None:
         """The request has ended."""
@@ -143,23 +179,62 @@ class GrammarRows:
         request.matcher = matcher.deep_copy()
         self._write(request)
 
-    def _write(self, request: _Followed) -> None:
-        """The mask of the request's next position, if it has a row and its grammar is there, and it has not ended."""
-        if request.matcher is None or request.slot < 0 or request.order not in self._requests:
+    def _write(self, request: _Followed, guesses: int = 0, *, has_drafts: bool = False) -> None:
+        """The masks of the request's next positions, if it has a row and its grammar is there, and it has not ended.
+        has_drafts: its row may have drafts now; guesses: so many of the drafter's, at most."""
+        matcher = request.matcher
+        if matcher is None or request.slot < 0 or request.order not in self._requests:
             return
-        begun = self._clock()
-        request.matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
-        if request.matcher.is_error():  # its mask allows an end, which is not the grammar's
+        if not self._write_mask(request, matcher, NO_RUN):
             self._lose(request)
             return
-        if request.matcher.is_stopped() and not request.matcher.is_accepting():
+        if not self._memory.drafts:
+            return
+        run = self._drafted(request, guesses) if has_drafts else NO_RUN
+        self._write_forced(request, matcher)
+        if run.size:
+            self._write_along(request, matcher.deep_copy(), run)
+
+    def _write_mask(self, request: _Followed, matcher: Matcher, run: NDArray[np.int32]) -> bool:
+        """The mask behind these drafts. matcher: behind them too. False: it has come to its limits."""
+        begun = self._clock()
+        matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        if matcher.is_error():  # its mask allows an end, which is not the grammar's
+            return False
+        if matcher.is_stopped() and not matcher.is_accepting():
             self._mask[:] = 0  # nothing can follow, and nothing is complete: the matcher itself would allow an end
-        if request.position < request.stops.min_position:
+        if request.position + run.size < request.stops.min_position:
             for token in request.stops.token_ids:
                 self._mask[token // 32] &= ~_BITS[token % 32]
-        self._memory.write(request.slot, request.epoch, request.position, self._mask)
+        self._memory.write(request.slot, request.epoch, request.position, self._mask, run)
         self._memory.figures[MASKS] += 1
         self._memory.figures[MASK_NS] += self._clock() - begun
+        return True
+
+    def _drafted(self, request: _Followed, guesses: int) -> NDArray[np.int32]:
+        """What the launch has drafted behind the request's newest token, as far as it is known here. [n]"""
+        run = tokens_behind(request.forced, request.position - request.forced_from, request.newest)
+        if not run.size and self._drafter is not None and guesses:
+            proposed = self._drafter.propose(np.array([request.slot]), np.array([request.position]), guesses)[0]
+            run = proposed[: int(np.argmin(np.append(proposed, NO_DRAFT) != NO_DRAFT))]
+        return run[: self._memory.drafts]
+
+    def _write_forced(self, request: _Followed, matcher: Matcher) -> None:
+        """What must come from the request's next position on, in the tokens that a text is made of when it is read."""
+        tokens = np.array(matcher.compute_ff_tokens()[: self._memory.most_forced], np.int32)
+        if tokens.size or request.forced.size:
+            self._memory.write_forced(request.slot, request.epoch, request.position, tokens.tolist())
+        request.forced, request.forced_from = tokens, request.position
+
+    def _write_along(self, request: _Followed, matcher: Matcher, run: NDArray[np.int32]) -> None:
+        """The masks behind the first of these drafts, the first two, and so on, until one is not allowed. matcher: one
+        that nobody needs afterwards: where it comes to its limits, the row itself may never get there."""
+        for count in range(1, run.size + 1):
+            token = int(run[count - 1])
+            if not self._mask[token // 32] & _BITS[token % 32] or not matcher.consume_token(token):
+                return
+            if not self._write_mask(request, matcher, run[:count]):
+                return
 
     def _lose(self, request: _Followed) -> None:
         if self._requests.pop(request.order, None) is not None:

@@ -1,15 +1,21 @@
-"""Where the mask of each row's next position lies: memory that the mask worker writes and S reads.
+"""Where the masks of each row's next positions lie: memory that the mask worker writes and S and the drafter read.
 
-A line for each row slot, a tag and the mask behind it. The tag says which mask it is (the row's epoch, the position of
-the token that it is for) and what it is the tag of (a checksum over itself and the mask). S reads a line once, and
-judges by that copy alone: what changes in the memory afterwards changes no verdict. A copy made while the line was
-being written has a checksum that does not fit, whatever order the stores of another processor become seen in.
+Each row slot has a line for the mask of the row's next position, and one for each position behind it, as far as drafts
+may reach. A line is a tag and the mask behind it. The tag says which mask it is (the row's epoch, the row's next
+position, how many drafts lie between that and the mask's own, and which) and what it is the tag of (a checksum over
+itself and the mask). A reader copies a line once, and judges by that copy alone: what changes in the memory afterwards
+changes no verdict. A copy made while the line was being written has a checksum that does not fit, whatever order the
+stores of another processor become seen in.
+
+Beside its masks a slot has the tokens that the grammar forces from the row's next position on, with a tag of the same
+kind. Nothing hangs on these: they are proposed, and verified under masks like any other drafts.
 """
 
 from __future__ import annotations
 
 import mmap
 import zlib
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -21,8 +27,10 @@ from runahead.runtime.token_mask import mask_words
 # Words of 64 bits at the beginning of a line.
 _EPOCH: Final = 0
 _POSITION: Final = 1
-_CHECKSUM: Final = 2
-_TAG_WORDS: Final = 3
+_RUN: Final = 2  # drafts between that position and the mask's
+_CHECKSUM: Final = 3
+_TAG_WORDS: Final = 4
+# Behind these come the drafts, and then the mask: of a line of forced tokens, nothing but these, and `_RUN` of them.
 
 # Words of 64 bits at the beginning of the memory: what the worker has done so far. It alone writes them.
 HANDLED: Final = 0  # orders
@@ -33,40 +41,90 @@ COMPILE_NS: Final = 4  # that these took
 FOUND: Final = 5  # grammars that had been compiled before
 _FIGURES: Final = 8
 
+NO_RUN: Final = np.zeros(0, np.int32)
+
 
 class MaskMemory:
-    """max_rows: row slots. memory: a file's descriptor, of `MaskMemory.size(...)` bytes, which processes share; None is
-    for one process alone."""
+    """max_rows: row slots. drafts: the most of a run. memory: a file's descriptor, of `MaskMemory.size(...)` bytes,
+    which processes share; None is for one process alone."""
 
-    def __init__(self, max_rows: int, vocab_size: int, memory: int | None = None) -> None:
-        size = self.size(max_rows, vocab_size)
+    def __init__(self, max_rows: int, vocab_size: int, drafts: int = 0, memory: int | None = None) -> None:
+        size = self.size(max_rows, vocab_size, drafts)
         # The map keeps its file; with -1 it has none.
         words = np.frombuffer(mmap.mmap(-1 if memory is None else memory, size), np.int64)
+        forced, end = _FIGURES, _FIGURES + max_rows * _forced_words(drafts)
+        self.drafts = drafts
+        self.most_forced = _most_forced(drafts)
         self.figures: NDArray[np.int64] = words[:_FIGURES]
-        self._lines = words[_FIGURES:].reshape(max_rows, -1)
+        self._forced = words[forced:end].reshape(max_rows, -1)
+        self._lines = words[end:].reshape(max_rows, 1 + drafts, -1)
         self._mask_words = mask_words(vocab_size)
+        self._mask_at = _TAG_WORDS + ceil_div(drafts, 2)
 
     @staticmethod
-    def size(max_rows: int, vocab_size: int) -> int:
+    def size(max_rows: int, vocab_size: int, drafts: int = 0) -> int:
         """Bytes of the lines of so many row slots."""
-        return 8 * (_FIGURES + max_rows * (_TAG_WORDS + ceil_div(mask_words(vocab_size), 2)))
+        line = _TAG_WORDS + ceil_div(drafts, 2) + ceil_div(mask_words(vocab_size), 2)
+        return 8 * (_FIGURES + max_rows * (_forced_words(drafts) + (1 + drafts) * line))
 
-    def write(self, slot: int, epoch: int, position: int, mask: NDArray[np.int32]) -> None:
-        """The tokens that may come at a position of the row that has had the slot since this epoch. mask: as
-        `runahead.runtime.token_mask` lays it out, [mask_words(vocab)]"""
-        line = np.zeros(self._lines.shape[1], np.int64)
-        line[_EPOCH], line[_POSITION] = epoch, position
-        line[_TAG_WORDS:].view(np.int32)[: mask.size] = mask
+    def write(
+        self, slot: int, epoch: int, position: int, mask: NDArray[np.int32], run: NDArray[np.int32] = NO_RUN
+    ) -> None:
+        """The tokens that may come behind these drafts, [at most `drafts`], of the row that has had the slot since this
+        epoch, and whose next position is this one. mask: as `runahead.runtime.token_mask` lays it out,
+        [mask_words(vocab)]"""
+        line = np.zeros(self._lines.shape[2], np.int64)
+        line[_EPOCH], line[_POSITION], line[_RUN] = epoch, position, run.size
+        line[_TAG_WORDS : self._mask_at].view(np.int32)[: run.size] = run
+        line[self._mask_at :].view(np.int32)[: mask.size] = mask
         line[_CHECKSUM] = _checksum(line)
-        self._lines[slot] = line
+        self._lines[slot, run.size] = line
 
-    def read(self, slot: int, epoch: int, position: int) -> NDArray[np.int32] | None:
-        """That mask, a copy; None while it is not there. [mask_words(vocab)]"""
-        line = self._lines[slot].copy()  # the only look at what another process writes
-        if line[_EPOCH] != epoch or line[_POSITION] != position or line[_CHECKSUM] != _checksum(line):
+    def read(self, slot: int, epoch: int, position: int, run: NDArray[np.int32] = NO_RUN) -> NDArray[np.int32] | None:
+        """That mask, a copy; None while it is not there, or if it is that behind other drafts. [mask_words(vocab)]"""
+        line = self._lines[slot, run.size].copy()  # the only look at what another process writes
+        if line[_EPOCH] != epoch or line[_POSITION] != position or line[_RUN] != run.size:
             return None
-        mask: NDArray[np.int32] = line[_TAG_WORDS:].view(np.int32)[: self._mask_words]
+        if line[_CHECKSUM] != _checksum(line):
+            return None
+        if run.size and not np.array_equal(line[_TAG_WORDS : self._mask_at].view(np.int32)[: run.size], run):
+            return None
+        mask: NDArray[np.int32] = line[self._mask_at :].view(np.int32)[: self._mask_words]
         return mask
+
+    def write_forced(self, slot: int, epoch: int, position: int, tokens: Sequence[int]) -> None:
+        """What must come from this position of the row on, [at most `most_forced`]; none: nothing is known."""
+        line = np.zeros(self._forced.shape[1], np.int64)
+        line[_EPOCH], line[_POSITION], line[_RUN] = epoch, position, len(tokens)
+        line[_TAG_WORDS:].view(np.int32)[: len(tokens)] = tokens
+        line[_CHECKSUM] = _checksum(line)
+        self._forced[slot] = line
+
+    def read_forced(self, slot: int, epoch: int, position: int, newest: int, count: int) -> NDArray[np.int32]:
+        """Up to `count` tokens that must come from this position of the row on, if it went on as its grammar forces it.
+        newest: its token before that. [n]"""
+        line = self._forced[slot].copy()  # the only look
+        ahead, known = position - int(line[_POSITION]), int(line[_RUN])
+        if line[_EPOCH] != epoch or not 0 <= ahead < known or line[_CHECKSUM] != _checksum(line):
+            return NO_RUN
+        return tokens_behind(line[_TAG_WORDS:].view(np.int32)[:known], ahead, newest)[:count]
+
+
+def tokens_behind(forced: NDArray[np.int32], ahead: int, newest: int) -> NDArray[np.int32]:
+    """What of the forced tokens, [n], is left where the row has gone on by `ahead` tokens, the last of them `newest`.
+    The mask worker and the drafter ask the same question."""
+    if ahead < 0 or (0 < ahead <= forced.size and forced[ahead - 1] != newest):
+        return NO_RUN
+    return forced[ahead:]
+
+
+def _most_forced(drafts: int) -> int:
+    """The token that S samples where they are first known, those that the launch after it verifies, and one more."""
+    return 2 * drafts + 2 if drafts else 0
+
+
+def _forced_words(drafts: int) -> int:
+    return _TAG_WORDS + ceil_div(_most_forced(drafts), 2)
 
 
 def _checksum(line: NDArray[np.int64]) -> int:

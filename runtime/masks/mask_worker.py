@@ -56,10 +56,10 @@ class MaskWorker:
         self._report = report
         self._command = command
         self._silent_s = silent_s
-        size = MaskMemory.size(begin.max_rows, begin.vocab_size)
+        size = MaskMemory.size(begin.max_rows, begin.vocab_size, begin.drafts)
         self._file = os.memfd_create("runahead-masks")
         os.truncate(self._file, size)
-        self.memory = MaskMemory(begin.max_rows, begin.vocab_size, self._file)
+        self.memory = MaskMemory(begin.max_rows, begin.vocab_size, begin.drafts, self._file)
         self._open: set[int] = set()  # requests that the process knows
         self._never: list[GivenUp] = []  # those that there was none for, not told yet
         self._starts = 0
@@ -86,11 +86,12 @@ class MaskWorker:
         self._open.add(order)
         self._send(o.Open(order, grammar, stops))
 
-    def place(self, order: int, slot: int, epoch: int, position: int) -> None:
-        self._send(o.Place(order, slot, epoch, position))
+    def place(self, order: int, slot: int, epoch: int, tokens: NDArray[np.int32]) -> None:
+        looked_up = tokens.tobytes() if self._begin.context_length else b""
+        self._send(o.Place(order, slot, epoch, tokens.size, looked_up))
 
-    def take(self, orders: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
-        self._send(o.Take(orders.tobytes(), tokens.tobytes()))
+    def take(self, orders: NDArray[np.int64], tokens: NDArray[np.int32], guesses: int = 0) -> None:
+        self._send(o.Take(orders.tobytes(), tokens.tobytes(), guesses))
 
     def close(self, order: int) -> None:
         if order in self._open:

@@ -44,11 +44,13 @@ class Masks(Protocol):
     def open(self, order: int, grammar: str, stops: Stops = NO_STOPS) -> None:
         """A request is queued whose output has to fit this grammar. stops: tokens that it may not say for a while."""
 
-    def place(self, order: int, slot: int, epoch: int, position: int) -> None:
-        """It has a row: the masks of this position and those after it go to that slot, under this epoch."""
+    def place(self, order: int, slot: int, epoch: int, tokens: NDArray[np.int32]) -> None:
+        """It has a row, and these tokens, [n]: the masks of the position behind them and of those after it go to that
+        slot, under this epoch."""
 
-    def take(self, orders: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
-        """A launch was committed, and has brought each of these requests this token, and none of them its end.
+    def take(self, orders: NDArray[np.int64], tokens: NDArray[np.int32], guesses: int = 0) -> None:
+        """A launch was committed, and has brought each of these requests this token, and none of them its end. Several
+        of a request come in their order. guesses: drafts that the launch's drafter may have made of each row.
         [n], [n]"""
 
     def close(self, order: int) -> None:
@@ -71,10 +73,10 @@ class NoMasks:
     def open(self, order: int, grammar: str, stops: Stops = NO_STOPS) -> None:
         raise RuntimeError("a structured request was taken by an engine that makes no masks")
 
-    def place(self, order: int, slot: int, epoch: int, position: int) -> None:
+    def place(self, order: int, slot: int, epoch: int, tokens: NDArray[np.int32]) -> None:
         raise RuntimeError("a structured request was given a row by an engine that makes no masks")
 
-    def take(self, orders: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
+    def take(self, orders: NDArray[np.int64], tokens: NDArray[np.int32], guesses: int = 0) -> None:
         raise RuntimeError("a structured request got a token from an engine that makes no masks")
 
     def close(self, order: int) -> None:

@@ -16,12 +16,15 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """The first order. model: the path of the checkpoint whose tokenizer it is."""
+    """The first order. model: the path of the checkpoint whose tokenizer it is. drafts: of a row's run, at most.
+    context_length: of the rows, whose tokens are looked up for what may follow; 0: nobody's are."""
 
     model: str
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     max_rows: int
+    drafts: int = 0
+    context_length: int = 0
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -33,17 +36,21 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """tokens: int32 [position], where a drafter looks at them; else none."""
+
     order: int
     slot: int
     epoch: int
     position: int
+    tokens: bytes = b""
 
 
 class Take(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """orders: int64 [n]. tokens: int32 [n]"""
+    """orders: int64 [n]. tokens: int32 [n]. guesses: drafts of the drafter's in the F behind these tokens, at most."""
 
     orders: bytes
     tokens: bytes
+    guesses: int = 0
 
 
 class Close(msgspec.Struct, frozen=True, array_like=True, tag=5):

@@ -20,6 +20,7 @@ from typing import Final
 import numpy as np
 
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
+from runahead.runtime.drafters.ngram import NgramDrafter
 from runahead.runtime.grammar.matcher import VocabularyError, load_vocabulary, new_matcher
 from runahead.runtime.masks import orders
 from runahead.runtime.masks.grammar_rows import GrammarRows, Matcher
@@ -70,7 +71,7 @@ def main() -> int:
     begin = _first(sock, reader)
     if begin is None:
         return 0
-    memory = MaskMemory(begin.max_rows, begin.vocab_size, int(sys.argv[2]))
+    memory = MaskMemory(begin.max_rows, begin.vocab_size, begin.drafts, int(sys.argv[2]))
     try:
         text = open_checkpoint(Path(begin.model)).tokenizer()
         vocabulary = load_vocabulary(text, begin.vocab_size, begin.eos_token_ids)
@@ -78,7 +79,8 @@ def main() -> int:
         sock.sendall(orders.frame(orders.Says(f"it can't start: {error}")))
         return EXIT_CANNOT_START
     compiler = Compiler(vocabulary)
-    _serve(sock, reader, memory, compiler, GrammarRows(memory, begin.vocab_size, compiler.soon))
+    drafter = NgramDrafter(begin.max_rows, begin.context_length) if begin.context_length else None
+    _serve(sock, reader, memory, compiler, GrammarRows(memory, begin.vocab_size, compiler.soon, drafter))
     return 0
 
 
@@ -119,9 +121,11 @@ def _carry_out(message: orders.Order, rows: GrammarRows) -> None:
         case orders.Open():
             rows.open(message.order, message.grammar, message.stops)
         case orders.Place():
-            rows.place(message.order, message.slot, message.epoch, message.position)
+            tokens = np.frombuffer(message.tokens, np.int32)
+            rows.place(message.order, message.slot, message.epoch, message.position, tokens)
         case orders.Take():
-            rows.take(np.frombuffer(message.orders, np.int64), np.frombuffer(message.tokens, np.int32))
+            orders_of, tokens = np.frombuffer(message.orders, np.int64), np.frombuffer(message.tokens, np.int32)
+            rows.take(orders_of, tokens, message.guesses)
         case orders.Close():
             rows.close(message.order)
 

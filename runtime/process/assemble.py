@@ -19,6 +19,7 @@ from runahead.runtime.process.parts import (
     check_model,
     engine_info,
     finds_prefixes,
+    forced_drafts,
     make_scheduler,
 )
 from runahead.runtime.process.progress import Progress, shown_captures
@@ -47,7 +48,14 @@ def assemble(config: EngineConfig, loading: Progress, capturing: Progress | None
     made = make(config, checkpoint, described, context, loading, capturing or shown_captures(_LINES))
     return Assembled(
         made.device,
-        make_scheduler(config, described, made.blocks, context, made.draft_rows),
+        make_scheduler(
+            config,
+            described,
+            made.blocks,
+            context,
+            made.draft_rows,
+            forced_drafts(config, described) if made.masks else 0,
+        ),
         engine_info(config, made, context),
         made.poison,
         made.masks or NoMasks(),

@@ -26,6 +26,7 @@ from runahead.runtime.process.parts import (
     bytes_kept,
     check_blocks,
     check_tensors,
+    forced_drafts,
     memory_facts,
     most_drafts,
     ring_layout,
@@ -66,9 +67,10 @@ def make_on_cpu(
     log.info("exactness", asked=config.exact, **msgspec.structs.asdict(exactness))
     cpu = torch.device("cpu")
     model = load_model(checkpoint, cpu, dtype, config.load_format, kernels, loading, context, described)
-    log.info("memory", **memory_facts(config, model, kept, blocks), **_draft_memory(config, described, context))
-    masks = _masks(config, checkpoint, described)
-    rings = allocate_rings(ring_layout(config, described, context))
+    masks = _masks(config, checkpoint, described, context)
+    forced = forced_drafts(config, described) if masks else 0
+    log.info("memory", **memory_facts(config, model, kept, blocks), **_draft_memory(config, described, context, forced))
+    rings = allocate_rings(ring_layout(config, described, context, forced))
     drafter = None if config.drafter == "none" else NgramDrafter(config.max_rows, context)
     program = HostProgram(
         model,
@@ -89,21 +91,30 @@ def make_on_cpu(
     return MadeOnDevice(model, blocks, device, poison, exactness, masks)
 
 
-def _draft_memory(config: EngineConfig, model: ModelConfig, context: int) -> dict[str, int]:
-    """Bytes that drafts take, by name: the logits of a row's whole run, and what a drafter knows of rows."""
-    drafts, slots = most_drafts(config), config.max_rows + 1
+def _draft_memory(config: EngineConfig, model: ModelConfig, context: int, forced: int) -> dict[str, int]:
+    """Bytes that drafts take, by name: the logits of a row's whole run, and what a drafter knows of rows. forced:
+    drafts of a row with a grammar."""
+    drafts, slots = max(most_drafts(config), forced), config.max_rows + 1
     if not drafts:
         return {}
-    return {"run_logits_bytes": 4 * slots * drafts * model.vocab_size, "history_bytes": 4 * slots * context}
+    history = 4 * slots * context if config.drafter != "none" else 0
+    return {"run_logits_bytes": 4 * slots * drafts * model.vocab_size, "history_bytes": history}
 
 
-def _masks(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig) -> MaskWorker | None:
+def _masks(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, context: int) -> MaskWorker | None:
     """Who makes the masks of rows with a grammar. None where the library is not there, and where the model has no
     tokenizer or no end of its sequences: no completion could be told to fit."""
     if not (is_installed() and checkpoint.has_tokenizer and model.eos_token_ids):
         return None
     log = structlog.get_logger("engine")
-    begin = Begin(config.model, model.vocab_size, model.eos_token_ids, config.max_rows)
+    begin = Begin(
+        config.model,
+        model.vocab_size,
+        model.eos_token_ids,
+        config.max_rows,
+        drafts=forced_drafts(config, model),
+        context_length=0 if config.drafter == "none" else context,
+    )
     # It is ended before the engine is, which stops where nobody's request comes further.
     silent_s = min(SILENT_S, config.launch_timeout_s / 2)
     return MaskWorker(begin, lambda what: log.error("mask_worker", what=what), silent_s=silent_s)

@@ -151,15 +151,15 @@ def memory_facts(config: EngineConfig, model: Decoder, kept: KeptBytes, blocks: 
     }
 
 
-def ring_layout(config: EngineConfig, model: ModelConfig, context: int) -> RingLayout:
-    """Sizes of the rings: `run_ahead` + 2 slots.
+def ring_layout(config: EngineConfig, model: ModelConfig, context: int, forced: int = 0) -> RingLayout:
+    """Sizes of the rings: `run_ahead` + 2 slots. forced: drafts of a row with a grammar.
 
     A bulk slot holds the chunks of any launch, the largest admission record there can be, and a few more without a
     cached prefix or penalties.
     """
     largest = largest_record_words(model.vocab_size, context, ceil_div(context, config.block_size))
-    drafts = most_drafts(config)
-    largest += context if drafts else 0  # the history that its drafter is told of
+    drafts = max(most_drafts(config), forced)
+    largest += context if config.drafter != "none" else 0  # the history that its drafter is told of
     ordinary = largest_record_words(model.vocab_size, 0, 0)
     tokens = config.max_prefill_tokens + config.max_rows  # query tokens of a launch; a chunk has a word more than those
     return RingLayout(
@@ -173,18 +173,24 @@ def ring_layout(config: EngineConfig, model: ModelConfig, context: int) -> RingL
     )
 
 
+def forced_drafts(config: EngineConfig, model: ModelConfig) -> int:
+    """Drafts of a row with a grammar and a launch, at most, where grammars are followed: with any drafter and none. A
+    row with a state goes one token at a time: nothing takes its state back."""
+    return 0 if state_bytes(model) else most_drafts(config) or MOST_DRAFTS
+
+
 def most_drafts(config: EngineConfig) -> int:
-    """Drafts of a row and launch, at most."""
+    """Drafts of a row and launch that a drafter makes, at most."""
     if config.drafter == "none":
         return 0
     return MOST_DRAFTS if config.draft_tokens == AUTO_DRAFTS else config.draft_tokens
 
 
 def make_scheduler(
-    config: EngineConfig, model: ModelConfig, blocks: int, context: int, draft_rows: int = 0
+    config: EngineConfig, model: ModelConfig, blocks: int, context: int, draft_rows: int = 0, forced: int = 0
 ) -> Scheduler:
     """The scheduler with its rows, pool and ledger, for a model that `check_model` has passed. draft_rows: see
-    `SchedulerLimits`."""
+    `SchedulerLimits`. forced: drafts of a row with a grammar."""
     limits = SchedulerLimits(
         context_length=context,
         vocab_size=model.vocab_size,
@@ -192,11 +198,12 @@ def make_scheduler(
         prefill_chunk=config.prefill_chunk,
         max_prefill_tokens=config.max_prefill_tokens,
         plan_words=PLAN_WORDS,
-        bulk_words=ring_layout(config, model, context).bulk_words,
+        bulk_words=ring_layout(config, model, context, forced).bulk_words,
         penalty_slots=config.penalty_slots,
         prefix_cache=config.prefix_cache,
         drafts=most_drafts(config),
         draft_rows=draft_rows,
+        forced_drafts=forced,
         history=config.drafter != "none",
         has_state=state_bytes(model) > 0,
     )

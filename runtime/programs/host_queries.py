@@ -50,7 +50,7 @@ def queries_of(rows: HostRows) -> Queries:
     held = rows.held[slots] & rows.alive[slots]
     alive = rows.alive[slots] & ~held
     lengths = np.where(alive, rows.seq_len[slots], 0)
-    drafted = rows.drafted[slots] if rows.most_drafts else None
+    drafted = np.where(held, 0, rows.drafted[slots]) if rows.most_drafts else None
     if drafted is not None and not np.count_nonzero(drafted):
         drafted = None
     if rows.chunks.size or drafted is not None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import (
     FAULT_PLAN_NUMBER,
+    FORCED,
     HELD,
     NON_FINITE,
     NOTHING_LEFT,
@@ -67,7 +68,10 @@ class HostRows(RowParameters[NDArray[Any]]):
         # Of the F that held a row last, where its launch had drafts: those that it held, and how many.
         self.proposed = np.full((slots, rings.layout.drafts), NO_DRAFT, np.int32)
         self.drafted = np.zeros(slots, np.int32)
+        self.forced = np.zeros(slots, np.bool_)  # they are what the row's grammar forces
         self.most_drafts = 0  # of a row in this launch's F
+        self.most_guesses = 0  # of these, of the drafter's
+        self._has_drafts = False  # some row may have, of the F before this one
         self.last_token = np.zeros(slots, np.int32)
         self.seq_len = np.zeros(slots, np.int32)
         self.alive = np.zeros(slots, np.bool_)
@@ -100,22 +104,25 @@ class HostRows(RowParameters[NDArray[Any]]):
         return places, self.rows[places]
 
     def judged(
-        self, places: NDArray[np.intp], slots: NDArray[np.int64]
-    ) -> tuple[NDArray[np.intp], NDArray[np.int64], dict[int, NDArray[np.int32]]]:
-        """Of these rows those that S samples now, and the masks of those with a grammar, by their place among them.
+        self, places: NDArray[np.intp], slots: NDArray[np.int64], drafts: int
+    ) -> tuple[NDArray[np.intp], NDArray[np.int64], dict[int, list[NDArray[np.int32]]]]:
+        """Of these rows those that S samples now, and the masks of those with a grammar, by row slot: of the row's next
+        position, and of those behind its drafts, as far as S looks at them and there are any.
 
-        The one look at the tags of a launch. A row whose mask is not there is held: its cell says so, it stays as it
-        is, the F of this launch leaves it alone, and the next S that looks at it finds its logits where they are.
+        The one look at the tags of a launch. A row whose next mask is not there is held: its cell says so, it stays as
+        it is, the F of this launch leaves it alone, and the next S that looks at it finds its logits where they are. A
+        draft behind which there is no mask is none any more: the run ends there. drafts: of a row in the F before.
         """
-        masks: dict[int, NDArray[np.int32]] = {}
+        masks: dict[int, list[NDArray[np.int32]]] = {}
         goes_on = np.ones(slots.size, np.bool_)
         for i in np.flatnonzero((self.mask_epoch[slots] != 0) & self.alive[slots]).tolist():
             slot = int(slots[i])
-            assert self.masks is not None, "a row with a grammar was admitted where nobody makes masks"
-            mask = self.masks.read(slot, int(self.mask_epoch[slot]), int(self.seq_len[slot]))
-            goes_on[i] = mask is not None
-            if mask is not None:
-                masks[int(np.count_nonzero(goes_on[:i]))] = mask
+            found = self._masks_of(slot, min(int(self.drafted[slot]), drafts))
+            goes_on[i] = bool(found)
+            if found:
+                masks[slot] = found
+                self.drafted[slot] = len(found) - 1
+                self.proposed[slot, len(found) - 1 :] = NO_DRAFT
         self.held[slots] = ~goes_on
         if not goes_on.all():
             ring, held = self.rings.slot(self.number), places[~goes_on]
@@ -124,6 +131,18 @@ class HostRows(RowParameters[NDArray[Any]]):
             self.rings.drafted[ring, held] = 0
             places, slots = places[goes_on], slots[goes_on]
         return places, slots, masks
+
+    def _masks_of(self, slot: int, drafts: int) -> list[NDArray[np.int32]]:
+        """The masks of a row's next position and of those behind its drafts, up to the first that is not there."""
+        assert self.masks is not None, "a row with a grammar was admitted where nobody makes masks"
+        found: list[NDArray[np.int32]] = []
+        for count in range(1 + drafts):
+            run = self.proposed[slot, :count]
+            mask = self.masks.read(slot, int(self.mask_epoch[slot]), int(self.seq_len[slot]), run)
+            if mask is None:
+                break
+            found.append(mask)
+        return found
 
     def advance(
         self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_],
@@ -159,7 +178,8 @@ class HostRows(RowParameters[NDArray[Any]]):
         """S looks at `count` drafts of each row, at most. Cells that no token is written to are void."""
         ring = self.rings.slot(self.number)
         self.rings.cells[ring, places, : 1 + count] = cell_tag(self.number) | VOID
-        self.rings.drafted[ring, places] = self.drafted[slots]
+        looked_at = np.minimum(self.drafted[slots], count)
+        self.rings.drafted[ring, places] = looked_at + FORCED * (self.forced[slots] & (looked_at > 0))
 
     def goes_on(self, slots: NDArray[np.int64], tokens: NDArray[np.int32], offset: int) -> NDArray[np.bool_]:
         """Which rows have a token, number `offset` of their runs, that is the draft in its place: the logits for the
@@ -221,7 +241,7 @@ class HostRows(RowParameters[NDArray[Any]]):
         if plan.number != self.number:
             self.rings.status[slot, STATUS_FAULT] = FAULT_PLAN_NUMBER
             self.rows, self.samples = _NO_ROWS, np.zeros(0, np.bool_)
-            self.chunks, self.most_drafts = self.chunks[:0], 0
+            self.chunks, self.most_drafts, self.most_guesses = self.chunks[:0], 0, 0
             return 4 * layout.HEADER_WORDS
         bulk = self.rings.bulk[slot]
         for offset in plan.admissions.tolist():
@@ -229,7 +249,7 @@ class HostRows(RowParameters[NDArray[Any]]):
         appends = plan.appends
         self.block_table[appends[:, 0], appends[:, 1]] = appends[:, 2]
         self._apply_rows(plan, bulk)
-        self.most_drafts = plan.drafts
+        self.most_drafts, self.most_guesses = plan.drafts, plan.guesses
         return plan.bytes_read
 
     def _apply_rows(self, plan: PlanView, bulk: NDArray[np.int32]) -> None:
@@ -262,6 +282,7 @@ class HostRows(RowParameters[NDArray[Any]]):
         self.seq_len[slot] = 0
         self.alive[slot] = True
         self.held[slot] = False
+        self._forget_drafts(np.array([slot]))
 
     def _begin_penalties(self, penalty_slot: int, entries: NDArray[np.int32]) -> None:
         """Write what is known of the row that now has this slot, and remove what was known of the one before."""
@@ -284,22 +305,43 @@ class HostRows(RowParameters[NDArray[Any]]):
     # ------------------------------------------------------------ draft
 
     def draft(self) -> None:
-        """The drafter proposes for the rows of F that decode, as many tokens as the plan has asked for. What would lie
-        at a row's end or beyond it is left out: nobody has a block for it."""
-        if not self.most_drafts:
+        """What the rows of F that decode may say next: tokens that their grammars force, else those that the drafter
+        proposes, as many as the plan has asked for. What would lie at a row's end or beyond it is left out: nobody has
+        a block for it."""
+        if not self.most_drafts and not self._has_drafts:
             return
-        assert self.drafter is not None, "a plan has drafts, and the program has no drafter"
-        self.proposed[self.rows], self.drafted[self.rows] = NO_DRAFT, 0
-        # A row with a grammar has no drafts: its masks are made of tokens that it has.
-        decodes = self.alive[self.rows] & (self.mask_epoch[self.rows] == 0)
-        decodes[self.chunks[:, layout.CHUNK_ROW]] = False
-        slots = self.rows[decodes]
-        lengths = self.seq_len[slots].astype(np.int64)
-        proposed = self.drafter.propose(slots, lengths, self.most_drafts)
+        self._has_drafts = self.most_drafts > 0
+        # A row that is held has its logits, and its drafts, of an F before.
+        fresh = self.rows[~self.held[self.rows]]
+        self._forget_drafts(fresh)
+        decodes = self.alive[fresh] & ~np.isin(fresh, self.rows[self.chunks[:, layout.CHUNK_ROW]])
+        slots = fresh[decodes]
+        proposed = self._proposed_to(slots)
         there = proposed != NO_DRAFT
-        there &= np.arange(self.most_drafts) < (self.max_position[slots] - lengths)[:, None]
+        there &= np.arange(self.most_drafts) < (self.max_position[slots] - self.seq_len[slots])[:, None]
         self.proposed[slots, : self.most_drafts] = np.where(there, proposed, NO_DRAFT)
         self.drafted[slots] = there.sum(axis=1)
+
+    def _proposed_to(self, slots: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Tokens that may come next of these rows, [n]; NO_DRAFT behind the last one. [n, most drafts]"""
+        proposed = np.full((slots.size, self.most_drafts), NO_DRAFT, np.int32)
+        if self.masks is not None:
+            for i in np.flatnonzero(self.mask_epoch[slots]).tolist():
+                slot = int(slots[i])
+                epoch, length = int(self.mask_epoch[slot]), int(self.seq_len[slot])
+                tokens = self.masks.read_forced(slot, epoch, length, int(self.last_token[slot]), self.most_drafts)
+                proposed[i, : tokens.size] = tokens
+                self.forced[slot] = tokens.size > 0
+        guessed = ~self.forced[slots]
+        if self.most_guesses and guessed.any():
+            assert self.drafter is not None, "a plan asks for guesses, and the program has no drafter"
+            lengths = self.seq_len[slots[guessed]].astype(np.int64)
+            proposed[guessed, : self.most_guesses] = self.drafter.propose(slots[guessed], lengths, self.most_guesses)
+        return proposed
+
+    def _forget_drafts(self, slots: NDArray[np.int64]) -> None:
+        """Nothing is drafted of these rows. [n]"""
+        self.proposed[slots], self.drafted[slots], self.forced[slots] = NO_DRAFT, 0, False
 
     # ------------------------------------------------------------ what F runs on
 

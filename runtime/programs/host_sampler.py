@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -30,9 +30,9 @@ class HostSampler:
     def sample(self, places: NDArray[np.intp], slots: NDArray[np.int64], form: Form, drafts: int) -> None:
         """Advance these rows, and write their cells. places: in the row list. drafts: of a row in the F before, at
         most. [n], [n]"""
-        masks = NO_MASKS
+        masks: Mapping[int, Sequence[NDArray[np.int32]]] = {}
         if self._rows.masks is not None and form is Form.FULL:
-            places, slots, masks = self._rows.judged(places, slots)
+            places, slots, masks = self._rows.judged(places, slots, drafts)
         if not drafts:
             self._sample_next(places, slots, form, 0, masks)
             return
@@ -44,12 +44,14 @@ class HostSampler:
 
     def _sample_next(
         self, places: NDArray[np.intp], slots: NDArray[np.int64], form: Form, offset: int,
-        masks: Mapping[int, NDArray[np.int32]],
+        masks: Mapping[int, Sequence[NDArray[np.int32]]],
     ) -> NDArray[np.int32]:  # fmt: skip
-        """The next token of each row, number `offset` of its run. [n] masks: of rows with a grammar, by their place."""
+        """The next token of each row, number `offset` of its run. [n] masks: of rows with a grammar, by row slot, for
+        each token of the run."""
         max_top = self._rows.rings.layout.max_top
         logits = torch.from_numpy(self._logits[slots, offset])
-        sampled = sample_rows(logits, self._state, self._penalties, torch.from_numpy(slots), form, max_top, masks=masks)
+        now = _masks_at(masks, slots, offset) if masks else NO_MASKS
+        sampled = sample_rows(logits, self._state, self._penalties, torch.from_numpy(slots), form, max_top, masks=now)
         if sampled.logprob is not None and sampled.top_ids is not None and sampled.top_logprobs is not None:
             slot = self._rows.rings.slot(self._rows.number)
             self._rows.rings.logprob[slot, places, offset] = sampled.logprob.numpy()
@@ -62,17 +64,17 @@ class HostSampler:
 
     def _sample_in_turn(
         self, places: NDArray[np.intp], slots: NDArray[np.int64], form: Form, drafts: int,
-        masks: Mapping[int, NDArray[np.int32]],
+        masks: Mapping[int, Sequence[NDArray[np.int32]]],
     ) -> None:  # fmt: skip
-        """Runs, position after position: each token is sampled from the row state that the one before has left. A row
-        with a grammar has one token: nothing was drafted of it."""
+        """Runs, position after position: each token is sampled from the row state that the one before has left, of a
+        row with a grammar under the mask behind the drafts that were kept."""
         for offset in range(drafts):
-            tokens = self._sample_next(places, slots, form, offset, NO_MASKS if offset else masks)
+            tokens = self._sample_next(places, slots, form, offset, masks)
             going = self._rows.goes_on(slots, tokens, offset)
             places, slots = places[going], slots[going]
             if not slots.size:
                 return
-        self._sample_next(places, slots, form, drafts, NO_MASKS)
+        self._sample_next(places, slots, form, drafts, masks)
 
     def _sample_at_once(self, places: NDArray[np.intp], slots: NDArray[np.int64], drafts: int) -> None:
         """The same in the plain form, where nothing but its position tells the next token from the one before: all of
@@ -93,3 +95,10 @@ class HostSampler:
         """A token that is drawn costs a hundred times one that is greedy."""
         drawn = self._rows.drafted[slots][are_drawn(self._state, slots)]
         return int(drawn.sum()) <= _DRAWN_AT_ONCE
+
+
+def _masks_at(
+    masks: Mapping[int, Sequence[NDArray[np.int32]]], slots: NDArray[np.int64], offset: int
+) -> dict[int, NDArray[np.int32]]:
+    """The masks for token number `offset` of these rows' runs, [n], by the rows' place among them."""
+    return {i: masks[slot][offset] for i, slot in enumerate(slots.tolist()) if slot in masks}

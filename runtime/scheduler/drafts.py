@@ -11,9 +11,10 @@ would have sampled itself, and the token that it samples behind them. For K = 2,
                              and most  5             6             9
     tokens that its blocks must hold   5             8             11
 
-Each launch has a K of its own. A row that may be held (`Rows.may_hold`) brings no token where what its next token waits
-for is not there when S looks: its length may stay as it is. What S has kept is known when its launch is committed: then
-the bounds come together again.
+Each launch has a K of its own, and may have two: rows with a grammar may have more drafts than the drafter makes, where
+their grammars force what comes next. A row that may be held (`Rows.may_hold`) brings no token where what its next token
+waits for is not there when S looks: its length may stay as it is. What S has kept is known when its launch is
+committed: then the bounds come together again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from runahead.cuda_graphs.rings import FORCED
 from runahead.runtime.plan import LaunchPlan
 from runahead.runtime.scheduler.course import Course
 from runahead.runtime.scheduler.draft_choice import DraftChoice
@@ -49,17 +51,20 @@ class DraftPolicy(Protocol):
         """Result cells of a row: 1 + the most K of any launch."""
 
     def choose(self, number: int, rows: int, chunks: int) -> int:
-        """K of launch `number`, which is planned now. rows: that may decode in it. chunks: rows that may have a prompt
-        chunk in it."""
+        """How many guesses launch `number` verifies of each row, which is planned now: K without a grammar. rows: that
+        may decode in it. chunks: rows that may have a prompt chunk in it."""
 
     def beside_admissions(self, builder: PlanBuilder) -> None:
         """Rows may have begun with the launch: it has no drafts beside their chunks, where that can't be."""
 
-    def held(self, slots: NDArray[np.int64], drafts: int) -> NDArray[np.int64]:
-        """Tokens that the blocks of these rows must hold if they are in the next launch, with so many drafts. [n]"""
+    def most(self, slots: NDArray[np.int64], guesses: int) -> int:
+        """K of a launch with so many guesses: the most drafts of any of these rows. [n]"""
 
-    def plan(self, slots: NDArray[np.int64], drafts: int) -> None:
-        """These rows decode in the next launch, with so many drafts. [n]"""
+    def held(self, slots: NDArray[np.int64], guesses: int) -> NDArray[np.int64]:
+        """Tokens that the blocks of these rows must hold if they are in the next launch, with so many guesses. [n]"""
+
+    def plan(self, slots: NDArray[np.int64], guesses: int) -> None:
+        """These rows decode in the next launch, with so many guesses. [n]"""
 
     def tighten(
         self, launch: Launch, slots: NDArray[np.intp], found: SampledTokens, drafted: NDArray[np.int8] | None
@@ -78,8 +83,10 @@ class DraftPolicy(Protocol):
 class NoDrafts:
     """One token a launch, or none of a row that is held: where no row may be, both bounds of a length are the same."""
 
-    def __init__(self, rows: Rows, ledger: Ledger[Deferred], most: int = 0) -> None:
+    def __init__(self, rows: Rows, ledger: Ledger[Deferred], most: int = 0, forced: int = 0) -> None:
+        """most: drafts of any row. forced: those of a row with a grammar, if that is more than there are guesses."""
         self.cells = 1 + most
+        self._forced = forced
         self.drafted, self.accepted = np.zeros((2, most), np.int64)
         self._rows = rows
         self._ledger = ledger
@@ -90,12 +97,29 @@ class NoDrafts:
     def beside_admissions(self, builder: PlanBuilder) -> None:
         pass
 
-    def held(self, slots: NDArray[np.int64], drafts: int) -> NDArray[np.int64]:
-        """With the drafts that the next F verifies, but for what lies beyond the row's end: nobody writes that."""
-        return np.minimum(self._most(slots) + drafts, self._rows.max_len[slots] - 1)
+    def most(self, slots: NDArray[np.int64], guesses: int) -> int:
+        return max(guesses, self._forced) if self._forced > guesses and self._may_hold(slots) else guesses
 
-    def plan(self, slots: NDArray[np.int64], drafts: int) -> None:
-        self._rows.plan_decode(slots, self._least(slots), self._most(slots), drafts)
+    def held(self, slots: NDArray[np.int64], guesses: int) -> NDArray[np.int64]:
+        """With the drafts that the next F verifies, but for what lies beyond the row's end: nobody writes that."""
+        held: NDArray[np.int64] = np.minimum(
+            self._most(slots) + self._of_each(slots, guesses), self._rows.max_len[slots] - 1
+        )
+        return held
+
+    def plan(self, slots: NDArray[np.int64], guesses: int) -> None:
+        self._rows.plan_decode(slots, self._least(slots), self._most(slots), self._of_each(slots, guesses))
+
+    def _of_each(
+        self, slots: NDArray[np.int64] | NDArray[np.intp], guesses: int, most: int | None = None
+    ) -> NDArray[np.int64] | int:
+        """Drafts of each of these rows, [n], in a launch with so many guesses. most: of a row with a grammar; None: as
+        in a launch that is planned now."""
+        forced = self._forced if most is None else most
+        if forced <= guesses or not self._may_hold(slots):
+            return guesses
+        found: NDArray[np.int64] = np.where(self._rows.may_hold[slots], forced, guesses)
+        return found
 
     def tighten(
         self, launch: Launch, slots: NDArray[np.intp], found: SampledTokens, drafted: NDArray[np.int8] | None
@@ -137,6 +161,8 @@ class NoDrafts:
         """
         rows = self._rows
         planned = rows.last_launch[slots] >= launch.number
+        if not np.minimum.reduce(brought, initial=1):
+            rows.note_held(slots[(brought == 0) & ~planned])
         rows.correct_bounds(
             slots, brought - 1 + (planned & rows.may_hold[slots]), brought - 1 - np.where(planned, allowed, 0)
         )
@@ -149,8 +175,8 @@ class Drafts(NoDrafts):
     without drafts, once all that came before is committed.
     """
 
-    def __init__(self, choice: DraftChoice, rows: Rows, ledger: Ledger[Deferred]) -> None:
-        super().__init__(rows, ledger, choice.most)
+    def __init__(self, choice: DraftChoice, rows: Rows, ledger: Ledger[Deferred], forced: int = 0) -> None:
+        super().__init__(rows, ledger, max(choice.most, forced), forced)
         self._choice = choice
 
     def choose(self, number: int, rows: int, chunks: int) -> int:
@@ -169,21 +195,27 @@ class Drafts(NoDrafts):
             super().tighten(launch, slots, found, drafted)
             return
         brought = _brought(found, slots.size)
+        allowed = self._of_each(slots, launch.sample_guesses, launch.shape.sample_drafts)
         # Of a row whose first token this is F had a chunk, and no drafts.
-        self._correct(
-            launch, slots, brought, launch.shape.sample_drafts * (self._rows.first_sample[slots] < launch.number)
-        )
-        self._count(launch, slots, drafted.astype(np.int64), np.maximum(brought - 1, 0))
+        self._correct(launch, slots, brought, allowed * (self._rows.first_sample[slots] < launch.number))
+        guessed = (drafted & FORCED) == 0
+        self._count(launch, slots, drafted.astype(np.int64) & ~FORCED, np.maximum(brought - 1, 0), guessed)
 
     def _count(
-        self, launch: Launch, slots: NDArray[np.intp], drafted: NDArray[np.int64], accepted: NDArray[np.int64]
+        self,
+        launch: Launch,
+        slots: NDArray[np.intp],
+        drafted: NDArray[np.int64],
+        accepted: NDArray[np.int64],
+        guessed: NDArray[np.bool_],
     ) -> None:
-        """drafted, accepted: of each of these rows. [n], [n]"""
+        """drafted, accepted: of each of these rows. guessed: which of them have their drafts of the drafter: what
+        grammars force says nothing about how well it guesses. [n], [n], [n]"""
         place = np.arange(self.drafted.size)
         self.drafted += np.count_nonzero(drafted[:, None] > place, axis=0)
         self.accepted += np.count_nonzero(accepted[:, None] > place, axis=0)
         self._rows.count_drafts(slots, drafted, accepted)
-        self._choice.learn(launch.number, self._paid(launch, drafted), accepted)
+        self._choice.learn(launch.number, self._paid(launch, drafted)[guessed], accepted[guessed])
 
     def _paid(self, launch: Launch, drafted: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many drafts of each row the launch has cost, whether there were so many or not. drafted: [n]"""
@@ -191,7 +223,7 @@ class Drafts(NoDrafts):
 
     def course(self, plan: LaunchPlan, block_size: int) -> Course | None:
         rows, slots = self._rows, plan.rows
-        if plan.drafts or plan.chunks or self._may_hold(slots):
+        if plan.drafts or (plan.chunks and self._choice.most) or self._may_hold(slots):
             return None  # K was chosen for the rows that decode: with chunks, more may in the next launch
         if np.count_nonzero(rows.most_len[slots] - rows.least_len[slots]):
             return None
@@ -227,8 +259,11 @@ def _brought(found: SampledTokens, rows: int) -> NDArray[np.int64]:
     return np.bincount(found.row, minlength=rows)
 
 
-def draft_policy(choice: DraftChoice, rows: Rows, ledger: Ledger[Deferred], most_rows: int = 0) -> DraftPolicy:
-    """choice: of K, the drafts of a launch and row. most_rows: `SchedulerLimits.draft_rows`."""
-    if not choice.most:
+def draft_policy(
+    choice: DraftChoice, rows: Rows, ledger: Ledger[Deferred], most_rows: int = 0, forced: int = 0
+) -> DraftPolicy:
+    """choice: of K, the drafts of a launch and row. most_rows: `SchedulerLimits.draft_rows`. forced: of a row with a
+    grammar, if that is more."""
+    if not choice.most and not forced:
         return NoDrafts(rows, ledger)
-    return DraftForms(choice, rows, ledger, most_rows) if most_rows else Drafts(choice, rows, ledger)
+    return DraftForms(choice, rows, ledger, most_rows) if most_rows else Drafts(choice, rows, ledger, forced)

@@ -140,7 +140,7 @@ class Holdings:
         requests, in_slots, places = zip(*(self._filled.pop(block) for block in blocks), strict=True)
         rows, size, slots = self.rows, self.pool.block_size, np.array(in_slots)
         starts = np.array(places) * size
-        full = np.minimum(rows.committed_len[slots], rows.least_len[slots]) >= starts + size
+        full = np.minimum(rows.committed_len[slots], rows.least_len[slots] + rows.waits[slots]) >= starts + size
         good = (full & rows.finite[slots]).tolist()
         tokens = rows.history[slots[:, None], starts[:, None] + np.arange(size)].tobytes()
         end = 0

@@ -46,9 +46,10 @@ class Launch(NamedTuple):
     sample_slots, sample_epochs, samples: the rows that its S looks at (those of the plan before), what epoch each had
     then, and which of them are sampled. row_slots, row_epochs, row_samples: the same of its F, for the launch after.
     crossed_slots, crossed_epochs: rows that were given a block since they cross into it with this launch. prompt_parts:
-    where it leaves log-probabilities of prompts. prompt_tokens: query tokens of its prompt chunks. overlapped: its
-    predecessor had not ended when it was enqueued. first: the loop had nothing to do before it, there was nothing to
-    overlap with.
+    where it leaves log-probabilities of prompts. guesses, sample_guesses: of the drafts of each row that decodes in its
+    F, and in the F before, those that a drafter may have made. prompt_tokens: query tokens of its prompt chunks.
+    overlapped: its predecessor had not ended when it was enqueued. first: the loop had nothing to do before it, there
+    was nothing to overlap with.
     """
 
     shape: LaunchShape
@@ -61,6 +62,8 @@ class Launch(NamedTuple):
     crossed_slots: NDArray[np.int32] = NO_SLOTS
     crossed_epochs: NDArray[np.int64] = NO_EPOCHS
     prompt_parts: tuple[PromptPart, ...] = ()
+    guesses: int = 0
+    sample_guesses: int = 0
     prompt_tokens: int = 0
     overlapped: bool = False
     first: bool = False
@@ -158,6 +161,11 @@ class Ledger(Generic[Resource]):
     def last_drafts(self) -> int:
         """Drafts of each row that decodes in the last launch's F."""
         return 0 if self._last is None else self._last.shape.drafts
+
+    @property
+    def last_guesses(self) -> int:
+        """Of these, those that the drafter may make."""
+        return 0 if self._last is None else self._last.guesses
 
     def enqueue(self, launch: Launch) -> None:
         """The launch was handed to the device. Raises LedgerError if it is not the next one."""

@@ -10,12 +10,12 @@ class SchedulerLimits:
     """Words are int32 words of the rings' slots.
 
     penalty_slots: rows that may have penalties at a time. prefix_cache: full blocks are found again by their content.
-    drafts: no launch brings more than 1 + drafts tokens of a row. draft_rows: above 0, launches with drafts are forms
-    of their own, of up to so many rows, all of which decode and cost as many query tokens; 0: any launch may have
-    drafts, and a row without some costs one query token. history: the device is told of tokens that the cache holds,
-    since its drafter looks at them. has_state: a row holds a state slot beside its blocks; no state is cached, so that
-    a prefix is never found. admissions: rows that may begin with one launch: to make their records takes the loop's
-    time, which is everybody's.
+    drafts: no launch brings more than 1 + drafts tokens of a row, unless the row has a grammar: then 1 + forced_drafts,
+    if that is more. draft_rows: above 0, launches with drafts are forms of their own, of up to so many rows, all of
+    which decode and cost as many query tokens; 0: any launch may have drafts, and a row without some costs one query
+    token. history: the device is told of tokens that the cache holds, since its drafter looks at them. has_state: a
+    row holds a state slot beside its blocks; no state is cached, so that a prefix is never found. admissions: rows that
+    may begin with one launch: to make their records takes the loop's time, which is everybody's.
     """
 
     context_length: int
@@ -29,6 +29,7 @@ class SchedulerLimits:
     prefix_cache: bool = True
     drafts: int = 0
     draft_rows: int = 0
+    forced_drafts: int = 0
     history: bool = False
     has_state: bool = False
     admissions: int = 8

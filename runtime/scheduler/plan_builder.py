@@ -18,13 +18,23 @@ class PlanBuilder:
     """One launch's plan in the making.
 
     plan_words, bulk_words: int32 words of the two slots. max_prefill_tokens: prompt tokens a launch may carry.
-    drafts: query tokens of a row that goes on decoding, in addition to its newest token. prompts_owed: requests, and
+    drafts: query tokens of a row that goes on decoding, in addition to its newest token, at most. guesses: of these,
+    those that the drafter may make. prompts_owed: requests, and
     those of their chunks that leave log-probabilities of the prompt.
     """
 
-    def __init__(self, number: int, plan_words: int, bulk_words: int, max_prefill_tokens: int, drafts: int = 0) -> None:
+    def __init__(
+        self,
+        number: int,
+        plan_words: int,
+        bulk_words: int,
+        max_prefill_tokens: int,
+        drafts: int = 0,
+        guesses: int = 0,
+    ) -> None:
         self.number = number
         self._drafts = drafts
+        self._guesses = guesses
         self._plan_words = plan_words
         self._bulk_words = bulk_words
         self._prefill_left = max_prefill_tokens
@@ -137,6 +147,7 @@ class PlanBuilder:
             prompt_logprobs=bool(self.prompts_owed),
             drafts=drafts,
             sample_drafts=sample_drafts,
+            guesses=min(self._guesses, drafts),
         )
 
     @staticmethod

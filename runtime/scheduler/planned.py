@@ -17,8 +17,8 @@ from runahead.runtime.scheduler.outcomes import PromptPart
 class Planned(NamedTuple):
     """A plan, and what the host alone has to know of its launch.
 
-    sample_slots, sample_epochs, samples, row_epochs, crossed_slots, crossed_epochs, prompt_parts: see `Launch`.
-    events: lifecycle events by kind since the plan before, those of making this one among them.
+    sample_slots, sample_epochs, samples, row_epochs, crossed_slots, crossed_epochs, prompt_parts, sample_guesses: see
+    `Launch`. events: lifecycle events by kind since the plan before, those of making this one among them.
     """
 
     plan: LaunchPlan
@@ -30,6 +30,7 @@ class Planned(NamedTuple):
     crossed_slots: NDArray[np.int32] = NO_SLOTS
     crossed_epochs: NDArray[np.int64] = NO_EPOCHS
     prompt_parts: tuple[PromptPart, ...] = ()
+    sample_guesses: int = 0
 
 
 def launch_of(planned: Planned, shape: LaunchShape, *, first: bool, overlapped: bool) -> Launch:
@@ -47,6 +48,8 @@ def launch_of(planned: Planned, shape: LaunchShape, *, first: bool, overlapped: 
         crossed_slots=planned.crossed_slots,
         crossed_epochs=planned.crossed_epochs,
         prompt_parts=planned.prompt_parts,
+        guesses=plan.guesses,
+        sample_guesses=planned.sample_guesses,
         prompt_tokens=sum(chunk.tokens.size for chunk in plan.chunks) if plan.chunks else 0,
         overlapped=overlapped,
         first=first,

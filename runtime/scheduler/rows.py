@@ -46,6 +46,8 @@ class Rows:
         self.planned = np.zeros((4, max_rows), np.int64)
         self.least_len, self.most_len, self.last_launch, self.last_naming = self.planned
         self.drafts = np.zeros(max_rows, np.int32)  # query tokens of its last F that were guessed
+        # The S after its last F has held it, and no launch has it since: its bounds are one less than F has computed.
+        self.waits = np.zeros(max_rows, np.bool_)
         self.first_sample = np.zeros(max_rows, np.int64)  # the launch whose S looks first at logits of the row
         self.drafted, self.accepted = np.zeros(
             (2, max_rows), np.int64
@@ -94,6 +96,7 @@ class Rows:
         self.num_blocks[slot] = num_blocks
         self.least_len[slot] = self.most_len[slot] = cached
         self.drafts[slot] = self.drafted[slot] = self.accepted[slot] = 0
+        self.waits[slot] = False
         self.finite[slot] = True
 
     def enter(self, slot: int, phase: RowPhase) -> None:
@@ -123,12 +126,17 @@ class Rows:
         self.first_sample[slot] = number + 1  # that of the last chunk stays
 
     def plan_decode(
-        self, slots: NDArray[np.int64], least_len: NDArray[np.int64], most_len: NDArray[np.int64], drafts: int
+        self,
+        slots: NDArray[np.int64],
+        least_len: NDArray[np.int64],
+        most_len: NDArray[np.int64],
+        drafts: NDArray[np.int64] | int,
     ) -> None:
-        """The next F takes these rows to these lengths, and has so many drafts of each. [n], [n], [n]"""
+        """The next F takes these rows to these lengths, and has so many drafts of each. [n], [n], [n], [n]"""
         self.least_len[slots] = least_len
         self.most_len[slots] = most_len
         self.drafts[slots] = drafts
+        self.waits[slots] = False
 
     def note_launch(self, slots: NDArray[np.intp], number: int, samples: NDArray[np.bool_]) -> None:
         """Launch `number` holds these rows. samples: those that the S after it looks at. [n], [n]"""
@@ -170,6 +178,10 @@ class Rows:
     def drop_drafts(self, slots: NDArray[np.int32]) -> None:
         """The next F has these rows without drafts. [n]"""
         self.drafts[slots] = 0
+
+    def note_held(self, slots: NDArray[np.intp]) -> None:
+        """A launch has held these rows, and none that was planned since has them. [n]"""
+        self.waits[slots] = True
 
     def count_drafts(self, slots: NDArray[np.intp], drafted: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
         """A launch has looked at so many drafts of these rows, and so many of them were right. [n], [n], [n]"""

@@ -64,7 +64,8 @@ class Scheduler:
         self.rows = rows
         self.pool = pool
         self.ledger = ledger
-        self.drafts = draft_policy(choice or FixedChoice(limits.drafts), rows, ledger, limits.draft_rows)
+        drafts = choice or FixedChoice(limits.drafts)
+        self.drafts = draft_policy(drafts, rows, ledger, limits.draft_rows, limits.forced_drafts)
         self.tally = Tally()
         self.holdings = Holdings(limits, rows, pool, ledger)
         self.waiting = WaitingQueue(self.holdings)
@@ -198,8 +199,9 @@ class Scheduler:
         """The next plan, from what every row needs."""
         number, slots = self.ledger.launched + 1, self._decoding()
         chunks = (self.rows.phase == _PREFILL).nonzero()[0]
-        drafts, self._course = self.drafts.choose(number, slots.size, chunks.size), None
-        builder, wanted = self._builder(number, drafts), self.drafts.held(slots, drafts)
+        guesses, self._course = self.drafts.choose(number, slots.size, chunks.size), None
+        builder = self._builder(number, self.drafts.most(slots, guesses), guesses)
+        wanted = self.drafts.held(slots, guesses)
         crossing = wanted > self.rows.num_blocks[slots] * self.pool.block_size
         if chunks.size or self.holdings.paused or np.count_nonzero(crossing):
             self._share_out(slots[crossing], wanted[crossing], chunks)
@@ -207,7 +209,7 @@ class Scheduler:
                 going = self._goes_on(slots)
                 slots, wanted, crossing = slots[going], wanted[going], crossing[going]
                 chunks = chunks[self._goes_on(chunks)]
-        self._plan_decode(builder, slots, wanted, crossing, drafts)
+        self._plan_decode(builder, slots, wanted, crossing, guesses)
         if chunks.size:
             self._plan_prefill(builder, chunks.tolist())
         if self.waiting:
@@ -238,6 +240,7 @@ class Scheduler:
             crossed_slots=crossed,
             crossed_epochs=rows.epoch[crossed] if crossed.size else NO_EPOCHS,
             prompt_parts=prompt_parts(plan, builder.prompts_owed, rows.epoch),
+            sample_guesses=self.ledger.last_guesses,
         )
 
     def _sampling(self) -> tuple[int, bool, int]:
@@ -248,7 +251,7 @@ class Scheduler:
         full = np.count_nonzero(self.rows.needs_full.take(slots) & samples)
         return slots.size, bool(full), self.ledger.last_drafts
 
-    def _builder(self, number: int, drafts: int = 0) -> PlanBuilder:
+    def _builder(self, number: int, drafts: int = 0, guesses: int = 0) -> PlanBuilder:
         limits = self.limits
         return PlanBuilder(
             number,
@@ -256,6 +259,7 @@ class Scheduler:
             limits.bulk_words,
             min(limits.max_prefill_tokens, self.ledger.prompt_room),
             drafts=drafts,
+            guesses=guesses,
         )
 
     def _decoding(self) -> NDArray[np.int64]:
@@ -290,7 +294,7 @@ class Scheduler:
         slots: NDArray[np.int64],
         wanted: NDArray[np.int64],
         crossing: NDArray[np.bool_],
-        drafts: int,
+        guesses: int,
     ) -> None:
         """Every row past its prompt goes on, but for those whose next blocks do not fit into the plan's words."""
         if np.count_nonzero(crossing):
@@ -300,7 +304,7 @@ class Scheduler:
             if late.size:
                 stays = ~np.isin(slots, late)
                 slots, wanted = slots[stays], wanted[stays]
-        self.drafts.plan(slots, drafts)
+        self.drafts.plan(slots, guesses)
         if slots.size:
             builder.decode(slots.astype(np.int32))
 

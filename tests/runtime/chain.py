@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from runahead.cuda_graphs.device import Device
-from runahead.cuda_graphs.rings import RingLayout, allocate_rings
+from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings
 from runahead.cuda_graphs.simulated_device import Schedule, SimulatedDevice, at_once
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.engine.turns import Turns
@@ -319,6 +319,11 @@ class Chain:
         return dict(found)
 
 
+def _rings(slots: int, plan_words: int, max_rows: int, prompt_tokens: int, drafts: int) -> RingMemory:
+    entries = max_rows * (1 + drafts) + prompt_tokens
+    return allocate_rings(RingLayout(slots, plan_words, BULK_WORDS, max_rows, 4, drafts=drafts, prompt_tokens=entries))
+
+
 def make_chain(
     run_ahead: int = 2,
     *,
@@ -341,16 +346,17 @@ def make_chain(
     prefix_cache: bool = True,
     counters_from: int = 0,
     admissions: int = 512,
+    drafts: int = 0,
+    forced_drafts: int = 0,
     **engine_options: Any,
 ) -> Chain:
     """A chain of the given depth; 0 is serial.
 
     ring_slots: run_ahead + 2 unless a test wants too few. counters_from: launches and epochs begin after this number.
-    admissions: rows that may begin with one launch. engine_options: more of those of `Engine`.
+    admissions: rows that may begin with one launch. drafts, forced_drafts: of a row, and of one with a grammar.
+    engine_options: more of those of `Engine`.
     """
-    slots = ring_slots or run_ahead + 2
-    layout = RingLayout(slots, plan_words, BULK_WORDS, max_rows, 4, prompt_tokens=max_rows + max_prefill_tokens)
-    rings = allocate_rings(layout)
+    rings = _rings(ring_slots or run_ahead + 2, plan_words, max_rows, max_prefill_tokens, max(drafts, forced_drafts))
     program = program_type(
         rings,
         max_rows=max_rows,
@@ -372,6 +378,9 @@ def make_chain(
         BULK_WORDS,
         penalty_slots=penalty_slots,
         prefix_cache=prefix_cache,
+        drafts=drafts,
+        forced_drafts=forced_drafts,
+        history=drafts > 0,
         admissions=admissions,
     )
     ledger = WatchedLedger(run_ahead, run_ahead_tokens, counters_from)

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from runahead.runtime.drafters.drafter import Drafter
+from runahead.runtime.drafters.ngram import NgramDrafter
 from runahead.runtime.masks.grammar_rows import GrammarRows
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.masks.masks import GivenUp, MaskFigures
@@ -25,7 +27,7 @@ from tests.runtime.programs.hash_program import HashProgram
 class MadeUpMatcher:
     """Which tokens may come next is a function of the grammar's text and of all tokens before. The text ends with the
     number of tokens behind which nothing but an end may come; one of `nothing` allows nothing there. One of `one`
-    allows a single token everywhere."""
+    allows a single token everywhere, one of `some` at six positions of seven, and says the same again and again."""
 
     def __init__(self, grammar: str, said: tuple[int, ...] = ()) -> None:
         self._grammar = grammar
@@ -37,6 +39,8 @@ class MadeUpMatcher:
         if len(self._said) >= int(length):
             return [] if kind == "nothing" else [EOS]
         dice = random.Random(f"{self._grammar} {self._said}")
+        if kind == "some":
+            return [2 + len(self._said) % 5] if len(self._said) % 7 else dice.sample(range(2, VOCAB), 9)
         return dice.sample(range(2, VOCAB), 1 if kind == "one" else dice.choice((1, 2, 20)))
 
     def deep_copy(self) -> MadeUpMatcher:
@@ -46,6 +50,15 @@ class MadeUpMatcher:
         assert token in self.allowed(), "a token was drawn that the mask of its place does not allow"
         self._said = (*self._said, token)
         return True
+
+    def compute_ff_tokens(self) -> list[int]:
+        """As long as there is one token alone that may come."""
+        forced: list[int] = []
+        ahead = self.deep_copy()
+        while len(allowed := ahead.allowed()) == 1 and len(forced) < 8 and allowed[0] != EOS:
+            forced += allowed
+            ahead.consume_token(allowed[0])
+        return forced
 
     def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int) -> None:
         ctypes.memmove(trg_pointer, token_mask(self.allowed(), VOCAB).tobytes(), trg_byte_size)
@@ -63,13 +76,13 @@ class MadeUpMatcher:
 class LateMasks:
     """A `Masks` whose worker carries out as many of its orders at each look as the dice say. seed None: all at once."""
 
-    def __init__(self, max_rows: int, seed: int | None) -> None:
-        self.memory = MaskMemory(max_rows, VOCAB)
+    def __init__(self, max_rows: int, seed: int | None, drafts: int = 0, drafter: Drafter | None = None) -> None:
+        self.memory = MaskMemory(max_rows, VOCAB, drafts)
         self.stopped = False
         self._dice = None if seed is None else random.Random(seed)
         self._orders: deque[Callable[[], None]] = deque()
         self._compiling: deque[str] = deque()
-        self._rows = GrammarRows(self.memory, VOCAB, self._compiling.append)
+        self._rows = GrammarRows(self.memory, VOCAB, self._compiling.append, drafter)
         self._lost: list[GivenUp] = []
 
     def lose(self, order: int) -> None:
@@ -79,11 +92,11 @@ class LateMasks:
     def open(self, order: int, grammar: str, stops: Stops = NO_STOPS) -> None:
         self._add(self._rows.open, order, grammar, stops)
 
-    def place(self, order: int, slot: int, epoch: int, position: int) -> None:
-        self._add(self._rows.place, order, slot, epoch, position)
+    def place(self, order: int, slot: int, epoch: int, tokens: NDArray[np.int32]) -> None:
+        self._add(self._rows.place, order, slot, epoch, tokens.size, tokens)
 
-    def take(self, orders: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
-        self._add(self._rows.take, orders, tokens.copy())
+    def take(self, orders: NDArray[np.int64], tokens: NDArray[np.int32], guesses: int = 0) -> None:
+        self._add(self._rows.take, orders, tokens.copy(), guesses)
 
     def close(self, order: int) -> None:
         self._add(self._rows.close, order)
@@ -113,12 +126,21 @@ class LateMasks:
             self._rows.compiled(grammar, MadeUpMatcher(grammar), 0)
 
 
-def make_masked_chain(depth: int, seed: int | None, max_rows: int = 4, **options: Any) -> tuple[Chain, LateMasks]:
-    """A chain whose masks come as `LateMasks` says."""
-    masks = LateMasks(max_rows, seed)
+def make_masked_chain(
+    depth: int, seed: int | None, max_rows: int = 4, *, drafts: int = 0, forced_drafts: int = 0, **options: Any
+) -> tuple[Chain, LateMasks]:
+    """A chain whose masks come as `LateMasks` says. drafts: of a row, by `ngram`; 0: no drafter. forced_drafts: of a
+    row with a grammar."""
+    context = options.get("context_length", 128)
+    drafters = [NgramDrafter(max_rows, context) if drafts else None for _ in range(2)]
+    masks = LateMasks(max_rows, seed, max(drafts, forced_drafts), drafters[0])
 
     class MaskedProgram(HashProgram):
         def __init__(self, *parts: Any, **sizes: Any) -> None:
-            super().__init__(*parts, **sizes, masks=masks.memory)
+            super().__init__(*parts, **sizes, masks=masks.memory, drafter=drafters[1])
 
-    return make_chain(depth, max_rows=max_rows, program_type=MaskedProgram, masks=masks, **options), masks
+    made = make_chain(
+        depth, max_rows=max_rows, program_type=MaskedProgram, masks=masks, drafts=drafts, forced_drafts=forced_drafts,
+        **options,
+    )  # fmt: skip
+    return made, masks

@@ -123,6 +123,7 @@ class Launches:
             is_decode=bool(counts) and set(counts) == {1 + drafts},
             prompt_logprobs=any(c is not None and self._rows[c.slot].sampling.prompt_logprobs >= 0 for c in chunks),
             drafts=drafts,
+            guesses=drafts,
             sample_drafts=self._drafts,
         )
         ring = self.rings.slot(self.number)

@@ -43,8 +43,8 @@ def test_a_steady_plan_is_its_header_of_64_bytes() -> None:
     assert view.rows is None
     assert (view.number, view.num_rows, view.tokens) == (5, 256, 256)
     assert view.bytes_read == 4 * HEADER_WORDS == 64
-    assert PlanHeader(*HEADER.struct.unpack_from(body.data)) == (5, 255, 0, 256, 256, 1, 0, 0, 0, 0, 0, 0, 0, 0)
-    assert not body[HEADER.place("bulk_words") + 1 : HEADER_WORDS].any()
+    assert PlanHeader(*HEADER.struct.unpack_from(body.data)) == (5, 255, 0, 256, 256, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    assert not body[HEADER.place("guesses") + 1 : HEADER_WORDS].any()
 
 
 def test_everything_in_a_mixed_plan_comes_back() -> None:

@@ -175,7 +175,7 @@ class StateProgram(SimulatedProgram):
                     state = next_state(state, token)
                 self.states[state_slot] = state
 
-    def _hash(self, slot: int) -> np.uint64:
+    def _hash(self, slot: int, drafts: int = 0) -> np.uint64:
         state_slot = int(self.rows.state_slot[slot])
         return np.uint64(int(super()._hash(slot)) ^ state_digest(self.states[state_slot]))
 

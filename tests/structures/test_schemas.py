@@ -6,8 +6,12 @@ import json
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from runahead.runtime.masks.mask_memory import MaskMemory
+from runahead.runtime.process import assemble, cpu
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams
 from tests.structures.schemas import schema_of
 from tests.structures.structured_engine import grammar_of, structured_engine
@@ -15,6 +19,15 @@ from tests.structures.structured_engine import grammar_of, structured_engine
 DEPTHS = (0, 1, 2, 4)
 PLAIN = 10_000  # handles of rows without a grammar begin behind this
 MAX_TOKENS = 220
+WORDY = {
+    "type": "object",
+    "properties": {
+        "given_name_of_the_person": {"type": "string", "maxLength": 6},
+        "is_registered_since_last_year": {"type": "boolean"},
+    },
+    "required": ["given_name_of_the_person", "is_registered_since_last_year"],
+    "additionalProperties": False,
+}
 
 
 def completed(depth: int, count: int, **config: Any) -> tuple[dict[int, list[int]], int, int]:
@@ -53,16 +66,41 @@ def test_completions_fit_their_schemas_at_every_depth(pytestconfig: pytest.Confi
     assert held, "every mask was there before it was looked for"
 
 
-def test_drafts_of_plain_rows_change_no_token() -> None:
-    """The plain rows repeat themselves, and what they said before is drafted."""
-    tokens = {}
-    for drafter in ("none", "ngram"):
-        with structured_engine(2, drafter=drafter, load_format="auto") as chain:
-            for handle in range(1, 7):
-                structure = grammar_of(schema_of(handle)) if handle % 2 else ""
-                greedy = SamplingParams(temperature=0.0)
-                chain.submit(handle, structure=structure, sampling=None if structure else greedy, max_tokens=80)
-            chain.run()
-            assert chain.engine.scheduler.drafts.drafted.sum() > 0 or drafter == "none"
-            tokens[drafter] = chain.tokens
-    assert tokens["ngram"] == tokens["none"]
+def drafted(drafter: str, depth: int) -> tuple[dict[int, list[int]], int]:
+    """Completions of a trained model, structured and plain ones that repeat themselves, and how many drafts of launches
+    were right."""
+    with structured_engine(depth, drafter=drafter, load_format="auto") as chain:
+        for handle in range(1, 10):
+            structure = grammar_of(WORDY if handle == 1 else schema_of(handle)) if handle % 2 else ""
+            sampling = SamplingParams(temperature=0.0 if handle % 4 < 2 else 0.8, seed=handle)
+            chain.submit(handle, structure=structure, sampling=sampling, max_tokens=80)
+        chain.run()
+        return chain.tokens, int(chain.engine.scheduler.drafts.accepted.sum())
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram"])
+def test_what_grammars_force_and_what_is_guessed_change_no_token(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names in a schema are forced, and come several tokens a launch."""
+    with monkeypatch.context() as undrafted:
+        for part in (cpu, assemble):
+            undrafted.setattr(part, "forced_drafts", lambda config, model: 0)
+        expected, none = drafted("none", 0)
+        assert not none
+    for depth in (0, 2, 4):
+        tokens, right = drafted(drafter, depth)
+        assert tokens == expected, f"depth {depth}"
+        assert right > 10
+
+
+def test_forced_tokens_that_the_grammar_does_not_force_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are guesses like all others: nothing of them is accepted unseen."""
+    expected, _ = drafted("none", 0)
+    read = MaskMemory.read_forced
+
+    def wrong(memory: MaskMemory, slot: int, epoch: int, position: int, newest: int, count: int) -> NDArray[np.int32]:
+        found = read(memory, slot, epoch, position, newest, count)
+        return found + np.int32(1) if found.size else np.array([7, 8, 9], np.int32)
+
+    monkeypatch.setattr(MaskMemory, "read_forced", wrong)
+    tokens, right = drafted("none", 2)
+    assert tokens == expected and right == 0

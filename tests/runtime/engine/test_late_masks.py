@@ -16,6 +16,13 @@ from tests.runtime.chain import Chain
 from tests.runtime.late_masks import LateMasks, make_masked_chain
 
 DEPTHS = (0, 1, 2, 4)
+# What grammars force is drafted with any drafter and with none, and more of it than the drafter may guess, or as much.
+DRAFTS: dict[str, dict[str, int]] = {
+    "nothing": {},
+    "forced": {"forced_drafts": 5},
+    "guessed": {"drafts": 3, "forced_drafts": 3},
+    "more forced than guessed": {"drafts": 1, "forced_drafts": 6},
+}
 TIGHT: dict[str, Any] = {"num_blocks": 13, "block_size": 4, "context_length": 40, "prefill_chunk": 8}
 
 
@@ -32,7 +39,7 @@ def submit_some(chain: Chain, seed: int) -> None:
             handle,
             [dice.randrange(2, 97) for _ in range(dice.randrange(1, 14))],
             sampling=sampling,
-            structure=dice.choice(("", f"any {dice.randrange(1, 20)}", "shared 9")),
+            structure=dice.choice(("", f"any {dice.randrange(1, 20)}", "shared 9", f"some {dice.randrange(1, 20)}")),
             max_tokens=dice.randrange(1, 24),
             min_tokens=0,
         )
@@ -51,16 +58,18 @@ def played(depth: int, seed: int, late: int | None, **options: Any) -> Chain:
     return chain
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_late_masks_change_no_token_at_any_depth(seed: int) -> None:
+@pytest.mark.parametrize("drafts", DRAFTS.values(), ids=DRAFTS)
+@pytest.mark.parametrize("seed", range(8))
+def test_late_masks_and_drafts_change_no_token_at_any_depth(seed: int, drafts: dict[str, int]) -> None:
     options = TIGHT if seed % 2 else {}
     expected = told(played(0, seed, None, **options))
     assert len(expected[1]) == 12
     held = 0
     for depth in DEPTHS:
-        chain = played(depth, seed, 100 * seed + depth, **options)
+        chain = played(depth, seed, 100 * seed + depth, **options, **drafts)
         assert told(chain) == expected, f"depth {depth}"
         held += chain.engine.scheduler.tally.counters["held_rows"]
+        assert not drafts or chain.engine.scheduler.drafts.accepted.sum(), "no draft was right"
     assert held, "no mask was late"
 
 

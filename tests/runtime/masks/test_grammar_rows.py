@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from runahead.runtime.drafters.ngram import NgramDrafter
 from runahead.runtime.masks.grammar_rows import COMPILED_KEPT, GrammarRows
 from runahead.runtime.masks.mask_memory import COMPILED, FOUND, MASKS, MaskMemory
 from runahead.runtime.token_mask import token_mask
@@ -14,19 +15,19 @@ from tests.runtime.programs.hash_model import VOCAB
 class Kept:
     """Grammar rows, and the grammars that they want compiled."""
 
-    def __init__(self) -> None:
-        self.memory = MaskMemory(4, VOCAB)
+    def __init__(self, drafts: int = 0, drafter: NgramDrafter | None = None) -> None:
+        self.memory = MaskMemory(4, VOCAB, drafts)
         self.wanted: list[str] = []
-        self.rows = GrammarRows(self.memory, VOCAB, self.wanted.append)
+        self.rows = GrammarRows(self.memory, VOCAB, self.wanted.append, drafter)
 
     def compile(self, grammar: str, matcher: MadeUpMatcher | None = None) -> None:
         self.rows.compiled(grammar, matcher or MadeUpMatcher(grammar), 5)
 
-    def take(self, order: int, token: int) -> None:
-        self.rows.take(np.array([order], np.int64), np.array([token], np.int32))
+    def take(self, order: int, *tokens: int, guesses: int = 0) -> None:
+        self.rows.take(np.full(len(tokens), order, np.int64), np.array(tokens, np.int32), guesses)
 
-    def allowed(self, slot: int, epoch: int, position: int) -> list[int] | None:
-        found = self.memory.read(slot, epoch, position)
+    def allowed(self, slot: int, epoch: int, position: int, *run: int) -> list[int] | None:
+        found = self.memory.read(slot, epoch, position, np.array(run, np.int32))
         return None if found is None else [one for one in range(VOCAB) if found[one // 32] >> one % 32 & 1]
 
 
@@ -133,3 +134,68 @@ def test_as_many_grammars_are_kept_as_were_asked_for_last() -> None:
     kept.rows.open(1001, "any 0")
     assert kept.wanted[-1] == "any 0" and len(kept.wanted) == COMPILED_KEPT + 2, "the first one was forgotten"
     assert token_mask([1], VOCAB).size == 4
+
+
+def said(grammar: str, count: int) -> list[int]:
+    """Tokens that a grammar allows, one after the other."""
+    matcher, tokens = MadeUpMatcher(grammar), list[int]()
+    for _ in range(count):
+        tokens.append(matcher.allowed()[0])
+        matcher.consume_token(tokens[-1])
+    return tokens
+
+
+def test_what_must_come_is_written_and_then_the_masks_behind_each_of_it_that_a_launch_has_drafted() -> None:
+    """The row goes on by the first forced token: the launch then drafts those behind it."""
+    kept, tokens = Kept(drafts=3), said("one 9", 9)
+    kept.rows.open(1, "one 9")
+    kept.compile("one 9")
+    kept.rows.place(1, 0, 3, 10)
+    assert kept.memory.read_forced(0, 3, 10, -1, 9).tolist() == tokens[:8]
+    assert kept.allowed(0, 3, 10) == tokens[:1] and kept.allowed(0, 3, 10, tokens[0]) is None, "nothing is drafted yet"
+    kept.take(1, tokens[0])
+    for count in range(4):
+        assert kept.allowed(0, 3, 11, *tokens[1 : 1 + count]) == [tokens[1 + count]]
+    kept.take(1, *tokens[1:5])
+    assert kept.allowed(0, 3, 15) == [tokens[5]], "several tokens of a launch are one step"
+    assert kept.allowed(0, 3, 15, *tokens[5:8]) == [tokens[8]]
+    assert kept.allowed(0, 3, 12) is None and kept.allowed(0, 3, 14) is None
+
+
+def test_masks_are_made_along_what_the_drafter_of_the_device_has_guessed() -> None:
+    """The tokens repeat themselves, so that it guesses right, as far as it may guess at all."""
+    drafters = [NgramDrafter(4, 64) for _ in range(2)]
+    kept, grammar = Kept(3, drafters[0]), "any 5"
+    tokens, prompt = said(grammar, 3), np.array([*said(grammar, 3), 90, 91], np.int32)
+    drafters[1].read(0, 0, np.append(prompt, tokens[0]))
+    guessed = drafters[1].propose(np.array([0]), np.array([6]), 3)[0]
+    assert guessed[0] == tokens[1]
+    for guesses in (0, 1):
+        kept.rows.open(guesses, grammar)
+        if not guesses:
+            kept.compile(grammar)
+        kept.rows.place(guesses, 0, 3 + guesses, 5, prompt)
+        kept.take(guesses, tokens[0], guesses=guesses)
+        assert kept.allowed(0, 3 + guesses, 6) is not None
+        assert (kept.allowed(0, 3 + guesses, 6, tokens[1]) is not None) == bool(guesses)
+
+
+def test_limits_that_are_met_along_drafts_are_not_the_rows() -> None:
+    """It may go another way, and whatever is left of the run is cut off."""
+
+    class Limited(MadeUpMatcher):
+        """It comes to its limits behind four tokens."""
+
+        def deep_copy(self) -> MadeUpMatcher:
+            return Limited(self._grammar, self._said)
+
+        def is_error(self) -> bool:
+            return len(self._said) >= 4
+
+    kept, tokens = Kept(drafts=5), said("one 9", 9)
+    kept.rows.open(1, "one 9")
+    kept.compile("one 9", Limited("one 9"))
+    kept.rows.place(1, 0, 3, 10)
+    kept.take(1, tokens[0])
+    assert not kept.rows.lost
+    assert kept.allowed(0, 3, 11, *tokens[1:3]) == [tokens[3]] and kept.allowed(0, 3, 11, *tokens[1:4]) is None

@@ -6,7 +6,9 @@ import os
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from runahead.runtime.masks import mask_memory
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.token_mask import token_mask
 
@@ -40,13 +42,13 @@ def test_a_line_that_is_half_written_is_no_mask() -> None:
     memory, other = MaskMemory(1, VOCAB), MaskMemory(1, VOCAB)
     memory.write(0, 7, 19, MASK)
     other.write(0, 7, 20, token_mask((1, 40, 80, 96), VOCAB))
-    old, new = memory._lines[0].copy(), other._lines[0].copy()
+    old, new = memory._lines[0, 0].copy(), other._lines[0, 0].copy()
     different = np.flatnonzero(old != new).tolist()
     assert len(different) >= 4
     for count in range(1, len(different)):
         for order in (different, different[::-1]):
-            memory._lines[0] = old
-            memory._lines[0][order[:count]] = new[order[:count]]
+            memory._lines[0, 0] = old
+            memory._lines[0, 0][order[:count]] = new[order[:count]]
             for position in (19, 20):
                 assert memory.read(0, 7, position) is None, "words of two lines were taken for one"
 
@@ -54,9 +56,77 @@ def test_a_line_that_is_half_written_is_no_mask() -> None:
 def test_processes_share_a_file() -> None:
     file = os.memfd_create("masks")
     os.truncate(file, MaskMemory.size(3, VOCAB))
-    here, there = MaskMemory(3, VOCAB, file), MaskMemory(3, VOCAB, file)
+    here, there = MaskMemory(3, VOCAB, memory=file), MaskMemory(3, VOCAB, memory=file)
     os.close(file)
     there.write(1, 1, 5, MASK)
     there.figures[0] = 9
     found = here.read(1, 1, 5)
     assert found is not None and found.tolist() == MASK.tolist() and here.figures[0] == 9
+
+
+def test_a_mask_behind_drafts_is_read_behind_these_drafts_alone() -> None:
+    memory = MaskMemory(2, VOCAB, drafts=3)
+    run = np.array([5, 6], np.int32)
+    memory.write(1, 7, 19, MASK)
+    memory.write(1, 7, 19, ~MASK, run)
+    found, first = memory.read(1, 7, 19, run), memory.read(1, 7, 19)
+    assert found is not None and found.tolist() == (~MASK).tolist()
+    assert first is not None and first.tolist() == MASK.tolist()
+    for other in ([5], [5, 7], [6, 6], [5, 6, 7]):
+        assert memory.read(1, 7, 19, np.array(other, np.int32)) is None, other
+    assert (
+        memory.read(1, 7, 20, run) is None and memory.read(1, 8, 19, run) is None and memory.read(0, 7, 19, run) is None
+    )
+
+
+def test_a_mask_of_before_with_as_many_drafts_is_not_taken() -> None:
+    """The line is one of two drafts already when the row goes on, and its mask is that of the old ones."""
+    memory = MaskMemory(1, VOCAB, drafts=3)
+    memory.write(0, 7, 19, MASK, np.array([5, 6], np.int32))
+    memory.write(0, 7, 20, ~MASK)
+    assert memory.read(0, 7, 20, np.array([6, 6], np.int32)) is None
+    assert memory.read(0, 7, 19, np.array([6, 6], np.int32)) is None
+
+
+def test_what_changes_behind_the_look_changes_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker writes another mask while a reader looks: at the tag, and then at what it is the tag of."""
+    memory = MaskMemory(1, VOCAB, drafts=1)
+    memory.write(0, 7, 19, MASK)
+    checksum = mask_memory._checksum
+
+    def written_meanwhile(line: NDArray[np.int64]) -> int:
+        found = checksum(line)
+        monkeypatch.setattr(mask_memory, "_checksum", checksum)
+        memory.write(0, 7, 20, ~MASK)
+        return found
+
+    monkeypatch.setattr(mask_memory, "_checksum", written_meanwhile)
+    found = memory.read(0, 7, 19)
+    assert found is not None and found.tolist() == MASK.tolist(), "a tag of one mask was taken for that of another"
+
+
+def test_forced_tokens_are_read_from_where_the_row_has_come_to() -> None:
+    memory = MaskMemory(2, VOCAB, drafts=3)
+    assert memory.most_forced == 8
+    memory.write_forced(1, 7, 19, [5, 6, 7, 8, 9])
+    assert memory.read_forced(1, 7, 19, -1, 3).tolist() == [5, 6, 7]
+    assert memory.read_forced(1, 7, 20, 5, 3).tolist() == [6, 7, 8]
+    assert memory.read_forced(1, 7, 23, 8, 3).tolist() == [9]
+    nothing = [(1, 7, 24, 9), (1, 7, 18, 5), (1, 7, 20, 4), (1, 8, 20, 5), (0, 7, 20, 5)]
+    for slot, epoch, position, newest in nothing:
+        assert not memory.read_forced(slot, epoch, position, newest, 3).size
+    memory.write_forced(1, 7, 30, [])
+    assert not memory.read_forced(1, 7, 30, 9, 3).size and not memory.read_forced(1, 7, 20, 5, 3).size
+
+
+def test_forced_tokens_that_are_half_written_are_none() -> None:
+    memory, other = MaskMemory(1, VOCAB, 3), MaskMemory(1, VOCAB, 3)
+    memory.write_forced(0, 7, 19, [5, 6, 7, 8])
+    other.write_forced(0, 7, 20, [6, 9])
+    old, new = memory._forced[0].copy(), other._forced[0].copy()
+    different = np.flatnonzero(old != new).tolist()
+    for count in range(1, len(different)):
+        for order in (different, different[::-1]):
+            memory._forced[0] = old
+            memory._forced[0][order[:count]] = new[order[:count]]
+            assert not memory.read_forced(0, 7, 20, 5, 3).size

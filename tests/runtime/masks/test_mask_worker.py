@@ -69,7 +69,7 @@ def test_masks_come_from_another_process_and_only_once_somebody_asks() -> None:
     with worker() as (made, said):
         assert made.pid is None, "nobody has asked"
         made.open(1, YES)
-        made.place(1, 2, 5, 9)
+        made.place(1, 2, 5, np.zeros(9, np.int32))
         until(lambda: made.memory.read(2, 5, 9) is not None)
         assert made.pid not in (None, os.getpid())
         mask = made.memory.read(2, 5, 9)
@@ -90,7 +90,7 @@ def test_what_is_no_grammar_loses_its_request_alone(capfd: pytest.CaptureFixture
         made.open(1, NO_GRAMMAR)
         made.open(2, YES)
         assert lost(made) == [1]
-        made.place(2, 0, 1, 3)
+        made.place(2, 0, 1, np.zeros(3, np.int32))
         until(lambda: made.memory.read(0, 1, 3) is not None)
         assert not said
     assert "nobody" not in "".join(capfd.readouterr()), "a grammar was printed"
@@ -106,11 +106,11 @@ def test_its_death_ends_the_requests_that_it_knew_and_the_next_one_gets_another_
         os.kill(first, signal.SIGKILL)
         assert lost(made) == [1, 3]
         assert len(said) == 1 and "2 requests" in said[0]
-        made.place(1, 0, 1, 3)
+        made.place(1, 0, 1, np.zeros(3, np.int32))
         made.take(np.array([1], np.int64), np.array([1], np.int32))
         made.close(1)
         made.open(4, YES)
-        made.place(4, 0, 2, 3)
+        made.place(4, 0, 2, np.zeros(3, np.int32))
         until(lambda: made.memory.read(0, 2, 3) is not None)
         assert made.pid not in (None, first) and made.figures().restarts == 1
         assert list(made.look(0.0)) == []
@@ -125,7 +125,7 @@ def test_one_that_died_while_nobody_needed_it_costs_nobody_a_request() -> None:
         os.kill(process.pid, signal.SIGKILL)
         until(lambda: process.poll() is not None)
         made.open(2, YES)
-        made.place(2, 0, 1, 3)
+        made.place(2, 0, 1, np.zeros(3, np.int32))
         until(lambda: made.memory.read(0, 1, 3) is not None)
 
 
@@ -141,11 +141,11 @@ def test_one_that_does_nothing_is_ended() -> None:
 def test_one_that_can_not_be_started_loses_the_request() -> None:
     with worker(("/nonexistent/python",)) as (made, said):
         made.open(1, YES)
-        made.place(1, 0, 1, 3)
+        made.place(1, 0, 1, np.zeros(3, np.int32))
         made._command = COMMAND
         made.open(2, YES)
         assert list(made.look(0.0)) == [GivenUp(1, FinishReason.STRUCTURE_LOST)], "whoever comes after it may find one"
-        made.place(2, 0, 1, 3)
+        made.place(2, 0, 1, np.zeros(3, np.int32))
         until(lambda: made.memory.read(0, 1, 3) is not None)
         assert len(said) == 1 and "can be started" in said[0]
 
@@ -199,13 +199,13 @@ def test_one_that_can_not_begin_says_why() -> None:
 def test_stops_of_a_caller_reach_it() -> None:
     with worker() as (made, _):
         made.open(1, YES_OR_NO)
-        made.place(1, 2, 5, 9)
+        made.place(1, 2, 5, np.zeros(9, np.int32))
         until(lambda: made.memory.read(2, 5, 9) is not None)
         mask = made.memory.read(2, 5, 9)
         assert mask is not None
         every = tuple(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
         made.open(2, YES_OR_NO, Stops(every[1:], 10))
-        made.place(2, 3, 5, 9)
+        made.place(2, 3, 5, np.zeros(9, np.int32))
         until(lambda: made.memory.read(3, 5, 9) is not None)
         left = made.memory.read(3, 5, 9)
         assert left is not None and np.unpackbits(left.view(np.uint8)).sum() == 1 < len(every)

@@ -9,13 +9,14 @@ same hash, before any of that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import RingMemory, cell_tag
 from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.runtime.drafters.drafter import Drafter
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.programs.host_queries import Queries
 from runahead.runtime.programs.host_rows import HostRows
@@ -28,9 +29,10 @@ _HALF = np.uint64(32)
 
 
 class HashProgram:
-    """KV blocks [num_blocks, block_size] hold token ids; the logits of a row are one number.
+    """KV blocks [num_blocks, block_size] hold token ids; the logits for a token are one number.
 
-    launched: the number that the first launch comes after. masks: of rows with a grammar.
+    launched: the number that the first launch comes after. drafter: for launches with drafts. masks: of rows with a
+    grammar.
     """
 
     def __init__(
@@ -44,40 +46,54 @@ class HashProgram:
         vocab_size: int,
         penalty_slots: int = 0,
         launched: int = 0,
+        drafter: Drafter | None = None,
         masks: MaskMemory | None = None,
     ) -> None:
         max_blocks = -(-context_length // block_size)
         self.rows = HostRows(
             rings, max_rows, max_blocks, vocab_size, block_size, MAX_STOP_IDS, MAX_BIAS, penalty_slots=penalty_slots,
-            launched=launched, masks=masks,
+            launched=launched, drafter=drafter, masks=masks,
         )  # fmt: skip
         self.cache = np.full((num_blocks, block_size), _POISON, np.int64)
-        self._hashes = np.zeros(max_rows + 1, np.uint64)
+        self._hashes = np.zeros((max_rows + 1, 1 + rings.layout.drafts), np.uint64)
 
     def sample(self, shape: LaunchShape) -> None:
         self.rows.begin()
         if not shape.sample_rows:
             return
-        rows = self.rows
+        rows, drafts = self.rows, shape.sample_drafts
         places, slots = rows.to_sample()
-        masks: dict[int, NDArray[np.int32]] = {}
+        masks: dict[int, list[NDArray[np.int32]]] = {}
         if rows.masks is not None and shape.form is Form.FULL:
-            places, slots, masks = rows.judged(places, slots)
-        hashes = self._hashes[slots]
+            places, slots, masks = rows.judged(places, slots, drafts)
+        if drafts:
+            rows.begin_runs(places, slots, drafts)
+        for offset in range(1 + drafts):
+            tokens = self._sample_next(places, slots, shape.form, offset, masks)
+            if offset < drafts:
+                going = rows.goes_on(slots, tokens, offset)
+                places, slots = places[going], slots[going]
+
+    def _sample_next(
+        self, places: NDArray[np.intp], slots: NDArray[np.int64], form: Form, offset: int,
+        masks: Mapping[int, Sequence[NDArray[np.int32]]],
+    ) -> NDArray[np.int32]:  # fmt: skip
+        """The next token of each row, number `offset` of its run. [n]"""
+        rows, hashes = self.rows, self._hashes[slots, offset]
         tokens = ((hashes ^ rows.seed[slots].view(np.uint64)) % np.uint64(rows.vocab_size)).astype(np.int32)
-        steered = is_steered(rows, slots, shape.form)
-        steered[list(masks)] = True
+        steered = is_steered(rows, slots, form)
+        steered[[i for i, slot in enumerate(slots.tolist()) if slot in masks]] = True
         for i in np.flatnonzero(steered).tolist():
             slot = int(slots[i])
-            tokens[i] = draw(rows, slot, int(hashes[i]), int(rows.seq_len[slot]), shape.form, masks.get(i))
+            mask = masks[slot][offset] if slot in masks else None
+            tokens[i] = draw(rows, slot, int(hashes[i]), int(rows.seq_len[slot]), form, mask)
         nothing_left = tokens < 0 if masks else None
-        if shape.form is Form.FULL:
-            self._leave_logprobs(places, slots, tokens)
+        if form is Form.FULL:
+            self._leave_logprobs(places, slots, tokens, offset)
         finite = np.ones(slots.size, np.bool_)
-        if nothing_left is None:
-            rows.advance(places, slots, tokens, finite)
-        else:
-            rows.advance(places, slots, np.maximum(tokens, 0), finite, nothing_left=nothing_left)
+        tokens = np.maximum(tokens, 0)
+        rows.advance(places, slots, tokens, finite, offset, nothing_left)
+        return tokens
 
     def apply(self, shape: LaunchShape) -> int:
         return self.rows.apply()
@@ -85,10 +101,12 @@ class HashProgram:
     def forward(self, shape: LaunchShape) -> None:
         if self.rows.rows.size == 0:
             return
+        self.rows.draft()
         queries = self.rows.queries()
         self.cache.reshape(-1)[queries.slot_mapping] = queries.token_ids
-        for slot in queries.sample_slots.tolist():
-            self._hashes[slot] = self._hash(slot)
+        offsets = np.broadcast_to(queries.sample_offsets, queries.sample_slots.size)
+        for slot, offset in zip(queries.sample_slots.tolist(), offsets.tolist(), strict=True):
+            self._hashes[slot, offset] = self._hash(slot, offset)
         self.rows.write_finite(self.finite_tokens(queries), queries)
         if shape.prompt_logprobs:
             self._leave_prompt_logprobs(queries)
@@ -97,14 +115,15 @@ class HashProgram:
         """Which query tokens have finite hidden states, [T]: all of them, unless a test says otherwise."""
         return np.ones(queries.token_ids.size, np.bool_)
 
-    def _hash(self, slot: int) -> np.uint64:
-        """Of all tokens that the row's block table finds in the cache."""
-        total = np.bitwise_xor.reduce(self._mixed(slot))
+    def _hash(self, slot: int, drafts: int = 0) -> np.uint64:
+        """Of all tokens that the row's block table finds in the cache, and of so many drafts behind them."""
+        total = np.bitwise_xor.reduce(self._mixed(slot, drafts))
         return np.uint64(total ^ (total >> _HALF))
 
-    def _mixed(self, slot: int) -> NDArray[np.uint64]:
-        """A number for each of the row's tokens, [seq_len], after its place and what the cache holds there."""
-        length = int(self.rows.seq_len[slot]) if self.rows.alive[slot] else 0
+    def _mixed(self, slot: int, drafts: int = 0) -> NDArray[np.uint64]:
+        """A number for each of the row's tokens and drafts, [seq_len + drafts], after its place and what the cache
+        holds there."""
+        length = int(self.rows.seq_len[slot]) + drafts if self.rows.alive[slot] else 0
         size = self.rows.block_size
         blocks = self.rows.block_table[slot, : -(-length // size)]
         tokens = self.cache[blocks].reshape(-1)[:length].astype(np.uint64)
@@ -113,14 +132,17 @@ class HashProgram:
         mixed ^= mixed >> np.uint64(29)
         return mixed
 
-    def _leave_logprobs(self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
-        """Of the tokens [n] of rows that asked."""
+    def _leave_logprobs(
+        self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], offset: int
+    ) -> None:
+        """Of the tokens [n] of rows that asked, number `offset` of their runs."""
         asking = np.flatnonzero(self.rows.logprobs[slots] >= 0)
         if asking.size:
             rings, cells = self.rows.rings, places[asking]
             slot, of = rings.slot(self.rows.number), slots[asking]
-            found = self._made_up(self._hashes[of], tokens[asking], self.rows.logprobs[of])
-            rings.logprob[slot, cells, 0], rings.top_ids[slot, cells, 0], rings.top_logprobs[slot, cells, 0] = found
+            found = self._made_up(self._hashes[of, offset], tokens[asking], self.rows.logprobs[of])
+            here = slot, cells, offset
+            rings.logprob[here], rings.top_ids[here], rings.top_logprobs[here] = found
 
     def _leave_prompt_logprobs(self, queries: Queries) -> None:
         """Made up of the hash of the tokens up to and with the query token, as the cache holds them, and the target."""

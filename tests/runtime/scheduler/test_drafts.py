@@ -43,7 +43,7 @@ def launch(number: int, slots: np.ndarray, sample_drafts: int = 0) -> Launch:
     size = slots.size
     shape = LaunchShape(number, size, Form.PLAIN, size, size, is_decode=True, sample_drafts=sample_drafts)
     epochs, samples = np.zeros(size, np.int64), np.ones(size, np.bool_)
-    return Launch(shape, slots, epochs, samples, slots, epochs, samples)
+    return Launch(shape, slots, epochs, samples, slots, epochs, samples, sample_guesses=sample_drafts)
 
 
 def brought(*tokens: int) -> SampledTokens:
