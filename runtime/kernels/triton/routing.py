@@ -114,19 +114,19 @@ def _route_kernel(
     tl.store(shares + token * CHOSEN + place, share, mask=chosen)
     if SQUARES > 0:
         s = tl.arange(0, ALL_SQUARES)
-        found = tl.sum(tl.load(squares + s * STRIDE + token, mask=s < SQUARES, other=0.0), 0)
-        tl.store(scale + token, tl.rsqrt(found.to(tl.float32) / DEPTH + eps))
+        total = tl.sum(tl.load(squares + s * STRIDE + token, mask=s < SQUARES, other=0.0), 0)
+        tl.store(scale + token, tl.rsqrt(total.to(tl.float32) / DEPTH + eps))
     if ALL > 0:
         tl.debug_barrier()
         if tl.atomic_add(arrived, 1, sem="acq_rel") == num_tokens - 1:
             tl.store(arrived, 0)
             t = tl.arange(0, ALL)[:, None]
-            taken = (t < num_tokens) & (e < COUNT)[None, :]
-            found = tl.load(places + t * COUNT + e[None, :], mask=taken, other=-1, cache_modifier=".cg").to(tl.int32)
-            taken = found >= 0
-            nth = tl.cumsum(taken.to(tl.int32), 0) - 1
-            tl.store(entries + e[None, :] * num_tokens + nth, t * CHOSEN + found, mask=taken)
-            _write_items(tl.sum(taken.to(tl.int32), 0), items, num_items, PADDED, BLOCK)
+            there = (t < num_tokens) & (e < COUNT)[None, :]
+            nth = tl.load(places + t * COUNT + e[None, :], mask=there, other=-1, cache_modifier=".cg").to(tl.int32)
+            taken = (nth >= 0).to(tl.int32)
+            at = entries + e[None, :] * num_tokens + tl.cumsum(taken, 0) - 1
+            tl.store(at, t * CHOSEN + nth, mask=nth >= 0)
+            _write_items(tl.sum(taken, 0), items, num_items, PADDED, BLOCK)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_items"])

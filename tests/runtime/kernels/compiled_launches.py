@@ -30,6 +30,8 @@ from runahead.runtime.wire.engine_config import EngineConfig
 SHARED_MEMORY: Final = {(8, 0): 163 << 10, (8, 9): 99 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10}
 # What older GPUs do not know: to wait for the kernels before, the matrix units' instructions of 9.0, and those of 10.0.
 INSTRUCTIONS: Final = ("griddepcontrol.wait", "wgmma", "tcgen05")
+# Of what a form of a kernel has beside its epilogue. A part that no form compiled before had may not compile.
+_PARTS: Final = ("GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED")
 _OLDEST: Final = (8, 0)
 _PROCESSORS: Final = 132
 _BLOCKS: Final = 64
@@ -41,8 +43,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     is left out. capability: of the GPU. dependent: kernels are launched
     programmatically, those that can be. used_as: an older compute capability that the GPU stands for. exact: by the
     kernels of which a row's bits hang on itself alone. rows: of decode launches. each_kernel_once: products without
-    lanes with each epilogue, those of experts for gates and for downs, attention for one and for several query tokens
-    a row, the sampler for one and for several tokens a row, all else in its largest form.
+    lanes with each epilogue, attention for one and for several query tokens a row, the sampler for one and for several
+    tokens a row, each kernel with every set of the parts that it may have or lack, and all else in its largest form.
     further: changes of models whose launches come after."""
 
     shape: str
@@ -127,8 +129,8 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
 
     def compile_alone(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
         epilogue = None if "LANES" in options else options.get("EPILOGUE")
-        own = options.get("GELU", options.get("GATED", False))
-        kind = self.fn.__name__, epilogue, options.get("QUERIES", 1) > 1, options.get("RUNS", False), own
+        parts = tuple(bool(options.get(name, False)) for name in _PARTS)
+        kind = self.fn.__name__, epilogue, options.get("QUERIES", 1) > 1, options.get("RUNS", False), *parts
         if orders.each_kernel_once and kind in seen:
             return
         seen.add(kind)
