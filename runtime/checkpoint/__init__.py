@@ -5,7 +5,14 @@ Without torch: a front end looks too, and refuses what can't be served before an
 
 from runahead.runtime.checkpoint.checkpoint import Checkpoint, StoredTensor
 from runahead.runtime.checkpoint.errors import CheckpointError
-from runahead.runtime.checkpoint.places import BUNDLED, BUNDLED_FOLDER, check_files, model_name, open_checkpoint
+from runahead.runtime.checkpoint.places import (
+    BUNDLED,
+    BUNDLED_FOLDER,
+    check_files,
+    model_name,
+    open_checkpoint,
+    open_head,
+)
 
 __all__ = [
     "BUNDLED",
@@ -16,4 +23,5 @@ __all__ = [
     "check_files",
     "model_name",
     "open_checkpoint",
+    "open_head",
 ]

@@ -7,8 +7,8 @@ from typing import Final
 
 from runahead.runtime.checkpoint.checkpoint import Checkpoint
 from runahead.runtime.checkpoint.errors import CheckpointError
-from runahead.runtime.checkpoint.folder import CONFIG, FolderCheckpoint
-from runahead.runtime.checkpoint.refusals import GGUF, of_file, of_folder, refuse_no_gguf
+from runahead.runtime.checkpoint.folder import CONFIG, WEIGHTS, FolderCheckpoint
+from runahead.runtime.checkpoint.refusals import GGUF, of_file, of_folder, of_head, refuse_no_gguf
 
 BUNDLED: Final = "bundled"  # the name of the model that comes with the package
 BUNDLED_FOLDER: Final = Path(__file__).parents[1] / "models" / BUNDLED
@@ -39,6 +39,18 @@ def open_checkpoint(path: Path) -> Checkpoint:
             f"{path} is a GGUF file, and the extra gguf is not installed: pip install 'runahead-server[gguf]'"
         ) from error
     return open_gguf(path)
+
+
+def open_head(path: Path) -> Checkpoint:
+    """The draft head in a folder with `config.json` and `model.safetensors`, whose header is read.
+
+    Raises CheckpointError for what is none, or has its weights in another form, and for a header that is wrong.
+    """
+    if not (path / CONFIG).is_file() or not (path / WEIGHTS).is_file():
+        raise of_head(path)
+    head = FolderCheckpoint(path)
+    head.tensors()
+    return head
 
 
 def check_files(path: Path, *, has_weights: bool) -> None:

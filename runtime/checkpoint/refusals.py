@@ -67,6 +67,22 @@ def of_missing_weights(folder: Path) -> CheckpointError:
     return CheckpointError(f"{begin}; {FETCH}")
 
 
+def of_head(folder: Path) -> CheckpointError:
+    """Of a folder that lacks `config.json` or `model.safetensors`, and should hold a draft head."""
+    names = _names(folder) if folder.is_dir() else []
+    pickles = [name for name in names if name.endswith(_PICKLES) and name != "training_args.bin"]
+    begin = f"the draft head {folder} is no folder with config.json and model.safetensors"
+    if not pickles or "config.json" not in names:
+        return CheckpointError(begin)
+    read = f"torch.load('{folder / pickles[0]}', map_location='cpu', weights_only=True)"
+    return CheckpointError(
+        f"{begin}, and {_some(pickles)} can't be served: such a file may run code when it is read; where you trust it, "
+        f'`python -c "import torch, safetensors.torch as s; w = {read}; s.save_file('
+        "{k: v.contiguous() for k, v in w.items()}, "
+        f"'{folder / 'model.safetensors'}')\"` makes safetensors of it"
+    )
+
+
 def of_missing_tokenizer(folder: Path) -> CheckpointError:
     """Of a folder without `tokenizer.json`."""
     begin = f"{folder / 'tokenizer.json'} is missing: a checkpoint needs its tokenizer beside it"

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Attention, Dense, Ends, Experts, Mamba2
+from runahead.runtime.kernels.layers import Attention, Dense, Ends, Experts, Linear, Mamba2
 
 _Stream = TypeVar("_Stream")
 
@@ -54,6 +54,20 @@ class BoundKernels(Protocol[_Stream]):
         """Hidden states after the final norm, [num_tokens, hidden]."""
 
 
+class DraftKernels(BoundKernels[_Stream], Protocol[_Stream]):
+    """What a draft head computes beside what any model does."""
+
+    def keep(self, weights: Attention, place: int) -> Callable[[_Stream], None]:
+        """As `attention`, but K and V of the batch's tokens are written, and nothing else is done."""
+
+    def fuse(self, weights: Linear) -> Callable[[_Stream, torch.Tensor], None]:
+        """The work x = weights([x, hidden]). hidden: float32 [num_tokens, any], handed over with the stream. weights:
+        hidden + any to hidden."""
+
+    def residual(self, stream: _Stream) -> torch.Tensor:
+        """What the layers have left, without a norm, float32 [num_tokens, hidden]."""
+
+
 class KernelSet(Protocol):
     """Everything a decoder computes."""
 
@@ -73,3 +87,9 @@ class KernelSet(Protocol):
 
     def bind(self, ends: Ends) -> BoundKernels[Any]:
         """Prepare for one model. Its layers follow, by the functions of what is returned."""
+
+
+class DraftKernelSet(KernelSet, Protocol):
+    """A `KernelSet` that knows draft heads."""
+
+    def bind(self, ends: Ends) -> DraftKernels[Any]: ...

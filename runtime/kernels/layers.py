@@ -73,10 +73,11 @@ class AttentionShape:
 class Attention:
     """A mixer: x += post_norm(o(attention(qkv(norm(x))))), causal, over keys and values that it keeps of every token.
 
-    norm, post_norm: None leaves that one out, but not both of them.
-    window: a token attends to itself and the window - 1 tokens before it; 0: to all before it. q_norm, k_norm: of every
-    head before its rotation, both or neither; norms_span_heads: of all heads of a token together. Queries, keys and
-    values are one product. rope: which of the model's tables of angles, by number in `Ends.ropes`.
+    norm, post_norm: None leaves that one out; Triton's kernels want one of them.
+    window: a token attends to itself and the window - 1 tokens before it; 0: to all before it. first: nothing before
+    this position is attended to; a token before it attends to nothing. Triton's kernels know 0 alone. q_norm, k_norm:
+    of every head before its rotation, both or neither; norms_span_heads: of all heads of a token together. Queries,
+    keys and values are one product. rope: which of the model's tables of angles, by number in `Ends.ropes`.
     """
 
     shape: AttentionShape
@@ -89,6 +90,7 @@ class Attention:
     rope: int = 0
     post_norm: Norm | None = None  # over hidden
     norms_span_heads: bool = False
+    first: int = 0
 
     @property
     def keeps(self) -> Kept:

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from runahead.runtime.kernels.layers import Layer, Linear, Norm
+from runahead.runtime.kernels.layers import Attention, Dense, Layer, Linear, Norm
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_keys import Unread
 from runahead.runtime.models.rope import Rope
@@ -92,6 +92,18 @@ class ModelWeights:
     ropes: tuple[Rope, ...]
     parameters: int
     embedding_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class HeadWeights:
+    """A draft head of one layer: its attention and its feed-forward over fuse([embedding of a token, hidden state
+    before it]). rope: how the attention rotates. parameters: as its checkpoint has them, without the target's own."""
+
+    fuse: Linear  # 2 * hidden to hidden
+    mixer: Attention
+    feed_forward: Dense
+    rope: Rope
+    parameters: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import torch
 
 from runahead.runtime.kernels.forward_batch import KVCache
 from runahead.runtime.kernels.layers import Kept, Layer
-from runahead.runtime.models.architecture import ModelWeights
+from runahead.runtime.models.architecture import HeadWeights, ModelWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ def memory_of(layers: tuple[Layer, ...]) -> ModelMemory:
     return ModelMemory(tuple(layer.mixer.keeps for layer in layers))
 
 
-def weight_bytes(weights: ModelWeights) -> int:
-    """Bytes that a model's tensors take as they lie in memory: one that has two uses counts once."""
+def weight_bytes(weights: ModelWeights | HeadWeights) -> int:
+    """Bytes that the tensors of a model or a draft head take as they lie in memory: one with two uses counts once."""
     return sum(dict(map(_place_and_bytes, _tensors(weights))).values())
 
 

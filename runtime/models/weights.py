@@ -43,7 +43,7 @@ def load_weights(
         nonlocal done
         whole = torch.empty((sum(stack.rows), *stack.columns), dtype=dtype, device=device)
         for name, part in zip(stack.names, whole.split(stack.rows), strict=True):
-            _copy(stored[name], part)
+            copy_stored(stored[name], part)
             done += stored[name].size_bytes
             if progress is not None:
                 progress(done, total)
@@ -123,8 +123,8 @@ def _hint(name: str) -> str:
     return ""
 
 
-def _copy(stored: StoredTensor, part: torch.Tensor) -> None:
-    """Into `part`, whose dtype and device are those of the weights. Raises CheckpointError."""
+def copy_stored(stored: StoredTensor, part: torch.Tensor) -> None:
+    """Into `part`, in its dtype and on its device. Raises CheckpointError."""
     if isinstance(stored, SafetensorsTensor):
         part.copy_(_read(stored))
         return

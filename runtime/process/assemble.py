@@ -55,6 +55,7 @@ def assemble(config: EngineConfig, loading: Progress, capturing: Progress | None
             context,
             made.draft_rows,
             forced_drafts(config, described) if made.masks else 0,
+            made.draft_step,
         ),
         engine_info(config, made, context),
         made.poison,

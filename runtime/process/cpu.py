@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -12,14 +13,17 @@ import torch
 
 from runahead.cuda_graphs.host_device import HostDevice, no_delay, seeded_delays
 from runahead.cuda_graphs.rings import allocate_rings
-from runahead.runtime.checkpoint import Checkpoint
+from runahead.runtime.checkpoint import Checkpoint, open_head
 from runahead.runtime.drafters.ngram import NgramDrafter
 from runahead.runtime.grammar.extra import is_installed
 from runahead.runtime.masks.mask_worker import SILENT_S, MaskWorker
 from runahead.runtime.masks.orders import Begin
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.cpu_kernels import choose_kernels, choose_kernels_and_threads
+from runahead.runtime.models.draft_head import DraftHead
+from runahead.runtime.models.eagle import EagleHead, open_eagle
 from runahead.runtime.models.load import load_model
+from runahead.runtime.models.memory import KeptBytes, weight_bytes
 from runahead.runtime.process.parts import (
     MadeOnDevice,
     blocks_in,
@@ -51,8 +55,11 @@ def make_on_cpu(
     """A `MakeOnDevice`. Raises NoKernelsError where no kernels keep rows apart."""
     dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
     kept = bytes_kept(config, described, dtype)
-    blocks = config.num_blocks or blocks_in(_CACHE_BYTES, config, kept, context)
-    check_blocks(blocks, config, context, kept)
+    eagle = _eagle(config, described, context)
+    of_head = eagle.block_bytes(config.block_size) if eagle else 0
+    with_head = KeptBytes(kept.block + of_head, kept.row)
+    blocks = config.num_blocks or blocks_in(_CACHE_BYTES, config, with_head, context)
+    check_blocks(blocks, config, context, with_head)
     check_tensors(config, checkpoint, described)
     log = structlog.get_logger("engine")
     threads = config.threads or max(1, (os.cpu_count() or 2) - 1)
@@ -69,9 +76,13 @@ def make_on_cpu(
     model = load_model(checkpoint, cpu, dtype, config.load_format, kernels, loading, context, described)
     masks = _masks(config, checkpoint, described, context)
     forced = forced_drafts(config, described) if masks else 0
-    log.info("memory", **memory_facts(config, model, kept, blocks), **_draft_memory(config, described, context, forced))
+    head = None if eagle is None else DraftHead(eagle.weights(kernels.pack_weight), model, kernels, context)
+    of_drafts = _draft_memory(config, described, context, forced)
+    if head is not None:
+        of_drafts |= {"draft_weight_bytes": weight_bytes(head.weights), "draft_kv_bytes": blocks * of_head}
+    log.info("memory", **memory_facts(config, model, kept, blocks), **of_drafts)
     rings = allocate_rings(ring_layout(config, described, context, forced))
-    drafter = None if config.drafter == "none" else NgramDrafter(config.max_rows, context)
+    drafter = NgramDrafter(config.max_rows, context) if config.drafter == "ngram" else None
     program = HostProgram(
         model,
         rings,
@@ -82,13 +93,17 @@ def make_on_cpu(
         penalty_slots=config.penalty_slots,
         launched=config.counters_from,
         drafter=drafter,
+        head=head,
         masks=None if masks is None else masks.memory,
     )
     delay, poison = no_delay, None
     if config.jitter_seed is not None:
         delay, poison = seeded_delays(config.jitter_seed), RingPoison(program, rings)
     device = HostDevice(program, rings, delay, launched=config.counters_from)
-    return MadeOnDevice(model, blocks, device, poison, exactness, masks)
+    made = MadeOnDevice(model, blocks, device, poison, exactness, masks)
+    if head is None:
+        return made
+    return replace(made, draft_step=head.step_share, draft_parameters=head.weights.parameters)
 
 
 def _draft_memory(config: EngineConfig, model: ModelConfig, context: int, forced: int) -> dict[str, int]:
@@ -97,8 +112,15 @@ def _draft_memory(config: EngineConfig, model: ModelConfig, context: int, forced
     drafts, slots = max(most_drafts(config), forced), config.max_rows + 1
     if not drafts:
         return {}
-    history = 4 * slots * context if config.drafter != "none" else 0
+    history = 4 * slots * context if config.drafter == "ngram" else 0
     return {"run_logits_bytes": 4 * slots * drafts * model.vocab_size, "history_bytes": history}
+
+
+def _eagle(config: EngineConfig, model: ModelConfig, context: int) -> EagleHead | None:
+    """The head that drafts, where one does. Raises CheckpointError for one that does not fit."""
+    if config.drafter != "eagle":
+        return None
+    return open_eagle(open_head(Path(config.draft_model)), model, context, config.spelling("draft_model"))
 
 
 def _masks(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, context: int) -> MaskWorker | None:
@@ -113,7 +135,7 @@ def _masks(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, con
         model.eos_token_ids,
         config.max_rows,
         drafts=forced_drafts(config, model),
-        context_length=0 if config.drafter == "none" else context,
+        context_length=context if config.drafter == "ngram" else 0,  # a head guesses nothing of these rows
     )
     # It is ended before the engine is, which stops where nobody's request comes further.
     silent_s = min(SILENT_S, config.launch_timeout_s / 2)

@@ -56,7 +56,8 @@ class MadeOnDevice:
 
     blocks: KV blocks, the null block included. poison: of the test mode. exactness: of the kernels that the model has.
     masks: who makes those of rows with a grammar; None: the device takes no such rows. draft_rows: see
-    `SchedulerLimits`.
+    `SchedulerLimits`. draft_step: what a drafter takes to guess one token of every row, as a share of a launch.
+    draft_parameters: of its own.
     """
 
     model: Decoder
@@ -66,6 +67,8 @@ class MadeOnDevice:
     exactness: Exactness
     masks: Masks | None = None
     draft_rows: int = 0
+    draft_step: float = 0.0
+    draft_parameters: int = 0
 
 
 # Loads the model and makes its device. Takes the settings, the checkpoint, the model as its configuration describes it,
@@ -159,7 +162,7 @@ def ring_layout(config: EngineConfig, model: ModelConfig, context: int, forced: 
     """
     largest = largest_record_words(model.vocab_size, context, ceil_div(context, config.block_size))
     drafts = max(most_drafts(config), forced)
-    largest += context if config.drafter != "none" else 0  # the history that its drafter is told of
+    largest += context if config.drafter == "ngram" else 0  # the history that it is told of
     ordinary = largest_record_words(model.vocab_size, 0, 0)
     tokens = config.max_prefill_tokens + config.max_rows  # query tokens of a launch; a chunk has a word more than those
     return RingLayout(
@@ -187,10 +190,16 @@ def most_drafts(config: EngineConfig) -> int:
 
 
 def make_scheduler(
-    config: EngineConfig, model: ModelConfig, blocks: int, context: int, draft_rows: int = 0, forced: int = 0
+    config: EngineConfig,
+    model: ModelConfig,
+    blocks: int,
+    context: int,
+    draft_rows: int = 0,
+    forced: int = 0,
+    draft_step: float = 0.0,
 ) -> Scheduler:
     """The scheduler with its rows, pool and ledger, for a model that `check_model` has passed. draft_rows: see
-    `SchedulerLimits`. forced: drafts of a row with a grammar."""
+    `SchedulerLimits`. forced: drafts of a row with a grammar. draft_step: see `MadeOnDevice`."""
     limits = SchedulerLimits(
         context_length=context,
         vocab_size=model.vocab_size,
@@ -204,13 +213,13 @@ def make_scheduler(
         drafts=most_drafts(config),
         draft_rows=draft_rows,
         forced_drafts=forced,
-        history=config.drafter != "none",
+        history=config.drafter == "ngram",
         has_state=state_bytes(model) > 0,
     )
     ledger: Ledger[Deferred] = Ledger(config.run_ahead, config.run_ahead_tokens, config.counters_from)
     rows = Rows(config.max_rows, MAX_STOP_IDS, context, epoch=config.counters_from)
     adapts = config.drafter != "none" and config.draft_tokens == AUTO_DRAFTS
-    choice = ChoiceByAcceptance(draft_rows) if adapts else None
+    choice = ChoiceByAcceptance(draft_rows, draft_step) if adapts else None
     return Scheduler(limits, rows, BlockPool(blocks, config.block_size), ledger, choice)
 
 
@@ -240,9 +249,10 @@ def engine_info(config: EngineConfig, made: MadeOnDevice, context: int) -> Engin
         layers=layer_kinds(model.weights.layers),
         drafters=drafters_of(config, model.config),
         drafter=config.drafter,
+        draft_parameters=made.draft_parameters,
     )
 
 
 def drafters_of(config: EngineConfig, model: ModelConfig) -> tuple[str, ...]:
-    """Drafters that a start on this device could ask for with this model."""
-    return ("ngram",) if config.device == "cpu" and not state_bytes(model) else ()
+    """Drafters that a start on this device could ask for with this model, some with a head that was made for it."""
+    return ("ngram", "eagle") if config.device == "cpu" and not state_bytes(model) else ()

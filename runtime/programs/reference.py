@@ -10,13 +10,16 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import RingMemory
-from runahead.cuda_graphs.shape import LaunchShape
+from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.drafters.drafter import Drafter
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.reference.logprobs import log_probabilities
+from runahead.runtime.kernels.reference.sampling import sample_rows
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.draft_head import DraftHead
+from runahead.runtime.programs.head_drafter import HeadDrafter
 from runahead.runtime.programs.host_queries import Queries
 from runahead.runtime.programs.host_rows import HostRows
 from runahead.runtime.programs.host_sampler import HostSampler
@@ -32,7 +35,8 @@ class HostProgram:
 
     num_blocks counts the null block. Logits stay by row slot, float32 [max_rows + 1, 1 + K, vocab], from one F to the
     next S; K as many drafts as the rings have cells for. launched: the number that the first launch comes after.
-    drafter: for launches with drafts. masks: of rows with a grammar; None: no row has one.
+    drafter: for launches with drafts; head: a drafter with weights, in its place. masks: of rows with a grammar; None:
+    no row has one.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class HostProgram:
         penalty_slots: int = 0,
         launched: int = 0,
         drafter: Drafter | None = None,
+        head: DraftHead | None = None,
         masks: MaskMemory | None = None,
     ) -> None:
         self._model = model
@@ -62,6 +67,17 @@ class HostProgram:
         self._cache = model.make_cache(num_blocks, block_size, state_slots=max_rows)
         self._logits = np.zeros((max_rows + 1, 1 + rings.layout.drafts, vocab), np.float32)
         self._sampler = HostSampler(self.rows, self._logits, state, penalties)
+        self._head: HeadDrafter | None = None
+        if head is not None:
+
+            def choose(logits: torch.Tensor, slots: NDArray[np.int64], ahead: int) -> NDArray[np.int32]:
+                """As S will in the plain form, with the noise of that position."""
+                by_row, places = torch.from_numpy(slots), torch.full((slots.size,), ahead)
+                drawn = sample_rows(logits, state, penalties, by_row, Form.PLAIN, 0, ahead=places)
+                return drawn.tokens.numpy().astype(np.int32)
+
+            self._head = HeadDrafter(head, self.rows, num_blocks, choose)
+            self.rows.drafter = self._head
 
     @torch.inference_mode()
     def sample(self, shape: LaunchShape) -> None:
@@ -80,7 +96,8 @@ class HostProgram:
             return
         self.rows.draft()
         queries = self.rows.queries()
-        hidden = self._model.forward(self._batch(queries), self._cache)
+        batch = self._batch(queries)
+        hidden = self._model.forward(batch, self._cache)
         if queries.sample_slots.size:
             logits = self._model.logits(torch.from_numpy(hidden.numpy()[queries.sample_queries]))
             self._logits[queries.sample_slots, queries.sample_offsets] = logits.numpy()
@@ -88,6 +105,8 @@ class HostProgram:
         if shape.prompt_logprobs:
             self._leave_prompt_logprobs(hidden, queries, finite)
         self.rows.write_finite(finite, queries)
+        if self._head is not None:
+            self._head.follow(queries, batch, hidden.numpy())
 
     def _leave_prompt_logprobs(self, hidden: torch.Tensor, queries: Queries, finite: NDArray[np.bool_]) -> None:
         """Tile by tile, since the logits of a whole chunk would take much memory. hidden: [T, hidden].
@@ -133,6 +152,8 @@ class HostProgram:
         index = torch.tensor(blocks, dtype=torch.int64)
         for tensor in (*self._cache.keys, *self._cache.values):
             tensor[index] = float("nan")
+        if self._head is not None:
+            self._head.poison_blocks(blocks)
 
     def poison_row_slot(self, slot: int) -> None:
         """NaN and nonsense into a row slot that nobody may name any more."""

@@ -66,13 +66,15 @@ class ChoiceByAcceptance:
     nothing pays, a stretch out of every PROBE_EVERY tries again.
 
     probed_lines: above 0, a row costs its query tokens whether anything was proposed for it or not; then this stretch
-    tries as many drafts as keep the query tokens of a launch to so many, or one.
+    tries as many drafts as keep the query tokens of a launch to so many, or one. step: what the drafter takes for each
+    place of the run, for all rows together, as a share of a launch without drafts; it is part of the price.
     """
 
     most: Final = MOST
 
-    def __init__(self, probed_lines: int = 0) -> None:
+    def __init__(self, probed_lines: int = 0, step: float = 0.0) -> None:
         self._probed_lines = probed_lines
+        self._step = step
         # By place in the run, fading. At first, half are right.
         self._looked_at = np.full(MOST, 8.0)
         self._right = np.full(MOST, 4.0)
@@ -84,7 +86,7 @@ class ChoiceByAcceptance:
         self._enter(number // STRETCH)
         if number // STRETCH % PROBE_EVERY == 0:
             return self._probe(rows)
-        found, price = 0, _price(rows)
+        found, price = 0, _price(rows, self._step)
         for first, end in pairwise((0, *FORMS)):
             if self._shares[first:end].mean() <= price:
                 break
@@ -120,7 +122,7 @@ class ChoiceByAcceptance:
         self._shares = self._right / self._looked_at
 
 
-def _price(rows: int) -> float:
+def _price(rows: int, step: float) -> float:
     """What a draft costs, in tokens that the launch would bring without it."""
     of_a_launch = 0.02 * rows if rows < 3 else 0.27 / (1.9 + 0.3 * rows)
-    return max(0.06, 1.15 * of_a_launch * rows)
+    return max(0.06, 1.15 * (of_a_launch * rows + step))

@@ -85,9 +85,15 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=0, le=512, description="requests with penalties that decode together; 0: penalties are refused")
     ] = 16
     drafter: Annotated[
-        Literal["none", "ngram"],
-        Meta(description="what guesses tokens that a launch verifies; ngram: what followed before in the same request"),
+        Literal["none", "ngram", "eagle"],
+        Meta(
+            description="what guesses tokens that a launch verifies; ngram: what followed before in the same request; "
+            "eagle: a head that was trained for the model"
+        ),
     ] = "none"
+    draft_model: Annotated[
+        str, Meta(description="the folder of the head, for drafter eagle", extra={"metavar": "FOLDER"})
+    ] = ""
     draft_tokens: Annotated[
         int,
         Meta(
@@ -234,6 +240,13 @@ def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) ->
     if config.drafter != "none" and config.device != "cpu":
         raise ConfigError(
             f"{spelling('drafter')} {config.drafter} works on the CPU device only so far, not with {cuda}"
+        )
+    if config.drafter == "eagle" and not config.draft_model:
+        raise ConfigError(f"{spelling('drafter')} eagle needs a head: {spelling('draft_model')} names its folder")
+    if config.draft_model and config.drafter != "eagle":
+        raise ConfigError(
+            f"{spelling('draft_model')} must be empty with {spelling('drafter')} {config.drafter}, which has no "
+            f"weights, and is {shown(config.draft_model)}"
         )
     if config.draft_tokens != AUTO_DRAFTS and config.drafter == "none":
         raise ConfigError(f"{given('draft_tokens')} has no effect with {spelling('drafter')} none: nothing is drafted")

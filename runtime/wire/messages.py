@@ -179,6 +179,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     layers: tuple[LayerKind, ...] = ()
     drafters: tuple[str, ...] = ()  # that could be asked for
     drafter: str = "none"
+    draft_parameters: int = 0
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=101):

@@ -18,7 +18,7 @@ from typing import IO, Any, Final, TypeVar
 
 import structlog
 
-from runahead.runtime.checkpoint import check_files
+from runahead.runtime.checkpoint import check_files, open_head
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.engine.pulse import EngineWatch, stuck_after_s
 from runahead.service.processes import machine
@@ -170,6 +170,8 @@ class Supervisor:
         say, and front ends: what is refused of either is known before that."""
         await self._load_side()
         check_files(Path(self._config.engine.model), has_weights=self._config.engine.load_format != "dummy")
+        if self._config.engine.draft_model:
+            open_head(Path(self._config.engine.draft_model))
         for index in range(self._settings.frontends):
             await self._load(index)
         self._engine = await EngineProcess.start(self._config.engine, self._settings.log)

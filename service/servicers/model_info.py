@@ -74,6 +74,7 @@ def model_info(
             structures=structures,
             row_state_bytes=info.state_bytes,
             drafter=info.drafter,
+            draft_parameters=info.draft_parameters,
         ),
         server_id=server_id,
         layers=[_layer_kind(kind) for kind in info.layers],

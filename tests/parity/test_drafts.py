@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.parity.comparing import compare
 from tests.parity.figures import check_at_rest, grown
+from tests.parity.fitted_head import write_fitted_head
 from tests.parity.matrix import EVENTS, Run, workload_of
 from tests.parity.services import figures_everywhere, run_everywhere, services_at_every_depth
 from tests.parity.test_parity import BARRIER_INTERVAL, POOLS, table
@@ -31,9 +33,17 @@ CELLS = [
     ("prompt-logprobs", "staggered-arrival"),
     ("stop-strings", "logging-barrier"),
 ]
-# Pools, and how much is drafted. Cells with the same services stand together: these are started once.
-SERVICES = [("roomy", "7"), ("roomy", "auto"), ("tight", "7"), ("barrier", "auto")]
-Started = Callable[[str, str], dict[str, str]]
+# Pools, who drafts, and how much. Cells with the same services stand together: these are started once.
+SERVICES = [
+    ("roomy", "ngram", "7"),
+    ("roomy", "ngram", "auto"),
+    ("tight", "ngram", "7"),
+    ("barrier", "ngram", "auto"),
+    ("roomy", "eagle", "3"),
+    ("tight", "eagle", "3"),
+    ("barrier", "eagle", "auto"),
+]
+Started = Callable[[str, str, str], dict[str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -44,31 +54,38 @@ def without() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def started() -> Iterator[Started]:
-    """URLs by depth, of a pool and so many drafts. Services of another pool, or with other drafts, end before."""
-    with contextlib.ExitStack() as stack:
-        running: dict[tuple[str, str], dict[str, str]] = {}
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_fitted_head(tmp_path_factory.mktemp("head"))
 
-        def of(pool: str, drafts: str) -> dict[str, str]:
-            if (pool, drafts) not in running:
+
+@pytest.fixture(scope="module")
+def started(head: Path) -> Iterator[Started]:
+    """URLs by depth, of a pool, a drafter and so many drafts. Services of another pool, or with other drafts, end
+    before."""
+    with contextlib.ExitStack() as stack:
+        running: dict[tuple[str, str, str], dict[str, str]] = {}
+
+        def of(pool: str, drafter: str, drafts: str) -> dict[str, str]:
+            if (pool, drafter, drafts) not in running:
                 stack.close()
                 running.clear()
-                flags = ["--threads", "1", *POOLS[pool], "--drafter", "ngram", "--draft-tokens", drafts]
+                flags = ["--threads", "1", *POOLS[pool], "--drafter", drafter, "--draft-tokens", drafts]
+                flags += ["--draft-model", str(head)] if drafter == "eagle" else []
                 services = services_at_every_depth(lambda i: [*flags, "--jitter-seed", str(27 + i)])
-                running[pool, drafts] = stack.enter_context(services)
-            return running[pool, drafts]
+                running[pool, drafter, drafts] = stack.enter_context(services)
+            return running[pool, drafter, drafts]
 
         yield of
 
 
 @pytest.mark.parametrize(
-    ("pool", "drafts", "kind", "event"),
+    ("pool", "drafter", "drafts", "kind", "event"),
     [(*services, *cell) for services in SERVICES for cell in CELLS if EVENTS[cell[1]].pool == services[0]],
 )
 def test_a_cell_of_the_matrix_has_the_answers_of_serial_without_drafts(
-    pool: str, drafts: str, kind: str, event: str, started: Started, without: str
+    pool: str, drafter: str, drafts: str, kind: str, event: str, started: Started, without: str
 ) -> None:
-    urls = started(pool, drafts)
+    urls = started(pool, drafter, drafts)
     asked = workload_of(kind, event, 50)
     before = asyncio.run(figures_everywhere(urls))
     answers = asyncio.run(run_everywhere({**urls, "without": without}, asked))
@@ -77,9 +94,9 @@ def test_a_cell_of_the_matrix_has_the_answers_of_serial_without_drafts(
     for depth, run in runs.items():
         check_at_rest(after[depth], BARRIER_INTERVAL[pool])
         for item, ours, theirs in zip(asked, answers["without"], run.answers, strict=True):
-            compare(item, ours, theirs, f"{drafts} drafts, depth {depth}, request {item.request.request_id}")
+            compare(item, ours, theirs, f"{drafter}, {drafts} drafts, depth {depth}, request {item.request.request_id}")
             assert ours.drafts in ((0, 0), None), "without a drafter"
-    if (pool, drafts, event) == ("roomy", "7", "end-of-sequence"):
+    if (pool, drafts, event) in (("roomy", "7", "end-of-sequence"), ("roomy", "3", "end-of-sequence")):
         told = {depth: [answer.drafts for answer in run.answers] for depth, run in runs.items()}
         assert all(counts == told["serial"] for counts in told.values()), "a race would show here first"
         assert all(counts is not None and counts[0] >= counts[1] for counts in told["serial"])
@@ -91,4 +108,4 @@ def test_a_cell_of_the_matrix_has_the_answers_of_serial_without_drafts(
             ]
             assert grew == [sum(counts[i] for counts in told[depth] if counts) for i in (0, 1)]
     launches = table([{"launches": run.counted["launches"]} for run in runs.values()])
-    print(f"\n{kind} / {event}, {drafts} drafts: {launches}")
+    print(f"\n{kind} / {event}, {drafter}, {drafts} drafts: {launches}")

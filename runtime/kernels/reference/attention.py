@@ -81,15 +81,17 @@ def plan_attention(
     block_size: int,
     window: int,
     previous: AttentionPlan | None = None,
+    first: int = 0,
 ) -> AttentionPlan:
-    """tokens: T, at least `batch.num_tokens`. q_stride: as in `attend`. slots: of the cache. window: of the layer.
+    """tokens: T, at least `batch.num_tokens`. q_stride: as in `attend`. slots: of the cache. window, first: of the
+    layer.
 
     previous: a plan that is not needed any more, of the same shape, q_stride and slots. Its buffers are used again.
     """
     tables: NDArray[np.int32] = batch.block_tables.numpy()
     old = previous.segments if previous is not None and previous.tokens == tokens else ()
     segments: list[_Segment] = []
-    for place, group in enumerate(_group_by_length(_live_tokens(batch, window), shape.heads)):
+    for place, group in enumerate(_group_by_length(_live_tokens(batch, window, first), shape.heads)):
         width = _width(int(group.count.max()))
         segment = old[place] if place < len(old) and _fits_in(group, width, old[place]) else None
         if segment is None:
@@ -124,7 +126,7 @@ def silence_sparse_warning() -> None:
         torch.sparse_csr_tensor(torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1), (1, 1), check_invariants=False)
 
 
-def _live_tokens(batch: ForwardBatch, window: int) -> _Tokens:
+def _live_tokens(batch: ForwardBatch, window: int, first: int) -> _Tokens:
     seq_lens = batch.seq_lens.numpy().astype(np.int64)
     if batch.is_decode and batch.decode_queries == 1:
         number = row = np.flatnonzero(seq_lens)
@@ -136,8 +138,11 @@ def _live_tokens(batch: ForwardBatch, window: int) -> _Tokens:
         end = (seq_lens - starts[1:])[row] + np.arange(1, len(row) + 1)
         number = np.flatnonzero(seq_lens[row])
         row, end = row[number], end[number]
-    count = np.minimum(end, window) if window else end
-    return _Tokens(number, row, end - count, count)
+    if first:
+        attends = end > first
+        number, row, end = number[attends], row[attends], end[attends]
+    begin = np.maximum(end - window, first) if window else np.full_like(end, first)
+    return _Tokens(number, row, begin, end - begin)
 
 
 def _group_by_length(live: _Tokens, heads: int) -> list[_Tokens]:

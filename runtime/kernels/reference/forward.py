@@ -99,7 +99,7 @@ class ReferenceBoundKernels:
         self._embedding_scale = ends.embedding_scale
         self._ropes = tuple(map(rope_factors, ends.ropes))
         self._shapes: list[tuple[AttentionShape, int]] = []  # a shape, and which rope
-        self._windows: list[tuple[int, int]] = []  # the number of these two, and a window
+        self._windows: list[tuple[int, int, int]] = []  # the number of these two, a window, and `Attention.first`
         self._widths: list[int] = []
         self._experts: list[tuple[int, int, int]] = []  # how many, their width, and that of the shared one
         self._mamba2: list[Mamba2Shape] = []
@@ -110,13 +110,25 @@ class ReferenceBoundKernels:
     def attention(self, weights: Attention, place: int) -> Callable[[ReferenceStream], None]:
         """See `BoundKernels.attention`."""
         shape = _number(self._shapes, (weights.shape, weights.rope))
-        plan = _number(self._windows, (shape, weights.window))
-        qkv, o = self._bound(weights.qkv), self._bound(weights.o)
-        norm, post_norm = _weight_of(weights.norm), _weight_of(weights.post_norm)
-        q_norm, k_norm, spans = _weight_of(weights.q_norm), _weight_of(weights.k_norm), weights.norms_span_heads
+        plan = _number(self._windows, (shape, weights.window, weights.first))
+        keep, o, post_norm = self.keep(weights, place), self._bound(weights.o), _weight_of(weights.post_norm)
         cut = self._products.cut
 
         def mix(stream: ReferenceStream) -> None:
+            keep(stream)
+            own, cache = stream.work.attention[shape], stream.caches[place]
+            attended = attend(stream.plans[plan], own.heads, cache.keys_by_dim, cache.values_by_head)
+            _add(o, cut(attended), stream.work.buffers, post_norm)
+
+        return mix
+
+    def keep(self, weights: Attention, place: int) -> Callable[[ReferenceStream], None]:
+        """See `DraftKernels.keep`."""
+        shape = _number(self._shapes, (weights.shape, weights.rope))
+        qkv, norm = self._bound(weights.qkv), _weight_of(weights.norm)
+        q_norm, k_norm, spans = _weight_of(weights.q_norm), _weight_of(weights.k_norm), weights.norms_span_heads
+
+        def write(stream: ReferenceStream) -> None:
             buffers, own, cache = stream.work.buffers, stream.work.attention[shape], stream.caches[place]
             qkv.write(_normed(buffers, norm), own.qkv)
             if q_norm is not None and k_norm is not None:
@@ -125,10 +137,8 @@ class ReferenceBoundKernels:
             own.rotation.apply()
             cache.keys_by_slot[buffers.slots] = own.k
             cache.values_by_slot[buffers.slots] = own.v
-            attended = attend(stream.plans[plan], own.heads, cache.keys_by_dim, cache.values_by_head)
-            _add(o, cut(attended), buffers, post_norm)
 
-        return mix
+        return write
 
     def mamba2(self, weights: Mamba2, place: int) -> Callable[[ReferenceStream], None]:
         """See `BoundKernels.mamba2`."""
@@ -172,6 +182,24 @@ class ReferenceBoundKernels:
 
         return feed_forward
 
+    def fuse(self, weights: Linear) -> Callable[[ReferenceStream, torch.Tensor], None]:
+        """See `DraftKernels.fuse`."""
+        product, cut = self._bound(weights), self._products.cut
+
+        def join(stream: ReferenceStream, hidden: torch.Tensor) -> None:
+            buffers = stream.work.buffers
+            width = buffers.residual_array.shape[1]
+            joined = np.zeros((buffers.tokens, width + hidden.shape[1]), np.float32)
+            joined[:, :width] = buffers.residual_array
+            joined[: stream.num_tokens, width:] = hidden.numpy()
+            product.write(cut(torch.from_numpy(joined)), buffers.residual)
+
+        return join
+
+    def residual(self, stream: ReferenceStream) -> torch.Tensor:
+        """See `DraftKernels.residual`."""
+        return torch.from_numpy(stream.work.buffers.residual_array[: stream.num_tokens].copy())
+
     @contextmanager
     def stream(self, batch: ForwardBatch, cache: KVCache) -> Iterator[ReferenceStream]:
         """See `BoundKernels.stream`."""
@@ -204,10 +232,10 @@ class ReferenceBoundKernels:
         """Plans keep the buffers of the forward before where they fit."""
         before: Sequence[AttentionPlan | None] = self._plans or (None,) * len(self._windows)
         plans: list[AttentionPlan] = []
-        for (number, window), plan in zip(self._windows, before, strict=True):
+        for (number, window, first), plan in zip(self._windows, before, strict=True):
             (shape, _), slots = self._shapes[number], cache.keys[0].shape[0] * cache.block_size
             q_stride = shape.heads + 2 * shape.kv_heads
-            plans.append(plan_attention(batch, tokens, q_stride, shape, slots, cache.block_size, window, plan))
+            plans.append(plan_attention(batch, tokens, q_stride, shape, slots, cache.block_size, window, plan, first))
         self._plans = plans
 
     def _work_for(self, num_tokens: int) -> _Workspace:

@@ -39,6 +39,7 @@ class TritonBoundKernels:
         self._fuses = ends.embedding.dtype == torch.bfloat16
 
     def attention(self, weights: Attention, place: int) -> Callable[[Stream], None]:
+        assert not weights.first, "a draft head is refused on CUDA"
         self._buffers.add(weights.shape, weights.window)
         self._look_at(weights.qkv, weights.o)
         return lambda stream: stream.attention(weights, place)

@@ -10,10 +10,12 @@ from runahead.runtime.scheduler.draft_choice import KNOWN_AFTER, MOST, PROBE_EVE
 PROBES = PROBE_EVERY * STRETCH  # launches from one probe to the next
 
 
-def after(rows: int, right: int, launches: int = 3 * PROBES, depth: int = 0) -> tuple[ChoiceByAcceptance, list[int]]:
+def after(
+    rows: int, right: int, launches: int = 3 * PROBES, depth: int = 0, step: float = 0.0
+) -> tuple[ChoiceByAcceptance, list[int]]:
     """Launches in which so many drafts of each row are right, and how many each of them has. depth: launches that are
-    planned before the oldest of them is committed."""
-    choice, chosen = ChoiceByAcceptance(), list[int]()
+    planned before the oldest of them is committed. step: of the drafter."""
+    choice, chosen = ChoiceByAcceptance(step=step), list[int]()
     for number in range(launches):
         chosen.append(choice.drafts(number, rows))
         looked_at = number - depth
@@ -37,6 +39,14 @@ def test_drafts_that_are_always_right_are_all_verified_and_those_that_never_are_
 def test_as_many_as_are_right_are_verified() -> None:
     assert unprobed(after(4, 1)[1]) == {1}
     assert unprobed(after(4, 3)[1]) == {3}
+
+
+def test_what_the_drafter_itself_takes_is_part_of_the_price() -> None:
+    """Half of the second and third drafts are right."""
+    assert unprobed(after(4, 2)[1]) == {3}
+    assert unprobed(after(4, 2, step=0.05)[1]) == {3}
+    assert unprobed(after(4, 2, step=0.3)[1]) == {1}
+    assert unprobed(after(4, 2, step=0.9)[1]) == {0}
 
 
 def test_where_nothing_pays_it_is_tried_again_now_and_then() -> None:

@@ -1,0 +1,79 @@
+"""A draft head at work: more layers over the same rows and blocks as the model that it drafts for.
+
+Entry t of a row, the keys and values at position t, is made of (hidden state of t - 1, token t): of tokens up to t
+alone, so that whoever finds the model's block finds the head's. There is no entry 0. The model's hidden states lie in
+the blocks too, so that entry t finds its own wherever the cut of a prompt, a cached prefix or the end of a run lies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
+from runahead.runtime.kernels.kernel_set import DraftKernelSet
+from runahead.runtime.kernels.layers import Ends, Layer
+from runahead.runtime.models.architecture import HeadWeights
+from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.memory import memory_of
+from runahead.runtime.models.rope import rope_table
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCache:
+    """What a head keeps of rows, in their blocks. hidden: float32 [num_blocks * block_size, hidden], by KV slot, the
+    target's hidden states after its final norm."""
+
+    entries: KVCache
+    hidden: NDArray[np.float32]
+
+
+class DraftHead:
+    """A head and its target on the CPU. positions: rotary angles are tabled for this many. Serves one thread."""
+
+    def __init__(self, weights: HeadWeights, target: Decoder, kernels: DraftKernelSet, positions: int) -> None:
+        self.weights = weights
+        self._target = target
+        of_target = target.weights
+        ends = Ends(of_target.embedding, of_target.final_norm, (rope_table(weights.rope, positions, target.device),))
+        self._filling, self._drafting = kernels.bind(ends), kernels.bind(ends)
+        self._fuse_to_fill, self._keep = self._filling.fuse(weights.fuse), self._filling.keep(weights.mixer, 0)
+        self._fuse, self._mix = self._drafting.fuse(weights.fuse), self._drafting.attention(weights.mixer, 0)
+        self._feed_forward = self._drafting.dense(weights.feed_forward)
+
+    @property
+    def step_share(self) -> float:
+        """Of the weights that a launch of the target reads, those that `step` does: what it takes, about, where weights
+        are most of it."""
+        config = self._target.config
+        of_lm_head = config.vocab_size * config.hidden_size
+        read = self._target.num_parameters - (0 if config.tie_word_embeddings else of_lm_head)
+        return (self.weights.parameters + of_lm_head) / read
+
+    def make_cache(self, num_blocks: int, block_size: int) -> HeadCache:
+        """A zeroed cache; block 0 is the null block."""
+        entries = memory_of((Layer(self.weights.mixer, self.weights.feed_forward),)).make_cache(
+            num_blocks, block_size, torch.float32, self._target.device
+        )  # fmt: skip
+        return HeadCache(entries, np.zeros((num_blocks * block_size, self._target.config.hidden_size), np.float32))
+
+    def fill(self, batch: ForwardBatch, hidden: NDArray[np.float32], cache: HeadCache) -> None:
+        """Writes the entries of the batch's tokens. hidden: float32 [T, hidden], of the positions before them."""
+        with self._filling.stream(batch, cache.entries) as stream:
+            self._fuse_to_fill(stream, torch.from_numpy(hidden))
+            self._keep(stream)
+
+    def step(
+        self, batch: ForwardBatch, hidden: NDArray[np.float32], cache: HeadCache
+    ) -> tuple[NDArray[np.float32], torch.Tensor]:
+        """The same, and what follows: the hidden states that the head expects of the batch's tokens, float32 [T,
+        hidden], and the logits of the tokens behind them, float32 [T, vocab]."""
+        with self._drafting.stream(batch, cache.entries) as stream:
+            self._fuse(stream, torch.from_numpy(hidden))
+            self._mix(stream)
+            self._feed_forward(stream)
+            expected = self._drafting.residual(stream)
+        return expected.numpy(), self._target.logits(expected)

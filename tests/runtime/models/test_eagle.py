@@ -1,0 +1,159 @@
+"""Folders of draft heads that are served, and those that are refused, each by its own sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runahead.runtime.checkpoint import CheckpointError, open_head
+from runahead.runtime.kernels.layers import Layer
+from runahead.runtime.models.eagle import EagleHead, open_eagle
+from runahead.runtime.models.memory import memory_of
+from runahead.runtime.models.read_config import parse_config
+from tests.runtime.models.eagle_heads import CONFIG, HIDDEN, VOCAB, random_head, write_head
+
+TARGET = parse_config({**CONFIG, "num_hidden_layers": 3}, ())
+
+
+def opened(folder: Path, context: int = 256) -> EagleHead:
+    return open_eagle(open_head(folder), TARGET, context, "--draft-model")
+
+
+def as_it_is(weight: torch.Tensor) -> torch.Tensor:
+    return weight
+
+
+def test_a_head_without_its_embedding_has_its_own_numbers_alone(tmp_path: Path) -> None:
+    tensors = random_head()
+    weights = opened(write_head(tmp_path, tensors)).weights(as_it_is)
+    assert weights.parameters == sum(tensor.numel() for tensor in tensors.values())
+    assert torch.equal(weights.fuse.weight, tensors["fc.weight"])
+    assert weights.fuse.bias is None
+
+
+def test_a_copy_of_the_targets_embedding_is_passed_over(tmp_path: Path) -> None:
+    tensors = random_head()
+    copied = {**tensors, "embed_tokens.weight": torch.zeros(VOCAB, HIDDEN)}
+    assert opened(write_head(tmp_path, copied)).weights(as_it_is).parameters == sum(t.numel() for t in tensors.values())
+
+
+@pytest.mark.parametrize("given", [None, True])
+def test_a_bias_behind_the_fusion_counts_where_it_is_stored(tmp_path: Path, given: bool | None) -> None:
+    tensors = random_head(bias=True)
+    weights = opened(write_head(tmp_path, tensors, bias=given)).weights(as_it_is)
+    assert weights.fuse.bias is not None and torch.equal(weights.fuse.bias, tensors["fc.bias"])
+
+
+def test_biases_of_queries_keys_and_values_are_read(tmp_path: Path) -> None:
+    tensors = random_head()
+    for name in "qkv":
+        width = tensors[f"layers.0.self_attn.{name}_proj.weight"].shape[0]
+        tensors[f"layers.0.self_attn.{name}_proj.bias"] = torch.arange(width, dtype=torch.float32)
+    qkv = opened(write_head(tmp_path, tensors, qkv_bias=True)).weights(as_it_is).mixer.qkv
+    assert qkv.bias is not None and qkv.bias.tolist() == [*range(64), *range(32), *range(32)]
+
+
+def test_names_as_of_a_whole_model_are_the_same_tensors(tmp_path: Path) -> None:
+    tensors = random_head()
+    plain = opened(write_head(tmp_path / "plain", tensors)).weights(as_it_is)
+    whole = {f"model.{name}": tensor for name, tensor in tensors.items()}
+    folder = write_head(tmp_path / "whole", whole, architectures=["EagleLlamaForCausalLM"])
+    named = opened(folder).weights(as_it_is)
+    assert torch.equal(named.fuse.weight, plain.fuse.weight)
+    assert torch.equal(named.mixer.o.weight, plain.mixer.o.weight)
+
+
+def test_it_takes_of_a_block_what_it_is_said_to(tmp_path: Path) -> None:
+    head = opened(write_head(tmp_path, random_head()))
+    weights = head.weights(as_it_is)
+    layer = Layer(weights.mixer, weights.feed_forward)
+    cache = memory_of((layer,)).make_cache(3, 16, torch.float32, torch.device("cpu"))
+    kept = sum(tensor.nbytes for tensor in (*cache.keys, *cache.values)) + 3 * 16 * HIDDEN * 4
+    assert 3 * head.block_bytes(16) == kept
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"vocab_size": 161}, "has a vocabulary of 161 tokens, and the model one of 160"),
+        ({"hidden_size": 128}, "reads hidden states of 128 numbers, and the model leaves 64"),
+        ({"max_position_embeddings": 255}, "has a context of 255 tokens, and 256 are served"),
+        ({"num_hidden_layers": 2}, "has 2 layers; heads of one layer are served"),
+        ({"draft_vocab_size": 100}, "is of EAGLE-3"),
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, "is of EAGLE-3"),
+        (
+            {"architectures": ["MambaForCausalLM"]},
+            r"architectures is \['MambaForCausalLM'\]; that of a head of EAGLE-1",
+        ),
+        ({"add_para_norm": True}, "keys that are not understood for LlamaForCausalLM .*: add_para_norm"),
+        ({"bias": 3}, "bias is 3; it must be true or false"),
+        ({"bias": True}, "has no tensor fc.bias"),
+        ({"intermediate_size": 97}, r"tensor layers.0.mlp.gate_proj.weight has shape \[96, 64\]"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+    folder = write_head(tmp_path, random_head(), **changes)
+    with pytest.raises(CheckpointError, match=sentence):
+        opened(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "sentence"),
+    [
+        ("fc.weight", None, "has no tensor fc.weight"),
+        ("fc.weight", torch.zeros(HIDDEN, HIDDEN), r"tensor fc.weight has shape \[64, 64\]"),
+        ("embed_tokens.weight", torch.zeros(VOCAB + 1, HIDDEN), "tensor embed_tokens.weight has shape"),
+        ("lm_head.weight", torch.zeros(VOCAB, HIDDEN), "has a tensor lm_head.weight, which a head of EAGLE-1 does not"),
+        ("layers.0.input_layernorm.weight", torch.ones(HIDDEN), "has a tensor layers.0.input_layernorm.weight"),
+    ],
+)
+def test_tensors_that_are_missing_unknown_or_of_another_shape_are_named(
+    tmp_path: Path, name: str, tensor: torch.Tensor | None, sentence: str
+) -> None:
+    tensors = {**random_head(), name: tensor}
+    folder = write_head(tmp_path, {key: value for key, value in tensors.items() if value is not None})
+    with pytest.raises(CheckpointError, match=sentence):
+        opened(folder)
+
+
+def test_a_bias_that_the_configuration_denies_is_refused(tmp_path: Path) -> None:
+    folder = write_head(tmp_path, random_head(bias=True), bias=False)
+    with pytest.raises(CheckpointError, match=r"has a tensor fc.bias"):
+        opened(folder)
+
+
+def test_a_file_that_may_run_code_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    folder = write_head(tmp_path, random_head())
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model.bin can't .*may run code.*save_file"):
+        opened(folder)
+
+
+def test_what_the_refusal_of_such_a_file_says_makes_a_head_of_it(tmp_path: Path) -> None:
+    tensors = random_head()
+    folder = write_head(tmp_path, tensors)
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError) as refusal:
+        opened(folder)
+    code = str(refusal.value).split('python -c "')[1].split('"`')[0]
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert torch.equal(opened(folder).weights(as_it_is).fuse.weight, tensors["fc.weight"])
+
+
+def test_a_file_that_was_cut_off_is_refused(tmp_path: Path) -> None:
+    folder = write_head(tmp_path, random_head())
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=r"tensor .* ends"):
+        opened(folder)
+
+
+def test_what_is_no_folder_is_called_so(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"nowhere is no folder with config.json and model.safetensors$"):
+        opened(tmp_path / "nowhere")
