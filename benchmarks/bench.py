@@ -22,6 +22,7 @@ from benchmarks import (
     host_time_beside,
     prefix_hit,
     pressure,
+    structure,
     throughput,
 )
 
@@ -29,6 +30,7 @@ PARTS = (
     "throughput",
     "depths",
     "drafts",
+    "structure",
     "first-token",
     "prefix-hit",
     "host-time",
@@ -58,6 +60,9 @@ def main() -> None:
     if "drafts" in parts:
         print("\nTokens a second of code completion on the CPU, without drafts and with --drafter ngram")
         drafts.main(chosen.model)
+    if "structure" in parts:
+        print("\nStructured output on the CPU: gaps between tokens of plain rows beside JSON rows, in ms")
+        structure.main(chosen.model)
     if "first-token" in parts:
         print(f"\nTime to first token while {first_token.BACKGROUND} other streams run")
         first_token.main(chosen.model)

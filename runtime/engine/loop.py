@@ -119,7 +119,9 @@ class Engine:
         if self.structured.requests:
             self._end_lost()
         self._give_back()
-        while self._has_room() and (self._launch_next() or self._give_back()):
+        # No more than may be queued: behind a barrier there is room at once, and what has arrived would wait on.
+        last = self.ledger.launched + max(1, self.ledger.run_ahead)
+        while self.ledger.launched < last and self._has_room() and (self._launch_next() or self._give_back()):
             pass
         self._wait()
         self._settle()

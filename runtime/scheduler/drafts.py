@@ -86,7 +86,7 @@ class NoDrafts:
     def __init__(self, rows: Rows, ledger: Ledger[Deferred], most: int = 0, forced: int = 0) -> None:
         """most: drafts of any row. forced: those of a row with a grammar, if that is more than there are guesses."""
         self.cells = 1 + most
-        self._forced = forced
+        self._forced = forced  # in the launch that is planned now
         self.drafted, self.accepted = np.zeros((2, most), np.int64)
         self._rows = rows
         self._ledger = ledger
@@ -175,11 +175,16 @@ class Drafts(NoDrafts):
     without drafts, once all that came before is committed.
     """
 
-    def __init__(self, choice: DraftChoice, rows: Rows, ledger: Ledger[Deferred], forced: int = 0) -> None:
+    def __init__(
+        self, choice: DraftChoice, rows: Rows, ledger: Ledger[Deferred], forced: int = 0, forced_rows: int = 0
+    ) -> None:
         super().__init__(rows, ledger, max(choice.most, forced), forced)
+        self._most_forced = forced
+        self._forced_rows = forced_rows
         self._choice = choice
 
     def choose(self, number: int, rows: int, chunks: int) -> int:
+        self._forced = self._most_forced if rows <= self._forced_rows else 0
         return self._choice.drafts(number, rows)
 
     def _most(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -260,10 +265,17 @@ def _brought(found: SampledTokens, rows: int) -> NDArray[np.int64]:
 
 
 def draft_policy(
-    choice: DraftChoice, rows: Rows, ledger: Ledger[Deferred], most_rows: int = 0, forced: int = 0
+    choice: DraftChoice,
+    rows: Rows,
+    ledger: Ledger[Deferred],
+    most_rows: int = 0,
+    forced: int = 0,
+    forced_rows: int = 0,
 ) -> DraftPolicy:
-    """choice: of K, the drafts of a launch and row. most_rows: `SchedulerLimits.draft_rows`. forced: of a row with a
-    grammar, if that is more."""
+    """choice: of K, the drafts of a launch and row. most_rows, forced, forced_rows: `SchedulerLimits.draft_rows`,
+    `forced_drafts` and `forced_rows`."""
     if not choice.most and not forced:
         return NoDrafts(rows, ledger)
-    return DraftForms(choice, rows, ledger, most_rows) if most_rows else Drafts(choice, rows, ledger, forced)
+    if most_rows:
+        return DraftForms(choice, rows, ledger, most_rows)
+    return Drafts(choice, rows, ledger, forced, forced_rows)

@@ -11,11 +11,12 @@ class SchedulerLimits:
 
     penalty_slots: rows that may have penalties at a time. prefix_cache: full blocks are found again by their content.
     drafts: no launch brings more than 1 + drafts tokens of a row, unless the row has a grammar: then 1 + forced_drafts,
-    if that is more. draft_rows: above 0, launches with drafts are forms of their own, of up to so many rows, all of
-    which decode and cost as many query tokens; 0: any launch may have drafts, and a row without some costs one query
-    token. history: the device is told of tokens that the cache holds, since its drafter looks at them. has_state: a
-    row holds a state slot beside its blocks; no state is cached, so that a prefix is never found. admissions: rows that
-    may begin with one launch: to make their records takes the loop's time, which is everybody's.
+    if that is more, and no more than forced_rows rows decode. In a launch of many rows a query token costs nearly what
+    it brings, and all rows pay for it. draft_rows: above 0, launches with drafts are forms of their own, of up to so
+    many rows, all of which decode and cost as many query tokens; 0: any launch may have drafts, and a row without some
+    costs one query token. history: the device is told of tokens that the cache holds, since its drafter looks at them.
+    has_state: a row holds a state slot beside its blocks; no state is cached, so that a prefix is never found.
+    admissions: rows that may begin with one launch: to make their records takes the loop's time, which is everybody's.
     """
 
     context_length: int
@@ -30,6 +31,7 @@ class SchedulerLimits:
     drafts: int = 0
     draft_rows: int = 0
     forced_drafts: int = 0
+    forced_rows: int = 8
     history: bool = False
     has_state: bool = False
     admissions: int = 8

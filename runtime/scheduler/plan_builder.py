@@ -18,23 +18,12 @@ class PlanBuilder:
     """One launch's plan in the making.
 
     plan_words, bulk_words: int32 words of the two slots. max_prefill_tokens: prompt tokens a launch may carry.
-    drafts: query tokens of a row that goes on decoding, in addition to its newest token, at most. guesses: of these,
-    those that the drafter may make. prompts_owed: requests, and
-    those of their chunks that leave log-probabilities of the prompt.
+    prompts_owed: requests, and those of their chunks that leave log-probabilities of the prompt.
     """
 
-    def __init__(
-        self,
-        number: int,
-        plan_words: int,
-        bulk_words: int,
-        max_prefill_tokens: int,
-        drafts: int = 0,
-        guesses: int = 0,
-    ) -> None:
+    def __init__(self, number: int, plan_words: int, bulk_words: int, max_prefill_tokens: int) -> None:
         self.number = number
-        self._drafts = drafts
-        self._guesses = guesses
+        self._drafts = self._guesses = 0
         self._plan_words = plan_words
         self._bulk_words = bulk_words
         self._prefill_left = max_prefill_tokens
@@ -66,9 +55,10 @@ class PlanBuilder:
         used = HEADER_WORDS + rows + APPEND_WORDS * len(self._appends)
         return self._plan_words - used - CHUNK_WORDS * len(self._chunks) - len(self._admissions)
 
-    def decode(self, slots: NDArray[np.int32]) -> None:
-        """Rows that go on decoding."""
-        self._decode = slots
+    def decode(self, slots: NDArray[np.int32], drafts: int = 0, guesses: int = 0) -> None:
+        """Rows that go on decoding. drafts: query tokens of one of them, in addition to its newest token, at most.
+        guesses: of these, those that the drafter may make."""
+        self._decode, self._drafts, self._guesses = slots, drafts, guesses
 
     def drop_drafts(self) -> NDArray[np.int32]:
         """Rows go on decoding without drafts: which ones. [n]"""

@@ -64,8 +64,9 @@ class Scheduler:
         self.rows = rows
         self.pool = pool
         self.ledger = ledger
-        drafts = choice or FixedChoice(limits.drafts)
-        self.drafts = draft_policy(drafts, rows, ledger, limits.draft_rows, limits.forced_drafts)
+        choice = choice or FixedChoice(limits.drafts)
+        forced = limits.forced_drafts, limits.forced_rows
+        self.drafts = draft_policy(choice, rows, ledger, limits.draft_rows, *forced)
         self.tally = Tally()
         self.holdings = Holdings(limits, rows, pool, ledger)
         self.waiting = WaitingQueue(self.holdings)
@@ -200,8 +201,7 @@ class Scheduler:
         number, slots = self.ledger.launched + 1, self._decoding()
         chunks = (self.rows.phase == _PREFILL).nonzero()[0]
         guesses, self._course = self.drafts.choose(number, slots.size, chunks.size), None
-        builder = self._builder(number, self.drafts.most(slots, guesses), guesses)
-        wanted = self.drafts.held(slots, guesses)
+        builder, wanted = self._builder(number), self.drafts.held(slots, guesses)
         crossing = wanted > self.rows.num_blocks[slots] * self.pool.block_size
         if chunks.size or self.holdings.paused or np.count_nonzero(crossing):
             self._share_out(slots[crossing], wanted[crossing], chunks)
@@ -251,15 +251,13 @@ class Scheduler:
         full = np.count_nonzero(self.rows.needs_full.take(slots) & samples)
         return slots.size, bool(full), self.ledger.last_drafts
 
-    def _builder(self, number: int, drafts: int = 0, guesses: int = 0) -> PlanBuilder:
+    def _builder(self, number: int) -> PlanBuilder:
         limits = self.limits
         return PlanBuilder(
             number,
             limits.plan_words,
             limits.bulk_words,
             min(limits.max_prefill_tokens, self.ledger.prompt_room),
-            drafts=drafts,
-            guesses=guesses,
         )
 
     def _decoding(self) -> NDArray[np.int64]:
@@ -306,7 +304,7 @@ class Scheduler:
                 slots, wanted = slots[stays], wanted[stays]
         self.drafts.plan(slots, guesses)
         if slots.size:
-            builder.decode(slots.astype(np.int32))
+            builder.decode(slots.astype(np.int32), self.drafts.most(slots, guesses), guesses)
 
     def _cross(self, builder: PlanBuilder, slots: NDArray[np.int64], wanted: NDArray[np.int64]) -> None:
         """Reserve the blocks behind a border for rows that cross it with this launch."""

@@ -79,6 +79,8 @@ class LateMasks:
     def __init__(self, max_rows: int, seed: int | None, drafts: int = 0, drafter: Drafter | None = None) -> None:
         self.memory = MaskMemory(max_rows, VOCAB, drafts)
         self.stopped = False
+        self.handled = 0  # orders, and grammars that were compiled
+        self.rests = 0  # looks that found orders, or a grammar to compile, and left all of it for later
         self._dice = None if seed is None else random.Random(seed)
         self._orders: deque[Callable[[], None]] = deque()
         self._compiling: deque[str] = deque()
@@ -102,10 +104,14 @@ class LateMasks:
         self._add(self._rows.close, order)
 
     def look(self, now: float) -> Sequence[GivenUp]:
+        waiting = len(self._orders) + len(self._compiling)
         for _ in range(self._dice.choice((0, 0, 1, 2, 5)) if self._dice else len(self._orders)):
             if self._orders:
                 self._orders.popleft()()
         self._compile()
+        done = waiting - len(self._orders) - len(self._compiling)
+        self.handled += max(0, done)
+        self.rests += done == 0 < waiting
         lost, self._lost = self._lost, []
         return lost
 
@@ -121,7 +127,7 @@ class LateMasks:
             self.look(0.0)
 
     def _compile(self) -> None:
-        if self._compiling and (self._dice is None or self._dice.random() < 0.2):
+        if self._compiling and (self._dice is None or self._dice.random() < 0.4):
             grammar = self._compiling.popleft()
             self._rows.compiled(grammar, MadeUpMatcher(grammar), 0)
 

@@ -74,8 +74,8 @@ def test_every_shape_comes_back_from_the_bytes_of_its_plan(shape: LaunchShape, s
 def test_rows_with_drafts_make_a_decode_launch_although_they_have_more_tokens_than_rows(
     decoding: int, chunks: list[int], tokens: int, is_decode: bool
 ) -> None:
-    builder = PlanBuilder(1, PLAN_WORDS, 256, 64, drafts=2)
-    builder.decode(np.arange(decoding, dtype=np.int32))
+    builder = PlanBuilder(1, PLAN_WORDS, 256, 64)
+    builder.decode(np.arange(decoding, dtype=np.int32), drafts=2)
     for place, count in enumerate(chunks):
         builder.chunk(Chunk(decoding + place, 0, np.zeros(count, np.int32), True))
     plan = builder.build(np.zeros(0, np.int32), np.zeros(0, np.bool_), sample_drafts=1)

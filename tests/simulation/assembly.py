@@ -20,6 +20,7 @@ from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import MAX_STOP_IDS
 from tests.runtime.chain import BULK_WORDS, EVERYTHING, Chain, MemoryLinks, WatchedLedger, WatchedPoison
+from tests.runtime.late_masks import LateMasks
 from tests.runtime.programs.hash_model import EOS, VOCAB
 from tests.simulation.clock import Clock, TimedDevice
 from tests.simulation.drafts import ChangingChoice, DraftProgram
@@ -33,6 +34,7 @@ _PROGRAMS: Final[dict[Mode, type[SimulatedProgram]]] = {
     Mode.PLAIN: SimulatedProgram,
     Mode.DRAFTS: DraftProgram,
     Mode.STATE: StateProgram,
+    Mode.MASKS: SimulatedProgram,
 }
 
 
@@ -126,7 +128,7 @@ class WatchedLinks(MemoryLinks):
 
 @dataclass
 class SimulatedChain(Chain):
-    """snapshots: those that were logged. clock: the engine's."""
+    """snapshots: those that were logged. clock: the engine's. masks: of rows with a grammar; None: no row has one."""
 
     device: TimedDevice
     links: WatchedLinks
@@ -134,17 +136,20 @@ class SimulatedChain(Chain):
     pool: CountingPool
     snapshots: list[Snapshot]
     clock: Clock
+    masks: LateMasks | None = None
 
 
 def make_chain(script: Script, depth: int, counters_from: int = 0) -> SimulatedChain:
     """The engine of `script`, `depth` launches ahead; 0 is serial. Launches and epochs begin after `counters_from`."""
     world = script.world
     drafts = DRAFTS if world.mode is Mode.DRAFTS else 0
-    tokens = world.max_prefill_tokens + world.max_rows * (1 + drafts)
+    forced = DRAFTS if world.mode is Mode.MASKS else 0
+    masks = LateMasks(world.max_rows, script.seed * 8 + depth, forced) if forced else None
+    tokens = world.max_prefill_tokens + world.max_rows * (1 + drafts + forced)
     rings = allocate_rings(
         RingLayout(
             slots=depth + 2 + world.extra_slots, plan_words=world.plan_words, bulk_words=BULK_WORDS,
-            rows=world.max_rows, max_top=MAX_TOP, drafts=drafts, prompt_tokens=tokens,
+            rows=world.max_rows, max_top=MAX_TOP, drafts=drafts + forced, prompt_tokens=tokens,
         )
     )  # fmt: skip
     sizes: dict[str, Any] = {
@@ -156,6 +161,8 @@ def make_chain(script: Script, depth: int, counters_from: int = 0) -> SimulatedC
         "penalty_slots": world.penalty_slots,
         "launched": counters_from,
     }
+    if masks is not None:
+        sizes["masks"] = masks.memory
     sickness = {ask.seed: Sickness(ask.sick_logits, ask.sick_hidden) for ask in script.asks if ask.is_sick}
     program = _PROGRAMS[world.mode](rings, sickness=sickness, **sizes)
     schedule = at_once if world.device_seed < 0 else seeded_schedule(world.device_seed)
@@ -166,7 +173,7 @@ def make_chain(script: Script, depth: int, counters_from: int = 0) -> SimulatedC
     limits = SchedulerLimits(
         world.context_length, VOCAB, (EOS,), world.prefill_chunk, world.max_prefill_tokens, world.plan_words,
         BULK_WORDS, penalty_slots=world.penalty_slots, prefix_cache=world.prefix_cache, drafts=drafts,
-        has_state=world.mode is Mode.STATE,
+        forced_drafts=forced, forced_rows=2 + script.seed // 5 % 2 * 6, has_state=world.mode is Mode.STATE,
     )  # fmt: skip
     ledger = NamingLedger(depth, world.run_ahead_tokens, counters_from)
     pool = CountingPool(world.num_blocks, world.block_size)
@@ -181,6 +188,6 @@ def make_chain(script: Script, depth: int, counters_from: int = 0) -> SimulatedC
         device, scheduler, links, max_queue=world.max_queue, poison=poison, log_interval=world.log_interval,
         log_mode=world.log_mode, write_snapshot=snapshots.append, clock=clock,
         turn_work=world.turn_work or EVERYTHING,
-        launch_timeout_s=world.launch_timeout_s,
+        launch_timeout_s=world.launch_timeout_s, masks=masks,
     )  # fmt: skip
-    return SimulatedChain(engine, device, links, program, ledger, pool, snapshots, clock)
+    return SimulatedChain(engine, device, links, program, ledger, pool, snapshots, clock, masks)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
-from tests.runtime.programs.hash_model import VOCAB
 from tests.simulation.script import Ask
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
-def drawn(ask: Ask, digest: int, position: int, said: Counter[int], masked: Collection[int]) -> int:
+def drawn(
+    ask: Ask, digest: int, position: int, said: Counter[int], masked: Collection[int], allowed: Sequence[int]
+) -> int:
     """The token at this position. digest: of all tokens before it. said: its completion. masked: ids that may not come,
-    as long as the allowed ones leave another."""
+    as long as the allowed ones leave another. allowed: ids that may come, ascending, one at least."""
     if ask.temperature > 0:
         digest ^= ask.seed & _MASK
         filters = [_bits(ask.temperature) ^ _bits(1.0), ask.top_k, _bits(ask.top_p) ^ _bits(1.0), _bits(ask.min_p)]
@@ -25,7 +26,6 @@ def drawn(ask: Ask, digest: int, position: int, said: Counter[int], masked: Coll
         digest ^= _penalties(ask, said)
     if ask.bias:
         digest ^= _folded(word for token, value in ask.bias for word in (token + 1, _bits(value)))
-    allowed = sorted(ask.allowed) or range(VOCAB)
     for step in range(len(allowed)):
         token = allowed[(digest % len(allowed) + step) % len(allowed)]
         if token not in masked:

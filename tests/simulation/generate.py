@@ -13,14 +13,14 @@ from tests.runtime.programs.hash_model import VOCAB
 from tests.simulation.script import DEPTHS, DRAFTS, Ask, Event, Kind, Mode, Script, World
 from tests.simulation.sieges import besieged, besieged_in_its_prompt
 
-_MODES: Final = (Mode.PLAIN, Mode.DRAFTS, Mode.PLAIN, Mode.STATE, Mode.PLAIN)
+_MODES: Final = (Mode.PLAIN, Mode.DRAFTS, Mode.PLAIN, Mode.STATE, Mode.MASKS)
 _SIEGES: Final = 25
 _PHASES: Final = ("WAITING", "PREFILL", "DECODE", "PAUSED", "LEAVING")
 _ON_ONE: Final = (Kind.CANCEL, Kind.STOP_STRING, Kind.ABORT, Kind.ABORT)
 
 
 def mode_of(seed: int) -> Mode:
-    """Some of all seeds run with drafts, some with state slots."""
+    """Some of all seeds run with drafts, some with state slots, some with grammars."""
     return _MODES[seed % len(_MODES)]
 
 
@@ -93,7 +93,9 @@ class _Author:
         blocks = context_length // block_size
         max_rows = dice.choice((2, 3, 5, 8) if self.is_crowded else (1, 1, 2, 3, 5, 8))
         few, many = (blocks, blocks, blocks + 1, blocks + 3), (max(2, blocks // 2), blocks, 2 * blocks, 40)
-        tight = tightest_plan(max_rows, prefill_chunk, block_size) + (3 * DRAFTS if mode is Mode.DRAFTS else 0)
+        tight = tightest_plan(max_rows, prefill_chunk, block_size) + (
+            3 * DRAFTS if mode in (Mode.DRAFTS, Mode.MASKS) else 0
+        )
         return World(
             mode=mode,
             depths=depths_of(self.seed),
@@ -183,7 +185,15 @@ class _Author:
             ask = self._drawn(ask)
         if self.is_slow and len(prompt) > 16:
             ask = replace(ask, prompt_logprobs=dice.choice((-1, 0, 2)), priority=dice.choice((0, -1)))
+        if world.mode is Mode.MASKS:
+            return self._structured(ask) if dice.random() < 0.6 else ask
         return self._sicken(ask) if dice.random() < 0.08 else ask
+
+    def _structured(self, ask: Ask) -> Ask:
+        """With a grammar, of several kinds: some force much, some little, and some lead nowhere."""
+        dice = self.dice
+        kind = dice.choice(("any", "any", "some", "some", "one", "nothing"))
+        return replace(ask, grammar=f"{kind} {dice.randint(1, 24)}", ignore_eos=False)
 
     def _drawn(self, ask: Ask) -> Ask:
         """With what decides how its tokens are drawn, a few of these at a time."""

@@ -66,13 +66,14 @@ def bounds(chain: SimulatedChain) -> None:
     assert len(scheduler.waiting) <= max_queue + scheduler.rows.free, "the queue is longer than it may be"
     assert ledger.uncommitted <= max(1, ledger.run_ahead), "the ledger is deeper than run_ahead"
     assert ledger.in_flight <= chain.device.rings.layout.slots, "more launches are in flight than rings have slots"
-    rows, drafts = scheduler.rows, scheduler.limits.drafts
+    rows, limits = scheduler.rows, scheduler.limits
     for request in scheduler.holdings.by_slot:
         if request is not None:
             slot = request.row_slot
             known, longest = int(rows.committed_len[slot]), int(rows.max_len[slot])
             assert known <= longest, "a row has more tokens than it may"
             spread = int(rows.most_len[slot] - rows.least_len[slot])
+            drafts = 1 + limits.forced_drafts if request.may_hold else limits.drafts  # one that is held brings no token
             assert 0 <= spread <= drafts * ledger.uncommitted, "the bounds of a row's length are too far apart"
             # With drafts a launch is planned while the row may go on, and so past the end of one that came far.
             assert drafts or rows.least_len[slot] < longest, "a row is planned past its end"
@@ -125,7 +126,8 @@ class Staged:
 class Progress:
     """Where work exists, something is done for a request within a bounded number of turns.
 
-    What counts: a token, a chunk, a request that comes, gets a row or ends. Every turn with work commits a launch, or
+    What counts: a token, a chunk, a request that comes, gets a row or ends, and an order that the mask worker carries
+    out. Every turn with work commits a launch, or
     retires one where all are committed. Say that nothing counts from some turn on. The launches in flight, run_ahead
     + 1 with the owed one, may all be void. Then what they held is free, and a row goes on, or one is evicted, whose own
     launches are as many again. Then a row goes on or is admitted: in the next launch, whose token the one after
@@ -145,9 +147,11 @@ class Progress:
         counters = scheduler.tally.counters
         done = (
             *(counters[kind] for kind in ("generated_tokens", "prefill_chunks", "submitted", "admitted")),
+            chain.masks.handled if chain.masks else 0,
             sum(scheduler.tally.finished.values()),
         )
-        rested, self._rests = chain.device.rests > self._rests, chain.device.rests
+        rests = chain.device.rests + (chain.masks.rests if chain.masks else 0)
+        rested, self._rests = rests > self._rests, rests
         if done != self._done or not len(chain.engine.registry):
             self._stalled = 0
         elif not rested:

@@ -128,6 +128,7 @@ class Life:
             block_size=self.chain.engine.scheduler.pool.block_size,
             priority=ask.priority,
             cache_salt=ask.salt,
+            structure=ask.grammar,
         )
 
     def _look_before(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runahead.runtime.wire.parameters import FinishReason
+from tests.runtime.late_masks import MadeUpMatcher
 from tests.runtime.programs.hash_model import EOS, VOCAB
 from tests.simulation.draws import drawn
 from tests.simulation.script import Ask, Mode, World
@@ -84,14 +85,22 @@ def answer(ask: Ask, world: World) -> Answer:
     tokens: list[int] = []
     entries: list[Entry] = []
     reason = FinishReason.NOT_FINISHED
+    followed = MadeUpMatcher(ask.grammar) if ask.grammar else None
     while reason is FinishReason.NOT_FINISHED:
         position = running.count
         if position == ask.sick_logits or 0 <= ask.sick_hidden < position:
             reason = FinishReason.NON_FINITE
             break
         digest = running.hash ^ (running.state if world.mode is Mode.STATE else 0)
-        token = drawn(ask, digest, position, said, stops if len(tokens) < ask.min_tokens else ())
+        is_early = len(tokens) < ask.min_tokens
+        allowed = _allowed(ask, followed, is_early)
+        if not allowed:
+            reason = FinishReason.NOTHING_LEFT
+            break
+        token = drawn(ask, digest, position, said, stops if is_early else (), allowed)
         tokens.append(token)
+        if followed is not None:
+            followed.consume_token(token)
         if ask.logprobs >= 0:
             entries.append(_entry(digest, token, ask.logprobs))
         said[token] += 1
@@ -99,6 +108,16 @@ def answer(ask: Ask, world: World) -> Answer:
         reason = _reason(ask, token, stops, len(tokens), position + 1 >= max_len, world)
     sick_from = ask.sick_hidden if ask.sick_hidden >= 0 else 1 << 30
     return Answer(tuple(tokens), tuple(entries), reason, _prompt_entries(ask), sick_from)
+
+
+def _allowed(ask: Ask, followed: MadeUpMatcher | None, is_early: bool) -> list[int]:
+    """Ids that may come next, ascending. followed: the request's grammar, as far as its tokens have come."""
+    allowed = set(ask.allowed or range(VOCAB))
+    if followed is not None:
+        allowed &= set(followed.allowed())
+        if is_early:  # of stops the end of a grammar alone
+            allowed -= set(ask.stop_token_ids) - {EOS}
+    return sorted(allowed)
 
 
 def _refusal(ask: Ask, world: World) -> str:
@@ -115,7 +134,7 @@ def _refusal(ask: Ask, world: World) -> str:
 
 
 def _reason(ask: Ask, token: int, stops: set[int], count: int, is_last: bool, world: World) -> FinishReason:
-    if token in stops and count > ask.min_tokens:
+    if token in stops and (count > ask.min_tokens or ask.grammar):
         is_eos = token == EOS and not ask.ignore_eos
         return FinishReason.END_OF_SEQUENCE if is_eos else FinishReason.STOP
     if not is_last:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.cuda_graphs.shape import LaunchShape
+from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.programs.host_queries import Queries
 from runahead.runtime.programs.host_rows import HostRows
 from runahead.runtime.row_record import read_admission
@@ -46,8 +47,11 @@ class Sickness:
 class SimulatedRows(HostRows):
     """Row state that knows sick requests by their seed."""
 
-    def __init__(self, rings: RingMemory, max_rows: int, *sizes: int, penalty_slots: int, launched: int = 0) -> None:
-        super().__init__(rings, max_rows, *sizes, penalty_slots=penalty_slots, launched=launched)
+    def __init__(
+        self, rings: RingMemory, max_rows: int, *sizes: int, penalty_slots: int, launched: int = 0,
+        masks: MaskMemory | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(rings, max_rows, *sizes, penalty_slots=penalty_slots, launched=launched, masks=masks)
         self.sickness: Mapping[int, Sickness] = {}
         self.sick = np.zeros(max_rows + 1, np.bool_)  # the last F left the row logits that are not finite
         self._newest: dict[int, int] = {}  # position of the newest token that was sampled, by the request's seed
@@ -107,7 +111,7 @@ class SimulatedProgram(HashProgram):
         max_blocks = -(-sizes["context_length"] // sizes["block_size"])
         self.rows = self.make_rows(
             rings, sizes["max_rows"], max_blocks, sizes["vocab_size"], sizes["block_size"], MAX_STOP_IDS, MAX_BIAS,
-            penalty_slots=sizes.get("penalty_slots", 0), launched=sizes.get("launched", 0),
+            penalty_slots=sizes.get("penalty_slots", 0), launched=sizes.get("launched", 0), masks=sizes.get("masks"),
         )  # fmt: skip
         self.rows.sickness = sickness
         self._any_sick = bool(sickness)

@@ -27,6 +27,7 @@ class Mode(enum.StrEnum):
     PLAIN = "plain"  # one token a launch, KV blocks alone
     DRAFTS = "drafts"  # 1 to 1 + DRAFTS tokens a launch
     STATE = "state"  # a state slot a row beside its blocks
+    MASKS = "masks"  # rows with a grammar, whose masks come late; what it forces is drafted, up to DRAFTS tokens
 
 
 DRAFTS: Final = 3
@@ -110,6 +111,7 @@ class Ask:
     bias: tuple[tuple[int, float], ...] = ()
     allowed: tuple[int, ...] = ()
     logprobs: int = -1
+    grammar: str = ""  # of `tests.runtime.late_masks.MadeUpMatcher`
 
     @property
     def sampling(self) -> SamplingParams:

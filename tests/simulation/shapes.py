@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.cuda_graphs.shape import Form, LaunchShape
@@ -15,7 +16,6 @@ def check_shape(launch: Launch, rings: RingMemory, scheduler: Scheduler) -> None
     """Of a launch whose plan was staged and that the ledger does not know yet."""
     chunks = read_plan(rings.plan[rings.slot(launch.number)]).chunks
     per_row = 1 + launch.shape.drafts
-    decoding = launch.row_slots.size - chunks.shape[0]
     counts = np.full(launch.row_slots.size, per_row)
     counts[chunks[:, CHUNK_ROW]] = chunks[:, CHUNK_TOKENS]
     asking = [scheduler.holdings.by_slot[slot] for slot in launch.row_slots[chunks[:, CHUNK_ROW]].tolist()]
@@ -27,8 +27,17 @@ def check_shape(launch: Launch, rings: RingMemory, scheduler: Scheduler) -> None
         rows=launch.row_slots.size,
         tokens=int(counts.sum()),
         is_decode=counts.size > 0 and bool((counts == per_row).all()),
-        drafts=scheduler.drafts.choose(launch.number, decoding, 0) if decoding else 0,
+        drafts=_drafts(launch, scheduler, np.delete(launch.row_slots, chunks[:, CHUNK_ROW])),
         sample_drafts=scheduler.ledger.last_drafts if samples.any() else 0,
         prompt_logprobs=any(request is not None and request.wants_prompt_logprobs for request in asking),
     )
     assert launch.shape == expected, f"launch {launch.number} has the shape {launch.shape} and should have {expected}"
+
+
+def _drafts(launch: Launch, scheduler: Scheduler, decoding: NDArray[np.int32]) -> int:
+    """Of the rows that decode, [n]. How many of those that may be left out count is the scheduler's to say."""
+    guesses = scheduler.drafts.choose(launch.number, decoding.size, 0) if decoding.size else 0
+    if not scheduler.rows.may_hold[decoding].any():
+        return guesses
+    forced = max(guesses, scheduler.limits.forced_drafts if decoding.size <= scheduler.limits.forced_rows else 0)
+    return launch.shape.drafts if launch.shape.drafts in (guesses, forced) else forced

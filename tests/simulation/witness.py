@@ -15,11 +15,7 @@ from tests.simulation.transcript import Transcript
 
 _PHASES: Final = ("WAITING", "PREFILL", "DECODE", "PAUSED", "LEAVING")
 _LIFECYCLE: Final = ("admitted", "chunk", "paused", "resumed", "evicted", "readmitted", "aborted", "finished")
-_OF_GRAMMARS: Final = (
-    FinishReason.NOTHING_LEFT,
-    FinishReason.STRUCTURE_LOST,
-    FinishReason.STRUCTURE_COST,
-)  # nobody has one here
+_OF_GRAMMARS: Final = (FinishReason.STRUCTURE_LOST, FinishReason.STRUCTURE_COST)  # nobody's is lost here
 _REASONS: Final = [reason.name for reason in FinishReason if reason and reason not in _OF_GRAMMARS]
 
 WANTED: Final = frozenset(
@@ -37,6 +33,7 @@ WANTED: Final = frozenset(
         *(f"blocks: {what}" for what in ("reserved", "adopted", "returned")),
         *(f"run of {tokens}" for tokens in range(1, 2 + DRAFTS)),
         *("run trimmed inside", "state slot reused"),
+        *("row held", "grammar followed to its end", "forced token kept", "row with a grammar evicted"),
         *("void rows", "deferred releases", "held back", "recomputed tokens", "readmitted with a cached prefix"),
         *("cache hit", "cached block reused", "fenced block found", "block shared", "front end lost"),
         *("non-finite row", "non-finite chunk", "non-finite hidden state in decode", "device failed"),
@@ -81,6 +78,7 @@ class Witness:
                 self._evictions[handle] = request.evictions
                 self.count("evicted as often as any may be", request.is_protected)
                 self.count("evicted by a higher priority", any(row.priority > request.priority for row in running))
+                self.count("row with a grammar evicted", request.may_hold)
                 if request.sampling.has_penalty:
                     self.count("penalised row evicted")
                     left = self._penalty_slot_of.get(handle, NO_SLOT)  # none if it had it for no whole turn
@@ -139,6 +137,10 @@ class Witness:
         for what, times in book.counts.items():
             self.count(what, times)
         self.count("void rows", stats.void_rows)
+        self.count("row held", stats.held_rows)
+        if chain.masks is not None:
+            self.count("grammar followed to its end", stats.finished.get("END_OF_SEQUENCE", 0))
+            self.count("forced token kept", sum(stats.accepted.values()))
         self.count("deferred releases", stats.deferred_releases)
         self.count("held back", stats.held_back)
         self.count("recomputed tokens", stats.recomputed_tokens)

@@ -1,0 +1,183 @@
+"""What a structure costs: the rows beside it, and the row itself, on the CPU.
+
+Plain streams complete heads of functions that the bundled model was not trained on. In turns, with which of the two
+comes first changing, the other rows of the batch are plain too, or are JSON by a schema. The gaps between tokens of the
+plain streams are compared, those of the first tokens left out, while prompts are read. *held* is the share of launches
+in which a JSON row was held. Then one row alone is JSON, and the same row without a structure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from benchmarks.bundled_model.completions import choose_heads
+from benchmarks.bundled_model.corpus import collect, standard_library
+from benchmarks.local_service import local_service
+from runahead.v1 import GenerateRequest, GenerationServiceStub, StatsRequest
+
+ROWS: Final = 64
+BESIDE: Final = (1, 32)  # of these rows, so many are JSON
+TOKENS: Final = 96
+WARM: Final = 16  # first gaps of a stream that don't count
+ROUNDS: Final = 5
+GOAL: Final = 1.02  # of the median gap beside JSON rows, to that beside none
+ALONE_TOKENS: Final = 256
+SCHEMA: Final = json.dumps(
+    {
+        "type": "array",
+        "minItems": 1000,
+        "items": {
+            "type": "object",
+            "properties": {
+                "identifier": {"type": "integer", "minimum": 0, "maximum": 99999},
+                "display_name": {"type": "string", "maxLength": 12},
+                "is_active": {"type": "boolean"},
+                "category": {"enum": ["function", "method", "class", "module"]},
+            },
+            "required": ["identifier", "display_name", "is_active", "category"],
+            "additionalProperties": False,
+        },
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Of one batch: the gaps between tokens of its watched streams, ascending, in seconds; launches; how often a row
+    was held in one."""
+
+    gaps: tuple[float, ...]
+    launches: int
+    held: int
+
+    def quantile(self, share: float) -> float:
+        return self.gaps[int(share * (len(self.gaps) - 1))]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """So many JSON rows in a batch. pairs: beside none, and beside them, a pair a round."""
+
+    beside: int
+    pairs: tuple[tuple[Batch, Batch], ...]
+
+    def ratio(self, share: float) -> float:
+        """Of a round's two quantiles, the median over all rounds."""
+        return statistics.median(json_.quantile(share) / none.quantile(share) for none, json_ in self.pairs)
+
+    @property
+    def line(self) -> str:
+        figures = ""
+        for share in (0.5, 0.99):
+            none, json_ = (statistics.median(batch.quantile(share) for batch in side) for side in self._sides)
+            figures += f"{none * 1e3:>10.1f}{json_ * 1e3:>10.1f}{self.ratio(share):>7.2f}"
+        launches, held = (sum(getattr(b, name) for _, b in self.pairs) for name in ("launches", "held"))
+        share = held / self.beside / launches
+        verdict = "met" if self.ratio(0.5) <= GOAL else "MISSED"
+        return f"{ROWS - self.beside:>6}{self.beside:>6}{figures}{share:>8.1%}  {GOAL:g} {verdict}"
+
+    @property
+    def _sides(self) -> tuple[tuple[Batch, ...], tuple[Batch, ...]]:
+        none, json_ = zip(*self.pairs, strict=True)
+        return none, json_
+
+
+def _request(prompt: str, place: int, tokens: int, *, is_json: bool) -> GenerateRequest:
+    request = GenerateRequest(text=prompt)
+    request.sampling.temperature = 0.8
+    request.sampling.seed = place
+    request.stopping.max_tokens = tokens
+    if is_json:
+        request.structure.json_schema = SCHEMA
+    else:
+        request.stopping.ignore_eos = True
+    return request
+
+
+async def _gaps(stub: GenerationServiceStub, request: GenerateRequest) -> list[float]:
+    """Seconds from each message with tokens to the next, for each token in it an equal part."""
+    found: list[float] = []
+    before = time.perf_counter()
+    async for response in stub.Generate(request):
+        if count := len(response.delta.tokens):
+            now = time.perf_counter()
+            found += [(now - before) / count] * count
+            before = now
+    return found
+
+
+async def _batch(url: str, prompts: Sequence[str], beside: int, *, is_json: bool) -> Batch:
+    """All rows at once; the last `beside` of them are not watched, and JSON or not."""
+    async with grpc.aio.insecure_channel(url) as channel:
+        stub = GenerationServiceStub(channel)
+        before = (await stub.Stats(StatsRequest())).stats
+        watched = len(prompts) - beside
+        streams = [
+            _gaps(stub, _request(prompt, place, TOKENS, is_json=is_json and place >= watched))
+            for place, prompt in enumerate(prompts)
+        ]
+        gaps = (await asyncio.gather(*streams))[:watched]
+        after = (await stub.Stats(StatsRequest())).stats
+        return Batch(
+            tuple(sorted(gap for stream in gaps for gap in stream[WARM:])),
+            after.chain.launches - before.chain.launches,
+            after.tokens.held_rows - before.tokens.held_rows,
+        )
+
+
+async def _speed(url: str, prompt: str, *, is_json: bool) -> tuple[float, float]:
+    """Tokens a second of one stream alone, from its first token on, and tokens a launch."""
+    async with grpc.aio.insecure_channel(url) as channel:
+        stub = GenerationServiceStub(channel)
+        before = (await stub.Stats(StatsRequest())).stats.chain.launches
+        gaps = (await _gaps(stub, _request(prompt, 1, ALONE_TOKENS, is_json=is_json)))[1:]
+        launches = (await stub.Stats(StatsRequest())).stats.chain.launches - before
+        return len(gaps) / sum(gaps), (1 + len(gaps)) / launches
+
+
+def _cell(url: str, heads: Sequence[str], beside: int) -> Cell:
+    pairs = []
+    for number in range(ROUNDS):
+        prompts = [heads[(number * ROWS + place) % len(heads)] for place in range(ROWS)]
+        order = (False, True) if number % 2 else (True, False)
+        found = {is_json: asyncio.run(_batch(url, prompts, beside, is_json=is_json)) for is_json in order}
+        pairs.append((found[False], found[True]))
+    return Cell(beside, tuple(pairs))
+
+
+def main(folder: Path) -> None:
+    """Print the tables."""
+    files = [file for file in collect(standard_library())[0] if file.split == "held_out"]
+    if not files:
+        print(f"no held-out source files under {standard_library()}: this Python ships its library without source")
+        return
+    heads = choose_heads(files, 2 * ROWS)
+    with contextlib.ExitStack() as stack:
+        flags = ["--model", str(folder), "--threads", "1", "--max-rows", str(ROWS)]
+        url = stack.enter_context(local_service(flags)).url
+        asyncio.run(_batch(url, heads[:4], 2, is_json=True))  # the mask worker has started, and knows the schema
+        print(f"load of the machine before: {os.getloadavg()[0]:.1f}")
+        quantiles = "".join(f"{f'{name} none':>10}{'beside':>10}{'ratio':>7}" for name in ("p50", "p99"))
+        print(f"{'plain':>6}{'JSON':>6}{quantiles}{'held':>8}  goal")
+        for beside in BESIDE:
+            print(_cell(url, heads, beside).line, flush=True)
+        rounds = [
+            (asyncio.run(_speed(url, head, is_json=True)), asyncio.run(_speed(url, head, is_json=False)))
+            for head in heads[:ROUNDS]
+        ]
+        json_, plain = (statistics.median(speed for speed, _ in side) for side in zip(*rounds, strict=True))
+        ratio = statistics.median(one[0] / other[0] for one, other in rounds)
+        a_launch = statistics.median(one[1] for one, _ in rounds)
+        print(f"one row alone: JSON {json_:.0f} tokens/s, without a structure {plain:.0f}: {ratio:.2f}")
+        print(f"{a_launch:.2f} tokens of the JSON row a launch")
