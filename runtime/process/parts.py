@@ -25,7 +25,7 @@ from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.process.progress import Progress
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.admission_record import largest_record_words
-from runahead.runtime.scheduler.draft_choice import ChoiceByAcceptance
+from runahead.runtime.scheduler.draft_choice import ChoiceByAcceptance, ChoiceByForms
 from runahead.runtime.scheduler.ledger import Ledger
 from runahead.runtime.scheduler.outcomes import Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
@@ -219,7 +219,8 @@ def make_scheduler(
     ledger: Ledger[Deferred] = Ledger(config.run_ahead, config.run_ahead_tokens, config.counters_from)
     rows = Rows(config.max_rows, MAX_STOP_IDS, context, epoch=config.counters_from)
     adapts = config.drafter != "none" and config.draft_tokens == AUTO_DRAFTS
-    choice = ChoiceByAcceptance(draft_rows, draft_step) if adapts else None
+    by_acceptance = ChoiceByForms if draft_rows else ChoiceByAcceptance
+    choice = by_acceptance(draft_step) if adapts else None
     return Scheduler(limits, rows, BlockPool(blocks, config.block_size), ledger, choice)
 
 

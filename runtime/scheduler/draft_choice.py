@@ -16,6 +16,10 @@ STRETCH: Final = 8  # launches in which the same is known
 PROBE_EVERY: Final = 24  # stretches
 KNOWN_AFTER: Final = 5  # launches: by then a launch is committed at every depth
 FADING: Final = 0.97  # of what is known, with each launch
+_TRIED: Final = 32  # query tokens of a launch in which drafts are tried whose rows all cost as many
+# Of a plain step of so many rows: the 0.6B shape on one H200, docs/gpu-figures.md; with 4 it took 0.90 ms.
+_QUERY_TOKENS: Final = (1, 2, 8, 64, 256)
+_STEP_MS: Final = (0.59, 0.9, 0.9, 2.2, 8.0)
 
 
 class DraftChoice(Protocol):
@@ -65,15 +69,13 @@ class ChoiceByAcceptance:
     What is known changes with every STRETCH-th launch alone, and stems from launches up to the fifth before. Where
     nothing pays, a stretch out of every PROBE_EVERY tries again.
 
-    probed_lines: above 0, a row costs its query tokens whether anything was proposed for it or not; then this stretch
-    tries as many drafts as keep the query tokens of a launch to so many, or one. step: what the drafter takes for each
-    place of the run, for all rows together, as a share of a launch without drafts; it is part of the price.
+    step: what the drafter takes for each place of the run, for all rows together, as a share of a launch without
+    drafts; it is part of the price.
     """
 
     most: Final = MOST
 
-    def __init__(self, probed_lines: int = 0, step: float = 0.0) -> None:
-        self._probed_lines = probed_lines
+    def __init__(self, step: float = 0.0) -> None:
         self._step = step
         # By place in the run, fading. At first, half are right.
         self._looked_at = np.full(MOST, 8.0)
@@ -85,18 +87,21 @@ class ChoiceByAcceptance:
     def drafts(self, number: int, rows: int) -> int:
         self._enter(number // STRETCH)
         if number // STRETCH % PROBE_EVERY == 0:
-            return self._probe(rows)
+            return self._tried(rows)
+        return self._chosen(rows, self._shares)
+
+    def _tried(self, rows: int) -> int:
+        """K where something is tried. rows: as `drafts`'."""
+        return MOST
+
+    def _chosen(self, rows: int, shares: NDArray[np.float64]) -> int:
+        """K by the shares of right drafts, [MOST]. rows: as `drafts`'."""
         found, price = 0, _price(rows, self._step)
         for first, end in pairwise((0, *FORMS)):
-            if self._shares[first:end].mean() <= price:
+            if shares[first:end].mean() <= price:
                 break
             found = end
         return found
-
-    def _probe(self, rows: int) -> int:
-        if not self._probed_lines:
-            return MOST
-        return next((drafts for drafts in (MOST, 3) if rows * (1 + drafts) <= self._probed_lines), 1)
 
     def stays_until(self, number: int) -> int:
         stretch = number // STRETCH
@@ -120,6 +125,26 @@ class ChoiceByAcceptance:
             self._looked_at = self._looked_at * fading + looked_at
             self._right = self._right * fading + right
         self._shares = self._right / self._looked_at
+
+
+class ChoiceByForms(ChoiceByAcceptance):
+    """The same where each row of a launch costs K query tokens more, whatever was proposed for it: every place counts
+    as looked at, and the K that brings most tokens in the time is taken, if it brings 5 % more than none.
+
+    How long a launch takes hangs on its query tokens: as long as a plain step of as many rows, by the smallest model
+    that was measured, whose launches grow fastest. One row has kernels of its own, which take no drafts, so that the
+    first draft there costs most. No more than 32 query tokens are tried, or one draft a row.
+    """
+
+    def _tried(self, rows: int) -> int:
+        return next((drafts for drafts in (MOST, 3) if rows * (1 + drafts) <= _TRIED), 1)
+
+    def _chosen(self, rows: int, shares: NDArray[np.float64]) -> int:
+        forms = (0, *FORMS)
+        brought = 1 + np.concatenate([[0], np.cumsum(shares)])[list(forms)]
+        rate = brought / np.interp([rows * (1 + drafts) for drafts in forms], _QUERY_TOKENS, _STEP_MS)
+        best = int(rate.argmax())
+        return forms[best] if rate[best] > 1.05 * rate[0] else 0
 
 
 def _price(rows: int, step: float) -> float:

@@ -112,11 +112,7 @@ class DeviceRows:
             self._history,
         )  # fmt: skip
         if drafts:
-            assert self.drafts is not None and num_rows <= self.drafts.rows
-            propose_ngrams(num_rows, drafts, self.rows.slots, self.state, self.drafts)
-            prepare_runs(
-                num_rows, 1 + drafts, self.rows.slots, self.state, self.drafts, self._block_size, self._vocab_size
-            )
+            self.draft(num_rows, drafts)
         elif num_rows:
             prepare_queries(
                 num_rows,
@@ -131,6 +127,13 @@ class DeviceRows:
                 self._vocab_size,
                 self._history,
             )
+
+    def draft(self, num_rows: int, count: int) -> None:
+        """The drafter proposes up to `count` tokens for each row of F; its lines follow from that."""
+        assert self.drafts is not None and num_rows <= self.drafts.rows
+        slots = self.rows.slots
+        propose_ngrams(num_rows, count, slots, self.state, self.drafts)
+        prepare_runs(num_rows, 1 + count, slots, self.state, self.drafts, self._block_size, self._vocab_size)
 
     # ------------------------------------------------------------ F
 

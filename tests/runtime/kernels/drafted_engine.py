@@ -20,7 +20,6 @@ from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.gpu import gpu_chain
 
-FORMS = (0, 1, 3, 7)
 NUM_BLOCKS = 60
 TokensAndLogprobs = tuple[
     dict[int, list[int]], dict[int, int], dict[int, list[tuple[float, tuple[int, ...], tuple[float, ...]]]]
@@ -30,7 +29,7 @@ TokensAndLogprobs = tuple[
 class ChangingForms:
     """A `DraftChoice` by the launch's number: a stretch of each form, the same at every depth."""
 
-    most = max(FORMS)
+    most = 7
 
     def drafts(self, number: int, rows: int) -> int:
         return (7, 3, 3, 1, 7, 0, 0, 3)[number // 2 % 8]

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim
 ROWS, BLOCK_SIZE, CONTEXT, MOST, TOP = 6, 8, 128, 7, 20
 VOCAB = 2100  # two tiles of the sampler
 STALE = -77
-RUNS = ((1, 1), (2, 3), (3, 7), (4, 7), (5, 5))  # seeds, and drafts of a row at most
+RUNS = ((1, 1), (2, 3), (3, 7), (4, 7), (5, 5), (6, 7))  # seeds, and drafts of a row at most
 
 
 class GuessingRows(HostRows):
@@ -53,7 +53,7 @@ class GuessingRows(HostRows):
 
     def goes_on(self, slots: NDArray[np.int64], tokens: NDArray[np.int32], offset: int) -> NDArray[np.bool_]:
         for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
-            if offset < self.drafted[slot] and self._random.random() < 0.8:
+            if offset < self.drafted[slot] and self._random.random() < 0.9:
                 self.proposed[slot, offset] = token
         return super().goes_on(slots, tokens, offset)
 
@@ -106,7 +106,7 @@ def fill(host: HostRows, specs: list[RowSpec], random: np.random.Generator) -> N
 
 
 def random_specs(random: np.random.Generator, vocab_size: int, form: Form) -> list[RowSpec]:
-    specs = []
+    specs: list[RowSpec] = []
     for _ in range(ROWS):
         spec = dataclasses.replace(
             random_spec(random, vocab_size),
@@ -120,6 +120,8 @@ def random_specs(random: np.random.Generator, vocab_size: int, form: Form) -> li
             )  # fmt: skip
         elif spec.min_position:  # a run may go beyond it
             spec = dataclasses.replace(spec, min_position=spec.position + int(random.integers(0, 5)))
+        elif len(specs) % 3 == 1:  # what it has said changes what it says next
+            spec = dataclasses.replace(spec, temperature=0.0, frequency=6.0, presence=2.0, allowed=None)
         specs.append(spec)
     return specs
 
@@ -137,7 +139,7 @@ def runs_to_verify(
     host.proposed[np.arange(MOST) >= host.drafted[:, None]] = NO_DRAFT
     logits = (random.normal(size=(ROWS + 1, 1 + MOST, VOCAB)) * 3).astype(np.float32)
     likely = np.array([0, 1, 2, 7], np.int64)  # the same few tokens again and again: penalties count them
-    logits[:, :, likely] += 8
+    logits[:, :, likely] = 14 + logits[:, :, likely] / 6
     for slot in range(ROWS):
         host.stop_ids[slot, 0] = likely[slot % 2] if slot % 3 == 0 else -1
     logits[random.integers(ROWS), random.integers(1, 3), 5] = np.nan
@@ -196,7 +198,6 @@ def test_a_run_is_verified_as_on_the_cpu(form: Form, seed: int, count: int) -> N
     assert np.array_equal(read["history"], history_of(host))
     low = cells.astype(np.int64) & 0xFFFFFFFF
     kept = (low & VOID) == 0
-    assert kept.sum() > host.rows.size or count == 1 or seed == 2, "hardly a draft was right"
     if form is Form.FULL:
         compare_logprobs(host, rings, ring, kept)
 
@@ -226,7 +227,7 @@ def device_rings(device: DeviceRows) -> dict[str, NDArray[np.generic]]:
 
 def test_every_way_in_which_a_run_ends_was_seen() -> None:
     """By the seeds above: what the kernels are compared on is not poorer than it looks."""
-    seen = {"stopped inside": 0, "not finite inside": 0, "kept whole": 0, "void": 0}
+    seen = {"three drafts right": 0, "stopped inside": 0, "not finite inside": 0, "kept whole": 0, "void": 0}
     for seed, count in RUNS:
         host, logits, _ = runs_to_verify(seed, count, Form.FULL, 1)
         verify_on_the_cpu(host, logits, count)
@@ -236,6 +237,7 @@ def test_every_way_in_which_a_run_ends_was_seen() -> None:
         seen["not finite inside"] += int(np.count_nonzero(inside & NON_FINITE))
         whole = ((cells & VOID) == 0).sum(axis=1) == 1 + host.drafted[host.rows]
         seen["kept whole"] += int(np.count_nonzero(whole & (host.drafted[host.rows] > 0)))
+        seen["three drafts right"] += int(np.count_nonzero((((cells & VOID) == 0).sum(axis=1)) > 3))
         seen["void"] += int(np.count_nonzero(cells[:, 0] & VOID))
     assert all(seen.values()), seen
 
@@ -260,7 +262,7 @@ def test_drafts_and_the_lines_of_f_are_those_of_the_cpu(seed: int, by_line: bool
     for name in ("token_ids", "positions", "slot_mapping", "line_lens", "seq_lens", "run_slots", "run_lines"):
         getattr(drafts, name).fill_(STALE)
     drafts.drafted.fill_(0)
-    host.most_drafts = count
+    host.most_drafts = host.most_guesses = count
     host.draft()
     padding = int(random.integers(0, ROWS - host.rows.size + 1))
     rows = host.rows.size + padding

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runahead.runtime.scheduler.draft_choice import KNOWN_AFTER, MOST, PROBE_EVERY, STRETCH, ChoiceByAcceptance
+from runahead.runtime.scheduler.draft_choice import (
+    KNOWN_AFTER,
+    MOST,
+    PROBE_EVERY,
+    STRETCH,
+    ChoiceByAcceptance,
+    ChoiceByForms,
+)
 
 PROBES = PROBE_EVERY * STRETCH  # launches from one probe to the next
 
@@ -87,5 +94,23 @@ def test_launches_without_drafts_stay_so_until_the_next_try_and_others_for_a_str
 
 @pytest.mark.parametrize(("rows", "tried"), [(1, 7), (4, 7), (5, 3), (8, 3), (9, 1), (32, 1)])
 def test_where_every_row_costs_its_query_tokens_few_of_them_are_tried(rows: int, tried: int) -> None:
-    choice = ChoiceByAcceptance(probed_lines=32)
-    assert choice.drafts(PROBES * 2, rows) == tried
+    assert ChoiceByForms().drafts(PROBES * 2, rows) == tried
+
+
+def learned(rows: int, right: int, row_of: int = 1) -> int:
+    """K after so many launches in which of every `row_of`-th row so many drafts were right, of the others none."""
+    choice = ChoiceByForms()
+    for number in range(2 * PROBES):
+        count = choice.drafts(number, rows)
+        if count:
+            accepted = np.where(np.arange(rows) % row_of == 0, min(count, right), 0)
+            choice.learn(number, np.full(rows, count), accepted)
+    return choice.drafts(2 * PROBES + PROBES // 2, rows)
+
+
+def test_where_every_row_costs_its_query_tokens_the_form_that_brings_most_is_taken() -> None:
+    assert [learned(rows, MOST) for rows in (1, 4, 8)] == [7, 7, 7]
+    assert [learned(rows, 0) for rows in (1, 4, 8, 32)] == [0, 0, 0, 0]
+    assert learned(8, 1) == 1, "the first draft alone is right"
+    assert learned(32, 1, row_of=8) == 0, "one row of eight does not pay for the others"
+    assert learned(1, 1) > 0, "what one row pays is the first draft"
