@@ -27,6 +27,7 @@ from benchmarks.tune import attention, products
 from benchmarks.tune.products import AnyTiling, Product
 from benchmarks.tune.trial import compile_side_by_side, graph_us, part_of
 from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.layers import Attention
 from runahead.runtime.kernels.triton import decode_streams
 from runahead.runtime.kernels.triton.decode_work import AttentionPlan
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
@@ -64,7 +65,9 @@ class Step:
         config = replace(described, num_layers=self.layers) if self.layers else described
         rows, kernels = self.rows, TritonKernelSet()
         weights = dummy_weights(config, torch.bfloat16, self.device, kernels.pack_weight)
-        self.head_dim = max(layer.mixer.shape.head_dim for layer in weights.layers)
+        self.head_dim = max(
+            layer.mixer.shape.head_dim for layer in weights.layers if isinstance(layer.mixer, Attention)
+        )
         self._model = Decoder(config, weights, kernels, _CONTEXT)
         blocks = ceil_div(self.tokens, _BLOCK_SIZE)
         self._cache = self._model.make_cache(rows * blocks + 1, _BLOCK_SIZE)

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Attention, Dense, Ends, Experts, Linear, Mamba2
+from runahead.runtime.kernels.layers import Attention, Dense, Ends, Experts, GatedDelta, Linear, Mamba2
 
 _Stream = TypeVar("_Stream")
 
@@ -40,6 +40,9 @@ class BoundKernels(Protocol[_Stream]):
         The work reads and writes the state slots of live rows, and of nobody else. The state of a row is the same bits
         however its tokens are cut into launches. A row whose first query token is at position 0 begins with zeros.
         """
+
+    def gated_delta(self, weights: GatedDelta, place: int) -> Callable[[_Stream], None]:
+        """The same for a gated delta net."""
 
     def dense(self, weights: Dense) -> Callable[[_Stream], None]: ...
 

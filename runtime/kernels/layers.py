@@ -78,6 +78,8 @@ class Attention:
     this position is attended to; a token before it attends to nothing. Triton's kernels know 0 alone. q_norm, k_norm:
     of every head before its rotation, both or neither; norms_span_heads: of all heads of a token together. Queries,
     keys and values are one product. rope: which of the model's tables of angles, by number in `Ends.ropes`.
+    gate: what is attended is multiplied by the logistic function of this product of what queries are made of, before
+    `o`.
     """
 
     shape: AttentionShape
@@ -91,6 +93,7 @@ class Attention:
     post_norm: Norm | None = None  # over hidden
     norms_span_heads: bool = False
     first: int = 0
+    gate: Linear | None = None  # hidden to heads * head_dim
 
     @property
     def keeps(self) -> Kept:
@@ -155,6 +158,67 @@ class Mamba2:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaShape:
+    """Heads of queries and keys, each of key_dim numbers, and heads of values, each of value_dim: value head h goes
+    with key head h // (value_heads // key_heads). window: tokens that the convolution sees, a token and those before
+    it."""
+
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+    window: int
+
+    @property
+    def keys(self) -> int:
+        """Numbers of all keys."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def inner(self) -> int:
+        """Numbers of all values."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """What is convolved: queries, keys and values."""
+        return 2 * self.keys + self.inner
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDelta:
+    """A recurrent mixer, a gated delta net. Of each token, z, queries, keys, values, b and dt are one product of
+    norm(x), in this order. Queries, keys and values are convolved over the last `window` tokens, each channel for
+    itself, and go through SiLU; a query and a key are divided by their lengths, sqrt(sum(k^2) + 1e-6), and the query by
+    sqrt(key_dim). Then, for each head of values with its key head's q and k, and a state S [value_dim, key_dim] that
+    begins as zeros:
+
+        S = exp(softplus(dt + dt_bias) * a) * S
+        S = S + logistic(b) * (v - S k) k^T
+        y = S q
+
+    and x += out(gated_norm(y) * silu(z)), where the norm is taken over each head of y. All of it is float32.
+
+    Source: Yang, Kautz and Hatamizadeh, 2024, "Gated Delta Networks: Improving Mamba2 with Delta Rule", section 3.1.
+    """
+
+    shape: DeltaShape
+    norm: Norm  # over hidden
+    proj: Linear  # hidden to inner + channels + 2 * value_heads
+    conv_weight: torch.Tensor  # [channels, 1, window], the newest token's last
+    a: torch.Tensor  # float32 [value_heads], below 0
+    dt_bias: torch.Tensor  # [value_heads]
+    gated_norm: Norm  # over value_dim
+    out: Linear  # inner to hidden
+
+    @property
+    def keeps(self) -> Kept:
+        """The channels of the tokens that the convolution will see again, oldest first, and the heads' states."""
+        shape = self.shape
+        return Kept(state=((shape.window - 1, shape.channels), (shape.value_heads, shape.value_dim, shape.key_dim)))
+
+
+@dataclass(frozen=True, slots=True)
 class Dense:
     """A feed-forward: x += post_norm(down(activation(gate) * up)), gate and up of norm(x), which are one product. norm,
     post_norm: None leaves that one out, but not both of them. activation: gelu_tanh is GELU by its formula with tanh.
@@ -214,7 +278,7 @@ class Experts:
 
 
 # Another kind joins its alias; `BoundKernels` says what else it takes.
-Mixer: TypeAlias = Attention | Mamba2
+Mixer: TypeAlias = Attention | Mamba2 | GatedDelta
 FeedForward: TypeAlias = Dense | Experts
 
 

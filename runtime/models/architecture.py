@@ -115,7 +115,7 @@ class Architecture(Generic[ConfigT]):
     unread: keys that change no number here, beside those of every architecture. read: config.json, whose keys have been
     looked at, and the end tokens; raises CheckpointError for a value that can't be served. weights: builds the model
     from tensors that it names. passed_over: whether a tensor that is not asked for, by its name, changes nothing.
-    layers: what its layers may be, of attention, window, mamba2, dense and experts.
+    layers: what its layers may be, of attention, window, mamba2, gated_delta, dense and experts.
     small: a model to try kernels with, which has one layer of each kind, as wide as it is here; what looks back over a
     number of tokens, such as a window, looks back over no more than the number given.
     """

@@ -11,7 +11,7 @@ import torch
 from runahead.cuda_graphs.enqueue_watch import unwatched
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.kernel_set import BoundKernels, KernelSet
-from runahead.runtime.kernels.layers import Attention, Ends, Experts, Layer
+from runahead.runtime.kernels.layers import Attention, Ends, Experts, Layer, Mamba2
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.memory import memory_of
@@ -74,8 +74,10 @@ def _bound(
     mixer, feed_forward = layer.mixer, layer.feed_forward
     if isinstance(mixer, Attention):
         mix = kernels.attention(mixer, next(kv_places))
-    else:
+    elif isinstance(mixer, Mamba2):
         mix = kernels.mamba2(mixer, next(state_places))
+    else:
+        mix = kernels.gated_delta(mixer, next(state_places))
     if isinstance(feed_forward, Experts):
         return mix, kernels.experts(feed_forward)
     return mix, kernels.dense(feed_forward)

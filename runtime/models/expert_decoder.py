@@ -53,6 +53,17 @@ def read_choice(raw: Mapping[str, Any], keys: tuple[str, ...], experts: int, cho
     return {"experts": count, "chosen": each}
 
 
+def read_sparse(raw: Mapping[str, Any], dense_key: str, step_key: str) -> tuple[bool, ...]:
+    """By layer, whether it has experts: every `step_key`-th, but for those that `dense_key` names. Raises
+    CheckpointError."""
+    layers, step, dense = number(raw, "num_hidden_layers", int), number(raw, step_key, int, 1), raw.get(dense_key)
+    dense = [] if dense is None else dense
+    fits = isinstance(dense, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in dense)
+    if not fits or any(not 0 <= one < layers for one in dense):
+        raise CheckpointError(f"{dense_key} is {dense!r}; it must be a list of layers, from 0 to {layers - 1}")
+    return tuple((layer + 1) % step == 0 and layer not in dense for layer in range(layers))
+
+
 def experts(
     config: ExpertsConfig, layer: int, tensors: TensorReader, *, block: str, projections: tuple[str, str, str]
 ) -> Experts:

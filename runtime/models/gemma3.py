@@ -5,13 +5,13 @@ layers with a window and one of the others.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import torch
 
 from runahead.runtime.checkpoint import CheckpointError
-from runahead.runtime.kernels.layers import Attention, Dense, Layer, Norm
+from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
 from runahead.runtime.models.config_keys import unread
 from runahead.runtime.models.config_values import flag, number
@@ -28,13 +28,13 @@ from runahead.runtime.models.dense_decoder import (
     window_size,
     windows_by_type,
 )
+from runahead.runtime.models.norms import one_added, with_one_added
 from runahead.runtime.models.rope import Rope, RopeScaling
 from runahead.runtime.models.rope_values import refuse_partial, rope_scaling
 
 _NAME: Final = "Gemma3ForCausalLM"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _OF_FULL, _OF_SLIDING = 0, 1  # numbers of the model's ropes
-_Part = TypeVar("_Part", Attention, Dense)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,17 +94,6 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Gemma3Confi
     return replace(read, sliding_theta=theta, sliding_scaling=scaling)
 
 
-def _with_one_added(part: _Part) -> _Part:
-    """Its norms, in float32: their weights are near zero, and the sums near one have fewer places behind the point."""
-    parts = {one.name: getattr(part, one.name) for one in fields(part)}
-    norms: dict[str, Any] = {name: _one_added(norm) for name, norm in parts.items() if isinstance(norm, Norm)}
-    return replace(part, **norms)
-
-
-def _one_added(norm: Norm) -> Norm:
-    return Norm(norm.weight.float() + 1.0, norm.eps)
-
-
 def _layer(config: Gemma3Config, number: int, tensors: TensorReader) -> Layer:
     bias, rope = config.attention_bias, _OF_SLIDING if config.windows[number] else _OF_FULL
     mixer = attention(
@@ -115,14 +104,14 @@ def _layer(config: Gemma3Config, number: int, tensors: TensorReader) -> Layer:
         config, number, tensors, activation="gelu_tanh", norm="pre_feedforward_layernorm",
         post_norm="post_feedforward_layernorm",
     )  # fmt: skip
-    return Layer(_with_one_added(mixer), _with_one_added(dense))
+    return Layer(with_one_added(mixer), with_one_added(dense))
 
 
 def _weights(config: Gemma3Config, tensors: TensorReader) -> ModelWeights:
     sliding = Rope(config.head_dim, config.sliding_theta, config.sliding_scaling)
     weights = dense_weights(config, tensors, _layer, rope_of(config), sliding)
     scale = torch.tensor(config.hidden_size**0.5, dtype=weights.embedding.dtype)  # rounded as the embedding is
-    return replace(weights, final_norm=_one_added(weights.final_norm), embedding_scale=float(scale))
+    return replace(weights, final_norm=one_added(weights.final_norm), embedding_scale=float(scale))
 
 
 GEMMA3: Final = Architecture(

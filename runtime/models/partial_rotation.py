@@ -29,6 +29,14 @@ def share_of(raw: Mapping[str, Any], default: float = 1.0) -> float:
     return share
 
 
+def rotated_of(head_dim: int, share: float) -> int:
+    """How many numbers of a head are rotated. Raises CheckpointError."""
+    rotated = int(head_dim * share)
+    if rotated < 2 or rotated % 2:
+        raise CheckpointError(f"{_PARTIAL} rotates {rotated} of {head_dim} numbers; it must be an even number")
+    return rotated
+
+
 def head_order(head_dim: int, rotated: int) -> torch.Tensor:
     """Of the numbers of a head: which of the checkpoint's is where. int64 [head_dim]"""
     middle = (rotated + head_dim) // 2

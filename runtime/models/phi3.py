@@ -24,7 +24,7 @@ from runahead.runtime.models.dense_decoder import (
     small,
     window_size,
 )
-from runahead.runtime.models.partial_rotation import order_of_qkv, share_of
+from runahead.runtime.models.partial_rotation import order_of_qkv, rotated_of, share_of
 from runahead.runtime.models.rope import RopeScaling
 from runahead.runtime.models.rope_values import rope_object, rope_scaling
 
@@ -73,10 +73,7 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Phi3Config:
         Phi3Config, raw, eos_token_ids, architecture=_NAME, kv_heads=None, positions=4096, windows=_windows, eps=1e-5,
         rope=_rope, share=share, rotated=0,
     )  # fmt: skip
-    rotated = int(read.head_dim * share)
-    if rotated < 2 or rotated % 2:
-        raise CheckpointError(f"{_PARTIAL} rotates {rotated} of {read.head_dim} numbers; it must be an even number")
-    return replace(read, rotated=rotated)
+    return replace(read, rotated=rotated_of(read.head_dim, share))
 
 
 def _layer(config: Phi3Config, number: int, tensors: TensorReader) -> Layer:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
 from runahead.runtime.models.config_keys import BIASES_AS_THEY_ARE, unread
@@ -26,6 +25,7 @@ from runahead.runtime.models.expert_decoder import (
     ExpertsConfig,
     experts,
     read_choice,
+    read_sparse,
     small_with_experts,
 )
 
@@ -48,22 +48,12 @@ def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     return (window_size(given) if window_switch(raw) else 0,) * layers
 
 
-def _sparse(raw: Mapping[str, Any]) -> tuple[bool, ...]:
-    """Every `decoder_sparse_step`-th layer has experts, but for those that `mlp_only_layers` names."""
-    layers, step, dense = number(raw, "num_hidden_layers", int), number(raw, _STEP, int, 1), raw.get(_DENSE)
-    dense = [] if dense is None else dense
-    fits = isinstance(dense, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in dense)
-    if not fits or any(not 0 <= one < layers for one in dense):
-        raise CheckpointError(f"{_DENSE} is {dense!r}; it must be a list of layers, from 0 to {layers - 1}")
-    return tuple((layer + 1) % step == 0 and layer not in dense for layer in range(layers))
-
-
 def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Qwen3MoeConfig:
     own: dict[str, Any] = {
         **read_choice(raw, _EXPERTS, experts=128, chosen=8),
         "expert_size": number(raw, "moe_intermediate_size", int, 768),
         "renormalised": flag(raw, "norm_topk_prob"),
-        "sparse": _sparse(raw),
+        "sparse": read_sparse(raw, _DENSE, _STEP),
         "attention_bias": flag(raw, "attention_bias"),
     }
     return read_dense(

@@ -18,6 +18,7 @@ from runahead.runtime.models.phi3 import PHI3
 from runahead.runtime.models.qwen2 import QWEN2
 from runahead.runtime.models.qwen3 import QWEN3
 from runahead.runtime.models.qwen3_moe import QWEN3_MOE
+from runahead.runtime.models.qwen3_next import QWEN3_NEXT
 from runahead.runtime.models.smollm3 import SMOLLM3
 
 _SERVED: Final[tuple[Architecture[Any], ...]] = (
@@ -35,6 +36,7 @@ _SERVED: Final[tuple[Architecture[Any], ...]] = (
     QWEN3_MOE,
     BAMBA,
     GRANITE_HYBRID,
+    QWEN3_NEXT,
 )
 ARCHITECTURES: Final = {found.name: found for found in _SERVED}
 

@@ -8,18 +8,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from safetensors.torch import load_file, save_file
-from transformers import BambaConfig
+from transformers import BambaConfig, Qwen3NextConfig
 
 from runahead.runtime import models
 from tests.parity.workload import VOCAB
-from tests.runtime.models.checkpoints import BAMBA, IDS, Case, save
+from tests.runtime.models.checkpoints import BAMBA, IDS, QWEN3_NEXT, Case, save
 
 _BUNDLED: Final = Path(models.__path__[0]) / "bundled"
 _SIZES: Final[dict[str, Any]] = {**IDS, "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64}
 # End tokens whose logits lie further from zero than others', so that a draw meets one soon.
 _ENDS: Final = tuple(range(300, 310))
 _FURTHER: Final = 3.0
-FAMILIES: Final = {"mamba-2": Case("mamba-2", BambaConfig, {**_SIZES, **BAMBA})}
+FAMILIES: Final = {
+    "mamba-2": Case("mamba-2", BambaConfig, {**_SIZES, **BAMBA}),
+    "gated-delta-net": Case("gated-delta-net", Qwen3NextConfig, {**_SIZES, **QWEN3_NEXT}),
+}
 
 
 def save_with_tokenizer(family: str, folder: Path) -> None:

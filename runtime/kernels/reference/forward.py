@@ -19,9 +19,11 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.layers import (
     Attention,
     AttentionShape,
+    DeltaShape,
     Dense,
     Ends,
     Experts,
+    GatedDelta,
     Linear,
     Mamba2,
     Mamba2Shape,
@@ -30,9 +32,10 @@ from runahead.runtime.kernels.layers import (
 from runahead.runtime.kernels.reference.attention import AttentionPlan, attend, plan_attention, silence_sparse_warning
 from runahead.runtime.kernels.reference.buffers import AttentionBuffers, Buffers, DenseBuffers
 from runahead.runtime.kernels.reference.experts import BoundExperts, ExpertBuffers, live_tokens
+from runahead.runtime.kernels.reference.gated_delta import BoundDelta, DeltaBuffers
 from runahead.runtime.kernels.reference.linear import Product, Products, choose_products, linear
 from runahead.runtime.kernels.reference.mamba2 import BoundMamba2, Mamba2Buffers
-from runahead.runtime.kernels.reference.norm import NormWeight, gelu_mul, silu_mul
+from runahead.runtime.kernels.reference.norm import NormWeight, gelu_mul, logistic_mul, silu_mul
 from runahead.runtime.kernels.reference.recurrence import Runs, runs_of
 from runahead.runtime.kernels.reference.rope import rope_factors
 
@@ -70,6 +73,8 @@ class _Workspace:
     dense: tuple[DenseBuffers, ...]
     experts: tuple[ExpertBuffers, ...]
     mamba2: tuple[Mamba2Buffers, ...]
+    gated_delta: tuple[DeltaBuffers, ...]
+    gates: tuple[torch.Tensor, ...]  # [T, heads * head_dim] of attention layers that have one
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,8 @@ class ReferenceBoundKernels:
         self._widths: list[int] = []
         self._experts: list[tuple[int, int, int]] = []  # how many, their width, and that of the shared one
         self._mamba2: list[Mamba2Shape] = []
+        self._gated_delta: list[DeltaShape] = []
+        self._gates: list[int] = []  # heads * head_dim
         self._work: dict[int, _Workspace] = {}  # by T
         self._cache: tuple[KVCache, tuple[_LayerCache, ...]] | None = None
         self._plans: list[AttentionPlan] = []  # of the forward before
@@ -113,12 +120,19 @@ class ReferenceBoundKernels:
         plan = _number(self._windows, (shape, weights.window, weights.first))
         keep, o, post_norm = self.keep(weights, place), self._bound(weights.o), _weight_of(weights.post_norm)
         cut = self._products.cut
+        gate = None if weights.gate is None else self._bound(weights.gate)
+        gates = _number(self._gates, weights.shape.q_size) if gate is not None else 0
 
         def mix(stream: ReferenceStream) -> None:
             keep(stream)
-            own, cache = stream.work.attention[shape], stream.caches[place]
+            buffers, own, cache = stream.work.buffers, stream.work.attention[shape], stream.caches[place]
             attended = attend(stream.plans[plan], own.heads, cache.keys_by_dim, cache.values_by_head)
-            _add(o, cut(attended), stream.work.buffers, post_norm)
+            if gate is not None:
+                gate.write(
+                    buffers.residual_parts if weights.norm is None else buffers.normed_parts, stream.work.gates[gates]
+                )
+                logistic_mul(stream.work.gates[gates].numpy(), attended.numpy())
+            _add(o, cut(attended), buffers, post_norm)
 
         return mix
 
@@ -150,6 +164,20 @@ class ReferenceBoundKernels:
             assert runs is not None
             buffers.norm.apply(norm)
             y = bound.mix(buffers.normed_parts, stream.work.mamba2[kind], runs, stream.states[place])
+            bound.out.add(y, buffers.residual)
+
+        return mix
+
+    def gated_delta(self, weights: GatedDelta, place: int) -> Callable[[ReferenceStream], None]:
+        """See `BoundKernels.gated_delta`."""
+        kind = _number(self._gated_delta, weights.shape)
+        norm, bound = NormWeight.of(weights.norm), BoundDelta.of(weights, self._products)
+
+        def mix(stream: ReferenceStream) -> None:
+            buffers, runs = stream.work.buffers, stream.runs
+            assert runs is not None
+            buffers.norm.apply(norm)
+            y = bound.mix(buffers.normed_parts, stream.work.gated_delta[kind], runs, stream.states[place])
             bound.out.add(y, buffers.residual)
 
         return mix
@@ -215,7 +243,7 @@ class ReferenceBoundKernels:
                 own.rotation.turn_to(self._ropes[rope], buffers.positions)
             self._plan(batch, buffers.tokens, cache)
             live = live_tokens(batch) if self._experts else _NOBODY
-            runs = runs_of(batch) if self._mamba2 else None
+            runs = runs_of(batch) if self._mamba2 or self._gated_delta else None
             states = tuple([tensor.numpy() for tensor in each] for each in cache.states)
             yield ReferenceStream(batch.num_tokens, work, caches, self._plans, live, runs, states)
 
@@ -248,6 +276,8 @@ class ReferenceBoundKernels:
                 tuple(DenseBuffers.make(tokens, width, self._products) for width in self._widths),
                 tuple(ExpertBuffers.make(tokens, self._embedding.shape[1], *kind) for kind in self._experts),
                 tuple(Mamba2Buffers.make(tokens, shape, self._products) for shape in self._mamba2),
+                tuple(DeltaBuffers.make(tokens, shape, self._products) for shape in self._gated_delta),
+                tuple(torch.zeros((tokens, width)) for width in self._gates),
             )
             if tokens <= _KEPT_TOKENS:
                 self._work[tokens] = work

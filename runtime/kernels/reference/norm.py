@@ -87,6 +87,14 @@ def gelu_mul(gate: NDArray[np.float32], up: NDArray[np.float32], out: NDArray[np
     _sigmoid_mul(gate, up, out)
 
 
+def logistic_mul(gate: NDArray[np.float32], x: NDArray[np.float32]) -> None:
+    """x *= 1 / (1 + exp(-gate)). Both [rows, n]; gate is lost."""
+    np.negative(gate, out=gate)
+    np.exp(gate, out=gate)
+    np.add(gate, np.float32(1.0), out=gate)
+    np.divide(x, gate, out=x)
+
+
 def _sigmoid_mul(gate: NDArray[np.float32], up: NDArray[np.float32], out: NDArray[np.float32]) -> None:
     """out = gate / (1 + exp(out)) * up."""
     np.exp(out, out=out)

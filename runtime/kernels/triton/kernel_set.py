@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as functional
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Attention, Dense, Ends, Experts, Linear, Mamba2
+from runahead.runtime.kernels.layers import Attention, Dense, Ends, Experts, GatedDelta, Linear, Mamba2
 from runahead.runtime.kernels.triton.decode_buffers import DecodeBuffers
 from runahead.runtime.kernels.triton.decode_streams import (
     MAX_ROWS,
@@ -40,11 +40,15 @@ class TritonBoundKernels:
 
     def attention(self, weights: Attention, place: int) -> Callable[[Stream], None]:
         assert not weights.first, "a draft head is refused on CUDA"
+        assert weights.gate is None, "models with gated attention are refused before their weights are read"
         self._buffers.add(weights.shape, weights.window)
         self._look_at(weights.qkv, weights.o)
         return lambda stream: stream.attention(weights, place)
 
     def mamba2(self, weights: Mamba2, place: int) -> Callable[[Stream], None]:
+        raise AssertionError("a model with recurrent states is refused before its weights are read")
+
+    def gated_delta(self, weights: GatedDelta, place: int) -> Callable[[Stream], None]:
         raise AssertionError("a model with recurrent states is refused before its weights are read")
 
     def dense(self, weights: Dense) -> Callable[[Stream], None]:

@@ -25,8 +25,14 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SmolLM3Config,
 )
+from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
+
+# Of a whole prompt `transformers` computes the delta rule in chunks, and is off by up to 6e-4 what it computes token by
+# token. The latter is the oracle.
+qwen3_next.torch_chunk_gated_delta_rule = qwen3_next.torch_recurrent_gated_delta_rule
 
 BASE: dict[str, Any] = {
     "vocab_size": 160,
@@ -133,6 +139,34 @@ GRANITE_HYBRID_ROTATED = {
     "mamba_conv_bias": False,
     "num_key_value_heads": 1,
 }
+# A norm over a head whose numbers are all near zero makes much of the last digits: the epsilon bounds how much.
+QWEN3_NEXT = {
+    "rms_norm_eps": 0.01,
+    "layer_types": [RECURRENT, FULL, RECURRENT],
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 12,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 20,
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 24,
+}
+# No layer types but a pattern, heads alike, layers with experts and without, half of a head rotated, biases.
+QWEN3_NEXT_ODD = {
+    "num_hidden_layers": 4,
+    "layer_types": None,
+    "full_attention_interval": 3,
+    "head_dim": 24,
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 3,
+    "linear_conv_kernel_dim": 3,
+    "mlp_only_layers": [1],
+    "norm_topk_prob": False,
+    "attention_bias": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+}
 ODD_HEADS = {"hidden_size": 72, "num_attention_heads": 3, "num_key_value_heads": 1}
 
 
@@ -235,6 +269,13 @@ CASES = (
         "60KB",
         {"layer_types": None, "position_embedding_type": "nope", "use_cache": False},
     ),
+    Case("qwen3_next", Qwen3NextConfig, {**IDS, **QWEN3_NEXT}),
+    Case(
+        "qwen3_next_odd_heads",
+        Qwen3NextConfig,
+        {**IDS, **QWEN3_NEXT, **ODD_HEADS, **QWEN3_NEXT_ODD},
+        shard_size="60KB",
+    ),
     Case("llama_yarn_all_keys", LlamaConfig, {"rope_parameters": {**YARN_ROPE, **YARN_KEYS}}),
 )
 
@@ -247,7 +288,7 @@ def save(case: Case, folder: Path, seed: int = 0) -> PreTrainedModel:
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):  # transformers starts them at zero, where a forgotten one would not be missed
                 parameter.normal_(std=0.3)
-            elif name.endswith(("mamba.D", "mamba.A_log")):  # the same for every head, or a row of numbers
+            elif name.endswith(("mamba.D", ".A_log")):  # the same for every head, or a row of numbers
                 parameter.add_(torch.randn_like(parameter), alpha=0.3)
             elif "norm" in name:
                 parameter.normal_(mean=1.0, std=0.2)

@@ -16,6 +16,7 @@ from runahead.runtime.models.olmo2 import Olmo2Config
 from runahead.runtime.models.phi3 import Phi3Config
 from runahead.runtime.models.qwen3 import Qwen3Config
 from runahead.runtime.models.qwen3_moe import Qwen3MoeConfig
+from runahead.runtime.models.qwen3_next import Qwen3NextConfig
 from runahead.runtime.models.read_config import parse_config
 from runahead.runtime.models.smollm3 import SmolLM3Config
 
@@ -31,6 +32,7 @@ _KINDS: Final[Mapping[str, type[DenseConfig]]] = {
     "Qwen3MoeForCausalLM": Qwen3MoeConfig,
     "BambaForCausalLM": BambaConfig,
     "GraniteMoeHybridForCausalLM": GraniteHybridConfig,
+    "Qwen3NextForCausalLM": Qwen3NextConfig,
 }
 
 

@@ -200,6 +200,19 @@ _GRANITE_HYBRID: Final[dict[str, Any]] = {
     "router_aux_loss_coef": 0.0, "shared_intermediate_size": 1024, "tie_word_embeddings": True,
     "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 100352,
 }  # fmt: skip
+# The same of Qwen3-Next.
+_QWEN3_NEXT: Final[dict[str, Any]] = {
+    "architectures": ["Qwen3NextForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645, "full_attention_interval": 4,
+    "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 5120,
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128, "max_position_embeddings": 262144, "mlp_only_layers": [], "model_type": "qwen3_next",
+    "moe_intermediate_size": 512, "norm_topk_prob": True, "num_attention_heads": 16, "num_experts": 512,
+    "num_experts_per_tok": 10, "num_hidden_layers": 48, "num_key_value_heads": 2, "output_router_logits": False,
+    "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 10000000,
+    "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 512, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "use_cache": True, "use_sliding_window": False, "vocab_size": 151936,
+}  # fmt: skip
 
 PUBLIC: Final[dict[str, dict[str, Any]]] = {
     "Llama 1 7B": _LLAMA1,
@@ -255,6 +268,7 @@ PUBLIC: Final[dict[str, dict[str, Any]]] = {
     "Qwen3 30B-A3B": _QWEN3_MOE,
     "Bamba 9B": _BAMBA,
     "Granite 4.0 H Tiny": _GRANITE_HYBRID,
+    "Qwen3-Next 80B-A3B": _QWEN3_NEXT,
     "Qwen3 235B-A22B": {
         **_QWEN3_MOE, "hidden_size": 4096, "intermediate_size": 12288, "max_window_layers": 94,
         "moe_intermediate_size": 1536, "num_attention_heads": 64, "num_hidden_layers": 94,

@@ -32,6 +32,9 @@ def test_an_expert_that_every_token_gets_is_counted_by_itself() -> None:
     kinds = kinds_of("Granite 4.0 H Tiny")
     assert [(kind.mixer, kind.count) for kind in kinds] == [("mamba2", 36), ("attention", 4)]
     assert {kind.experts for kind in kinds} == {ExpertCounts(64, 6, 1)}
+    kinds = kinds_of("Qwen3-Next 80B-A3B")
+    assert [(kind.mixer, kind.count) for kind in kinds] == [("gated_delta", 36), ("attention", 12)]
+    assert {kind.experts for kind in kinds} == {ExpertCounts(512, 10, 1)}
 
 
 def test_windows_and_kinds_of_feed_forward_are_told_apart_in_the_order_of_layers() -> None:

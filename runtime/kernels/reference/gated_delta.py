@@ -1,0 +1,119 @@
+"""The gated delta net of the reference: the recurrence itself, token by token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from runahead.runtime.kernels.layers import DeltaShape, GatedDelta
+from runahead.runtime.kernels.reference.linear import Product, Products
+from runahead.runtime.kernels.reference.norm import NormWeight, RmsNorm, silu_mul
+from runahead.runtime.kernels.reference.recurrence import Convolution, Runs, softplus
+
+# Floats are float32. A tensor and an array of one name are the same memory. n tokens of m live rows.
+
+_EPS = np.float32(1e-6)  # of a key's length
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaBuffers:
+    """Of gated delta nets of one shape."""
+
+    projected: torch.Tensor  # [T, inner + channels + 2 * value_heads]
+    y: NDArray[np.float32]  # [T, inner]
+    norm: RmsNorm  # of each head of `y`, in place
+    gated: NDArray[np.float32]  # [T, inner]
+    gated_parts: tuple[torch.Tensor, ...]
+
+    @staticmethod
+    def make(tokens: int, shape: DeltaShape, products: Products) -> DeltaBuffers:
+        gated = torch.zeros((tokens, shape.inner))
+        y = np.zeros((tokens, shape.inner), np.float32)
+        by_head = y.reshape(tokens, shape.value_heads, shape.value_dim)
+        return DeltaBuffers(
+            projected=torch.zeros((tokens, shape.inner + shape.channels + 2 * shape.value_heads)),
+            y=y,
+            norm=RmsNorm.of(by_head, by_head),
+            gated=gated.numpy(),
+            gated_parts=products.cut(gated),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BoundDelta:
+    """A layer's weights as NumPy reads them."""
+
+    shape: DeltaShape
+    proj: Product
+    out: Product
+    convolution: Convolution
+    a: NDArray[np.float32]  # [value_heads]
+    dt_bias: NDArray[np.float32]  # [value_heads]
+    gated_norm: NormWeight
+
+    @staticmethod
+    def of(weights: GatedDelta, products: Products) -> BoundDelta:
+        return BoundDelta(
+            weights.shape,
+            products.bind(weights.proj.weight, weights.proj.bias),
+            products.bind(weights.out.weight, weights.out.bias),
+            Convolution(np.ascontiguousarray(weights.conv_weight.float().numpy()[:, 0].T), None),
+            weights.a.float().numpy(),
+            weights.dt_bias.float().numpy(),
+            NormWeight.of(weights.gated_norm),
+        )
+
+    def mix(
+        self, normed: tuple[torch.Tensor, ...], own: DeltaBuffers, runs: Runs, states: list[NDArray[np.float32]]
+    ) -> tuple[torch.Tensor, ...]:
+        """What `out` reads. normed: the residual's norm. states: as `Kept.state` of the mixer has them, by state slot.
+
+        Tokens of masked rows leave zeros.
+        """
+        shape = self.shape
+        self.proj.write(normed, own.projected)
+        projected = own.projected.numpy()
+        mine = projected[runs.tokens, shape.inner :]
+        convolved = self.convolution.apply(runs, mine[:, : shape.channels], states[0])
+        b, dt = mine[:, shape.channels :].reshape(-1, 2, shape.value_heads).swapaxes(0, 1)
+        own.y[:] = 0.0
+        own.y[runs.tokens] = self._scan(runs, convolved, b, dt, states[1])
+        own.norm.apply(self.gated_norm)
+        silu_mul(projected[:, : shape.inner], own.y, own.gated)
+        return own.gated_parts
+
+    def _scan(
+        self, runs: Runs, convolved: NDArray[np.float32], b: NDArray[np.float32], dt: NDArray[np.float32],
+        state: NDArray[np.float32],
+    ) -> NDArray[np.float32]:  # fmt: skip
+        """The recurrence. convolved: [n, channels]. b, dt: [n, value_heads], as projected. Returns y, [n, inner]."""
+        shape = self.shape
+        each = shape.value_heads // shape.key_heads
+        by_value = (-1, shape.key_heads, each)
+        q, k = convolved[:, : 2 * shape.keys].reshape(-1, 2, shape.key_heads, shape.key_dim).swapaxes(0, 1)
+        q = (_divided_by_length(q) / np.float32(shape.key_dim**0.5))[:, :, None, None]
+        k = _divided_by_length(k)[:, :, None, None]
+        v = convolved[:, 2 * shape.keys :].reshape(*by_value, shape.value_dim)
+        decay = np.exp(softplus(dt + self.dt_bias) * self.a).reshape(*by_value, 1, 1)
+        share = (np.float32(1.0) / (np.exp(-b) + np.float32(1.0))).reshape(*by_value, 1)
+        y = np.empty(v.shape, np.float32)
+        held = runs.begin(state).reshape(*by_value, shape.value_dim, shape.key_dim)
+        for rows, places in runs.steps():
+            now, key = held[:rows], k[places]
+            now *= decay[places]
+            known = np.einsum("rghvk,rghvk->rghv", now, np.broadcast_to(key, now.shape))
+            now += (share[places] * (v[places] - known))[..., None] * key
+            y[places] = np.einsum("rghvk,rghvk->rghv", now, np.broadcast_to(q[places], now.shape))
+        runs.end(state, held.reshape(-1, *state.shape[1:]))
+        return y.reshape(-1, shape.inner)
+
+
+def _divided_by_length(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """x: [n, heads, key_dim]"""
+    x = np.ascontiguousarray(x)
+    squares = np.einsum("nhk,nhk->nh", x, x)
+    found: NDArray[np.float32] = x / np.sqrt(squares + _EPS)[..., None]
+    return found

@@ -1,0 +1,122 @@
+"""What `config.json` says of layers with recurrent states is read as transformers reads it, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.kernels.layers import DeltaShape, Mamba2Shape
+from runahead.runtime.models.dense_decoder import DenseConfig
+from runahead.runtime.models.mamba2_decoder import Mamba2Config
+from runahead.runtime.models.qwen3_next import Qwen3NextConfig
+from tests.runtime.models.checkpoints import FULL, SLIDING
+from tests.runtime.models.dense_configs import parse_dense
+from tests.runtime.models.public_configs import PUBLIC
+from tests.runtime.models.test_config_keys import BAMBA, CLASSES, GRANITE_HYBRID, QWEN3_NEXT, parse
+
+
+def recurrent_of(config: DenseConfig) -> tuple[object, ...]:
+    """What says how a model's states are computed."""
+    if isinstance(config, Qwen3NextConfig):
+        return config.recurrent, config.delta, config.shared_size, config.rotated
+    assert isinstance(config, Mamba2Config)
+    return config.recurrent, config.mamba, config.conv_bias, config.proj_bias, config.dt_limits
+
+
+def recurrent_of_theirs(config: Any) -> tuple[object, ...]:
+    """The same as the classes of transformers have it."""
+    if config.model_type == "qwen3_next":
+        sizes = (config.linear_num_key_heads, config.linear_key_head_dim, config.linear_num_value_heads)
+        return (
+            tuple(kind == "linear_attention" for kind in config.layer_types),
+            DeltaShape(*sizes, config.linear_value_head_dim, config.linear_conv_kernel_dim),
+            config.shared_expert_intermediate_size,
+            int(config.head_dim * config.rope_parameters["partial_rotary_factor"]),
+        )
+    return (
+        tuple(kind in ("linear_attention", "mamba") for kind in config.layers_block_type),
+        Mamba2Shape(
+            config.mamba_n_heads,
+            config.mamba_d_head,
+            config.mamba_n_groups,
+            config.mamba_d_state,
+            config.mamba_d_conv,
+        ),
+        config.mamba_conv_bias,
+        config.mamba_proj_bias,
+        tuple(config.time_step_limit),
+    )
+
+
+@pytest.mark.parametrize("name", ["Bamba 9B", "Granite 4.0 H Tiny", "Qwen3-Next 80B-A3B"])
+def test_a_public_checkpoint_has_the_states_that_transformers_gives_it(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PUBLIC[name]), encoding="utf-8")
+    assert recurrent_of(parse_dense(PUBLIC[name])) == recurrent_of_theirs(AutoConfig.from_pretrained(tmp_path))
+
+
+@pytest.mark.parametrize("architecture", [BAMBA, GRANITE_HYBRID, QWEN3_NEXT])
+def test_what_is_left_out_counts_as_transformers_counts_it(architecture: str) -> None:
+    given: dict[str, Any] = {"vocab_size": 160, "hidden_size": 512, "intermediate_size": 96, "num_hidden_layers": 30}
+    given |= {"num_attention_heads": 32}
+    ours = parse_dense({**given, "architectures": [architecture]})
+    assert recurrent_of(ours) == recurrent_of_theirs(CLASSES[architecture](**given))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "message"),
+    [
+        (BAMBA, {"partial_rotary_factor": 1.0}, "partial_rotary_factor is 1.0; that of BambaForCausalLM is 0.5"),
+        (BAMBA, {"attn_layer_indices": [3]}, r"attn_layer_indices is \[3\]; it must be a list of layers, from 0 to 2"),
+        (
+            BAMBA,
+            {"mamba_d_head": 3},
+            r"mamba_n_heads \(128\) times mamba_d_head \(3\) must be mamba_expand times hidden",
+        ),
+        (BAMBA, {"mamba_n_groups": 3}, r"mamba_n_heads \(128\) must be a multiple of mamba_n_groups \(3\)"),
+        (BAMBA, {"mamba_d_conv": 1}, "mamba_d_conv is 1; it must be an integer of at least 2"),
+        (BAMBA, {"time_step_limit": [2.0, 1.0]}, r"time_step_limit is \[2.0, 1.0\]; it must be two numbers from 0 on"),
+        (BAMBA, {"time_step_limit": 1.0}, "time_step_limit is 1.0; it must be two numbers"),
+        (BAMBA, {"layer_types": [FULL] * 3}, "not understood for BambaForCausalLM .*: layer_types"),
+        (
+            GRANITE_HYBRID,
+            {"layer_types": ["mamba"]},
+            r"layer_types is \['mamba'\]; it must name mamba or attention for",
+        ),
+        (GRANITE_HYBRID, {"num_experts_per_tok": 9}, "num_experts_per_tok is 9, and there are 8 experts"),
+        (
+            GRANITE_HYBRID,
+            {"position_embedding_type": "alibi"},
+            "position_embedding_type is 'alibi'; it must be rope, or",
+        ),
+        (
+            GRANITE_HYBRID,
+            {"normalization_function": "layernorm"},
+            "normalization_function is 'layernorm'; only 'rmsnorm'",
+        ),
+        (
+            QWEN3_NEXT,
+            {"layer_types": [SLIDING] * 3},
+            "layer_types is .*; it must name linear_attention or full_attention",
+        ),
+        (
+            QWEN3_NEXT,
+            {"use_sliding_window": True},
+            "use_sliding_window is True, and Qwen3NextForCausalLM attends to all",
+        ),
+        (
+            QWEN3_NEXT,
+            {"linear_num_value_heads": 9},
+            r"linear_num_value_heads \(9\) must be a multiple of linear_num_key",
+        ),
+        (QWEN3_NEXT, {"mlp_only_layers": [3]}, r"mlp_only_layers is \[3\]; it must be a list of layers, from 0 to 2"),
+    ],
+    ids=str,
+)
+def test_what_contradicts_itself_is_refused_by_name(architecture: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        parse(architecture, **changes)
