@@ -71,6 +71,16 @@ def test_a_gpu_is_refused_by_a_sentence(folder: Path) -> None:
         check_layers(load_config(open_checkpoint(folder)))
 
 
+def test_a_start_on_a_gpu_says_so_before_a_weight_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    config = EngineConfig(model=str(folder), device="cuda", max_rows=4)
+    with pytest.raises(ConfigError, match=r"BambaForCausalLM has layers with recurrent states"):
+        assemble(config, lambda done, total: pytest.fail("the weights were read"))
+
+
 def test_a_model_of_attention_alone_keeps_no_state(tmp_path: Path) -> None:
     save(CASES[0], tmp_path)
     assert state_bytes(load_config(open_checkpoint(tmp_path))) == 0

@@ -1,0 +1,124 @@
+"""Rows with a recurrent state through a life of the engine, on the CPU's device with delays and poison: whoever ends,
+is paused or evicted beside a row, the row's tokens are those that it gets alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runahead.cuda_graphs.host_device import HostDevice
+from runahead.runtime.engine.loop import Engine
+from runahead.runtime.process.assemble import assemble
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.engine_config import EngineConfig
+from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
+from tests.runtime.chain import MemoryLinks
+from tests.runtime.models.checkpoints import CASES, save
+
+PROMPTS = [[(31 * i + 7 * j + i * j) % 150 for j in range(length)] for i, length in enumerate((21, 40, 9, 33, 26, 17))]
+TOKENS = 40
+FAMILIES = ("bamba_groups", "qwen3_next")
+
+
+class Life:
+    """An engine whose pool is too small for its rows. cancelled: the request that was ended from outside."""
+
+    def __init__(self, folder: Path, depth: int, **sizes: int) -> None:
+        settings = {"max_rows": 5, "block_size": 8, "prefill_chunk": 16, "max_prefill_tokens": 32, "num_blocks": 26}
+        parts = assemble(
+            EngineConfig(
+                model=str(folder), run_ahead=depth, context_length=128, threads=1, jitter_seed=depth,
+                **{**settings, **sizes},  # type: ignore[arg-type]
+            ),
+            lambda done, total: None,
+        )  # fmt: skip
+        assert isinstance(parts.device, HostDevice)
+        self.device = parts.device
+        self.links = MemoryLinks()
+        self.engine = Engine(parts.device, parts.scheduler, self.links, max_queue=10, poison=parts.poison)
+        self.cancelled = -1
+
+    def ask(self, handle: int, prompt: list[int], tokens: int = TOKENS) -> None:
+        ids = np.asarray(prompt, np.int32).tobytes()
+        stopping = StoppingParams(tokens, ignore_eos=True)
+        self.links.tell(1, m.Submit(handle, f"r{handle}", ids, SamplingParams(temperature=0.0), stopping))
+
+    def run(self, phase: str = "") -> dict[int, list[int]]:
+        """To its end: tokens by handle. phase: whoever is first seen in it is cancelled."""
+        self.engine.turn()
+        while len(self.engine.registry):
+            for tracked in self.engine.registry.all():
+                if self.cancelled < 0 and self.engine.scheduler.phase_of(tracked.request) == phase:
+                    self.cancelled = tracked.request.handle
+                    self.links.tell(1, m.Cancel(self.cancelled))
+            self.engine.turn()
+        self.engine.drain("test")
+        slots = self.engine.scheduler.holdings.state_slots
+        slots.check()
+        assert slots.free == slots.total, "a state slot was not given back"
+        return self.said()
+
+    def said(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = defaultdict(list)
+        for _, output in self.links.sent:
+            if isinstance(output, m.Output):
+                handles, ids = np.frombuffer(output.handles, np.int64), np.frombuffer(output.tokens, np.int32)
+                for handle, token in zip(handles.tolist(), ids.tolist(), strict=True):
+                    found[handle].append(token)
+        return found
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp(request.param)
+    save(next(case for case in CASES if case.name == request.param), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> dict[int, list[int]]:
+    """What each request gets of an engine that is serial and has one row."""
+    life = Life(folder, 0, max_rows=1, num_blocks=40)
+    for handle, prompt in enumerate(PROMPTS):
+        life.ask(handle, prompt)
+    found = life.run()
+    life.device.close()
+    return found
+
+
+@pytest.mark.parametrize("phase", ["", "WAITING", "PREFILL", "DECODE", "PAUSED", "LEAVING"])
+def test_whoever_is_cancelled_in_whatever_phase_leaves_the_others_their_states(
+    folder: Path, alone: dict[int, list[int]], phase: str
+) -> None:
+    life = Life(folder, 3)
+    for handle, prompt in enumerate(PROMPTS):
+        life.ask(handle, prompt)
+    found = life.run(phase)
+    stats = life.engine.stats()
+    life.device.close()
+    assert (life.cancelled >= 0) == bool(phase), "nobody was seen in this phase"
+    assert stats.events["evicted"].count > 0 and stats.events["paused"].count > 0
+    for handle, expected in alone.items():
+        if handle == life.cancelled:
+            assert found[handle] == expected[: len(found[handle])]
+        else:
+            assert found[handle] == expected, f"request {handle}"
+
+
+def test_a_steady_decode_copies_at_most_64_bytes_a_launch(folder: Path) -> None:
+    life = Life(folder, 2, block_size=64, prefill_chunk=64, max_prefill_tokens=64)
+    for handle in range(4):
+        life.ask(handle, PROMPTS[handle][:5], tokens=50)
+    while life.engine.stats().generated_tokens < 4 * 8:
+        life.engine.turn()
+    life.engine.drain("test")
+    launches, copied = life.engine.ledger.ended, life.device.counters.bytes_to_device
+    while life.engine.ledger.ended < launches + 20:
+        life.engine.turn()
+    life.engine.drain("test")
+    assert life.device.counters.bytes_to_device - copied <= 64 * (life.engine.ledger.ended - launches)
+    life.run()
+    life.device.close()
