@@ -18,6 +18,8 @@ _WIDE_STEP: Final = 32
 MOST_MIXED_TOKENS: Final = 512  # query tokens of a mixed launch that is a graph; a larger one keeps the device busy
 _MIXED_TOKENS: Final = (32, *range(64, MOST_MIXED_TOKENS + 1, 64))
 _MIXED_ROWS: Final = (8, 64)
+_CLOSING_CALLS: Final = 4  # S, apply and the marks
+_TOKENS_A_CALL: Final = 2  # of log-probabilities of prompts: 32 tokens at a time, by fewer than 16 calls
 
 
 class Piece(enum.StrEnum):
@@ -111,6 +113,16 @@ class Buckets:
             return GraphKey(Piece.LAUNCH, _at_least(rows, self.rows), shape.form, shape.drafts)
         tokens = _at_least(shape.tokens, self.mixed_tokens)
         return GraphKey(Piece.MIXED, _at_least(rows, self.mixed_rows), shape.form, tokens=tokens)
+
+    def calls(self, shape: LaunchShape, in_pieces: int) -> int:
+        """By how many calls the launch is enqueued, at most. in_pieces: a mixed launch that is no graph."""
+        if self.launch_key(shape) is not None:
+            return 1
+        if shape.is_closing:
+            return _CLOSING_CALLS
+        if self.forward_key(shape) is not None:
+            return 2
+        return in_pieces + (shape.tokens // _TOKENS_A_CALL if shape.prompt_logprobs else 0)
 
     def sample_key(self, shape: LaunchShape) -> GraphKey:
         """The graph of the launch's S alone."""

@@ -33,6 +33,10 @@ CLOSING: Final = "closing"  # no row is left for F
 DRAFTS: Final = "drafts"  # F holds another number of drafts than S looks at: apply and F may be a graph, too
 PROMPT_LOGPROBS: Final = "prompt_logprobs"  # for its log-probabilities alone
 
+# Calls that the driver takes without waiting. A stream takes 1,024, as is read; some are left for what a decode launch
+# or a closing one adds.
+CALLS_AT_ONCE: Final = 960
+
 _SPIN_S: Final = 20e-6  # how long a wait spins before it sleeps
 _SLEEP_S: Final = 50e-6
 _FAULT_CHECK_S: Final = 1e-3
@@ -85,6 +89,7 @@ class CudaDevice:
         self.counters = DeviceCounters()
         self.graph_buckets = Buckets.up_to(max_rows, mixed_tokens, draft_forms, draft_rows)
         self.buckets, self.mixed_buckets = self.graph_buckets.rows, self.graph_buckets.mixed_tokens
+        self.calls_at_once = CALLS_AT_ONCE
         self._program = program
         self.stream = torch.cuda.Stream()
         self.graphs = GraphPool(self.stream)
@@ -99,9 +104,15 @@ class CudaDevice:
         with torch.inference_mode():
             self._warm_up(mixed_tokens)
             self._capture_all(progress)
+        # Kernel by kernel a launch takes as many calls as its graph has nodes; products may be cut otherwise.
+        nodes = (self.graphs.nodes(key) for key in self.graph_buckets.every_key() if key.piece is Piece.MIXED)
+        self._in_pieces = max(nodes) * 5 // 4
         self._forget(launched)
 
     # ------------------------------------------------------------ the protocol
+
+    def calls(self, shape: LaunchShape) -> int:
+        return self.graph_buckets.calls(shape, self._in_pieces)
 
     def launch(self, shape: LaunchShape) -> None:
         try:

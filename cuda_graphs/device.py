@@ -65,6 +65,10 @@ class Device(Protocol):
     counters: DeviceCounters
     buckets: tuple[int, ...]  # row counts that graphs are captured for, ascending; none where there are no graphs
     mixed_buckets: tuple[int, ...]  # query tokens of mixed launches that graphs are captured for, as above
+    calls_at_once: int  # by which launches may be enqueued that have not ended; one more call might wait for the device
+
+    def calls(self, shape: LaunchShape) -> int:
+        """By how many calls a launch of this shape is enqueued, at most: a graph by one."""
 
     def launch(self, shape: LaunchShape) -> None:
         """Enqueue a launch whose plan is staged. Never blocks."""

@@ -61,6 +61,7 @@ class HostDevice:
         self.counters = DeviceCounters()
         self.buckets: tuple[int, ...] = ()
         self.mixed_buckets: tuple[int, ...] = ()
+        self.calls_at_once = NEVER
         self._program = program
         self._delay = delay
         self._clock = clock
@@ -73,6 +74,9 @@ class HostDevice:
         os.set_blocking(self._mark_write, False)
         self._thread = threading.Thread(target=self._work, name="host-device", daemon=True)
         self._thread.start()
+
+    def calls(self, shape: LaunchShape) -> int:
+        return 1
 
     def launch(self, shape: LaunchShape) -> None:
         self._queue.put(shape)

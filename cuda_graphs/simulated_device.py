@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.cuda_graphs.device import DeviceCounters, DeviceError, Program
+from runahead.cuda_graphs.device import NEVER, DeviceCounters, DeviceError, Program
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.cuda_graphs.shape import LaunchShape
 
@@ -43,12 +43,16 @@ class SimulatedDevice:
         self.counters = DeviceCounters()
         self.buckets: tuple[int, ...] = ()
         self.mixed_buckets: tuple[int, ...] = ()
+        self.calls_at_once = NEVER
         self._program = program
         self._schedule = schedule
         self._queue: deque[LaunchShape] = deque()
         self._steps = 0
         self._sampled = self._ended = launched
         self._fault: Exception | None = None
+
+    def calls(self, shape: LaunchShape) -> int:
+        return 1
 
     def launch(self, shape: LaunchShape) -> None:
         self._queue.append(shape)

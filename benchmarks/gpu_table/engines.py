@@ -93,6 +93,7 @@ class HoldingDevice:
         self.counters = device.counters
         self.buckets = device.buckets
         self.mixed_buckets = device.mixed_buckets
+        self.calls_at_once = device.calls_at_once
         self._device = device
         self._eagerly = eagerly
         self._captured = True
@@ -113,6 +114,9 @@ class HoldingDevice:
         """Keep launches back from here on until the next wait. Returns the list that they are kept in."""
         self._held = []
         return self._held
+
+    def calls(self, shape: LaunchShape) -> int:
+        return self._device.calls(shape)
 
     def launch(self, shape: LaunchShape) -> None:
         if self._held is not None:

@@ -41,9 +41,7 @@ SHAPES: Final[dict[str, Shape]] = {  # heads, KV heads, head_dim
 _BLOCK_SIZE: Final = 16
 _CLOSE: Final = 1e-2  # relative error that rounding to bfloat16 may make
 _NO_SLOWER: Final = 1.03  # in any launch, beside the attention that needs no plan
-_SLACK_US: Final = (
-    5.0  # that a short launch may take longer: a tenth of a millisecond of a prompt, in 32 layers at most
-)
+_SLACK_US: Final = 8.0  # that a short launch may take longer: a quarter of a millisecond of a prompt, in 32 layers
 _WINDOW: Final = 700  # of the windowed form that is compared
 _SHARED: Final = 226 * 1024  # bytes of shared memory that programs of one processor may take together
 

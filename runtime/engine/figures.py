@@ -34,7 +34,7 @@ class Figures:
     launches_by_kind: Counter[str] = field(default_factory=Counter)
     launches_by_depth: Counter[int] = field(default_factory=Counter)
     depth_max: int = 0
-    held_back: int = 0  # times a launch was not queued because of the bound in prompt tokens alone
+    held_back: int = 0  # times a launch was not queued because of a bound on launches with prompts alone
     retired: int = 0
     overlapped: int = 0
     firsts_after_idle: int = 0

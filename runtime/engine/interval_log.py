@@ -10,6 +10,8 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from runahead.runtime.engine.figures import Figures
+from runahead.runtime.engine.loop_times import LoopTimes
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.scheduler.ledger import Launch
 
@@ -33,6 +35,11 @@ class Totals:
     host_s: float
     device_busy_s: float
     device_idle_s: float
+
+
+def totals(launch: int, tokens: int, figures: Figures, times: LoopTimes) -> Totals:
+    """After this launch and so many tokens, from what counts the rest."""
+    return Totals(launch, tokens, times.work_s, times.host_s, figures.busy_ns / 1e9, figures.idle_ns / 1e9)
 
 
 @dataclass(frozen=True, slots=True)

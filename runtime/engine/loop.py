@@ -20,11 +20,12 @@ from runahead.runtime.engine.chain_facts import chain_facts
 from runahead.runtime.engine.engine_stats import engine_stats
 from runahead.runtime.engine.figures import Figures
 from runahead.runtime.engine.intake import TURN_WORK, Intake
-from runahead.runtime.engine.interval_log import IntervalLog, LogMode, Snapshot, Totals
+from runahead.runtime.engine.interval_log import IntervalLog, LogMode, Snapshot, Totals, totals
 from runahead.runtime.engine.links import Links
 from runahead.runtime.engine.live_requests import Registry
 from runahead.runtime.engine.loop_times import LoopTimes
 from runahead.runtime.engine.poison import Poison
+from runahead.runtime.engine.prompt_calls import prompt_calls
 from runahead.runtime.engine.publisher import Publisher
 from runahead.runtime.engine.recorder import Recorder
 from runahead.runtime.engine.row_check import check_rows
@@ -83,6 +84,7 @@ class Engine:
         self.structured = Structured(masks or NoMasks(), scheduler.holdings, scheduler.limits.eos_token_ids)
         self.registry = Registry(self.structured.ended)
         self.publisher = Publisher(links, scheduler.rows, device.rings, self.registry)
+        self._prompt_calls = prompt_calls(device, scheduler)
         self._links = links
         self._poison = poison
         self._clock = clock
@@ -143,13 +145,15 @@ class Engine:
         return self._clock() - begun
 
     def _has_room(self) -> bool:
-        """May another launch be enqueued now? Counts how often only the bound in prompt tokens says no."""
+        """May another launch be enqueued now? Counts how often only a bound on launches with prompts says no."""
         ledger = self.ledger
         if not ledger.has_room:
             return False
-        if ledger.prompt_room >= self.scheduler.limits.max_prefill_tokens:
+        fits = ledger.has_room_for_calls(self._prompt_calls, self.device.calls_at_once)
+        if fits and ledger.prompt_room >= self.scheduler.limits.max_prefill_tokens:
             return True  # for any plan there is
-        if ledger.has_room_for(self.scheduler.prompt_tokens_wanted()):
+        tokens = self.scheduler.prompt_tokens_wanted()
+        if not tokens or (fits and ledger.has_room_for(tokens)):
             return True
         self.figures.held_back += 1
         return False
@@ -177,7 +181,8 @@ class Engine:
         self.stage(plan, body, rings.bulk[ring_slot])
         first = self._idle_after == ledger.launched
         overlapped = not first and self.device.ended() < ledger.launched
-        launch = launch_of(planned, shape_of(body), first=first, overlapped=overlapped)
+        shape = shape_of(body)
+        launch = launch_of(planned, shape, first=first, overlapped=overlapped, calls=self.device.calls(shape))
         launch_s = self._clock()
         self.device.launch(launch.shape)
         self.recorder.enqueued(plan.number, plan_s, stage_s, launch_s, self._clock())
@@ -330,12 +335,4 @@ class Engine:
         return chain_facts(self.scheduler, self.device, self._interval_log, self._watchdog, info, self._run_ahead_asked)
 
     def _totals(self, launch: int) -> Totals:
-        figures = self.figures
-        return Totals(
-            launch,
-            self.scheduler.tally.counters["generated_tokens"],
-            self.times.work_s,
-            self.times.host_s,
-            figures.busy_ns / 1e9,
-            figures.idle_ns / 1e9,
-        )
+        return totals(launch, self.scheduler.tally.counters["generated_tokens"], self.figures, self.times)

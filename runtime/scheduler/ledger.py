@@ -49,7 +49,7 @@ class Launch(NamedTuple):
     where it leaves log-probabilities of prompts. guesses, sample_guesses: of the drafts of each row that decodes in its
     F, and in the F before, those that a drafter may have made. prompt_tokens: query tokens of its prompt chunks.
     overlapped: its predecessor had not ended when it was enqueued. first: the loop had nothing to do before it, there
-    was nothing to overlap with.
+    was nothing to overlap with. calls: by which it is enqueued, at most.
     """
 
     shape: LaunchShape
@@ -67,6 +67,7 @@ class Launch(NamedTuple):
     prompt_tokens: int = 0
     overlapped: bool = False
     first: bool = False
+    calls: int = 1
 
     @property
     def number(self) -> int:
@@ -134,6 +135,11 @@ class Ledger(Generic[Resource]):
     def has_room_for(self, prompt_tokens: int) -> bool:
         """May a launch with this many prompt tokens be queued behind those that are uncommitted?"""
         return not prompt_tokens or prompt_tokens <= self.prompt_room
+
+    def has_room_for_calls(self, calls: int, at_once: int) -> bool:
+        """May so many more calls be enqueued, where a device takes at_once of them? Any number may go alone."""
+        before = sum(launch.calls for launch in self._launches if launch.number > self.ended)
+        return not before or before + calls <= at_once
 
     @property
     def prompt_room(self) -> int:

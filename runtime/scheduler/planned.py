@@ -33,9 +33,9 @@ class Planned(NamedTuple):
     sample_guesses: int = 0
 
 
-def launch_of(planned: Planned, shape: LaunchShape, *, first: bool, overlapped: bool) -> Launch:
-    """The ledger's record of a plan. shape: as the device is told, read from the staged plan. first, overlapped: see
-    `Launch`."""
+def launch_of(planned: Planned, shape: LaunchShape, *, first: bool, overlapped: bool, calls: int = 1) -> Launch:
+    """The ledger's record of a plan. shape: as the device is told, read from the staged plan. first, overlapped, calls:
+    see `Launch`."""
     plan = planned.plan
     return Launch(
         shape=shape,
@@ -53,4 +53,5 @@ def launch_of(planned: Planned, shape: LaunchShape, *, first: bool, overlapped: 
         prompt_tokens=sum(chunk.tokens.size for chunk in plan.chunks) if plan.chunks else 0,
         overlapped=overlapped,
         first=first,
+        calls=calls,
     )

@@ -72,7 +72,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     run_ahead: int  # asked for, as the engine was configured; 0: serial
     ledger_depth: int  # launches now queued and not committed
     ledger_depth_max: int  # reached: the most that were uncommitted when a launch was enqueued, itself included
-    held_back: int  # times only the bound in prompt tokens kept a launch from being queued
+    held_back: int  # times only a bound on launches with prompts kept one from being queued
     launches: int
     launches_retired: int
     launches_by_kind: dict[str, int]  # decode, mixed, closing

@@ -50,7 +50,7 @@ def test_a_plan_that_is_wrong_is_never_the_best() -> None:
 
 
 def test_a_plan_that_is_slower_than_none_in_one_launch_is_not_the_best() -> None:
-    first, second = {FAST: 10.0, EVEN: 60.0, SLOW: 70.0}, {FAST: 208.0, EVEN: 204.0, SLOW: 208.0}
+    first, second = {FAST: 10.0, EVEN: 60.0, SLOW: 70.0}, {FAST: 210.0, EVEN: 206.0, SLOW: 210.0}
     search = searched(Asked(), first)
     assert search.best() == FAST
     search.time_launch(200.0, second.__getitem__)
@@ -59,12 +59,12 @@ def test_a_plan_that_is_slower_than_none_in_one_launch_is_not_the_best() -> None
 
 
 def test_where_every_plan_is_slower_there_is_none() -> None:
-    assert searched(Asked(), dict.fromkeys((FAST, EVEN, SLOW), 106.0)).best() is None
+    assert searched(Asked(), dict.fromkeys((FAST, EVEN, SLOW), 109.0)).best() is None
 
 
 def test_a_few_microseconds_in_a_short_launch_put_no_plan_out() -> None:
-    assert searched(Asked(), {FAST: 14.0, EVEN: 15.0, SLOW: 16.0}, default=9.5).best() == FAST
-    assert searched(Asked(), {FAST: 14.0, EVEN: 15.0, SLOW: 16.0}, default=8.5).best() is None
+    assert searched(Asked(), {FAST: 17.0, EVEN: 18.0, SLOW: 19.0}, default=9.5).best() == FAST
+    assert searched(Asked(), {FAST: 17.0, EVEN: 18.0, SLOW: 19.0}, default=8.5).best() is None
 
 
 def test_a_plan_that_can_not_run_is_out(capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,3 +90,20 @@ def test_graphs_with_drafts_are_captured_in_their_forms_and_two_serve_a_launch_w
     behind = LaunchShape(1, 3, Form.PLAIN, 4, 40, is_decode=False, sample_drafts=3)
     assert buckets.launch_key(behind) is None and buckets.forward_key(behind) is None
     assert buckets.sample_key(behind) in captured
+
+
+@pytest.mark.parametrize(
+    ("shape", "calls"),
+    [
+        (LaunchShape(1, 3, Form.PLAIN, 3, 3, is_decode=True), 1),
+        (LaunchShape(1, 3, Form.PLAIN, 3, 512, is_decode=False), 1),
+        (LaunchShape(1, 3, Form.PLAIN, 3, 513, is_decode=False), 270),
+        (LaunchShape(1, 3, Form.PLAIN, 3, 64, is_decode=False, prompt_logprobs=True), 270 + 32),
+        (LaunchShape(1, 3, Form.PLAIN, 0, 0, is_decode=False), 4),
+        (LaunchShape(1, 3, Form.PLAIN, 3, 6, is_decode=True, drafts=1), 2),
+    ],
+)
+def test_a_launch_takes_a_call_for_each_graph_and_one_in_pieces_as_many_as_it_has(
+    shape: LaunchShape, calls: int
+) -> None:
+    assert Buckets.up_to(64, 4096, draft_forms=(1,), draft_rows=8).calls(shape, 270) == calls

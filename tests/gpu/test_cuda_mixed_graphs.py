@@ -3,7 +3,9 @@ over buffers in which an earlier launch has left nonsense."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -166,4 +168,42 @@ def test_a_mixed_launch_is_one_graph_of_about_as_many_nodes_in_every_bucket() ->
     print(f"{len(nodes)} graphs of mixed launches, {CONFIG.num_layers} layers: {sorted(set(nodes.values()))} nodes")
     assert min(nodes.values()) > 10
     assert device.counters.graph_captures == len(list(device.graph_buckets.every_key()))
+    device.close()
+
+
+SLEEP_CYCLES = 4_000_000_000  # of the device's clock: about two seconds
+
+
+def test_no_call_that_enqueues_a_launch_in_pieces_waits_for_the_device() -> None:
+    """Deep models and long prompts, four launches ahead, behind a device that does nothing for a while."""
+    layers = 40
+    config = gpu_chain.small_config(num_layers=layers, windows=(0,) * layers)
+    under_test = gpu_chain.cuda_engine(config, gpu_chain.random_weights(config), 4)
+    device: Any = under_test.device
+    device.graph_buckets = replace(device.graph_buckets, mixed_tokens=(1,))  # no launch with a prompt is a graph
+    took, asleep = list[float](), torch.cuda.Event(enable_timing=True)
+    awake, launch = torch.cuda.Event(enable_timing=True), device.launch
+
+    def timed(shape: LaunchShape) -> None:
+        begun = time.perf_counter()
+        launch(shape)
+        took.append(time.perf_counter() - begun)
+
+    device.launch = timed
+    for handle in range(8):
+        stopping = StoppingParams(max_tokens=3, ignore_eos=True)
+        under_test.submit(handle, [2 + handle] * 200, SamplingParams(temperature=0.0), stopping)
+    with torch.cuda.stream(device.stream):
+        asleep.record()
+        torch.cuda._sleep(SLEEP_CYCLES)
+        awake.record()
+    under_test.run()
+    slept_s = asleep.elapsed_time(awake) / 1e3
+    in_pieces, kinds = device.counters.fallbacks["mixed"], under_test.engine.figures.launches_by_kind
+    print(f"{in_pieces} launches of at most {device._in_pieces} calls, {sum(took):.2f} s in calls that launch,")
+    print(f"the longest {max(took):.3f} s, beside a device that was asleep for {slept_s:.2f} s")
+    assert in_pieces == kinds["mixed"] > 8
+    assert device._in_pieces * 4 > device.calls_at_once, "four of them would wait, or this test shows nothing"
+    assert slept_s > 0.5
+    assert max(took) < slept_s / 2
     device.close()

@@ -9,10 +9,10 @@ from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.scheduler.ledger import Launch, Ledger, LedgerError
 
 
-def launch(number: int, prompt_tokens: int = 0, samples: bool = True) -> Launch:
+def launch(number: int, prompt_tokens: int = 0, calls: int = 1, samples: bool = True) -> Launch:
     slots, epochs, flags = np.zeros(1, np.int32), np.zeros(1, np.int64), np.array([samples])
     shape = LaunchShape(number, 1, Form.PLAIN, 1, max(1, prompt_tokens), is_decode=not prompt_tokens)
-    return Launch(shape, slots, epochs, flags, slots, epochs, flags, prompt_tokens=prompt_tokens)
+    return Launch(shape, slots, epochs, flags, slots, epochs, flags, prompt_tokens=prompt_tokens, calls=calls)
 
 
 def make(run_ahead: int = 2, tokens: int = 512) -> Ledger[str]:
@@ -161,3 +161,19 @@ def test_a_launch_is_owed_while_logits_wait_to_be_sampled() -> None:
     assert not ledger.owes_a_launch
     ledger.enqueue(launch(2))
     assert ledger.owes_a_launch
+
+
+def test_calls_are_bounded_together_with_those_of_launches_that_have_not_ended() -> None:
+    ledger = make(4, tokens=100)
+    assert ledger.has_room_for_calls(1000, 960), "whatever it takes, where nothing is before it"
+    ledger.enqueue(launch(1, calls=300))
+    ledger.enqueue(launch(2, calls=1))
+    assert ledger.has_room_for_calls(659, 960)
+    assert not ledger.has_room_for_calls(660, 960)
+    ledger.commit(1)
+    assert not ledger.has_room_for_calls(660, 960), "committed, and not ended"
+    ledger.end(1)
+    assert ledger.has_room_for_calls(959, 960)
+    assert not ledger.has_room_for_calls(960, 960)
+    ledger.end(2)
+    assert ledger.has_room_for_calls(1000, 960)

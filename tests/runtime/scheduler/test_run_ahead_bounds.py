@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
+from typing import Any
 
 import pytest
 
+from runahead.cuda_graphs.shape import LaunchShape
+from runahead.cuda_graphs.simulated_device import SimulatedDevice
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.runtime.chain import Chain, make_chain, no_step
@@ -161,3 +164,39 @@ def test_those_who_wait_are_counted_as_far_as_they_can_be_admitted() -> None:
     chain.engine.intake.take()
     chain.engine.intake.take()
     assert scheduler.prompt_tokens_wanted() == 3 + 2, "and a penalty slot for one"
+
+
+class InPieces(SimulatedDevice):
+    """A device whose launches with prompts take 300 calls each, of which it takes 700 without waiting."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.calls_at_once, self.most = 700, 0
+        self.waiting = deque[tuple[int, int]]()
+
+    def calls(self, shape: LaunchShape) -> int:
+        return 1 if shape.is_decode or shape.is_closing else 300
+
+    def launch(self, shape: LaunchShape) -> None:
+        super().launch(shape)
+        self.waiting.append((shape.number, self.calls(shape)))
+        while self.waiting[0][0] <= self._ended:
+            self.waiting.popleft()
+        self.most = max(self.most, sum(calls for _, calls in self.waiting))
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1, 2, 4])
+def test_no_call_of_a_launch_would_wait_for_the_device_and_the_tokens_are_the_same(run_ahead: int) -> None:
+    found = []
+    for device_type in (SimulatedDevice, InPieces):
+        chain = make_chain(run_ahead, schedule=no_step, max_prefill_tokens=16, device_type=device_type)
+        for handle in range(1, 6):
+            chain.submit(handle, [handle] * 100, max_tokens=10, ignore_eos=True)
+        chain.run()
+        found.append(chain.tokens())
+    assert found[0] == found[1]
+    device = chain.device
+    assert isinstance(device, InPieces)
+    assert device.most <= 700
+    assert (device.most >= 600) == (run_ahead > 0), "one runs and one is queued"
+    assert (chain.engine.stats().held_back > 0) == (run_ahead > 1), "a third would have been queued"
