@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.process import assemble, cpu
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams
-from tests.structures.schemas import schema_of
+from tests.schemas import SCHEMAS, Schema
 from tests.structures.structured_engine import grammar_of, structured_engine
 
 DEPTHS = (0, 1, 2, 4)
@@ -28,6 +28,11 @@ WORDY = {
     "required": ["given_name_of_the_person", "is_registered_since_last_year"],
     "additionalProperties": False,
 }
+
+
+def schema_of(number: int) -> Schema:
+    """Each of them once, and of every kind among the first."""
+    return SCHEMAS[77 * number % len(SCHEMAS)]
 
 
 def completed(depth: int, count: int, **config: Any) -> tuple[dict[int, list[int]], int, int]:
