@@ -31,24 +31,26 @@ CONFIG = gpu_chain.small_config(
     dtype=torch.bfloat16,
 )
 
+PROMPTS = (65, 655, 590, 530, 32, 14, 93, 45, 512)  # tokens of each row's
 # Tokens that each row takes, launch by launch: buckets exactly full, one short and one over, several chunks at once,
-# decode rows on either side of a chunk.
+# decode rows on either side of a chunk. In the last launch with prompts every row but one decodes, or ends its prompt.
 WORK: tuple[dict[int, int], ...] = (
     {4: 31},
     {0: 32},
-    {0: 33, 4: 1},
-    {2: 50, 5: 13, 0: 1},
-    {2: 40, 0: 1, 4: 23},
-    {0: 300, 8: 211, 4: 1},
-    {2: 500, 0: 1, 4: 10, 8: 1},
+    {0: 32, 4: 1},
+    {2: 50, 5: 13, 4: 1},
+    {2: 40, 0: 1, 4: 1, 5: 1},
+    {8: 509, 0: 1, 4: 1},
+    {2: 500, 0: 1, 4: 1, 5: 1, 8: 3, 6: 6},
     {1: 255, 0: 1},
-    {1: 400, 2: 60, 0: 1, 4: 1, 5: 1},
+    {1: 400, 2: 1, 0: 1, 4: 1, 5: 1},
     {3: 513},
     {0: 1, 1: 1, 3: 17, 6: 3, 7: 44},
-    {0: 1, 1: 1, 2: 1, 3: 1, 7: 1, 6: 90},
-    {0: 1, 1: 1, 2: 1},
+    {0: 1, 1: 1, 2: 1, 3: 1, 4: 1, 7: 1, 6: 84},
+    {0: 1, 1: 1, 2: 1, 4: 1},
     {},
 )
+TOKENS = [31, 32, 33, 64, 43, 511, 512, 256, 404, 513, 66, 90, 4, 0]
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +69,7 @@ class Stage:
         from runahead.runtime.models.decoder import Decoder
         from runahead.runtime.programs.triton import TritonProgram
 
+        self.tokens: list[int] = []  # query tokens of each launch
         layout = RingLayout(4, PLAN_WORDS, 1 << 14, ROWS, 4, prompt_tokens=ROWS + MOST_TOKENS)
         rings = allocate_mapped_rings(layout)
         weights = gpu_chain.moved(gpu_chain.random_weights(CONFIG, torch.bfloat16), torch.device("cuda"))
@@ -102,6 +105,7 @@ class Stage:
             for left in (queries.token_ids, queries.positions, queries.slot_mapping, queries.seq_lens):
                 left.fill_(1 << 30)
             torch.cuda.synchronize()
+            self.tokens.append(shape.tokens)
             run(shape)
 
         return spoiled
@@ -110,8 +114,9 @@ class Stage:
         """What each launch leaves, and the logits of all row slots after it."""
         for slot in range(ROWS):
             sampling = SamplingParams(temperature=0.0 if slot % 2 else 0.9, seed=slot, logprobs=2 if slot == 4 else -1)
-            self.launches.begin(slot, [2 + (7 * i + slot) % 150 for i in range(600)], sampling)
+            self.launches.begin(slot, [2 + (7 * i + slot) % 150 for i in range(PROMPTS[slot])], sampling)
         found = []
+        self.tokens.clear()
         for each in work:
             outcome = self.launches.launch(each, Form.FULL)
             torch.cuda.synchronize()
@@ -127,6 +132,8 @@ def test_a_captured_mixed_launch_has_the_bits_of_the_same_launch_kernel_by_kerne
         assert ours == theirs, number
         assert torch.equal(our_logits, their_logits), number
         assert our_logits.isfinite().all() and all(ours.finite.values()), number
+    assert [stage.tokens for stage in stages] == [TOKENS, TOKENS]
+    assert captured[-1][1].any(1).all(), "logits of every row were compared"
     counters = stages[0].device.counters
     assert dict(counters.fallbacks) == {"mixed": 1, "closing": 1}, "the one of 513 tokens, and the last"
     assert stages[1].device.counters.graph_replays == 2, "their S"
@@ -141,6 +148,7 @@ def test_with_exact_a_row_has_the_logits_that_it_has_alone_in_graphs_of_every_si
     for work in (WORK, alone):
         stage = Stage(exact=True, eagerly=False)
         found.append([logits[4] for _, logits in stage.follow(work)])
+        assert len({tuple(logits.tolist()) for logits in found[-1]}) == 9, "nothing, then its prompt's end and 7 steps"
         stage.device.close()
     assert [number for number, pair in enumerate(zip(*found, strict=True)) if not torch.equal(*pair)] == []
 
