@@ -20,7 +20,7 @@ class LaunchShape(NamedTuple):
     sample_rows: rows that S(number) looks at, all rows of plan number - 1 (0: there is nothing to sample).
     form: what those sample rows need.
     rows: rows of F(number); 0 makes the launch a closing one, S and copy-out alone.
-    tokens: query tokens of F(number).
+    tokens: query tokens of F(number), as if each row that decodes had `drafts`.
     is_decode: every row of F(number) has as many query tokens as a row that decodes, 1 + drafts. Never of a closing
     launch.
     prompt_logprobs: a chunk of F leaves log-probabilities of its prompt. False: the launch does none of the work for

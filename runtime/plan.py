@@ -29,7 +29,7 @@ class PlanHeader(NamedTuple):
     sample_rows: Annotated[int, INT32]  # rows that S looks at
     needs_full: Annotated[int, INT32]  # 1: what S samples needs the full form; 0: the plain one will do
     rows: Annotated[int, INT32]  # rows of F
-    tokens: Annotated[int, INT32]  # query tokens of F
+    tokens: Annotated[int, INT32]  # query tokens of F, at most: of rows with a grammar and of others alike
     is_decode: Annotated[int, INT32]  # 1: every row of F has as many query tokens as a row that decodes
     prompt_logprobs: Annotated[int, INT32]  # 1: a chunk leaves log-probabilities of its prompt
     drafts: Annotated[int, INT32]  # query tokens of a row that decodes, in addition to its newest token
@@ -97,8 +97,8 @@ class Chunk:
 class LaunchPlan(NamedTuple):
     """One launch's plan, before it is staged.
 
-    rows: row slots of F, ascending. chunks: those of them with query tokens of their own. tokens: query tokens of F.
-    sample_rows: rows that S looks at. needs_full: one of those that it samples asks for more than the plain form.
+    rows: row slots of F, ascending. chunks: those of them with query tokens of their own. tokens: query tokens of F,
+    as if each row that decodes had `drafts`. sample_rows: rows that S looks at. needs_full: one of those that it samples asks for more than the plain form.
     is_decode: every row of F has as many query tokens as one that decodes. prompt_logprobs: a chunk leaves
     log-probabilities of its prompt. drafts, sample_drafts: of each row that decodes in this F, and in the F before, at
     most. guesses: of these in this F, those that the drafter may make; the others a grammar has to force.

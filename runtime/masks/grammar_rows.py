@@ -1,6 +1,6 @@
 """Requests with a grammar, and the masks of each one's next positions, written to its row's lines as soon as they are
-known: that of the next position first, which a launch may wait for, and then those along the drafts that the launch
-verifies.
+known: that of the next position first, which a launch may wait for, and when every row has that, those along the drafts
+that the launch verifies.
 
 A launch's drafts are made on its device, from what its S has left, and nobody tells them to the host. They follow from
 what is known here: from the tokens, which come while the launch's F runs, and from what the grammar was found to force
@@ -36,6 +36,7 @@ from runahead.runtime.masks.stops import NO_STOPS, Stops
 from runahead.runtime.token_mask import mask_words
 
 COMPILED_KEPT: Final = 32  # grammars that were asked for last
+_LOOK_NS: Final = 5_000_000  # a look ahead that took longer is a request's last: others wait for their masks meanwhile
 _BITS: Final = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
 
 
@@ -69,7 +70,7 @@ class _Grammar:
 class _Followed:
     """A request. matcher: behind its tokens; None while its grammar is compiled. slot: -1 before it has a row.
     position: of the token that the next mask is for. newest: the token before. forced: what had to come from position
-    `forced_from` on, as its grammar said there."""
+    `forced_from` on, as its grammar said there. looks_ahead: what is forced is looked for."""
 
     order: int
     stops: Stops
@@ -80,6 +81,7 @@ class _Followed:
     newest: int = -1
     forced: NDArray[np.int32] = field(default_factory=lambda: NO_RUN)
     forced_from: int = 0
+    looks_ahead: bool = True
 
 
 class GrammarRows:
@@ -168,8 +170,9 @@ class GrammarRows:
             request.position += 1
             request.newest = token
             moved[order] = request
-        for request in moved.values():
-            self._write(request, guesses, has_drafts=True)
+        masks = {order: self._write_next(request) for order, request in moved.items()}
+        for order, request in moved.items():
+            self._write_ahead(request, masks[order], guesses, has_drafts=True)
 
     def close(self, order: int) -> None:
         """The request has ended."""
@@ -179,20 +182,34 @@ class GrammarRows:
         request.matcher = matcher.deep_copy()
         self._write(request)
 
-    def _write(self, request: _Followed, guesses: int = 0, *, has_drafts: bool = False) -> None:
-        """The masks of the request's next positions, if it has a row and its grammar is there, and it has not ended.
-        has_drafts: its row may have drafts now; guesses: so many of the drafter's, at most."""
+    def _write(self, request: _Followed) -> None:
+        """The masks of the request's next positions, of which it has drafted none."""
+        self._write_ahead(request, self._write_next(request), guesses=0, has_drafts=False)
+
+    def _write_next(self, request: _Followed) -> NDArray[np.int32] | None:
+        """The mask of the request's next position, which is returned; None: it has no row, or its grammar is not there,
+        or it has ended."""
         matcher = request.matcher
         if matcher is None or request.slot < 0 or request.order not in self._requests:
-            return
+            return None
         if not self._write_mask(request, matcher, NO_RUN):
             self._lose(request)
-            return
-        if not self._memory.drafts:
+            return None
+        return self._mask.copy()
+
+    def _write_ahead(
+        self, request: _Followed, mask: NDArray[np.int32] | None, guesses: int, *, has_drafts: bool
+    ) -> None:
+        """What must come, and the masks along what may. mask: of the request's next position. has_drafts: its row may
+        have drafts now; guesses: so many of the drafter's, at most."""
+        matcher = request.matcher
+        if mask is None or matcher is None or not self._memory.drafts:
             return
         run = self._drafted(request, guesses) if has_drafts else NO_RUN
-        self._write_forced(request, matcher)
+        if request.looks_ahead:
+            self._write_forced(request, matcher)
         if run.size:
+            self._mask[:] = mask
             self._write_along(request, matcher.deep_copy(), run)
 
     def _write_mask(self, request: _Followed, matcher: Matcher, run: NDArray[np.int32]) -> bool:
@@ -221,7 +238,13 @@ class GrammarRows:
 
     def _write_forced(self, request: _Followed, matcher: Matcher) -> None:
         """What must come from the request's next position on, in the tokens that a text is made of when it is read."""
-        tokens = np.array(matcher.compute_ff_tokens()[: self._memory.most_forced], np.int32)
+        begun = self._clock()
+        ahead = matcher.deep_copy()  # which may come to limits that the row itself never meets
+        found = ahead.compute_ff_tokens()
+        tokens = np.array([] if ahead.is_error() else found[: self._memory.most_forced], np.int32)
+        took = self._clock() - begun
+        request.looks_ahead = took < _LOOK_NS
+        self._memory.figures[MASK_NS] += took
         if tokens.size or request.forced.size:
             self._memory.write_forced(request.slot, request.epoch, request.position, tokens.tolist())
         request.forced, request.forced_from = tokens, request.position

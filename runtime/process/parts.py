@@ -126,10 +126,12 @@ def finds_prefixes(config: EngineConfig, model: ModelConfig) -> bool:
 
 def blocks_in(memory: int, config: EngineConfig, kept: KeptBytes, context: int) -> int:
     """KV blocks in `memory` bytes beside the states of all rows, the null block included; never more than every row at
-    full length needs."""
+    full length needs. A model without attention has blocks that take nothing: none where the states don't fit."""
     most = config.max_rows * ceil_div(context, config.block_size) + 1
-    left = max(0, memory - config.max_rows * kept.row)
-    return min(most, left // kept.block) if kept.block else most
+    left = memory - config.max_rows * kept.row
+    if not kept.block:
+        return 0 if left < 0 else most
+    return min(most, max(0, left) // kept.block)
 
 
 def check_blocks(blocks: int, config: EngineConfig, context: int, kept: KeptBytes) -> None:

@@ -176,7 +176,8 @@ def given_up(reason: int) -> ServiceError | None:
             return ServiceError("STRUCTURE_LOST", sentence)
         case FinishReason.STRUCTURE_COST:
             sentence = (
-                "the request's structure costs more to follow at this position than one may, and would do so again"
+                "the request's structure costs more to follow at this position than one may, "
+                "and would do so again with the same seed"
             )
             return ServiceError("STRUCTURE_COST", sentence)
     return None

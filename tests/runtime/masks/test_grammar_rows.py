@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import numpy as np
+import pytest
+from numpy.typing import NDArray
 
 from runahead.runtime.drafters.ngram import NgramDrafter
 from runahead.runtime.masks.grammar_rows import COMPILED_KEPT, GrammarRows
@@ -15,10 +20,12 @@ from tests.runtime.programs.hash_model import VOCAB
 class Kept:
     """Grammar rows, and the grammars that they want compiled."""
 
-    def __init__(self, drafts: int = 0, drafter: NgramDrafter | None = None) -> None:
+    def __init__(
+        self, drafts: int = 0, drafter: NgramDrafter | None = None, clock: Callable[[], int] = time.monotonic_ns
+    ) -> None:
         self.memory = MaskMemory(4, VOCAB, drafts)
         self.wanted: list[str] = []
-        self.rows = GrammarRows(self.memory, VOCAB, self.wanted.append, drafter)
+        self.rows = GrammarRows(self.memory, VOCAB, self.wanted.append, drafter, clock)
 
     def compile(self, grammar: str, matcher: MadeUpMatcher | None = None) -> None:
         self.rows.compiled(grammar, matcher or MadeUpMatcher(grammar), 5)
@@ -199,3 +206,58 @@ def test_limits_that_are_met_along_drafts_are_not_the_rows() -> None:
     kept.take(1, tokens[0])
     assert not kept.rows.lost
     assert kept.allowed(0, 3, 11, *tokens[1:3]) == [tokens[3]] and kept.allowed(0, 3, 11, *tokens[1:4]) is None
+
+
+def test_every_row_has_its_next_mask_before_any_has_those_along_its_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row waits for that one alone, and a long run of another's is not to stand before it."""
+    kept, tokens, written = Kept(drafts=3), said("one 9", 9), list[tuple[int, int]]()
+    kept.rows.open(0, "one 9")
+    kept.compile("one 9")
+    for order in (0, 1, 2):
+        if order:
+            kept.rows.open(order, "one 9")
+        kept.rows.place(order, order, 3, 10)
+    write = MaskMemory.write
+
+    def written_down(
+        memory: MaskMemory, slot: int, epoch: int, position: int, mask: NDArray[np.int32], run: NDArray[np.int32]
+    ) -> None:
+        written.append((run.size, slot))
+        write(memory, slot, epoch, position, mask, run)
+
+    monkeypatch.setattr(MaskMemory, "write", written_down)
+    kept.rows.take(np.arange(3), np.full(3, tokens[0], np.int32))
+    assert written == [(0, 0), (0, 1), (0, 2)] + [(size, slot) for slot in range(3) for size in (1, 2, 3)]
+    for order in range(3):
+        assert kept.allowed(order, 3, 11, *tokens[1:4]) == [tokens[4]]
+
+
+def test_a_look_ahead_that_took_long_is_the_request_s_last_and_never_its_own_matcher_s() -> None:
+    """What must come is made whole before it is cut, so that a short grammar may take most of a second."""
+    now, asked = [0], list[int]()
+
+    class Slow(MadeUpMatcher):
+        """Each look takes 6 ms, and leaves it at its limits."""
+
+        looked = False
+
+        def deep_copy(self) -> MadeUpMatcher:
+            return Slow(self._grammar, self._said)
+
+        def compute_ff_tokens(self) -> list[int]:
+            self.looked = True
+            asked.append(len(self._said))
+            now[0] += 6_000_000
+            return super().compute_ff_tokens()
+
+        def is_error(self) -> bool:
+            return self.looked
+
+    kept, tokens = Kept(drafts=3, clock=lambda: now[0]), said("one 9", 9)
+    kept.rows.open(1, "one 9")
+    kept.compile("one 9", Slow("one 9"))
+    kept.rows.place(1, 0, 3, 10)
+    for at in range(3):
+        kept.take(1, tokens[at])
+        assert kept.allowed(0, 3, 11 + at) == [tokens[at + 1]] and not kept.rows.lost
+    assert asked == [0] and kept.memory.read_forced(0, 3, 13, tokens[2], 9).size == 0

@@ -13,7 +13,7 @@ from runahead.runtime.models.memory import KeptBytes
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.cuda import check_layers
-from runahead.runtime.process.parts import Assembled, check_blocks, state_bytes
+from runahead.runtime.process.parts import Assembled, blocks_in, check_blocks, state_bytes
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 from tests.runtime.models.checkpoints import CASES, save
 
@@ -84,6 +84,14 @@ def test_a_start_on_a_gpu_says_so_before_a_weight_is_read(folder: Path, monkeypa
 def test_a_model_of_attention_alone_keeps_no_state(tmp_path: Path) -> None:
     save(CASES[0], tmp_path)
     assert state_bytes(load_config(open_checkpoint(tmp_path))) == 0
+
+
+def test_a_model_without_attention_is_refused_where_the_states_of_its_rows_do_not_fit() -> None:
+    config, kept = EngineConfig(model="", max_rows=512), KeptBytes(block=0, row=50 << 20)
+    assert blocks_in((512 * 50 << 20) - 1, config, kept, 1000) == 0
+    assert blocks_in(512 * 50 << 20, config, kept, 1000) == 512 * 63 + 1
+    with pytest.raises(ConfigError, match=r"0 KV blocks beside the states of 512 rows, which take 25600 MiB"):
+        check_blocks(0, config, 1000, kept)
 
 
 def test_where_the_states_leave_no_memory_for_blocks_the_sentence_names_the_rows() -> None:
