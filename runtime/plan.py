@@ -98,10 +98,11 @@ class LaunchPlan(NamedTuple):
     """One launch's plan, before it is staged.
 
     rows: row slots of F, ascending. chunks: those of them with query tokens of their own. tokens: query tokens of F,
-    as if each row that decodes had `drafts`. sample_rows: rows that S looks at. needs_full: one of those that it samples asks for more than the plain form.
-    is_decode: every row of F has as many query tokens as one that decodes. prompt_logprobs: a chunk leaves
-    log-probabilities of its prompt. drafts, sample_drafts: of each row that decodes in this F, and in the F before, at
-    most. guesses: of these in this F, those that the drafter may make; the others a grammar has to force.
+    as if each row that decodes had `drafts`. sample_rows: rows that S looks at. needs_full: one of those that it
+    samples asks for more than the plain form. is_decode: every row of F has as many query tokens as one that
+    decodes. prompt_logprobs: a chunk leaves log-probabilities of its prompt. drafts, sample_drafts: of each row that
+    decodes in this F, and in the F before, at most. guesses: of these in this F, those that the drafter may make; the
+    others a grammar has to force.
     """
 
     number: int
