@@ -86,7 +86,8 @@ class _Followed:
 
 class GrammarRows:
     """memory: where masks go. compile_soon: takes a grammar's text; `compiled` is called when that is done. drafter:
-    one like the device's; None: nothing is drafted but what grammars force. clock: ns, monotonic."""
+    one like the device's; None: nothing is drafted but what grammars force. clock: ns, monotonic. spent: ns of the
+    processor's time that this thread has taken."""
 
     def __init__(
         self,
@@ -95,11 +96,13 @@ class GrammarRows:
         compile_soon: Callable[[str], None],
         drafter: Drafter | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
+        spent: Callable[[], int] = time.thread_time_ns,
     ) -> None:
         self._memory = memory
         self._compile_soon = compile_soon
         self._drafter = drafter
         self._clock = clock
+        self._spent = spent
         self._mask: NDArray[np.int32] = np.zeros(mask_words(vocab_size), np.int32)
         self._grammars: OrderedDict[str, _Grammar] = OrderedDict()  # by their text, asked for last at the end
         self._requests: dict[int, _Followed] = {}
@@ -238,13 +241,12 @@ class GrammarRows:
 
     def _write_forced(self, request: _Followed, matcher: Matcher) -> None:
         """What must come from the request's next position on, in the tokens that a text is made of when it is read."""
-        begun = self._clock()
+        begun, before = self._clock(), self._spent()
         ahead = matcher.deep_copy()  # which may come to limits that the row itself never meets
         found = ahead.compute_ff_tokens()
         tokens = np.array([] if ahead.is_error() else found[: self._memory.most_forced], np.int32)
-        took = self._clock() - begun
-        request.looks_ahead = took < _LOOK_NS
-        self._memory.figures[MASK_NS] += took
+        request.looks_ahead = self._spent() - before < _LOOK_NS
+        self._memory.figures[MASK_NS] += self._clock() - begun
         if tokens.size or request.forced.size:
             self._memory.write_forced(request.slot, request.epoch, request.position, tokens.tolist())
         request.forced, request.forced_from = tokens, request.position

@@ -38,7 +38,10 @@ class DraftHead:
         self.weights = weights
         self._target = target
         of_target = target.weights
-        ends = Ends(of_target.embedding, of_target.final_norm, (rope_table(weights.rope, positions, target.device),))
+        rope = rope_table(weights.rope, positions, target.device)
+        ends = Ends(
+            of_target.embedding.float(), of_target.final_norm, (rope,)
+        )  # float32 once, and not for each of both
         self._filling, self._drafting = kernels.bind(ends), kernels.bind(ends)
         self._fuse_to_fill, self._keep = self._filling.fuse(weights.fuse), self._filling.keep(weights.mixer, 0)
         self._fuse, self._mix = self._drafting.fuse(weights.fuse), self._drafting.attention(weights.mixer, 0)

@@ -92,9 +92,11 @@ class EagleHead:
                 )
 
 
-def open_eagle(checkpoint: Checkpoint, target: ModelConfig, context: int, setting: str) -> EagleHead:
+def open_eagle(
+    checkpoint: Checkpoint, target: ModelConfig, context: int, setting: str, context_setting: str
+) -> EagleHead:
     """The head in this folder. target: the model that it drafts for. context: tokens of a request that are served.
-    setting: what messages call the one that names the folder.
+    setting, context_setting: what messages call the one that names the folder, and the one of the context.
 
     Raises CheckpointError for a head that is of another kind, does not fit the target, or lacks what it needs.
     """
@@ -109,7 +111,7 @@ def open_eagle(checkpoint: Checkpoint, target: ModelConfig, context: int, settin
     except CheckpointError as error:
         raise CheckpointError(f"the draft head {path}: {error}") from error
     assert isinstance(config, LlamaConfig)
-    _check_fits(f"the draft head {path} ({setting})", config, target, context)
+    _check_fits(f"the draft head {path} ({setting})", config, target, context, context_setting)
     stored = {
         name if name.startswith(_BODY) else _BODY + name: tensor for name, tensor in checkpoint.tensors().items()
     }  # fmt: skip
@@ -117,6 +119,11 @@ def open_eagle(checkpoint: Checkpoint, target: ModelConfig, context: int, settin
     head = EagleHead(config, stored, fuse_bias, qkv_bias or config.attention_bias)
     head.check(path)
     return head
+
+
+def may_have_head(target: ModelConfig) -> bool:
+    """Does a model leave the hidden states that a head is made for? Where its logits are scaled, the last norm is."""
+    return bool(getattr(target, "logits_scaling", 1.0) == 1.0)
 
 
 def _refuse_others(path: object, raw: Mapping[str, Any]) -> None:
@@ -132,7 +139,12 @@ def _refuse_others(path: object, raw: Mapping[str, Any]) -> None:
         )
 
 
-def _check_fits(head: str, config: LlamaConfig, target: ModelConfig, context: int) -> None:
+def _check_fits(head: str, config: LlamaConfig, target: ModelConfig, context: int, context_setting: str) -> None:
+    if not may_have_head(target):
+        raise CheckpointError(
+            f"{head} can't draft for this {target.architecture}, whose logits_scaling is in the hidden states that a "
+            "head would read"
+        )
     if config.num_layers != 1:
         raise CheckpointError(f"{head} has {config.num_layers} layers; heads of one layer are served")
     if config.vocab_size != target.vocab_size:
@@ -147,6 +159,6 @@ def _check_fits(head: str, config: LlamaConfig, target: ModelConfig, context: in
         )
     if config.max_position_embeddings < context:
         raise CheckpointError(
-            f"{head} has a context of {config.max_position_embeddings} tokens, and {context} are served: serve no more "
-            "than it has"
+            f"{head} has a context of {config.max_position_embeddings} tokens, and {context} are served: set "
+            f"{context_setting} to {config.max_position_embeddings} or less"
         )

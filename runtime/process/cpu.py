@@ -120,7 +120,13 @@ def _eagle(config: EngineConfig, model: ModelConfig, context: int) -> EagleHead 
     """The head that drafts, where one does. Raises CheckpointError for one that does not fit."""
     if config.drafter != "eagle":
         return None
-    return open_eagle(open_head(Path(config.draft_model)), model, context, config.spelling("draft_model"))
+    return open_eagle(
+        open_head(Path(config.draft_model)),
+        model,
+        context,
+        config.spelling("draft_model"),
+        config.spelling("context_length"),
+    )
 
 
 def _masks(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, context: int) -> MaskWorker | None:

@@ -18,6 +18,7 @@ from runahead.runtime.masks.masks import Masks
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.eagle import may_have_head
 from runahead.runtime.models.layer_kinds import layer_kinds
 from runahead.runtime.models.memory import KeptBytes, memory_of, weight_bytes
 from runahead.runtime.models.weights import check_weights, described
@@ -258,4 +259,6 @@ def engine_info(config: EngineConfig, made: MadeOnDevice, context: int) -> Engin
 
 def drafters_of(config: EngineConfig, model: ModelConfig) -> tuple[str, ...]:
     """Drafters that a start on this device could ask for with this model, some with a head that was made for it."""
-    return ("ngram", "eagle") if config.device == "cpu" and not state_bytes(model) else ()
+    if config.device != "cpu" or state_bytes(model):
+        return ()
+    return ("ngram", "eagle") if may_have_head(model) else ("ngram",)

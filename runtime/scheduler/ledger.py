@@ -137,9 +137,9 @@ class Ledger(Generic[Resource]):
         return not prompt_tokens or prompt_tokens <= self.prompt_room
 
     def has_room_for_calls(self, calls: int, at_once: int) -> bool:
-        """May so many more calls be enqueued, where a device takes at_once of them? Any number may go alone."""
-        before = sum(launch.calls for launch in self._launches if launch.number > self.ended)
-        return not before or before + calls <= at_once
+        """May so many more calls be enqueued, where a device takes at_once of them? Always behind one launch alone."""
+        before = [launch.calls for launch in self._launches if launch.number > self.ended]
+        return len(before) < 2 or sum(before) + calls <= at_once
 
     @property
     def prompt_room(self) -> int:

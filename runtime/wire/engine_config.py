@@ -249,7 +249,7 @@ def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) ->
             f"weights, and is {shown(config.draft_model)}"
         )
     if config.draft_tokens != AUTO_DRAFTS and config.drafter == "none":
-        raise ConfigError(f"{given('draft_tokens')} has no effect with {spelling('drafter')} none: nothing is drafted")
+        raise ConfigError(f"{given('draft_tokens')} has no effect with {spelling('drafter')} none: nothing is guessed")
     if config.log_mode == "barrier" and not config.log_interval:
         raise ConfigError(
             f"{spelling('log_mode')} barrier has no effect with {spelling('log_interval')} 0: no launch is ever logged"

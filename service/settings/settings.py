@@ -285,9 +285,16 @@ def engine_config(settings: Settings) -> EngineConfig:
     """
     check_config(settings.engine, settings.spelling)
     path = _model_path(settings.front_end.model)
-    chosen = msgspec.structs.asdict(settings.engine)
+    chosen = msgspec.structs.asdict(settings.engine) | {"draft_model": _head_path(settings.engine.draft_model)}
     served_name = settings.engine.served_name or model_name(path)
     return EngineConfig(**{**chosen, "model": str(path), "served_name": served_name, "spelled": _spelled(settings)})
+
+
+def _head_path(folder: str) -> str:
+    """Of the draft head's folder; empty where there is none."""
+    with contextlib.suppress(RuntimeError):  # the home of somebody unknown
+        return str(Path(folder).expanduser().absolute()) if folder else ""
+    return folder
 
 
 def _spelled(settings: Settings) -> dict[str, str]:

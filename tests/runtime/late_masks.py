@@ -84,7 +84,7 @@ class LateMasks:
         self._dice = None if seed is None else random.Random(seed)
         self._orders: deque[Callable[[], None]] = deque()
         self._compiling: deque[str] = deque()
-        self._rows = GrammarRows(self.memory, VOCAB, self._compiling.append, drafter)
+        self._rows = GrammarRows(self.memory, VOCAB, self._compiling.append, drafter, spent=lambda: 0)
         self._lost: list[GivenUp] = []
 
     def lose(self, order: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -21,11 +20,11 @@ class Kept:
     """Grammar rows, and the grammars that they want compiled."""
 
     def __init__(
-        self, drafts: int = 0, drafter: NgramDrafter | None = None, clock: Callable[[], int] = time.monotonic_ns
+        self, drafts: int = 0, drafter: NgramDrafter | None = None, spent: Callable[[], int] = lambda: 0
     ) -> None:
         self.memory = MaskMemory(4, VOCAB, drafts)
         self.wanted: list[str] = []
-        self.rows = GrammarRows(self.memory, VOCAB, self.wanted.append, drafter, clock)
+        self.rows = GrammarRows(self.memory, VOCAB, self.wanted.append, drafter, spent=spent)
 
     def compile(self, grammar: str, matcher: MadeUpMatcher | None = None) -> None:
         self.rows.compiled(grammar, matcher or MadeUpMatcher(grammar), 5)
@@ -253,7 +252,7 @@ def test_a_look_ahead_that_took_long_is_the_request_s_last_and_never_its_own_mat
         def is_error(self) -> bool:
             return self.looked
 
-    kept, tokens = Kept(drafts=3, clock=lambda: now[0]), said("one 9", 9)
+    kept, tokens = Kept(drafts=3, spent=lambda: now[0]), said("one 9", 9)
     kept.rows.open(1, "one 9")
     kept.compile("one 9", Slow("one 9"))
     kept.rows.place(1, 0, 3, 10)

@@ -12,16 +12,17 @@ import torch
 
 from runahead.runtime.checkpoint import CheckpointError, open_head
 from runahead.runtime.kernels.layers import Layer
-from runahead.runtime.models.eagle import EagleHead, open_eagle
+from runahead.runtime.models.eagle import EagleHead, may_have_head, open_eagle
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.read_config import parse_config
 from tests.runtime.models.eagle_heads import CONFIG, HIDDEN, VOCAB, random_head, write_head
+from tests.runtime.models.public_configs import PUBLIC
 
 TARGET = parse_config({**CONFIG, "num_hidden_layers": 3}, ())
 
 
 def opened(folder: Path, context: int = 256) -> EagleHead:
-    return open_eagle(open_head(folder), TARGET, context, "--draft-model")
+    return open_eagle(open_head(folder), TARGET, context, "--draft-model", "--context-length")
 
 
 def as_it_is(weight: torch.Tensor) -> torch.Tensor:
@@ -40,6 +41,15 @@ def test_a_copy_of_the_targets_embedding_is_passed_over(tmp_path: Path) -> None:
     tensors = random_head()
     copied = {**tensors, "embed_tokens.weight": torch.zeros(VOCAB, HIDDEN)}
     assert opened(write_head(tmp_path, copied)).weights(as_it_is).parameters == sum(t.numel() for t in tensors.values())
+
+
+def test_a_model_whose_logits_are_scaled_has_no_head(tmp_path: Path) -> None:
+    """The scale is in its last norm, whose output a head reads."""
+    for name, may in (("Granite 3.3 2B", False), ("Qwen3 0.6B", True)):
+        assert may_have_head(parse_config(PUBLIC[name], ())) == may
+    target = parse_config(PUBLIC["Granite 3.3 2B"], ())
+    with pytest.raises(CheckpointError, match=r"can't draft for this GraniteForCausalLM, whose logits_scaling"):
+        open_eagle(open_head(write_head(tmp_path, random_head())), target, 256, "--draft-model", "--context-length")
 
 
 @pytest.mark.parametrize("given", [None, True])
@@ -82,7 +92,10 @@ def test_it_takes_of_a_block_what_it_is_said_to(tmp_path: Path) -> None:
     [
         ({"vocab_size": 161}, "has a vocabulary of 161 tokens, and the model one of 160"),
         ({"hidden_size": 128}, "reads hidden states of 128 numbers, and the model leaves 64"),
-        ({"max_position_embeddings": 255}, "has a context of 255 tokens, and 256 are served"),
+        (
+            {"max_position_embeddings": 255},
+            "has a context of 255 tokens, and 256 are served: set --context-length to 255 or less",
+        ),
         ({"num_hidden_layers": 2}, "has 2 layers; heads of one layer are served"),
         ({"draft_vocab_size": 100}, "is of EAGLE-3"),
         ({"architectures": ["LlamaForCausalLMEagle3"]}, "is of EAGLE-3"),

@@ -98,7 +98,7 @@ def world_of(folder: Path, *, foreseen: bool = False, bias: bool = False) -> Wor
         write_head(head_folder, random_head(bias=bias))
     kernels = ReferenceKernels()
     target = load_model(open_checkpoint(target_folder), torch.device("cpu"), torch.float32, "auto", kernels)
-    eagle = open_eagle(open_head(head_folder), target.config, EACH * BLOCK, "draft_model")
+    eagle = open_eagle(open_head(head_folder), target.config, EACH * BLOCK, "draft_model", "context_length")
     head = DraftHead(eagle.weights(kernels.pack_weight), target, kernels, EACH * BLOCK)
     model = AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32, attn_implementation="eager").eval()
     by_definition = HeadByDefinition(
