@@ -40,6 +40,7 @@ from runahead.service.version import full_version
 T = TypeVar("T")
 
 _STOCK_S: Final = 1.0  # from one look at what processes take of the machine to the next
+_ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 _LAST_WORDS_S: Final = 5.0  # for a process to end, beyond what it was given
 
 log = structlog.get_logger(__name__)
@@ -47,7 +48,8 @@ log = structlog.get_logger(__name__)
 
 async def supervise(config: ServerConfig, ports: Ports) -> int:
     """Serves until it is told to stop, the engine is lost, no front end is left, or it fails itself. Returns the exit
-    code. Leaves no process behind, however it ends.
+    code, which no signal changes any more: SIGTERM and SIGINT are blocked then. Leaves no process behind, however it
+    ends.
 
     Raises CheckpointError, ConfigError, EngineLostError, EngineStartError or FrontEndStartError if it can't start.
     """
@@ -58,6 +60,8 @@ async def supervise(config: ServerConfig, ports: Ports) -> int:
             return await supervisor.run()
         finally:
             await supervisor.close()
+            # The event loop gives both signals back to the system as it closes, which would end the process by one.
+            signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
 
 
 def _shared_memory() -> IO[bytes]:
@@ -73,7 +77,7 @@ class _Signals:
 
     def __init__(self) -> None:
         self.stop, self.hurry, self.kill = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _ENDING:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:

@@ -313,3 +313,11 @@ def test_a_third_signal_ends_a_service_whose_front_ends_do_not(service: LocalSer
             until_logged(service, seen)
         assert service.process.wait(END_S) == 1
         assert all(has_ended(end, END_S) for end in ends)
+
+
+def test_a_signal_to_a_service_that_has_ended_all_leaves_its_exit_code(service: LocalService) -> None:
+    service.process.terminate()
+    until_logged(service, b"engine_ended")
+    while service.process.poll() is None:
+        service.process.terminate()
+    assert service.process.wait(END_S) == 0
