@@ -63,9 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="JSON Schemas that completions have to fit at each depth (24)",
     )
-    parser.addoption(
-        "--large", action="store_true", help="run what is too large for Triton's interpreter in every run, too"
-    )
+    parser.addoption("--large", action="store_true", help="run what is too large for every run, too")
     parser.addoption(
         "--validators",
         metavar="FOLDER",
@@ -92,4 +90,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="this machine has no CUDA GPU"))
         elif not config.getoption("--large"):
-            item.add_marker(pytest.mark.skip(reason="large for Triton's interpreter: make kernels runs it"))
+            item.add_marker(pytest.mark.skip(reason="too large for every run: make kernels and make parity run it"))

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Attention, Dense, Ends, Experts, GatedDelta, Linear, Mamba2
+from runahead.runtime.kernels.layers import Attention, Dense, Ends, Experts, Fuse, GatedDelta, Mamba2
 
 _Stream = TypeVar("_Stream")
 
@@ -63,12 +63,12 @@ class DraftKernels(BoundKernels[_Stream], Protocol[_Stream]):
     def keep(self, weights: Attention, place: int) -> Callable[[_Stream], None]:
         """As `attention`, but K and V of the batch's tokens are written, and nothing else is done."""
 
-    def fuse(self, weights: Linear) -> Callable[[_Stream, torch.Tensor], None]:
-        """The work x = weights([x, hidden]). hidden: float32 [num_tokens, any], handed over with the stream. weights:
-        hidden + any to hidden."""
+    def fuse(self, weights: Fuse) -> Callable[[_Stream, torch.Tensor], None]:
+        """What stands at `Fuse`, of the embedded tokens and of h, float32 [num_tokens, any], which is handed over with
+        the stream."""
 
     def residual(self, stream: _Stream) -> torch.Tensor:
-        """What the layers have left, without a norm, float32 [num_tokens, hidden]."""
+        """What the layers have left so far, without a norm, float32 [num_tokens, hidden]."""
 
 
 class KernelSet(Protocol):

@@ -79,7 +79,8 @@ class Attention:
     of every head before its rotation, both or neither; norms_span_heads: of all heads of a token together. Queries,
     keys and values are one product. rope: which of the model's tables of angles, by number in `Ends.ropes`.
     gate: what is attended is multiplied by the logistic function of this product of what queries are made of, before
-    `o`.
+    `o`. joined: queries, keys and values are made of what `Fuse` has joined, twice hidden wide, and neither a norm nor
+    a gate is there; Triton's kernels know none such.
     """
 
     shape: AttentionShape
@@ -94,10 +95,23 @@ class Attention:
     norms_span_heads: bool = False
     first: int = 0
     gate: Linear | None = None  # hidden to heads * head_dim
+    joined: bool = False
 
     @property
     def keeps(self) -> Kept:
         return Kept(kv=(self.shape.kv_heads, self.shape.head_dim))
+
+
+@dataclass(frozen=True, slots=True)
+class Fuse:
+    """What a draft head begins with, made of a token's embedding e and the hidden state h of the position before it:
+    joined = [token_norm(e), hidden_norm(h)], the other way round if `hidden_first`. x = product(joined), or x = h where
+    there is no product. A norm that is None is left out."""
+
+    product: Linear | None  # the two joined to hidden
+    token_norm: Norm | None = None
+    hidden_norm: Norm | None = None
+    hidden_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from runahead.runtime.kernels.layers import Attention, Dense, Layer, Linear, Norm
+from runahead.runtime.kernels.layers import Attention, Dense, Fuse, Layer, Linear, Norm
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_keys import Unread
 from runahead.runtime.models.rope import Rope
@@ -96,14 +96,30 @@ class ModelWeights:
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
-    """A draft head of one layer: its attention and its feed-forward over fuse([embedding of a token, hidden state
-    before it]). rope: how the attention rotates. parameters: as its checkpoint has them, without the target's own."""
+    """A draft head of one layer: its attention and its feed-forward over what `fuse` makes of a token's embedding and
+    the hidden state before it, and the logits of what they leave.
 
-    fuse: Linear  # 2 * hidden to hidden
+    rope: how the attention rotates. parameters: as its checkpoint has them, without the target's own. width: numbers of
+    a hidden state that is kept. reads: after how many of the target's layers each, the hidden states that `narrow`
+    makes one of; none: the hidden state is the target's after its last norm. norm: over what the layer leaves, before
+    the head; None: there is none. passes_normed: the next step has the hidden state after that norm, and not before it.
+    embedding, lm_head: None is the target's. targets: which token of the target each of `lm_head` is, int64
+    [draft vocab]; None: they are the same.
+    """
+
+    fuse: Fuse
     mixer: Attention
     feed_forward: Dense
     rope: Rope
     parameters: int
+    width: int
+    reads: tuple[int, ...] = ()
+    narrow: Linear | None = None  # len(reads) * the target's hidden to width
+    norm: Norm | None = None  # over width
+    passes_normed: bool = False
+    embedding: torch.Tensor | None = None  # [vocab, width]
+    lm_head: torch.Tensor | None = None  # [draft vocab, width], packed
+    targets: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

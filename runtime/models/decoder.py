@@ -18,6 +18,7 @@ from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.rope import rope_table
 
 Work = Callable[[Any], None]  # on a stream of the kernels
+Look = Callable[[int, Any], None]  # at a stream of the kernels, after so many layers
 
 
 class Decoder:
@@ -48,17 +49,28 @@ class Decoder:
         dtype = self.kernels.cache_dtype(self.dtype)
         return memory_of(self.weights.layers).make_cache(num_blocks, block_size, dtype, self.device, state_slots)
 
-    def forward(self, batch: ForwardBatch, cache: KVCache, between: Callable[[], None] = unwatched) -> torch.Tensor:
+    def forward(
+        self,
+        batch: ForwardBatch,
+        cache: KVCache,
+        between: Callable[[], None] = unwatched,
+        look: Look | None = None,
+    ) -> torch.Tensor:
         """Writes the K and V of the batch's tokens, and the states of its rows. Returns hidden states after the final
         norm, [T, hidden].
 
-        between: called after each layer; where host and device are two, when it has been enqueued.
+        between: called after each layer; where host and device are two, when it has been enqueued. look: called before
+        the first layer and after each.
         """
         with self._kernels.stream(batch, cache) as stream:
-            for mix, feed_forward in self._layers:
+            for number, (mix, feed_forward) in enumerate(self._layers):
+                if look is not None:
+                    look(number, stream)
                 mix(stream)
                 feed_forward(stream)
                 between()
+            if look is not None:
+                look(len(self._layers), stream)
             return self._kernels.end(stream)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

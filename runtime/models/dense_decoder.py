@@ -221,11 +221,13 @@ def attention(
     rope: int = 0,
     norm: str | None = "input_layernorm",
     post_norm: str | None = None,
+    inputs: int = 0,
 ) -> Attention:
     """The attention of a layer. head_norms: queries and keys are normalised, each head, or all of a token's together if
     norms_span_heads. projections: what the layer calls those of queries, keys and values; one has them all. order: in
     which their outputs are taken; None as they are. scale: of the scores; None is 1 over the square root of head_dim.
-    rope: which of the model's. norm, post_norm: what the layer calls those that it has."""
+    rope: which of the model's. norm, post_norm: what the layer calls those that it has. inputs: of queries, keys and
+    values; 0: hidden_size."""
     own = f"model.layers.{layer}."
     prefix, eps = f"{own}self_attn.", config.rms_norm_eps
     scale = config.head_dim**-0.5 if scale is None else scale
@@ -238,7 +240,7 @@ def attention(
         shape,
         config.windows[layer],
         norm=None if norm is None else tensors.norm(own + norm, config.hidden_size, eps),
-        qkv=tensors.linear(names, rows, config.hidden_size, bias=qkv_bias, order=order),
+        qkv=tensors.linear(names, rows, inputs or config.hidden_size, bias=qkv_bias, order=order),
         q_norm=tensors.norm(f"{prefix}q_norm", q_width, eps) if head_norms else None,
         k_norm=tensors.norm(f"{prefix}k_norm", k_width, eps) if head_norms else None,
         o=tensors.linear((f"{prefix}o_proj",), (config.hidden_size,), shape.q_size, bias=output_bias),

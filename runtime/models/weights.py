@@ -126,13 +126,13 @@ def _hint(name: str) -> str:
 def copy_stored(stored: StoredTensor, part: torch.Tensor) -> None:
     """Into `part`, in its dtype and on its device. Raises CheckpointError."""
     if isinstance(stored, SafetensorsTensor):
-        part.copy_(_read(stored))
+        part.copy_(read_safetensors(stored))
         return
     for rows, numbers in stored.pieces():
         part[rows].copy_(torch.from_numpy(numbers))
 
 
-def _read(stored: SafetensorsTensor) -> torch.Tensor:
+def read_safetensors(stored: SafetensorsTensor) -> torch.Tensor:
     """The tensor on the CPU, in the dtype it is stored in. Raises CheckpointError."""
     try:
         with safe_open(stored.path, framework="pt") as file:

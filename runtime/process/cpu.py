@@ -21,7 +21,8 @@ from runahead.runtime.masks.orders import Begin
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.cpu_kernels import choose_kernels, choose_kernels_and_threads
 from runahead.runtime.models.draft_head import DraftHead
-from runahead.runtime.models.eagle import EagleHead, open_eagle
+from runahead.runtime.models.eagle import open_eagle
+from runahead.runtime.models.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import KeptBytes, weight_bytes
 from runahead.runtime.process.parts import (
@@ -116,7 +117,7 @@ def _draft_memory(config: EngineConfig, model: ModelConfig, context: int, forced
     return {"run_logits_bytes": 4 * slots * drafts * model.vocab_size, "history_bytes": history}
 
 
-def _eagle(config: EngineConfig, model: ModelConfig, context: int) -> EagleHead | None:
+def _eagle(config: EngineConfig, model: ModelConfig, context: int) -> HeadFiles | None:
     """The head that drafts, where one does. Raises CheckpointError for one that does not fit."""
     if config.drafter != "eagle":
         return None

@@ -18,7 +18,7 @@ from runahead.runtime.masks.masks import Masks
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.eagle import may_have_head
+from runahead.runtime.models.head_files import may_have_head
 from runahead.runtime.models.layer_kinds import layer_kinds
 from runahead.runtime.models.memory import KeptBytes, memory_of, weight_bytes
 from runahead.runtime.models.weights import check_weights, described

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from runahead.runtime.drafters.drafter import NO_DRAFT
 from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.models.decoder import Look
 from runahead.runtime.models.draft_head import DraftHead
 from runahead.runtime.programs.host_queries import Queries, clamped
 from runahead.runtime.programs.host_rows import HostRows
@@ -36,10 +37,16 @@ class HeadDrafter:
         self._choose = choose
         self._cache = head.make_cache(num_blocks, rows.block_size)
 
-    def follow(self, queries: Queries, batch: ForwardBatch, hidden: NDArray[np.float32]) -> None:
-        """F has computed the hidden states of its query tokens, float32 [T, hidden]: they and the entries of these
-        tokens are written."""
-        self._cache.hidden[queries.slot_mapping] = hidden
+    def looking(self, seen: dict[int, torch.Tensor]) -> Look | None:
+        """See `DraftHead.looking`."""
+        return self._head.looking(seen)
+
+    def follow(
+        self, queries: Queries, batch: ForwardBatch, hidden: torch.Tensor, seen: dict[int, torch.Tensor]
+    ) -> None:
+        """F has computed the hidden states of its query tokens, float32 [T, hidden], and the head has looked at them:
+        what it keeps of them and the entries of these tokens are written."""
+        self._cache.hidden[queries.slot_mapping] = self._head.read(hidden, seen)
         row = np.repeat(np.arange(queries.slots.size), np.diff(queries.query_start_loc))
         there = (queries.seq_lens[row] > 0) & (queries.positions > 0)
         before = self._before(queries.slots[row], queries.positions, there)
@@ -66,7 +73,7 @@ class HeadDrafter:
     def _before(
         self, slots: NDArray[np.int64], positions: NDArray[np.int64], there: NDArray[np.bool_]
     ) -> NDArray[np.float32]:
-        """Hidden states of the positions before these, float32 [n, hidden]; zeros where nothing is there."""
+        """Hidden states of the positions before these, float32 [n, width]; zeros where nothing is there."""
         size = self._rows.block_size
         block, offset = np.divmod(np.maximum(positions - 1, 0), size)
         place = np.where(there, self._rows.block_table[slots, block], 0).astype(np.int64) * size + offset

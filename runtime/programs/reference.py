@@ -57,10 +57,9 @@ class HostProgram:
         self._model = model
         self._rings = rings
         vocab = model.config.vocab_size
-        max_blocks = ceil_div(context_length, block_size)
         self.rows = HostRows(
-            rings, max_rows, max_blocks, vocab, block_size, MAX_STOP_IDS, MAX_BIAS, penalty_slots=penalty_slots,
-            launched=launched, drafter=drafter, masks=masks,
+            rings, max_rows, ceil_div(context_length, block_size), vocab, block_size, MAX_STOP_IDS, MAX_BIAS,
+            penalty_slots=penalty_slots, launched=launched, drafter=drafter, masks=masks,
         )  # fmt: skip
         state = RowState(**{name: torch.from_numpy(getattr(self.rows, name)) for name in ROW_TENSORS})
         penalties = PenaltyState(torch.from_numpy(self.rows.counts), torch.from_numpy(self.rows.in_prompt))
@@ -97,7 +96,9 @@ class HostProgram:
         self.rows.draft()
         queries = self.rows.queries()
         batch = self._batch(queries)
-        hidden = self._model.forward(batch, self._cache)
+        seen: dict[int, torch.Tensor] = {}  # what a head reads of layers
+        look = None if self._head is None else self._head.looking(seen)
+        hidden = self._model.forward(batch, self._cache, look=look)
         if queries.sample_slots.size:
             logits = self._model.logits(torch.from_numpy(hidden.numpy()[queries.sample_queries]))
             self._logits[queries.sample_slots, queries.sample_offsets] = logits.numpy()
@@ -106,7 +107,7 @@ class HostProgram:
             self._leave_prompt_logprobs(hidden, queries, finite)
         self.rows.write_finite(finite, queries)
         if self._head is not None:
-            self._head.follow(queries, batch, hidden.numpy())
+            self._head.follow(queries, batch, hidden, seen)
 
     def _leave_prompt_logprobs(self, hidden: torch.Tensor, queries: Queries, finite: NDArray[np.bool_]) -> None:
         """Tile by tile, since the logits of a whole chunk would take much memory. hidden: [T, hidden].
@@ -127,7 +128,6 @@ class HostProgram:
 
     def _batch(self, queries: Queries) -> ForwardBatch:
         rows, tokens = queries.slots.size, queries.token_ids.size
-        longest = int(queries.seq_lens.max())
         return ForwardBatch(
             token_ids=torch.from_numpy(queries.token_ids),
             positions=torch.from_numpy(queries.positions),
@@ -137,7 +137,7 @@ class HostProgram:
             block_tables=torch.from_numpy(self.rows.block_table[queries.slots]),
             num_tokens=tokens,
             num_rows=rows,
-            max_seq_len=longest,
+            max_seq_len=int(queries.seq_lens.max()),
             is_decode=tokens == rows and not self.rows.chunks.size,
             state_slots=torch.from_numpy(self.rows.state_slot[queries.slots]),
         )

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from runahead.runtime.checkpoint import BUNDLED_FOLDER
 from tests.runtime.models.eagle_heads import random_head, write_head
 
-_WINDOW: Final = 256  # tokens that are read together
+WINDOW: Final = 256  # tokens that are read together
 _TOKENS: Final = 5_000
 _NOISE: Final = 0.02
 
@@ -28,20 +28,25 @@ def write_fitted_head(folder: Path) -> Path:
     embedding = model.model.embed_tokens.weight.detach()
     x, y = [], []
     with torch.inference_mode():
-        for window in _token_ids().split(_WINDOW):
+        for window in token_ids().split(WINDOW):
             hidden = model.model(window[None]).last_hidden_state[0]
             x.append(torch.cat([embedding[window[1:]], hidden[:-1]], dim=1))
             y.append(hidden[1:])
     inputs, wanted = torch.cat(x), torch.cat(y)
-    ridge = 1e-3 * inputs.square().mean() * len(inputs) * torch.eye(inputs.shape[1])
     tensors = random_head(config=config)
-    tensors["fc.weight"] = torch.linalg.solve(inputs.T @ inputs + ridge, inputs.T @ wanted).T
+    tensors["fc.weight"] = solved(inputs, wanted)
     for name in ("layers.0.self_attn.o_proj.weight", "layers.0.mlp.down_proj.weight"):
         tensors[name] *= _NOISE
     return write_head(folder, tensors, **config)
 
 
-def _token_ids() -> torch.Tensor:
+def solved(inputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """The matrix [out, in] by which inputs [n, in] come nearest to what is wanted, [n, out], kept small a little."""
+    ridge = 1e-3 * inputs.square().mean() * len(inputs) * torch.eye(inputs.shape[1])
+    return torch.linalg.solve(inputs.T @ inputs + ridge, inputs.T @ wanted).T
+
+
+def token_ids() -> torch.Tensor:
     """Of the project's own sources, which look like what the model was trained on."""
     tokenizer = Tokenizer.from_file(str(BUNDLED_FOLDER / "tokenizer.json"))
     sources = sorted((Path(__file__).parents[2] / "runtime").glob("*/*.py"))

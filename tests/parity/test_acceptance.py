@@ -7,14 +7,13 @@ from pathlib import Path
 
 import grpc
 import pytest
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from benchmarks.local_service import local_service
 from runahead.runtime.checkpoint import BUNDLED_FOLDER
 from runahead.v1 import GenerateRequest, GenerationServiceStub, GetModelInfoRequest, GetModelInfoResponse
 from tests.parity.client import Answer, run_workload
-from tests.parity.fitted_head import write_fitted_head
+from tests.parity.drafters import OF_ACCEPTANCE, WITH_WEIGHTS, flags_of, parameters_of
 from tests.parity.workload import Asked
 
 pytestmark = pytest.mark.timeout(300)
@@ -44,18 +43,17 @@ def info_of(url: str) -> GetModelInfoResponse:
     return found
 
 
-@pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_fitted_head(tmp_path_factory.mktemp("head"))
-
-
-def test_acceptance_is_that_of_a_cold_start(head: Path) -> None:
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind == OF_ACCEPTANCE else [pytest.mark.large]) for kind in WITH_WEIGHTS]
+)
+def test_acceptance_is_that_of_a_cold_start(kind: str, tmp_path: Path) -> None:
     """The second request finds its prompt in the cache; the third what the first has said too, which was drafted, and
     had entries made of expected hidden states until the next forward wrote over them."""
     prompt = Tokenizer.from_file(str(BUNDLED_FOLDER / "tokenizer.json")).encode(PROMPT).ids
     counts: dict[str, list[tuple[int, int] | None]] = {}
-    parameters = sum(tensor.numel() for tensor in load_file(head / "model.safetensors").values())
-    flags = ["--threads", "1", "--drafter", "eagle", "--draft-model", str(head), "--draft-tokens", "3"]
+    drafting = flags_of(kind, tmp_path)
+    parameters = parameters_of(kind, tmp_path)
+    flags = ["--threads", "1", *drafting, "--draft-tokens", "3"]
     for way, more in WAYS.items():
         found = counts.setdefault(way, [])
         with local_service([*flags, *more]) as service:
@@ -73,7 +71,8 @@ def test_acceptance_is_that_of_a_cold_start(head: Path) -> None:
                 assert warm.tokens == cold.tokens and warm.drafts == cold.drafts
                 found += [first.drafts, warm.drafts]
             model = info_of(service.url)
-            assert (model.engine.drafter, model.engine.draft_parameters) == ("eagle", parameters)
-            assert "eagle" in model.drafters
+            assert (model.engine.drafter, model.engine.draft_parameters) == (drafting[1], parameters)
+            assert drafting[1] in model.drafters
     assert counts["cut"] == counts["whole"]
     assert all(count is not None and count[1] > 0 for count in counts["whole"]), "some were right"
+    print(f"\n{kind}: drafts looked at and right, of each request: {counts['whole']}")

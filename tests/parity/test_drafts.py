@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.parity.comparing import compare
+from tests.parity.drafters import OF_POOLS, WITH_WEIGHTS, flags_of
 from tests.parity.figures import check_at_rest, grown
-from tests.parity.fitted_head import write_fitted_head
 from tests.parity.matrix import EVENTS, Run, workload_of
 from tests.parity.services import figures_everywhere, run_everywhere, services_at_every_depth
 from tests.parity.test_parity import BARRIER_INTERVAL, POOLS, table
@@ -39,9 +38,17 @@ SERVICES = [
     ("roomy", "ngram", "auto"),
     ("tight", "ngram", "7"),
     ("barrier", "ngram", "auto"),
-    ("roomy", "eagle", "3"),
-    ("tight", "eagle", "3"),
-    ("barrier", "eagle", "auto"),
+    *((pool, kind, drafts) for (pool, drafts), kind in OF_POOLS.items()),
+]
+# Of every drafter with weights all cells, where they are asked for.
+LARGE = [
+    (pool, kind, drafts) for kind in WITH_WEIGHTS for pool, drafts in OF_POOLS if (pool, kind, drafts) not in SERVICES
+]
+PARAMETERS = [
+    pytest.param(*services, *cell, marks=[pytest.mark.large] if services in LARGE else [])
+    for services in (*SERVICES, *LARGE)
+    for cell in CELLS
+    if EVENTS[cell[1]].pool == services[0]
 ]
 Started = Callable[[str, str, str], dict[str, str]]
 
@@ -54,14 +61,10 @@ def without() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_fitted_head(tmp_path_factory.mktemp("head"))
-
-
-@pytest.fixture(scope="module")
-def started(head: Path) -> Iterator[Started]:
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     """URLs by depth, of a pool, a drafter and so many drafts. Services of another pool, or with other drafts, end
     before."""
+    folder = tmp_path_factory.mktemp("drafters")
     with contextlib.ExitStack() as stack:
         running: dict[tuple[str, str, str], dict[str, str]] = {}
 
@@ -69,8 +72,7 @@ def started(head: Path) -> Iterator[Started]:
             if (pool, drafter, drafts) not in running:
                 stack.close()
                 running.clear()
-                flags = ["--threads", "1", *POOLS[pool], "--drafter", drafter, "--draft-tokens", drafts]
-                flags += ["--draft-model", str(head)] if drafter == "eagle" else []
+                flags = ["--threads", "1", *POOLS[pool], *flags_of(drafter, folder), "--draft-tokens", drafts]
                 services = services_at_every_depth(lambda i: [*flags, "--jitter-seed", str(27 + i)])
                 running[pool, drafter, drafts] = stack.enter_context(services)
             return running[pool, drafter, drafts]
@@ -78,10 +80,7 @@ def started(head: Path) -> Iterator[Started]:
         yield of
 
 
-@pytest.mark.parametrize(
-    ("pool", "drafter", "drafts", "kind", "event"),
-    [(*services, *cell) for services in SERVICES for cell in CELLS if EVENTS[cell[1]].pool == services[0]],
-)
+@pytest.mark.parametrize(("pool", "drafter", "drafts", "kind", "event"), PARAMETERS)
 def test_a_cell_of_the_matrix_has_the_answers_of_serial_without_drafts(
     pool: str, drafter: str, drafts: str, kind: str, event: str, started: Started, without: str
 ) -> None:

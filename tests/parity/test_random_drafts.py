@@ -9,8 +9,8 @@ import pytest
 
 from tests.parity.client import Answer
 from tests.parity.comparing import compare
+from tests.parity.drafters import OF_RANDOM_WORKLOADS, WITH_WEIGHTS, flags_of
 from tests.parity.figures import check_at_rest, grown
-from tests.parity.fitted_head import write_fitted_head
 from tests.parity.services import figures_everywhere, run_everywhere, services_at_every_depth
 from tests.parity.test_parity import POOLS
 from tests.parity.workload import workload
@@ -25,14 +25,22 @@ def right(answers: list[Answer]) -> int:
     return sum(answer.drafts[1] for answer in answers if answer.drafts is not None)
 
 
-@pytest.mark.parametrize(("drafter", "drafts"), [("ngram", "7"), ("eagle", "3"), ("eagle", "auto")])
+@pytest.mark.parametrize(
+    ("drafter", "drafts"),
+    [
+        ("ngram", "7"),
+        *(
+            pytest.param(kind, drafts, marks=[] if OF_RANDOM_WORKLOADS[drafts] == kind else [pytest.mark.large])
+            for kind in WITH_WEIGHTS
+            for drafts in OF_RANDOM_WORKLOADS
+        ),
+    ],
+)
 def test_random_workloads_have_the_answers_of_serial_without_drafts(
     drafter: str, drafts: str, seeds: range, tmp_path: Path
 ) -> None:
     flags = ["--threads", "1", *POOLS["tight"]]
-    drafting = [*flags, "--drafter", drafter, "--draft-tokens", drafts]
-    if drafter == "eagle":
-        drafting += ["--draft-model", str(write_fitted_head(tmp_path / "head"))]
+    drafting = [*flags, *flags_of(drafter, tmp_path), "--draft-tokens", drafts]
     with (
         services_at_every_depth(lambda i: flags, ("serial",)) as alone,
         services_at_every_depth(lambda i: [*drafting, "--jitter-seed", str(61 + i)]) as urls,

@@ -23,6 +23,7 @@ from runahead.runtime.kernels.layers import (
     Dense,
     Ends,
     Experts,
+    Fuse,
     GatedDelta,
     Linear,
     Mamba2,
@@ -35,7 +36,7 @@ from runahead.runtime.kernels.reference.experts import BoundExperts, ExpertBuffe
 from runahead.runtime.kernels.reference.gated_delta import BoundDelta, DeltaBuffers
 from runahead.runtime.kernels.reference.linear import Product, Products, choose_products, linear
 from runahead.runtime.kernels.reference.mamba2 import BoundMamba2, Mamba2Buffers
-from runahead.runtime.kernels.reference.norm import NormWeight, gelu_mul, logistic_mul, silu_mul
+from runahead.runtime.kernels.reference.norm import NormWeight, RmsNorm, gelu_mul, logistic_mul, silu_mul
 from runahead.runtime.kernels.reference.recurrence import Runs, runs_of
 from runahead.runtime.kernels.reference.rope import rope_factors
 
@@ -88,6 +89,7 @@ class ReferenceStream:
     live: NDArray[np.intp]  # which tokens are of live rows; empty where no layer asks
     runs: Runs | None  # tokens of live rows, with the rows' states; None where no layer keeps any
     states: tuple[list[NDArray[np.float32]], ...]  # of each recurrent mixer
+    joined: list[torch.Tensor]  # what `Fuse` has joined, cut for a product; nothing before
 
 
 class ReferenceBoundKernels:
@@ -144,7 +146,7 @@ class ReferenceBoundKernels:
 
         def write(stream: ReferenceStream) -> None:
             buffers, own, cache = stream.work.buffers, stream.work.attention[shape], stream.caches[place]
-            qkv.write(_normed(buffers, norm), own.qkv)
+            qkv.write(tuple(stream.joined) if weights.joined else _normed(buffers, norm), own.qkv)
             if q_norm is not None and k_norm is not None:
                 (own.whole_q_norm if spans else own.q_norm).apply(q_norm)
                 (own.whole_k_norm if spans else own.k_norm).apply(k_norm)
@@ -210,19 +212,29 @@ class ReferenceBoundKernels:
 
         return feed_forward
 
-    def fuse(self, weights: Linear) -> Callable[[ReferenceStream, torch.Tensor], None]:
+    def fuse(self, weights: Fuse) -> Callable[[ReferenceStream, torch.Tensor], None]:
         """See `DraftKernels.fuse`."""
-        product, cut = self._bound(weights), self._products.cut
+        product, cut = None if weights.product is None else self._bound(weights.product), self._products.cut
+        token_norm, hidden_norm = _weight_of(weights.token_norm), _weight_of(weights.hidden_norm)
 
-        def join(stream: ReferenceStream, hidden: torch.Tensor) -> None:
-            buffers = stream.work.buffers
-            width = buffers.residual_array.shape[1]
-            joined = np.zeros((buffers.tokens, width + hidden.shape[1]), np.float32)
-            joined[:, :width] = buffers.residual_array
-            joined[: stream.num_tokens, width:] = hidden.numpy()
-            product.write(cut(torch.from_numpy(joined)), buffers.residual)
+        def fuse(stream: ReferenceStream, hidden: torch.Tensor) -> None:
+            buffers, count, width = stream.work.buffers, stream.num_tokens, hidden.shape[1]
+            residual = buffers.residual_array
+            joined = np.zeros((buffers.tokens, residual.shape[1] + width), np.float32)
+            cuts = (width,) if weights.hidden_first else (residual.shape[1],)
+            token, before = np.split(joined, cuts, axis=1)[:: -1 if weights.hidden_first else 1]
+            token[:] = residual
+            before[:count] = hidden.numpy()
+            for part, norm in ((token, token_norm), (before, hidden_norm)):
+                if norm is not None:
+                    RmsNorm.of(part, part).apply(norm)
+            stream.joined[:] = cut(torch.from_numpy(joined))
+            if product is None:
+                residual[:count] = hidden.numpy()
+            else:
+                product.write(tuple(stream.joined), buffers.residual)
 
-        return join
+        return fuse
 
     def residual(self, stream: ReferenceStream) -> torch.Tensor:
         """See `DraftKernels.residual`."""
@@ -245,7 +257,7 @@ class ReferenceBoundKernels:
             live = live_tokens(batch) if self._experts else _NOBODY
             runs = runs_of(batch) if self._mamba2 or self._gated_delta else None
             states = tuple([tensor.numpy() for tensor in each] for each in cache.states)
-            yield ReferenceStream(batch.num_tokens, work, caches, self._plans, live, runs, states)
+            yield ReferenceStream(batch.num_tokens, work, caches, self._plans, live, runs, states, [])
 
     def end(self, stream: ReferenceStream) -> torch.Tensor:
         """See `BoundKernels.end`."""

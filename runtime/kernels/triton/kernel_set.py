@@ -39,7 +39,7 @@ class TritonBoundKernels:
         self._fuses = ends.embedding.dtype == torch.bfloat16
 
     def attention(self, weights: Attention, place: int) -> Callable[[Stream], None]:
-        assert not weights.first, "a draft head is refused on CUDA"
+        assert not weights.first and not weights.joined, "a draft head is refused on CUDA"
         assert weights.gate is None, "models with gated attention are refused before their weights are read"
         self._buffers.add(weights.shape, weights.window)
         self._look_at(weights.qkv, weights.o)

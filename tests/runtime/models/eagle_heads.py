@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from tests.runtime.models.checkpoints import BASE, CASES, save
+from tests.runtime.models.head_arithmetic import Floats, attended, gated, normed
 
-Floats = NDArray[np.float64]
 VOCAB, HIDDEN, WIDTH = BASE["vocab_size"], BASE["hidden_size"], BASE["intermediate_size"]
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCAB, "hidden_size": HIDDEN,
@@ -84,50 +83,23 @@ class HeadByDefinition:
         self._own = {name: tensor.double().numpy() for name, tensor in tensors.items()}
         self._embedding, self._lm_head = embedding.detach().double().numpy(), lm_head.detach().double().numpy()
 
-    def proposes(self, tokens: list[int], hidden: Floats, count: int) -> list[int]:
-        """What it proposes behind these tokens, greedily. hidden: [at least tokens - 1, hidden], of the target."""
-        known, states = list(tokens), [np.array(state, np.float64) for state in hidden[: len(tokens) - 1]]
+    def proposes(self, tokens: list[int], states: list[Floats], count: int) -> list[int]:
+        """What it proposes behind these tokens, greedily. states: of the target, [at least tokens - 1, hidden] each: of
+        the embedding and of every layer but the last, and the last one's after the final norm."""
+        known, of_tokens = list(tokens), list(states[-1][: len(tokens) - 1])
         found: list[int] = []
         for _ in range(count):
-            expected = self._last(known, np.stack(states))
+            expected = self._last(known, np.stack(of_tokens))
             found.append(int(np.argmax(self._lm_head @ expected)))
             known.append(found[-1])
-            states.append(expected)
+            of_tokens.append(expected)
         return found
 
     def _last(self, tokens: list[int], states: Floats) -> Floats:
         """The hidden state that the head expects of the last of these tokens. states: [tokens - 1, hidden]."""
         own = self._own
         x = np.concatenate([self._embedding[tokens[1:]], states], axis=1) @ own["fc.weight"].T + own.get("fc.bias", 0.0)
-        x = x + self._attention(x) @ own["layers.0.self_attn.o_proj.weight"].T
-        last = x[-1]
-        scale = np.sqrt(np.mean(last**2) + CONFIG["rms_norm_eps"])
-        normed = last / scale * own["layers.0.post_attention_layernorm.weight"]
-        gate, up = (own[f"layers.0.mlp.{name}_proj.weight"] @ normed for name in ("gate", "up"))
-        gated: Floats = last + own["layers.0.mlp.down_proj.weight"] @ (gate / (1 + np.exp(-gate)) * up)
-        return gated
-
-    def _attention(self, x: Floats) -> Floats:
-        """Causal, of all entries, [n, hidden]. The first entry stands at position 0."""
-        count, heads, kv_heads = len(x), CONFIG["num_attention_heads"], CONFIG["num_key_value_heads"]
-        q, k, v = (x @ self._own[f"layers.0.self_attn.{name}_proj.weight"].T for name in "qkv")
-        dim = q.shape[1] // heads
-        q, k, v = (part.reshape(count, -1, dim) for part in (q, k, v))
-        q, k = _rotated(q), _rotated(k)
-        attended = np.empty((count, heads, dim))
-        hidden_from = np.triu(np.ones((count, count), np.bool_), 1)
-        for head in range(heads):
-            of_head = head // (heads // kv_heads)
-            scores = np.where(hidden_from, -np.inf, q[:, head] @ k[:, of_head].T / np.sqrt(dim))
-            weights = np.exp(scores - scores.max(1, keepdims=True))
-            attended[:, head] = weights / weights.sum(1, keepdims=True) @ v[:, of_head]
-        return attended.reshape(count, -1)
-
-
-def _rotated(x: Floats) -> Floats:
-    """x: [n, heads, dim], at positions 0 to n - 1."""
-    half = x.shape[2] // 2
-    angles = np.arange(len(x))[:, None] * CONFIG["rope_theta"] ** (-np.arange(half) / half)
-    cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
-    first, second = x[..., :half], x[..., half:]
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+        x = x + attended(x, own, "layers.0.self_attn.", CONFIG["num_attention_heads"], CONFIG["rope_theta"])
+        last: Floats = x[-1]
+        norm = own["layers.0.post_attention_layernorm.weight"]
+        return last + gated(normed(last, norm, CONFIG["rms_norm_eps"]), own, "layers.0.mlp.")

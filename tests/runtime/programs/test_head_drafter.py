@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
-from runahead.cuda_graphs.rings import RingLayout, allocate_rings
 from runahead.cuda_graphs.shape import Form
-from runahead.runtime.checkpoint import open_checkpoint, open_head
-from runahead.runtime.kernels.reference.forward import ReferenceKernels
-from runahead.runtime.memory.slot_pool import NO_SLOT
-from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.draft_head import DraftHead
-from runahead.runtime.models.eagle import open_eagle
-from runahead.runtime.models.load import load_model
-from runahead.runtime.plan import PLAN_WORDS
-from runahead.runtime.programs.head_drafter import HeadDrafter
-from runahead.runtime.programs.reference import HostProgram
 from runahead.runtime.wire.parameters import SamplingParams
-from tests.runtime.launches import ENDLESS, Launches, _Row, over_program
-from tests.runtime.models.checkpoints import CASES, save
-from tests.runtime.models.eagle_heads import VOCAB, HeadByDefinition, random_head, save_foreseen, write_head
+from tests.runtime.models.eagle3_heads import NARROW, save_foreseen3
+from tests.runtime.models.eagle_heads import VOCAB, save_foreseen
+from tests.runtime.programs.head_worlds import (
+    ALL,
+    BLOCK,
+    DRAWN,
+    EACH,
+    GREEDY,
+    MOST,
+    PROMPT,
+    World,
+    eagle3_world,
+    eagle_world,
+    entries,
+    lived,
+    plain,
+)
 
-ROWS, BLOCK, EACH, MOST = 4, 16, 8, 7
-GREEDY, DRAWN = SamplingParams(temperature=0.0), SamplingParams(temperature=0.9, seed=5)
-PROMPT = np.random.default_rng(3).integers(2, VOCAB, 45).tolist()
-ALL = 1000
+Make = Callable[..., World]
+KINDS: dict[str, tuple[Make, Callable[[Path, Path], None]]] = {
+    "eagle-1": (eagle_world, save_foreseen),
+    "eagle-3": (eagle3_world, save_foreseen3),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -43,73 +43,9 @@ def _without_gradients() -> Iterator[None]:
         yield
 
 
-@dataclass
-class Heard:
-    """A head whose proposals are kept, and of which the rows see others: `rights` tokens of what they are about to say,
-    in a circle, and then a wrong one."""
-
-    own: HeadDrafter
-    said: list[int] = field(default_factory=list)  # prompt and completion, of every row
-    rights: Sequence[int] = (0,)
-    heard: dict[int, list[int]] = field(default_factory=dict)  # by length
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.own, name)
-
-    def propose(self, slots: NDArray[np.int64], lengths: NDArray[np.int64], count: int) -> NDArray[np.int32]:
-        found = self.own.propose(slots, lengths, count)
-        shown = np.zeros_like(found)
-        for i, length in enumerate(lengths.tolist()):
-            own = [token for token in found[i].tolist() if token >= 0]
-            known = self.heard.get(length, own)
-            assert known[: len(own)] == own[: len(known)], "it does not hang on how the row came there"
-            self.heard[length] = max(known, own, key=len)
-            right = self.rights[length % len(self.rights)]
-            for ahead in range(count):
-                token = self.said[length + ahead] if length + ahead < len(self.said) else 0
-                shown[i, ahead] = token if ahead < right else (token + 1) % VOCAB
-        return np.where(found >= 0, shown, found)
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    target: Decoder
-    head: DraftHead
-    by_definition: HeadByDefinition
-    hidden_of: Any  # the target as transformers has it
-
-    def started(self) -> tuple[HostProgram, Launches]:
-        """Every KV block is NaN at the start."""
-        rings = allocate_rings(RingLayout(4, PLAN_WORDS, 8192, ROWS, 4, prompt_tokens=200, drafts=MOST))
-        program = HostProgram(
-            self.target, rings, max_rows=ROWS, num_blocks=ROWS * EACH + 1, block_size=BLOCK,
-            context_length=EACH * BLOCK, head=self.head,
-        )  # fmt: skip
-        program.poison_blocks(tuple(range(1, ROWS * EACH + 1)))
-        return program, Launches(over_program(program), rings, VOCAB, EACH)
-
-
-def world_of(folder: Path, *, foreseen: bool = False, bias: bool = False) -> World:
-    target_folder, head_folder = folder / "target", folder / "head"
-    if foreseen:
-        save_foreseen(target_folder, head_folder)
-    else:
-        save(CASES[0], target_folder)
-        write_head(head_folder, random_head(bias=bias))
-    kernels = ReferenceKernels()
-    target = load_model(open_checkpoint(target_folder), torch.device("cpu"), torch.float32, "auto", kernels)
-    eagle = open_eagle(open_head(head_folder), target.config, EACH * BLOCK, "draft_model", "context_length")
-    head = DraftHead(eagle.weights(kernels.pack_weight), target, kernels, EACH * BLOCK)
-    model = AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32, attn_implementation="eager").eval()
-    by_definition = HeadByDefinition(
-        load_file(head_folder / "model.safetensors"), model.model.embed_tokens.weight, model.lm_head.weight
-    )
-    return World(target, head, by_definition, model.model)
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return world_of(tmp_path_factory.mktemp("random"))
+@pytest.fixture(scope="module", params=list(KINDS))
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
+    return KINDS[request.param][0](tmp_path_factory.mktemp("random"))
 
 
 @pytest.fixture(scope="module")
@@ -118,62 +54,29 @@ def completion(world: World) -> list[int]:
     return plain(world, GREEDY, 60)
 
 
-def plain(world: World, sampling: SamplingParams, count: int) -> list[int]:
-    _, launches = world.started()
-    launches.begin(0, PROMPT, sampling)
-    launches.launch({0: ALL})
-    return launches.decode((0,), count)[0]
-
-
-def lived(
-    world: World, said: list[int], rights: Sequence[int], drafts: Sequence[int] = (MOST,), chunk: int = ALL,
-    known: int = len(PROMPT), slot: int = 0, until: int = 100, began: tuple[HostProgram, Launches, Heard] | None = None,
-    cached: int = 0,
-) -> tuple[HostProgram, Launches, Heard]:  # fmt: skip
-    """A row that lives up to a length. known: tokens that are read in chunks. drafts: K of each launch, in a circle.
-    cached: tokens whose blocks are those of row 0 of the same program."""
-    program, launches = world.started() if began is None else began[:2]
-    heard = Heard(program.rows.drafter) if began is None else began[2]  # type: ignore[arg-type]
-    heard.said, heard.rights = said, rights
-    program.rows.drafter = heard
-    own = tuple(range(1 + slot * EACH, 1 + slot * EACH + EACH))
-    blocks = tuple(range(1, 1 + cached // BLOCK)) + own[cached // BLOCK :]
-    row = _Row(list(said[:known]), len(PROMPT), GREEDY, NO_SLOT, blocks, ENDLESS, 1 << 20, computed=cached)
-    launches._rows[slot] = row
-    while row.computed < known:
-        launches.launch({slot: chunk})
-    length, number, found = known, 0, []
-    while length < until:
-        run = launches.launch({slot: 1}, drafts=drafts[number % len(drafts)]).runs[slot]
-        found += [cell.token for cell in run]
-        length, number = known + len(found), number + 1
-    assert found == said[known : known + len(found)], "no draft changes a token"
-    return program, launches, heard
-
-
-def entries(program: HostProgram, slot: int, count: int) -> list[NDArray[np.float32]]:
-    """What lies in a row's blocks of positions below `count`: keys, values and hidden states. Entry 0 is nobody's."""
-    drafter = program._head
-    assert drafter is not None
-    places = np.concatenate([np.arange(BLOCK) + BLOCK * int(block) for block in program.rows.block_table[slot]])
-    cache = drafter._cache
-    kept = [tensor.numpy().reshape(-1, *tensor.shape[2:]) for tensor in (*cache.entries.keys, *cache.entries.values)]
-    return [*(part[places[1:count]] for part in kept), cache.hidden[places[:count]]]
-
-
 # ---------------------------------------------------------------- the arithmetic
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_what_is_proposed_is_what_the_definition_says(bias: bool, tmp_path: Path) -> None:
-    world = world_of(tmp_path, bias=bias)
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [
+        (eagle_world, {}),
+        (eagle_world, {"bias": True}),
+        (eagle3_world, {}),
+        (eagle3_world, {"known": VOCAB}),
+        (eagle3_world, {"width": NARROW}),
+        (eagle3_world, {"reads": (2, 0, 2)}),
+    ],
+)
+def test_what_is_proposed_is_what_the_definition_says(make: Make, given: dict[str, Any], tmp_path: Path) -> None:
+    world = make(tmp_path, **given)
     said = [*PROMPT, *plain(world, GREEDY, 60)]
-    hidden = world.hidden_of(torch.tensor([said])).last_hidden_state[0].double().numpy()
+    states = world.states(said)
     _, _, heard = lived(world, said, (0, 3, 7, 1, 2))
     assert len(heard.heard) > 10
     for length, proposed in heard.heard.items():
         assert len(proposed) == MOST
-        assert proposed == world.by_definition.proposes(said[:length], hidden, MOST)
+        assert proposed == world.by_definition.proposes(said[:length], states, MOST)
     assert len({tuple(proposed) for proposed in heard.heard.values()}) > 8, "they are not all alike"
 
 
@@ -184,8 +87,7 @@ def test_the_first_entry_is_that_of_the_second_token(world: World, length: int) 
     launches.begin(0, PROMPT[:length], GREEDY)
     launches.launch({0: ALL})
     said = [*PROMPT[:length], launches.launch({0: 1}, drafts=MOST).tokens[0]]
-    hidden = world.hidden_of(torch.tensor([said])).last_hidden_state[0].double().numpy()
-    assert program.rows.proposed[0].tolist() == world.by_definition.proposes(said, hidden, MOST)
+    assert program.rows.proposed[0].tolist() == world.by_definition.proposes(said, world.states(said), MOST)
 
 
 # ---------------------------------------------------------------- how a row came there
@@ -263,9 +165,13 @@ def test_rows_side_by_side_draft_as_each_alone(world: World, completion: list[in
 
 @pytest.mark.parametrize("form", list(Form))
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-def test_a_head_that_knows_its_target_is_right_each_time(sampling: SamplingParams, form: Form, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_head_that_knows_its_target_is_right_each_time(
+    kind: str, sampling: SamplingParams, form: Form, tmp_path: Path
+) -> None:
     """A drawn token too: it is drawn with the noise of its position."""
-    world = world_of(tmp_path, foreseen=True)
+    make, write = KINDS[kind]
+    world = make(tmp_path, write)
     expected = plain(world, sampling, 33)
     _, launches = world.started()
     launches.begin(0, PROMPT, sampling)
@@ -291,7 +197,7 @@ def test_nothing_is_guessed_of_a_row_with_a_grammar(world: World) -> None:
 
 @pytest.mark.parametrize("length", [3, 9, 10, 16])
 def test_nothing_is_written_where_a_row_has_no_block(length: int, tmp_path: Path) -> None:
-    world = world_of(tmp_path, foreseen=True)
+    world = eagle_world(tmp_path, save_foreseen)
     max_len = len(PROMPT) + length
     program, launches = world.started()
     launches.begin(0, PROMPT, GREEDY, max_len=max_len)

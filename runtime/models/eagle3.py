@@ -1,0 +1,207 @@
+"""Draft heads of EAGLE-3 as they are published: what a folder holds, held against the model that it is to draft for.
+
+The head reads what three of the target's layers leave, which one product makes a hidden state of. Its one layer is a
+Llama's whose queries, keys and values are made of [norm(embedding of a token), norm(hidden state of the position before
+it)], twice the width; the residual is the hidden state, and what the layer leaves is one more hidden state. A norm and
+the head's own matrix make logits of it, over a vocabulary of its own: token i of it is token i + d2t[i] of the target.
+
+Sources: Li, Wei, Zhang, Zhang, 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
+Training-Time Test", and the model definition and the tensors' names that its authors have published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+
+from runahead.runtime.checkpoint import Checkpoint, CheckpointError, StoredTensor
+from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
+from runahead.runtime.kernels.layers import Fuse
+from runahead.runtime.models.architecture import HeadWeights, TensorReader
+from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.config_values import flag, number
+from runahead.runtime.models.dense_decoder import attention, feed_forward, rope_of
+from runahead.runtime.models.head_files import HeadFiles, check_fits, check_width
+from runahead.runtime.models.llama import LLAMA, LlamaConfig
+from runahead.runtime.models.read_config import parse_config
+from runahead.runtime.models.weights import read_safetensors
+
+_NAMES: Final = (LLAMA.name, "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
+_BODY, _LAYER, _IN_FILE = "model.", "model.layers.0.", "midlayer."
+_FUSE, _NORM, _EMBEDDING, _HEAD = "model.fc", "model.norm", "model.embed_tokens.weight", "lm_head.weight"
+_TO_TARGET, _TO_DRAFT = "d2t", "t2d"  # the second says of each of the target's tokens whether the first names it
+_READ: Final = 3  # layers of the target
+_LAYER_IDS: Final = "eagle_aux_hidden_state_layer_ids"
+_INTEGERS: Final = {"I64": 8, "I32": 4}
+# Of this kind's own keys those that change what is computed, with the one value that is served.
+_ONLY: Final = {"norm_before_residual": False, "norm_before_fc": False, "use_aux_hidden_state": True}
+
+
+def is_eagle3(raw: Mapping[str, Any]) -> bool:
+    """Whether `config.json` is that of a head of EAGLE-3."""
+    return "draft_vocab_size" in raw or "eagle3" in str(raw.get("architectures")).lower()
+
+
+def open_eagle3(
+    checkpoint: Checkpoint, target: ModelConfig, context: int, setting: str, context_setting: str
+) -> HeadFiles:
+    """As `runahead.runtime.models.eagle.open_eagle`, of a head for which `is_eagle3` says so."""
+    called = f"the draft head {checkpoint.path}"
+    try:
+        config, raw = _read(checkpoint.config())
+        reads = _layers_read(raw, target)
+        known = number(raw, "draft_vocab_size", int, config.vocab_size)
+        width = number(raw, "target_hidden_size", int, target.hidden_size)
+    except CheckpointError as error:
+        raise CheckpointError(f"{called}: {error}") from error
+    check_fits(f"{called} ({setting})", config, target, context, context_setting)
+    check_width(f"{called} ({setting})", width, target)
+    tensors_of_files = checkpoint.tensors()
+    stored = {_name(name): tensor for name, tensor in tensors_of_files.items()}
+    if len(stored) < len(tensors_of_files):
+        raise CheckpointError(f"{called} has a tensor twice, by two of the names that it may have")
+    _check_own(called, config, target, stored, known)
+    targets = _targets(called, stored[_TO_TARGET], known, target) if _TO_TARGET in stored else None
+    if _TO_DRAFT in stored and stored[_TO_DRAFT].shape != (target.vocab_size,):
+        raise CheckpointError(
+            f"{called}: tensor t2d must say of each of the model's {target.vocab_size} tokens whether "
+            "the draft vocabulary has it"
+        )
+
+    def build(tensors: TensorReader) -> HeadWeights:
+        return _built(config, tensors, reads, width, stored, known, targets)
+
+    read_apart = {name: tensor for name, tensor in stored.items() if name not in (_TO_TARGET, _TO_DRAFT)}
+    head = HeadFiles(called, "a head of EAGLE-3", read_apart, build, {}, _name_in_file)
+    head.check()
+    return head
+
+
+def _read(raw: Mapping[str, Any]) -> tuple[LlamaConfig, dict[str, Any]]:
+    """Its layer, as of a Llama with one, and the keys that such a head has beside a Llama's."""
+    if raw.get("architectures") not in tuple([name] for name in _NAMES):
+        raise CheckpointError(
+            f"architectures is {raw.get('architectures')!r}; that of a head of EAGLE-3 is {', '.join(_NAMES)}"
+        )
+    inner = raw.get("eagle_config") or {}
+    if not isinstance(inner, dict):
+        raise CheckpointError(f"eagle_config is {inner!r}; it must be an object")
+    own_keys = {"draft_vocab_size", "target_hidden_size", "eagle_config", _LAYER_IDS, *_ONLY}
+    of_llama = {key: value for key, value in raw.items() if key not in own_keys}
+    own = {key: value for key, value in {**inner, **raw}.items() if key in own_keys - {"eagle_config"}}
+    for key, only in _ONLY.items():
+        if own.get(key) is not None and flag(own, key) is not only:
+            raise CheckpointError(f"{key} is {str(not only).lower()}; only {str(only).lower()} is served")
+    if unknown := sorted(inner.keys() - own_keys):
+        raise CheckpointError(f"eagle_config has keys that are not understood: {', '.join(unknown)}")
+    config = parse_config({**of_llama, "architectures": [LLAMA.name]}, ())
+    assert isinstance(config, LlamaConfig)
+    return config, own
+
+
+def _layers_read(own: Mapping[str, Any], target: ModelConfig) -> tuple[int, ...]:
+    """After how many of the target's layers each of the hidden states is taken.
+
+    Two ways to number them are in use. In both the lowest is what the second layer leaves: where a list begins with 1,
+    a number is that of the layer, from 0 on, that leaves the state; else that of the layer which the state goes into,
+    as in the authors' own code.
+    """
+    layers = target.num_layers
+    given = own.get(_LAYER_IDS) or (2, layers // 2, layers - _READ)
+    if (
+        not isinstance(given, list | tuple)
+        or len(given) != _READ
+        or any(not isinstance(one, int) or isinstance(one, bool) for one in given)
+    ):
+        raise CheckpointError(f"{_LAYER_IDS} is {given!r}; it must be a list of {_READ} layers")
+    reads = tuple(one + 1 for one in given) if given[0] == 1 else tuple(given)
+    if min(reads) < 0 or max(reads) > layers:
+        raise CheckpointError(
+            f"it reads what the model's layers leave, {_LAYER_IDS} {list(given)}, and the model has {layers} layers"
+        )
+    return reads
+
+
+def _name(name: str) -> str:
+    """What a tensor is called here, by what a file calls it."""
+    name = name.removeprefix(_BODY)
+    if name in (_HEAD, _TO_TARGET, _TO_DRAFT):
+        return name
+    return _LAYER + name.removeprefix(_IN_FILE) if name.startswith(_IN_FILE) else _BODY + name
+
+
+def _name_in_file(name: str) -> str:
+    return _IN_FILE + name.removeprefix(_LAYER) if name.startswith(_LAYER) else name.removeprefix(_BODY)
+
+
+def _check_own(
+    called: str, config: LlamaConfig, target: ModelConfig, stored: Mapping[str, StoredTensor], known: int
+) -> None:
+    """What the head has of its own, and what it takes from the target."""
+    width, vocab = config.hidden_size, target.vocab_size
+    if _EMBEDDING not in stored and width != target.hidden_size:
+        raise CheckpointError(
+            f"{called} has no tensor embed_tokens.weight, and the model's embedding, of {target.hidden_size} numbers a "
+            f"token, is none for a head of {width}"
+        )
+    if _HEAD not in stored and (width, known) != (target.hidden_size, vocab):
+        raise CheckpointError(
+            f"{called} has no tensor lm_head.weight, and the model's own, {vocab} tokens of {target.hidden_size} "
+            f"numbers, is none for a draft vocabulary of {known} tokens and a head of {width}"
+        )
+    if _TO_TARGET not in stored and known != vocab:
+        raise CheckpointError(
+            f"{called} has no tensor d2t: nothing says which of the model's {vocab} tokens the {known} of its draft "
+            "vocabulary are"
+        )
+
+
+def _targets(called: str, stored: StoredTensor, known: int, target: ModelConfig) -> torch.Tensor:
+    """The target's tokens that the head's are, int64 [known]. stored: what is added to each of the head's."""
+    if (
+        not isinstance(stored, SafetensorsTensor)
+        or stored.shape != (known,)
+        or stored.size_bytes != known * _INTEGERS.get(stored.dtype, 0)
+    ):
+        raise CheckpointError(
+            f"{called}: tensor d2t must be {known} integers of 64 or 32 bits, as draft_vocab_size says"
+        )
+    targets = torch.arange(known) + read_safetensors(stored).long()
+    if not 0 <= int(targets.min()) <= int(targets.max()) < target.vocab_size or len(targets.unique()) < known:
+        raise CheckpointError(
+            f"{called}: tensor d2t must give each of {known} tokens one of the model's {target.vocab_size} to itself"
+        )
+    return targets
+
+
+def _built(
+    config: LlamaConfig,
+    tensors: TensorReader,
+    reads: tuple[int, ...],
+    of_target: int,
+    stored: Mapping[str, StoredTensor],
+    known: int,
+    targets: torch.Tensor | None,
+) -> HeadWeights:
+    width, eps = config.hidden_size, config.rms_norm_eps
+    narrow = tensors.linear((_FUSE,), (width,), _READ * of_target, bias=False)
+    fuse = Fuse(
+        None,
+        tensors.norm(f"{_LAYER}input_layernorm", width, eps),
+        tensors.norm(f"{_LAYER}hidden_norm", width, eps),
+    )
+    bias = config.attention_bias
+    mixer = attention(config, 0, tensors, qkv_bias=bias, output_bias=bias, norm=None, inputs=2 * width)
+    # What follows the first token is the first that is drafted: nothing was ever made of that token itself.
+    mixer = replace(mixer, first=1, joined=True)
+    dense = feed_forward(config, 0, tensors, bias=config.mlp_bias)
+    norm = tensors.norm(_NORM, width, eps)
+    embedding = tensors.tensor((_EMBEDDING,), (config.vocab_size,), width) if _EMBEDDING in stored else None
+    lm_head = tensors.pack(tensors.tensor((_HEAD,), (known,), width)) if _HEAD in stored else None
+    return HeadWeights(
+        fuse, mixer, dense, rope_of(config), tensors.parameters, width, reads, narrow, norm,
+        embedding=embedding, lm_head=lm_head, targets=targets,
+    )  # fmt: skip

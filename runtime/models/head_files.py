@@ -1,0 +1,112 @@
+"""The files of a draft head, held against the model that it is to draft for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from runahead.runtime.checkpoint import CheckpointError, StoredTensor
+from runahead.runtime.kernels.layers import Layer
+from runahead.runtime.models.architecture import HeadWeights, TensorReader, TensorStack
+from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.dense_decoder import DenseConfig
+from runahead.runtime.models.memory import memory_of
+from runahead.runtime.models.weights import Pack, copy_stored
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFiles:
+    """A head whose files fit its target. No weight is read yet.
+
+    called: what messages call it. kind: of a head, in words. stored: its tensors, by the names that `build` asks for.
+    build: makes the head of them. copies: tensors that may be there too and that nothing is made of, with their shapes.
+    in_file: what the files call a tensor.
+    """
+
+    called: str
+    kind: str
+    stored: Mapping[str, StoredTensor]
+    build: Callable[[TensorReader], HeadWeights]
+    copies: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    in_file: Callable[[str], str] = str
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes of a KV block: keys and values of the head's layer, and the hidden states that it reads, in float32."""
+        head, _ = self._described()
+        entries = memory_of((Layer(head.mixer, head.feed_forward),)).bytes_kept(block_size, torch.float32)
+        return entries.block + block_size * head.width * torch.float32.itemsize
+
+    def weights(self, pack: Pack) -> HeadWeights:
+        """On the CPU, in float32. Raises CheckpointError."""
+
+        def fill(stack: TensorStack) -> torch.Tensor:
+            whole = torch.empty((sum(stack.rows), *stack.columns))
+            for name, part in zip(stack.names, whole.split(stack.rows), strict=True):
+                copy_stored(self.stored[name], part)
+            return whole
+
+        return self.build(TensorReader(fill, pack))
+
+    def check(self) -> None:
+        """Raises CheckpointError, naming the tensor, if one is missing, unknown, or of another shape."""
+        _, stacks = self._described()
+        expected = {name: stack.shape(i) for stack in stacks for i, name in enumerate(stack.names)}
+        for name, shape in expected.items():
+            if name not in self.stored:
+                raise CheckpointError(f"{self.called} has no tensor {self.in_file(name)}")
+            self.stored[name].check(shape)
+        for name, tensor in self.stored.items():
+            if name in self.copies:
+                tensor.check(self.copies[name])
+            elif name not in expected:
+                raise CheckpointError(
+                    f"{self.called} has a tensor {self.in_file(name)}, which {self.kind} does not have"
+                )
+
+    def _described(self) -> tuple[HeadWeights, list[TensorStack]]:
+        """The head without values, and the stacks of tensors that it is made of."""
+        stacks: list[TensorStack] = []
+
+        def fill(stack: TensorStack) -> torch.Tensor:
+            stacks.append(stack)
+            return torch.empty((sum(stack.rows), *stack.columns), device="meta")
+
+        return self.build(TensorReader(fill, lambda weight: weight)), stacks
+
+
+def may_have_head(target: ModelConfig) -> bool:
+    """Does a model leave the hidden states that a head is made for? Where its logits are scaled, the last norm is."""
+    return bool(getattr(target, "logits_scaling", 1.0) == 1.0)
+
+
+def check_fits(head: str, config: DenseConfig, target: ModelConfig, context: int, context_setting: str) -> None:
+    """Raises CheckpointError for a head that can't draft for the model, whatever its kind is. head: what messages call
+    it. context: tokens of a request that are served. context_setting: what messages call the setting of that."""
+    if not may_have_head(target):
+        raise CheckpointError(
+            f"{head} can't draft for this {target.architecture}, whose logits_scaling is in the hidden states that a "
+            "head would read"
+        )
+    if config.num_layers != 1:
+        raise CheckpointError(f"{head} has {config.num_layers} layers; heads of one layer are served")
+    if config.vocab_size != target.vocab_size:
+        raise CheckpointError(
+            f"{head} has a vocabulary of {config.vocab_size} tokens, and the model one of {target.vocab_size}: it was "
+            "made for another model"
+        )
+    if config.max_position_embeddings < context:
+        raise CheckpointError(
+            f"{head} has a context of {config.max_position_embeddings} tokens, and {context} are served: set "
+            f"{context_setting} to {config.max_position_embeddings} or less"
+        )
+
+
+def check_width(head: str, width: int, target: ModelConfig) -> None:
+    """Raises CheckpointError for a head that reads hidden states of so many numbers, if the model leaves others."""
+    if width != target.hidden_size:
+        raise CheckpointError(
+            f"{head} reads hidden states of {width} numbers, and the model leaves {target.hidden_size}: "
+            "it was made for another model"
+        )
