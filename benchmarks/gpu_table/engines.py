@@ -198,6 +198,7 @@ def opened(shape: Shape, settings: Mapping[str, int | float | str | bool], launc
         described = load_config(checkpoint)
         context = check_model(config, described)
         made, nodes, eagerly = _made(config, checkpoint, described, context)
+        config = made.config
     held, front_end = HoldingDevice(made.device, eagerly), FrontEnd()
     scheduler = make_scheduler(config, described, made.blocks, context)
     turn_work = config.max_rows * _REQUEST_WORK

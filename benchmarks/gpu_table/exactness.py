@@ -20,7 +20,6 @@ from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.results import Agreement
 from benchmarks.gpu_table.settings import Settings, flags
 from benchmarks.local_service import local_service
-from runahead.runtime.wire.engine_config import EngineSettings
 from runahead.v1 import EngineConfiguration, GenerateRequest, GenerationServiceStub, GetModelInfoRequest
 from runahead.v1.generate_pb2 import Delta, FinishReason
 
@@ -30,7 +29,9 @@ ASKED: Final[tuple[Asked, ...]] = ("on", "off")
 START_S: Final = 400.0  # a service whose kernels are compiled first
 _VOCAB: Final = 4000  # ids of the bundled model, without the special ones
 _STOP_IDS: Final = 8
-_CHUNK: Final = EngineSettings().prefill_chunk
+_CHUNK: Final = 128
+# Small launches, so that prompts are cut, and share theirs with others'.
+SIZES: Final[Settings] = {"prefill_chunk": _CHUNK, "max_prefill_tokens": 2 * _CHUNK, "run_ahead_tokens": 4 * _CHUNK}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from benchmarks.gpu_table.cells import Cells, Run
 from benchmarks.gpu_table.decode import Batch, Steps, bare_graphs, fill_cache, form_of, through_the_engine
 from benchmarks.gpu_table.engines import Bench, opened
 from benchmarks.gpu_table.errors import BenchmarkError
-from benchmarks.gpu_table.exactness import ASKED, COMPARED, FEW, Crowd, agreements
+from benchmarks.gpu_table.exactness import ASKED, COMPARED, FEW, SIZES, Crowd, agreements
 from benchmarks.gpu_table.expert_counts import experts_named
 from benchmarks.gpu_table.floors import StepBytes, step_bytes
 from benchmarks.gpu_table.kernel_times import LAUNCHES, on_the_gpu, traced
@@ -251,7 +251,7 @@ def _kernels(shape: Shape, run: Run) -> Found:
 
 def _exactness(crowd: Crowd, depths: Sequence[int], run: Run) -> Found:
     """The bundled model through gRPC, at each depth a service with the exact kernels, and one with the fastest."""
-    settings: Settings = {"device": run.device} | run.asked
+    settings: Settings = {"device": run.device} | SIZES | run.asked
     found: list[Agreement] = []
     failures = []
     for asked in ASKED:

@@ -49,7 +49,7 @@ def assemble(config: EngineConfig, loading: Progress, capturing: Progress | None
     return Assembled(
         made.device,
         make_scheduler(
-            config,
+            made.config,
             described,
             made.blocks,
             context,
@@ -57,7 +57,7 @@ def assemble(config: EngineConfig, loading: Progress, capturing: Progress | None
             forced_drafts(config, described) if made.masks else 0,
             made.draft_step,
         ),
-        engine_info(config, made, context),
+        engine_info(made, context),
         made.poison,
         made.masks or NoMasks(),
     )

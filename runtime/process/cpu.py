@@ -31,10 +31,12 @@ from runahead.runtime.process.parts import (
     bytes_kept,
     check_blocks,
     check_tensors,
+    dtype_of,
     forced_drafts,
     memory_facts,
     most_drafts,
     ring_layout,
+    sized,
 )
 from runahead.runtime.process.progress import Progress
 from runahead.runtime.programs.poison import RingPoison
@@ -54,7 +56,8 @@ def make_on_cpu(
     capturing: Progress,
 ) -> MadeOnDevice:
     """A `MakeOnDevice`. Raises NoKernelsError where no kernels keep rows apart."""
-    dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
+    config, why_sizes = sized(config, described, context, None)
+    dtype = dtype_of(config, described)
     kept = bytes_kept(config, described, dtype)
     eagle = _eagle(config, described, context)
     of_head = eagle.block_bytes(config.block_size) if eagle else 0
@@ -101,7 +104,7 @@ def make_on_cpu(
     if config.jitter_seed is not None:
         delay, poison = seeded_delays(config.jitter_seed), RingPoison(program, rings)
     device = HostDevice(program, rings, delay, launched=config.counters_from)
-    made = MadeOnDevice(model, blocks, device, poison, exactness, masks)
+    made = MadeOnDevice(config, why_sizes, model, blocks, device, poison, exactness, masks)
     if head is None:
         return made
     return replace(made, draft_step=head.step_share, draft_parameters=head.weights.parameters)

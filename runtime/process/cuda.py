@@ -20,12 +20,15 @@ from runahead.runtime.process.parts import (
     bytes_kept,
     check_blocks,
     check_tensors,
+    dtype_of,
     memory_facts,
     most_drafts,
     ring_layout,
+    sized,
     state_bytes,
 )
 from runahead.runtime.process.progress import Progress
+from runahead.runtime.process.sizes import Gpu
 from runahead.runtime.programs.triton import (
     NoExactKernelsError,
     TritonProgram,
@@ -60,14 +63,17 @@ def make_on_cuda(
     compiled and can't.
     """
     device = torch.device("cuda", torch.cuda.current_device())
-    check_gpu(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
+    name = torch.cuda.get_device_name(device)
+    check_gpu(name, torch.cuda.get_device_capability(device))
     check_layers(described)
+    free, memory = torch.cuda.mem_get_info(device)
+    config, why_sizes = sized(config, described, context, Gpu(name, memory))
     keep_kernels(config.kernel_cache, config.spelling("kernel_cache"))
     use_gpu_as(config.gpu_capability)
-    dtype = described.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+    dtype = dtype_of(config, described)
     exactness = _exactness(config, described, dtype)
     check_tensors(config, checkpoint, described)
-    _check_memory(config, described, dtype, context, torch.cuda.mem_get_info(device)[0])
+    _check_memory(config, described, dtype, context, free)
     log = structlog.get_logger("engine")
     log.info("exactness", asked=config.exact, **msgspec.structs.asdict(exactness))
     kernels = gpu_kernels(exactness.exact)
@@ -106,7 +112,7 @@ def make_on_cuda(
         draft_forms=draft_forms(config),
         draft_rows=draft_rows,
     )
-    return MadeOnDevice(model, blocks, captured, None, exactness, draft_rows=draft_rows)
+    return MadeOnDevice(config, why_sizes, model, blocks, captured, None, exactness, draft_rows=draft_rows)
 
 
 def draft_forms(config: EngineConfig) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import structlog
 import torch
 
 from runahead.cuda_graphs.device import Device
@@ -24,6 +25,7 @@ from runahead.runtime.models.memory import KeptBytes, memory_of, weight_bytes
 from runahead.runtime.models.weights import check_weights, described
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.process.progress import Progress
+from runahead.runtime.process.sizes import NAMES, Gpu, ModelSize, with_sizes
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.admission_record import largest_record_words
 from runahead.runtime.scheduler.draft_choice import ChoiceByAcceptance, ChoiceByForms
@@ -35,6 +37,7 @@ from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire.engine_config import AUTO_DRAFTS, MAX_CONTEXT, MOST_DRAFTS, ConfigError, EngineConfig
 from runahead.runtime.wire.messages import EngineInfo, Exactness
 from runahead.runtime.wire.parameters import MAX_STOP_IDS, MAX_TOP_LOGPROBS
+from runahead.runtime.wire.prompt_launches import PromptLaunches
 
 MAX_EOS_IDS: Final = MAX_STOP_IDS // 2  # the other half is the request's own stop ids
 _RECORDS: Final = 3  # admission records with long lists that a bulk slot holds beside the largest
@@ -55,12 +58,14 @@ class Assembled:
 class MadeOnDevice:
     """The parts of an engine that are of one kind of device.
 
-    blocks: KV blocks, the null block included. poison: of the test mode. exactness: of the kernels that the model has.
-    masks: who makes those of rows with a grammar; None: the device takes no such rows. draft_rows: see
-    `SchedulerLimits`. draft_step: what a drafter takes to guess one token of every row, as a share of a launch.
-    draft_parameters: of its own.
+    config: with every size in it. why_sizes: as `with_sizes` says it. blocks: KV blocks, the null block included.
+    poison: of the test mode. exactness: of the kernels that the model has. masks: who makes those of rows with a
+    grammar; None: the device takes no such rows. draft_rows: see `SchedulerLimits`. draft_step: what a drafter takes to
+    guess one token of every row, as a share of a launch. draft_parameters: of its own.
     """
 
+    config: EngineConfig
+    why_sizes: str
     model: Decoder
     blocks: int
     device: Device
@@ -102,11 +107,30 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
     return context
 
 
+def sized(config: EngineConfig, model: ModelConfig, context: int, gpu: Gpu | None) -> tuple[EngineConfig, str]:
+    """The settings with every size of a launch in them, and why those that nobody has set are what they are; logged.
+    gpu: None on a CPU."""
+    dtype = dtype_of(config, model)
+    token_bytes = bytes_kept(config, model, dtype).block // config.block_size
+    weight_bytes = described(model).parameters * dtype.itemsize
+    found, why = with_sizes(config, gpu, ModelSize(weight_bytes, token_bytes, context))
+    structlog.get_logger("engine").info("sizes", **{name: getattr(found, name) for name in NAMES}, why=why)
+    return found, why
+
+
 def check_tensors(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig) -> None:
     """Raises CheckpointError for tensors that can't be served, by what the files' headers say: before kernels are tried
     and the first of many GiB is read."""
     if config.load_format != "dummy":
         check_weights(checkpoint, model)
+
+
+def dtype_of(config: EngineConfig, model: ModelConfig) -> torch.dtype:
+    """Of weights and arithmetic."""
+    if config.dtype != "auto":
+        chosen: torch.dtype = getattr(torch, config.dtype)
+        return chosen
+    return torch.float32 if config.device == "cpu" else model.dtype
 
 
 def bytes_kept(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> KeptBytes:
@@ -227,9 +251,9 @@ def make_scheduler(
     return Scheduler(limits, rows, BlockPool(blocks, config.block_size), ledger, choice)
 
 
-def engine_info(config: EngineConfig, made: MadeOnDevice, context: int) -> EngineInfo:
+def engine_info(made: MadeOnDevice, context: int) -> EngineInfo:
     """What the engine says of itself."""
-    model = made.model
+    config, model = made.config, made.model
     return EngineInfo(
         model=config.served_name or model_name(Path(config.model)),
         architecture=model.config.architecture,
@@ -254,6 +278,9 @@ def engine_info(config: EngineConfig, made: MadeOnDevice, context: int) -> Engin
         drafters=drafters_of(config, model.config),
         drafter=config.drafter,
         draft_parameters=made.draft_parameters,
+        prompt_launches=PromptLaunches(
+            config.prefill_chunk, config.max_prefill_tokens, config.run_ahead_tokens, made.why_sizes
+        ),
     )
 
 

@@ -18,6 +18,7 @@ from runahead.runtime.wire.setting import settings_of, shown
 
 SERIAL = 0
 AUTO_DRAFTS = 0
+FOUND_OUT = 0  # a size that the start chooses: `runahead.runtime.process.sizes`
 MOST_DRAFTS = 7  # the kernels of a decode launch take up to eight query tokens of a row
 LAUNCH_TIMEOUT_S = 120.0
 # Tokens of the longest request. Positions are 32-bit words in columns, on the device and in the counter of the random
@@ -62,12 +63,15 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     run_ahead_tokens: Annotated[
         int,
         Meta(
-            ge=1,
+            ge=FOUND_OUT,
             le=1 << 20,
-            description="prompt tokens that a launch and the uncommitted ones it is queued behind may carry",
+            description="prompt tokens that a launch and the uncommitted ones it is queued behind may carry; 0: by "
+            "device and model",
         ),
-    ] = 512
-    max_rows: Annotated[int, Meta(ge=1, le=512, description="requests that decode together")] = 64
+    ] = FOUND_OUT
+    max_rows: Annotated[
+        int, Meta(ge=FOUND_OUT, le=512, description="requests that decode together; 0: by device and model")
+    ] = FOUND_OUT
     max_queue: Annotated[int, Meta(ge=1, le=1 << 20, description="requests that may wait for a row")] = 1024
     context_length: Annotated[
         int, Meta(ge=0, le=MAX_CONTEXT, description="tokens a request may hold; 0: the model's own")
@@ -77,9 +81,16 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=0, le=1 << 24, description="KV blocks; 0: as many as memory allows")
     ] = 0
     prefill_chunk: Annotated[
-        int, Meta(ge=8, le=1 << 14, description="prompts are cut at multiples of this many tokens")
-    ] = 128
-    max_prefill_tokens: Annotated[int, Meta(ge=8, le=1 << 15, description="prompt tokens a launch may carry")] = 256
+        int,
+        Meta(
+            ge=FOUND_OUT,
+            le=1 << 14,
+            description="prompts are cut at multiples of this many tokens; 0: by device and model",
+        ),
+    ] = FOUND_OUT
+    max_prefill_tokens: Annotated[
+        int, Meta(ge=FOUND_OUT, le=1 << 15, description="prompt tokens a launch may carry; 0: by device and model")
+    ] = FOUND_OUT
     prefix_cache: Annotated[bool, Meta(description="prompts share the KV blocks of prefixes computed before")] = True
     penalty_slots: Annotated[
         int, Meta(ge=0, le=512, description="requests with penalties that decode together; 0: penalties are refused")
@@ -171,7 +182,10 @@ Spelling = Callable[[str], str]  # what somebody called a setting: a flag, a var
 
 
 def check_config(config: EngineSettings, spelling: Spelling = str) -> None:
-    """Raises ConfigError for the first setting that is invalid, or pair of settings that contradict each other."""
+    """Raises ConfigError for the first setting that is invalid, or pair of settings that contradict each other.
+
+    A size that the start finds out contradicts nothing.
+    """
     for name, setting in _SETTINGS.items():
         try:
             setting.check(getattr(config, name))
@@ -187,17 +201,28 @@ def check_config(config: EngineSettings, spelling: Spelling = str) -> None:
         _check_pool(config, config.num_blocks - 1, spelling, given)  # one of them is the null block
 
 
+def rows_beside(chunk: int, block_size: int) -> int:
+    """Rows that a launch's plan can name with a chunk of so many tokens; less than 1 where it can't name the chunk."""
+    return PLAN_WORDS - HEADER_WORDS - 2 - CHUNK_WORDS - APPEND_WORDS * (chunk // block_size)
+
+
 def _check_lengths(config: EngineSettings, spelling: Spelling, given: Spelling) -> None:
     if config.block_size & (config.block_size - 1):
         raise ConfigError(f"{spelling('block_size')} must be a power of two, and is {config.block_size}")
     if config.prefill_chunk % config.block_size:
         raise ConfigError(f"{given('prefill_chunk')} must be a multiple of {given('block_size')}")
+    bounds = ["max_prefill_tokens"] if config.run_ahead == SERIAL else ["max_prefill_tokens", "run_ahead_tokens"]
+    for name in bounds:
+        if 0 < getattr(config, name) < config.block_size:
+            raise ConfigError(
+                f"{given(name)} must be at least {given('block_size')}: a prompt is cut at whole KV blocks, and none "
+                "could ever be prefilled"
+            )
     blocks = config.prefill_chunk // config.block_size
-    words = HEADER_WORDS + config.max_rows + 2 + CHUNK_WORDS + APPEND_WORDS * blocks
-    if words > PLAN_WORDS:
+    if rows_beside(config.prefill_chunk, config.block_size) < max(1, config.max_rows):
         raise ConfigError(
             f"a {spelling('prefill_chunk')} of {config.prefill_chunk} tokens is {blocks} blocks of {config.block_size} "
-            f"({spelling('block_size')}), more than a launch plan can name beside {config.max_rows} rows "
+            f"({spelling('block_size')}), more than a launch plan can name beside {max(1, config.max_rows)} rows "
             f"({spelling('max_rows')})"
         )
 
@@ -210,7 +235,7 @@ def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) ->
             f"{spelling('device')} cpu computes in float32; {spelling('dtype')} {config.dtype} can't be combined with "
             "it"
         )
-    if config.max_prefill_tokens < config.prefill_chunk:
+    if 0 < config.max_prefill_tokens < config.prefill_chunk:
         raise ConfigError(
             f"{given('max_prefill_tokens')} must be at least {given('prefill_chunk')}, or no prompt could ever be "
             "prefilled"
@@ -231,11 +256,12 @@ def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) ->
         )
     if config.threads and config.device != "cpu":
         raise ConfigError(f"{given('threads')} are the CPU device's and have no effect with {cuda}")
-    if config.run_ahead != SERIAL and config.run_ahead_tokens < config.prefill_chunk:
+    if config.run_ahead != SERIAL and 0 < config.run_ahead_tokens < config.prefill_chunk:
+        asked = config.max_prefill_tokens
+        though = f", though launches may carry {asked} prompt tokens ({spelling('max_prefill_tokens')})"
         raise ConfigError(
             f"{given('run_ahead_tokens')} must be at least {given('prefill_chunk')}, or a launch with a whole chunk of "
-            "a prompt could never be queued behind another, though launches may carry "
-            f"{config.max_prefill_tokens} prompt tokens ({spelling('max_prefill_tokens')})"
+            f"a prompt could never be queued behind another{though if asked else ''}"
         )
     if config.drafter != "none" and config.device != "cpu":
         raise ConfigError(

@@ -21,6 +21,7 @@ from runahead.runtime.wire.parameters import (
     SamplingParams,
     StoppingParams,
 )
+from runahead.runtime.wire.prompt_launches import PromptLaunches
 from runahead.runtime.wire.trace import MAX_TRACED, Trace
 
 PROTOCOL_VERSION: Final = 8
@@ -180,6 +181,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     drafters: tuple[str, ...] = ()  # that could be asked for
     drafter: str = "none"
     draft_parameters: int = 0
+    prompt_launches: PromptLaunches = PromptLaunches(0, 0, 0, "")
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=101):

@@ -14,6 +14,7 @@ from runahead.v1 import (
     GetModelInfoResponse,
     LayerKind,
     Limits,
+    PromptLaunches,
     SpecialToken,
 )
 
@@ -75,6 +76,12 @@ def model_info(
             row_state_bytes=info.state_bytes,
             drafter=info.drafter,
             draft_parameters=info.draft_parameters,
+            prompt_launches=PromptLaunches(
+                chunk_tokens=info.prompt_launches.chunk,
+                launch_tokens=info.prompt_launches.launch,
+                queued_tokens=info.prompt_launches.queued,
+                why=info.prompt_launches.why,
+            ),
         ),
         server_id=server_id,
         layers=[_layer_kind(kind) for kind in info.layers],

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.process.assemble import assemble
@@ -24,7 +25,15 @@ def served(
 ) -> tuple[dict[int, list[int]], EngineUnderTest]:
     """Greedy tokens of twelve prompts, and the engine that made them."""
     config = EngineConfig(
-        model=str(BUNDLED), device=device, dtype=dtype, run_ahead=run_ahead, max_rows=8, counters_from=counters_from
+        model=str(BUNDLED),
+        device=device,
+        dtype=dtype,
+        run_ahead=run_ahead,
+        max_rows=8,
+        prefill_chunk=128,
+        max_prefill_tokens=256,
+        run_ahead_tokens=512,
+        counters_from=counters_from,
     )
     parts = assemble(config, lambda done, total: None)
     tell_of_marks_one_by_one(parts.device)
@@ -79,7 +88,7 @@ def test_a_context_longer_than_the_model_s_is_refused_before_the_weights_are_rea
 
 
 def test_what_the_chain_runs_with_names_the_device_and_the_buckets_that_were_captured() -> None:
-    config = EngineConfig(model=str(BUNDLED), device="cuda", run_ahead=3, max_rows=20)
+    config = EngineConfig(model=str(BUNDLED), device="cuda", run_ahead=3, max_rows=20, max_prefill_tokens=256)
     parts = assemble(config, lambda done, total: None)
     engine = Engine(parts.device, parts.scheduler, MemoryLinks(), max_queue=100, run_ahead_asked=config.run_ahead)
     facts = engine.facts(parts.info)
@@ -88,3 +97,15 @@ def test_what_the_chain_runs_with_names_the_device_and_the_buckets_that_were_cap
     assert (facts["device"], facts["dtype"]) == ("cuda", "bfloat16")
     assert facts["graph_buckets"] == [1, 2, 4, 8, 16, 20]
     assert facts["mixed_buckets"] == [32, 64, 128, 192, 256, 276]
+
+
+def test_a_start_that_is_told_no_sizes_chooses_them_for_this_gpu() -> None:
+    parts = assemble(EngineConfig(model=str(BUNDLED), device="cuda"), lambda done, total: None)
+    parts.device.close()
+    prompts = parts.info.prompt_launches
+    memory = torch.cuda.mem_get_info()[1]
+    assert torch.cuda.get_device_name() in prompts.why
+    if memory >= 64 << 30:
+        assert (parts.info.max_rows, prompts.chunk, prompts.launch, prompts.queued) == (256, 2048, 8192, 24_576)
+    assert parts.device.buckets[-1] == parts.info.max_rows
+    assert parts.device.mixed_buckets[-1] == 512

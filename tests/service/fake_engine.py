@@ -16,6 +16,7 @@ from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.figures import EngineStats, EventStats, HistogramStats
 from runahead.runtime.wire.histogram import BOUNDS_S
 from runahead.runtime.wire.parameters import FinishReason
+from runahead.runtime.wire.prompt_launches import PromptLaunches
 from runahead.runtime.wire.trace import Trace
 
 TIMEOUT_S = 10.0
@@ -44,6 +45,7 @@ INFO = m.EngineInfo(
         m.LayerKind(1, "mamba2", 0, "dense"),
     ),
     drafters=("ngram",),
+    prompt_launches=PromptLaunches(32, 64, 96, "it is small"),
 )
 
 STATS = EngineStats(

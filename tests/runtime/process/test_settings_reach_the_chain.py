@@ -12,7 +12,8 @@ from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire.engine_config import EngineConfig
 from tests.gpu.gpu_chain import small_config
 
-CONFIG = EngineConfig(model="any")
+# With every size in it, as once they have been found out.
+CONFIG = EngineConfig(model="any", max_rows=64, prefill_chunk=128, max_prefill_tokens=256, run_ahead_tokens=512)
 READ: dict[str, Callable[[Scheduler], object]] = {
     "run_ahead": lambda scheduler: scheduler.ledger.run_ahead,
     "run_ahead_tokens": lambda scheduler: scheduler.ledger.run_ahead_tokens,

@@ -21,13 +21,16 @@ def test_the_defaults_can_be() -> None:
     ("changes", "named"),
     [
         ({"run_ahead": 5}, ("run_ahead", "4", "5")),
-        ({"max_rows": 0}, ("max_rows",)),
+        ({"max_rows": 513}, ("max_rows", "512")),
+        ({"max_rows": -1}, ("max_rows",)),
         ({"device": "tpu"}, ("device", "tpu")),
         ({"dtype": "int8"}, ("dtype", "int8")),
         ({"load_format": "pickle"}, ("load_format", "pickle")),
         ({"block_size": 24, "prefill_chunk": 48}, ("block_size", "power of two", "24")),
         ({"prefill_chunk": 24}, ("prefill_chunk", "24", "block_size", "16")),
-        ({"max_prefill_tokens": 64}, ("max_prefill_tokens", "64", "prefill_chunk", "128")),
+        ({"max_prefill_tokens": 64, "prefill_chunk": 128}, ("max_prefill_tokens", "64", "prefill_chunk", "128")),
+        ({"max_prefill_tokens": 8}, ("max_prefill_tokens (8)", "block_size (16)")),
+        ({"run_ahead_tokens": 15}, ("run_ahead_tokens (15)", "block_size (16)")),
         ({"jitter_seed": 1, "device": "cuda"}, ("jitter_seed", "cuda")),
         ({"gpu_capability": "8.0"}, ("gpu_capability (8.0)", "device cpu")),
         ({"gpu_capability": "7.5", "device": "cuda"}, ("gpu_capability", "8.0", "7.5")),
@@ -46,9 +49,9 @@ def test_a_setting_that_cannot_be_is_named(changes: dict[str, object], named: tu
     [
         ({"threads": 3, "device": "cuda"}, ("threads", "3", "device cuda")),
         ({"kernel_cache": "/kernels"}, ("kernel_cache must be empty", "device cpu", "/kernels")),
-        ({"run_ahead_tokens": 127}, ("run_ahead_tokens", "127", "prefill_chunk", "128")),
+        ({"run_ahead_tokens": 127, "prefill_chunk": 128}, ("run_ahead_tokens", "127", "prefill_chunk", "128")),
         (
-            {"run_ahead_tokens": 1, "max_prefill_tokens": 4096},
+            {"run_ahead_tokens": 16, "prefill_chunk": 128, "max_prefill_tokens": 4096},
             ("run_ahead_tokens", "prefill_chunk", "max_prefill_tokens", "4096"),
         ),
         ({"log_mode": "barrier"}, ("log_mode barrier", "log_interval 0")),
@@ -57,7 +60,7 @@ def test_a_setting_that_cannot_be_is_named(changes: dict[str, object], named: tu
         ({"drafter": "eagle"}, ("drafter eagle", "draft_model")),
         ({"drafter": "ngram", "draft_model": "folder"}, ("draft_model", "folder", "drafter ngram")),
         ({"draft_tokens": 3}, ("draft_tokens (3)", "drafter none")),
-        ({"num_blocks": 64}, ("max_rows", "num_blocks", "64")),
+        ({"num_blocks": 64, "max_rows": 64}, ("max_rows", "num_blocks", "64")),
         ({"num_blocks": 65, "context_length": 1026}, ("context_length", "1026", "num_blocks", "65", "block_size")),
     ],
 )
@@ -70,11 +73,13 @@ def test_settings_that_cannot_go_together_are_both_named(changes: dict[str, obje
 @pytest.mark.parametrize(
     "changes",
     [
-        {"run_ahead_tokens": 128},
+        {"run_ahead_tokens": 128, "prefill_chunk": 128},
+        {"run_ahead_tokens": 16},
+        {"num_blocks": 2},
         {"run_ahead": 0, "run_ahead_tokens": 1},  # nothing is ever queued behind another
-        {"run_ahead_tokens": 512, "max_prefill_tokens": 4096},  # long launches are not queued, chunks are
+        {"run_ahead_tokens": 512, "prefill_chunk": 512, "max_prefill_tokens": 4096},  # chunks are queued
         {"log_mode": "barrier", "log_interval": 1},
-        {"num_blocks": 65},
+        {"num_blocks": 65, "max_rows": 64},
         {"num_blocks": 65, "context_length": 1025},
         {"threads": 3},
         {"device": "cuda"},

@@ -82,6 +82,9 @@ def test_model_info_says_what_is_served_and_what_the_limits_are(service: Service
     assert (info.engine.penalty_slots, info.engine.prefix_cache) == (INFO.penalty_slots, True) == (4, True)
     exactness = info.engine.exactness
     assert (exactness.exact, exactness.why, exactness.largest_ratio) == (True, "it costs little", 1.0625)
+    prompts = info.engine.prompt_launches
+    assert (prompts.chunk_tokens, prompts.launch_tokens, prompts.queued_tokens) == (32, 64, 96)
+    assert prompts.why == "it is small"
     assert info.server_id == "server-1"
     kinds = [(kind.count, kind.mixer, kind.window, kind.feed_forward) for kind in info.layers]
     assert kinds == [(2, "attention", 24, "dense"), (3, "attention", 0, "experts"), (1, "mamba2", 0, "dense")]

@@ -1,0 +1,127 @@
+"""Sizes of launches that nobody has set, by device and model. Pure; decision 0051 says why.
+
+On a CPU they are fixed. On a GPU they are the fastest that were measured, where any were, and elsewhere follow from the
+GPU's memory and the bytes of the weights. A size that was set is never changed, and the others are chosen to fit it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from runahead.runtime.wire.engine_config import FOUND_OUT, SERIAL, EngineConfig, rows_beside
+
+NAMES: Final = ("max_rows", "prefill_chunk", "max_prefill_tokens", "run_ahead_tokens")
+GIB: Final = 1 << 30
+
+_CPU: Final = {"max_rows": 64, "prefill_chunk": 128, "max_prefill_tokens": 256, "run_ahead_tokens": 512}
+
+# Of the GPU and model where they were measured to be fastest, and the most that the rule gives elsewhere.
+_MOST_ROWS: Final = 256
+_MOST_TOKENS: Final = 8192
+_CHUNK: Final = 2048
+_LEAST_ROWS: Final = 8
+_LEAST_TOKENS: Final = 512  # up to which a launch with prompts is one graph
+# A launch carries _MOST_TOKENS on a GPU with that much memory or more, for weights of that many bytes or less. A
+# smaller GPU is taken for slower, and larger weights for more work a token.
+_FULL_MEMORY: Final = 64 * GIB
+_FULL_WEIGHTS: Final = 16 * GIB
+_ROW_TOKENS: Final = 1024  # that each row should find room for in the KV cache at once, if its context is as long
+_POOL_SHARE: Final = 0.85  # of what the weights leave
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """memory: bytes, in all."""
+
+    name: str
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """weight_bytes: in the dtype that is served. token_bytes: of keys and values. context: tokens of a request, at
+    most."""
+
+    weight_bytes: int
+    token_bytes: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """A GPU, and the weights, from so many bytes to so many, for which the largest sizes were measured on it."""
+
+    gpu: str
+    weights: tuple[int, int]
+
+
+_MEASURED: Final = (_Measured("NVIDIA H200", (14 * GIB, 16 * GIB)),)
+
+
+def with_sizes(config: EngineConfig, gpu: Gpu | None, model: ModelSize) -> tuple[EngineConfig, str]:
+    """The same settings with every size in them, and why those that were found out are what they are, in words.
+
+    gpu: None on a CPU. Settings that `check_config` lets through contradict nothing afterwards either.
+    """
+    asked = {name: getattr(config, name) for name in NAMES if getattr(config, name) != FOUND_OUT}
+    best = dict(_CPU) if gpu is None else _on_a_gpu(gpu, model)
+    sizes = _fitting(config, best | asked, asked)
+    found = [name for name in NAMES if name not in asked]
+    why = _why(gpu, model) if found else "all of them were set"
+    if asked and found:
+        why += "; set: " + ", ".join(asked)
+    return msgspec.structs.replace(config, **sizes), why
+
+
+def _on_a_gpu(gpu: Gpu, model: ModelSize) -> dict[str, int]:
+    speed = min(1.0, gpu.memory / _FULL_MEMORY) * min(1.0, _FULL_WEIGHTS / max(1, model.weight_bytes))
+    tokens = max(_LEAST_TOKENS, _power_of_two(_MOST_TOKENS * speed))
+    room = max(0, gpu.memory - model.weight_bytes) * _POOL_SHARE
+    row_bytes = min(model.context, _ROW_TOKENS) * model.token_bytes
+    rows = _power_of_two(room / row_bytes) if row_bytes else _MOST_ROWS
+    return {
+        "max_rows": min(_MOST_ROWS, max(_LEAST_ROWS, rows)),
+        "prefill_chunk": min(_CHUNK, tokens),
+        "max_prefill_tokens": tokens,
+    }
+
+
+def _fitting(config: EngineConfig, sizes: dict[str, int], asked: dict[str, int]) -> dict[str, int]:
+    """What was asked for as it is, and the others so that nothing contradicts it."""
+    if "prefill_chunk" not in asked:
+        most = [sizes["prefill_chunk"], *(asked[name] for name in _bounds_of_a_chunk(config) if name in asked)]
+        blocks = max(1, min(most) // config.block_size)
+        sizes["prefill_chunk"] = blocks * config.block_size
+    if "max_rows" not in asked:
+        most_rows = [sizes["max_rows"], rows_beside(sizes["prefill_chunk"], config.block_size)]
+        sizes["max_rows"] = min([*most_rows, config.num_blocks - 1] if config.num_blocks else most_rows)
+    if "max_prefill_tokens" not in asked:
+        sizes["max_prefill_tokens"] = max(sizes["max_prefill_tokens"], sizes["prefill_chunk"])
+    if "run_ahead_tokens" not in asked:
+        full = sizes["max_prefill_tokens"] * (1 + config.run_ahead)  # every launch of the chain may be full
+        on_cpu = max(_CPU["run_ahead_tokens"], sizes["prefill_chunk"])
+        sizes["run_ahead_tokens"] = on_cpu if config.device == "cpu" else full
+    return sizes
+
+
+def _bounds_of_a_chunk(config: EngineConfig) -> tuple[str, ...]:
+    return ("max_prefill_tokens",) if config.run_ahead == SERIAL else ("max_prefill_tokens", "run_ahead_tokens")
+
+
+def _why(gpu: Gpu | None, model: ModelSize) -> str:
+    if gpu is None:
+        return "what a CPU gets"
+    weights = f"weights of {model.weight_bytes / GIB:.1f} GiB"
+    for known in _MEASURED:
+        least, most = known.weights
+        if gpu.name == known.gpu and least <= model.weight_bytes < most:
+            return f"the fastest that were measured on {gpu.name} with {weights}"
+    return f"by the rule for GPUs of {gpu.memory / GIB:.0f} GiB and {weights}, not measured on {gpu.name}"
+
+
+def _power_of_two(number: float) -> int:
+    """The largest that is not more; 1 where none is."""
+    return 1 << max(0, int(number).bit_length() - 1)
