@@ -123,6 +123,21 @@ class HeadWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnHeads(Generic[ConfigT]):
+    """Draft heads that come with an architecture's checkpoints.
+
+    count: how many there are. build: makes the first of tensors that it names. begins: how its tensors' names begin in
+    a checkpoint. named: what `build` calls a tensor, by what a checkpoint calls it. in_file: the other way round.
+    """
+
+    count: Callable[[ConfigT], int]
+    build: Callable[[ConfigT, TensorReader], HeadWeights]
+    begins: str
+    named: Callable[[str], str]
+    in_file: Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture(Generic[ConfigT]):
     """One line of the registry.
 
@@ -133,7 +148,8 @@ class Architecture(Generic[ConfigT]):
     from tensors that it names. passed_over: whether a tensor that is not asked for, by its name, changes nothing.
     layers: what its layers may be, of attention, window, mamba2, gated_delta, dense and experts.
     small: a model to try kernels with, which has one layer of each kind, as wide as it is here; what looks back over a
-    number of tokens, such as a window, looks back over no more than the number given.
+    number of tokens, such as a window, looks back over no more than the number given. heads: that come with it; None:
+    none that is served.
     """
 
     name: str
@@ -146,3 +162,4 @@ class Architecture(Generic[ConfigT]):
     passed_over: Callable[[ConfigT, str], bool]
     small: Callable[[ConfigT, int], ConfigT]
     layers: tuple[str, ...] = ("attention", "dense")
+    heads: OwnHeads[ConfigT] | None = None

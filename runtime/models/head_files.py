@@ -13,7 +13,7 @@ from runahead.runtime.models.architecture import HeadWeights, TensorReader, Tens
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.dense_decoder import DenseConfig
 from runahead.runtime.models.memory import memory_of
-from runahead.runtime.models.weights import Pack, copy_stored
+from runahead.runtime.models.weights import Pack, copy_stored, drawing
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,10 @@ class HeadFiles:
             return whole
 
         return self.build(TensorReader(fill, pack))
+
+    def drawn_weights(self, pack: Pack) -> HeadWeights:
+        """The same, of random numbers."""
+        return self.build(TensorReader(drawing(torch.float32, torch.device("cpu")), pack))
 
     def check(self) -> None:
         """Raises CheckpointError, naming the tensor, if one is missing, unknown, or of another shape."""

@@ -10,6 +10,7 @@ from runahead.runtime.models.gemma3 import GEMMA3
 from runahead.runtime.models.granite import GRANITE
 from runahead.runtime.models.granite_hybrid import GRANITE_HYBRID
 from runahead.runtime.models.llama import LLAMA
+from runahead.runtime.models.mimo import MIMO
 from runahead.runtime.models.ministral import MINISTRAL
 from runahead.runtime.models.mistral import MISTRAL
 from runahead.runtime.models.mixtral import MIXTRAL
@@ -32,6 +33,7 @@ _SERVED: Final[tuple[Architecture[Any], ...]] = (
     OLMO2,
     PHI3,
     GEMMA3,
+    MIMO,
     MIXTRAL,
     QWEN3_MOE,
     BAMBA,

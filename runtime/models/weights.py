@@ -59,6 +59,11 @@ def dummy_weights(
     config: ModelConfig, dtype: torch.dtype, device: torch.device, pack: Pack, seed: int = 0
 ) -> ModelWeights:
     """Random weights of the configured shape, the same for the same seed: norms near 1, products that keep scale."""
+    return ARCHITECTURES[config.architecture].weights(config, TensorReader(drawing(dtype, device, seed), pack))
+
+
+def drawing(dtype: torch.dtype, device: torch.device, seed: int = 0) -> Callable[[TensorStack], torch.Tensor]:
+    """What makes the tensors of `dummy_weights`, for a `TensorReader`."""
     generator = torch.Generator(device=device).manual_seed(seed)
 
     def fill(stack: TensorStack) -> torch.Tensor:
@@ -72,7 +77,7 @@ def dummy_weights(
             piece.copy_(drawn)
         return whole
 
-    return ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, pack))
+    return fill
 
 
 def described(config: ModelConfig) -> ModelWeights:

@@ -18,6 +18,7 @@ from runahead.runtime.drafters.ngram import NgramDrafter
 from runahead.runtime.grammar.extra import is_installed
 from runahead.runtime.masks.mask_worker import SILENT_S, MaskWorker
 from runahead.runtime.masks.orders import Begin
+from runahead.runtime.models.architecture import HeadWeights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.cpu_kernels import choose_kernels, choose_kernels_and_threads
 from runahead.runtime.models.draft_head import DraftHead
@@ -25,6 +26,8 @@ from runahead.runtime.models.eagle import open_eagle
 from runahead.runtime.models.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import KeptBytes, weight_bytes
+from runahead.runtime.models.mtp import open_mtp
+from runahead.runtime.models.weights import Pack
 from runahead.runtime.process.parts import (
     MadeOnDevice,
     blocks_in,
@@ -59,8 +62,8 @@ def make_on_cpu(
     config, why_sizes = sized(config, described, context, None)
     dtype = dtype_of(config, described)
     kept = bytes_kept(config, described, dtype)
-    eagle = _eagle(config, described, context)
-    of_head = eagle.block_bytes(config.block_size) if eagle else 0
+    files = _head_files(config, checkpoint, described, context)
+    of_head = files.block_bytes(config.block_size) if files else 0
     with_head = KeptBytes(kept.block + of_head, kept.row)
     blocks = config.num_blocks or blocks_in(_CACHE_BYTES, config, with_head, context)
     check_blocks(blocks, config, context, with_head)
@@ -80,7 +83,9 @@ def make_on_cpu(
     model = load_model(checkpoint, cpu, dtype, config.load_format, kernels, loading, context, described)
     masks = _masks(config, checkpoint, described, context)
     forced = forced_drafts(config, described) if masks else 0
-    head = None if eagle is None else DraftHead(eagle.weights(kernels.pack_weight), model, kernels, context)
+    head = (
+        None if files is None else DraftHead(_head_weights(config, files, kernels.pack_weight), model, kernels, context)
+    )
     of_drafts = _draft_memory(config, described, context, forced)
     if head is not None:
         of_drafts |= {"draft_weight_bytes": weight_bytes(head.weights), "draft_kv_bytes": blocks * of_head}
@@ -120,8 +125,11 @@ def _draft_memory(config: EngineConfig, model: ModelConfig, context: int, forced
     return {"run_logits_bytes": 4 * slots * drafts * model.vocab_size, "history_bytes": history}
 
 
-def _eagle(config: EngineConfig, model: ModelConfig, context: int) -> HeadFiles | None:
+def _head_files(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, context: int) -> HeadFiles | None:
     """The head that drafts, where one does. Raises CheckpointError for one that does not fit."""
+    if config.drafter == "mtp":
+        asked = f"{config.spelling('drafter')} mtp"
+        return open_mtp(checkpoint, model, asked, has_weights=config.load_format != "dummy")
     if config.drafter != "eagle":
         return None
     return open_eagle(
@@ -131,6 +139,12 @@ def _eagle(config: EngineConfig, model: ModelConfig, context: int) -> HeadFiles 
         config.spelling("draft_model"),
         config.spelling("context_length"),
     )
+
+
+def _head_weights(config: EngineConfig, files: HeadFiles, pack: Pack) -> HeadWeights:
+    """Those of a head that comes with a model are drawn where the model's are."""
+    drawn = config.drafter == "mtp" and config.load_format == "dummy"
+    return files.drawn_weights(pack) if drawn else files.weights(pack)
 
 
 def _masks(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, context: int) -> MaskWorker | None:

@@ -22,6 +22,7 @@ from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.head_files import may_have_head
 from runahead.runtime.models.layer_kinds import layer_kinds
 from runahead.runtime.models.memory import KeptBytes, memory_of, weight_bytes
+from runahead.runtime.models.mtp import comes_with_head
 from runahead.runtime.models.weights import check_weights, described
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.process.progress import Progress
@@ -288,4 +289,5 @@ def drafters_of(config: EngineConfig, model: ModelConfig) -> tuple[str, ...]:
     """Drafters that a start on this device could ask for with this model, some with a head that was made for it."""
     if config.device != "cpu" or state_bytes(model):
         return ()
-    return ("ngram", "eagle") if may_have_head(model) else ("ngram",)
+    own = ("mtp",) if comes_with_head(model) else ()
+    return ("ngram", "eagle", *own) if may_have_head(model) else ("ngram", *own)

@@ -96,10 +96,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=0, le=512, description="requests with penalties that decode together; 0: penalties are refused")
     ] = 16
     drafter: Annotated[
-        Literal["none", "ngram", "eagle"],
+        Literal["none", "ngram", "eagle", "mtp"],
         Meta(
             description="what guesses tokens that a launch verifies; ngram: what followed before in the same request; "
-            "eagle: a head that was trained for the model"
+            "eagle: a head that was trained for the model; mtp: the head that comes with the model's checkpoint"
         ),
     ] = "none"
     draft_model: Annotated[
@@ -270,9 +270,10 @@ def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) ->
     if config.drafter == "eagle" and not config.draft_model:
         raise ConfigError(f"{spelling('drafter')} eagle needs a head: {spelling('draft_model')} names its folder")
     if config.draft_model and config.drafter != "eagle":
+        why = "whose head is in the model's checkpoint" if config.drafter == "mtp" else "which has no weights"
         raise ConfigError(
-            f"{spelling('draft_model')} must be empty with {spelling('drafter')} {config.drafter}, which has no "
-            f"weights, and is {shown(config.draft_model)}"
+            f"{spelling('draft_model')} must be empty with {spelling('drafter')} {config.drafter}, {why}, and is "
+            f"{shown(config.draft_model)}"
         )
     if config.draft_tokens != AUTO_DRAFTS and config.drafter == "none":
         raise ConfigError(f"{given('draft_tokens')} has no effect with {spelling('drafter')} none: nothing is guessed")

@@ -30,6 +30,8 @@ from transformers import (
 )
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
+from tests.runtime.models.mimo import MiMoConfig
+
 # Of a whole prompt `transformers` computes the delta rule in chunks, and is off by up to 6e-4 what it computes token by
 # token. The latter is the oracle.
 qwen3_next.torch_chunk_gated_delta_rule = qwen3_next.torch_recurrent_gated_delta_rule
@@ -235,6 +237,7 @@ CASES = (
     Case("phi3_longrope_short", Phi3Config, {**IDS, **PHI3_LONGROPE}),
     Case("gemma3", Gemma3TextConfig, {**IDS, **GEMMA3}),
     Case("gemma3_odd_heads", Gemma3TextConfig, {**IDS, **GEMMA3, **ODD_HEADS, **GEMMA3_TYPES}),
+    Case("mimo", MiMoConfig, {"use_sliding_window": True, "sliding_window": 19, "max_window_layers": 1}),
     Case("qwen3_yarn", Qwen3Config, {"head_dim": 32, "rope_parameters": YARN_ROPE}),
     Case("mixtral", MixtralConfig, {**MIXTRAL, **ODD_HEADS}),
     Case("mixtral_window", MixtralConfig, {**MIXTRAL, "sliding_window": 23, "num_experts_per_tok": 1}),

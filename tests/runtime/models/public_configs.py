@@ -172,6 +172,19 @@ _QWEN3_MOE: Final[dict[str, Any]] = {
     "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.51.0", "use_cache": True,
     "use_sliding_window": False, "vocab_size": 151936,
 }  # fmt: skip
+_MIMO: Final[dict[str, Any]] = {
+    "architectures": ["MiMoForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
+    "auto_map": {
+        "AutoConfig": "configuration_mimo.MiMoConfig", "AutoModel": "modeling_mimo.MiMoModel",
+        "AutoModelForCausalLM": "modeling_mimo.MiMoForCausalLM",
+    },
+    "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
+    "initializer_range": 0.02, "intermediate_size": 11008, "max_position_embeddings": 32768, "max_window_layers": 36,
+    "model_type": "mimo", "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8,
+    "num_nextn_predict_layers": 1, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 640000,
+    "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "transformers_version": "4.40.1", "use_cache": True, "use_sliding_window": False, "vocab_size": 151680,
+}  # fmt: skip
 # Layers and shapes are the published ones; the keys are those that the class in transformers had when it came.
 _BAMBA: Final[dict[str, Any]] = {
     "architectures": ["BambaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
@@ -246,6 +259,7 @@ PUBLIC: Final[dict[str, dict[str, Any]]] = {
         "sliding_window": 4096, "tie_word_embeddings": False,
     },
     "Qwen3 0.6B": _QWEN3,
+    "MiMo 7B": _MIMO,
     "Mistral 7B v0.1": _MISTRAL,
     "Mistral 7B Instruct v0.2": {**_MISTRAL, "attention_dropout": 0.0, "rope_theta": 1000000.0, "sliding_window": None},
     "Mistral 7B v0.3": _MISTRAL_V3,

@@ -36,12 +36,13 @@ from runahead.runtime.models.expert_decoder import ExpertsConfig
 from runahead.runtime.models.registry import ARCHITECTURES
 from tests.runtime.models.checkpoints import FULL, LLAMA3_ROPE, SLIDING
 from tests.runtime.models.dense_configs import parse_dense
+from tests.runtime.models.mimo import MiMoConfig
 from tests.runtime.models.public_configs import OF_EVERY_CLASS, PUBLIC
 from tests.runtime.models.test_model_config import RAW
 
 LLAMA, QWEN2, QWEN3, MISTRAL = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM"
 MINISTRAL, GRANITE, SMOLLM3 = "MinistralForCausalLM", "GraniteForCausalLM", "SmolLM3ForCausalLM"
-OLMO2, PHI3, GEMMA3 = "Olmo2ForCausalLM", "Phi3ForCausalLM", "Gemma3ForCausalLM"
+OLMO2, PHI3, GEMMA3, MIMO = "Olmo2ForCausalLM", "Phi3ForCausalLM", "Gemma3ForCausalLM", "MiMoForCausalLM"
 MIXTRAL, QWEN3_MOE, BAMBA = "MixtralForCausalLM", "Qwen3MoeForCausalLM", "BambaForCausalLM"
 GRANITE_HYBRID, QWEN3_NEXT = "GraniteMoeHybridForCausalLM", "Qwen3NextForCausalLM"
 CLASSES: dict[str, type[PreTrainedConfig]] = {
@@ -55,6 +56,7 @@ CLASSES: dict[str, type[PreTrainedConfig]] = {
     OLMO2: Olmo2Config,
     PHI3: Phi3Config,
     GEMMA3: Gemma3TextConfig,
+    MIMO: MiMoConfig,
     MIXTRAL: MixtralConfig,
     QWEN3_MOE: Qwen3MoeConfig,
     BAMBA: BambaConfig,
@@ -107,7 +109,7 @@ def test_every_default_of_generate_is_known_to_change_no_number() -> None:
 def test_a_key_that_is_left_out_counts_as_transformers_counts_it(architecture: str) -> None:
     given: dict[str, Any] = {"vocab_size": 160, "hidden_size": 512, "intermediate_size": 96, "num_hidden_layers": 30}
     given |= {"num_attention_heads": 32} | (
-        {"use_sliding_window": True} if architecture in (QWEN2, QWEN3, QWEN3_MOE) else {}
+        {"use_sliding_window": True} if architecture in (QWEN2, QWEN3, QWEN3_MOE, MIMO) else {}
     )
     ours = parse_dense({**given, "architectures": [architecture]})
     theirs = CLASSES[architecture](**given)
@@ -199,7 +201,7 @@ class Recorder(dict[str, Any]):
 
 @pytest.mark.parametrize("architecture", CLASSES)
 def test_every_key_that_counts_as_understood_is_read(architecture: str) -> None:
-    windowed = architecture in (QWEN2, QWEN3, SMOLLM3)
+    windowed = architecture in (QWEN2, QWEN3, SMOLLM3, MIMO)
     raw = {**RAW, "architectures": [architecture]} | ({"use_sliding_window": True} if windowed else {})
     raw["rope_scaling"] = PHI3_ROPE if architecture == PHI3 else LLAMA3_ROPE
     asked: set[str] = set()

@@ -21,12 +21,13 @@ from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.draft_head import DraftHead
 from runahead.runtime.models.eagle import open_eagle
 from runahead.runtime.models.load import load_model
+from runahead.runtime.models.mtp import open_mtp
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.programs.head_drafter import HeadDrafter
 from runahead.runtime.programs.reference import HostProgram
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.runtime.launches import ENDLESS, Launches, _Row, over_program
-from tests.runtime.models import eagle3_heads, eagle_heads
+from tests.runtime.models import eagle3_heads, eagle_heads, mimo_heads
 from tests.runtime.models.checkpoints import CASES, save
 from tests.runtime.models.eagle_heads import VOCAB
 from tests.runtime.models.head_arithmetic import Floats
@@ -125,11 +126,25 @@ def eagle3_world(folder: Path, write: Callable[[Path, Path], None] | None = None
     return _world(folder, definition)
 
 
+def mimo_world(folder: Path, write: Callable[[Path, Path], None] | None = None) -> World:
+    """With the head of a MiMo's own checkpoint."""
+    if write is None:
+        mimo_heads.save_with_head(folder / "target")
+    else:
+        write(folder / "target", folder)
+    return _world(folder, mimo_heads.HeadByDefinition)
+
+
 def _world(folder: Path, definition: Callable[..., ByDefinition]) -> World:
+    """A head that is in no folder of its own comes with the target."""
     target_folder, head_folder = folder / "target", folder / "head"
     kernels = ReferenceKernels()
     target = load_model(open_checkpoint(target_folder), torch.device("cpu"), torch.float32, "auto", kernels)
-    files = open_eagle(open_head(head_folder), target.config, EACH * BLOCK, "draft_model", "context_length")
+    if head_folder.exists():
+        files = open_eagle(open_head(head_folder), target.config, EACH * BLOCK, "draft_model", "context_length")
+    else:
+        head_folder = target_folder
+        files = open_mtp(open_checkpoint(target_folder), target.config, "drafter mtp", has_weights=True)
     head = DraftHead(files.weights(kernels.pack_weight), target, kernels, EACH * BLOCK)
     model = AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32, attn_implementation="eager").eval()
     by_definition = definition(

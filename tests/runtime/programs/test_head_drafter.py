@@ -14,6 +14,7 @@ from runahead.cuda_graphs.shape import Form
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.runtime.models.eagle3_heads import NARROW, save_foreseen3
 from tests.runtime.models.eagle_heads import VOCAB, save_foreseen
+from tests.runtime.models.mimo_heads import save_foreseen_mimo
 from tests.runtime.programs.head_worlds import (
     ALL,
     BLOCK,
@@ -27,6 +28,7 @@ from tests.runtime.programs.head_worlds import (
     eagle_world,
     entries,
     lived,
+    mimo_world,
     plain,
 )
 
@@ -34,6 +36,7 @@ Make = Callable[..., World]
 KINDS: dict[str, tuple[Make, Callable[[Path, Path], None]]] = {
     "eagle-1": (eagle_world, save_foreseen),
     "eagle-3": (eagle3_world, save_foreseen3),
+    "mtp": (mimo_world, save_foreseen_mimo),
 }
 
 
@@ -66,6 +69,7 @@ def completion(world: World) -> list[int]:
         (eagle3_world, {"known": VOCAB}),
         (eagle3_world, {"width": NARROW}),
         (eagle3_world, {"reads": (2, 0, 2)}),
+        (mimo_world, {}),
     ],
 )
 def test_what_is_proposed_is_what_the_definition_says(make: Make, given: dict[str, Any], tmp_path: Path) -> None:

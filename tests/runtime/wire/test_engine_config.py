@@ -59,6 +59,11 @@ def test_a_setting_that_cannot_be_is_named(changes: dict[str, object], named: tu
         ({"drafter": "eagle", "draft_model": "folder", "device": "cuda"}, ("drafter eagle", "device cuda")),
         ({"drafter": "eagle"}, ("drafter eagle", "draft_model")),
         ({"drafter": "ngram", "draft_model": "folder"}, ("draft_model", "folder", "drafter ngram")),
+        (
+            {"drafter": "mtp", "draft_model": "folder"},
+            ("draft_model", "drafter mtp", "the model's checkpoint"),
+        ),
+        ({"drafter": "mtp", "device": "cuda"}, ("drafter mtp", "device cuda")),
         ({"draft_tokens": 3}, ("draft_tokens (3)", "drafter none")),
         ({"num_blocks": 64, "max_rows": 64}, ("max_rows", "num_blocks", "64")),
         ({"num_blocks": 65, "context_length": 1026}, ("context_length", "1026", "num_blocks", "65", "block_size")),
@@ -87,6 +92,7 @@ def test_settings_that_cannot_go_together_are_both_named(changes: dict[str, obje
         {"drafter": "ngram"},
         {"drafter": "ngram", "draft_tokens": 7},
         {"drafter": "eagle", "draft_model": "folder"},
+        {"drafter": "mtp"},
     ],
 )
 def test_settings_at_the_edge_of_what_can_be_are_taken(changes: dict[str, object]) -> None:

@@ -1,0 +1,51 @@
+"""Draft heads that come with a model's own checkpoint: multi-token prediction (MTP)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from runahead.runtime.checkpoint import Checkpoint, CheckpointError, StoredTensor
+from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.head_files import HeadFiles
+from runahead.runtime.models.registry import ARCHITECTURES
+
+
+def comes_with_head(target: ModelConfig) -> bool:
+    """Does the model's configuration name a head that can draft here?"""
+    own = ARCHITECTURES[target.architecture].heads
+    return own is not None and own.count(target) == 1
+
+
+def open_mtp(checkpoint: Checkpoint, target: ModelConfig, asked: str, *, has_weights: bool) -> HeadFiles:
+    """The head in a model's own checkpoint. asked: what messages call the setting and its value. has_weights: False
+    where weights are drawn, and no file is looked at.
+
+    Raises CheckpointError for a model that comes with none, or with several, and for tensors that do not fit.
+    """
+    own = ARCHITECTURES[target.architecture].heads
+    if own is None:
+        known = ", ".join(name for name, found in ARCHITECTURES.items() if found.heads is not None)
+        raise CheckpointError(
+            f"{asked} drafts with a head that comes with the checkpoint, and {target.architecture} has none that is "
+            f"served; those of {known} are"
+        )
+    count = own.count(target)
+    if count != 1:
+        has = "has no head" if count == 0 else f"has {count} heads, which guess one after the other"
+        raise CheckpointError(
+            f"{asked} drafts with the one head of a checkpoint, and by its config.json {checkpoint.path} {has}"
+        )
+    stored: Mapping[str, StoredTensor] = {}
+    if has_weights:
+        found = checkpoint.tensors()
+        stored = {own.named(name): tensor for name, tensor in found.items() if name.startswith(own.begins)}
+    head = HeadFiles(
+        f"the head in {checkpoint.path}",
+        f"a head of {target.architecture}",
+        stored,
+        lambda tensors: own.build(target, tensors),
+        in_file=own.in_file,
+    )
+    if has_weights:
+        head.check()
+    return head
