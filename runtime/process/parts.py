@@ -29,7 +29,7 @@ from runahead.runtime.process.progress import Progress
 from runahead.runtime.process.sizes import NAMES, Gpu, ModelSize, with_sizes
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.admission_record import largest_record_words
-from runahead.runtime.scheduler.draft_choice import ChoiceByAcceptance, ChoiceByForms
+from runahead.runtime.scheduler.draft_choice import ChoiceByAcceptance, ChoiceByForms, ChoiceOfAHead, DraftChoice
 from runahead.runtime.scheduler.ledger import Ledger
 from runahead.runtime.scheduler.outcomes import Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
@@ -247,9 +247,15 @@ def make_scheduler(
     ledger: Ledger[Deferred] = Ledger(config.run_ahead, config.run_ahead_tokens, config.counters_from)
     rows = Rows(config.max_rows, MAX_STOP_IDS, context, epoch=config.counters_from)
     adapts = config.drafter != "none" and config.draft_tokens == AUTO_DRAFTS
-    by_acceptance = ChoiceByForms if draft_rows else ChoiceByAcceptance
-    choice = by_acceptance(draft_step) if adapts else None
+    choice = _choice(draft_rows, draft_step) if adapts else None
     return Scheduler(limits, rows, BlockPool(blocks, config.block_size), ledger, choice)
+
+
+def _choice(draft_rows: int, draft_step: float) -> DraftChoice:
+    """How many drafts a launch has, where that is left to the engine. draft_rows, draft_step: as `make_scheduler`'s."""
+    if draft_rows:
+        return ChoiceByForms()
+    return ChoiceOfAHead(draft_step) if draft_step else ChoiceByAcceptance()
 
 
 def engine_info(made: MadeOnDevice, context: int) -> EngineInfo:

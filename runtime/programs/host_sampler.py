@@ -42,6 +42,16 @@ class HostSampler:
         else:
             self._sample_in_turn(places, slots, form, drafts, masks)
 
+    def guessed(self, logits: torch.Tensor, slots: NDArray[np.int64], ahead: int) -> NDArray[np.int32]:
+        """Tokens of these rows, so many positions beyond their length, as they will be sampled in the plain form from
+        such logits, with the noise of that position. float32 [n, vocab], [n], returns [n]"""
+        if not are_drawn(self._state, slots).any():
+            likeliest: NDArray[np.int32] = logits.numpy().argmax(axis=1).astype(np.int32)
+            return likeliest
+        by_row, places = torch.from_numpy(slots), torch.full((slots.size,), ahead)
+        drawn = sample_rows(logits, self._state, self._penalties, by_row, Form.PLAIN, 0, ahead=places)
+        return drawn.tokens.numpy().astype(np.int32)
+
     def _sample_next(
         self, places: NDArray[np.intp], slots: NDArray[np.int64], form: Form, offset: int,
         masks: Mapping[int, Sequence[NDArray[np.int32]]],

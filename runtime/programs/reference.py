@@ -10,11 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import RingMemory
-from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.drafters.drafter import Drafter
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.reference.logprobs import log_probabilities
-from runahead.runtime.kernels.reference.sampling import sample_rows
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models.decoder import Decoder
@@ -68,14 +67,7 @@ class HostProgram:
         self._sampler = HostSampler(self.rows, self._logits, state, penalties)
         self._head: HeadDrafter | None = None
         if head is not None:
-
-            def choose(logits: torch.Tensor, slots: NDArray[np.int64], ahead: int) -> NDArray[np.int32]:
-                """As S will in the plain form, with the noise of that position."""
-                by_row, places = torch.from_numpy(slots), torch.full((slots.size,), ahead)
-                drawn = sample_rows(logits, state, penalties, by_row, Form.PLAIN, 0, ahead=places)
-                return drawn.tokens.numpy().astype(np.int32)
-
-            self._head = HeadDrafter(head, self.rows, num_blocks, choose)
+            self._head = HeadDrafter(head, self.rows, num_blocks, self._sampler.guessed)
             self.rows.drafter = self._head
 
     @torch.inference_mode()

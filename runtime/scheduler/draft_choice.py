@@ -66,17 +66,14 @@ class ChoiceByAcceptance:
     costs in tokens: `_price`. Measured on two cores with the bundled model: 0.016 of a launch at one row, 0.05 at 4,
     0.026 at 16, and half as much again where it is drawn and not greedy.
 
-    What is known changes with every STRETCH-th launch alone, and stems from launches up to the fifth before. Where
-    nothing pays, a stretch out of every PROBE_EVERY tries again.
-
-    step: what the drafter takes for each place of the run, for all rows together, as a share of a launch without
-    drafts; it is part of the price.
+    What is known changes with every STRETCH-th launch alone, and stems from launches up to the fifth before. A stretch
+    out of every `probe_every` tries, so that what pays again is found.
     """
 
     most: Final = MOST
+    probe_every: int = PROBE_EVERY
 
-    def __init__(self, step: float = 0.0) -> None:
-        self._step = step
+    def __init__(self) -> None:
         # By place in the run, fading. At first, half are right.
         self._looked_at = np.full(MOST, 8.0)
         self._right = np.full(MOST, 4.0)
@@ -86,7 +83,7 @@ class ChoiceByAcceptance:
 
     def drafts(self, number: int, rows: int) -> int:
         self._enter(number // STRETCH)
-        if number // STRETCH % PROBE_EVERY == 0:
+        if number // STRETCH % self.probe_every == 0:
             return self._tried(rows)
         return self._chosen(rows, self._shares)
 
@@ -96,7 +93,7 @@ class ChoiceByAcceptance:
 
     def _chosen(self, rows: int, shares: NDArray[np.float64]) -> int:
         """K by the shares of right drafts, [MOST]. rows: as `drafts`'."""
-        found, price = 0, _price(rows, self._step)
+        found, price = 0, _price(rows)
         for first, end in pairwise((0, *FORMS)):
             if shares[first:end].mean() <= price:
                 break
@@ -106,7 +103,7 @@ class ChoiceByAcceptance:
     def stays_until(self, number: int) -> int:
         stretch = number // STRETCH
         if not self._waiting:  # nothing more will be known until drafts are tried again
-            stretch += PROBE_EVERY - 1 - stretch % PROBE_EVERY
+            stretch += self.probe_every - 1 - stretch % self.probe_every
         return stretch * STRETCH + STRETCH - 1
 
     def learn(self, number: int, drafted: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
@@ -125,6 +122,34 @@ class ChoiceByAcceptance:
             self._looked_at = self._looked_at * fading + looked_at
             self._right = self._right * fading + right
         self._shares = self._right / self._looked_at
+
+
+class ChoiceOfAHead(ChoiceByAcceptance):
+    """The same for a drafter that takes a step of its own for each place of the run, and has a guess for every row: the
+    K is taken that brings most tokens in the time, if it brings 5 % more than none.
+
+    step: what the drafter takes for a place, for all rows together, as a share of a launch without drafts. What is
+    tried at most doubles such a launch, and is tried more rarely, so that it costs 1 % where it pays nothing.
+    """
+
+    probe_every = 4 * PROBE_EVERY
+
+    def __init__(self, step: float) -> None:
+        super().__init__()
+        self._step = step
+
+    def _takes(self, rows: int, drafts: int) -> float:
+        """How long a launch is with so many drafts of each row, in launches without."""
+        return 1 + drafts * (self._step + _query_token(rows) * rows)
+
+    def _tried(self, rows: int) -> int:
+        return max((drafts for drafts in FORMS if self._takes(rows, drafts) <= 2), default=1)
+
+    def _chosen(self, rows: int, shares: NDArray[np.float64]) -> int:
+        brought = 1 + np.concatenate([[0], np.cumsum(shares)])
+        rates = {drafts: float(brought[drafts]) / self._takes(rows, drafts) for drafts in FORMS}
+        best = max(rates, key=lambda drafts: rates[drafts])
+        return best if rates[best] > 1.05 else 0
 
 
 class ChoiceByForms(ChoiceByAcceptance):
@@ -147,7 +172,11 @@ class ChoiceByForms(ChoiceByAcceptance):
         return forms[best] if rate[best] > 1.05 * rate[0] else 0
 
 
-def _price(rows: int, step: float) -> float:
-    """What a draft costs, in tokens that the launch would bring without it."""
-    of_a_launch = 0.02 * rows if rows < 3 else 0.27 / (1.9 + 0.3 * rows)
-    return max(0.06, 1.15 * (of_a_launch * rows + step))
+def _query_token(rows: int) -> float:
+    """What one more query token costs in a launch of so many rows, as a share of the launch."""
+    return 0.02 * rows if rows < 3 else 0.27 / (1.9 + 0.3 * rows)
+
+
+def _price(rows: int) -> float:
+    """What a draft of each row costs, in tokens that the launch would bring a row without it."""
+    return max(0.06, 1.15 * _query_token(rows) * rows)

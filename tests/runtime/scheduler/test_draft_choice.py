@@ -12,6 +12,7 @@ from runahead.runtime.scheduler.draft_choice import (
     STRETCH,
     ChoiceByAcceptance,
     ChoiceByForms,
+    ChoiceOfAHead,
 )
 
 PROBES = PROBE_EVERY * STRETCH  # launches from one probe to the next
@@ -22,7 +23,8 @@ def after(
 ) -> tuple[ChoiceByAcceptance, list[int]]:
     """Launches in which so many drafts of each row are right, and how many each of them has. depth: launches that are
     planned before the oldest of them is committed. step: of the drafter."""
-    choice, chosen = ChoiceByAcceptance(step=step), list[int]()
+    choice = ChoiceOfAHead(step) if step else ChoiceByAcceptance()
+    chosen = list[int]()
     for number in range(launches):
         chosen.append(choice.drafts(number, rows))
         looked_at = number - depth
@@ -50,10 +52,28 @@ def test_as_many_as_are_right_are_verified() -> None:
 
 def test_what_the_drafter_itself_takes_is_part_of_the_price() -> None:
     """Half of the second and third drafts are right."""
-    assert unprobed(after(4, 2)[1]) == {3}
-    assert unprobed(after(4, 2, step=0.05)[1]) == {3}
-    assert unprobed(after(4, 2, step=0.3)[1]) == {1}
-    assert unprobed(after(4, 2, step=0.9)[1]) == {0}
+    assert unprobed(after(1, 2)[1]) == {3}
+    assert unprobed(after(1, 2, step=0.05)[1]) == {3}
+    assert unprobed(after(1, 2, step=0.35)[1]) == {1}
+    assert unprobed(after(1, 2, step=1.1)[1]) == {0}
+
+
+def test_a_head_that_is_always_right_drafts_as_many_as_there_are() -> None:
+    assert unprobed(after(1, MOST, step=0.2)[1]) == {MOST}
+
+
+def test_a_head_that_is_never_right_is_tried_rarely_and_with_little() -> None:
+    """A launch at most twice as long, 8 of 768 times."""
+    chosen = after(1, 0, 8 * PROBES, step=0.25)[1]
+    tried = [number for number, count in enumerate(chosen) if count and number >= 4 * PROBES]
+    assert tried == list(range(4 * PROBES, 4 * PROBES + STRETCH))
+    assert {chosen[number] for number in tried} == {3}
+    assert {count for count in after(16, 0, 8 * PROBES, step=0.25)[1] if count} == {1}
+
+
+def test_without_right_drafts_of_a_head_plans_stay_as_they_are_until_the_next_try() -> None:
+    choice, _ = after(1, 0, PROBES, step=0.25)
+    assert choice.stays_until(PROBES) == 4 * PROBES - 1
 
 
 def test_where_nothing_pays_it_is_tried_again_now_and_then() -> None:
