@@ -56,6 +56,7 @@ class RowParameters(Generic[Column]):
     penalty_entries: Annotated[Column, INT32]  # entries of the penalty list
     state_slot: Annotated[Column, INT32(free=-1)]  # -1: none
     history_count: Annotated[Column, INT32]  # tokens that no chunk brings, where a drafter wants to know them
+    begins_as: Annotated[Column, INT32]  # the snapshot that its state begins as; 0: none
 
 
 ROW_RECORD: Final = WordLayout(RowParameters, ADMIT_WORDS)

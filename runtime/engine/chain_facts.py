@@ -17,9 +17,9 @@ def chain_facts(
     info: EngineInfo,
     run_ahead_asked: int,
 ) -> dict[str, object]:
-    """By name. run_ahead: 0 is serial. blocks: KV blocks, the null block left out. graph_buckets: rows that graphs are
-    captured for, mixed_buckets: query tokens of launches with prompt chunks that graphs are captured for, none where
-    there are no graphs.
+    """By name. run_ahead: 0 is serial. blocks: KV blocks, the null block left out. snapshots: of recurrent states, at
+    every snapshot_tokens-th token of a row. graph_buckets: rows that graphs are captured for, mixed_buckets: query
+    tokens of launches with prompt chunks that graphs are captured for, none where there are no graphs.
     """
     ledger, limits, pool = scheduler.ledger, scheduler.limits, scheduler.pool
     return {
@@ -34,6 +34,8 @@ def chain_facts(
         "blocks": pool.total,
         "block_size": pool.block_size,
         "prefix_cache": limits.finds_prefixes,
+        "snapshots": limits.snapshots,
+        "snapshot_tokens": limits.snapshot_tokens,
         "penalty_slots": scheduler.holdings.penalty_slots.total,
         "log_interval": interval_log.interval,
         "log_mode": interval_log.mode,

@@ -13,6 +13,7 @@ from runahead.runtime.engine.figures import Figures
 from runahead.runtime.engine.latencies import Latencies
 from runahead.runtime.engine.loop_times import LoopTimes
 from runahead.runtime.masks.masks import MaskFigures, Masks
+from runahead.runtime.memory.snapshot_pool import SnapshotPool
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire.figures import EngineStats, EventStats, HistogramStats
 from runahead.runtime.wire.histogram import Histogram
@@ -52,6 +53,7 @@ def engine_stats(
         blocks_owned=pool.owned,
         blocks_fenced=pool.fenced,
         blocks_cached=pool.cached,
+        **_of_snapshots(scheduler.holdings.snapshots),
         rows_total=rows.max_rows,
         rows_free=rows.free,
         rows_fenced=rows.fenced,
@@ -105,6 +107,18 @@ def _counted(counters: Mapping[str, int]) -> dict[str, int]:
         "blocks_reserved": counters["blocks_reserved"],
         "blocks_adopted": counters["blocks_adopted"],
         "blocks_returned": counters["blocks_returned"],
+    }
+
+
+def _of_snapshots(snapshots: SnapshotPool) -> dict[str, int]:
+    return {
+        "snapshots_total": snapshots.total,
+        "snapshots_free": snapshots.free,
+        "snapshots_owned": snapshots.owned,
+        "snapshots_fenced": snapshots.fenced,
+        "snapshots_cached": snapshots.cached,
+        "snapshots_kept": snapshots.kept_total,
+        "snapshots_found": snapshots.found_total,
     }
 
 

@@ -243,7 +243,9 @@ class Engine:
             self._commit(self.ledger.next_to_commit())
             self._retire(looked_s)
         self._give_back()
-        self.scheduler.holdings.make_some_findable()
+        freed = self.scheduler.holdings.make_some_findable()
+        if self._poison is not None:
+            self._poison.release(freed)
         self._look_after_progress()
 
     def _retire(self, looked_s: float) -> None:

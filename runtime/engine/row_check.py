@@ -138,6 +138,8 @@ def _history(live: _Live) -> _Expected:
 OF_THE_RECORD: Final = frozenset({"block_count", "penalty_entries", "history_count"})
 # What only a device with a drafter has.
 OF_A_DRAFTER: Final[Mapping[str, _Field]] = {"history": _history}
+# What only a device with snapshots has: those of each row by border, whether taken or not.
+OF_SNAPSHOTS: Final[Mapping[str, _Field]] = {"snapshots": _lists(lambda request: request.snapshots, np.int32)}
 # What the host says that the device holds: every tensor of `runahead.runtime.kernels.row_state.RowState` and
 # `PenaltyState`; in place of `parameters` its fields.
 FIELDS: Final[Mapping[str, _Field]] = {
@@ -162,6 +164,7 @@ FIELDS: Final[Mapping[str, _Field]] = {
     "allowed": _allowed,
     "penalty_slot": _parameter("penalty_slot", lambda request: request.penalty_slot),
     "state_slot": _parameter("state_slot", lambda request: request.state_slot),
+    "begins_as": _parameter("begins_as", lambda request: request.begins_as),
     "counts": _by_penalty_slot(_counts),
     "in_prompt": _by_penalty_slot(_in_prompt),
 }
@@ -184,7 +187,7 @@ def check_rows(device: Mapping[str, NDArray[np.generic]], scheduler: Scheduler) 
     live = _live(
         [request for request in scheduler.holdings.by_slot if request], scheduler.rows, scheduler.limits.vocab_size
     )
-    for name, field in (*FIELDS.items(), *OF_A_DRAFTER.items()):
+    for name, field in (*FIELDS.items(), *OF_A_DRAFTER.items(), *OF_SNAPSHOTS.items()):
         if name in FIELDS or name in held:
             _compare(name, held[name], field(live))
 

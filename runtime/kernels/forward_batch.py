@@ -32,13 +32,18 @@ class ForwardBatch:
     is_decode: bool  # every row decodes
     decode_queries: int = 1  # query tokens of a row, at most, if all rows decode; 1 to 8
     state_slots: torch.Tensor | None = None  # int32 [B] each row's; None only where no layer keeps a state
+    # int32 [B] where the state is read that a row goes on with: a snapshot, where it begins behind a cached prefix.
+    states_read_from: torch.Tensor | None = None  # None: every row reads its own slot
+    # int32 [B] where the state behind a row's last query token is written beside its own slot: a snapshot; -1: nowhere.
+    states_copied_to: torch.Tensor | None = None  # None: nobody's is
     are_lines: bool = False  # rows with one query token each, some of which follow each other in the same blocks
 
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
     """What mixers keep of rows: paged keys and values, a pair of tensors for each attention, and recurrent states, the
-    tensors of each recurrent mixer. Block 0 is the null block: padding writes it, none reads it."""
+    tensors of each recurrent mixer. Block 0 is the null block: padding writes it, none reads it. Snapshots are state
+    slots behind those of rows."""
 
     keys: tuple[torch.Tensor, ...]  # each [num_blocks, block_size, kv_heads, head_dim]
     values: tuple[torch.Tensor, ...]  # the same shape

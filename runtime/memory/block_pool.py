@@ -170,6 +170,10 @@ class BlockPool:
         """The findable blocks with these keys."""
         return [self._by_key[key] for key in keys if key in self._by_key]
 
+    def unheld(self, blocks: Sequence[int]) -> int:
+        """How many of these blocks are available, and findable: sharing them leaves so many fewer to allocate."""
+        return self._cached.count(in_bulk(blocks))
+
     def unfindable(self, blocks: Sequence[int]) -> list[int]:
         """Those of these blocks that can't be found, in order."""
         return int32_array(self._is_findable.without(in_bulk(blocks))).tolist()

@@ -43,6 +43,10 @@ class CachedBlocks:
         for number, group in self._groups.items():
             yield from (block for block in reversed(group) if group_of[block] == number)
 
+    def count(self, blocks: Blocks) -> int:
+        """How many of these, each named once, are among them."""
+        return len(self._group_of.having(blocks))
+
     def add(self, blocks: array[int]) -> None:
         """One block or more, int32, to be given out after all others, the last of them first. They are kept."""
         self._newest = number = self._newest + 1

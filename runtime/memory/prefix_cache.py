@@ -8,12 +8,27 @@ which is hashed here; and the key that a block becomes findable under is hashed 
 from __future__ import annotations
 
 from array import array
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runahead.runtime.memory.block_pool import BlockPool
-from runahead.runtime.wire.block_keys import PrefixKeys
+from runahead.runtime.memory.snapshot_pool import NO_SNAPSHOT, SnapshotPool
+from runahead.runtime.wire.block_keys import Content, PrefixKeys
+
+
+class Hit(NamedTuple):
+    """What of a request's tokens need not be computed again.
+
+    blocks: those that it begins with, int32, in order. unheld: of these, the available ones: sharing them leaves so
+    many fewer to allocate. snapshot: of the state behind them; NO_SNAPSHOT where nothing is found, or the model keeps
+    no states.
+    """
+
+    blocks: array[int]
+    unheld: int
+    snapshot: int = NO_SNAPSHOT
 
 
 class PrefixWalk:
@@ -23,11 +38,16 @@ class PrefixWalk:
     is cached. While blocks come and go the walk stays right: the pool takes away what is forgotten, and only the place
     where it ended is looked at again.
 
-    tokens: int32 [n]. Only the newest walk of a pool is right.
+    snapshots: of a model that keeps states; None: it keeps none. tokens: int32 [n]. Only the newest walk of a pool is
+    right.
     """
 
-    def __init__(self, pool: BlockPool, keys: PrefixKeys, tokens: NDArray[np.int32]) -> None:
+    def __init__(
+        self, pool: BlockPool, keys: PrefixKeys, tokens: NDArray[np.int32], snapshots: SnapshotPool | None = None
+    ) -> None:
         self._pool = pool
+        self._snapshots = snapshots
+        self._borders: list[tuple[int, Content]] = []  # where a snapshot was seen: blocks before it, and its content
         self._keys = keys
         self._tokens = np.ascontiguousarray(tokens).data.cast("B")
         self._most = (tokens.size - 1) // pool.block_size
@@ -45,15 +65,23 @@ class PrefixWalk:
                 self.at_end = True
                 return True
             self._keys.found(place, content)
+            snapshots = self._snapshots
+            if snapshots and snapshots.ends_at_border(place) and snapshots.find(content) is not None:
+                self._borders.append((place + 1, content))
         self.at_end = len(found) == self._most
         return self.at_end
 
     @property
-    def blocks(self) -> array[int]:
-        """Those found, in order."""
-        return self._watched.blocks
-
-    @property
-    def unheld(self) -> int:
-        """Of these, the available ones: sharing them leaves so many fewer to allocate."""
-        return self._watched.unheld
+    def hit(self) -> Hit:
+        """What was found by now. Of a model with states the blocks up to the last snapshot alone: what lies behind it
+        is computed again, since a state can't be made of keys and values."""
+        blocks = self._watched.blocks
+        if self._snapshots is None:
+            return Hit(blocks, self._watched.unheld)
+        while self._borders:
+            count, content = self._borders[-1]
+            snapshot = self._snapshots.find(content)
+            if snapshot is not None and count <= len(blocks):
+                return Hit(blocks[:count], self._pool.unheld(blocks[:count]), snapshot)
+            self._borders.pop()  # given out since, or behind a block that was
+        return Hit(blocks[:0], 0)

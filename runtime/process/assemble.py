@@ -41,11 +41,11 @@ def assemble(config: EngineConfig, loading: Progress, capturing: Progress | None
     checkpoint = open_checkpoint(Path(config.model))
     described = load_config(checkpoint)
     context = check_model(config, described)
-    if config.prefix_cache and not finds_prefixes(config, described):
-        structlog.get_logger("engine").info(
-            "prefix_cache_off", why=f"{described.architecture} keeps recurrent states, of which none is cached"
-        )
     made = make(config, checkpoint, described, context, loading, capturing or shown_captures(_LINES))
+    if config.prefix_cache and not finds_prefixes(config, described, made.snapshots):
+        structlog.get_logger("engine").info(
+            "prefix_cache_off", why=f"{described.architecture} keeps recurrent states, and no snapshot of one has room"
+        )
     return Assembled(
         made.device,
         make_scheduler(
@@ -56,6 +56,7 @@ def assemble(config: EngineConfig, loading: Progress, capturing: Progress | None
             made.draft_rows,
             forced_drafts(config, described) if made.masks else 0,
             made.draft_step,
+            made.snapshots,
         ),
         engine_info(made, context),
         made.poison,

@@ -40,6 +40,8 @@ from runahead.runtime.process.parts import (
     most_drafts,
     ring_layout,
     sized,
+    snapshot_tokens,
+    snapshots_in,
 )
 from runahead.runtime.process.progress import Progress
 from runahead.runtime.programs.poison import RingPoison
@@ -65,8 +67,9 @@ def make_on_cpu(
     files = _head_files(config, checkpoint, described, context)
     of_head = files.block_bytes(config.block_size) if files else 0
     with_head = KeptBytes(kept.block + of_head, kept.row)
-    blocks = config.num_blocks or blocks_in(_CACHE_BYTES, config, with_head, context)
-    check_blocks(blocks, config, context, with_head)
+    snapshots = snapshots_in(config, with_head, None if config.num_blocks else _CACHE_BYTES)
+    blocks = config.num_blocks or blocks_in(_CACHE_BYTES, config, with_head, context, snapshots)
+    check_blocks(blocks, config, context, with_head, snapshots)
     check_tensors(config, checkpoint, described)
     log = structlog.get_logger("engine")
     threads = config.threads or max(1, (os.cpu_count() or 2) - 1)
@@ -89,7 +92,7 @@ def make_on_cpu(
     of_drafts = _draft_memory(config, described, context, forced)
     if head is not None:
         of_drafts |= {"draft_weight_bytes": weight_bytes(head.weights), "draft_kv_bytes": blocks * of_head}
-    log.info("memory", **memory_facts(config, model, kept, blocks), **of_drafts)
+    log.info("memory", **memory_facts(config, model, kept, blocks, snapshots), **of_drafts)
     rings = allocate_rings(ring_layout(config, described, context, forced))
     drafter = NgramDrafter(config.max_rows, context) if config.drafter == "ngram" else None
     program = HostProgram(
@@ -100,6 +103,8 @@ def make_on_cpu(
         block_size=config.block_size,
         context_length=context,
         penalty_slots=config.penalty_slots,
+        snapshots=snapshots,
+        snapshot_tokens=snapshot_tokens(config),
         launched=config.counters_from,
         drafter=drafter,
         head=head,
@@ -109,7 +114,7 @@ def make_on_cpu(
     if config.jitter_seed is not None:
         delay, poison = seeded_delays(config.jitter_seed), RingPoison(program, rings)
     device = HostDevice(program, rings, delay, launched=config.counters_from)
-    made = MadeOnDevice(config, why_sizes, model, blocks, device, poison, exactness, masks)
+    made = MadeOnDevice(config, why_sizes, model, blocks, device, poison, exactness, masks, snapshots=snapshots)
     if head is None:
         return made
     return replace(made, draft_step=head.step_share, draft_parameters=head.weights.parameters)

@@ -35,12 +35,20 @@ from runahead.runtime.scheduler.outcomes import Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
-from runahead.runtime.wire.engine_config import AUTO_DRAFTS, MAX_CONTEXT, MOST_DRAFTS, ConfigError, EngineConfig
+from runahead.runtime.wire.engine_config import (
+    AUTO_DRAFTS,
+    AUTO_SNAPSHOTS,
+    MAX_CONTEXT,
+    MOST_DRAFTS,
+    ConfigError,
+    EngineConfig,
+)
 from runahead.runtime.wire.messages import EngineInfo, Exactness
 from runahead.runtime.wire.parameters import MAX_STOP_IDS, MAX_TOP_LOGPROBS
 from runahead.runtime.wire.prompt_launches import PromptLaunches
 
 MAX_EOS_IDS: Final = MAX_STOP_IDS // 2  # the other half is the request's own stop ids
+_SNAPSHOT_TOKENS: Final = 512  # between two borders with a snapshot, unless a setting says so
 _RECORDS: Final = 3  # admission records with long lists that a bulk slot holds beside the largest
 
 
@@ -62,7 +70,8 @@ class MadeOnDevice:
     config: with every size in it. why_sizes: as `with_sizes` says it. blocks: KV blocks, the null block included.
     poison: of the test mode. exactness: of the kernels that the model has. masks: who makes those of rows with a
     grammar; None: the device takes no such rows. draft_rows: see `SchedulerLimits`. draft_step: what a drafter takes to
-    guess one token of every row, as a share of a launch. draft_parameters: of its own.
+    guess one token of every row, as a share of a launch. draft_parameters: of its own. snapshots: of recurrent states,
+    that there is room for.
     """
 
     config: EngineConfig
@@ -76,6 +85,7 @@ class MadeOnDevice:
     draft_rows: int = 0
     draft_step: float = 0.0
     draft_parameters: int = 0
+    snapshots: int = 0
 
 
 # Loads the model and makes its device. Takes the settings, the checkpoint, the model as its configuration describes it,
@@ -89,7 +99,7 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
     context length: the configured one, or else the model's.
 
     Raises ConfigError for a context that is longer than it may be, a model with too many end tokens, drafts of a model
-    with recurrent states.
+    with recurrent states, snapshots of states that a model does not keep.
     """
     longest, setting = model.max_position_embeddings, config.spelling("context_length")
     if config.context_length > longest:
@@ -105,6 +115,12 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
             f"recurrent state of each request: drafts of such models are not built yet; set "
             f"{config.spelling('drafter')} none"
         )
+    for name in ("state_snapshots", "state_snapshot_blocks"):
+        if getattr(config, name) != AUTO_SNAPSHOTS and not state_bytes(model):
+            raise ConfigError(
+                f"{config.spelling(name)} ({getattr(config, name)}) has no effect with {model.architecture}, which "
+                "keeps no recurrent states"
+            )
     return context
 
 
@@ -144,42 +160,66 @@ def state_bytes(model: ModelConfig) -> int:
     return sum(kept.state_bytes for kept in memory_of(described(model).layers).kept)
 
 
-def finds_prefixes(config: EngineConfig, model: ModelConfig) -> bool:
-    """Whether prompts share blocks that were computed before. Never in a model with recurrent states: whoever began
-    behind such blocks would lack the state that their tokens leave."""
-    return config.prefix_cache and not state_bytes(model)
+def finds_prefixes(config: EngineConfig, model: ModelConfig, snapshots: int) -> bool:
+    """Whether prompts share blocks that were computed before. In a model with recurrent states only where there is room
+    for snapshots: whoever began behind such blocks without one would lack the state that their tokens leave."""
+    return config.prefix_cache and (snapshots > 0 or not state_bytes(model))
 
 
-def blocks_in(memory: int, config: EngineConfig, kept: KeptBytes, context: int) -> int:
-    """KV blocks in `memory` bytes beside the states of all rows, the null block included; never more than every row at
-    full length needs. A model without attention has blocks that take nothing: none where the states don't fit."""
+def snapshot_tokens(config: EngineConfig) -> int:
+    """Tokens from one border with a snapshot of a row's state to the next."""
+    blocks = config.state_snapshot_blocks or _SNAPSHOT_TOKENS // config.block_size
+    return blocks * config.block_size
+
+
+def snapshots_in(config: EngineConfig, kept: KeptBytes, memory: int | None) -> int:
+    """Snapshots of states that there is room for, on a device that takes them. Unless a number is asked for, as many as
+    rows: in at most a quarter of what the rows' states leave of `memory` bytes, where blocks are sized by it. None: the
+    number of blocks is given."""
+    if not kept.row or not config.prefix_cache:
+        return 0
+    if config.state_snapshots or memory is None:
+        return config.state_snapshots or config.max_rows
+    return min(config.max_rows, max(0, memory - config.max_rows * kept.row) // 4 // kept.row)
+
+
+def blocks_in(memory: int, config: EngineConfig, kept: KeptBytes, context: int, snapshots: int = 0) -> int:
+    """KV blocks in `memory` bytes beside the states of all rows and the snapshots of states, the null block included;
+    never more than every row at full length needs. A model without attention has blocks that take nothing: none where
+    the states don't fit."""
     most = config.max_rows * ceil_div(context, config.block_size) + 1
-    left = memory - config.max_rows * kept.row
+    left = memory - (config.max_rows + snapshots) * kept.row
     if not kept.block:
         return 0 if left < 0 else most
     return min(most, max(0, left) // kept.block)
 
 
-def check_blocks(blocks: int, config: EngineConfig, context: int, kept: KeptBytes) -> None:
+def check_blocks(blocks: int, config: EngineConfig, context: int, kept: KeptBytes, snapshots: int = 0) -> None:
     """Raises ConfigError if not even one row of full length fits into a pool that memory has sized."""
     needed = ceil_div(context, config.block_size) + 1
     if blocks < needed and not config.num_blocks:
-        states = config.max_rows * kept.row >> 20
-        beside = f" beside the states of {config.max_rows} rows, which take {states} MiB" if kept.row else ""
-        settings = config.spelling("context_length") + (f" or {config.spelling('max_rows')}" if kept.row else "")
+        states = (config.max_rows + snapshots) * kept.row >> 20
+        also = f" and {snapshots} snapshots of states" if snapshots else ""
+        beside = f" beside the states of {config.max_rows} rows{also}, which take {states} MiB" if kept.row else ""
+        others = [name for name, counts in (("max_rows", kept.row), ("state_snapshots", snapshots)) if counts]
+        settings = " or ".join(map(config.spelling, ("context_length", *others)))
         raise ConfigError(
             f"memory holds {blocks} KV blocks{beside}; one request of {context} tokens needs {needed}: "
             f"set {settings} to less"
         )
 
 
-def memory_facts(config: EngineConfig, model: Decoder, kept: KeptBytes, blocks: int) -> dict[str, int]:
-    """Bytes that the model, its KV blocks and the states of its rows take, by name: logged at start."""
-    return {
-        "weight_bytes": weight_bytes(model.weights),
+def memory_facts(
+    config: EngineConfig, model: Decoder, kept: KeptBytes, blocks: int, snapshots: int = 0
+) -> dict[str, int]:
+    """Bytes that the model, its KV blocks, the states of its rows and the snapshots of states take, by name, and what
+    these pools take together: logged at start."""
+    pools = {
         "kv_bytes": blocks * kept.block,
         "state_bytes": config.max_rows * kept.row,
+        "snapshot_bytes": snapshots * kept.row,
     }
+    return {"weight_bytes": weight_bytes(model.weights), **pools, "pool_bytes": sum(pools.values())}
 
 
 def ring_layout(config: EngineConfig, model: ModelConfig, context: int, forced: int = 0) -> RingLayout:
@@ -225,9 +265,10 @@ def make_scheduler(
     draft_rows: int = 0,
     forced: int = 0,
     draft_step: float = 0.0,
+    snapshots: int = 0,
 ) -> Scheduler:
     """The scheduler with its rows, pool and ledger, for a model that `check_model` has passed. draft_rows: see
-    `SchedulerLimits`. forced: drafts of a row with a grammar. draft_step: see `MadeOnDevice`."""
+    `SchedulerLimits`. forced: drafts of a row with a grammar. draft_step, snapshots: see `MadeOnDevice`."""
     limits = SchedulerLimits(
         context_length=context,
         vocab_size=model.vocab_size,
@@ -243,6 +284,8 @@ def make_scheduler(
         forced_drafts=forced,
         history=config.drafter == "ngram",
         has_state=state_bytes(model) > 0,
+        snapshots=snapshots,
+        snapshot_tokens=snapshot_tokens(config) if snapshots else 0,
     )
     ledger: Ledger[Deferred] = Ledger(config.run_ahead, config.run_ahead_tokens, config.counters_from)
     rows = Rows(config.max_rows, MAX_STOP_IDS, context, epoch=config.counters_from)
@@ -277,8 +320,10 @@ def engine_info(made: MadeOnDevice, context: int) -> EngineInfo:
         dtype=str(model.dtype).removeprefix("torch."),
         parameters=model.num_parameters,
         penalty_slots=config.penalty_slots,
-        prefix_cache=finds_prefixes(config, model.config),
+        prefix_cache=finds_prefixes(config, model.config, made.snapshots),
         state_bytes=state_bytes(model.config),
+        snapshots=made.snapshots,
+        snapshot_blocks=snapshot_tokens(config) // config.block_size if made.snapshots else 0,
         exactness=made.exactness,
         structures=made.masks is not None,
         layers=layer_kinds(model.weights.layers),

@@ -47,6 +47,7 @@ _NO_ROWS = np.zeros(0, np.int64)
 class HostRows(RowParameters[NDArray[Any]]):
     """The device's row state by row slot, the fields of `runahead.runtime.kernels.row_state.RowState` as NumPy arrays.
 
+    snapshot_tokens: between two borders at which the row's recurrent state is kept; 0: none is.
     launched: the number that the first launch comes after. drafter: is told of every token of the rows, and asked where
     a launch has drafts; None: a launch never has any. masks: of rows with a grammar; None: no row has one.
     """
@@ -54,9 +55,12 @@ class HostRows(RowParameters[NDArray[Any]]):
     def __init__(
         self, rings: RingMemory, max_rows: int, max_blocks: int, vocab_size: int, block_size: int, max_stop_ids: int,
         max_bias: int, *, penalty_slots: int = 0, launched: int = 0, drafter: Drafter | None = None,
-        masks: MaskMemory | None = None,
+        masks: MaskMemory | None = None, snapshot_tokens: int = 0,
     ) -> None:  # fmt: skip
         slots = max_rows + 1
+        self.max_blocks = max_blocks
+        self.snapshot_tokens = snapshot_tokens
+        borders = max_blocks * block_size // snapshot_tokens if snapshot_tokens else 0
         self.rings = rings
         self.drafter = drafter
         self.block_size = block_size
@@ -76,7 +80,7 @@ class HostRows(RowParameters[NDArray[Any]]):
         self.seq_len = np.zeros(slots, np.int32)
         self.alive = np.zeros(slots, np.bool_)
         self.held = np.zeros(slots, np.bool_)  # the newest S to look at the row had no mask for its position
-        self.block_table = np.zeros((slots, max_blocks), np.int32)
+        self.block_table = np.zeros((slots, max_blocks + borders), np.int32)  # its snapshots behind its blocks
         free = np.frombuffer(ROW_RECORD.free(), np.int32)
         self.parameters = np.tile(free, (slots, 1))
         for name, column in ROW_RECORD.columns(self.parameters).items():
@@ -300,6 +304,8 @@ class HostRows(RowParameters[NDArray[Any]]):
         """Row state, penalty state and what the drafter keeps, by field name: the arrays themselves, good until the
         next launch."""
         own = {name: getattr(self, name) for name in (*ROW_TENSORS, *PENALTY_TENSORS)}
+        if self.snapshot_tokens:
+            own["snapshots"] = self.block_table[:, self.max_blocks :]
         return own if self.drafter is None else {**own, **self.drafter.memory()}
 
     # ------------------------------------------------------------ draft

@@ -21,9 +21,11 @@ class PoisonedProgram(Protocol):
 
     def poison_state_slot(self, slot: int) -> None: ...
 
+    def poison_snapshots(self, snapshots: tuple[int, ...]) -> None: ...
+
 
 class GivenBack(Protocol):
-    """What nobody holds any more: KV blocks, and slots, negative where there is none."""
+    """What nobody holds any more: KV blocks, snapshots of states, and slots, negative where there is none."""
 
     @property
     def blocks(self) -> Sequence[int]: ...
@@ -36,6 +38,9 @@ class GivenBack(Protocol):
 
     @property
     def state_slot(self) -> int: ...
+
+    @property
+    def snapshots(self) -> Sequence[int]: ...
 
 
 class RingPoison:
@@ -68,3 +73,5 @@ class RingPoison:
             self._program.poison_penalty_slot(resource.penalty_slot)
         if resource.state_slot >= 0:
             self._program.poison_state_slot(resource.state_slot)
+        if resource.snapshots:
+            self._program.poison_snapshots(tuple(resource.snapshots))

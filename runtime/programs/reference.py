@@ -12,16 +12,17 @@ from numpy.typing import NDArray
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.drafters.drafter import Drafter
-from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.reference.logprobs import log_probabilities
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.draft_head import DraftHead
 from runahead.runtime.programs.head_drafter import HeadDrafter
+from runahead.runtime.programs.host_batch import batch_of
 from runahead.runtime.programs.host_queries import Queries
 from runahead.runtime.programs.host_rows import HostRows
 from runahead.runtime.programs.host_sampler import HostSampler
+from runahead.runtime.programs.host_states import place_of_snapshot
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.row_record import ROW_TENSORS
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS
@@ -33,7 +34,8 @@ class HostProgram:
     """A `runahead.cuda_graphs.device.Program` over a `Decoder` in ordinary memory.
 
     num_blocks counts the null block. Logits stay by row slot, float32 [max_rows + 1, 1 + K, vocab], from one F to the
-    next S; K as many drafts as the rings have cells for. launched: the number that the first launch comes after.
+    next S; K as many drafts as the rings have cells for. snapshots: of recurrent states, at every snapshot_tokens-th
+    token of a row. launched: the number that the first launch comes after.
     drafter: for launches with drafts; head: a drafter with weights, in its place. masks: of rows with a grammar; None:
     no row has one.
     """
@@ -48,6 +50,8 @@ class HostProgram:
         block_size: int,
         context_length: int,
         penalty_slots: int = 0,
+        snapshots: int = 0,
+        snapshot_tokens: int = 0,
         launched: int = 0,
         drafter: Drafter | None = None,
         head: DraftHead | None = None,
@@ -59,10 +63,11 @@ class HostProgram:
         self.rows = HostRows(
             rings, max_rows, ceil_div(context_length, block_size), vocab, block_size, MAX_STOP_IDS, MAX_BIAS,
             penalty_slots=penalty_slots, launched=launched, drafter=drafter, masks=masks,
+            snapshot_tokens=snapshot_tokens if snapshots else 0,
         )  # fmt: skip
         state = RowState(**{name: torch.from_numpy(getattr(self.rows, name)) for name in ROW_TENSORS})
         penalties = PenaltyState(torch.from_numpy(self.rows.counts), torch.from_numpy(self.rows.in_prompt))
-        self._cache = model.make_cache(num_blocks, block_size, state_slots=max_rows)
+        self._cache = model.make_cache(num_blocks, block_size, state_slots=max_rows + snapshots)
         self._logits = np.zeros((max_rows + 1, 1 + rings.layout.drafts, vocab), np.float32)
         self._sampler = HostSampler(self.rows, self._logits, state, penalties)
         self._head: HeadDrafter | None = None
@@ -87,7 +92,7 @@ class HostProgram:
             return
         self.rows.draft()
         queries = self.rows.queries()
-        batch = self._batch(queries)
+        batch = batch_of(self.rows, queries)
         seen: dict[int, torch.Tensor] = {}  # what a head reads of layers
         look = None if self._head is None else self._head.looking(seen)
         hidden = self._model.forward(batch, self._cache, look=look)
@@ -117,22 +122,6 @@ class HostProgram:
             asked = np.where(good, wanted.asked[tile], np.int32(-1))
             found = log_probabilities(logits, wanted.target[tile], asked, self._rings.layout.max_top)
             self.rows.write_prompt_logprobs(wanted.entry[tile], found.chosen, found.top_ids, found.top)
-
-    def _batch(self, queries: Queries) -> ForwardBatch:
-        rows, tokens = queries.slots.size, queries.token_ids.size
-        return ForwardBatch(
-            token_ids=torch.from_numpy(queries.token_ids),
-            positions=torch.from_numpy(queries.positions),
-            slot_mapping=torch.from_numpy(queries.slot_mapping),
-            query_start_loc=torch.from_numpy(queries.query_start_loc),
-            seq_lens=torch.from_numpy(queries.seq_lens),
-            block_tables=torch.from_numpy(self.rows.block_table[queries.slots]),
-            num_tokens=tokens,
-            num_rows=rows,
-            max_seq_len=int(queries.seq_lens.max()),
-            is_decode=tokens == rows and not self.rows.chunks.size,
-            state_slots=torch.from_numpy(self.rows.state_slot[queries.slots]),
-        )
 
     def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
         return self.rows.read()
@@ -165,3 +154,8 @@ class HostProgram:
         for mixer in self._cache.states:
             for tensor in mixer:
                 tensor[slot] = float("nan")
+
+    def poison_snapshots(self, snapshots: tuple[int, ...]) -> None:
+        """NaN into snapshots that nobody may name any more."""
+        for snapshot in snapshots:
+            self.poison_state_slot(place_of_snapshot(self.rows, snapshot))

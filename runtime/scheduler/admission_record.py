@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.memory.snapshot_pool import NO_SNAPSHOT
 from runahead.runtime.row_record import (
     ADMIT_WORDS,
     COUNT_SEEN,
@@ -80,6 +81,7 @@ def admission_record(
     blocks: Sequence[int] = (),
     penalty_slot: int = NO_SLOT,
     state_slot: int = NO_SLOT,
+    begins_as: int = NO_SNAPSHOT,
     counts: NDArray[np.int32] = NO_COUNTS,
     history: NDArray[np.int32] = NO_HISTORY,
     mask_epoch: int = 0,
@@ -110,6 +112,7 @@ def admission_record(
         len(counts),
         state_slot,
         len(history),
+        begins_as,
     )
     head = ROW_RECORD.struct.pack(*((slot,) + _numbers_of(sampling) + rest))  # noqa: RUF005 (faster than unpacking)
     parts: list[bytes | array[Any] | memoryview] = [head, array("i", stops)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import islice
 from typing import Final
 
@@ -11,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.runtime.memory.block_pool import BlockPool
-from runahead.runtime.memory.prefix_cache import PrefixWalk
+from runahead.runtime.memory.prefix_cache import Hit, PrefixWalk
 from runahead.runtime.memory.slot_pool import NO_SLOT, SlotPool
+from runahead.runtime.memory.snapshot_pool import NO_SNAPSHOT, SnapshotPool
+from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.ledger import Ledger
 from runahead.runtime.scheduler.outcomes import Deferred, Eviction, Filled, Release
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
@@ -34,10 +37,12 @@ class Holdings:
         self.pool = pool
         self.penalty_slots = SlotPool(limits.penalty_slots, "penalty slot")
         self.state_slots = SlotPool(rows.max_rows if limits.has_state else 0, "state slot")
+        self.snapshots = SnapshotPool(limits.snapshots, limits.snapshot_tokens // pool.block_size, pool.block_size)
         self.by_slot: list[Request | None] = [None] * rows.max_rows
         self.paused: frozenset[int] = frozenset()
         self._limits = limits
         self._ledger = ledger
+        self._first_snapshot = ceil_div(limits.context_length, pool.block_size)  # place in a block table
         self._filled: Filled = {}  # let go by the fence, not in the prefix cache yet; oldest first
 
     def request(self, slot: int) -> Request:
@@ -56,18 +61,24 @@ class Holdings:
 
     # ------------------------------------------------------------ allocated
 
-    def allocate_row(self, request: Request, prefix: array[int]) -> None:
-        """A row slot, what goes with it, and the cached blocks that its tokens begin with."""
+    def allocate_row(self, request: Request, hit: Hit) -> None:
+        """A row slot, what goes with it, and the cached prefix that its tokens begin with. The snapshot that its state
+        begins as is named by the next launch alone."""
         request.row_slot = self.rows.allocate()
         self.by_slot[request.row_slot] = request
         if request.sampling.has_penalty:
             request.penalty_slot = self.penalty_slots.allocate()
         if self._limits.has_state:
             request.state_slot = self.state_slots.allocate()
-        if prefix:
-            self.pool.share(prefix)
-        request.blocks = prefix[:]
-        request.shared = request.registered = len(prefix)
+        if hit.blocks:
+            self.pool.share(hit.blocks)
+        request.blocks = hit.blocks[:]
+        request.shared = request.registered = len(hit.blocks)
+        request.begins_as = hit.snapshot
+        if hit.snapshot != NO_SNAPSHOT:
+            self.snapshots.begin_with(hit.snapshot)
+            self._ledger.defer(self._ledger.launched + 1, Release(snapshots=(hit.snapshot,)))
+            request.snapshots.extend([NO_SNAPSHOT] * (len(hit.blocks) // self.snapshots.every))
 
     def allocate_blocks(self, request: Request, count: int) -> list[int]:
         """More blocks for a row."""
@@ -86,13 +97,34 @@ class Holdings:
         self.rows.hold_one_more_block(slots)
         return blocks
 
+    def reserve_snapshots(self, slots: Sequence[int], room: int) -> list[tuple[int, int, int]]:
+        """Places for the states of these rows at borders that their newest blocks end at, `room` at most.
+
+        Returns (slot, place in the row's block table, snapshot) of each. Nobody waits for one: where none is available,
+        the row goes on and none is taken. The same where the row ends before.
+        """
+        pool, found = self.snapshots, list[tuple[int, int, int]]()
+        if not pool.every:
+            return found
+        for slot in slots:
+            request = self.request(slot)
+            for border in range(len(request.snapshots), len(request.blocks) // pool.every):
+                is_reached = (border + 1) * self._limits.snapshot_tokens < request.max_len
+                taken = NO_SNAPSHOT
+                if is_reached and pool.available and len(found) < room:
+                    (taken,) = pool.allocate(1)
+                    found.append((slot, self._first_snapshot + border, taken))
+                request.snapshots.append(taken)
+        return found
+
     # ------------------------------------------------------------ found again
 
     def walk(self, request: Request) -> PrefixWalk:
         """A search for the cached blocks that a request's tokens begin with. It finds none while log-probabilities of
         the prompt are owed: the whole prompt has to be computed for these."""
         finds = self.looks_for_prefix(request)
-        return PrefixWalk(self.pool, self._keys(request), request.tokens if finds else request.tokens[:1])
+        snapshots = self.snapshots if self._limits.has_state else None
+        return PrefixWalk(self.pool, self._keys(request), request.tokens if finds else request.tokens[:1], snapshots)
 
     def looks_for_prefix(self, request: Request) -> bool:
         """The prefix cache is asked for what the request's tokens begin with."""
@@ -116,38 +148,57 @@ class Holdings:
                 continue
             behind = filled[number]
             for place in range(registered, min(end, len(blocks))):
-                behind[blocks[place]] = request, slot, place
+                behind[blocks[place]] = request, slot, place, self._given_up_behind(request, place)
                 request.registered = place + 1
         for number, behind in filled.items():
             self._ledger.defer(number, behind)
 
+    def _given_up_behind(self, request: Request, place: int) -> int:
+        """The snapshot of the row's state behind its block at this place, which the row gives up; or NO_SNAPSHOT."""
+        if not self.snapshots.ends_at_border(place):
+            return NO_SNAPSHOT
+        snapshot = request.snapshots[place // self.snapshots.every]
+        if snapshot != NO_SNAPSHOT:
+            self.snapshots.fence([snapshot])
+        return snapshot
+
     def forget_written(self, request: Request) -> None:
         """A row was not finite: nothing that it has written is found from now on, even if it has given it up."""
         self.rows.not_finite(request.row_slot)
-        self.pool.forget(self.pool.holding(self._keys(request).from_place(request.shared)))
+        for pool in (self.pool, self.snapshots):
+            pool.forget(pool.holding(self._keys(request).from_place(request.shared)))
 
-    def make_some_findable(self) -> None:
+    def make_some_findable(self) -> Release:
         """Blocks that the fence has let go join the prefix cache: an eighth of them in a turn, the oldest, or a few.
 
-        Rows that came together fill their blocks together, and a block's key takes long to make.
+        Rows that came together fill their blocks together, and a block's key takes long to make. Returns what nobody
+        holds any more: snapshots that are not worth to be found.
         """
-        if self._filled:
-            self._make_findable(list(islice(self._filled, max(_A_FEW, len(self._filled) // 8))))
+        if not self._filled:
+            return Release()
+        freed = self._make_findable(list(islice(self._filled, max(_A_FEW, len(self._filled) // 8))))
+        return Release(snapshots=freed)
 
-    def _make_findable(self, blocks: list[int]) -> None:
+    def _make_findable(self, blocks: list[int]) -> list[int]:
         """These join the prefix cache, but for blocks with a token that is not committed or of a row that was not
-        finite."""
-        requests, in_slots, places = zip(*(self._filled.pop(block) for block in blocks), strict=True)
+        finite; and the snapshots of states behind them. Returns the snapshots that are free now."""
+        requests, in_slots, places, taken = zip(*(self._filled.pop(block) for block in blocks), strict=True)
         rows, size, slots = self.rows, self.pool.block_size, np.array(in_slots)
         starts = np.array(places) * size
         full = np.minimum(rows.committed_len[slots], rows.least_len[slots] + rows.waits[slots]) >= starts + size
         good = (full & rows.finite[slots]).tolist()
         tokens = rows.history[slots[:, None], starts[:, None] + np.arange(size)].tobytes()
-        end = 0
-        for is_good, block, request, place in zip(good, blocks, requests, places, strict=True):
+        end, freed = 0, list[int]()
+        for is_good, block, request, place, snapshot in zip(good, blocks, requests, places, taken, strict=True):
             begin, end = end, end + 4 * size
             if is_good:
-                self.pool.make_findable(block, (request.keys or self._keys(request)).content(place, tokens[begin:end]))
+                content = (request.keys or self._keys(request)).content(place, tokens[begin:end])
+                self.pool.make_findable(block, content)
+                if snapshot != NO_SNAPSHOT:
+                    self.snapshots.make_findable(snapshot, content)
+            if snapshot != NO_SNAPSHOT:
+                freed += self.snapshots.release([snapshot])
+        return freed
 
     def _keys(self, request: Request) -> PrefixKeys:
         if request.keys is None:
@@ -172,18 +223,26 @@ class Holdings:
         self._ledger.defer(int(rows.last_naming[slot]), Eviction(request, slot, int(rows.epoch[slot])))
 
     def _give_up_blocks(self, request: Request) -> None:
-        """Blocks and state slot go behind the fence, until the last F that names them has retired."""
+        """Blocks, state slot and snapshots go behind the fence, until the last F that names them has retired."""
         last = int(self.rows.last_launch[request.row_slot])
         if request.blocks:
             self.register([request.row_slot], [last])
             self.pool.fence(request.blocks)
         if request.state_slot != NO_SLOT:
             self.state_slots.fence(request.state_slot)
+        ahead = self._snapshots_ahead(request)
+        self.snapshots.fence(ahead)
         if request.blocks or request.state_slot != NO_SLOT:
-            self._ledger.defer(last, Release(blocks=request.blocks, state_slot=request.state_slot))
-        request.blocks = array("i")
+            self._ledger.defer(last, Release(blocks=request.blocks, state_slot=request.state_slot, snapshots=ahead))
+        request.blocks, request.snapshots, request.begins_as = array("i"), array("i"), NO_SNAPSHOT
         request.state_slot = NO_SLOT
         request.registered = request.shared = 0
+
+    def _snapshots_ahead(self, request: Request) -> list[int]:
+        """Snapshots for borders that the row has not reached: they are its own."""
+        if not request.snapshots:
+            return []
+        return [one for one in request.snapshots[request.registered // self.snapshots.every :] if one != NO_SNAPSHOT]
 
     def _leave(self, request: Request) -> None:
         """The row slot and the penalty slot are fenced, and no request has them any more."""
@@ -205,8 +264,9 @@ class Holdings:
             self._filled.update(resource)
             return Release()
         late = self._filled and [block for block in self.pool.unfindable(resource.blocks) if block in self._filled]
-        if late:
-            self._make_findable(late)
+        snapshots = self._make_findable(late) if late else []
+        if resource.snapshots:
+            snapshots += self.snapshots.release(resource.snapshots)
         if resource.row_slot != NO_SLOT:
             self.rows.release(resource.row_slot)
         if resource.penalty_slot != NO_SLOT:
@@ -214,7 +274,7 @@ class Holdings:
         if resource.state_slot != NO_SLOT:
             self.state_slots.release(resource.state_slot)
         freed = self.pool.release(resource.blocks) if resource.blocks else []
-        return Release(resource.row_slot, tuple(freed), resource.penalty_slot, resource.state_slot)
+        return Release(resource.row_slot, tuple(freed), resource.penalty_slot, resource.state_slot, snapshots)
 
     def evicted(self, eviction: Eviction) -> Release:
         """Every token of the leaving row is committed and nothing names its slots: they are free at once.

@@ -52,6 +52,7 @@ def begin_row(rows: Rows, request: Request, block_size: int, limits: SchedulerLi
             blocks=request.blocks,
             penalty_slot=request.penalty_slot,
             state_slot=request.state_slot,
+            begins_as=request.begins_as,
             counts=_counts_of(request),
             history=request.tokens[:cached] if limits.history else NO_HISTORY,
             mask_epoch=int(rows.epoch[slot]) if request.may_hold else 0,

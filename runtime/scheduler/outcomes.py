@@ -20,18 +20,20 @@ NOT_A_TOKEN = -1
 class Release:
     """What a row gives back behind the fence.
 
-    With its last F: its blocks and its state slot. With the S after that: its row slot and its penalty slot.
+    With its last F: its blocks, its state slot, and snapshots that it has not reached. With the S after that: its row
+    slot and its penalty slot. A snapshot that its state begins as: with its first F.
     """
 
     row_slot: int = NO_SLOT
     blocks: Sequence[int] = ()
     penalty_slot: int = NO_SLOT
     state_slot: int = NO_SLOT
+    snapshots: Sequence[int] = ()
 
 
 # Blocks whose last token a launch has written: once it has retired, they may join the prefix cache. By block: whose it
-# is, the row's slot, and the block's place in the row's block table.
-Filled = dict[int, tuple[Request, int, int]]
+# is, the row's slot, the block's place in the row's block table, and the snapshot of the row's state behind it.
+Filled = dict[int, tuple[Request, int, int, int]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
@@ -15,7 +18,8 @@ class SchedulerLimits:
     it brings, and all rows pay for it. draft_rows: above 0, launches with drafts are forms of their own, of up to so
     many rows, all of which decode and cost as many query tokens; 0: any launch may have drafts, and a row without some
     costs one query token. history: the device is told of tokens that the cache holds, since its drafter looks at them.
-    has_state: a row holds a state slot beside its blocks; no state is cached, so that a prefix is never found.
+    has_state: a row holds a state slot beside its blocks, and a prefix is found up to a snapshot of the state alone.
+    snapshots: of states, that there is room for. snapshot_tokens: from one border with a snapshot to the next.
     admissions: rows that may begin with one launch: to make their records takes the loop's time, which is everybody's.
     """
 
@@ -34,9 +38,23 @@ class SchedulerLimits:
     forced_rows: int = 8
     history: bool = False
     has_state: bool = False
+    snapshots: int = 0
+    snapshot_tokens: int = 0
     admissions: int = 8
 
     @property
     def finds_prefixes(self) -> bool:
         """Blocks are kept findable."""
-        return self.prefix_cache and not self.has_state
+        return self.prefix_cache and (not self.has_state or self.snapshots > 0)
+
+    def cuts(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where chunks that begin at these positions end, if their prompts are long enough: at a multiple of the chunk
+        size, or at a border with a snapshot, so that a chunk never goes beyond one. Either depends on the request
+        alone. [n]"""
+        size, every = self.prefill_chunk, self.snapshot_tokens if self.snapshots else self.prefill_chunk
+        ends: NDArray[np.int64] = np.minimum((starts // size + 1) * size, (starts // every + 1) * every)
+        return ends
+
+    def cut(self, start: int) -> int:
+        """The same for one of them."""
+        return int(self.cuts(np.array([start]))[0])

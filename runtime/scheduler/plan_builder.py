@@ -35,6 +35,11 @@ class PlanBuilder:
         self.prompts_owed: list[tuple[Request, Chunk]] = []
 
     @property
+    def rows(self) -> int:
+        """Those that go on decoding, and those with a chunk."""
+        return int(self._decode.size) + len(self._chunks)
+
+    @property
     def has_rows(self) -> bool:
         return bool(self._decode.size or self._chunks)
 
@@ -48,7 +53,7 @@ class PlanBuilder:
         return (
             tokens <= self._prefill_left
             and tokens + 1 + record_words <= self._bulk_words  # one for the chunk's target
-            and words <= self._words_left(self._decode.size + len(self._chunks))
+            and words <= self._words_left(self.rows)
         )
 
     def _words_left(self, rows: int) -> int:
@@ -78,6 +83,10 @@ class PlanBuilder:
         """These rows cross a border with this launch: block_table[slots[i], places[i]] = blocks[i]."""
         self._append_each(slots, places, blocks)
         self._crossed += slots
+
+    def append_snapshots(self, entries: Sequence[tuple[int, int, int]]) -> None:
+        """Each (slot, index, snapshot): block_table[slot, index] = snapshot, behind the row's blocks."""
+        self._appends += entries
 
     def crossed(self) -> NDArray[np.int32]:
         """Slots of the rows that cross a border, one as often as it crosses. [n]"""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.memory.snapshot_pool import NO_SNAPSHOT
 from runahead.runtime.wire.block_keys import PrefixKeys
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 
@@ -36,6 +37,9 @@ class Request:
     cached_tokens: of its prompt, taken from the prefix cache when it was first admitted.
     shared: of its blocks, the first ones, which it found in the prefix cache.
     registered: of its blocks, those that will be findable once the launches that wrote them have retired.
+    snapshots: of its state, int32, at each border that one of its blocks ends at; NO_SNAPSHOT: none is taken there.
+    Those behind its registered blocks are its own no more.
+    begins_as: the snapshot that its state begins as.
     evictions: how often it gave up its row and its blocks.
     computed: of its tokens, those that had been through the model when it did so last.
     next_prompt_logprob: place in the prompt of the next token whose log-probability is to be sent.
@@ -60,6 +64,8 @@ class Request:
     penalty_slot: int = NO_SLOT
     state_slot: int = NO_SLOT
     blocks: array[int] = field(default_factory=lambda: array("i"))
+    snapshots: array[int] = field(default_factory=lambda: array("i"))
+    begins_as: int = NO_SNAPSHOT
     tokens: NDArray[np.int32] = field(init=False)
     keys: PrefixKeys | None = None
     cached_tokens: int = 0

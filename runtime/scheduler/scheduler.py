@@ -136,13 +136,13 @@ class Scheduler:
         Nobody is to be admitted while rows are paused, or while the first request's prefix is still being looked up.
         This only tells whether to plan now: what a plan carries is bounded again when it is made.
         """
-        rows, limits, size = self.rows, self.limits, self.limits.prefill_chunk
+        rows, limits = self.rows, self.limits
         slots, tokens = (rows.phase == _PREFILL).nonzero()[0], 0
         if slots.size:
             starts = rows.least_len[slots]
-            tokens = int((np.minimum((starts // size + 1) * size, rows.known_len[slots]) - starts).sum())
+            tokens = int((np.minimum(limits.cuts(starts), rows.known_len[slots]) - starts).sum())
         if tokens < limits.max_prefill_tokens and self.waiting:
-            tokens += self.waiting.tokens_at_most(size, limits.max_prefill_tokens - tokens, limits.admissions)
+            tokens += self.waiting.tokens_at_most(limits, limits.max_prefill_tokens - tokens)
         return min(limits.max_prefill_tokens, tokens)
 
     def plan(self) -> Planned | None:
@@ -170,7 +170,7 @@ class Scheduler:
             builder = self._builder(number)
             if crossing.size > min(self.pool.available, builder.appends_left(slots.size)):
                 return None
-            self._cross(builder, crossing, rows.most_len[crossing] + 1)
+            self._cross(builder, crossing, rows.most_len[crossing] + 1, slots.size)
             appends, crossed = builder.appends(), builder.crossed()
         rows.plan_one_more(course.step)
         plan = LaunchPlan(
@@ -297,7 +297,7 @@ class Scheduler:
         """Every row past its prompt goes on, but for those whose next blocks do not fit into the plan's words."""
         if np.count_nonzero(crossing):
             room = builder.appends_left(slots.size)
-            self._cross(builder, slots[crossing][:room], wanted[crossing][:room])
+            self._cross(builder, slots[crossing][:room], wanted[crossing][:room], slots.size)
             late = slots[crossing][room:]
             if late.size:
                 stays = ~np.isin(slots, late)
@@ -306,8 +306,8 @@ class Scheduler:
         if slots.size:
             builder.decode(slots.astype(np.int32), self.drafts.most(slots, guesses), guesses)
 
-    def _cross(self, builder: PlanBuilder, slots: NDArray[np.int64], wanted: NDArray[np.int64]) -> None:
-        """Reserve the blocks behind a border for rows that cross it with this launch."""
+    def _cross(self, builder: PlanBuilder, slots: NDArray[np.int64], wanted: NDArray[np.int64], all_rows: int) -> None:
+        """Reserve the blocks behind a border for rows that cross it with this launch, of so many that decode in it."""
         rows = self.rows
         self.holdings.register(slots.tolist(), rows.last_launch[slots].tolist())
         counts = ceil_div(wanted, self.pool.block_size) - rows.num_blocks[slots]
@@ -317,6 +317,7 @@ class Scheduler:
             builder.cross(crossed, places, self.holdings.reserve_blocks(crossing))
             counts -= 1
             self.tally.counters["blocks_reserved"] += len(crossed)
+        builder.append_snapshots(self.holdings.reserve_snapshots(slots.tolist(), builder.appends_left(all_rows)))
 
     def _goes_on(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these rows neither wait for blocks nor were told to leave. [n]"""
@@ -330,9 +331,8 @@ class Scheduler:
                 return
 
     def _cut(self, start: int, request: Request) -> int:
-        """Where a chunk from `start` on ends: at a multiple of the chunk size, which depends on the request alone."""
-        size = self.limits.prefill_chunk
-        return min((start // size + 1) * size, request.tokens.size)
+        """Where a chunk from `start` on ends."""
+        return min(self.limits.cut(start), request.tokens.size)
 
     def _chunk_blocks(self, slot: int) -> int:
         end = self._cut(int(self.rows.least_len[slot]), self.holdings.request(slot))
@@ -352,6 +352,7 @@ class Scheduler:
         builder.chunk(chunk)
         if request.wants_prompt_logprobs:
             builder.prompts_owed.append((request, chunk))
+        builder.append_snapshots(self.holdings.reserve_snapshots([slot], builder.appends_left(builder.rows)))
         rows.plan_chunk(slot, end, builder.number)
         if last:
             rows.enter(slot, RowPhase.DECODE)
@@ -368,14 +369,14 @@ class Scheduler:
         for _ in range(self.limits.admissions):
             if (found := self.waiting.next_admission()) is None:
                 return
-            request, prefix = found
-            start = len(prefix) * pool.block_size
+            request, hit = found
+            start = len(hit.blocks) * pool.block_size
             first = self._cut(start, request)
-            words = words_of(request, len(prefix), pool.block_size, self.limits)
-            if not builder.fits(first - start, pool.blocks_for(first) - len(prefix), words):
+            words = words_of(request, len(hit.blocks), pool.block_size, self.limits)
+            if not builder.fits(first - start, pool.blocks_for(first) - len(hit.blocks), words):
                 return
             self.waiting.remove(request)
-            self.holdings.allocate_row(request, prefix)
+            self.holdings.allocate_row(request, hit)
             self._count_admission(request, start)
             builder.admit(begin_row(self.rows, request, pool.block_size, self.limits))
             if not self._plan_chunk(builder, request.row_slot):

@@ -6,7 +6,6 @@ looks at all of them. What is known of the first one's cached prefix is kept fro
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from heapq import merge
@@ -15,9 +14,10 @@ from typing import Final
 
 import numpy as np
 
-from runahead.runtime.memory.prefix_cache import PrefixWalk
+from runahead.runtime.memory.prefix_cache import Hit, PrefixWalk
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.holdings import Holdings
+from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import RowPhase
 
@@ -72,8 +72,8 @@ class WaitingQueue:
             line = other
         return line[0] if line else None
 
-    def next_admission(self) -> tuple[Request, array[int]] | None:
-        """The first in the queue, and the cached blocks that it begins with; None if it must wait.
+    def next_admission(self) -> tuple[Request, Hit] | None:
+        """The first in the queue, and the cached prefix that it begins with; None if it must wait.
 
         Nobody is admitted while a row waits for blocks. A request that waits for a penalty slot lets others pass. A
         long prefix is looked up in pieces: until all of it is, None, and `look_further`.
@@ -84,10 +84,10 @@ class WaitingQueue:
         request, needed = found
         if self._walk is None or request is not self._looked_for:
             self._looked_for, self._walk = request, self._holdings.walk(request)
-        at_end = self._walk.look(_LOOKED_AT)
-        if not at_end or needed - len(self._walk.blocks) > pool.available - self._walk.unheld:
+        if not self._walk.look(_LOOKED_AT):
             return None
-        return request, self._walk.blocks
+        hit = self._walk.hit
+        return None if needed - len(hit.blocks) > pool.available - hit.unheld else (request, hit)
 
     def look_further(self) -> bool:
         """Go on with the prefix that is not looked up to its end, if it keeps somebody waiting. False: none does."""
@@ -109,23 +109,23 @@ class WaitingQueue:
             return None  # even if every findable block that others hold were in its prefix
         return request, needed
 
-    def tokens_at_most(self, chunk: int, enough: int, admissions: int) -> int:
+    def tokens_at_most(self, limits: SchedulerLimits, enough: int) -> int:
         """Prompt tokens of the first chunks of all who could be admitted with one launch, at most.
 
-        chunk: tokens of the longest. enough: so many are as good as more. admissions: that a launch may bring.
+        enough: so many are as good as more.
         """
         found, held, pool = self.next_admission(), self._holdings, self._holdings.pool
         if found is None:
             return 0
-        request, prefix = found
-        start = len(prefix) * pool.block_size
-        tokens = min((start // chunk + 1) * chunk, request.tokens.size) - start
-        left = pool.available - pool.blocks_for(request.tokens.size) + len(prefix)
-        for other in self._next(min(held.rows.free, admissions))[1:]:
+        request, hit = found
+        start = len(hit.blocks) * pool.block_size
+        tokens = min(limits.cut(start), request.tokens.size) - start
+        left = pool.available - pool.blocks_for(request.tokens.size) + len(hit.blocks)
+        for other in self._next(min(held.rows.free, limits.admissions))[1:]:
             left -= max(1, pool.blocks_for(other.tokens.size) - pool.findable)  # as if all of these were in its prefix
             if left < 0 or tokens >= enough:
                 break
-            tokens += min(chunk, other.tokens.size)
+            tokens += min(limits.cut(0), other.tokens.size)
         return tokens
 
     def _next(self, count: int) -> list[Request]:

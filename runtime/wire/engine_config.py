@@ -19,6 +19,7 @@ from runahead.runtime.wire.setting import settings_of, shown
 SERIAL = 0
 AUTO_DRAFTS = 0
 FOUND_OUT = 0  # a size that the start chooses: `runahead.runtime.process.sizes`
+AUTO_SNAPSHOTS = 0
 MOST_DRAFTS = 7  # the kernels of a decode launch take up to eight query tokens of a row
 LAUNCH_TIMEOUT_S = 120.0
 # Tokens of the longest request. Positions are 32-bit words in columns, on the device and in the counter of the random
@@ -92,6 +93,18 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=FOUND_OUT, le=1 << 15, description="prompt tokens a launch may carry; 0: by device and model")
     ] = FOUND_OUT
     prefix_cache: Annotated[bool, Meta(description="prompts share the KV blocks of prefixes computed before")] = True
+    state_snapshots: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 16,
+            description="recurrent states kept beside cached blocks; 0: one for each row, if memory allows",
+        ),
+    ] = AUTO_SNAPSHOTS
+    state_snapshot_blocks: Annotated[
+        int,
+        Meta(ge=0, le=1 << 16, description="KV blocks from one such state of a request to its next; 0: of 512 tokens"),
+    ] = AUTO_SNAPSHOTS
     penalty_slots: Annotated[
         int, Meta(ge=0, le=512, description="requests with penalties that decode together; 0: penalties are refused")
     ] = 16
@@ -277,6 +290,13 @@ def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) ->
         )
     if config.draft_tokens != AUTO_DRAFTS and config.drafter == "none":
         raise ConfigError(f"{given('draft_tokens')} has no effect with {spelling('drafter')} none: nothing is guessed")
+    for name in ("state_snapshots", "state_snapshot_blocks"):
+        if getattr(config, name) != AUTO_SNAPSHOTS and not config.prefix_cache:
+            raise ConfigError(
+                f"{given(name)} has no effect without {spelling('prefix_cache')}: no prefix is looked for"
+            )
+        if getattr(config, name) != AUTO_SNAPSHOTS and config.device != "cpu":
+            raise ConfigError(f"{given(name)}: states are kept on the CPU device only so far, not with {cuda}")
     if config.log_mode == "barrier" and not config.log_interval:
         raise ConfigError(
             f"{spelling('log_mode')} barrier has no effect with {spelling('log_interval')} 0: no launch is ever logged"

@@ -63,6 +63,13 @@ class EngineStats(msgspec.Struct, frozen=True):
     blocks_owned: int
     blocks_fenced: int
     blocks_cached: int
+    snapshots_total: int  # of recurrent states, beside cached blocks
+    snapshots_free: int
+    snapshots_owned: int
+    snapshots_fenced: int
+    snapshots_cached: int
+    snapshots_kept: int  # states that became findable
+    snapshots_found: int  # rows that began with one
     rows_total: int
     rows_free: int
     rows_fenced: int

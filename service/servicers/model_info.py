@@ -82,6 +82,8 @@ def model_info(
                 queued_tokens=info.prompt_launches.queued,
                 why=info.prompt_launches.why,
             ),
+            state_snapshots=info.snapshots,
+            state_snapshot_blocks=info.snapshot_blocks,
         ),
         server_id=server_id,
         layers=[_layer_kind(kind) for kind in info.layers],

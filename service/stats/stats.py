@@ -20,7 +20,18 @@ from runahead.service.shared_memory.process_table import ProcessFigures
 from runahead.v1 import BarrierStats, FrontEndStats, HeldStats, Histogram, ProcessStats, Quantiles, ServerStats
 
 _OTHER_NAMES: Final = {"graphs.captures": "graph_captures", "graphs.replays": "graph_replays"}
-_GROUPS: Final = ("requests", "tokens", "blocks", "rows", "penalty_slots", "chain", "graphs", "lifecycle", "masks")
+_GROUPS: Final = (
+    "requests",
+    "tokens",
+    "blocks",
+    "snapshots",
+    "rows",
+    "penalty_slots",
+    "chain",
+    "graphs",
+    "lifecycle",
+    "masks",
+)
 _CONTRACT: Final[Any] = ServerStats.DESCRIPTOR  # its class depends on protobuf's implementation
 
 

@@ -26,6 +26,8 @@ def counted(stats: ServerStats) -> Counter[str]:
             "void rows": stats.tokens.void_rows,
             "cached tokens": stats.tokens.cached,
             "recomputed tokens": stats.tokens.recomputed,
+            "snapshots kept": stats.snapshots.kept,
+            "rows that began with a snapshot": stats.snapshots.found,
             "reserved blocks": stats.blocks.reserved,
             "adopted blocks": stats.blocks.adopted,
             "returned blocks": stats.blocks.returned,
@@ -60,6 +62,7 @@ def check_at_rest(stats: ServerStats, barrier_interval: int) -> None:
     assert rows.free == rows.total, "a row was not given back"
     assert blocks.free + blocks.cached == blocks.total, "a block was not given back"
     assert slots.free == slots.total, "a penalty slot was not given back"
+    assert stats.snapshots.free + stats.snapshots.cached == stats.snapshots.total, "a snapshot was not given back"
     assert (requests.waiting, requests.running, requests.paused) == (0, 0, 0)
     assert blocks.adopted + blocks.returned == blocks.reserved, "a reserved block was neither adopted nor returned"
     barriers = stats.chain.launches // barrier_interval if barrier_interval else 0

@@ -229,6 +229,7 @@ class Chain:
         scheduler.rows.check()
         scheduler.holdings.penalty_slots.check()
         scheduler.holdings.state_slots.check()
+        scheduler.holdings.snapshots.check()
         owned = {block for request in scheduler.holdings.by_slot if request for block in request.blocks}
         assert len(owned) == scheduler.pool.owned
         own = [block for request in scheduler.holdings.by_slot if request for block in request.blocks[request.shared :]]

@@ -100,7 +100,7 @@ def test_each_word_of_the_head_of_a_record_is_where_its_name_says() -> None:
     head = admission_record(
         4, sampling, stopping, 20, 30, (1,), blocks=(7, 8, 9, 10), penalty_slot=12, state_slot=13,
         counts=penalty_list(np.array([3, 9, 60, 61, 62], np.int32), np.array([7], np.int32)),
-        history=np.arange(33, 40, dtype=np.int32), mask_epoch=(6 << 32) + 7,
+        history=np.arange(33, 40, dtype=np.int32), mask_epoch=(6 << 32) + 7, begins_as=14,
     )[:ADMIT_WORDS]  # fmt: skip
     expected = {
         "row_slot": 4, "temperature": 0.7, "top_k": 11, "top_p": 0.9, "min_p": 0.05, "logprobs": 3,
@@ -109,12 +109,12 @@ def test_each_word_of_the_head_of_a_record_is_where_its_name_says() -> None:
         "bias_count": 1,
         "allowed_words": 3, "block_count": 4,
         "penalty_slot": 12, "penalty_entries": 6, "state_slot": 13,
-        "history_count": 7,
+        "history_count": 7, "begins_as": 14,
     }  # fmt: skip
     assert fields_of(head) == {
         name: NUMPY_TYPES[ROW_RECORD.fields[name].code](value) for name, value in expected.items()
     }
-    assert not head[ROW_RECORD.place("history_count") + 1 :].any()
+    assert not head[ROW_RECORD.place("begins_as") + 1 :].any()
 
 
 def test_record_words_is_the_size_of_the_record() -> None:

@@ -12,10 +12,12 @@ from runahead.runtime.engine.interval_log import Snapshot
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.memory.snapshot_pool import NO_SNAPSHOT
 from runahead.runtime.programs.poison import GivenBack
 from runahead.runtime.scheduler.ledger import Launch
 from runahead.runtime.scheduler.outcomes import Release
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
+from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import MAX_STOP_IDS
@@ -47,13 +49,33 @@ class NamingLedger(WatchedLedger):
         super().__init__(run_ahead, run_ahead_tokens, launched)
         self._penalty_slots: dict[int, dict[int, int]] = {launched: {}}  # of a launch's rows, by row slot
         self._state_slots: dict[int, set[int]] = {}
+        self._snapshots: dict[int, set[int]] = {}
+        self._begun: dict[int, int] = {}  # the epoch of a row slot whose first launch was seen
 
     def enqueue(self, launch: Launch) -> None:
         check_shape(launch, self.rings, self.scheduler)
         rows = [(slot, self.scheduler.holdings.by_slot[slot]) for slot in launch.row_slots.tolist()]
         self._penalty_slots[launch.number] = {slot: row.penalty_slot for slot, row in rows if row}
         self._state_slots[launch.number] = {row.state_slot for _, row in rows if row}
+        self._snapshots[launch.number] = {one for slot, row in rows if row for one in self._named_of(slot, row)}
         super().enqueue(launch)
+
+    def _named_of(self, slot: int, request: Request) -> Iterator[int]:
+        """Snapshots of a row that the launch reads or, as far as lengths are known, writes."""
+        scheduler = self.scheduler
+        epoch, every = int(scheduler.rows.epoch[slot]), scheduler.limits.snapshot_tokens
+        if self._begun.get(slot) != epoch:
+            self._begun[slot] = epoch
+            yield request.begins_as
+        border, beyond = divmod(int(scheduler.rows.least_len[slot]), every) if every else (0, 1)
+        if not beyond and 0 < border <= len(request.snapshots):
+            yield request.snapshots[border - 1]
+
+    def snapshots_named(self) -> Iterator[tuple[int, set[int]]]:
+        """Launches that have not retired, with the snapshots that they name."""
+        for launch in self.launches():
+            if launch.number > self.retired:
+                yield launch.number, self._snapshots[launch.number] - {NO_SNAPSHOT}
 
     def slots_named(self) -> Iterator[tuple[int, set[int], set[int]]]:
         """Launches that have not retired, the owed one too, with the penalty slots and the state slots they name.
@@ -75,7 +97,8 @@ class NamingLedger(WatchedLedger):
 
 
 class SlotPoison(WatchedPoison):
-    """Poisons penalty slots and state slots once it is sure that no launch that has not retired names them."""
+    """Poisons penalty slots, state slots and snapshots once it is sure that no launch that has not retired names
+    them."""
 
     def release(self, resource: GivenBack) -> None:
         assert isinstance(self.ledger, NamingLedger) and isinstance(resource, Release)
@@ -85,6 +108,10 @@ class SlotPoison(WatchedPoison):
             )
             assert resource.state_slot not in state_slots, (
                 f"launch {number} has not retired and names state slot {resource.state_slot}, given back"
+            )
+        for number, snapshots in self.ledger.snapshots_named():
+            assert not snapshots & set(resource.snapshots), (
+                f"launch {number} has not retired and names a snapshot of {resource.snapshots}, given back"
             )
         super().release(resource)
 
@@ -163,6 +190,8 @@ def make_chain(script: Script, depth: int, counters_from: int = 0) -> SimulatedC
     }
     if masks is not None:
         sizes["masks"] = masks.memory
+    if world.mode is Mode.STATE:
+        sizes |= {"snapshots": world.snapshots, "snapshot_tokens": world.snapshot_blocks * world.block_size}
     sickness = {ask.seed: Sickness(ask.sick_logits, ask.sick_hidden) for ask in script.asks if ask.is_sick}
     program = _PROGRAMS[world.mode](rings, sickness=sickness, **sizes)
     schedule = at_once if world.device_seed < 0 else seeded_schedule(world.device_seed)
@@ -174,6 +203,7 @@ def make_chain(script: Script, depth: int, counters_from: int = 0) -> SimulatedC
         world.context_length, VOCAB, (EOS,), world.prefill_chunk, world.max_prefill_tokens, world.plan_words,
         BULK_WORDS, penalty_slots=world.penalty_slots, prefix_cache=world.prefix_cache, drafts=drafts,
         forced_drafts=forced, forced_rows=2 + script.seed // 5 % 2 * 6, has_state=world.mode is Mode.STATE,
+        snapshots=world.snapshots, snapshot_tokens=world.snapshot_blocks * world.block_size,
     )  # fmt: skip
     ledger = NamingLedger(depth, world.run_ahead_tokens, counters_from)
     pool = CountingPool(world.num_blocks, world.block_size)

@@ -34,6 +34,12 @@ def turn_work_of(seed: int) -> int:
     return random.Random(f"{seed} turn work").choice((0, 0, 4, 1))
 
 
+def snapshots_of(seed: int) -> dict[str, int]:
+    """Most seeds with state slots keep snapshots, often too few for all rows; the others find no prefixes."""
+    dice = random.Random(f"{seed} snapshots")
+    return {"snapshots": dice.choice((0, 1, 2, 4, 12, 40)), "snapshot_blocks": dice.choice((1, 1, 2, 3))}
+
+
 def make_script(seed: int, mode: Mode | None = None) -> Script:
     """The script of a seed. mode: the one that the seed says unless given."""
     script = _Author(seed, mode or mode_of(seed)).write()
@@ -114,6 +120,7 @@ class _Author:
             prefix_cache=dice.random() < 0.85,
             log_interval=dice.choice((0, 0, 1, 3, 7)),
             log_mode=dice.choice((LogMode.EVENTS, LogMode.BARRIER)),
+            **(snapshots_of(self.seed) if mode is Mode.STATE else {}),
             **self._times(),
         )
 
@@ -241,7 +248,9 @@ class _Author:
             return replace(ask, sick_logits=later)
         if dice.random() < 0.4:
             return replace(ask, sick_hidden=later)
-        finds_nothing = not world.prefix_cache or world.mode is Mode.STATE or ask.prompt_logprobs >= 0
+        finds_nothing = (
+            not world.prefix_cache or (world.mode is Mode.STATE and not world.snapshots) or ask.prompt_logprobs >= 0
+        )
         first = 0 if finds_nothing else (count - 1) // world.block_size * world.block_size
         return replace(ask, sick_hidden=dice.randint(first, count - 1))
 

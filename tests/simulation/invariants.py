@@ -7,9 +7,12 @@ from typing import Final
 
 import numpy as np
 
+from runahead.runtime.programs.host_states import place_of_snapshot
 from runahead.runtime.scheduler.request import MAX_EVICTIONS, Request
 from runahead.runtime.scheduler.rows import RowPhase
 from tests.simulation.assembly import SimulatedChain
+from tests.simulation.oracle import STATE_INIT, next_state
+from tests.simulation.programs import StateProgram
 
 
 def conservation(chain: SimulatedChain) -> None:
@@ -19,6 +22,7 @@ def conservation(chain: SimulatedChain) -> None:
     scheduler.rows.check()
     scheduler.holdings.penalty_slots.check()
     scheduler.holdings.state_slots.check()
+    scheduler.holdings.snapshots.check()
     staged = [chain.device.rings.slot(launch.number) for launch in ledger.launches()]
     assert len(staged) == len(set(staged)) <= chain.device.rings.layout.slots, "two launches hold one staging slot"
     live = [request for request in scheduler.holdings.by_slot if request]
@@ -27,6 +31,8 @@ def conservation(chain: SimulatedChain) -> None:
     assert len(live) == running, "rows and requests do not agree"
     assert scheduler.holdings.penalty_slots.owned == sum(request.penalty_slot >= 0 for request in live)
     assert scheduler.holdings.state_slots.owned == sum(request.state_slot >= 0 for request in live)
+    ahead = [one for request in live for one in scheduler.holdings._snapshots_ahead(request)]
+    assert scheduler.holdings.snapshots.owned == len(ahead) == len(set(ahead)), "a snapshot has no owner, or two"
 
 
 def one_owner(chain: SimulatedChain) -> None:
@@ -57,6 +63,9 @@ def fence(chain: SimulatedChain) -> None:
             f"launch {number} names free penalty slots"
         )
         assert not state_slots & set(scheduler.holdings.state_slots._free), f"launch {number} names free state slots"
+    pool = scheduler.holdings.snapshots
+    for number, snapshots in ledger.snapshots_named():
+        assert not snapshots & {*pool._free, *pool._cached}, f"launch {number} names snapshots that may be given out"
 
 
 def bounds(chain: SimulatedChain) -> None:
@@ -96,6 +105,22 @@ def findable(chain: SimulatedChain) -> None:
     for block, content in chain.pool._contents.items():
         tokens = np.frombuffer(content.tokens, np.int32)
         assert np.array_equal(cache[block], tokens), f"block {block} does not hold what it is found by"
+    if isinstance(chain.program, StateProgram):
+        _snapshots_are_what_they_are_found_by(chain, chain.program)
+
+
+def _snapshots_are_what_they_are_found_by(chain: SimulatedChain, program: StateProgram) -> None:
+    """A snapshot in the prefix cache is the state behind the tokens of the block that it is found by, at a border."""
+    scheduler = chain.engine.scheduler
+    for snapshot, content in scheduler.holdings.snapshots._contents.items():
+        place = place_of_snapshot(program.rows, snapshot)
+        seen, state = program.seen[place], STATE_INIT
+        for token in seen:
+            state = next_state(state, token)
+        assert state == program.states[place], f"snapshot {snapshot} was written over"
+        assert seen and not len(seen) % scheduler.limits.snapshot_tokens, f"snapshot {snapshot} is of no border"
+        tokens = np.frombuffer(content.tokens, np.int32).tolist()
+        assert list(seen[-len(tokens) :]) == tokens, f"snapshot {snapshot} is not of what it is found by"
 
 
 INVARIANTS: Final[tuple[Callable[[SimulatedChain], None], ...]] = (

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from array import array
-
 import numpy as np
 from numpy.typing import NDArray
 
 from runahead.runtime.memory.block_pool import BlockPool
+from runahead.runtime.memory.prefix_cache import Hit
 from runahead.runtime.scheduler.draft_choice import DraftChoice
 from runahead.runtime.scheduler.ledger import Ledger
 from runahead.runtime.scheduler.outcomes import Deferred, Ending
@@ -37,12 +36,12 @@ class HeldToItsWord(Scheduler):
         held, commits = self.holdings, self.commits
         allocate_row, ending = held.allocate_row, commits._ending
 
-        def checked_allocate_row(request: Request, prefix: array[int]) -> None:
+        def checked_allocate_row(request: Request, hit: Hit) -> None:
             assert not held.paused, "a request was admitted while rows wait for blocks"
             ready = [one for one in self.waiting if held.penalty_slots.free or not one.sampling.has_penalty]
             better = [other for other in ready if other.rank < request.rank]
             assert not better, "a request was admitted before a better one"
-            allocate_row(request, prefix)
+            allocate_row(request, hit)
 
         def checked_ending(slot: int, token: int, stopped: bool, failed: bool, nothing_left: bool) -> Ending:
             request = held.request(slot)

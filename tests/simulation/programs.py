@@ -19,6 +19,7 @@ from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.programs.host_queries import Queries
 from runahead.runtime.programs.host_rows import HostRows
+from runahead.runtime.programs.host_states import NOWHERE, place_of_snapshot, state_places_of
 from runahead.runtime.row_record import read_admission
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS
 from tests.runtime.programs.hash_program import HashProgram
@@ -49,9 +50,12 @@ class SimulatedRows(HostRows):
 
     def __init__(
         self, rings: RingMemory, max_rows: int, *sizes: int, penalty_slots: int, launched: int = 0,
-        masks: MaskMemory | None = None,
+        masks: MaskMemory | None = None, snapshot_tokens: int = 0,
     ) -> None:  # fmt: skip
-        super().__init__(rings, max_rows, *sizes, penalty_slots=penalty_slots, launched=launched, masks=masks)
+        super().__init__(
+            rings, max_rows, *sizes, penalty_slots=penalty_slots, launched=launched, masks=masks,
+            snapshot_tokens=snapshot_tokens,
+        )  # fmt: skip
         self.sickness: Mapping[int, Sickness] = {}
         self.sick = np.zeros(max_rows + 1, np.bool_)  # the last F left the row logits that are not finite
         self._newest: dict[int, int] = {}  # position of the newest token that was sampled, by the request's seed
@@ -106,12 +110,15 @@ class SimulatedProgram(HashProgram):
 
     rows: SimulatedRows
 
-    def __init__(self, rings: RingMemory, *, sickness: Mapping[int, Sickness], **sizes: Any) -> None:
+    def __init__(
+        self, rings: RingMemory, *, sickness: Mapping[int, Sickness], snapshot_tokens: int = 0, **sizes: Any
+    ) -> None:
         super().__init__(rings, **sizes)
         max_blocks = -(-sizes["context_length"] // sizes["block_size"])
         self.rows = self.make_rows(
             rings, sizes["max_rows"], max_blocks, sizes["vocab_size"], sizes["block_size"], MAX_STOP_IDS, MAX_BIAS,
             penalty_slots=sizes.get("penalty_slots", 0), launched=sizes.get("launched", 0), masks=sizes.get("masks"),
+            snapshot_tokens=snapshot_tokens,
         )  # fmt: skip
         self.rows.sickness = sickness
         self._any_sick = bool(sickness)
@@ -160,9 +167,13 @@ class StateProgram(SimulatedProgram):
     """A recurrent state a row, by state slot, beside the cache: each token is a hash of both. F alone writes it, and of
     live rows only."""
 
-    def __init__(self, rings: RingMemory, *, sickness: Mapping[int, Sickness], **sizes: Any) -> None:
-        super().__init__(rings, sickness=sickness, **sizes)
-        self.states = [_POISONED_STATE] * sizes["max_rows"]
+    def __init__(
+        self, rings: RingMemory, *, sickness: Mapping[int, Sickness], snapshots: int, snapshot_tokens: int, **sizes: Any
+    ) -> None:
+        super().__init__(rings, sickness=sickness, snapshot_tokens=snapshot_tokens if snapshots else 0, **sizes)
+        places = sizes["max_rows"] + snapshots
+        self.states = [_POISONED_STATE] * places
+        self.seen: list[tuple[int, ...]] = [()] * places  # what each state is of
 
     def forward(self, shape: LaunchShape) -> None:
         if self.rows.rows.size:
@@ -170,14 +181,17 @@ class StateProgram(SimulatedProgram):
         super().forward(shape)
 
     def _advance(self, queries: Queries) -> None:
-        for row, slot in enumerate(queries.slots.tolist()):
-            if queries.seq_lens[row]:
-                begin, end = queries.query_start_loc[row : row + 2].tolist()
-                state_slot = int(self.rows.state_slot[slot])
-                state = self.states[state_slot] if queries.positions[begin] else STATE_INIT
-                for token in queries.token_ids[begin:end].tolist():
-                    state = next_state(state, token)
-                self.states[state_slot] = state
+        places = state_places_of(self.rows, queries)
+        for row in np.flatnonzero(queries.seq_lens).tolist():
+            begin, end = queries.query_start_loc[row : row + 2].tolist()
+            state, seen = STATE_INIT, tuple[int, ...]()
+            if queries.positions[begin]:
+                state, seen = self.states[places.read_from[row]], self.seen[places.read_from[row]]
+            for token in queries.token_ids[begin:end].tolist():
+                state, seen = next_state(state, token), (*seen, token)
+            for place in (places.slots[row], places.copied_to[row]):
+                if place != NOWHERE:
+                    self.states[place], self.seen[place] = state, seen
 
     def _hash(self, slot: int, drafts: int = 0) -> np.uint64:
         state_slot = int(self.rows.state_slot[slot])
@@ -186,3 +200,8 @@ class StateProgram(SimulatedProgram):
     def poison_state_slot(self, slot: int) -> None:
         """Nonsense into a state slot that nobody may name any more."""
         self.states[slot] = _POISONED_STATE
+
+    def poison_snapshots(self, snapshots: tuple[int, ...]) -> None:
+        """Nonsense into snapshots that nobody may name any more."""
+        for snapshot in snapshots:
+            self.states[place_of_snapshot(self.rows, snapshot)] = _POISONED_STATE

@@ -52,7 +52,8 @@ class World:
     """The engine's sizes. device_seed: of its delays; -1: it is always done at once. extra_slots: of its rings, beside
     `run_ahead` + 2. depths: each is run and compared with serial. turn_s: that a turn takes beside its waits. pause_s:
     for which the device does nothing now and then. turn_work: pieces of work that a turn does for what has arrived; 0:
-    as many as there are. Seconds are of the simulated clock, and exact in binary."""
+    as many as there are. snapshots: of states that there is room for, in mode STATE, one of a row at every
+    snapshot_blocks-th border. Seconds are of the simulated clock, and exact in binary."""
 
     mode: Mode
     depths: tuple[int, ...]
@@ -75,6 +76,8 @@ class World:
     pause_s: float = 0.0
     launch_timeout_s: float = 32.0
     turn_work: int = 0
+    snapshots: int = 0
+    snapshot_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Final
 
 from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.memory.snapshot_pool import NO_SNAPSHOT
 from runahead.runtime.wire.parameters import FinishReason
 from tests.simulation.assembly import SimulatedChain
 from tests.simulation.book import Book
@@ -33,6 +34,13 @@ WANTED: Final = frozenset(
         *(f"blocks: {what}" for what in ("reserved", "adopted", "returned")),
         *(f"run of {tokens}" for tokens in range(1, 2 + DRAFTS)),
         *("run trimmed inside", "state slot reused"),
+        *(
+            "snapshot kept",
+            "row began with a snapshot",
+            "evicted row began with a snapshot",
+            "snapshot given out again",
+        ),
+        "border without a snapshot, for want of one",
         *("row held", "grammar followed to its end", "forced token kept", "row with a grammar evicted"),
         *("void rows", "deferred releases", "held back", "recomputed tokens", "readmitted with a cached prefix"),
         *("cache hit", "cached block reused", "fenced block found", "block shared", "front end lost"),
@@ -63,6 +71,7 @@ class Witness:
         self._penalty_slot_of: dict[int, int] = {}  # by handle, at the last look
         self._evictions: Counter[int] = Counter()
         self._left_by_evicted: dict[int, int] = {}  # penalty slots, and whose they were
+        self._begun_with: dict[int, int] = {}  # by handle, the snapshot that its row's state began as
         self._state_slots: dict[int, int] = {}  # whose each was last
 
     def count(self, what: str, times: int = 1) -> None:
@@ -86,6 +95,13 @@ class Witness:
                 self.count("prompt log-probabilities after an eviction", request.wants_prompt_logprobs)
         for request in running:
             self.count("readmitted with a cached prefix", request.evictions > 0 and request.shared > 0)
+            if self._begun_with.get(handle := self._wires.of(request)) != (begins := request.begins_as):
+                self._begun_with[handle] = begins
+                self.count("evicted row began with a snapshot", begins != NO_SNAPSHOT and request.evictions > 0)
+            tokens = chain.engine.scheduler.limits.snapshot_tokens
+            reached = request.snapshots[: (request.max_len - 1) // tokens] if tokens else ()
+            passed = request.shared // max(1, chain.engine.scheduler.holdings.snapshots.every)
+            self.count("border without a snapshot, for want of one", NO_SNAPSHOT in reached[passed:])
             self._look_at_slots(self._wires.of(request), request.penalty_slot, request.state_slot)
 
     def _look_at_slots(self, handle: int, penalty_slot: int, state_slot: int) -> None:
@@ -148,6 +164,10 @@ class Witness:
         self.count("cached block reused", chain.pool.reused)
         self.count("fenced block found", chain.pool.revived)
         self.count("block shared", chain.pool.shared)
+        snapshots = chain.engine.scheduler.holdings.snapshots
+        self.count("snapshot kept", stats.snapshots_kept)
+        self.count("row began with a snapshot", stats.snapshots_found)
+        self.count("snapshot given out again", max(0, snapshots.allocated_total - snapshots.total))
         self.count("slow device waited for", chain.device.pauses)
         self.count("snapshot logged", len(chain.snapshots))
         self._close_requests(transcript)

@@ -23,6 +23,9 @@ class Runs:
     """The query tokens of a forward's live rows, row by row, rows with more tokens first."""
 
     state_slots: NDArray[np.intp]  # [m]
+    read_from: NDArray[np.intp]  # [m] slots of the states that they go on with
+    copied: NDArray[np.intp]  # [c] those of the m whose states are written to another slot too
+    copied_to: NDArray[np.intp]  # [c]
     fresh: NDArray[np.bool_]  # [m] rows that begin with this forward
     counts: NDArray[np.intp]  # [m] query tokens, descending
     begins: NDArray[np.intp]  # [m] each row's first place among the n
@@ -39,13 +42,15 @@ class Runs:
 
     def begin(self, state: NDArray[np.float32]) -> NDArray[np.float32]:
         """A copy of these rows' states, zeros for those that begin. state: [state slots, ...]. Returns [m, ...]."""
-        mine: NDArray[np.float32] = state[self.state_slots]
+        mine: NDArray[np.float32] = state[self.read_from]
         mine[self.fresh] = 0.0
         return mine
 
     def end(self, state: NDArray[np.float32], mine: NDArray[np.float32]) -> None:
-        """Write the rows' states back."""
+        """Write the rows' states back, and the snapshots of them."""
         state[self.state_slots] = mine
+        if self.copied.size:
+            state[self.copied_to] = mine[self.copied]
 
 
 def runs_of(batch: ForwardBatch) -> Runs:
@@ -58,7 +63,14 @@ def runs_of(batch: ForwardBatch) -> Runs:
     begins = np.cumsum(counts) - counts
     tokens = np.arange(int(counts.sum())) + np.repeat(firsts[rows] - begins, counts)
     fresh = batch.positions.numpy()[firsts[rows]] == 0
-    return Runs(batch.state_slots.numpy()[rows].astype(np.intp), fresh, counts, begins, tokens)
+    own = batch.state_slots.numpy()[rows].astype(np.intp)
+    read_from, to = own, np.full(rows.size, -1)
+    if batch.states_read_from is not None:
+        read_from = batch.states_read_from.numpy()[rows].astype(np.intp)
+    if batch.states_copied_to is not None:
+        to = batch.states_copied_to.numpy()[rows].astype(np.intp)
+    copied = np.flatnonzero(to >= 0)
+    return Runs(own, read_from, copied, to[copied], fresh, counts, begins, tokens)
 
 
 @dataclass(frozen=True, slots=True)

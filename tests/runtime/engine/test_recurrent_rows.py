@@ -108,6 +108,28 @@ def test_whoever_is_cancelled_in_whatever_phase_leaves_the_others_their_states(
             assert found[handle] == expected, f"request {handle}"
 
 
+@pytest.mark.parametrize("depth", [0, 1, 4])
+def test_prompts_that_come_again_begin_with_a_snapshot_and_say_the_same(
+    folder: Path, alone: dict[int, list[int]], depth: int
+) -> None:
+    life = Life(folder, depth, num_blocks=120, state_snapshots=64, state_snapshot_blocks=2)
+    for again in range(2):
+        for handle, prompt in enumerate(PROMPTS):
+            life.ask(10 * again + handle, prompt)
+        # Behind a chunk's end, inside a block, and behind what was generated.
+        life.ask(10 * again + 6, PROMPTS[1] + alone[1][:9])
+        life.ask(10 * again + 7, PROMPTS[1][:37])
+        found = life.run()
+    stats = life.engine.stats()
+    life.device.close()
+    assert stats.snapshots_kept > 0 and stats.snapshots_found >= 8 and stats.cached_tokens >= 8 * 16
+    assert stats.snapshots_free + stats.snapshots_cached == stats.snapshots_total
+    for handle, expected in alone.items():
+        assert found[handle] == found[10 + handle] == expected, f"request {handle}"
+    assert found[6][: TOKENS - 9] == found[16][: TOKENS - 9] == alone[1][9:], "it goes on where the answer was cut"
+    assert found[7] == found[17]
+
+
 def test_a_steady_decode_copies_at_most_64_bytes_a_launch(folder: Path) -> None:
     life = Life(folder, 2, block_size=64, prefill_chunk=64, max_prefill_tokens=64)
     for handle in range(4):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -77,3 +79,18 @@ def test_silu_and_softplus_are_finite_far_from_zero() -> None:
     with np.errstate(over="ignore"):  # as a forward computes
         np.testing.assert_allclose(silu(far), [0.0, 0.0, 0.0, 100.0, 1e30], atol=1e-30)
         np.testing.assert_allclose(softplus(far), [0.0, 0.0, np.log(2.0), 100.0, 1e30], rtol=1e-6, atol=1e-30)
+
+
+def test_a_row_begins_with_another_s_state_and_leaves_its_own_in_two_places() -> None:
+    rows = [Row(0, 7, 1), Row(1, 0, 2), Row(2, 4, 1, alive=False)]
+    batch = replace(
+        batch_of(rows),
+        states_read_from=torch.tensor([5, 0, 3], dtype=torch.int32),
+        states_copied_to=torch.tensor([-1, 3, 4], dtype=torch.int32),
+    )
+    runs = runs_of(batch)
+    state = np.arange(6, dtype=np.float32)[:, None]
+    mine = runs.begin(state)
+    assert mine.tolist() == [[0.0], [5.0]], "the longer run first: it begins from zeros"
+    runs.end(state, mine + 10)
+    assert state[:, 0].tolist() == [15.0, 10.0, 2.0, 10.0, 4.0, 5.0], "a masked row leaves nothing anywhere"

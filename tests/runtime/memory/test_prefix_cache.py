@@ -42,7 +42,7 @@ def walked(pool: BlockPool, keys: PrefixKeys, tokens: NDArray[np.int32]) -> list
     """Blocks of a walk to its end."""
     walk = PrefixWalk(pool, keys, tokens)
     assert walk.look(tokens.size)
-    return [*walk.blocks]
+    return [*walk.hit.blocks]
 
 
 def test_a_key_is_that_of_all_tokens_up_to_the_blocks_end() -> None:
@@ -174,10 +174,10 @@ def test_a_long_prefix_is_looked_up_in_pieces_and_each_block_once(monkeypatch: p
     walk = PrefixWalk(pool, PrefixKeys(""), tokens)
     assert not walk.look(5)
     assert not walk.look(5)
-    assert [*walk.blocks] == blocks[:10]
+    assert [*walk.hit.blocks] == blocks[:10]
     assert not walk.look(5)
     assert walk.look(5)
-    assert [*walk.blocks] == blocks[:16], "never the one that holds the last token"
+    assert [*walk.hit.blocks] == blocks[:16], "never the one that holds the last token"
     for _ in range(100):
         assert walk.look(5)
     assert len(looked_up) == 16
@@ -192,14 +192,14 @@ def test_a_walk_that_ended_looks_at_its_end_alone_and_goes_on_when_the_next_bloc
     looked_up = counted(pool, monkeypatch)
     walk = PrefixWalk(pool, PrefixKeys(""), tokens)
     assert walk.look(9)
-    assert [*walk.blocks] == blocks[:2]
+    assert [*walk.hit.blocks] == blocks[:2]
     looked_up.clear()
     for _ in range(10):
         assert walk.look(9)
     assert len(looked_up) == 10
     assert pool.make_findable(blocks[2], contents(tokens)[2])
     assert walk.look(9)
-    assert [*walk.blocks] == blocks[:4]
+    assert [*walk.hit.blocks] == blocks[:4]
 
 
 def test_a_walk_loses_what_is_forgotten_and_all_that_is_behind_it() -> None:
@@ -207,17 +207,17 @@ def test_a_walk_loses_what_is_forgotten_and_all_that_is_behind_it() -> None:
     pool, blocks = holding(tokens)
     walk = PrefixWalk(pool, PrefixKeys(""), tokens)
     assert walk.look(9)
-    assert ([*walk.blocks], walk.unheld) == (blocks[:5], 0)
+    assert ([*walk.hit.blocks], walk.hit.unheld) == (blocks[:5], 0)
     pool.fence(blocks)
     pool.release(blocks)
-    assert walk.unheld == 5
+    assert walk.hit.unheld == 5
     pool.share(blocks[:1])
-    assert walk.unheld == 4
+    assert walk.hit.unheld == 4
     pool.forget(blocks[3:4])
     pool.check()
     assert walk.look(9)
-    assert ([*walk.blocks], walk.unheld) == (blocks[:3], 2)
+    assert ([*walk.hit.blocks], walk.hit.unheld) == (blocks[:3], 2)
     assert pool.allocate(pool.free + 3), "the deepest are given out first"
     pool.check()
     assert walk.look(9)
-    assert ([*walk.blocks], walk.unheld) == (blocks[:2], 1)
+    assert ([*walk.hit.blocks], walk.hit.unheld) == (blocks[:2], 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from structlog.testing import capture_logs
@@ -13,8 +14,8 @@ from runahead.runtime.models.memory import KeptBytes
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.cuda import check_layers
-from runahead.runtime.process.parts import Assembled, blocks_in, check_blocks, state_bytes
-from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
+from runahead.runtime.process.parts import Assembled, blocks_in, check_blocks, snapshots_in, state_bytes
+from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
 from tests.runtime.models.checkpoints import CASES, save
 
 BAMBA = next(case for case in CASES if case.name == "bamba")
@@ -43,21 +44,59 @@ def test_a_row_has_a_state_slot_whose_bytes_are_told_and_logged(folder: Path) ->
     program = parts.device._program  # type: ignore[attr-defined]
     tensors = [tensor for each in program._cache.states for tensor in each]
     assert parts.info.state_bytes == STATE_BYTES
-    assert sum(tensor.nbytes for tensor in tensors) == 4 * STATE_BYTES == memory["state_bytes"]
+    assert sum(tensor.nbytes for tensor in tensors) == 8 * STATE_BYTES
+    assert memory["state_bytes"] == memory["snapshot_bytes"] == 4 * STATE_BYTES, "as many snapshots as rows"
+    assert memory["pool_bytes"] == memory["kv_bytes"] + 8 * STATE_BYTES
     assert all(tensor.dtype is torch.float32 for tensor in tensors)
     assert parts.scheduler.holdings.state_slots.total == 4
 
 
-def test_no_prefix_is_found_and_the_log_says_why(folder: Path) -> None:
+def test_prefixes_are_found_up_to_snapshots_of_which_there_are_as_many_as_is_asked_for(folder: Path) -> None:
+    parts = started(folder, state_snapshots=7, state_snapshot_blocks=3)
+    assert (parts.info.prefix_cache, parts.info.snapshots, parts.info.snapshot_blocks) == (True, 7, 3)
+    assert (parts.scheduler.holdings.snapshots.total, parts.scheduler.limits.snapshot_tokens) == (7, 48)
+    assert started(folder).info.snapshot_blocks == 32, "512 tokens"
+
+
+def test_without_a_prefix_cache_no_snapshot_takes_memory(folder: Path) -> None:
+    with capture_logs() as events:
+        parts = started(folder, prefix_cache=False)
+    (memory,) = [event for event in events if event["event"] == "memory"]
+    assert (memory["snapshot_bytes"], parts.info.snapshots, parts.info.snapshot_blocks) == (0, 0, 0)
+    assert not [event for event in events if event["event"] == "prefix_cache_off"], "as it was asked for"
+
+
+def test_where_no_snapshot_has_room_no_prefix_is_found_and_the_log_says_why(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runahead.runtime.process.cpu.snapshots_in", lambda *sizes: 0)
     with capture_logs() as events:
         parts = started(folder)
     assert [event["why"] for event in events if event["event"] == "prefix_cache_off"] == [
-        "BambaForCausalLM keeps recurrent states, of which none is cached"
+        "BambaForCausalLM keeps recurrent states, and no snapshot of one has room"
     ]
     assert not parts.info.prefix_cache and not parts.scheduler.limits.finds_prefixes
-    with capture_logs() as events:
-        started(folder, prefix_cache=False)
-    assert not [event for event in events if event["event"] == "prefix_cache_off"], "as it was asked for"
+
+
+@pytest.mark.parametrize("setting", ["state_snapshots", "state_snapshot_blocks"])
+def test_snapshots_that_could_have_no_effect_are_refused(folder: Path, tmp_path: Path, setting: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{setting} \(3\) has no effect without prefix_cache"):
+        started(folder, prefix_cache=False, **{setting: 3})
+    with pytest.raises(ConfigError, match=rf"{setting} \(3\): states are kept on the CPU device only so far"):
+        check_config(msgspec.structs.replace(EngineConfig(model=""), device="cuda", **{setting: 3}))
+    save(CASES[0], tmp_path)
+    with pytest.raises(ConfigError, match=rf"{setting} \(3\) has no effect with LlamaForCausalLM, which keeps no"):
+        started(tmp_path, **{setting: 3})
+
+
+def test_snapshots_take_a_quarter_of_what_states_leave_where_blocks_are_sized_by_memory() -> None:
+    config, kept = EngineConfig(model="", max_rows=8), KeptBytes(block=1000, row=1 << 20)
+    assert snapshots_in(config, kept, 8 << 20) == 0
+    assert snapshots_in(config, kept, 28 << 20) == 5
+    assert blocks_in(28 << 20, config, kept, 1 << 20, 5) == (15 << 20) // 1000
+    assert snapshots_in(config, kept, 1 << 30) == snapshots_in(config, kept, None) == 8
+    with pytest.raises(ConfigError, match=r"states of 8 rows and 5 snapshots of states, which take 13 MiB.*snapshots"):
+        check_blocks(2, config, 1000, kept, 5)
 
 
 def test_drafts_are_refused_before_a_weight_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

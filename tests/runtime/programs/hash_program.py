@@ -192,6 +192,9 @@ class HashProgram:
     def poison_state_slot(self, slot: int) -> None:
         raise AssertionError("no row of a model without states has a state slot")
 
+    def poison_snapshots(self, snapshots: tuple[int, ...]) -> None:
+        raise AssertionError("there are no snapshots of states that a model does not keep")
+
 
 class NullProgram:
     """Publishes the same token for every row and computes nothing: what is left is the engine's own time.

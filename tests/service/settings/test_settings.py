@@ -73,6 +73,7 @@ def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> No
         "run_ahead": 4, "run_ahead_tokens": 7, "max_rows": 8, "max_queue": 9, "context_length": 10, "block_size": 32,
         "num_blocks": 12, "prefill_chunk": 64, "max_prefill_tokens": 65, "prefix_cache": False, "penalty_slots": 5,
         "drafter": "eagle", "draft_tokens": 3, "draft_model": "head",
+        "state_snapshots": 17, "state_snapshot_blocks": 18,
         "log_interval": 6, "log_mode": "barrier", "nvtx": True, "threads": 3, "launch_timeout_s": 60.5,
         "host": "localhost", "port": 1, "frontends": 3, "insecure": True, "max_streams": 2, "log_level": "debug",
         "log_format": "console", "jitter_seed": 5, "shutdown_grace_s": 2.5, "counters_from": 12,
@@ -247,7 +248,14 @@ def test_every_setting_of_the_engine_reaches_it(tmp_path: Path) -> None:
     given = {name: SETTINGS[name].read(text, strict=False) for name, text in flags.items()}
     # These are refused beside device cuda, and tested above and below.
     of_the_cpu = {"threads": 0, "jitter_seed": None, "drafter": "none", "draft_tokens": 0, "draft_model": ""}
+    of_the_cpu |= {"state_snapshots": 0, "state_snapshot_blocks": 0}
     assert config == {**given, **of_the_cpu, "spelled": FLAGS}
+
+
+def test_the_settings_of_snapshots_reach_the_engine(tmp_path: Path) -> None:
+    flags = {"model": str(tmp_path), "state_snapshots": "17", "state_snapshot_blocks": "18"}
+    config = engine_config(load_settings(flags, {}))
+    assert (config.state_snapshots, config.state_snapshot_blocks) == (17, 18)
 
 
 @pytest.mark.parametrize(("drafts", "count"), [("auto", 0), ("1", 1), ("7", 7)])
