@@ -59,13 +59,26 @@ def make_on_cuda(
 ) -> MadeOnDevice:
     """A `MakeOnDevice`, of the current GPU. Its graphs are captured here.
 
-    Raises ConfigError for a GPU that the kernels do not run on or that is too small, and OSError where a kernel must be
-    compiled and can't.
+    Raises ConfigError for a GPU that the kernels do not run on or that is too small and for a model whose kernels have
+    not run on one yet, and OSError where a kernel must be compiled and can't.
     """
+    check_layers(described)
+    return make_any_on_cuda(config, checkpoint, described, context, loading, capturing)
+
+
+def make_any_on_cuda(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    described: ModelConfig,
+    context: int,
+    loading: Progress,
+    capturing: Progress,
+) -> MadeOnDevice:
+    """As `make_on_cuda`, of any model that there are kernels for: those that have not run on a GPU yet are measured and
+    compared by it."""
     device = torch.device("cuda", torch.cuda.current_device())
     name = torch.cuda.get_device_name(device)
     check_gpu(name, torch.cuda.get_device_capability(device))
-    check_layers(described)
     free, memory = torch.cuda.mem_get_info(device)
     config, why_sizes = sized(config, described, context, Gpu(name, memory))
     keep_kernels(config.kernel_cache, config.spelling("kernel_cache"))
@@ -156,10 +169,10 @@ def check_gpu(name: str, capability: tuple[int, int]) -> None:
 
 
 def check_layers(described: ModelConfig) -> None:
-    """Raises ConfigError for a model with a kind of layer that has no kernels for GPUs."""
+    """Raises ConfigError for a model with a kind of layer whose kernels have not run on a GPU yet."""
     if state_bytes(described):
         raise ConfigError(
-            f"{described.architecture} has layers with recurrent states, for which there are no kernels for GPUs yet; "
+            f"{described.architecture} has layers with recurrent states, whose kernels have not run on a GPU yet; "
             "--device cpu serves it"
         )
 

@@ -123,7 +123,7 @@ class TritonProgram:
         )
         self._model = model
         self._exact = exact
-        self._cache = model.make_cache(num_blocks, block_size)
+        self._cache = model.make_cache(num_blocks, block_size, state_slots=max_rows)
         self._logits = torch.zeros((max_rows + 1, vocab), dtype=torch.float32, device=model.device)
         self._run_logits = torch.zeros((lines, vocab), dtype=torch.float32, device=model.device)
         self._lines = torch.arange(lines, dtype=torch.int32, device=model.device)
@@ -220,3 +220,9 @@ class TritonProgram:
         """Counts as if every token had been generated often, into a penalty slot that nobody may name any more."""
         self.rows.penalties.counts[slot] = 1 << 20
         self.rows.penalties.in_prompt[slot] = -1
+
+    def poison_state_slot(self, slot: int) -> None:
+        """NaN into a state slot that nobody may name any more."""
+        for mixer in self._cache.states:
+            for tensor in mixer:
+                tensor[slot] = float("nan")

@@ -23,6 +23,7 @@ from runahead.runtime.models.dense_decoder import DenseConfig
 from runahead.runtime.models.rope import RopeScaling
 from runahead.runtime.models.weights import dummy_weights
 from runahead.runtime.plan import PLAN_WORDS
+from runahead.runtime.process.parts import state_bytes
 from runahead.runtime.programs.reference import HostProgram
 from runahead.runtime.scheduler.draft_choice import DraftChoice
 from runahead.runtime.scheduler.ledger import Ledger
@@ -159,6 +160,7 @@ def engine_over(
         drafts=0 if drafts is None else drafts.most,
         draft_rows=draft_rows,
         history=drafts is not None,
+        has_state=state_bytes(config) > 0,
     )
     ledger: Ledger[Deferred] = Ledger(run_ahead, 512, counters_from)
     rows = Rows(max_rows, MAX_STOP_IDS, config.max_position_embeddings, epoch=counters_from)
@@ -203,8 +205,9 @@ def cuda_engine(
     draft_forms: tuple[int, ...] = (),
     exact: bool = False,
 ) -> EngineUnderTest:
-    """The same on the GPU: captured graphs, Triton kernels, the exact ones or the fastest. Free KV blocks are NaN at
-    the start. drafts, draft_rows: as `engine_over`'s; draft_forms: numbers of drafts that graphs are captured for."""
+    """The same on the GPU: captured graphs, Triton kernels, the exact ones or the fastest. Free KV blocks and state
+    slots are NaN at the start. drafts, draft_rows: as `engine_over`'s; draft_forms: numbers of drafts that graphs are
+    captured for."""
     from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
     from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
     from runahead.runtime.programs.triton import TritonProgram
@@ -235,6 +238,8 @@ def cuda_engine(
         draft_rows=draft_rows,
     )
     program.poison_blocks(tuple(range(1, num_blocks)))
+    for slot in range(max_rows):
+        program.poison_state_slot(slot)
     torch.cuda.synchronize()
     return engine_over(
         config, device, program, run_ahead, max_rows, num_blocks, counters_from, drafts=drafts, draft_rows=draft_rows

@@ -28,6 +28,7 @@ class DecodeBuffers:
     _parts: dict[tuple[AttentionShape, AttentionPlan, int, int, int], PartBuffers] = field(default_factory=dict)
     _scratch: SplitScratch | None = None
     _arrived: torch.Tensor | None = None
+    _meetings: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def add(self, shape: AttentionShape, window: int) -> None:
         """The model has this kind of attention."""
@@ -47,7 +48,9 @@ class DecodeBuffers:
         if are_lines not in self._windows:
             numbers = [window for _, window in self.attentions] + [1] * are_lines
             each = [torch.full((), window, dtype=torch.int32, device=device) for window in numbers]
-            self._windows[are_lines] = torch.stack(each)  # a list would have to be copied from the host, which waits
+            # A list would have to be copied from the host, which waits.
+            none = torch.empty(0, dtype=torch.int32, device=device)
+            self._windows[are_lines] = torch.stack(each) if each else none
         return self._windows[are_lines]
 
     def parts(self, shape: AttentionShape, batch: ForwardBatch, plan: AttentionPlan) -> PartBuffers:
@@ -70,3 +73,10 @@ class DecodeBuffers:
         if self._arrived is None:
             self._arrived = torch.zeros(1, dtype=torch.int32, device=device)
         return self._arrived
+
+    def meetings(self, count: int, device: torch.device) -> torch.Tensor:
+        """Where the programs of a recurrent mixer meet, int32 [count or more], zero between mixers."""
+        count = triton.next_power_of_2(count)
+        if count not in self._meetings:
+            self._meetings[count] = torch.zeros(count, dtype=torch.int32, device=device)
+        return self._meetings[count]

@@ -26,14 +26,12 @@ from runahead.runtime.kernels.triton.decode_buffers import DecodeBuffers
 from runahead.runtime.kernels.triton.decode_work import AttentionWork, begin_decode
 from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works
 from runahead.runtime.kernels.triton.expert_layers import PackedExperts, live_tokens
+from runahead.runtime.kernels.triton.logistic_gates import logistic_mul
+from runahead.runtime.kernels.triton.loose_products import scores_of, sizes_of, with_shared
+from runahead.runtime.kernels.triton.recurrent_layers import Recurrent, States, of_one_token
 from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, STORE, row_product
 from runahead.runtime.kernels.triton.rows_product import Residual, columns_of, rows_product
-from runahead.runtime.kernels.triton.tilings import (
-    attention_plan,
-    row_tiling,
-    rows_tiling,
-    takes_depth,
-)
+from runahead.runtime.kernels.triton.tilings import attention_plan, row_tiling, rows_tiling
 from runahead.runtime.rounding import ceil_div
 
 MAX_ROWS: Final = 64
@@ -60,8 +58,20 @@ class RowStream(ABC):
 
     def attention(self, weights: Attention, place: int) -> None:
         qkv = self._normed_product(weights.norm, weights.qkv, STORE)
+        gate = None if weights.gate is None else self._normed_product(weights.norm, weights.gate, STORE)
         weights = norms.norm_across_heads(qkv, weights)
-        self._add(self._attended(qkv, weights, place), weights.o, weights.post_norm)
+        attended = self._attended(qkv, weights, place)
+        if gate is not None:
+            logistic_mul(attended, gate)
+        self._add(attended, weights.o, weights.post_norm)
+
+    def recurrent(self, weights: Recurrent, place: int) -> None:
+        projected = self._normed_product(weights.norm, weights.proj, STORE)
+        self._add(self._mixed(projected, weights, self._cache.states[place]), weights.out, None)
+
+    def _mixed(self, projected: torch.Tensor, weights: Recurrent, states: States) -> torch.Tensor:
+        """What the mixer's second product reads, [rows, inner]; the states of live rows move on."""
+        return of_one_token(projected, weights, states, self._batch, self._buffers, dependent=self._depends(True))
 
     def _attended(self, qkv: torch.Tensor, weights: Attention, place: int) -> torch.Tensor:
         """The heads' results, [rows, heads * D], the cache being written first.
@@ -179,10 +189,17 @@ class OneRow(RowStream):
         norms.add_normed(out, self._residual, post_norm)
 
     def experts(self, experts: PackedExperts) -> None:
-        norm, router = experts.weights.norm, experts.weights.router
+        norm, router, shared = experts.weights.norm, experts.weights.router, experts.shared
         scores = torch.empty((1, experts.weights.count), dtype=torch.float32, device=self._device)
         self._product(self._residual, router, norm, scores, STORE)
+        gated = None if shared is None else self._normed_product(norm, shared.gate_up, GATED)
+        if gated is not None and experts.share is not None:
+            share = torch.empty((1, 1), dtype=torch.float32, device=self._device)
+            self._product(self._residual, experts.share, norm, share, STORE)
+            logistic_mul(gated, share)
         experts.add_of_one_row(self._residual, scores, self._live, dependent=self._depends(True))
+        if gated is not None and shared is not None:
+            self._product(gated, shared.down, None, self._residual, ADD)
 
     def _product(
         self,
@@ -193,7 +210,7 @@ class OneRow(RowStream):
         epilogue: int,
         activation: Activation = "silu",
     ) -> None:
-        tiling = row_tiling(*_sizes(linear.weight), EPILOGUES[epilogue])
+        tiling = row_tiling(*sizes_of(linear.weight), EPILOGUES[epilogue])
         tiling = replace(tiling, dependent=self._depends(tiling.dependent))
         row_product(x, linear, norm, out, epilogue, tiling, activation=activation)
 
@@ -206,7 +223,7 @@ class FusedRows(RowStream):
     """A launch of any number of rows: products on the matrix units, each with the norm before it.
 
     Whoever makes the residual also leaves it times the weight of the norm that follows. So it is made when that norm is
-    known: `_pending` is what the residual still lacks.
+    known: `_pending` is what the residual still lacks; None where it is made, for `_following`.
     """
 
     def __init__(
@@ -218,7 +235,8 @@ class FusedRows(RowStream):
         squares = torch.empty((tiles, columns_of(self._rows)), dtype=torch.float64, device=self._device)
         self._sums = Residual(self._residual, torch.empty_like(self._residual), squares)
         self._scratch = buffers.scratch(self._device)
-        self._pending: Callable[[Norm | None], int] | None = None  # given that norm, makes the residual for it
+        self._pending: Callable[[Norm | None], int] | None = self._embed  # given that norm, makes the residual for it
+        self._following: Norm | None = None
         self._tiles = 0  # of the squares
 
     def _normed_product(
@@ -242,21 +260,42 @@ class FusedRows(RowStream):
         self._product(sums.scaled, weights.router, scores, STORE, squares=squares)
         arrived = self._buffers.arrived(self._device)
         results = experts.results(sums.scaled, scores, self._live, arrived, self._depends, squares)
-        self._pending = partial(self._add_results, experts, results)
+        self._pending = partial(self._add_results, experts, results, self._shared(experts))
 
-    def _add_results(self, experts: PackedExperts, results: torch.Tensor, norm: Norm | None) -> int:
+    def _shared(self, experts: PackedExperts) -> torch.Tensor | None:
+        """What the last product of a shared expert reads, [rows, width]."""
+        shared, norm = experts.shared, experts.weights.norm
+        if shared is None:
+            return None
+        gated = self._normed_product(norm, shared.gate_up, GATED)
+        if experts.share is not None:
+            sums = self._sums
+            share = torch.empty((self._rows, 1), dtype=torch.float32, device=self._device)
+            self._product(sums.scaled, experts.share, share, STORE, squares=(sums.squares, self._tiles, norm.eps))
+            logistic_mul(gated, share)
+        return gated
+
+    def _add_results(
+        self, experts: PackedExperts, results: torch.Tensor, shared: torch.Tensor | None, norm: Norm | None
+    ) -> int:
         sums, dependent = self._sums, self._depends(True)
-        return experts.add(results, self._live, sums.values, norm, sums.scaled, sums.squares, dependent=dependent)
+        following = norm if shared is None else None
+        tiles = experts.add(results, self._live, sums.values, following, sums.scaled, sums.squares, dependent=dependent)
+        if shared is None or experts.shared is None:
+            return tiles
+        return self._add_product(shared, experts.shared.down, None, norm)
+
+    def _embed(self, norm: Norm | None) -> int:
+        self._work = self._begin(None if norm is None else self._sums, norm)
+        return 1
 
     def _complete(self, norm: Norm | None) -> None:
         """Make the residual for the norm that follows, or for a product that reads it without one."""
-        sums = self._sums
         if self._pending is None:
-            self._work = self._begin(None if norm is None else sums, norm)
-            self._tiles = 1
+            assert norm is self._following, "what was made for one norm is read by another"
             return
         pending, self._pending = self._pending, None
-        self._tiles = pending(norm)
+        self._tiles, self._following = pending(norm), norm
 
     def _add_product(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None, norm: Norm | None) -> int:
         """norm: that follows. Returns how many tiles there are of the squares."""
@@ -282,7 +321,7 @@ class FusedRows(RowStream):
         norm: Norm | None = None,
         residual: Residual | None = None,
     ) -> int:
-        tiling = rows_tiling(*_sizes(linear.weight), columns_of(self._rows), EPILOGUES[epilogue], self._exact)
+        tiling = rows_tiling(*sizes_of(linear.weight), columns_of(self._rows), EPILOGUES[epilogue], self._exact)
         tiling = replace(tiling, dependent=self._depends(tiling.dependent))
         rows_product(
             x, linear, out, epilogue, tiling, self._scratch, self._rows, squares=squares, norm=norm, residual=residual,
@@ -317,48 +356,11 @@ class VendorRows(RowStream):
         x = self._sum.normed(experts.weights.norm)
         scores = scores_of(x, experts.weights.router)
         arrived = self._buffers.arrived(self._device)
-        self._sum.add(experts.made(experts.results(x, scores, self._live, arrived, self._depends), self._live))
+        made = experts.made(experts.results(x, scores, self._live, arrived, self._depends), self._live)
+        self._sum.add(with_shared(x, made, experts))
 
     def _depends(self, wanted: bool) -> bool:
         return False
 
     def end(self) -> torch.Tensor:
         return self._sum.normed(self._ends.final_norm)
-
-
-def _sizes(weight: torch.Tensor) -> tuple[int, int]:
-    outputs, depth = weight.shape
-    return outputs, depth
-
-
-def scores_of(x: torch.Tensor, router: Linear) -> torch.Tensor:
-    """float32, from sums that are rounded to nothing else. x: normalised, [T, hidden]. Returns [T, experts]."""
-    if x.dtype != torch.bfloat16 or not takes_depth(x.shape[1]):
-        return functional.linear(x.float(), router.weight.float(), None if router.bias is None else router.bias.float())
-    out = torch.empty((x.shape[0], router.weight.shape[0]), dtype=torch.float32, device=x.device)
-    product_of_rows(x, router, out)
-    return out
-
-
-def head_of_one_row(hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, places: torch.Tensor) -> None:
-    """The logits of one row. hidden: [1, hidden]. weight: [vocab, hidden]. out: float32 [n, vocab]. places: int32 [1],
-    the row of `out` to which they go."""
-    tiling = row_tiling(*_sizes(weight), EPILOGUES[STORE])
-    dependent = tiling.dependent and dependent_launch_works()
-    row_product(hidden, Linear(weight, None), None, out, STORE, replace(tiling, dependent=dependent), places)
-
-
-def product_of_rows(
-    hidden: torch.Tensor,
-    linear: Linear,
-    out: torch.Tensor,
-    exact: bool = False,
-    places: torch.Tensor | None = None,
-) -> None:
-    """out = hidden @ weight.T + bias, on the matrix units. hidden: [R, in]. linear: weight [outputs, in], the depth in
-    one part, which a vocabulary is large enough for. out: [R, outputs]; with places, int32 [R], rows of any number, of
-    which each row goes to its own place."""
-    rows = hidden.shape[0]
-    tiling = rows_tiling(*_sizes(linear.weight), columns_of(rows), EPILOGUES[STORE], exact)
-    tiling = replace(tiling, splits=1, dependent=tiling.dependent and dependent_launch_works())
-    rows_product(hidden, linear, out, STORE, tiling, None, rows, places=places)

@@ -152,6 +152,7 @@ class DeviceRows:
             num_rows=num_rows,
             max_seq_len=self._context_length,
             is_decode=is_decode,
+            state_slots=queries.state_slots[:num_rows],
         )
 
     def run_batch(self, num_rows: int, count: int) -> ForwardBatch:

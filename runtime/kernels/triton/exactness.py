@@ -16,7 +16,7 @@ from typing import Final
 
 import torch
 
-from runahead.runtime.kernels.layers import Attention, Experts, Layer, products_of
+from runahead.runtime.kernels.layers import Attention, Experts, Layer, Mamba2, Mixer, products_of
 from runahead.runtime.kernels.triton.tilings import takes_depth
 from runahead.runtime.wire.messages import Exactness
 
@@ -30,28 +30,36 @@ Ratios = Mapping[int, float]  # by rows of a launch
 def shape_key(layers: Sequence[Layer], vocab_size: int, dtype: torch.dtype) -> str:
     """What of a model decides how long its steps take, in words: of layers that are alike, one and their number."""
     kinds = Counter(map(_kind, layers))
-    hidden = _attention_of(layers[0]).qkv.weight.shape[1]
+    mixer = layers[0].mixer
+    hidden = (mixer.qkv if isinstance(mixer, Attention) else mixer.proj).weight.shape[1]
     each = "; ".join(f"{count} layers of {kind}" for kind, count in kinds.items())
     return f"{each}; hidden size {hidden}, vocabulary {vocab_size}, {_name(dtype)}"
 
 
 def _kind(layer: Layer) -> str:
-    mixer = _attention_of(layer)
-    shape, window = mixer.shape, mixer.window
-    within = f" within {window} tokens" if window else ""
-    dense = layer.feed_forward
+    mixer, dense = layer.mixer, layer.feed_forward
     if isinstance(dense, Experts):
         width, post_norm = f"{dense.count} experts of {dense.width}, {dense.chosen} a token", None
+        width += "" if dense.shared is None else f", a shared one of {dense.shared.width}"
     else:
         width, post_norm = f"feed-forward {dense.down.weight.shape[1]}", dense.post_norm
-    own = f"{shape.heads} heads and {shape.kv_heads} KV heads of {shape.head_dim}{within}, {width}"
-    behind = mixer.post_norm is not None, post_norm is not None
+    behind = isinstance(mixer, Attention) and mixer.post_norm is not None, post_norm is not None
+    own = f"{_mixer(mixer)}, {width}"
     return f"{own}, norms behind" if any(behind) else own
 
 
-def _attention_of(layer: Layer) -> Attention:
-    assert isinstance(layer.mixer, Attention), "models with other mixers are refused before"
-    return layer.mixer
+def _mixer(mixer: Mixer) -> str:
+    if isinstance(mixer, Attention):
+        heads = mixer.shape
+        window = f" within {mixer.window} tokens" if mixer.window else ""
+        gate = "" if mixer.gate is None else ", gated"
+        return f"{heads.heads} heads and {heads.kv_heads} KV heads of {heads.head_dim}{window}{gate}"
+    if isinstance(mixer, Mamba2):
+        shape = mixer.shape
+        return f"Mamba-2 of {shape.heads} heads of {shape.head_dim} by {shape.state}, groups {shape.groups}"
+    delta = mixer.shape
+    values = f"{delta.value_heads} heads of {delta.value_dim}"
+    return f"gated delta net of {values} and {delta.key_heads} keys of {delta.key_dim}"
 
 
 def why_impossible(layers: Sequence[Layer], dtype: torch.dtype) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
-from runahead.runtime.kernels.layers import Experts, Linear, Norm
+from runahead.runtime.kernels.layers import Experts, Linear, Norm, SharedExpert
 from runahead.runtime.kernels.triton.expert_products import expert_product, expert_sums
 from runahead.runtime.kernels.triton.expert_row import experts_of_one_row
 from runahead.runtime.kernels.triton.routing import route
@@ -20,15 +20,24 @@ def _as_launched(wanted: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PackedExperts:
-    """The experts of a layer, all of a kind as one matrix after the other. A product of them has no bias."""
+    """The experts of a layer, all of a kind as one matrix after the other. A product of them has no bias. share: of the
+    shared expert, as a product of one output; None where it has none."""
 
     weights: Experts
     gate_up: torch.Tensor  # [experts, 2 * width, hidden]
     down: torch.Tensor  # [experts, hidden, width]
+    share: Linear | None = None
 
     @staticmethod
     def of(weights: Experts) -> PackedExperts:
-        return PackedExperts(weights, _whole(weights.gate_up), _whole(weights.down))
+        shared = weights.shared
+        share = None if shared is None or shared.share is None else Linear(shared.share[None], None)
+        return PackedExperts(weights, _whole(weights.gate_up), _whole(weights.down), share)
+
+    @property
+    def shared(self) -> SharedExpert | None:
+        """What every token gets beside its experts. Its products are the streams' own."""
+        return self.weights.shared
 
     def results(
         self,

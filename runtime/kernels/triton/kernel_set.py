@@ -17,10 +17,9 @@ from runahead.runtime.kernels.triton.decode_streams import (
     OneRow,
     RowStream,
     VendorRows,
-    head_of_one_row,
-    product_of_rows,
 )
 from runahead.runtime.kernels.triton.expert_layers import PackedExperts
+from runahead.runtime.kernels.triton.loose_products import head_of_one_row, product_of_rows
 from runahead.runtime.kernels.triton.mixed_streams import ExactMixedRows, ManyRows
 from runahead.runtime.kernels.triton.put_rows import put_rows
 from runahead.runtime.kernels.triton.tilings import takes_depth
@@ -40,24 +39,26 @@ class TritonBoundKernels:
 
     def attention(self, weights: Attention, place: int) -> Callable[[Stream], None]:
         assert not weights.first and not weights.joined, "a draft head is refused on CUDA"
-        assert weights.gate is None, "models with gated attention are refused before their weights are read"
         self._buffers.add(weights.shape, weights.window)
-        self._look_at(weights.qkv, weights.o)
+        self._look_at(weights.qkv, weights.o, *(() if weights.gate is None else (weights.gate,)))
         return lambda stream: stream.attention(weights, place)
 
     def mamba2(self, weights: Mamba2, place: int) -> Callable[[Stream], None]:
-        raise AssertionError("a model with recurrent states is refused before its weights are read")
+        self._look_at(weights.proj, weights.out)
+        return lambda stream: stream.recurrent(weights, place)
 
     def gated_delta(self, weights: GatedDelta, place: int) -> Callable[[Stream], None]:
-        raise AssertionError("a model with recurrent states is refused before its weights are read")
+        self._look_at(weights.proj, weights.out)
+        return lambda stream: stream.recurrent(weights, place)
 
     def dense(self, weights: Dense) -> Callable[[Stream], None]:
         self._look_at(weights.gate_up, weights.down)
         return lambda stream: stream.dense(weights)
 
     def experts(self, weights: Experts) -> Callable[[Stream], None]:
-        assert weights.shared is None, "models with a shared expert are refused before their weights are read"
         self._look_at(weights.router, weights.gate_up[0], weights.down[0])
+        if weights.shared is not None:
+            self._look_at(weights.shared.gate_up, weights.shared.down)
         packed = PackedExperts.of(weights)
         return lambda stream: stream.experts(packed)
 

@@ -14,24 +14,42 @@ from runahead.runtime.kernels.triton import embedding
 from runahead.runtime.kernels.triton.activation import gated_mul
 from runahead.runtime.kernels.triton.chunk_attention import ChunkAttention
 from runahead.runtime.kernels.triton.decode_buffers import DecodeBuffers
-from runahead.runtime.kernels.triton.decode_streams import FusedRows, scores_of
+from runahead.runtime.kernels.triton.decode_streams import FusedRows
 from runahead.runtime.kernels.triton.expert_layers import PackedExperts, live_tokens
+from runahead.runtime.kernels.triton.logistic_gates import logistic_mul
+from runahead.runtime.kernels.triton.loose_products import scores_of, with_shared
 from runahead.runtime.kernels.triton.norms import LateSum, norm_across_heads
+from runahead.runtime.kernels.triton.recurrent_chunks import ChunkRows
+from runahead.runtime.kernels.triton.recurrent_layers import (
+    Recurrent,
+    States,
+    chunk_rows,
+    of_any_tokens,
+    of_several_tokens,
+)
 
 
 class ManyRows:
     """Any batch: the vendor's products, and a kernel for each thing beside them."""
 
     def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
-        self._batch, self._ends, self._buffers = batch, ends, buffers
+        self._batch, self._cache, self._ends, self._buffers = batch, cache, ends, buffers
         self._attention = ChunkAttention(batch, cache, ends.ropes)
         self._sum = LateSum(embedding.embed(batch.token_ids, ends.embedding, ends.embedding_scale))
 
     def attention(self, weights: Attention, place: int) -> None:
-        qkv = _product(self._sum.normed(weights.norm), weights.qkv)
+        x = self._sum.normed(weights.norm)
+        qkv = _product(x, weights.qkv)
         weights = norm_across_heads(qkv, weights)
         attended = self._attention.attended(qkv, weights, place)
+        if weights.gate is not None:
+            logistic_mul(attended, _product(x, weights.gate))
         self._sum.add(_product(attended, weights.o), weights.post_norm)
+
+    def recurrent(self, weights: Recurrent, place: int) -> None:
+        projected = _product(self._sum.normed(weights.norm), weights.proj)
+        mixed = of_any_tokens(projected, weights, self._cache.states[place], self._rows, self._buffers)
+        self._sum.add(_product(mixed, weights.out))
 
     def dense(self, weights: Dense) -> None:
         gate_up = _product(self._sum.normed(weights.norm), weights.gate_up)
@@ -42,11 +60,16 @@ class ManyRows:
         x = self._sum.normed(experts.weights.norm)
         scores = scores_of(x, experts.weights.router)
         arrived = self._buffers.arrived(x.device)
-        self._sum.add(experts.made(experts.results(x, scores, self._live, arrived), self._live))
+        made = experts.made(experts.results(x, scores, self._live, arrived), self._live)
+        self._sum.add(with_shared(x, made, experts))
 
     @cached_property
     def _live(self) -> torch.Tensor:
         return live_tokens(self._batch)
+
+    @cached_property
+    def _rows(self) -> ChunkRows:
+        return chunk_rows(self._batch, self._ends.embedding.dtype)
 
     def end(self) -> torch.Tensor:
         return self._sum.normed(self._ends.final_norm)
@@ -67,6 +90,14 @@ class _ChunkTokens(FusedRows):
 
     def _attended(self, qkv: torch.Tensor, weights: Attention, place: int) -> torch.Tensor:
         return self._attention.attended(qkv, weights, place)
+
+    def _mixed(self, projected: torch.Tensor, weights: Recurrent, states: States) -> torch.Tensor:
+        """Of rows with several query tokens: those with one are the other half's."""
+        return of_several_tokens(projected, weights, states, self._long)
+
+    @cached_property
+    def _long(self) -> ChunkRows:
+        return chunk_rows(self._batch, self._ends.embedding.dtype)
 
     def _depends(self, wanted: bool) -> bool:
         return False
@@ -109,6 +140,10 @@ class ExactMixedRows:
     def attention(self, weights: Attention, place: int) -> None:
         for half in self._halves:
             half.attention(weights, place)
+
+    def recurrent(self, weights: Recurrent, place: int) -> None:
+        for half in self._halves:
+            half.recurrent(weights, place)
 
     def dense(self, weights: Dense) -> None:
         for half in self._halves:

@@ -14,10 +14,12 @@ import triton.language as tl
 
 from runahead.runtime.kernels.row_state import RowState
 from runahead.runtime.kernels.triton.apply_plan import NO_CHUNK, RowList
+from runahead.runtime.kernels.triton.row_parameters import int_of, place_of
 
 _TOKEN_TILE: Final = 128
 _TABLE_TILE: Final = 256
 _NO_CHUNK = tl.constexpr(NO_CHUNK)
+_STATE_SLOT = place_of("state_slot")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class QueryBuffers:
     seq_lens: torch.Tensor  # int32 [R]
     block_tables: torch.Tensor  # int32 [R, max_blocks] only what a row's length covers is up to date
     last_query: torch.Tensor  # int64 [R] index of each row's last query token
+    state_slots: torch.Tensor  # int32 [R] each row's state slot; below 0: it has none
 
 
 def make_query_buffers(max_rows: int, max_tokens: int, max_blocks: int, device: torch.device) -> QueryBuffers:
@@ -47,6 +50,7 @@ def make_query_buffers(max_rows: int, max_tokens: int, max_blocks: int, device: 
         seq_lens=zeros(torch.int32, rows),
         block_tables=zeros(torch.int32, rows, max_blocks),
         last_query=zeros(torch.int64, rows),
+        state_slots=zeros(torch.int32, rows),
     )
 
 
@@ -61,12 +65,14 @@ def _queries_kernel(
     seq_len,
     last_token,
     block_table,
+    parameters,
     token_ids,
     positions,
     slot_mapping,
     seq_lens,
     block_tables,
     last_query,
+    state_slots,
     history,
     num_rows,
     num_tokens,
@@ -118,6 +124,7 @@ def _queries_kernel(
     tl.store(slot_mapping + start + i, mapping, mask=inside)
     if tl.program_id(1) == 0:
         tl.store(seq_lens + row, length)
+        tl.store(state_slots + row, int_of(parameters, slot, _STATE_SLOT))
         tl.store(last_query + row, tl.maximum(start + count - 1, 0).to(tl.int64))
         for first in range(0, (length + BLOCK_SIZE - 1) // BLOCK_SIZE, TABLE_TILE):
             j = first + tl.arange(0, TABLE_TILE)
@@ -157,12 +164,14 @@ def prepare_queries(
         state.seq_len,
         state.last_token,
         state.block_table,
+        state.parameters,
         out.token_ids,
         out.positions,
         out.slot_mapping,
         out.seq_lens,
         out.block_tables,
         out.last_query,
+        out.state_slots,
         state.last_token if history is None else history,
         num_rows,
         num_tokens,

@@ -55,10 +55,14 @@ def tilings_asked_for(
 def _products(layers: Sequence[Layer]) -> Iterator[Product]:
     for layer in layers:
         mixer, dense = layer.mixer, layer.feed_forward
-        assert isinstance(mixer, Attention), "models with other mixers are refused before"
-        ends = [(mixer.qkv, STORE), (mixer.o, ADD if mixer.post_norm is None else STORE)]
+        if isinstance(mixer, Attention):
+            ends = [(mixer.qkv, STORE), (mixer.o, ADD if mixer.post_norm is None else STORE)]
+            ends += [] if mixer.gate is None else [(mixer.gate, STORE)]
+        else:
+            ends = [(mixer.proj, STORE), (mixer.out, ADD)]
         if isinstance(dense, Experts):  # whose own products are cut by no table
             ends += [(dense.router, STORE)]
+            ends += [] if dense.shared is None else [(dense.shared.gate_up, GATED), (dense.shared.down, ADD)]
         else:
             ends += [(dense.gate_up, GATED), (dense.down, ADD if dense.post_norm is None else STORE)]
         for linear, epilogue in ends:

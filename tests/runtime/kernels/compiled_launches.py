@@ -22,7 +22,7 @@ from runahead.cuda_graphs.rings import allocate_rings
 from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.weights import described
-from runahead.runtime.process.parts import ring_layout
+from runahead.runtime.process.parts import ring_layout, state_bytes
 from runahead.runtime.scheduler.draft_choice import MOST
 from runahead.runtime.wire.engine_config import EngineConfig
 
@@ -31,7 +31,31 @@ SHARED_MEMORY: Final = {(8, 0): 163 << 10, (8, 9): 99 << 10, (9, 0): 227 << 10, 
 # What older GPUs do not know: to wait for the kernels before, the matrix units' instructions of 9.0, and those of 10.0.
 INSTRUCTIONS: Final = ("griddepcontrol.wait", "wgmma", "tcgen05")
 # Of what a form of a kernel has beside its epilogue. A part that no form compiled before had may not compile.
-_PARTS: Final = ("GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED")
+_PARTS: Final = ("GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED", "GATE_FIRST", "EACH")
+# Models with recurrent states, which no other has, in small sizes that take less long: those of real sizes are among
+# the shapes of `make kernels`.
+_MAMBA2: Final = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "num_hidden_layers": 1,
+    "layer_types": ["mamba"],
+    "mamba_n_heads": 64,
+    "mamba_d_head": 32,
+    "mamba_d_state": 32,
+    "num_local_experts": 0,
+}
+_GATED_DELTA: Final = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "shared_expert_intermediate_size": 512,
+}
 _OLDEST: Final = (8, 0)
 _PROCESSORS: Final = 132
 _BLOCKS: Final = 64
@@ -44,8 +68,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     programmatically, those that can be. used_as: an older compute capability that the GPU stands for. exact: by the
     kernels of which a row's bits hang on itself alone. rows: of decode launches. each_kernel_once: products without
     lanes with each epilogue, attention for one and for several query tokens a row, the sampler for one and for several
-    tokens a row, each kernel with every set of the parts that it may have or lack, and all else in its largest form.
-    further: changes of models whose launches come after."""
+    tokens a row, each kernel with every set of the parts that it may have or lack, those of recurrent states, and all
+    else in its largest form. further: changes of models whose launches come after."""
 
     shape: str
     changes: dict[str, Any] = {}
@@ -101,7 +125,8 @@ def compiled_launches(orders: Orders) -> list[Compiled]:
     found: dict[str, Compiled] = {}
     _pretend(orders, found)
     with torch.inference_mode():
-        for changes in (orders.changes, *orders.further):
+        recurrent = (_MAMBA2, _GATED_DELTA) if orders.each_kernel_once else ()
+        for changes in (orders.changes, *orders.further, *recurrent):
             _launch_everything(msgspec.structs.replace(orders, changes=changes))
     return list(found.values())
 
@@ -143,9 +168,10 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
 
 
 def _launch_everything(orders: Orders) -> None:
-    """The largest launch of rows that verify drafts, in both forms; decode launches, from the largest on, which
-    comes in both forms; a launch with a prompt, one with its log-probabilities, the last; few rows once more, by the
-    products that only a table of measured tilings asks for, and a launch with a prompt by such a plan of attention."""
+    """The largest launch of rows that verify drafts, in both forms, where the model may have any; decode launches,
+    from the largest on, which comes in both forms; a launch with a prompt, one with its log-probabilities, the last;
+    few rows once more, by the products that only a table of measured tilings asks for, and a launch with a prompt by
+    such a plan of attention."""
     from runahead.cuda_graphs import marks
     from runahead.runtime.kernels.triton.gpu import use_as
     from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
@@ -158,9 +184,10 @@ def _launch_everything(orders: Orders) -> None:
     keys = {key: value for key, value in keys.items() if value is not None}
     shape = dataclasses.replace(SHAPES[orders.shape], keys=keys)
     config = shape.described()
+    drafts = 0 if state_bytes(config) else MOST  # drafts of models with states are refused
     settings = EngineConfig(
-        model="", device="cuda", max_rows=max(orders.rows), context_length=shape.workload.context, drafter="ngram",
-        draft_tokens=MOST,
+        model="", device="cuda", max_rows=max(orders.rows), context_length=shape.workload.context,
+        drafter="ngram" if drafts else "none", draft_tokens=MOST,
     )  # fmt: skip
     weights = _without_memory(described(config), getattr(torch, orders.dtype))
     rings = allocate_rings(ring_layout(settings, config, settings.context_length))
@@ -174,8 +201,8 @@ def _launch_everything(orders: Orders) -> None:
         block_size=settings.block_size,
         context_length=settings.context_length,
         penalty_slots=settings.penalty_slots,
-        drafts=MOST,
-        draft_rows=min(settings.max_rows, _DRAFT_ROWS),
+        drafts=drafts,
+        draft_rows=min(settings.max_rows, _DRAFT_ROWS) if drafts else 0,
         exact=orders.exact,
     )
     counter = torch.zeros(1, dtype=torch.int64, device="meta")
@@ -185,8 +212,7 @@ def _launch_everything(orders: Orders) -> None:
     drafted = LaunchShape(0, few, Form.FULL, few, few * (1 + MOST), is_decode=True, drafts=MOST, sample_drafts=MOST)
     mixed = LaunchShape(0, 1, Form.PLAIN, rows=1, tokens=settings.max_prefill_tokens, is_decode=False)
     for launch in (
-        drafted,
-        drafted._replace(form=Form.PLAIN),
+        *((drafted, drafted._replace(form=Form.PLAIN)) if drafts else ()),
         LaunchShape(0, rows, Form.FULL, rows, rows, is_decode=True),
         *(LaunchShape(0, some, Form.PLAIN, some, some, is_decode=True) for some in sorted(orders.rows, reverse=True)),
         mixed,

@@ -21,9 +21,12 @@ from runahead.runtime.kernels.layers import Linear, Norm  # noqa: E402
 from runahead.runtime.kernels.triton import (  # noqa: E402
     decode_attention,
     decode_streams,
+    delta_decode,
     expert_products,
     expert_row,
     lanes_product,
+    loose_products,
+    mamba2_decode,
     norms,
     routing,
     row_product,
@@ -36,9 +39,11 @@ from runahead.runtime.kernels.triton.row_product import ADD, GATED, STORE  # noq
 from runahead.runtime.kernels.triton.rows_product import Residual, SplitScratch  # noqa: E402
 from runahead.runtime.kernels.triton.tilings import RowTiling, Tiling  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
+from tests.runtime.kernels import recurrent_mixers  # noqa: E402
 from tests.runtime.kernels import test_triton_decode_attention as attention  # noqa: E402
 from tests.runtime.kernels import test_triton_decode_queries as queries  # noqa: E402
 from tests.runtime.kernels import test_triton_decode_streams as streams  # noqa: E402
+from tests.runtime.kernels.recurrent_batches import Row, batch_of  # noqa: E402
 
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="the interpreter runs one program after the other")
 NAN = float("nan")
@@ -240,6 +245,23 @@ def test_attention_of_several_query_tokens_a_row(monkeypatch: pytest.MonkeyPatch
     check(monkeypatch, decode_attention, [rows.qkv], [out, rows.keys, rows.values, buffers.partial], run, 5)
 
 
+@pytest.mark.parametrize(
+    ("shape", "module"), [(recurrent_mixers.MAMBA2[1], mamba2_decode), (recurrent_mixers.DELTA[1], delta_decode)]
+)
+def test_a_recurrent_mixer_may_ask_for_its_states(monkeypatch: pytest.MonkeyPatch, shape: Any, module: Any) -> None:
+    mixer: Any = recurrent_mixers.mixer_of(shape)
+    batch = batch_of([Row(2, 7, 1), Row(0, 0, 1), Row(3, 5, 1, alive=False)])
+    projected, states = recurrent_mixers.drawn(3, shape), recurrent_mixers.held_states(mixer)
+    arrived, out = torch.zeros(16, dtype=torch.int32), torch.full((3, shape.inner), NAN)
+    of = module.delta_of_one_token if module is delta_decode else module.mamba2_of_one_token
+
+    def run() -> None:
+        of(projected, mixer, states, batch, out, arrived, dependent=False)
+
+    heads = shape.value_heads if module is delta_decode else shape.heads
+    check(monkeypatch, module, [projected], [out, *states], run, 3 * heads)
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 def test_the_first_product_of_f_is_launched_as_usual_and_the_others_dependently(
     monkeypatch: pytest.MonkeyPatch, rows: int
@@ -258,11 +280,12 @@ def test_the_first_product_of_f_is_launched_as_usual_and_the_others_dependently(
 
         monkeypatch.setattr(module, name, launch)
 
-    for name in ("row_product", "rows_product"):
-        note(name, lambda given, options: next(one.dependent for one in given if hasattr(one, "block")))
+    for module in (decode_streams, loose_products):
+        for name in ("row_product", "rows_product"):
+            note(name, lambda given, options: next(one.dependent for one in given if hasattr(one, "block")), module)
+        monkeypatch.setattr(module, "dependent_launch_works", lambda: True)
     note("decode_attention", lambda given, options: options["dependent"])
     note("rms_norm", lambda given, options: options["dependent"], norms)
-    monkeypatch.setattr(decode_streams, "dependent_launch_works", lambda: True)
     config = gpu_chain.small_config(intermediate_size=128)
     model = streams.decoder(config, TritonKernelSet(), streams.HALF)
     batch = streams.batch_of([5] * rows, 1, DEVICE)

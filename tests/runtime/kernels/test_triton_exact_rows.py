@@ -29,6 +29,7 @@ from tests.gpu import gpu_chain  # noqa: E402
 
 BLOCK_SIZE = 16
 TOKEN = 7  # of the watched row
+STATE_SLOTS = 258  # the watched row's, which is the last, and one for each of the others
 EVERY_BUCKET = buckets_for(256)
 
 
@@ -62,13 +63,18 @@ class Watched:
         own = ceil_div(length, BLOCK_SIZE)
         self._own = torch.randperm(own, generator=torch.Generator().manual_seed(1)).int() + 1
         self._others = range(own + 1, own + 1 + 2 * ceil_div(context, BLOCK_SIZE))
-        self.cache: KVCache = self.model.make_cache(self._others.stop, BLOCK_SIZE)
+        self.cache: KVCache = self.model.make_cache(self._others.stop, BLOCK_SIZE, STATE_SLOTS)
         generator = torch.Generator(DEVICE).manual_seed(2)
-        for tensor in (*self.cache.keys, *self.cache.values):
+        states = [tensor for mixer in self.cache.states for tensor in mixer]
+        for tensor in (*self.cache.keys, *self.cache.values, *states):
             tensor.copy_(torch.randn(tensor.shape, generator=generator, device=DEVICE))
+        self._states = [(tensor, tensor[-1].clone()) for tensor in states]
 
     def launch(self, crowd: Crowd, seed: int = 0) -> list[torch.Tensor]:
-        """The watched row's logits, and the keys and values that it has written. seed: of what the others hold."""
+        """The watched row's logits, and the keys, values and states that it has written. seed: of what the others
+        hold."""
+        for tensor, held in self._states:
+            tensor[-1] = held
         dice = random.Random(seed)
         rows = len(crowd.lengths) + 1 + bool(crowd.prompt)
         batch = self._batch(crowd, dice)
@@ -80,6 +86,7 @@ class Watched:
         self.model.kernels.logits_into(hidden, self.model.weights.lm_head, logits, places)
         block, offset = int(self._own[(self.length - 1) // BLOCK_SIZE]), (self.length - 1) % BLOCK_SIZE
         written = [tensor[block, offset] for tensor in (*self.cache.keys, *self.cache.values)]
+        written += [tensor[-1] for tensor, _ in self._states]
         return [found.float().cpu().clone() for found in (logits[crowd.place], *written)]
 
     def _batch(self, crowd: Crowd, dice: random.Random) -> ForwardBatch:
@@ -104,6 +111,8 @@ class Watched:
         slots = tables[row_of, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
         tokens = torch.tensor([dice.randrange(self.model.config.vocab_size) for _ in row_of])
         tokens[starts[crowd.place]] = TOKEN
+        slots_of_states = torch.arange(len(lengths), dtype=torch.int32)
+        slots_of_states[crowd.place] = STATE_SLOTS - 1
         return ForwardBatch(
             token_ids=tokens.to(DEVICE),
             positions=positions.to(DEVICE),
@@ -115,6 +124,7 @@ class Watched:
             num_rows=len(lengths),
             max_seq_len=context,
             is_decode=not crowd.prompt,
+            state_slots=slots_of_states.to(DEVICE),
         )
 
 

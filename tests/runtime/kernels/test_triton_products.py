@@ -14,7 +14,7 @@ from tests.runtime.kernels.triton_device import TOLERANCE, relative_error, trito
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import Linear, Norm  # noqa: E402
-from runahead.runtime.kernels.triton.decode_streams import head_of_one_row, product_of_rows  # noqa: E402
+from runahead.runtime.kernels.triton.loose_products import head_of_one_row, product_of_rows  # noqa: E402
 from runahead.runtime.kernels.triton.put_rows import put_rows  # noqa: E402
 from runahead.runtime.kernels.triton.row_product import ADD, GATED, STORE, row_product  # noqa: E402
 from runahead.runtime.kernels.triton.rows_product import (  # noqa: E402

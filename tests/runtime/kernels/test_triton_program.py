@@ -30,9 +30,11 @@ REQUESTS = 9
 MAX_TOKENS = 40 if DEVICE.type == "cuda" else 12  # of a request; those of the random ones go up to 40
 
 
-def eager_engine(run_ahead: int) -> gpu_chain.EngineUnderTest:
-    """Triton kernels launched one by one from the host device's thread."""
-    config = gpu_chain.small_config(max_position_embeddings=96, architecture="Qwen3ForCausalLM", windows=(0, 24))
+QWEN3 = gpu_chain.small_config(max_position_embeddings=96, architecture="Qwen3ForCausalLM", windows=(0, 24))
+
+
+def eager_engine(run_ahead: int, config: ModelConfig = QWEN3) -> gpu_chain.EngineUnderTest:
+    """Triton kernels launched one by one from the host device's thread. Blocks and state slots hold NaN."""
     layout = gpu_chain.layout_for(run_ahead, MAX_ROWS)
     rings: RingMemory
     if DEVICE.type == "cuda":
@@ -53,6 +55,8 @@ def eager_engine(run_ahead: int) -> gpu_chain.EngineUnderTest:
         penalty_slots=gpu_chain.PENALTY_SLOTS,
     )
     program.poison_blocks(tuple(range(1, NUM_BLOCKS)))
+    for slot in range(MAX_ROWS):
+        program.poison_state_slot(slot)
     return gpu_chain.engine_over(config, HostDevice(program, rings), program, run_ahead, MAX_ROWS, NUM_BLOCKS)
 
 
@@ -89,8 +93,7 @@ def served(under_test: gpu_chain.EngineUnderTest, config: ModelConfig) -> tuple[
 
 @pytest.mark.parametrize("run_ahead", [2, *(pytest.param(depth, marks=pytest.mark.large) for depth in (0, 1, 3, 4))])
 def test_the_tokens_of_the_reference_for_rows_of_every_kind(run_ahead: int) -> None:
-    config = gpu_chain.small_config(max_position_embeddings=96, architecture="Qwen3ForCausalLM", windows=(0, 24))
-    weights = gpu_chain.random_weights(config)
-    expected = served(gpu_chain.cpu_engine(config, weights, 2, max_rows=MAX_ROWS, num_blocks=NUM_BLOCKS), config)
-    assert served(eager_engine(run_ahead), config) == expected
+    weights = gpu_chain.random_weights(QWEN3)
+    expected = served(gpu_chain.cpu_engine(QWEN3, weights, 2, max_rows=MAX_ROWS, num_blocks=NUM_BLOCKS), QWEN3)
+    assert served(eager_engine(run_ahead), QWEN3) == expected
     assert len(expected[1]) == REQUESTS

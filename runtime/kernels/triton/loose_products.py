@@ -1,0 +1,68 @@
+"""Products that stand by themselves, outside of a stream's chain of kernels: of a router, a shared expert, the head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as functional
+
+from runahead.runtime.kernels.layers import Linear
+from runahead.runtime.kernels.triton.activation import gated_mul
+from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works
+from runahead.runtime.kernels.triton.expert_layers import PackedExperts
+from runahead.runtime.kernels.triton.logistic_gates import logistic_mul
+from runahead.runtime.kernels.triton.row_product import EPILOGUES, STORE, row_product
+from runahead.runtime.kernels.triton.rows_product import columns_of, rows_product
+from runahead.runtime.kernels.triton.tilings import row_tiling, rows_tiling, takes_depth
+
+
+def sizes_of(weight: torch.Tensor) -> tuple[int, int]:
+    """Outputs and depth of a product with it."""
+    outputs, depth = weight.shape
+    return outputs, depth
+
+
+def scores_of(x: torch.Tensor, router: Linear) -> torch.Tensor:
+    """float32, from sums that are rounded to nothing else. x: normalised, [T, hidden]. Returns [T, experts]."""
+    if x.dtype != torch.bfloat16 or not takes_depth(x.shape[1]):
+        return functional.linear(x.float(), router.weight.float(), None if router.bias is None else router.bias.float())
+    out = torch.empty((x.shape[0], router.weight.shape[0]), dtype=torch.float32, device=x.device)
+    product_of_rows(x, router, out)
+    return out
+
+
+def with_shared(x: torch.Tensor, made: torch.Tensor, experts: PackedExperts) -> torch.Tensor:
+    """What a token gets of its experts, and of the shared one if there is one, by the vendor's products. x: normalised,
+    [T, hidden]. made: of its experts, [T, hidden]."""
+    shared = experts.shared
+    if shared is None:
+        return made
+    gated = gated_mul(functional.linear(x, shared.gate_up.weight, shared.gate_up.bias))
+    if experts.share is not None:
+        logistic_mul(gated, scores_of(x, experts.share))
+    return torch.add(made, functional.linear(gated, shared.down.weight, shared.down.bias))
+
+
+def head_of_one_row(hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, places: torch.Tensor) -> None:
+    """The logits of one row. hidden: [1, hidden]. weight: [vocab, hidden]. out: float32 [n, vocab]. places: int32 [1],
+    the row of `out` to which they go."""
+    tiling = row_tiling(*sizes_of(weight), EPILOGUES[STORE])
+    dependent = tiling.dependent and dependent_launch_works()
+    row_product(hidden, Linear(weight, None), None, out, STORE, replace(tiling, dependent=dependent), places)
+
+
+def product_of_rows(
+    hidden: torch.Tensor,
+    linear: Linear,
+    out: torch.Tensor,
+    exact: bool = False,
+    places: torch.Tensor | None = None,
+) -> None:
+    """out = hidden @ weight.T + bias, on the matrix units. hidden: [R, in]. linear: weight [outputs, in], the depth in
+    one part, which a vocabulary is large enough for. out: [R, outputs]; with places, int32 [R], rows of any number, of
+    which each row goes to its own place."""
+    rows = hidden.shape[0]
+    tiling = rows_tiling(*sizes_of(linear.weight), columns_of(rows), EPILOGUES[STORE], exact)
+    tiling = replace(tiling, splits=1, dependent=tiling.dependent and dependent_launch_works())
+    rows_product(hidden, linear, out, STORE, tiling, None, rows, places=places)

@@ -1,0 +1,166 @@
+"""Mamba-2 of rows with one query token, in one kernel: convolution, steps, state, output and the norm with its gate.
+
+A program has some numbers of one head, with what the head keeps of them; what B and C are, each finds for itself. The
+norm is over all heads of a group: the program of a group that comes last takes it, and moves on what the convolution
+has seen of B and C, which the others have read by then. A row's state is read and written once.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.layers import Mamba2
+from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
+from runahead.runtime.kernels.triton.recurrent_rows import (
+    convolved,
+    logistic,
+    row_of,
+    shift_channels,
+    softplus,
+    sum_of_kept,
+)
+
+STATE_WORDS: Final = 4096  # float32 numbers of a state that a program has
+
+
+@triton.jit
+def _mamba2_row_kernel(
+    projected, conv_weight, conv_bias, a, d, dt_bias, gamma, conv_state, state, state_slots, seq_lens, positions,
+    query_start_loc, made, out, arrived, low, high, eps, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    GROUPS: tl.constexpr, STATE: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr, STATE_PAD: tl.constexpr,
+    GROUP_PAD: tl.constexpr, HAS_BIAS: tl.constexpr, KEPT: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """One program for TILE numbers of a head of a row."""
+    let_dependents_start(DEPENDENT)
+    INNER: tl.constexpr = HEADS * HEAD_DIM
+    SHARE: tl.constexpr = INNER // GROUPS
+    CHANNELS: tl.constexpr = INNER + 2 * GROUPS * STATE
+    WIDTH: tl.constexpr = INNER + CHANNELS + HEADS
+    TILES: tl.constexpr = (HEAD_DIM + TILE - 1) // TILE
+    row, program = tl.program_id(0), tl.program_id(1)
+    head = program // TILES
+    group = head // (HEADS // GROUPS)
+    dim = program % TILES * TILE + tl.arange(0, TILE)
+    n = tl.arange(0, STATE_PAD)
+    in_head, in_state = dim < HEAD_DIM, n < STATE
+    x_channel = head * HEAD_DIM + dim
+    b_channel = INNER + group * STATE + n
+    c_channel = b_channel + GROUPS * STATE
+    # Lengths, slots and what earlier launches have left are constant until this kernel writes it.
+    start, count, slot, live, goes_on = row_of(row, state_slots, seq_lens, positions, query_start_loc)
+    live = live & (count == 1)
+    goes_on = goes_on & live
+    state_at = state + ((slot * HEADS + head) * HEAD_DIM + dim[:, None]) * STATE + n[None, :]
+    in_tile = in_head[:, None] & in_state[None, :]
+    held = tl.load(state_at, mask=in_tile & goes_on, other=0.0)
+    x_sum = sum_of_kept(conv_state, conv_weight, slot, x_channel, in_head & goes_on, CHANNELS, WINDOW)
+    b_sum = sum_of_kept(conv_state, conv_weight, slot, b_channel, in_state & goes_on, CHANNELS, WINDOW)
+    c_sum = sum_of_kept(conv_state, conv_weight, slot, c_channel, in_state & goes_on, CHANNELS, WINDOW)
+    wait_for_predecessors(DEPENDENT)
+    line = projected + start.to(tl.int64) * WIDTH
+    if live:
+        x_new = tl.load(line + INNER + x_channel, mask=in_head, other=0.0).to(tl.float32)
+        b_new = tl.load(line + INNER + b_channel, mask=in_state, other=0.0).to(tl.float32)
+        c_new = tl.load(line + INNER + c_channel, mask=in_state, other=0.0).to(tl.float32)
+        z = tl.load(line + x_channel, mask=in_head, other=0.0).to(tl.float32)
+        x = convolved(x_sum, x_new, conv_weight, conv_bias, x_channel, in_head, WINDOW, HAS_BIAS)
+        b = convolved(b_sum, b_new, conv_weight, conv_bias, b_channel, in_state, WINDOW, HAS_BIAS)
+        c = convolved(c_sum, c_new, conv_weight, conv_bias, c_channel, in_state, WINDOW, HAS_BIAS)
+        dt = softplus(tl.load(line + INNER + CHANNELS + head).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32))
+        dt = tl.minimum(tl.maximum(dt, low, tl.PropagateNan.ALL), high, tl.PropagateNan.ALL)
+        held = held * tl.exp(dt * tl.load(a + head)) + (x * dt)[:, None] * b[None, :]
+        tl.store(state_at, held, mask=in_tile)
+        y = tl.sum(held * c[None, :], 1) + tl.load(d + head).to(tl.float32) * x
+        tl.store(made + row.to(tl.int64) * INNER + x_channel, y * z * logistic(z), mask=in_head)
+        tl.debug_barrier()
+        shift_channels(conv_state, slot, x_channel, x_new, in_head, goes_on, CHANNELS, WINDOW, KEPT)
+        meeting = arrived + row * GROUPS + group
+        if tl.atomic_add(meeting, 1, sem="acq_rel") == HEADS // GROUPS * TILES - 1:
+            tl.store(meeting, 0)
+            shift_channels(conv_state, slot, b_channel, b_new, in_state, goes_on, CHANNELS, WINDOW, KEPT)
+            shift_channels(conv_state, slot, c_channel, c_new, in_state, goes_on, CHANNELS, WINDOW, KEPT)
+            i = tl.arange(0, GROUP_PAD)
+            ok = i < SHARE
+            at = group * SHARE + i
+            value = tl.load(made + row.to(tl.int64) * INNER + at, mask=ok, other=0.0, cache_modifier=".cg")
+            scale = tl.rsqrt(tl.sum(value * value, 0) / SHARE + eps)
+            weight = tl.load(gamma + at, mask=ok, other=0.0).to(tl.float32)
+            value = (value * scale * weight).to(out.dtype.element_ty)
+            tl.store(out + start.to(tl.int64) * INNER + at, value, mask=ok)
+    elif count == 1:
+        nothing = tl.zeros([TILE], out.dtype.element_ty)
+        tl.store(out + start.to(tl.int64) * INNER + x_channel, nothing, mask=in_head)
+
+
+def state_tile(size: int, state: int) -> int:
+    """How many of a head's `size` numbers a program has, each with `state` that are kept of it."""
+    held: int = STATE_WORDS // triton.next_power_of_2(state)
+    return max(1, min(int(triton.next_power_of_2(size)), held))
+
+
+def mamba2_of_one_token(
+    projected: torch.Tensor,
+    weights: Mamba2,
+    states: tuple[torch.Tensor, ...],
+    batch: ForwardBatch,
+    out: torch.Tensor,
+    arrived: torch.Tensor,
+    *,
+    dependent: bool,
+) -> None:
+    """What `weights.out` reads of rows with one query token, and their states one token further, in place.
+
+    projected: contiguous [T, inner + channels + heads]. states: float32, of this mixer, [state slots, window - 1,
+    channels] and [state slots, heads, head_dim, state]; slots of rows that are masked or have another number of query
+    tokens stay as they are. out: contiguous [T, inner]; rows of several query tokens are not written, and of masked
+    rows it is zeros. arrived: int32 [rows * groups or more], zeros, which it is again afterwards. dependent: launched
+    programmatically.
+    """
+    assert batch.state_slots is not None, "a model that keeps states is given a batch that names no state slots"
+    shape, rows = weights.shape, batch.num_rows
+    conv_state, state = states
+    tile = state_tile(shape.head_dim, shape.state)
+    low, high = weights.dt_limits
+    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
+    _mamba2_row_kernel[(rows, shape.heads * triton.cdiv(shape.head_dim, tile))](
+        projected,
+        weights.conv_weight,
+        weights.conv_weight if weights.conv_bias is None else weights.conv_bias,
+        weights.a,
+        weights.d,
+        weights.dt_bias,
+        weights.gated_norm.weight,
+        conv_state,
+        state,
+        batch.state_slots,
+        batch.seq_lens,
+        batch.positions,
+        batch.query_start_loc,
+        torch.empty((rows, shape.inner), dtype=torch.float32, device=projected.device),
+        out,
+        arrived,
+        low,
+        high,
+        weights.gated_norm.eps,
+        HEADS=shape.heads,
+        HEAD_DIM=shape.head_dim,
+        GROUPS=shape.groups,
+        STATE=shape.state,
+        WINDOW=shape.window,
+        TILE=tile,
+        KEPT=triton.next_power_of_2(shape.window - 1),
+        STATE_PAD=triton.next_power_of_2(shape.state),
+        GROUP_PAD=triton.next_power_of_2(shape.inner // shape.groups),
+        HAS_BIAS=weights.conv_bias is not None,
+        DEPENDENT=dependent,
+        num_warps=4,
+        **options,
+    )

@@ -1,0 +1,81 @@
+"""What kernels of recurrent mixers share: whose turn a row is, a convolution over its last tokens, and its state slot.
+
+A row's state lies in its slot and stays there: who computes a row reads it and writes it in place, once a launch. A row
+that is masked, padding, or none of the kernel's is neither read nor written. A row whose first query token is at
+position 0 begins in this launch: it reads zeros, whatever its slot holds, and nothing of the host's zeroes a slot.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def row_of(row, state_slots, seq_lens, positions, query_start_loc):
+    """A row's first query token, how many it has, its state slot, whether it is live, and whether it goes on from what
+    its slot holds. Of a row that is not live the slot is 0, and it does not go on."""
+    start = tl.load(query_start_loc + row)
+    count = tl.load(query_start_loc + row + 1) - start
+    live = (tl.load(seq_lens + row) > 0) & (count > 0)
+    slot = tl.load(state_slots + row, mask=live, other=0).to(tl.int64)
+    goes_on = tl.load(positions + start, mask=live, other=0) > 0
+    return start, count, slot, live, goes_on
+
+
+@triton.jit
+def logistic(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + exp(x)), which no x overflows. Where exp(x) is small, 1 + exp(x) has lost its last bits: what it was
+    rounded by is put right by the quotient.
+
+    Source: Kahan's log1p, in Higham, "Accuracy and Stability of Numerical Algorithms", second edition, section 1.14.
+    """
+    small = tl.exp(-tl.abs(x))
+    above = 1.0 + small
+    lost = above == 1.0
+    log = tl.where(lost, small, tl.log(above) * (small / tl.where(lost, 1.0, above - 1.0)))
+    return tl.maximum(x, 0.0) + log
+
+
+@triton.jit
+def sum_of_kept(conv_state, conv_weight, slot, channel, ok, CHANNELS: tl.constexpr, WINDOW: tl.constexpr):
+    """What the tokens before add to a convolution of one token, oldest first. ok: of channels that there are, and of a
+    row that goes on. Float32, as `channel`."""
+    total = tl.zeros(channel.shape, tl.float32)
+    for tap in tl.static_range(WINDOW - 1):
+        seen = tl.load(conv_state + (slot * (WINDOW - 1) + tap) * CHANNELS + channel, mask=ok, other=0.0)
+        weight = tl.load(conv_weight + channel * WINDOW + tap, mask=ok, other=0.0)
+        total += seen * weight.to(tl.float32)
+    return total
+
+
+@triton.jit
+def convolved(
+    total, newest, conv_weight, conv_bias, channel, ok, WINDOW: tl.constexpr, HAS_BIAS: tl.constexpr
+):  # fmt: skip
+    """SiLU of the whole sum: `total` of the tokens before, then the token itself, then the bias."""
+    weight = tl.load(conv_weight + channel * WINDOW + WINDOW - 1, mask=ok, other=0.0)
+    total += newest * weight.to(tl.float32)
+    if HAS_BIAS:
+        total += tl.load(conv_bias + channel, mask=ok, other=0.0).to(tl.float32)
+    return total * logistic(total)
+
+
+@triton.jit
+def shift_channels(
+    conv_state, slot, channel, newest, ok, goes_on, CHANNELS: tl.constexpr, WINDOW: tl.constexpr, KEPT: tl.constexpr
+):
+    """One token further: the oldest goes, the newest comes. KEPT: WINDOW - 1 or more, a power of two."""
+    tap = tl.arange(0, KEPT)[:, None]
+    at = conv_state + (slot * (WINDOW - 1) + tap) * CHANNELS + channel[None, :]
+    later = tl.load(at + CHANNELS, mask=(tap < WINDOW - 2) & ok[None, :] & goes_on, other=0.0)
+    tl.debug_barrier()  # what is written here is read by other threads
+    tl.store(at, tl.where(tap == WINDOW - 2, newest[None, :], later), mask=(tap < WINDOW - 1) & ok[None, :])

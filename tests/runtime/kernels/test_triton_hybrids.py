@@ -1,0 +1,137 @@
+"""Launches of models with recurrent states by the Triton kernels, of every kind, against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.runtime.kernels.triton_device import relative_error, triton_device
+
+DEVICE = triton_device()
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache  # noqa: E402
+from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa: E402
+from runahead.runtime.kernels.triton.decode_streams import FusedRows, OneRow, VendorRows  # noqa: E402
+from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
+from runahead.runtime.models.decoder import Decoder  # noqa: E402
+from tests.runtime.kernels.hybrid_configs import HYBRIDS, hybrid  # noqa: E402
+from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
+from tests.runtime.kernels.poisoned_memory import poison_new_memory  # noqa: E402
+from tests.runtime.kernels.test_triton_decode_streams import (  # noqa: E402
+    BLOCK_SIZE,
+    BLOCKS_A_ROW,
+    ERROR,
+    HALF,
+    decoder,
+    ragged_batch,
+)
+from tests.runtime.kernels.test_triton_exact_rows import Watched, crowds, differing  # noqa: E402
+
+# The interpreter's own way with a loop whose length is read on the device.
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+LENGTHS = (31, 0, 20)
+NEAR = {**ERROR, HALF: 0.1}  # a near tie of a router may send a token elsewhere
+STATE_SLOTS = 5
+OFTEN = (
+    (FusedRows, "Qwen3NextForCausalLM"),
+    (FusedRows, "GraniteMoeHybridForCausalLM"),
+    (OneRow, "Qwen3NextForCausalLM"),
+    (VendorRows, "BambaForCausalLM"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    poison_new_memory(monkeypatch)
+
+
+def pair(architecture: str, dtype: torch.dtype, exact: bool = False) -> tuple[Decoder, Decoder]:
+    """The same model by the Triton kernels and by the reference."""
+    config = hybrid(architecture)
+    return decoder(config, TritonKernelSet(exact), dtype), decoder(config, ReferenceKernels(), torch.float32)
+
+
+def launch(lengths: list[int], queries: list[int], model: Decoder) -> ForwardBatch:
+    """Every row's last `queries[row]` tokens; one that is masked names the slot of another."""
+    slots = torch.tensor([(3 * row + 1) % STATE_SLOTS if length else 1 for row, length in enumerate(lengths)])
+    batch = ragged_batch(lengths, queries, [False] * len(lengths), model.device)
+    return replace(batch, is_decode=max(queries) == 1, state_slots=slots.int().to(model.device))
+
+
+def poisoned_cache(model: Decoder, rows: int) -> KVCache:
+    """Its state slots hold what is no number: rows begin with zeros all the same."""
+    cache = model.make_cache(rows * BLOCKS_A_ROW + 1, BLOCK_SIZE, STATE_SLOTS)
+    for mixer in cache.states:
+        for tensor in mixer:
+            tensor.fill_(torch.nan)
+    return cache
+
+
+def lives(models: tuple[Decoder, ...], lengths: list[int], stream: type | None = None) -> list[list[torch.Tensor]]:
+    """By each model: prompts of all rows but a token each, two decode launches, and a launch in which the first row
+    decodes beside chunks of the others. What they leave of the tokens of live rows."""
+    found = []
+    for model in models:
+        cache, rows = poisoned_cache(model, len(lengths)), len(lengths)
+        hidden = []
+        for further, queries in (
+            (-1, [max(length - 1, 1) for length in lengths]),
+            (0, [1] * rows),
+            (1, [1] * rows),
+            (9, [8] * rows),
+            (10, [1] + [9] * (rows - 1)),
+        ):
+            now = [
+                length + further + (row > 0) * 8 * (further == 10) if length else 0
+                for row, length in enumerate(lengths)
+            ]
+            batch = launch(now, queries, model)
+            if stream is not None and batch.is_decode and isinstance(model.kernels, TritonKernelSet):
+                with model._kernels.stream(batch, cache) as used:
+                    assert type(used) is stream
+            alive = (torch.tensor(now) > 0).repeat_interleave(torch.tensor(queries))
+            hidden.append(model.forward(batch, cache).cpu()[alive])
+        found.append(hidden)
+    return found
+
+
+def cases() -> Iterator[Any]:
+    """Every architecture by one stream; the others are the large tests'."""
+    for stream, rows, dtype in ((FusedRows, 3, HALF), (OneRow, 1, HALF), (VendorRows, 3, torch.float32)):
+        for architecture in HYBRIDS:
+            often = (stream, architecture) in OFTEN
+            yield pytest.param(architecture, rows, dtype, stream, marks=() if often else pytest.mark.large)
+
+
+@pytest.mark.parametrize(("architecture", "rows", "dtype", "stream"), [*cases()])
+def test_lives_of_rows(architecture: str, rows: int, dtype: torch.dtype, stream: type) -> None:
+    found, expected = lives(pair(architecture, dtype), list(LENGTHS[:rows]), stream)
+    for one, other in zip(found, expected, strict=True):
+        assert relative_error(one, other) < NEAR[dtype]
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(name, marks=() if name.startswith("Granite") else pytest.mark.large) for name in HYBRIDS],
+)
+def test_lives_of_rows_by_the_exact_kernels(architecture: str) -> None:
+    found, expected = lives(pair(architecture, HALF, exact=True), list(LENGTHS))
+    for one, other in zip(found, expected, strict=True):
+        assert relative_error(one, other) < NEAR[HALF]
+
+
+@pytest.mark.parametrize(
+    "architecture", [pytest.param("BambaForCausalLM", marks=pytest.mark.large), "Qwen3NextForCausalLM"]
+)
+def test_with_exact_kernels_a_row_has_the_bits_that_it_has_alone(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if DEVICE.type == "cpu":
+        multiply_as_matrix_units(monkeypatch)
+    with torch.inference_mode():
+        watched = Watched(hybrid(architecture), 23, 64, exact=True)
+        assert differing(watched, crowds((1, 2, 5), 64, (20,))) == []

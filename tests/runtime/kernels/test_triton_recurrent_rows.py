@@ -1,0 +1,136 @@
+"""Recurrent mixers of rows with one query token by the Triton kernels, against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from tests.runtime.kernels.triton_device import relative_error, triton_device
+
+DEVICE = triton_device()
+
+from runahead.runtime.kernels.layers import DeltaShape, Mamba2, Mamba2Shape  # noqa: E402
+from runahead.runtime.kernels.triton.delta_decode import delta_of_one_token  # noqa: E402
+from runahead.runtime.kernels.triton.mamba2_decode import mamba2_of_one_token  # noqa: E402
+from tests.gpu.gpu_chain import moved  # noqa: E402
+from tests.runtime.kernels.poisoned_memory import poison_new_memory  # noqa: E402
+from tests.runtime.kernels.recurrent_batches import Row, batch_of  # noqa: E402
+from tests.runtime.kernels.recurrent_mixers import (  # noqa: E402
+    DELTA,
+    MAMBA2,
+    Mixer,
+    by_the_reference,
+    drawn,
+    held_states,
+    mamba2,
+    mixer_of,
+)
+
+HALF = torch.bfloat16
+CLOSE = {torch.float32: 1e-5, HALF: 1e-2}
+ROWS = (Row(2, 7, 1), Row(0, 0, 1), Row(4, 1, 1))  # the second begins here
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    poison_new_memory(monkeypatch)
+
+
+def one_token(
+    mixer: Mixer, projected: torch.Tensor, states: tuple[torch.Tensor, ...], rows: Sequence[Row]
+) -> torch.Tensor:
+    """By the kernel. states: on the device, changed in place."""
+    batch = moved(batch_of(rows), DEVICE)
+    arrived = torch.zeros(64, dtype=torch.int32, device=DEVICE)
+    out = torch.empty((len(projected), mixer.shape.inner), dtype=projected.dtype, device=DEVICE)
+    weights = moved(mixer, DEVICE)
+    if isinstance(mixer, Mamba2):
+        mamba2_of_one_token(projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False)
+    else:
+        delta_of_one_token(projected.to(DEVICE), weights, states, batch, out, arrived, dependent=False)
+    assert not arrived.any()
+    return out.cpu()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize("shape", [*MAMBA2, *DELTA])
+def test_tokens_one_after_the_other_are_those_of_the_reference(
+    shape: Mamba2Shape | DeltaShape, dtype: torch.dtype
+) -> None:
+    mixer = mixer_of(shape, dtype)
+    expected_states, states = held_states(mixer), moved(held_states(mixer), DEVICE)
+    for further in range(3):
+        rows = [Row(row.state_slot, row.first + further, 1) for row in ROWS]
+        projected = drawn(len(rows), shape, dtype, seed=further)
+        expected = by_the_reference(mixer, projected, expected_states, rows)
+        found = one_token(mixer, projected, states, rows)
+        assert relative_error(found, expected) < CLOSE[dtype]
+    for one, other in zip(states, expected_states, strict=True):
+        assert relative_error(one, other) < 1e-5, "states are float32, whatever the dtype"
+
+
+def test_steps_are_limited_and_a_convolution_may_have_no_bias() -> None:
+    mixer = mamba2(MAMBA2[0], torch.float32, bias=False, limits=(0.1, 0.5))
+    projected, states = drawn(3, mixer.shape), moved(held_states(mixer), DEVICE)
+    expected = by_the_reference(mixer, projected, held_states(mixer), ROWS)
+    assert relative_error(one_token(mixer, projected, states, ROWS), expected) < 1e-5
+
+
+@pytest.mark.parametrize("shape", [MAMBA2[1], DELTA[1]])
+def test_masked_rows_and_those_of_several_tokens_leave_their_states_as_they_are(
+    shape: Mamba2Shape | DeltaShape,
+) -> None:
+    mixer = mixer_of(shape)
+    before = held_states(mixer)
+    states = moved(held_states(mixer), DEVICE)
+    projected = drawn(5, shape)
+    projected[[1, 2]] = torch.nan
+    rows = [Row(3, 4, 1), Row(1, 6, 1, alive=False), Row(4, 0, 1, alive=False), Row(2, 5, 2)]
+    found = one_token(mixer, projected, states, rows)
+    alone = one_token(mixer, projected[:1], moved(held_states(mixer), DEVICE), rows[:1])
+    assert torch.equal(found[:1], alone)
+    assert found[1:3].eq(0).all(), "masked rows leave zeros"
+    assert found[3:].isnan().all(), "a row of several tokens is somebody else's"
+    for tensor, was in zip(states, before, strict=True):
+        others = [slot for slot in range(len(was)) if slot != 3]
+        assert torch.equal(tensor.cpu()[others], was[others])
+        assert not torch.equal(tensor.cpu()[3], was[3])
+
+
+@pytest.mark.parametrize("shape", [MAMBA2[0], DELTA[0]])
+def test_a_row_that_begins_does_not_see_what_its_slot_holds(shape: Mamba2Shape | DeltaShape) -> None:
+    mixer, projected = mixer_of(shape), drawn(1, shape)
+    spoilt = tuple(tensor.fill_(torch.nan) for tensor in moved(held_states(mixer), DEVICE))
+    clean = tuple(torch.zeros_like(tensor) for tensor in spoilt)
+    found = one_token(mixer, projected, spoilt, [Row(1, 0, 1)])
+    assert torch.equal(found, one_token(mixer, projected, clean, [Row(1, 0, 1)]))
+    assert found.isfinite().all()
+    for one, other in zip(spoilt, clean, strict=True):
+        assert torch.equal(one[1], other[1])
+        assert one[[0, 2]].isnan().all(), "other slots are nobody's"
+
+
+@pytest.mark.parametrize("shape", [MAMBA2[1], DELTA[2]])
+def test_neighbours_change_no_bit(shape: Mamba2Shape | DeltaShape) -> None:
+    mixer, projected = mixer_of(shape, HALF), drawn(3, shape, HALF)
+    together = moved(held_states(mixer), DEVICE)
+    found = one_token(mixer, projected, together, ROWS)
+    for place, row in enumerate(ROWS):
+        states = moved(held_states(mixer), DEVICE)
+        assert torch.equal(one_token(mixer, projected[place : place + 1], states, [row])[0], found[place])
+        for one, other in zip(states, together, strict=True):
+            assert torch.equal(one[row.state_slot], other[row.state_slot])
+
+
+@pytest.mark.parametrize("shape", [MAMBA2[0], DELTA[0]])
+def test_a_number_that_is_none_stays_in_its_row(shape: Mamba2Shape | DeltaShape) -> None:
+    mixer, projected = mixer_of(shape), drawn(3, shape)
+    sound = one_token(mixer, projected, moved(held_states(mixer), DEVICE), ROWS)
+    projected[1] = torch.nan
+    nobody = Row(-1, 0, 1, alive=False)  # padding has no slot
+    projected = torch.cat([projected, projected[:1]])
+    found = one_token(mixer, projected, moved(held_states(mixer), DEVICE), [*ROWS, nobody])
+    assert torch.equal(found[[0, 2]], sound[[0, 2]])
+    assert found[1].isnan().all() and found[3].eq(0).all()
