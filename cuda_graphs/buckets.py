@@ -99,6 +99,15 @@ class Buckets:
             keys += [GraphKey(Piece.FORWARD, rows, Form.PLAIN, drafts) for drafts in (0, *self.draft_forms)]
         return sorted(keys, key=lambda key: (-key.shape.tokens, -key.rows))
 
+    def largest_keys(self) -> list[GraphKey]:
+        """Of each piece and number of drafts the graph that holds most, the largest first: the others fit into the
+        memory that these take, but for what a graph takes by itself."""
+        largest: dict[tuple[Piece, int], GraphKey] = {}
+        for key in self.every_key():
+            if key.form is Form.FULL or key.piece is Piece.FORWARD:
+                largest.setdefault((key.piece, key.drafts), key)
+        return list(largest.values())
+
     def holds(self, shape: LaunchShape) -> bool:
         """Has a graph as many query tokens?"""
         return shape.is_decode or shape.tokens <= self.mixed_tokens[-1]

@@ -13,7 +13,7 @@ import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -52,6 +52,20 @@ class CudaProgram(Program, Protocol):
         """Forget every launch and every row; the next is launch `launched` + 1. Only while nothing is in flight."""
 
 
+class Taken(NamedTuple):
+    """Bytes of the GPU's memory. launches: what launches that are no graph take while they run, at most. graphs: all
+    that were captured, and what they share."""
+
+    launches: int
+    graphs: int
+
+
+def free_bytes() -> int:
+    """Of the current GPU's memory, what torch's allocator keeps for later included."""
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
+
+
 def pinned(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic]:
     """Zeroed host memory that the device reads and writes in place."""
     array: NDArray[np.generic] = torch.from_numpy(np.zeros(shape, dtype)).pin_memory().numpy()
@@ -71,6 +85,9 @@ class CudaDevice:
     graphs of mixed launches are captured as far as there are any. progress: called with (graphs captured, graphs in
     all). launched: the number that the first launch comes after.
     draft_forms: numbers of drafts, above 0, that a launch of up to draft_rows rows may verify.
+    is_trial: the largest launch of each kind alone is warmed up and captured, and nothing may be launched: to see what
+    they take.
+    taken: bytes of the GPU's memory, of what warmed up and of graphs, that construction has taken.
     """
 
     def __init__(
@@ -84,6 +101,7 @@ class CudaDevice:
         launched: int = 0,
         draft_forms: Sequence[int] = (),
         draft_rows: int = 0,
+        is_trial: bool = False,
     ) -> None:
         self.rings = rings
         self.counters = DeviceCounters()
@@ -101,11 +119,15 @@ class CudaDevice:
         self._watch = EnqueueWatch(torch.cuda.Event)
         self._counted = launched  # the newest launch whose bytes are in the counters
         self._fault: Exception | None = None
+        keys = self.graph_buckets.largest_keys() if is_trial else self.graph_buckets.every_key()
+        free = free_bytes()
         with torch.inference_mode():
-            self._warm_up(mixed_tokens)
-            self._capture_all(progress)
+            self._warm_up(keys, [mixed_tokens] if is_trial else _mixed_sizes(mixed_tokens))
+            warm = torch.cuda.mem_get_info()[0]  # the allocator still holds what launches have needed
+            self._capture_all(keys, progress)
+        self.taken = Taken(free - warm, free - free_bytes())
         # Kernel by kernel a launch takes as many calls as its graph has nodes; products may be cut otherwise.
-        nodes = (self.graphs.nodes(key) for key in self.graph_buckets.every_key() if key.piece is Piece.MIXED)
+        nodes = (self.graphs.nodes(key) for key in keys if key.piece is Piece.MIXED)
         self._in_pieces = max(nodes) * 5 // 4
         self._forget(launched)
 
@@ -221,25 +243,26 @@ class CudaDevice:
 
     # ------------------------------------------------------------ capture
 
-    def _warm_up(self, mixed_tokens: int) -> None:
-        """Run everything once: kernels are compiled and loaded, libraries make their handles.
+    def _warm_up(self, keys: Sequence[GraphKey], mixed_sizes: Sequence[int]) -> None:
+        """Run everything once: kernels are compiled and loaded, libraries make their handles. mixed_sizes: query tokens
+        of mixed launches, the largest last.
 
         No plan is staged, so apply masks every row, and nothing but the null block is written.
         """
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
-            for key in self.graph_buckets.every_key():
+            for key in keys:
                 if key.piece in (Piece.LAUNCH, Piece.MIXED):
                     self._whole(key.shape)
-            mixed = LaunchShape(0, 1, Form.PLAIN, rows=1, tokens=mixed_tokens, is_decode=False)
-            for tokens in _mixed_sizes(mixed_tokens):
+            mixed = LaunchShape(0, 1, Form.PLAIN, rows=1, tokens=mixed_sizes[-1], is_decode=False)
+            for tokens in mixed_sizes:
                 self._whole(mixed._replace(tokens=tokens))
             if self.rings.layout.prompt_tokens:
                 self._whole(mixed._replace(prompt_logprobs=True))
             self._whole(LaunchShape(0, 1, Form.PLAIN, rows=0, tokens=0, is_decode=False))
         self.stream.synchronize()
 
-    def _capture_all(self, progress: Callable[[int, int], None]) -> None:
+    def _capture_all(self, keys: Sequence[GraphKey], progress: Callable[[int, int], None]) -> None:
         """Capture the largest graph first: the smaller ones then fit into the memory that it took."""
         work: dict[Piece, Callable[[LaunchShape], None]] = {
             Piece.LAUNCH: self._whole,
@@ -247,7 +270,6 @@ class CudaDevice:
             Piece.SAMPLE: self._sample,
             Piece.FORWARD: self._after_sampling,
         }
-        keys = self.graph_buckets.every_key()
         for done, key in enumerate(keys):
             progress(done, len(keys))
             self.graphs.capture(key, partial(work[key.piece], key.shape))

@@ -12,15 +12,17 @@ import structlog
 import torch
 
 from runahead.cuda_graphs.host_device import HostDevice, no_delay, seeded_delays
-from runahead.cuda_graphs.rings import allocate_rings
+from runahead.cuda_graphs.rings import RingMemory, allocate_rings
 from runahead.runtime.checkpoint import Checkpoint, open_head
 from runahead.runtime.drafters.ngram import NgramDrafter
 from runahead.runtime.grammar.extra import is_installed
 from runahead.runtime.masks.mask_worker import SILENT_S, MaskWorker
 from runahead.runtime.masks.orders import Begin
+from runahead.runtime.models import weights
 from runahead.runtime.models.architecture import HeadWeights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.cpu_kernels import choose_kernels, choose_kernels_and_threads
+from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.draft_head import DraftHead
 from runahead.runtime.models.eagle import open_eagle
 from runahead.runtime.models.head_files import HeadFiles
@@ -43,6 +45,7 @@ from runahead.runtime.process.parts import (
     snapshot_tokens,
     snapshots_in,
 )
+from runahead.runtime.process.pool_fit import PoolFit, room_for_weights
 from runahead.runtime.process.progress import Progress
 from runahead.runtime.programs.poison import RingPoison
 from runahead.runtime.programs.reference import HostProgram
@@ -83,19 +86,49 @@ def make_on_cpu(
     exactness = Exactness(True, "on the CPU there are no other kernels, whatever is asked for")
     log.info("exactness", asked=config.exact, **msgspec.structs.asdict(exactness))
     cpu = torch.device("cpu")
-    model = load_model(checkpoint, cpu, dtype, config.load_format, kernels, loading, context, described)
+    with room_for_weights(weights.described(described).parameters * dtype.itemsize):
+        model = load_model(checkpoint, cpu, dtype, config.load_format, kernels, loading, context, described)
     masks = _masks(config, checkpoint, described, context)
     forced = forced_drafts(config, described) if masks else 0
     head = (
         None if files is None else DraftHead(_head_weights(config, files, kernels.pack_weight), model, kernels, context)
     )
+    rings = allocate_rings(ring_layout(config, described, context, forced))
+
+    def program_with(blocks: int) -> HostProgram:
+        return _program(config, model, rings, context, blocks, snapshots, head, masks)
+
+    def check(blocks: int) -> None:
+        check_blocks(blocks, config, context, with_head, snapshots)
+
+    states = (config.max_rows + snapshots) * kept.row
+    fit = PoolFit(config, weight_bytes(model.weights), with_head.block, states, program_with, check)
+    program, blocks = fit.built(blocks)
     of_drafts = _draft_memory(config, described, context, forced)
     if head is not None:
         of_drafts |= {"draft_weight_bytes": weight_bytes(head.weights), "draft_kv_bytes": blocks * of_head}
     log.info("memory", **memory_facts(config, model, kept, blocks, snapshots), **of_drafts)
-    rings = allocate_rings(ring_layout(config, described, context, forced))
-    drafter = NgramDrafter(config.max_rows, context) if config.drafter == "ngram" else None
-    program = HostProgram(
+    delay, poison = no_delay, None
+    if config.jitter_seed is not None:
+        delay, poison = seeded_delays(config.jitter_seed), RingPoison(program, rings)
+    device = HostDevice(program, rings, delay, launched=config.counters_from)
+    made = MadeOnDevice(config, why_sizes, model, blocks, device, poison, exactness, masks, snapshots=snapshots)
+    if head is None:
+        return made
+    return replace(made, draft_step=head.step_share, draft_parameters=head.weights.parameters)
+
+
+def _program(
+    config: EngineConfig,
+    model: Decoder,
+    rings: RingMemory,
+    context: int,
+    blocks: int,
+    snapshots: int,
+    head: DraftHead | None,
+    masks: MaskWorker | None,
+) -> HostProgram:
+    return HostProgram(
         model,
         rings,
         max_rows=config.max_rows,
@@ -106,18 +139,10 @@ def make_on_cpu(
         snapshots=snapshots,
         snapshot_tokens=snapshot_tokens(config),
         launched=config.counters_from,
-        drafter=drafter,
+        drafter=NgramDrafter(config.max_rows, context) if config.drafter == "ngram" else None,
         head=head,
         masks=None if masks is None else masks.memory,
     )
-    delay, poison = no_delay, None
-    if config.jitter_seed is not None:
-        delay, poison = seeded_delays(config.jitter_seed), RingPoison(program, rings)
-    device = HostDevice(program, rings, delay, launched=config.counters_from)
-    made = MadeOnDevice(config, why_sizes, model, blocks, device, poison, exactness, masks, snapshots=snapshots)
-    if head is None:
-        return made
-    return replace(made, draft_step=head.step_share, draft_parameters=head.weights.parameters)
 
 
 def _draft_memory(config: EngineConfig, model: ModelConfig, context: int, forced: int) -> dict[str, int]:

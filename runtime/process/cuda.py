@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -9,11 +11,14 @@ import structlog
 import torch
 
 from runahead.cuda_graphs.buckets import buckets_for
-from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
+from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings, free_bytes
+from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.models import weights
 from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.load import load_model
+from runahead.runtime.models.memory import KeptBytes, weight_bytes
 from runahead.runtime.process.parts import (
     MadeOnDevice,
     blocks_in,
@@ -27,6 +32,7 @@ from runahead.runtime.process.parts import (
     sized,
     state_bytes,
 )
+from runahead.runtime.process.pool_fit import TRIAL_BLOCKS, Needs, PoolFit, overhead, room_for_weights
 from runahead.runtime.process.progress import Progress
 from runahead.runtime.process.sizes import Gpu
 from runahead.runtime.programs.triton import (
@@ -46,7 +52,6 @@ from runahead.runtime.wire.messages import Exactness
 LEAST_CAPABILITY: Final = (8, 0)
 DRAFT_ROWS: Final = 32  # of a launch that verifies drafts, at most
 SAMPLER_BYTES: Final = 8  # of the sampler's buffers for each entry of the vocabulary and row, about
-_CACHE_SHARE: Final = 0.85  # of the GPU's memory left after the weights, for the KV cache
 
 
 def make_on_cuda(
@@ -86,46 +91,107 @@ def make_any_on_cuda(
     dtype = dtype_of(config, described)
     exactness = _exactness(config, described, dtype)
     check_tensors(config, checkpoint, described)
-    _check_memory(config, described, dtype, context, free)
+    _check_memory(config, described, dtype, context, free, memory)
     log = structlog.get_logger("engine")
     log.info("exactness", asked=config.exact, **msgspec.structs.asdict(exactness))
     kernels = gpu_kernels(exactness.exact)
-    model = load_model(checkpoint, device, dtype, config.load_format, kernels, loading, context, described)
+    with room_for_weights(weights.described(described).parameters * dtype.itemsize):
+        model = load_model(checkpoint, device, dtype, config.load_format, kernels, loading, context, described)
     log.info("tilings", **tilings_of(model, buckets_for(config.max_rows), exactness.exact))
-    free, _ = torch.cuda.mem_get_info(device)
-    kept = bytes_kept(config, described, model.dtype)
-    drafts, draft_rows = most_drafts(config), rows_with_drafts(config)
-    draft_bytes = draft_memory(config, described, context, exactness.exact)
-    room = int((free - sum(draft_bytes.values())) * _CACHE_SHARE)
-    blocks = config.num_blocks or blocks_in(room, config, kept, context)
-    check_blocks(blocks, config, context, kept)
-    log.info("memory", **memory_facts(config, model, kept, blocks), **draft_bytes)
     rings = allocate_mapped_rings(ring_layout(config, described, context))
-    mixed_tokens = config.max_rows + config.max_prefill_tokens
-    program = TritonProgram(
-        model,
-        rings,
-        max_rows=config.max_rows,
-        max_tokens=mixed_tokens,
-        num_blocks=blocks,
-        block_size=config.block_size,
-        context_length=context,
-        penalty_slots=config.penalty_slots,
-        drafts=drafts,
-        draft_rows=draft_rows,
-        exact=exactness.exact,
+    make = _Maker(config, model, rings, context, exactness.exact)
+    found, blocks = _fitted(make, bytes_kept(config, described, model.dtype), memory, capturing)
+    return MadeOnDevice(config, why_sizes, model, blocks, found, None, exactness, draft_rows=rows_with_drafts(config))
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Makes devices for a model with pools of any size, one after the other: they share the rings."""
+
+    config: EngineConfig
+    model: Decoder
+    rings: RingMemory
+    context: int
+    exact: bool
+
+    def device(self, blocks: int, progress: Progress, is_trial: bool) -> CudaDevice:
+        """Nothing but this holds its program, with the pool."""
+        config = self.config
+        mixed_tokens = config.max_rows + config.max_prefill_tokens
+        program = TritonProgram(
+            self.model,
+            self.rings,
+            max_rows=config.max_rows,
+            max_tokens=mixed_tokens,
+            num_blocks=blocks,
+            block_size=config.block_size,
+            context_length=self.context,
+            penalty_slots=config.penalty_slots,
+            drafts=most_drafts(config),
+            draft_rows=rows_with_drafts(config),
+            exact=self.exact,
+        )
+        return CudaDevice(
+            program,
+            self.rings,
+            max_rows=config.max_rows,
+            mixed_tokens=mixed_tokens,
+            progress=progress,
+            launched=config.counters_from,
+            draft_forms=draft_forms(config),
+            draft_rows=rows_with_drafts(config),
+            is_trial=is_trial,
+        )
+
+    def needs(self, kept: KeptBytes) -> Needs:
+        """What the largest launches take, on a pool of a few blocks, all of which is given back."""
+        free = free_bytes()
+        device = self.device(TRIAL_BLOCKS, lambda done, total: None, is_trial=True)
+        taken, left = device.taken, free_bytes()
+        device.close()
+        del device
+        gc.collect()
+        free_bytes()
+        return Needs(max(0, free - left - taken.graphs - TRIAL_BLOCKS * kept.block), taken.launches, taken.graphs)
+
+
+def _fitted(make: _Maker, kept: KeptBytes, memory: int, capturing: Progress) -> tuple[CudaDevice, int]:
+    """The device, and the blocks of its pool: as many as were asked for, or as many as memory holds after a trial.
+
+    memory: of the GPU, in all. Raises ConfigError where it does not suffice.
+    """
+    config, log = make.config, structlog.get_logger("engine")
+    fit = PoolFit(
+        config,
+        weight_bytes(make.model.weights),
+        kept.block,
+        config.max_rows * kept.row,
+        lambda blocks: make.device(blocks, capturing, is_trial=False),
+        lambda blocks: check_blocks(blocks, config, make.context, kept),
+        lambda: torch.cuda.empty_cache(),
     )
-    captured = CudaDevice(
-        program,
-        rings,
-        max_rows=config.max_rows,
-        mixed_tokens=mixed_tokens,
-        progress=capturing,
-        launched=config.counters_from,
-        draft_forms=draft_forms(config),
-        draft_rows=draft_rows,
+    needs = fit.tried(lambda: make.needs(kept))
+    free, spare = free_bytes(), overhead(memory)
+    blocks = config.num_blocks or blocks_in(free - needs.total - spare, config, kept, make.context)
+    check_blocks(blocks, config, make.context, kept)
+    log.info(
+        "memory",
+        **memory_facts(config, make.model, kept, blocks),
+        **draft_memory(config, make.model.config, make.context, make.exact),
+        **needs.by_name(),
+        overhead_bytes=spare,
+        free_bytes=free,
+        of_bytes=memory,
     )
-    return MadeOnDevice(config, why_sizes, model, blocks, captured, None, exactness, draft_rows=draft_rows)
+    device, held = fit.built(blocks, needs)
+    log.info(
+        "memory_taken",
+        **memory_facts(config, make.model, kept, held),
+        **Needs(needs.buffers, *device.taken).by_name(),
+        free_bytes=free_bytes(),
+        of_bytes=memory,
+    )
+    return device, held
 
 
 def draft_forms(config: EngineConfig) -> tuple[int, ...]:
@@ -177,17 +243,19 @@ def check_layers(described: ModelConfig) -> None:
         )
 
 
-def _check_memory(config: EngineConfig, described: ModelConfig, dtype: torch.dtype, context: int, free: int) -> None:
+def _check_memory(
+    config: EngineConfig, described: ModelConfig, dtype: torch.dtype, context: int, free: int, memory: int
+) -> None:
     """Raises ConfigError where the weights, or not even one request beside them, fit into `free` bytes: before the
-    weights are read. What else a start takes is looked at after them."""
-    weight_bytes = weights.described(described).parameters * dtype.itemsize
-    if weight_bytes > free:
+    weights are read. What else a start takes is tried out after them. memory: of the GPU, in all."""
+    needed = weights.described(described).parameters * dtype.itemsize
+    if needed > free:
         raise ConfigError(
-            f"the weights take {weight_bytes >> 20} MiB in {str(dtype).removeprefix('torch.')}, and the GPU has "
+            f"the weights take {needed >> 20} MiB in {str(dtype).removeprefix('torch.')}, and the GPU has "
             f"{free >> 20} MiB free: serve a smaller model, or end what else is on the GPU"
         )
     kept = bytes_kept(config, described, dtype)
-    check_blocks(blocks_in(int((free - weight_bytes) * _CACHE_SHARE), config, kept, context), config, context, kept)
+    check_blocks(blocks_in(free - needed - overhead(memory), config, kept, context), config, context, kept)
 
 
 def _exactness(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> Exactness:

@@ -107,3 +107,16 @@ def test_a_launch_takes_a_call_for_each_graph_and_one_in_pieces_as_many_as_it_ha
     shape: LaunchShape, calls: int
 ) -> None:
     assert Buckets.up_to(64, 4096, draft_forms=(1,), draft_rows=8).calls(shape, 270) == calls
+
+
+def test_the_largest_graph_of_each_piece_is_what_a_trial_captures() -> None:
+    buckets = Buckets.up_to(96, 300, (1, 3), 32)
+    found = buckets.largest_keys()
+    assert {(key.piece, key.drafts, key.rows, key.tokens) for key in found} == {
+        (Piece.LAUNCH, 0, 96, 0), (Piece.SAMPLE, 0, 96, 0), (Piece.MIXED, 0, 96, 300),
+        (Piece.LAUNCH, 1, 32, 0), (Piece.SAMPLE, 1, 32, 0), (Piece.LAUNCH, 3, 32, 0), (Piece.SAMPLE, 3, 32, 0),
+        *((Piece.FORWARD, drafts, 32, 0) for drafts in (0, 1, 3)),
+    }  # fmt: skip
+    assert all(key.form is Form.FULL for key in found if key.piece is not Piece.FORWARD)
+    assert set(found) < set(buckets.every_key())
+    assert found[0].shape.tokens == max(key.shape.tokens for key in buckets.every_key())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 
@@ -13,7 +15,7 @@ from tests.runtime.kernels.triton_device import triton_device
 DEVICE = triton_device()
 
 from runahead.cuda_graphs.buckets import Buckets, GraphKey, Piece  # noqa: E402
-from runahead.cuda_graphs.rings import allocate_rings  # noqa: E402
+from runahead.cuda_graphs.rings import RingMemory, allocate_rings  # noqa: E402
 from runahead.cuda_graphs.shape import Form, LaunchShape  # noqa: E402
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
@@ -38,18 +40,22 @@ def _without_gradients() -> Iterator[None]:
 BUCKETS = Buckets((launch_scenarios.ROWS,), (launch_scenarios.ROWS,), (32, 64, launch_scenarios.MAX_TOKENS))
 
 
-def triton_stage(padded: Counter[GraphKey] | None = None) -> launch_scenarios.Stage:
-    """Triton kernels launched one by one, no graph. padded: launches run in the shapes of their graphs, over buffers in
-    which an earlier launch has left nonsense, and are counted here."""
+def make_decoder() -> Decoder:
+    config = launch_scenarios.CONFIG
+    return Decoder(config, gpu_chain.moved(gpu_chain.random_weights(config), DEVICE), TritonKernelSet())
+
+
+def make_rings() -> RingMemory:
     if DEVICE.type == "cuda":
         from runahead.cuda_graphs.cuda_device import allocate_mapped_rings
 
-        rings = allocate_mapped_rings(launch_scenarios.LAYOUT)
-    else:
-        rings = allocate_rings(launch_scenarios.LAYOUT)
-    config = launch_scenarios.CONFIG
-    program = TritonProgram(
-        Decoder(config, gpu_chain.moved(gpu_chain.random_weights(config), DEVICE), TritonKernelSet()),
+        return allocate_mapped_rings(launch_scenarios.LAYOUT)
+    return allocate_rings(launch_scenarios.LAYOUT)
+
+
+def make_program(decoder: Decoder, rings: RingMemory) -> TritonProgram:
+    return TritonProgram(
+        decoder,
         rings,
         max_rows=launch_scenarios.ROWS,
         max_tokens=launch_scenarios.MAX_TOKENS,
@@ -58,6 +64,13 @@ def triton_stage(padded: Counter[GraphKey] | None = None) -> launch_scenarios.St
         context_length=launch_scenarios.CONTEXT,
         penalty_slots=launch_scenarios.PENALTY_SLOTS,
     )
+
+
+def triton_stage(padded: Counter[GraphKey] | None = None) -> launch_scenarios.Stage:
+    """Triton kernels launched one by one, no graph. padded: launches run in the shapes of their graphs, over buffers in
+    which an earlier launch has left nonsense, and are counted here."""
+    rings = make_rings()
+    program = make_program(make_decoder(), rings)
     run_all = over_program(program)
     if padded is not None:
         run_all = as_captured(run_all, BUCKETS, padded)
@@ -134,3 +147,20 @@ def test_prompt_log_probabilities_are_those_of_the_reference() -> None:
     for cuts, neighbours in (([40], (0, 1, 4)), ([1, 33], ())):
         found = launch_scenarios.prompt_entries(triton_stage(), cuts, neighbours)
         launch_scenarios.entries_agree(found, expected, 2e-5)
+
+
+def test_nothing_holds_the_pool_of_a_program_that_is_gone() -> None:
+    """A start tries the largest launches with a program that it gives back, with the same model."""
+    decoder, rings = make_decoder(), make_rings()
+    program = make_program(decoder, rings)
+    launches = launch_scenarios.make_launches(over_program(program), rings)
+    launches.begin(0, launch_scenarios.prompt_of(40, 0), SamplingParams(temperature=0.0))
+    for tokens in (40, 1, 1):
+        launches.launch({0: tokens}, Form.PLAIN)
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()
+    pool = weakref.ref(program._cache.keys[0])
+    assert pool() is not None
+    del program, launches
+    gc.collect()
+    assert pool() is None

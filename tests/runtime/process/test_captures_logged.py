@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from runahead.cuda_graphs.cuda_device import Taken
 from runahead.cuda_graphs.rings import allocate_rings
 from runahead.runtime import models
 from runahead.runtime.checkpoint import Checkpoint
@@ -23,25 +25,32 @@ from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 
 BUNDLED = Path(models.__path__[0]) / "bundled"
 GRAPHS = 10
-FREE_BYTES = 1 << 28  # after the weights
+FREE_BYTES = 1 << 32  # after the weights
 GRAPH_BYTES = 1 << 20  # between one look at the memory and the next
 
 
 class CapturingDevice:
     """Says what a device says while it captures its graphs, and captures none."""
 
-    def __init__(self, program: object, rings: object, *, progress: Callable[[int, int], None], **rest: Any) -> None:
+    taken = Taken(launches=0, graphs=GRAPH_BYTES)
+
+    def __init__(
+        self, program: object, rings: object, *, progress: Callable[[int, int], None], is_trial: bool, **rest: Any
+    ) -> None:
         for done in range(1, GRAPHS + 1):
             torch.cuda.empty_cache()  # as a capture does before it begins
             progress(done, GRAPHS)
+
+    def close(self) -> None:
+        pass
 
 
 class LateDevice(CapturingDevice):
     """Says that it begins, before its first capture."""
 
-    def __init__(self, program: object, rings: object, *, progress: Callable[[int, int], None], **rest: Any) -> None:
+    def __init__(self, *parts: object, progress: Callable[[int, int], None], **rest: Any) -> None:
         progress(0, GRAPHS)
-        super().__init__(program, rings, progress=progress, **rest)
+        super().__init__(*parts, progress=progress, **rest)
 
 
 @pytest.fixture
@@ -55,8 +64,10 @@ def a_gpu_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    free = iter([FREE_BYTES, FREE_BYTES, *range(FREE_BYTES, 0, -GRAPH_BYTES)])
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (next(free), 4 * FREE_BYTES))
+    looks = count()
+    monkeypatch.setattr(
+        torch.cuda, "mem_get_info", lambda device=None: (FREE_BYTES - next(looks) * GRAPH_BYTES, 4 * FREE_BYTES)
+    )
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: LEAST_CAPABILITY)
     monkeypatch.setattr(cuda, "load_model", load_on_the_cpu)
