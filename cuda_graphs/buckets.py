@@ -35,20 +35,23 @@ class Piece(enum.StrEnum):
 class GraphKey:
     """Which graph. rows: the bucket that holds both the sample rows and the rows of F. drafts: of a row, those that S
     looks at as well as those that F holds. tokens: the bucket that holds the query tokens of a mixed launch; 0: of
-    another. A FORWARD has the form PLAIN."""
+    another. masked: S looks for masks. A FORWARD has the form PLAIN."""
 
     piece: Piece
     rows: int
     form: Form
     drafts: int = 0
     tokens: int = 0
+    masked: bool = False
 
     @property
     def shape(self) -> LaunchShape:
         """The launch that is captured: every place of both buckets is in use. Its number says nothing."""
         rows, drafts, mixed = self.rows, self.drafts, self.piece is Piece.MIXED
         tokens = self.tokens if mixed else rows * (1 + drafts)
-        return LaunchShape(0, rows, self.form, rows, tokens, not mixed, drafts=drafts, sample_drafts=drafts)
+        return LaunchShape(
+            0, rows, self.form, rows, tokens, not mixed, drafts=drafts, sample_drafts=drafts, masked=self.masked
+        )
 
 
 def buckets_for(max_rows: int) -> tuple[int, ...]:
@@ -64,18 +67,23 @@ def _up_to(most: int, steps: list[int] | tuple[int, ...]) -> tuple[int, ...]:
 @dataclass(frozen=True, slots=True)
 class Buckets:
     """rows: of decode launches, and of S. mixed_rows, mixed_tokens: of launches with prompt chunks. draft_rows: of
-    decode launches that verify drafts, draft_forms numbers of them above 0. All ascend."""
+    decode launches that verify drafts, draft_forms numbers of them above 0. All ascend. masked: launches whose S looks
+    for masks are captured, too."""
 
     rows: tuple[int, ...]
     mixed_rows: tuple[int, ...]
     mixed_tokens: tuple[int, ...]
     draft_forms: tuple[int, ...] = ()
     draft_rows: tuple[int, ...] = ()
+    masked: bool = False
 
     @classmethod
-    def up_to(cls, max_rows: int, mixed_tokens: int, draft_forms: Sequence[int] = (), draft_rows: int = 0) -> Buckets:
+    def up_to(
+        cls, max_rows: int, mixed_tokens: int, draft_forms: Sequence[int] = (), draft_rows: int = 0,
+        masked: bool = False,
+    ) -> Buckets:  # fmt: skip
         """max_rows: of a launch. mixed_tokens: query tokens of the largest mixed launch. draft_rows: of the largest
-        launch with drafts."""
+        launch with drafts. masked: some rows may have a grammar."""
         rows = buckets_for(max_rows)
         return cls(
             rows,
@@ -83,15 +91,20 @@ class Buckets:
             _up_to(min(mixed_tokens, MOST_MIXED_TOKENS), _MIXED_TOKENS),
             tuple(draft_forms),
             tuple(bucket for bucket in rows if bucket <= draft_rows),
+            masked,
         )
 
     def every_key(self) -> list[GraphKey]:
         """Every graph, the largest first."""
         alone = (Piece.LAUNCH, Piece.SAMPLE)
-        keys = [GraphKey(piece, rows, form) for rows in self.rows for form in Form for piece in alone]
+        forms = [(form, False) for form in Form] + [(Form.FULL, True)] * self.masked
+        keys = [
+            GraphKey(piece, rows, form, masked=masked)
+            for rows in self.rows for form, masked in forms for piece in alone
+        ]  # fmt: skip
         keys += [
-            GraphKey(Piece.MIXED, rows, form, tokens=tokens)
-            for rows in self.mixed_rows for tokens in self.mixed_tokens for form in Form
+            GraphKey(Piece.MIXED, rows, form, tokens=tokens, masked=masked)
+            for rows in self.mixed_rows for tokens in self.mixed_tokens for form, masked in forms
         ]  # fmt: skip
         for rows in self.draft_rows if self.draft_forms else ():
             for drafts in self.draft_forms:
@@ -119,9 +132,10 @@ class Buckets:
             return None
         rows = max(shape.rows, shape.sample_rows)
         if shape.is_decode:
-            return GraphKey(Piece.LAUNCH, _at_least(rows, self.rows), shape.form, shape.drafts)
+            return GraphKey(Piece.LAUNCH, _at_least(rows, self.rows), shape.form, shape.drafts, masked=shape.masked)
         tokens = _at_least(shape.tokens, self.mixed_tokens)
-        return GraphKey(Piece.MIXED, _at_least(rows, self.mixed_rows), shape.form, tokens=tokens)
+        bucket = _at_least(rows, self.mixed_rows)
+        return GraphKey(Piece.MIXED, bucket, shape.form, tokens=tokens, masked=shape.masked)
 
     def calls(self, shape: LaunchShape, in_pieces: int) -> int:
         """By how many calls the launch is enqueued, at most. in_pieces: a mixed launch that is no graph."""
@@ -135,7 +149,8 @@ class Buckets:
 
     def sample_key(self, shape: LaunchShape) -> GraphKey:
         """The graph of the launch's S alone."""
-        return GraphKey(Piece.SAMPLE, _at_least(shape.sample_rows, self.rows), shape.form, shape.sample_drafts)
+        rows = _at_least(shape.sample_rows, self.rows)
+        return GraphKey(Piece.SAMPLE, rows, shape.form, shape.sample_drafts, masked=shape.masked)
 
     def forward_key(self, shape: LaunchShape) -> GraphKey | None:
         """The graph of apply and F, for a launch that is no graph as a whole. None: they have none."""

@@ -84,7 +84,8 @@ class CudaDevice:
     construction. mixed_tokens: query tokens of the largest mixed launch, up to which the eager path is warmed up, and
     graphs of mixed launches are captured as far as there are any. progress: called with (graphs captured, graphs in
     all). launched: the number that the first launch comes after.
-    draft_forms: numbers of drafts, above 0, that a launch of up to draft_rows rows may verify.
+    draft_forms: numbers of drafts, above 0, that a launch of up to draft_rows rows may verify. masked: some rows may
+    have a grammar, and S then looks for their masks.
     is_trial: the largest launch of each kind alone is warmed up and captured, and nothing may be launched: to see what
     they take.
     taken: bytes of the GPU's memory, of what warmed up and of graphs, that construction has taken.
@@ -102,10 +103,11 @@ class CudaDevice:
         draft_forms: Sequence[int] = (),
         draft_rows: int = 0,
         is_trial: bool = False,
+        masked: bool = False,
     ) -> None:
         self.rings = rings
         self.counters = DeviceCounters()
-        self.graph_buckets = Buckets.up_to(max_rows, mixed_tokens, draft_forms, draft_rows)
+        self.graph_buckets = Buckets.up_to(max_rows, mixed_tokens, draft_forms, draft_rows, masked)
         self.buckets, self.mixed_buckets = self.graph_buckets.rows, self.graph_buckets.mixed_tokens
         self.calls_at_once = CALLS_AT_ONCE
         self._program = program
@@ -186,9 +188,10 @@ class CudaDevice:
             self._fault = self._fault or error
         self.graphs.clear()
 
-    def launch_key(self, rows: int, form: Form, drafts: int = 0) -> GraphKey:
-        """The graph of a decode launch with up to `rows` rows, and so many drafts of each, on either side."""
-        key = self.graph_buckets.launch_key(GraphKey(Piece.LAUNCH, rows, form, drafts).shape)
+    def launch_key(self, rows: int, form: Form, drafts: int = 0, masked: bool = False) -> GraphKey:
+        """The graph of a decode launch with up to `rows` rows, and so many drafts of each, on either side. masked: S
+        looks for masks."""
+        key = self.graph_buckets.launch_key(GraphKey(Piece.LAUNCH, rows, form, drafts, masked=masked).shape)
         assert key is not None, "every decode launch has a graph"
         return key
 

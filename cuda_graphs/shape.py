@@ -28,6 +28,7 @@ class LaunchShape(NamedTuple):
     drafts: query tokens of F(number) that are guessed, of each row that decodes; 0 where none does.
     sample_drafts: the same of F(number - 1), whose logits S(number) looks at: it leaves 1 + sample_drafts cells of each
     row.
+    masked: S(number), in the full form, looks for masks of rows with a grammar.
     """
 
     number: int
@@ -39,6 +40,7 @@ class LaunchShape(NamedTuple):
     prompt_logprobs: bool = False
     drafts: int = 0
     sample_drafts: int = 0
+    masked: bool = False
 
     @property
     def is_closing(self) -> bool:

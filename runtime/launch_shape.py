@@ -22,5 +22,6 @@ def shape_of(body: NDArray[np.int32]) -> LaunchShape:
     )
     form = _FULL if needs_full else _PLAIN
     return LaunchShape(
-        number, sample_rows, form, rows, tokens, is_decode == 1, prompt_logprobs == 1, drafts, sample_drafts
-    )
+        number, sample_rows, form, rows, tokens, is_decode == 1, prompt_logprobs == 1, drafts, sample_drafts,
+        needs_full == 2,
+    )  # fmt: skip

@@ -27,7 +27,7 @@ class PlanHeader(NamedTuple):
     # The launch's shape: `runahead.runtime.launch_shape.shape_of` makes it of these.
     number: Annotated[int, INT64]  # the launch that the plan is for
     sample_rows: Annotated[int, INT32]  # rows that S looks at
-    needs_full: Annotated[int, INT32]  # 1: what S samples needs the full form; 0: the plain one will do
+    needs_full: Annotated[int, INT32]  # what S samples needs: 0, the plain form; 1, the full one; 2, and masks too
     rows: Annotated[int, INT32]  # rows of F
     tokens: Annotated[int, INT32]  # query tokens of F, at most: of rows with a grammar and of others alike
     is_decode: Annotated[int, INT32]  # 1: every row of F has as many query tokens as a row that decodes
@@ -97,11 +97,11 @@ class Chunk:
 class LaunchPlan(NamedTuple):
     """One launch's plan, before it is staged.
 
-    rows: row slots of F, ascending. chunks: those of them with query tokens of their own. tokens: query tokens of F,
-    as if each row that decodes had `drafts`. sample_rows: rows that S looks at. needs_full: one of those that it
-    samples asks for more than the plain form. is_decode: every row of F has as many query tokens as one that
-    decodes. prompt_logprobs: a chunk leaves log-probabilities of its prompt. drafts, sample_drafts: of each row that
-    decodes in this F, and in the F before, at most. guesses: of these in this F, those that the drafter may make; the
+    rows: row slots of F, ascending. chunks: those of them with query tokens of their own. tokens: query tokens of F, as
+    if each row that decodes had `drafts`. sample_rows: rows that S looks at. needs_full, masked: one of those that it
+    samples asks for more than the plain form; has a grammar. is_decode: every row of F has as many query tokens as one
+    that decodes. prompt_logprobs: a chunk leaves log-probabilities of its prompt. drafts, sample_drafts: of each row
+    that decodes in this F, and in the F before, at most. guesses: of these in this F, those that the drafter may make;
     others a grammar has to force.
     """
 
@@ -120,6 +120,7 @@ class LaunchPlan(NamedTuple):
     drafts: int = 0
     sample_drafts: int = 0
     guesses: int = 0
+    masked: bool = False
 
 
 def stage(plan: LaunchPlan, body: NDArray[np.int32], bulk: NDArray[np.int32]) -> None:
@@ -138,7 +139,7 @@ def stage(plan: LaunchPlan, body: NDArray[np.int32], bulk: NDArray[np.int32]) ->
         0,
         plan.number,
         plan.sample_rows,
-        plan.needs_full,
+        plan.needs_full + plan.masked,
         plan.rows.size,
         plan.tokens,
         plan.is_decode,

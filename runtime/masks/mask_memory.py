@@ -5,7 +5,7 @@ may reach. A line is a tag and the mask behind it. The tag says which mask it is
 position, how many drafts lie between that and the mask's own, and which) and what it is the tag of (a checksum over
 itself and the mask). A reader copies a line once, and judges by that copy alone: what changes in the memory afterwards
 changes no verdict. A copy made while the line was being written has a checksum that does not fit, whatever order the
-stores of another processor become seen in.
+stores of another processor become seen in. It is a sum that each reader can make, a GPU too, in whatever order.
 
 Beside its masks a slot has the tokens that the grammar forces from the row's next position on, with a tag of the same
 kind. Nothing hangs on these: they are proposed, and verified under masks like any other drafts.
@@ -14,8 +14,8 @@ kind. Nothing hangs on these: they are proposed, and verified under masks like a
 from __future__ import annotations
 
 import mmap
-import zlib
 from collections.abc import Sequence
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -25,12 +25,12 @@ from runahead.runtime.rounding import ceil_div
 from runahead.runtime.token_mask import mask_words
 
 # Words of 64 bits at the beginning of a line.
-_EPOCH: Final = 0
-_POSITION: Final = 1
-_RUN: Final = 2  # drafts between that position and the mask's
-_CHECKSUM: Final = 3
-_TAG_WORDS: Final = 4
-# Behind these come the drafts, and then the mask: of a line of forced tokens, nothing but these, and `_RUN` of them.
+EPOCH: Final = 0
+POSITION: Final = 1
+RUN: Final = 2  # drafts between that position and the mask's
+CHECKSUM: Final = 3
+TAG_WORDS: Final = 4
+# Behind these come the drafts, and then the mask: of a line of forced tokens, nothing but these, and `RUN` of them.
 
 # Words of 64 bits at the beginning of the memory: what the worker has done so far. It alone writes them.
 HANDLED: Final = 0  # orders
@@ -42,6 +42,7 @@ FOUND: Final = 5  # grammars that had been compiled before
 _FIGURES: Final = 8
 
 NO_RUN: Final = np.zeros(0, np.int32)
+BASIS: Final = 0x2545F491  # the checksum of a line of zeros, so that memory which nobody has written is no line
 
 
 class MaskMemory:
@@ -51,20 +52,20 @@ class MaskMemory:
     def __init__(self, max_rows: int, vocab_size: int, drafts: int = 0, memory: int | None = None) -> None:
         size = self.size(max_rows, vocab_size, drafts)
         # The map keeps its file; with -1 it has none.
-        words = np.frombuffer(mmap.mmap(-1 if memory is None else memory, size), np.int64)
+        self.words = words = np.frombuffer(mmap.mmap(-1 if memory is None else memory, size), np.int64)
         forced, end = _FIGURES, _FIGURES + max_rows * _forced_words(drafts)
         self.drafts = drafts
         self.most_forced = _most_forced(drafts)
         self.figures: NDArray[np.int64] = words[:_FIGURES]
         self._forced = words[forced:end].reshape(max_rows, -1)
-        self._lines = words[end:].reshape(max_rows, 1 + drafts, -1)
+        self.lines = words[end:].reshape(max_rows, 1 + drafts, -1)
         self._mask_words = mask_words(vocab_size)
-        self._mask_at = _TAG_WORDS + ceil_div(drafts, 2)
+        self.mask_at = TAG_WORDS + ceil_div(drafts, 2)  # of a line's words, where its mask begins
 
     @staticmethod
     def size(max_rows: int, vocab_size: int, drafts: int = 0) -> int:
         """Bytes of the lines of so many row slots."""
-        line = _TAG_WORDS + ceil_div(drafts, 2) + ceil_div(mask_words(vocab_size), 2)
+        line = TAG_WORDS + ceil_div(drafts, 2) + ceil_div(mask_words(vocab_size), 2)
         return 8 * (_FIGURES + max_rows * (_forced_words(drafts) + (1 + drafts) * line))
 
     def write(
@@ -73,41 +74,41 @@ class MaskMemory:
         """The tokens that may come behind these drafts, [at most `drafts`], of the row that has had the slot since this
         epoch, and whose next position is this one. mask: as `runahead.runtime.token_mask` lays it out,
         [mask_words(vocab)]"""
-        line = np.zeros(self._lines.shape[2], np.int64)
-        line[_EPOCH], line[_POSITION], line[_RUN] = epoch, position, run.size
-        line[_TAG_WORDS : self._mask_at].view(np.int32)[: run.size] = run
-        line[self._mask_at :].view(np.int32)[: mask.size] = mask
-        line[_CHECKSUM] = _checksum(line)
-        self._lines[slot, run.size] = line
+        line = np.zeros(self.lines.shape[2], np.int64)
+        line[EPOCH], line[POSITION], line[RUN] = epoch, position, run.size
+        line[TAG_WORDS : self.mask_at].view(np.int32)[: run.size] = run
+        line[self.mask_at :].view(np.int32)[: mask.size] = mask
+        line[CHECKSUM] = _checksum(line)
+        self.lines[slot, run.size] = line
 
     def read(self, slot: int, epoch: int, position: int, run: NDArray[np.int32] = NO_RUN) -> NDArray[np.int32] | None:
         """That mask, a copy; None while it is not there, or if it is that behind other drafts. [mask_words(vocab)]"""
-        line = self._lines[slot, run.size].copy()  # the only look at what another process writes
-        if line[_EPOCH] != epoch or line[_POSITION] != position or line[_RUN] != run.size:
+        line = self.lines[slot, run.size].copy()  # the only look at what another process writes
+        if line[EPOCH] != epoch or line[POSITION] != position or line[RUN] != run.size:
             return None
-        if line[_CHECKSUM] != _checksum(line):
+        if line[CHECKSUM] != _checksum(line):
             return None
-        if run.size and not np.array_equal(line[_TAG_WORDS : self._mask_at].view(np.int32)[: run.size], run):
+        if run.size and not np.array_equal(line[TAG_WORDS : self.mask_at].view(np.int32)[: run.size], run):
             return None
-        mask: NDArray[np.int32] = line[self._mask_at :].view(np.int32)[: self._mask_words]
+        mask: NDArray[np.int32] = line[self.mask_at :].view(np.int32)[: self._mask_words]
         return mask
 
     def write_forced(self, slot: int, epoch: int, position: int, tokens: Sequence[int]) -> None:
         """What must come from this position of the row on, [at most `most_forced`]; none: nothing is known."""
         line = np.zeros(self._forced.shape[1], np.int64)
-        line[_EPOCH], line[_POSITION], line[_RUN] = epoch, position, len(tokens)
-        line[_TAG_WORDS:].view(np.int32)[: len(tokens)] = tokens
-        line[_CHECKSUM] = _checksum(line)
+        line[EPOCH], line[POSITION], line[RUN] = epoch, position, len(tokens)
+        line[TAG_WORDS:].view(np.int32)[: len(tokens)] = tokens
+        line[CHECKSUM] = _checksum(line)
         self._forced[slot] = line
 
     def read_forced(self, slot: int, epoch: int, position: int, newest: int, count: int) -> NDArray[np.int32]:
         """Up to `count` tokens that must come from this position of the row on, if it went on as its grammar forces it.
         newest: its token before that. [n]"""
         line = self._forced[slot].copy()  # the only look
-        ahead, known = position - int(line[_POSITION]), int(line[_RUN])
-        if line[_EPOCH] != epoch or not 0 <= ahead < known or line[_CHECKSUM] != _checksum(line):
+        ahead, known = position - int(line[POSITION]), int(line[RUN])
+        if line[EPOCH] != epoch or not 0 <= ahead < known or line[CHECKSUM] != _checksum(line):
             return NO_RUN
-        return tokens_behind(line[_TAG_WORDS:].view(np.int32)[:known], ahead, newest)[:count]
+        return tokens_behind(line[TAG_WORDS:].view(np.int32)[:known], ahead, newest)[:count]
 
 
 def tokens_behind(forced: NDArray[np.int32], ahead: int, newest: int) -> NDArray[np.int32]:
@@ -124,9 +125,24 @@ def _most_forced(drafts: int) -> int:
 
 
 def _forced_words(drafts: int) -> int:
-    return _TAG_WORDS + ceil_div(_most_forced(drafts), 2)
+    return TAG_WORDS + ceil_div(_most_forced(drafts), 2)
+
+
+@cache
+def checksum_weights(words: int) -> NDArray[np.int64]:
+    """What each word of a line is multiplied by: odd numbers that look random, so that no word can change alone, and 0
+    for the checksum itself. [words] (The numbers are those of SplitMix64: Steele, Lea and Flood, "Fast splittable
+    pseudorandom number generators", 2014.)"""
+    mixed = np.arange(1, words + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    weights: NDArray[np.int64] = (mixed ^ (mixed >> np.uint64(31)) | np.uint64(1)).view(np.int64)
+    weights[CHECKSUM] = 0
+    weights.setflags(write=False)
+    return weights
 
 
 def _checksum(line: NDArray[np.int64]) -> int:
-    """Of everything in a line but the checksum."""
-    return zlib.crc32(line[_TAG_WORDS:].data, zlib.crc32(line[:_CHECKSUM].data))
+    """Of everything in a line but the checksum: the sum of its words, each times its weight, modulo 2**64, with the
+    bits of BASIS flipped. (Lemire and Kaser, "Strongly universal string hashing is fast", 2014.)"""
+    return int(line.dot(checksum_weights(line.size))) ^ BASIS

@@ -22,9 +22,11 @@ from runahead.runtime.kernels.triton.draft_state import make_draft_state
 from runahead.runtime.kernels.triton.gpu import current_gpu, use_as
 from runahead.runtime.kernels.triton.kernel_cache import use_kernel_cache
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
+from runahead.runtime.kernels.triton.mask_state import make_mask_state
 from runahead.runtime.kernels.triton.prompt_logprobs import make_prompt_buffers
 from runahead.runtime.kernels.triton.sampling import Runs, make_sampler_buffers, sample_rows_cuda
 from runahead.runtime.kernels.triton.tiling_counts import tiling_counts
+from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.rounding import ceil_div
@@ -87,7 +89,8 @@ class TritonProgram:
 
     drafts: of a row and launch, at most, of up to draft_rows rows that all decode; 0: no launch verifies any. The
     logits of such a launch lie line by line (`DraftState`). exact: the model's kernels are exact, and drafts are
-    verified so that a line has the bits of a plain step.
+    verified so that a line has the bits of a plain step. masks: of rows with a grammar; None: no row has one. Masks
+    along drafts are not read here: there may be masks or drafts.
     """
 
     def __init__(
@@ -104,7 +107,10 @@ class TritonProgram:
         drafts: int = 0,
         draft_rows: int = 0,
         exact: bool = False,
+        masks: MaskMemory | None = None,
     ) -> None:
+        if masks is not None and drafts:
+            raise ValueError("a GPU verifies no drafts of rows with a grammar yet: give it drafts or masks")
         vocab, slots, lines = model.config.vocab_size, max_rows + 1, draft_rows * (1 + drafts)
         kept = None
         if drafts:
@@ -120,6 +126,7 @@ class TritonProgram:
             device=model.device,
             penalty_slots=penalty_slots,
             drafts=kept,
+            masks=None if masks is None else make_mask_state(masks, model.device),
         )
         self._model = model
         self._exact = exact
@@ -138,12 +145,16 @@ class TritonProgram:
             self._verify(shape)
             return
         slots = self.rows.rows.sample_slots[:count]
+        masks = self.rows.masks if shape.masked else None
+        if masks is not None:
+            self.rows.judge(count)
         sampled = sample_rows_cuda(
-            self._logits, self.rows.state, self.rows.penalties, slots, shape.form, self._sampler, logit_rows=slots
-        )
+            self._logits, self.rows.state, self.rows.penalties, slots, shape.form, self._sampler, logit_rows=slots,
+            masks=masks,
+        )  # fmt: skip
         if sampled.logprob is not None and sampled.top_ids is not None and sampled.top_logprobs is not None:
             self.rows.write_logprobs(count, sampled.logprob, sampled.top_ids, sampled.top_logprobs)
-        self.rows.advance(count, sampled.tokens, sampled.finite)
+        self.rows.advance(count, sampled.tokens, sampled.finite, sampled.nothing_left)
 
     def _verify(self, shape: LaunchShape) -> None:
         """Runs: each of their tokens is sampled as if all drafts before it were right, then they are cut off."""
@@ -172,7 +183,7 @@ class TritonProgram:
         last = hidden
         if not batch.is_decode:
             last = hidden.index_select(0, self.rows.queries.last_query[: shape.rows])
-        slots = self.rows.rows.sample_slots[: shape.rows]
+        slots = self.rows.logit_slots[: shape.rows]
         self._model.kernels.logits_into(last, self._model.weights.lm_head, self._logits, slots)
         if shape.prompt_logprobs:
             self.rows.write_prompt_logprobs(hidden, batch, self._raw_logits, self._prompt)

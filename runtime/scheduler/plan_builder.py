@@ -117,9 +117,10 @@ class PlanBuilder:
         sample_rows: int = 0,
         needs_full: bool = False,
         sample_drafts: int = 0,
+        masked: bool = False,
     ) -> LaunchPlan:
         """The plan. last_slots, last_samples: the row list that the device holds from the plan before. sample_rows,
-        needs_full, sample_drafts: see `LaunchPlan`."""
+        needs_full, sample_drafts, masked: see `LaunchPlan`."""
         rows = self._decode
         if self._chunks:
             rows = np.concatenate([rows, np.array([chunk.slot for chunk in self._chunks], np.int32)])
@@ -147,6 +148,7 @@ class PlanBuilder:
             drafts=drafts,
             sample_drafts=sample_drafts,
             guesses=min(self._guesses, drafts),
+            masked=masked,
         )
 
     @staticmethod

@@ -243,13 +243,14 @@ class Scheduler:
             sample_guesses=self.ledger.last_guesses,
         )
 
-    def _sampling(self) -> tuple[int, bool, int]:
-        """Rows that the next S looks at, whether one that it samples needs the full form, and their drafts."""
+    def _sampling(self) -> tuple[int, bool, int, bool]:
+        """Rows that the next S looks at, whether it needs the full form, their drafts, and whether it needs masks."""
         slots, _, samples = self.ledger.last_rows()
         if not self.ledger.owes_a_launch:
-            return 0, False, 0
+            return 0, False, 0, False
         full = np.count_nonzero(self.rows.needs_full.take(slots) & samples)
-        return slots.size, bool(full), self.ledger.last_drafts
+        masked = full and np.count_nonzero(self.rows.may_hold.take(slots) & samples)
+        return slots.size, bool(full), self.ledger.last_drafts, bool(masked)
 
     def _builder(self, number: int) -> PlanBuilder:
         limits = self.limits

@@ -120,3 +120,15 @@ def test_the_largest_graph_of_each_piece_is_what_a_trial_captures() -> None:
     assert all(key.form is Form.FULL for key in found if key.piece is not Piece.FORWARD)
     assert set(found) < set(buckets.every_key())
     assert found[0].shape.tokens == max(key.shape.tokens for key in buckets.every_key())
+
+
+def test_launches_that_look_for_masks_are_graphs_of_their_own_and_nobody_elses_change() -> None:
+    plain, masked = Buckets.up_to(64, 320), Buckets.up_to(64, 320, masked=True)
+    others = set(masked.every_key()) - set(plain.every_key())
+    assert set(plain.every_key()) < set(masked.every_key()) and all(key.masked for key in others)
+    for is_decode, tokens in ((True, 17), (False, 100)):
+        shape = LaunchShape(1, 17, Form.FULL, 17, tokens, is_decode)
+        assert masked.launch_key(shape) == plain.launch_key(shape)
+        key = masked.launch_key(shape._replace(masked=True))
+        assert key in others and key is not None and key.shape.masked
+    assert masked.sample_key(LaunchShape(1, 3, Form.FULL, 0, 0, False, masked=True)) in others

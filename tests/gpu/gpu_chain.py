@@ -15,6 +15,8 @@ from runahead.cuda_graphs.host_device import HostDevice
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
+from runahead.runtime.masks.mask_memory import MaskMemory
+from runahead.runtime.masks.masks import Masks
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.config import ModelConfig
@@ -100,11 +102,15 @@ class EngineUnderTest:
     program: Any
     links: MemoryLinks
 
-    def submit(self, handle: int, prompt: Sequence[int], sampling: SamplingParams, stopping: StoppingParams) -> None:
+    def submit(
+        self, handle: int, prompt: Sequence[int], sampling: SamplingParams, stopping: StoppingParams,
+        structure: str = "",
+    ) -> None:  # fmt: skip
         size = self.engine.scheduler.pool.block_size
         submit = prepared_submit(
-            handle, f"r{handle}", np.asarray(prompt, np.int32), sampling, stopping, block_size=size
-        )
+            handle, f"r{handle}", np.asarray(prompt, np.int32), sampling, stopping, block_size=size,
+            structure=structure,
+        )  # fmt: skip
         self.links.tell(1, submit)
 
     def run(self, turns: int = 100_000) -> None:
@@ -145,9 +151,10 @@ def engine_over(
     counters_from: int = 0,
     drafts: DraftChoice | None = None,
     draft_rows: int = 0,
+    masks: Masks | None = None,
 ) -> EngineUnderTest:
     """counters_from: launches and epochs begin after this number, as the device was told. drafts: how many each launch
-    verifies, of up to draft_rows rows, as a GPU does it."""
+    verifies, of up to draft_rows rows, as a GPU does it. masks: of rows with a grammar."""
     limits = SchedulerLimits(
         config.max_position_embeddings,
         config.vocab_size,
@@ -166,7 +173,7 @@ def engine_over(
     rows = Rows(max_rows, MAX_STOP_IDS, config.max_position_embeddings, epoch=counters_from)
     scheduler = Scheduler(limits, rows, BlockPool(num_blocks, BLOCK_SIZE), ledger, drafts)
     links = MemoryLinks()
-    return EngineUnderTest(Engine(device, scheduler, links, max_queue=1000), device, program, links)
+    return EngineUnderTest(Engine(device, scheduler, links, max_queue=1000, masks=masks), device, program, links)
 
 
 def layout_for(run_ahead: int, max_rows: int, drafts: int = 0) -> RingLayout:
@@ -204,10 +211,12 @@ def cuda_engine(
     draft_rows: int = 0,
     draft_forms: tuple[int, ...] = (),
     exact: bool = False,
+    masks: Masks | None = None,
+    mask_memory: MaskMemory | None = None,
 ) -> EngineUnderTest:
     """The same on the GPU: captured graphs, Triton kernels, the exact ones or the fastest. Free KV blocks and state
     slots are NaN at the start. drafts, draft_rows: as `engine_over`'s; draft_forms: numbers of drafts that graphs are
-    captured for."""
+    captured for. masks: of rows with a grammar, written to mask_memory."""
     from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
     from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
     from runahead.runtime.programs.triton import TritonProgram
@@ -227,6 +236,7 @@ def cuda_engine(
         drafts=most,
         draft_rows=draft_rows,
         exact=exact,
+        masks=mask_memory,
     )
     device = CudaDevice(
         program,
@@ -236,14 +246,16 @@ def cuda_engine(
         launched=counters_from,
         draft_forms=draft_forms,
         draft_rows=draft_rows,
+        masked=mask_memory is not None,
     )
     program.poison_blocks(tuple(range(1, num_blocks)))
     for slot in range(max_rows):
         program.poison_state_slot(slot)
     torch.cuda.synchronize()
     return engine_over(
-        config, device, program, run_ahead, max_rows, num_blocks, counters_from, drafts=drafts, draft_rows=draft_rows
-    )
+        config, device, program, run_ahead, max_rows, num_blocks, counters_from, drafts=drafts,
+        draft_rows=draft_rows, masks=masks,
+    )  # fmt: skip
 
 
 def check_depth(under_test: EngineUnderTest, run_ahead: int) -> None:

@@ -24,7 +24,8 @@ SHAPES = st.builds(
     prompt_logprobs=st.booleans(),
     drafts=st.integers(0, 7),
     sample_drafts=st.integers(0, 7),
-)
+    masked=st.booleans(),
+).map(lambda shape: shape._replace(masked=shape.masked and shape.form is Form.FULL))
 
 
 @settings(deadline=None)
@@ -44,6 +45,7 @@ def test_every_shape_comes_back_from_the_bytes_of_its_plan(shape: LaunchShape, s
         prompt_logprobs=shape.prompt_logprobs,
         drafts=shape.drafts,
         sample_drafts=shape.sample_drafts,
+        masked=shape.masked,
     )
     body = np.full(PLAN_WORDS, stale, np.int32)
     stage(plan, body, np.zeros(0, np.int32))

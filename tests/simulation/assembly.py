@@ -166,12 +166,13 @@ class SimulatedChain(Chain):
     masks: LateMasks | None = None
 
 
-def make_chain(script: Script, depth: int, counters_from: int = 0) -> SimulatedChain:
-    """The engine of `script`, `depth` launches ahead; 0 is serial. Launches and epochs begin after `counters_from`."""
+def make_chain(script: Script, depth: int, counters_from: int = 0, *, forces: bool = True) -> SimulatedChain:
+    """The engine of `script`, `depth` launches ahead; 0 is serial. Launches and epochs begin after `counters_from`.
+    forces: what grammars force is drafted."""
     world = script.world
     drafts = DRAFTS if world.mode is Mode.DRAFTS else 0
-    forced = DRAFTS if world.mode is Mode.MASKS else 0
-    masks = LateMasks(world.max_rows, script.seed * 8 + depth, forced) if forced else None
+    forced = DRAFTS if world.mode is Mode.MASKS and forces else 0
+    masks = LateMasks(world.max_rows, script.seed * 8 + depth, forced) if world.mode is Mode.MASKS else None
     tokens = world.max_prefill_tokens + world.max_rows * (1 + drafts + forced)
     rings = allocate_rings(
         RingLayout(

@@ -29,6 +29,7 @@ def check_shape(launch: Launch, rings: RingMemory, scheduler: Scheduler) -> None
         is_decode=counts.size > 0 and bool((counts == per_row).all()),
         drafts=_drafts(launch, scheduler, np.delete(launch.row_slots, chunks[:, CHUNK_ROW])),
         sample_drafts=scheduler.ledger.last_drafts if samples.any() else 0,
+        masked=bool(scheduler.rows.may_hold[slots[samples]].any()),
         prompt_logprobs=any(request is not None and request.wants_prompt_logprobs for request in asking),
     )
     assert launch.shape == expected, f"launch {launch.number} has the shape {launch.shape} and should have {expected}"

@@ -52,17 +52,20 @@ def admit(
     counts,
     in_prompt,
     history,
+    held,
     VOCAB: tl.constexpr,
     CONTEXT: tl.constexpr,
     MAX_BLOCKS: tl.constexpr,
     MAX_STOP_IDS: tl.constexpr,
     MAX_BIAS: tl.constexpr,
     ALLOWED_WORDS: tl.constexpr,
+    HOLDS: tl.constexpr,
     TILE: tl.constexpr,
     CLEAR_TILE: tl.constexpr,
 ):
     """One record, by one program: its head as the row's parameters, its lists, the blocks and what was said that the
-    record names, and the row is alive. CONTEXT: above 0 where a drafter wants to know the row's first tokens."""
+    record names, and the row is alive. CONTEXT: above 0 where a drafter wants to know the row's first tokens. HOLDS:
+    rows may be held; this one is not."""
     w = tl.arange(0, ROW_WORDS)
     head = tl.load(record + w, volatile=True)
     slot = word(head, _ROW_SLOT).to(tl.int64)
@@ -91,4 +94,6 @@ def admit(
         lists += entries * _COUNT_WORDS
         _copy(lists, history + slot * CONTEXT, first_tokens, 0, first_tokens, TILE)
     tl.store(seq_len + slot, 0)
+    if HOLDS:
+        tl.store(held + slot, tl.full((), 0, tl.int8))
     tl.store(alive + slot, tl.full((), 1, tl.int8))

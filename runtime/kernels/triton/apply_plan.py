@@ -88,6 +88,7 @@ def _apply_plan_kernel(
     said,
     in_prompt,
     history,
+    held_slots,
     SLOTS: tl.constexpr,
     PLAN_WORDS: tl.constexpr,
     BULK_WORDS: tl.constexpr,
@@ -98,6 +99,7 @@ def _apply_plan_kernel(
     MAX_STOP_IDS: tl.constexpr,
     MAX_BIAS: tl.constexpr,
     ALLOWED_WORDS: tl.constexpr,
+    HOLDS: tl.constexpr,
     NULL_SLOT: tl.constexpr,
     ROWS: tl.constexpr,
     APPEND_TILE: tl.constexpr,
@@ -136,12 +138,14 @@ def _apply_plan_kernel(
             said,
             in_prompt,
             history,
+            held_slots,
             VOCAB,
             CONTEXT,
             MAX_BLOCKS,
             MAX_STOP_IDS,
             MAX_BIAS,
             ALLOWED_WORDS,
+            HOLDS,
             RECORD_TILE,
             CLEAR_TILE,
         )
@@ -191,6 +195,7 @@ def apply_plan(
     state: RowState,
     penalties: PenaltyState,
     history: torch.Tensor | None = None,
+    held: torch.Tensor | None = None,
 ) -> None:
     """Apply the running launch's plan to `rows`, `state` and `penalties`; leave the bytes read from the rings in its
     result slot.
@@ -198,7 +203,7 @@ def apply_plan(
     A plan of another number masks every row and leaves FAULT_PLAN_NUMBER there. counter: int64 [1], the launches whose
     plan was applied; this one's is the next, and advances it. plan: int32 [slots, plan_words], bulk: int32
     [slots, bulk_words], status: int32 [slots, STATUS_WORDS], all mapped. history: int32 [row slots, context], where a
-    drafter wants to know the tokens that no chunk brings.
+    drafter wants to know the tokens that no chunk brings. held: int8 [row slots], where rows may be held.
     """
     _apply_plan_kernel[(1,)](
         counter,
@@ -220,6 +225,7 @@ def apply_plan(
         penalties.counts,
         penalties.in_prompt,
         penalties.counts if history is None else history,
+        penalties.counts if held is None else held,
         SLOTS=plan.shape[0],
         PLAN_WORDS=plan.shape[1],
         BULK_WORDS=bulk.shape[1],
@@ -230,6 +236,7 @@ def apply_plan(
         MAX_STOP_IDS=state.stop_ids.shape[1],
         MAX_BIAS=state.bias_ids.shape[1],
         ALLOWED_WORDS=state.allowed.shape[1],
+        HOLDS=held is not None,
         NULL_SLOT=state.slots - 1,
         ROWS=rows.slots.shape[0],
         APPEND_TILE=_APPEND_TILE,

@@ -18,6 +18,7 @@ from runahead.runtime.kernels.triton.advance_runs import advance_runs
 from runahead.runtime.kernels.triton.apply_plan import apply_plan, make_row_list
 from runahead.runtime.kernels.triton.draft_state import DraftState, forget_drafts
 from runahead.runtime.kernels.triton.finite import write_finite
+from runahead.runtime.kernels.triton.mask_state import MaskState, judge
 from runahead.runtime.kernels.triton.ngram import propose_ngrams
 from runahead.runtime.kernels.triton.prompt_logprobs import PromptBuffers, find_targets, leave_prompt_logprobs
 from runahead.runtime.kernels.triton.queries import make_query_buffers, prepare_queries
@@ -32,7 +33,7 @@ class DeviceRows:
 
     rings: the host's views of mapped memory; kernels read and write it in place. max_tokens: query tokens of a launch,
     at most. context_length: the bound that every captured attention is made for. drafts: None where no launch verifies
-    any.
+    any. masks: of rows with a grammar; None: no row has one.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class DeviceRows:
         device: torch.device,
         penalty_slots: int = 0,
         drafts: DraftState | None = None,
+        masks: MaskState | None = None,
     ) -> None:
         max_blocks = ceil_div(context_length, block_size)
         self._block_size = block_size
@@ -73,6 +75,8 @@ class DeviceRows:
         self.rows = make_row_list(max_rows, device)
         self.queries = make_query_buffers(max_rows, max_tokens, max_blocks, device)
         self.drafts = drafts
+        self.masks = masks
+        self._held = None if masks is None else masks.held
         self._history = None if drafts is None else drafts.history
         places = max(self.rows.slots.shape[0], 0 if drafts is None else drafts.line_lens.shape[0])
         self._places = torch.arange(places + 1, dtype=torch.int32, device=device)
@@ -85,11 +89,20 @@ class DeviceRows:
         """Before `advance`, in the full form. float32 [n], int32 [n, max_top], float32 [n, max_top]."""
         write_logprobs(num_rows, self.counter, self.rows, logprob, top_ids, top_logprobs, self.state, self._results)
 
-    def advance(self, num_rows: int, tokens: torch.Tensor, finite: torch.Tensor) -> None:
-        """Advance the sample rows by their tokens [n], count them, end those that stop, and store the result cells."""
+    def judge(self, num_rows: int) -> None:
+        """Before anything else of an S that looks for masks: which rows' masks are there, and which rows are held."""
+        assert self.masks is not None
+        judge(num_rows, self.rows.sample_slots, self.state, self.masks)
+
+    def advance(
+        self, num_rows: int, tokens: torch.Tensor, finite: torch.Tensor, nothing_left: torch.Tensor | None = None
+    ) -> None:
+        """Advance the sample rows by their tokens [n], count them, end those that stop, and store the result cells.
+        nothing_left: bool [n], after `judge`; None: this S looks for no masks."""
         advance(
-            num_rows, self.counter, self.rows, tokens, finite, self.state, self.penalties, self._results, self._history
-        )
+            num_rows, self.counter, self.rows, tokens, finite, self.state, self.penalties, self._results,
+            self._history, None if nothing_left is None else self.masks, nothing_left,
+        )  # fmt: skip
 
     def advance_runs(self, num_rows: int, count: int, sampled: Sampled) -> None:
         """As `advance` and `write_logprobs`, after an F with `count` drafts of a row. sampled: [num_rows *
@@ -109,7 +122,7 @@ class DeviceRows:
         """
         apply_plan(
             self.counter, self._plan, self._bulk, self._results.status, self.rows, self.state, self.penalties,
-            self._history,
+            self._history, self._held,
         )  # fmt: skip
         if drafts:
             self.draft(num_rows, drafts)
@@ -126,6 +139,7 @@ class DeviceRows:
                 self._block_size,
                 self._vocab_size,
                 self._history,
+                self._held,
             )
 
     def draft(self, num_rows: int, count: int) -> None:
@@ -136,6 +150,11 @@ class DeviceRows:
         prepare_runs(num_rows, 1 + count, slots, self.state, self.drafts, self._block_size, self._vocab_size)
 
     # ------------------------------------------------------------ F
+
+    @property
+    def logit_slots(self) -> torch.Tensor:
+        """int32 [R]: the row slot that each row of F leaves its logits at, the null slot where it leaves none."""
+        return self.rows.sample_slots if self.masks is None else self.queries.logit_slots
 
     def batch(self, num_rows: int, num_tokens: int, is_decode: bool) -> ForwardBatch:
         """What F runs on: views of the buffers that apply has filled, for the same numbers."""
@@ -216,6 +235,8 @@ class DeviceRows:
             getattr(self.state, name).copy_(getattr(fresh, name))
         if self.drafts is not None:
             forget_drafts(self.drafts)
+        if self._held is not None:
+            self._held.zero_()
         self.penalties.counts.zero_()
         self.penalties.in_prompt.zero_()
         self.rows.slots.fill_(null_slot)

@@ -33,6 +33,8 @@ class QueryBuffers:
     block_tables: torch.Tensor  # int32 [R, max_blocks] only what a row's length covers is up to date
     last_query: torch.Tensor  # int64 [R] index of each row's last query token
     state_slots: torch.Tensor  # int32 [R] each row's state slot; below 0: it has none
+    # int32 [R] where rows may be held: the row slot that a row's logits go to, the null slot where it leaves none
+    logit_slots: torch.Tensor
 
 
 def make_query_buffers(max_rows: int, max_tokens: int, max_blocks: int, device: torch.device) -> QueryBuffers:
@@ -51,6 +53,7 @@ def make_query_buffers(max_rows: int, max_tokens: int, max_blocks: int, device: 
         block_tables=zeros(torch.int32, rows, max_blocks),
         last_query=zeros(torch.int64, rows),
         state_slots=zeros(torch.int32, rows),
+        logit_slots=torch.full((rows,), max_rows, dtype=torch.int32, device=device),
     )
 
 
@@ -74,6 +77,9 @@ def _queries_kernel(
     last_query,
     state_slots,
     history,
+    held,
+    sample_slots,
+    logit_slots,
     num_rows,
     num_tokens,
     VOCAB: tl.constexpr,
@@ -83,6 +89,8 @@ def _queries_kernel(
     SLOTS: tl.constexpr,
     BULK_WORDS: tl.constexpr,
     RAGGED: tl.constexpr,
+    HOLDS: tl.constexpr,
+    NULL_SLOT: tl.constexpr,
     TOKENS: tl.constexpr,
     TABLE_TILE: tl.constexpr,
 ):
@@ -100,6 +108,12 @@ def _queries_kernel(
             return
     slot = tl.load(row_slots + row).to(tl.int64)
     is_alive = tl.load(alive + slot) != 0
+    if HOLDS:  # a row that is held has been through this F before: its logits and its KV stay as they are
+        is_held = tl.load(held + slot) != 0
+        if tl.program_id(1) == 0:
+            sampled = tl.load(sample_slots + row)
+            tl.store(logit_slots + row, tl.where(is_alive & is_held, NULL_SLOT, sampled))
+        is_alive = is_alive & (is_held == 0)
     length = tl.where(is_alive, tl.load(seq_len + slot), 0)
     count = 1
     start = row
@@ -144,13 +158,15 @@ def prepare_queries(
     block_size: int,
     vocab_size: int,
     history: torch.Tensor | None = None,
+    held: torch.Tensor | None = None,
 ) -> None:
     """The query tokens of the first `num_rows` places of the list: a decode row's newest token, a chunk's from the bulk
     slot [slots, bulk_words] of this launch.
 
     is_decode: every row has one, and num_tokens is `num_rows`. Else both may be more than the plan has. Rows that have
     ended, and places past the list, get seq_len 0 and a slot in the null block, and so do query tokens of no row.
-    history: int32 [slots, context], where a drafter wants to know the chunks' tokens by their position.
+    history: int32 [slots, context], where a drafter wants to know the chunks' tokens by their position. held: int8
+    [slots], where rows may be held: those that are have no query token, and leave no logits.
     """
     assert not is_decode or num_tokens == num_rows
     grid = (num_rows, 1) if is_decode else (num_rows + 1, triton.cdiv(num_tokens, _TOKEN_TILE))
@@ -173,6 +189,9 @@ def prepare_queries(
         out.last_query,
         out.state_slots,
         state.last_token if history is None else history,
+        state.last_token if held is None else held,
+        rows.sample_slots,
+        out.logit_slots,
         num_rows,
         num_tokens,
         VOCAB=vocab_size,
@@ -182,6 +201,8 @@ def prepare_queries(
         SLOTS=bulk.shape[0],
         BULK_WORDS=bulk.shape[1],
         RAGGED=not is_decode,
+        HOLDS=held is not None,
+        NULL_SLOT=state.slots - 1,
         TOKENS=1 if is_decode else _TOKEN_TILE,
         TABLE_TILE=_TABLE_TILE,
         num_warps=1,

@@ -17,6 +17,7 @@ import triton
 from runahead.cuda_graphs.shape import Form
 from runahead.runtime.kernels.reference.sampling import Sampled
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
+from runahead.runtime.kernels.triton.mask_state import MaskState
 from runahead.runtime.kernels.triton.sampling_brackets import (
     LADDER,
     OFFSETS,
@@ -44,6 +45,7 @@ class SamplerBuffers:
 
     tokens: torch.Tensor  # int64 [rows]
     finite: torch.Tensor  # bool [rows]
+    nothing_left: torch.Tensor  # bool [rows]
     logprobs: LogprobBuffers
     identity: torch.Tensor  # int32 [rows] 0, 1, 2, ...
     kinds: torch.Tensor  # int8 [rows] the bits of `sampling_rows`
@@ -79,6 +81,7 @@ def make_sampler_buffers(rows: int, vocab_size: int, max_top: int, device: torch
     return SamplerBuffers(
         tokens=torch.zeros(rows, dtype=torch.int64, device=device),
         finite=torch.ones(rows, dtype=torch.bool, device=device),
+        nothing_left=torch.zeros(rows, dtype=torch.bool, device=device),
         logprobs=make_logprob_buffers(rows, vocab_size, max_top, device),
         identity=torch.arange(rows, dtype=torch.int32, device=device),
         kinds=torch.zeros(rows, dtype=torch.int8, device=device),
@@ -120,18 +123,20 @@ def sample_rows_cuda(
     buffers: SamplerBuffers,
     logit_rows: torch.Tensor | None = None,
     runs: Runs | None = None,
+    masks: MaskState | None = None,
 ) -> Sampled:
     """Enqueue the sampling of n rows. Semantics are those of `reference.sampling.sample_rows`.
 
     logits: float32 [rows, vocab], rows contiguous in themselves. slots: int32 or int64 [n] of `state`.
     logit_rows: int32 or int64 [n], the row of `logits` that each slot samples from; `slots` itself where logits are
     kept by row slot. Without it, row i belongs to slots[i]. runs: n is a multiple of its width, and a row of a run that
-    nothing was drafted for has a slot that is not alive.
+    nothing was drafted for has a slot that is not alive. masks: rows with a grammar are among these, and were judged in
+    this launch: those that are held are passed over, like rows that are not alive. In the full form, without runs.
     Returns views of `buffers`, whose columns of top log-probabilities are `max_top`; valid until the next call.
     """
     count = slots.shape[0]
     rows = buffers.identity if logit_rows is None else logit_rows
-    run = _Run(logits, rows, state, penalties, slots, buffers, runs or Runs(1, buffers.identity.view(-1, 1)))
+    run = _Run(logits, rows, state, penalties, slots, buffers, runs or Runs(1, buffers.identity.view(-1, 1)), masks)
     if count > 0:
         run.scan()
         if form is Form.FULL:
@@ -150,6 +155,7 @@ def sample_rows_cuda(
         found.logprob[:count],
         found.top_ids[:count, : found.max_top],
         found.top_logprobs[:count, : found.max_top],
+        None if masks is None else buffers.nothing_left[:count],
     )
 
 
@@ -164,6 +170,7 @@ class _Run:
     slots: torch.Tensor
     buffers: SamplerBuffers
     runs: Runs
+    masks: MaskState | None
 
     @property
     def _source(self) -> tuple[torch.Tensor, int, torch.Tensor, torch.Tensor]:
@@ -171,7 +178,7 @@ class _Run:
 
     @property
     def _alive(self) -> torch.Tensor:
-        return self.state.alive.view(torch.int8)
+        return self.state.alive.view(torch.int8) if self.masks is None else self.masks.samples
 
     @property
     def _changed(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -197,12 +204,22 @@ class _Run:
         buffers, state = self.buffers, self.state
         sampled = (state.seq_len, state.parameters, buffers.kinds)
         peaks = buffers.partial_max, buffers.partial_arg
-        scan(self.logits, self.logit_rows, self.slots, self._alive, *peaks, sampled, self.runs.width)
+        scan(
+            self.logits,
+            self.logit_rows,
+            self.slots,
+            self._alive,
+            *peaks,
+            sampled,
+            self.runs.width,
+            self.masks is not None,
+        )
 
     def edit(self) -> None:
         """Penalties, bias and masks: `scores` holds the changed logits of the rows that have any."""
         state, buffers, constants = self.state, self.buffers, self._shared
         del constants["TILES_PAD"]
+        masks = self.masks
         edit_kernel[self._programs](
             *self._source,
             buffers.kinds,
@@ -213,6 +230,7 @@ class _Run:
             self.penalties.in_prompt,
             state.allowed,
             state.allowed.shape[1],
+            state.allowed if masks is None else masks.words,
             state.stop_ids,
             state.bias_ids,
             state.bias_values,
@@ -224,6 +242,9 @@ class _Run:
             self.runs.width,
             RUNS=self.runs.width > 1,
             MOST_DRAFTS=self.runs.drafts.shape[1],
+            MASKED=masks is not None,
+            MASK_AT=0 if masks is None else masks.mask_at,
+            MASK_LINE=0 if masks is None else masks.words.shape[1],
             MAX_STOP_IDS=state.stop_ids.shape[1],
             MAX_BIAS=state.bias_ids.shape[1],
             BIAS_BLOCK=_BIAS_BLOCK,
@@ -294,9 +315,11 @@ class _Run:
             buffers.cut_id,
             buffers.tokens,
             buffers.finite.view(torch.int8),
+            buffers.nothing_left.view(torch.int8),
             self.runs.width,
             FULL=full,
             RUNS=self.runs.width > 1,
+            MASKED=self.masks is not None,
             BLOCK=_LIST_BLOCK,
             TILE=TILE,
             **self._sizes,

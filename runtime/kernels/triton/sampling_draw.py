@@ -51,6 +51,7 @@ def _scan_kernel(
     width,
     SAMPLES: tl.constexpr,
     RUNS: tl.constexpr,
+    MASKED: tl.constexpr,
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
     TILE: tl.constexpr,
@@ -74,7 +75,7 @@ def _scan_kernel(
     if SAMPLES:
         if tile == 0:
             position = position_of(seq_len, slot, row, width, RUNS)
-            kind = tl.where(is_alive, kind_of_row(slot, position, parameters, VOCAB), 0)
+            kind = tl.where(is_alive, kind_of_row(slot, position, parameters, VOCAB, MASKED), 0)
             tl.store(kinds + row, kind.to(tl.int8))
 
 
@@ -87,12 +88,14 @@ def scan(
     partial_arg: torch.Tensor,
     sampled: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
     width: int = 1,
+    masked: bool = False,
 ) -> None:
     """Enqueue the search for the peaks of n rows: float32 and int32 [n, tiles], for rows whose slot is alive.
 
     logits: float32 [rows, vocab]. logit_rows, slots: int [n] each row's place there, and in `alive`, int8.
     sampled: where the rows are to be sampled, `seq_len` and `parameters` of the row state and `kinds`, int8 [n], which
-    is written for all rows. width: so many rows here are the run of one row of the row state.
+    is written for all rows. width: so many rows here are the run of one row of the row state. masked: some of the rows
+    have a grammar.
     """
     seq_len, parameters, kinds = (slots, slots, alive) if sampled is None else sampled  # placeholders, not read
     _scan_kernel[(partial_max.shape[1], slots.shape[0])](
@@ -109,6 +112,7 @@ def scan(
         width,
         SAMPLES=sampled is not None,
         RUNS=width > 1,
+        MASKED=masked,
         VOCAB=logits.shape[1],
         TILES=partial_max.shape[1],
         TILE=TILE,

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from runahead.runtime.kernels.triton.penalties import penalize
 from runahead.runtime.kernels.triton.row_parameters import int_of, place_of
-from runahead.runtime.kernels.triton.sampling_rows import EDITED, NO_TOKEN, ahead_of, share_of_rows
+from runahead.runtime.kernels.triton.sampling_rows import EDITED, NO_TOKEN, ahead_of, has_grammar, share_of_rows
 
 _MIN_POSITION = place_of("min_position")
 _BIAS_COUNT = place_of("bias_count")
@@ -34,6 +34,7 @@ def edit_kernel(
     in_prompt,
     allowed,
     mask_words,
+    masks,
     stop_ids,
     bias_ids,
     bias_values,
@@ -45,6 +46,9 @@ def edit_kernel(
     width,
     RUNS: tl.constexpr,
     MOST_DRAFTS: tl.constexpr,
+    MASKED: tl.constexpr,
+    MASK_AT: tl.constexpr,
+    MASK_LINE: tl.constexpr,
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
     TILE: tl.constexpr,
@@ -57,12 +61,16 @@ def edit_kernel(
     the highest of each tile with its id.
 
     +inf where a penalty has left float32, masked or not, or a bias where the token is not masked: the row has failed.
+    masks: what the launch has copied of the rows' masks. MASKED: there are rows with a grammar.
     """
     row, first, end = share_of_rows(kinds, EDITED, count, TILES, ROWS_PAD)
     if first < end:
         slot = tl.load(slots + row).to(tl.int64)
         base = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
         limited = int_of(parameters, slot, _ALLOWED_WORDS) > 0
+        ruled = False
+        if MASKED:
+            ruled = has_grammar(slot, parameters)
         ahead = ahead_of(row, width, RUNS)
         below = tl.load(seq_len + slot) + ahead < int_of(parameters, slot, _MIN_POSITION)
         biased = int_of(parameters, slot, _BIAS_COUNT)
@@ -78,6 +86,11 @@ def edit_kernel(
             lost = (tl.abs(x) < float("inf")) == 0
             word = tl.load(allowed + slot * mask_words + i // 32, mask=inside & limited, other=0)
             permitted = ((word >> (i % 32)) & 1) != 0
+            if MASKED:
+                word = tl.load(masks + slot * MASK_LINE + MASK_AT + i // 32, mask=inside & ruled, other=0)
+                may_come = ((word >> (i % 32)) & 1) != 0
+                permitted = tl.where(ruled, may_come & (permitted | (limited == 0)), permitted)
+                x = tl.where(permitted | (ruled == 0), x, float("-inf"))
             x = tl.where(permitted | (limited == 0), x, float("-inf"))
             tl.store(lowest_allowed + row * TILES + tile, tl.min(tl.where(permitted, i, NO_TOKEN), 0))
             for index in range(0, tl.where(below, MAX_STOP_IDS, 0)):

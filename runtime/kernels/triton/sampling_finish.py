@@ -16,6 +16,7 @@ from runahead.runtime.kernels.triton.sampling_rows import (
     DRAWS,
     EDITED,
     NO_TOKEN,
+    has_grammar,
     heat_of,
     least_weight_of,
     position_of,
@@ -64,9 +65,11 @@ def finish_kernel(
     cut_id,
     tokens,
     finite,
+    nothing_left,
     width,
     FULL: tl.constexpr,
     RUNS: tl.constexpr,
+    MASKED: tl.constexpr,
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
     TILES_PAD: tl.constexpr,
@@ -74,7 +77,7 @@ def finish_kernel(
     BLOCK: tl.constexpr,
 ):
     """Each row's token, from its tiles, and from its list if it has a border. A row fails where a logit, raw or
-    changed, is not finite."""
+    changed, is not finite. MASKED: of a row with a grammar, whether there is any token that it may say."""
     row = tl.program_id(0).to(tl.int64)
     # All is asked for at once, whichever of it the row needs.
     slot = tl.load(slots + row).to(tl.int64)
@@ -89,12 +92,19 @@ def finish_kernel(
         edited_tokens = _of_tiles(edited_arg, row, NO_TOKEN, TILES, TILES_PAD)
     token = tl.full([], 0, tl.int32)
     is_finite = tl.full([], 1, tl.int32)
+    is_nothing_left = tl.full([], 0, tl.int32)
     if tl.load(alive + slot) != 0:
         peak = tl.max(raw_peaks, 0)
         edited = FULL & ((kind & EDITED) != 0)
+        if MASKED:
+            lowest = tl.min(_of_tiles(lowest_allowed, row, NO_TOKEN, TILES, TILES_PAD), 0)
+            empty = edited & (peak < float("inf")) & has_grammar(slot, parameters) & (lowest == NO_TOKEN)
+            is_nothing_left = empty.to(tl.int32)
         if edited & (peak < float("inf")):
             peak = tl.max(edited_peaks, 0)
-        if peak == float("inf"):
+        if is_nothing_left != 0:
+            tl.store(partial_max + row * TILES, float("inf"))  # as below
+        elif peak == float("inf"):
             is_finite = tl.full([], 0, tl.int32)
             tl.store(partial_max + row * TILES, peak)  # it has no log-probabilities either
         elif peak == float("-inf"):
@@ -145,3 +155,5 @@ def finish_kernel(
             _, token = _first_of_highest(raw_peaks, raw_tokens)
     tl.store(tokens + row, token.to(tl.int64))
     tl.store(finite + row, is_finite.to(tl.int8))
+    if MASKED:
+        tl.store(nothing_left + row, is_nothing_left.to(tl.int8))

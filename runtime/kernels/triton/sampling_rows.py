@@ -29,6 +29,7 @@ _PENALTY_SLOT = place_of("penalty_slot")
 _MIN_P = place_of("min_p")
 _SEED = place_of("seed")
 _LOGPROBS = place_of("logprobs")
+_MASK_EPOCH = place_of("mask_epoch")
 NO_TOKEN = tl.constexpr(0x7FFFFFFF)  # an id above all others: it loses every tie
 
 # The bits of `kinds`. A row that is not alive has none.
@@ -59,11 +60,19 @@ def position_of(seq_len, slot, row, width, RUNS: tl.constexpr):
 
 
 @triton.jit
-def kind_of_row(slot, position, parameters, VOCAB: tl.constexpr):
+def has_grammar(slot, parameters):
+    """Whether a row has a grammar, and so a mask for each of its tokens; of each of a tensor of rows."""
+    return long_of(parameters, slot, _MASK_EPOCH) != 0
+
+
+@triton.jit
+def kind_of_row(slot, position, parameters, VOCAB: tl.constexpr, MASKED: tl.constexpr):
     """The bits of `kinds` of a row that is alive, whose next token stands at this position."""
     below = position < int_of(parameters, slot, _MIN_POSITION)
     listed = (int_of(parameters, slot, _BIAS_COUNT) > 0) | (int_of(parameters, slot, _ALLOWED_WORDS) > 0)
     edited = below | listed | (int_of(parameters, slot, _PENALTY_SLOT) >= 0)
+    if MASKED:
+        edited = edited | has_grammar(slot, parameters)
     draws = heat_of(slot, parameters) > 0.0
     bordered = draws & (has_limit(slot, parameters, VOCAB) | (share_of(slot, parameters) < 1.0))
     kind = tl.where(int_of(parameters, slot, _LOGPROBS) >= 0, ASKS, 0) | tl.where(edited, EDITED, 0)

@@ -14,8 +14,10 @@ import triton.language as tl
 from runahead.cuda_graphs import rings
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.kernels.triton.apply_plan import RowList
+from runahead.runtime.kernels.triton.mask_state import MaskState
 from runahead.runtime.kernels.triton.row_parameters import int_of, place_of
 from runahead.runtime.kernels.triton.sampling_logprobs import LogprobBuffers
+from runahead.runtime.kernels.triton.sampling_rows import has_grammar
 
 _MIN_POSITION = place_of("min_position")
 _MAX_POSITION = place_of("max_position")
@@ -24,6 +26,8 @@ _PENALTY_SLOT = place_of("penalty_slot")
 _STOPPED = tl.constexpr(rings.STOPPED)
 _VOID = tl.constexpr(rings.VOID)
 _NON_FINITE = tl.constexpr(rings.NON_FINITE)
+_NOTHING_LEFT = tl.constexpr(rings.NOTHING_LEFT)
+_HELD = tl.constexpr(rings.HELD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,8 @@ def _advance_kernel(
     stop_ids,
     counts,
     history,
+    held,
+    nothing_left,
     cells,
     num_rows,
     SLOTS: tl.constexpr,
@@ -65,6 +71,7 @@ def _advance_kernel(
     NULL_SLOT: tl.constexpr,
     ROWS: tl.constexpr,
     MAX_STOP_IDS: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
     number = tl.load(counter) + 1
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -77,8 +84,19 @@ def _advance_kernel(
     s = tl.arange(0, MAX_STOP_IDS)
     ids = tl.load(stop_ids + slot[:, None] * MAX_STOP_IDS + s[None, :], mask=ok[:, None], other=-1)
     is_stop = tl.sum((ids == token[:, None]).to(tl.int32), 1) > 0
-    stops = is_stop & (position >= int_of(parameters, slot, _MIN_POSITION))
-    stopped = stops | (position >= int_of(parameters, slot, _MAX_POSITION)) | (is_finite == 0)
+    ends = position >= int_of(parameters, slot, _MIN_POSITION)
+    if MASKED:
+        ends = ends | has_grammar(slot, parameters)
+    stopped = (is_stop & ends) | (position >= int_of(parameters, slot, _MAX_POSITION)) | (is_finite == 0)
+    flags = tl.where(is_finite, 0, _NON_FINITE)
+    is_held = is_alive & (row < 0)
+    if MASKED:
+        is_held = is_alive & (tl.load(held + slot, mask=ok, other=0) != 0)
+        is_alive = is_alive & (is_held == 0)
+        is_empty = tl.load(nothing_left + row, mask=ok, other=0) != 0
+        stopped = stopped | is_empty
+        flags = flags | tl.where(is_empty, _NOTHING_LEFT, 0)
+        is_finite = is_finite & (is_empty == 0)  # that is said: what follows counts tokens that are kept
     tl.store(last_token + slot, token, mask=ok & is_alive)
     tl.store(seq_len + slot, position + 1, mask=ok & is_alive & is_finite)
     tl.store(alive + slot, tl.zeros([ROWS], tl.int8), mask=ok & is_alive & stopped)
@@ -88,8 +106,9 @@ def _advance_kernel(
     tl.store(said, tl.load(said, mask=counted, other=0) + 1, mask=counted)  # a penalty slot is one row's
     if CONTEXT > 0:
         tl.store(history + slot * CONTEXT + position, token, mask=ok & is_alive & is_finite)
-    low = token | tl.where(stopped, _STOPPED, 0) | tl.where(is_finite, 0, _NON_FINITE)
+    low = token | tl.where(stopped, _STOPPED, 0) | flags
     low = tl.where(is_alive, low, _VOID)
+    low = tl.where(is_held, _HELD, low)
     cell = (number << 32) | low.to(tl.int64)  # the number's upper half is shifted out
     tl.store(cells + ((number % SLOTS) * RING_ROWS + row) * CELLS, cell, mask=ok)
 
@@ -107,6 +126,8 @@ def advance(
     penalties: PenaltyState,
     results: ResultRing,
     history: torch.Tensor | None = None,
+    masks: MaskState | None = None,
+    nothing_left: torch.Tensor | None = None,
 ) -> None:
     """Advance the rows that were sampled, count their tokens where there are penalties, and store each one's cell:
     (launch number modulo 2**32) << 32 | flags | token.
@@ -114,7 +135,8 @@ def advance(
     counter: int64 [1], the launches whose plan was applied: this one comes after S. num_rows: places of the row list
     that are looked at; those that name the null slot are passed over. tokens: int32 or int64 [num_rows]. finite: bool
     [num_rows]. A row that had ended before stays as it is, and its cell is VOID. history: int32 [slots, context], where
-    a drafter wants to know the tokens by their position.
+    a drafter wants to know the tokens by their position. masks: rows with a grammar were judged in this launch: one
+    that is held stays as it is, and its cell is HELD. nothing_left: bool [num_rows], with masks.
     """
     _advance_kernel[(triton.cdiv(num_rows, _ADVANCE_ROWS),)](
         counter,
@@ -128,6 +150,8 @@ def advance(
         state.stop_ids,
         penalties.counts,
         penalties.counts if history is None else history,
+        tokens if masks is None else masks.held,
+        tokens if nothing_left is None else nothing_left.view(torch.int8),
         results.cells,
         num_rows,
         SLOTS=results.cells.shape[0],
@@ -138,6 +162,7 @@ def advance(
         NULL_SLOT=state.slots - 1,
         ROWS=_ADVANCE_ROWS,
         MAX_STOP_IDS=state.stop_ids.shape[1],
+        MASKED=masks is not None,
         num_warps=4,
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ import torch
 from benchmarks.gpu_table.shapes import SHAPES
 from runahead.cuda_graphs.rings import allocate_rings
 from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.weights import described
 from runahead.runtime.process.parts import ring_layout, state_bytes
@@ -31,7 +32,7 @@ SHARED_MEMORY: Final = {(8, 0): 163 << 10, (8, 9): 99 << 10, (9, 0): 227 << 10, 
 # What older GPUs do not know: to wait for the kernels before, the matrix units' instructions of 9.0, and those of 10.0.
 INSTRUCTIONS: Final = ("griddepcontrol.wait", "wgmma", "tcgen05")
 # Of what a form of a kernel has beside its epilogue. A part that no form compiled before had may not compile.
-_PARTS: Final = ("GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED", "GATE_FIRST", "EACH")
+_PARTS: Final = ("GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED", "GATE_FIRST", "EACH", "MASKED", "HOLDS")
 # Models with recurrent states, which no other has, in small sizes that take less long: those of real sizes are among
 # the shapes of `make kernels`.
 _MAMBA2: Final = {
@@ -171,7 +172,7 @@ def _launch_everything(orders: Orders) -> None:
     """The largest launch of rows that verify drafts, in both forms, where the model may have any; decode launches,
     from the largest on, which comes in both forms; a launch with a prompt, one with its log-probabilities, the last;
     few rows once more, by the products that only a table of measured tilings asks for, and a launch with a prompt by
-    such a plan of attention."""
+    such a plan of attention; and launches whose S looks for masks."""
     from runahead.cuda_graphs import marks
     from runahead.runtime.kernels.triton.gpu import use_as
     from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
@@ -192,7 +193,8 @@ def _launch_everything(orders: Orders) -> None:
     weights = _without_memory(described(config), getattr(torch, orders.dtype))
     rings = allocate_rings(ring_layout(settings, config, settings.context_length))
     model = Decoder(config, weights, TritonKernelSet(orders.exact), settings.context_length)
-    program = TritonProgram(
+    program_with = partial(
+        TritonProgram,
         model,
         rings,
         max_rows=settings.max_rows,
@@ -201,10 +203,9 @@ def _launch_everything(orders: Orders) -> None:
         block_size=settings.block_size,
         context_length=settings.context_length,
         penalty_slots=settings.penalty_slots,
-        drafts=drafts,
-        draft_rows=min(settings.max_rows, _DRAFT_ROWS) if drafts else 0,
         exact=orders.exact,
     )
+    program = program_with(drafts=drafts, draft_rows=min(settings.max_rows, _DRAFT_ROWS) if drafts else 0)
     counter = torch.zeros(1, dtype=torch.int64, device="meta")
     stamps, seen = torch.from_numpy(rings.start_ns), torch.zeros(marks.MARKS, dtype=torch.int64)
     rows = max(orders.rows)
@@ -231,6 +232,10 @@ def _launch_everything(orders: Orders) -> None:
     if orders.dtype != "float32":
         _give_chunks_a_plan(orders.capability)
         program.forward(mixed)
+    masked = program_with(masks=MaskMemory(settings.max_rows, config.vocab_size))
+    for launch in (LaunchShape(0, rows, Form.FULL, rows, rows, is_decode=True, masked=True), mixed):
+        masked.sample(launch)
+        masked.apply(launch)
 
 
 def _give_chunks_a_plan(capability: tuple[int, int]) -> None:

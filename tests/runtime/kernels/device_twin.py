@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from runahead.cuda_graphs.rings import FAULT_NONE, STATUS_BYTES, STATUS_FAULT, RingLayout, RingMemory, allocate_rings
 from runahead.runtime.kernels.triton.device_rows import DeviceRows
 from runahead.runtime.kernels.triton.draft_state import DraftState, make_draft_state
+from runahead.runtime.kernels.triton.mask_state import make_mask_state
 from runahead.runtime.kernels.triton.prompt_logprobs import find_targets, make_prompt_buffers
 from runahead.runtime.plan import read_plan
 from runahead.runtime.programs.host_queries import Queries
@@ -48,6 +49,7 @@ class DeviceTwin:
             device=device,
             penalty_slots=len(host.counts) - 1,
             drafts=self._drafts(context_length, device),
+            masks=None if host.masks is None else make_mask_state(host.masks, device),
         )
         self.device.reset(launched)
         self._prompt = make_prompt_buffers(max_tokens, host.vocab_size, host.rings.layout.max_top, device)
@@ -61,18 +63,34 @@ class DeviceTwin:
 
     # ------------------------------------------------------------ S
 
+    def judge(self, *, padding: int = 0) -> None:
+        """Whose mask is there, of the rows that the reference has judged already."""
+        self.device.judge(min(self.host.rows.size + padding, self._max_rows))
+        self._synchronize()
+        assert self.device.masks is not None
+        slots = self.host.rows[self.host.samples]
+        assert self.device.masks.held.cpu().numpy()[slots].tolist() == self.host.held[slots].tolist(), "who is held"
+
     def advance(
-        self, places: NDArray[np.intp], tokens: NDArray[np.int32], finite: NDArray[np.bool_], *, padding: int = 0
-    ) -> NDArray[np.int64]:
+        self, places: NDArray[np.intp], tokens: NDArray[np.int32], finite: NDArray[np.bool_], *, padding: int = 0,
+        nothing_left: NDArray[np.bool_] | None = None,
+    ) -> NDArray[np.int64]:  # fmt: skip
         """`tokens` [n] of the rows at these places of the list, which the reference has advanced by them already.
-        Returns the cells. padding: places beyond the list that a captured bucket looks at, if it is as large."""
+        Returns the cells. padding: places beyond the list that a captured bucket looks at, if it is as large.
+        nothing_left: [n], after `judge`."""
         count = min(self.host.rows.size + padding, self._max_rows)
         padded, all_finite = np.full(count, 7, np.int64), np.zeros(count, np.bool_)
         padded[places], all_finite[places] = tokens, finite
         where = self.device.counter.device
-        self.device.advance(count, torch.from_numpy(padded).to(where), torch.from_numpy(all_finite).to(where))
+        empty = None
+        if nothing_left is not None:
+            empty = torch.zeros(count, dtype=torch.bool)
+            empty[places] = torch.from_numpy(nothing_left)
+            empty = empty.to(where)
+        self.device.advance(count, torch.from_numpy(padded).to(where), torch.from_numpy(all_finite).to(where), empty)
         self._synchronize()
         ring = self.host.rings.slot(self.host.number)
+        places = np.flatnonzero(self.host.samples)  # those that are held, too
         expected: NDArray[np.int64] = self.host.rings.cells[ring, places, 0]
         assert self.rings.cells[ring, places, 0].tolist() == expected.tolist(), "the cells"
         self._compare_state()
@@ -153,7 +171,12 @@ class DeviceTwin:
             used = -(-length // self.host.block_size)
             assert tables[row, :used].tolist() == self.host.block_table[expected.slots[row], :used].tolist(), "tables"
         last = self.device.queries.last_query[:rows].cpu().numpy()
-        assert last[self.host.samples].tolist() == expected.sample_queries.tolist(), "last_query"
+        held = self.host.held[expected.slots] & self.host.alive[expected.slots]
+        sampled = self.host.samples & ~held
+        assert last[sampled].tolist() == expected.sample_queries.tolist(), "last_query"
+        left = np.where(sampled, expected.slots, self._max_rows)
+        assert self.device.logit_slots[:rows].tolist() == left.tolist(), "where logits are left"
+        assert bool((self.device.logit_slots[rows:num_rows] == self._max_rows).all()), "padding leaves none"
 
     def _compare_prompts(self, queries: Queries) -> int:
         wanted = self.host.prompt_queries(queries)

@@ -42,13 +42,13 @@ def test_a_line_that_is_half_written_is_no_mask() -> None:
     memory, other = MaskMemory(1, VOCAB), MaskMemory(1, VOCAB)
     memory.write(0, 7, 19, MASK)
     other.write(0, 7, 20, token_mask((1, 40, 80, 96), VOCAB))
-    old, new = memory._lines[0, 0].copy(), other._lines[0, 0].copy()
+    old, new = memory.lines[0, 0].copy(), other.lines[0, 0].copy()
     different = np.flatnonzero(old != new).tolist()
     assert len(different) >= 4
     for count in range(1, len(different)):
         for order in (different, different[::-1]):
-            memory._lines[0, 0] = old
-            memory._lines[0, 0][order[:count]] = new[order[:count]]
+            memory.lines[0, 0] = old
+            memory.lines[0, 0][order[:count]] = new[order[:count]]
             for position in (19, 20):
                 assert memory.read(0, 7, position) is None, "words of two lines were taken for one"
 
