@@ -68,7 +68,7 @@ class Cells(Generic[Subject]):
     ) -> None:
         """Measure a batch, unless the part's time is up or something is lacking. known: further fields of the cell."""
         context = batch.context(self.shape.workload)
-        floor = self.bytes_.floor_ms(context * batch.rows, experts or 0.0)
+        floor = self.bytes_.floor_ms(context * batch.rows, experts or 0.0, batch.rows)
         steps, skipped = None, lacks or self.run.why_no_more
         if not skipped:
             steps, skipped = self.measured.measure(measure)

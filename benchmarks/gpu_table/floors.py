@@ -1,5 +1,5 @@
-"""The fewest bytes that a decode step reads: every weight once, of experts those that are named, and what the rows keep
-of their tokens.
+"""The fewest bytes that a decode step reads and writes: every weight once, of experts those that are named, what the
+rows keep of their tokens, and a row's recurrent state there and back.
 
 Activations, the embedding's few rows and the block tables are left out: they are small beside these. The time is the
 bytes over the bandwidth that one H200 reached when it did nothing but read.
@@ -26,7 +26,8 @@ class StepBytes:
     """weights: that every step reads. kv_token: keys and values of one token in all layers. layers: of the model.
 
     roles: weights that the products of one layer read, and `head`, by the name of the product. expert: one expert's,
-    and expert_layers: how many layers have some; 0 where there are none.
+    and expert_layers: how many layers have some; 0 where there are none. state: of a row's recurrent state, which a
+    step reads and writes.
     """
 
     weights: int
@@ -35,11 +36,13 @@ class StepBytes:
     roles: Mapping[str, int]
     expert: int = 0
     expert_layers: int = 0
+    state: int = 0
 
-    def floor_ms(self, tokens: float, experts: float = 0.0) -> float:
-        """Of a step whose rows hold so many tokens together. experts: that they name in a layer, each counted once."""
+    def floor_ms(self, tokens: float, experts: float = 0.0, rows: int = 0) -> float:
+        """Of a step whose rows hold so many tokens together. experts: that they name in a layer, each counted once.
+        rows: how many they are, where they have states."""
         named = self.expert * self.expert_layers * experts
-        return (self.weights + named + self.kv_token * tokens) / BANDWIDTH * 1e3
+        return (self.weights + named + self.kv_token * tokens + 2 * self.state * rows) / BANDWIDTH * 1e3
 
     def role_floor_us(self, role: str, tokens: float) -> float | None:
         """Of all kernels of a step that do this work; None where no bytes are known of it."""
@@ -57,19 +60,21 @@ def step_bytes(config: ModelConfig, dtype: torch.dtype) -> StepBytes:
     model = described(config)
     untied = 0 if config.tie_word_embeddings else model.embedding.numel()  # of which a step reads a row for each token
     mixer, dense = model.layers[0].mixer, model.layers[0].feed_forward
-    assert isinstance(mixer, Attention), "this table has no models with recurrent states"
-    parts = {"qkv": mixer.qkv.weight, "o": mixer.o.weight, "head": model.lm_head}
-    if isinstance(dense, Dense):
-        parts |= {"gate_up": dense.gate_up.weight, "down": dense.down.weight}
+    kept = memory_of(model.layers).bytes_kept(1, dtype)
+    parts = {"head": model.lm_head}
+    if isinstance(mixer, Attention) and not kept.row:  # where layers differ, the products of one are not all of them
+        parts |= {"qkv": mixer.qkv.weight, "o": mixer.o.weight}
+        parts |= {"gate_up": dense.gate_up.weight, "down": dense.down.weight} if isinstance(dense, Dense) else {}
     sparse = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, Experts)]
     sizes = {layer.gate_up[0].weight.numel() + layer.down[0].weight.numel() for layer in sparse}
     assert len(sizes) <= 1, "experts of one size"
     expert, count = sum(sizes), sum(layer.count for layer in sparse)
     return StepBytes(
         weights=(model.parameters - untied - expert * count) * dtype.itemsize,
-        kv_token=memory_of(model.layers).bytes_kept(1, dtype).block,
+        kv_token=kept.block,
         layers=len(model.layers),
         roles={name: weight.numel() * dtype.itemsize for name, weight in parts.items()},
         expert=expert * dtype.itemsize,
         expert_layers=len(sparse),
+        state=kept.row,
     )

@@ -212,7 +212,8 @@ def ragged(shortest: int, longest: int, rows: int) -> tuple[int, ...]:
 
 
 def _models(shapes: Sequence[Shape], run: Run) -> Found:
-    """Shapes with experts: bare graphs and the engine, greedy, beside the floor of the experts that were named."""
+    """Shapes with experts or recurrent states: bare graphs and the engine, greedy, beside the floor of what they read:
+    of experts those that were named, of a row's state there and back."""
     found: list[Cell] = []
     failures: list[str] = []
     settings: Settings = {}
@@ -315,10 +316,16 @@ _KINDS: Final = (
     ("grpc", "through gRPC, one stream a row", _grpc, {"0.6B": 3, "1B": 3, "8B": 5, "tiny": 1}),
     ("depths", "serial and 1 to 4 launches ahead, with and without graphs", _depths, {"0.6B": 3, "8B": 5, "tiny": 1}),
     ("lengths", "long contexts and ragged lengths", _lengths, {"0.6B": 6, "1B": 4, "8B": 6, "tiny": 1}),
-    ("prompts", "first tokens, alone and beside rows that decode", _prompts, {"0.6B": 3, "8B": 6, "tiny": 1}),
+    (
+        "prompts",
+        "first tokens, alone and beside rows that decode",
+        _prompts,
+        {"0.6B": 3, "8B": 6, "7B-A1B": 6, "tiny": 1},
+    ),
     ("kernels", "every kernel of a launch", _kernels, {"0.6B": 2, "8B": 3, "tiny": 1}),
 )
-_MODELS: Final = "decode steps of models with experts, beside the bytes of those that are named"
+_MODELS: Final = "decode steps of models with experts or recurrent states, beside the bytes that they need"
+_TINY_MODELS: Final = SHAPES["tiny-experts"], SHAPES["tiny-hybrid"]
 _EXACTNESS: Final = "answers that differ alone and among others, with exact kernels and without"
 PARTS: Final = {
     part.name: part
@@ -328,8 +335,11 @@ PARTS: Final = {
             for kind, what, measure, minutes in _KINDS
             for shape, about in minutes.items()
         ),
-        Part("models", f"30B-A3B: {_MODELS}", 4, partial(_models, [SHAPES["30B-A3B"]]), True),
-        Part("models-tiny", f"a tiny one: {_MODELS}", 1, partial(_models, [SHAPES["tiny-experts"]]), False),
+        *(
+            Part(name, f"{' and '.join(of)}: {_MODELS}", 8, partial(_models, [SHAPES[one] for one in of]), True)
+            for name, of in (("models", ("30B-A3B", "7B-A1B")), ("hybrids", ("9B-hybrid", "40B-A3B-delta")))
+        ),
+        Part("models-tiny", f"tiny ones: {_MODELS}", 1, partial(_models, _TINY_MODELS), False),
         Part("exactness", f"the bundled model: {_EXACTNESS}", 6, partial(_exactness, Crowd(), COMPARED), True),
         Part("exactness-tiny", f"a few requests: {_EXACTNESS}", 1, partial(_exactness, FEW, (0, 2)), False),
     )

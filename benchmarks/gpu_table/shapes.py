@@ -119,6 +119,34 @@ _LLAMA: Final = ("LlamaForCausalLM", "llama")
 _QWEN3_MOE: Final = ("Qwen3MoeForCausalLM", "qwen3_moe")
 
 
+_GRANITE_HYBRID: Final = ("GraniteMoeHybridForCausalLM", "granitemoehybrid")
+_BAMBA: Final = ("BambaForCausalLM", "bamba")
+_QWEN3_NEXT: Final = ("Qwen3NextForCausalLM", "qwen3_next")
+
+
+def _mamba2(heads: int, head_dim: int, state: int) -> dict[str, Any]:
+    """Keys of Mamba-2 layers with one group, whose heads are twice as wide together as the residual."""
+    return {
+        "mamba_n_heads": heads,
+        "mamba_d_head": head_dim,
+        "mamba_d_state": state,
+        "mamba_n_groups": 1,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+    }
+
+
+def _hybrid_experts(count: int, chosen: int, shared: int, attention: tuple[int, ...], layers: int) -> dict[str, Any]:
+    """Keys of a Granite 4.0 hybrid: experts beside one that every token gets, attention in these layers."""
+    return {
+        "num_local_experts": count,
+        "num_experts_per_tok": chosen,
+        "shared_intermediate_size": shared,
+        "layer_types": ["attention" if layer in attention else "mamba" for layer in range(layers)],
+        "position_embedding_type": "nope",
+    }
+
+
 def _experts(count: int, chosen: int, width: int) -> dict[str, Any]:
     """Keys of a Qwen3 whose layers have so many experts of that width, of which a token chooses some."""
     return {
@@ -168,6 +196,83 @@ SHAPES: Final = {
                 tied=False,
             )
             | _experts(128, 8, 768),
+        ),
+        Shape(
+            "7B-A1B",  # Granite 4.0 H Tiny
+            (1, 8, 64),
+            _keys(
+                *_GRANITE_HYBRID,
+                hidden=1536,
+                layers=40,
+                ffn=512,
+                heads=12,
+                kv_heads=4,
+                head_dim=128,
+                vocab=100352,
+                tied=True,
+            )
+            | _mamba2(48, 64, 128)
+            | _hybrid_experts(64, 6, 1024, (5, 15, 25, 35), 40),
+        ),
+        Shape(
+            "9B-hybrid",  # Bamba 9B
+            (1, 8, 64),
+            _keys(
+                *_BAMBA,
+                hidden=4096,
+                layers=32,
+                ffn=14336,
+                heads=32,
+                kv_heads=8,
+                head_dim=128,
+                vocab=128256,
+                tied=False,
+            )
+            | _mamba2(128, 64, 128)
+            | {"attn_layer_indices": [9, 18, 27]},
+        ),
+        Shape(
+            "40B-A3B-delta",  # half the layers of Qwen3-Next 80B-A3B, so that one GPU holds it
+            (1, 8, 64),
+            _keys(
+                *_QWEN3_NEXT,
+                hidden=2048,
+                layers=24,
+                ffn=5120,
+                heads=16,
+                kv_heads=2,
+                head_dim=256,
+                vocab=151936,
+                tied=False,
+            )
+            | _experts(512, 10, 512)
+            | {
+                "shared_expert_intermediate_size": 512,
+                "full_attention_interval": 4,
+                "linear_num_key_heads": 16,
+                "linear_key_head_dim": 128,
+                "linear_num_value_heads": 32,
+                "linear_value_head_dim": 128,
+            },
+        ),
+        Shape(
+            "tiny-hybrid",
+            (1, 4),
+            _keys(
+                *_GRANITE_HYBRID,
+                hidden=64,
+                layers=3,
+                ffn=64,
+                heads=4,
+                kv_heads=2,
+                head_dim=16,
+                vocab=160,
+                tied=True,
+                positions=512,
+            )
+            | _mamba2(4, 32, 16)
+            | _hybrid_experts(8, 2, 64, (1,), 3),
+            SMALL,
         ),
         Shape(
             "tiny-experts",

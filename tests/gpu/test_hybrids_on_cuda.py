@@ -3,12 +3,14 @@ that hang on nobody."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks.gpu_table.shapes import SHAPES
 from runahead.cuda_graphs.shape import Form
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
@@ -125,3 +127,14 @@ def test_a_decode_launch_is_one_graph_reads_64_bytes_and_waits_for_nobody(archit
     under_test.links.tell(1, m.Abort(1, (), True))
     under_test.run()
     under_test.device.close()
+
+
+def test_a_row_of_a_real_shape_has_the_bits_that_it_has_alone() -> None:
+    from tests.runtime.kernels.test_triton_exact_rows import Watched, crowds, differing
+
+    real = SHAPES["7B-A1B"]
+    keys = {**real.keys, "num_hidden_layers": 2, "layer_types": ["mamba", "attention"]}
+    config = replace(real, keys=keys).described()
+    with torch.inference_mode():
+        watched = Watched(config, 613, 2048, exact=True)
+        assert differing(watched, crowds((1, 2, 8, 64, 96), 2048, (2, 100, 256))) == []

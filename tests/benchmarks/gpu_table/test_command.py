@@ -28,8 +28,9 @@ def test_every_part_is_listed_with_its_minutes(capsys: pytest.CaptureFixture[str
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(PARTS)
     assert all(int(line.split()[1]) <= 8 for line in lines)
-    assert {shape for shape, _ in GOALS_MS} == {name.split("-")[1] for name in PARTS if "-" in name} - {"tiny"}
-    assert [name for name in PARTS if "-" not in name] == ["models", "exactness"], "which have models of their own"
+    of_shapes = {name.partition("-")[2] for name in PARTS if "-" in name} - {"tiny", "7B-A1B"}
+    assert {shape for shape, _ in GOALS_MS} == of_shapes
+    assert [name for name in PARTS if "-" not in name] == ["models", "hybrids", "exactness"], "of other models"
     assert not any(part.is_wanted for name, part in PARTS.items() if name.endswith("tiny"))
 
 
@@ -44,14 +45,18 @@ def test_a_part_leaves_a_file_with_machine_versions_commit_date_and_settings(tmp
     assert not any(cell.skipped for cell in found.cells)
 
 
-def test_models_with_experts_are_measured_beside_the_floor_of_those_that_are_named() -> None:
+def test_models_are_measured_beside_the_floor_of_what_their_rows_need() -> None:
     found = run_part(PARTS["models-tiny"], Run("cpu", 1, 300.0, "0123456789ab"))
-    assert [(cell.rows, cell.way) for cell in found.cells] == [
-        (rows, way) for rows in (1, 4) for way in ("graph", "engine")
+    assert [(cell.shape, cell.rows, cell.way) for cell in found.cells] == [
+        (shape, rows, way)
+        for shape in ("tiny-experts", "tiny-hybrid")
+        for rows in (1, 4)
+        for way in ("graph", "engine")
     ]
-    alone, together = found.cells[0], found.cells[-1]
-    assert alone.experts == 2 and together.experts is not None and 2 <= together.experts <= 8
-    assert alone.floor_ms < together.floor_ms
+    for cells in (found.cells[:4], found.cells[4:]):
+        alone, together = cells[0], cells[-1]
+        assert alone.experts == 2 and together.experts is not None and 2 <= together.experts <= 8
+        assert alone.floor_ms < together.floor_ms
     assert all(cell.step_ms for cell in found.cells)
 
 

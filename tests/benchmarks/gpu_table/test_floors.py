@@ -50,6 +50,24 @@ def test_of_experts_those_that_are_named_are_read() -> None:
     assert bytes_.floor_ms(64 * CONTEXT, 126) == pytest.approx(13.8, abs=0.2)
 
 
+def test_a_state_is_read_and_written() -> None:
+    """Granite 4.0 H Tiny: 57 MB a row. Of Qwen3-Next's layers every fourth has attention."""
+    bytes_ = bytes_of("7B-A1B")
+    assert bytes_.state == 36 * 4 * (48 * 64 * 128 + 3 * (48 * 64 + 2 * 128))
+    assert bytes_.kv_token == 4 * 2 * 4 * 128 * 2
+    alone, with_states = bytes_.floor_ms(64 * CONTEXT, 62.0), bytes_.floor_ms(64 * CONTEXT, 62.0, 64)
+    assert with_states - alone == pytest.approx(2 * 64 * bytes_.state / BANDWIDTH * 1e3)
+    assert bytes_of("40B-A3B-delta").state == 18 * 4 * (32 * 128 * 128 + 3 * (2 * 16 * 128 + 32 * 128))
+    assert (bytes_of("8B").state, bytes_of("9B-hybrid").expert) == (0, 0)
+
+
+def test_the_goals_of_the_hybrid_were_set_against_these_bytes() -> None:
+    """With 6, 35 and 62 of 64 experts a layer."""
+    bytes_ = bytes_of("7B-A1B")
+    floors = [bytes_.floor_ms(rows * CONTEXT, named, rows) for rows, named in ((1, 6.0), (8, 35.0), (64, 62.0))]
+    assert floors == pytest.approx([0.66, 2.04, 4.62], abs=0.005)
+
+
 def test_a_token_keeps_a_key_and_a_value_of_every_kv_head_in_every_layer() -> None:
     assert bytes_of("0.6B").kv_token == 28 * 2 * 8 * 128 * 2
     assert bytes_of("1B").kv_token == 16 * 2 * 8 * 64 * 2
