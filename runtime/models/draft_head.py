@@ -7,35 +7,27 @@ the blocks too, so that entry t finds its own wherever the cut of a prompt, a ca
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
+from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.kernel_set import DraftKernelSet
 from runahead.runtime.kernels.layers import Ends, Layer
 from runahead.runtime.models.architecture import HeadWeights
 from runahead.runtime.models.decoder import Decoder, Look
+from runahead.runtime.models.draft_network import DraftCache
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.rope import rope_table
 
 _NOT_DRAFTED: Final = -1e30  # the logit of a token that a head does not know: finite, and never the highest
 
 
-@dataclass(frozen=True, slots=True)
-class HeadCache:
-    """What a head keeps of rows, in their blocks. hidden: float32 [num_blocks * block_size, width], by KV slot, the
-    hidden states that the head reads."""
-
-    entries: KVCache
-    hidden: NDArray[np.float32]
-
-
 class DraftHead:
-    """A head and its target on the CPU. positions: rotary angles are tabled for this many. Serves one thread."""
+    """A head and its target on the CPU: a `runahead.runtime.models.draft_network.DraftNetwork`. positions: rotary
+    angles are tabled for this many."""
 
     def __init__(self, weights: HeadWeights, target: Decoder, kernels: DraftKernelSet, positions: int) -> None:
         self.weights = weights
@@ -52,25 +44,25 @@ class DraftHead:
         self._feed_forward = self._drafting.dense(weights.feed_forward)
 
     @property
+    def parameters(self) -> int:
+        return self.weights.parameters
+
+    @property
     def step_share(self) -> float:
-        """Of the weights that a launch of the target reads, those that `step` does: what it takes, about, where weights
-        are most of it. A row of an embedding is next to nothing."""
+        """A row of an embedding is next to nothing."""
         config, own = self._target.config, self.weights
         of_lm_head = config.vocab_size * config.hidden_size
         read = self._target.num_parameters - (0 if config.tie_word_embeddings else of_lm_head)
         step = own.parameters - (0 if own.embedding is None else own.embedding.numel())
         return (step + (of_lm_head if own.lm_head is None else 0)) / read
 
-    def make_cache(self, num_blocks: int, block_size: int) -> HeadCache:
-        """A zeroed cache; block 0 is the null block."""
+    def make_cache(self, num_blocks: int, block_size: int) -> DraftCache:
         entries = memory_of((Layer(self.weights.mixer, self.weights.feed_forward),)).make_cache(
             num_blocks, block_size, torch.float32, self._target.device
         )  # fmt: skip
-        return HeadCache(entries, np.zeros((num_blocks * block_size, self.weights.width), np.float32))
+        return DraftCache(entries, np.zeros((num_blocks * block_size, self.weights.width), np.float32))
 
     def looking(self, seen: dict[int, torch.Tensor]) -> Look | None:
-        """What the target's forward is to be told, for `read`: puts the hidden states that the head reads into `seen`,
-        float32 [T, hidden], by the number of layers that they come after. None: it reads the last ones alone."""
         reads = self.weights.reads
         if not reads:
             return None
@@ -82,8 +74,6 @@ class DraftHead:
         return look
 
     def read(self, hidden: torch.Tensor, seen: dict[int, torch.Tensor]) -> NDArray[np.float32]:
-        """The hidden states that are kept, float32 [T, width]. hidden: the target's after its last norm. seen: see
-        `looking`."""
         narrow = self.weights.narrow
         if narrow is None:
             return hidden.numpy()
@@ -91,17 +81,14 @@ class DraftHead:
             wide = torch.cat([seen[layers] for layers in self.weights.reads], dim=1)
             return self._kernels.linear(wide, narrow.weight, narrow.bias).numpy()
 
-    def fill(self, batch: ForwardBatch, hidden: NDArray[np.float32], cache: HeadCache) -> None:
-        """Writes the entries of the batch's tokens. hidden: float32 [T, width], of the positions before them."""
+    def fill(self, batch: ForwardBatch, hidden: NDArray[np.float32], cache: DraftCache) -> None:
         with self._filling.stream(batch, cache.entries) as stream:
             self._fuse_to_fill(stream, torch.from_numpy(hidden))
             self._keep(stream)
 
     def step(
-        self, batch: ForwardBatch, hidden: NDArray[np.float32], cache: HeadCache
+        self, batch: ForwardBatch, hidden: NDArray[np.float32], cache: DraftCache
     ) -> tuple[NDArray[np.float32], torch.Tensor]:
-        """The same, and what follows: the hidden states that the head expects of the batch's tokens, float32 [T,
-        width], and the logits of the tokens behind them, float32 [T, vocab]."""
         own = self.weights
         with self._drafting.stream(batch, cache.entries) as stream:
             self._fuse(stream, torch.from_numpy(hidden))

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 import torch
 
 from runahead.runtime.checkpoint import CheckpointError, StoredTensor
+from runahead.runtime.kernels.kernel_set import DraftKernelSet
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import HeadWeights, TensorReader, TensorStack
 from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.dense_decoder import DenseConfig
+from runahead.runtime.models.draft_head import DraftHead
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.weights import Pack, copy_stored, drawing
 
@@ -48,6 +51,12 @@ class HeadFiles:
             return whole
 
         return self.build(TensorReader(fill, pack))
+
+    def load(self, target: Decoder, kernels: DraftKernelSet, positions: int, *, drawn: bool) -> DraftHead:
+        """The head on the CPU. positions: the longest context. drawn: its numbers are random, and no file is read.
+        Raises CheckpointError."""
+        weights = self.drawn_weights(kernels.pack_weight) if drawn else self.weights(kernels.pack_weight)
+        return DraftHead(weights, target, kernels, positions)
 
     def drawn_weights(self, pack: Pack) -> HeadWeights:
         """The same, of random numbers."""

@@ -13,23 +13,22 @@ import torch
 
 from runahead.cuda_graphs.host_device import HostDevice, no_delay, seeded_delays
 from runahead.cuda_graphs.rings import RingMemory, allocate_rings
-from runahead.runtime.checkpoint import Checkpoint, open_head
+from runahead.runtime.checkpoint import Checkpoint, open_checkpoint, open_head
 from runahead.runtime.drafters.ngram import NgramDrafter
 from runahead.runtime.grammar.extra import is_installed
 from runahead.runtime.masks.mask_worker import SILENT_S, MaskWorker
 from runahead.runtime.masks.orders import Begin
 from runahead.runtime.models import weights
-from runahead.runtime.models.architecture import HeadWeights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.cpu_kernels import choose_kernels, choose_kernels_and_threads
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.draft_head import DraftHead
+from runahead.runtime.models.draft_model import DraftModelFiles, open_draft_model
+from runahead.runtime.models.draft_network import DraftNetwork
 from runahead.runtime.models.eagle import open_eagle
 from runahead.runtime.models.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import KeptBytes, weight_bytes
 from runahead.runtime.models.mtp import open_mtp
-from runahead.runtime.models.weights import Pack
 from runahead.runtime.process.parts import (
     MadeOnDevice,
     blocks_in,
@@ -67,7 +66,7 @@ def make_on_cpu(
     config, why_sizes = sized(config, described, context, None)
     dtype = dtype_of(config, described)
     kept = bytes_kept(config, described, dtype)
-    files = _head_files(config, checkpoint, described, context)
+    files = _drafting_files(config, checkpoint, described, context)
     of_head = files.block_bytes(config.block_size) if files else 0
     with_head = KeptBytes(kept.block + of_head, kept.row)
     snapshots = snapshots_in(config, with_head, None if config.num_blocks else _CACHE_BYTES)
@@ -90,9 +89,10 @@ def make_on_cpu(
         model = load_model(checkpoint, cpu, dtype, config.load_format, kernels, loading, context, described)
     masks = _masks(config, checkpoint, described, context)
     forced = forced_drafts(config, described) if masks else 0
-    head = (
-        None if files is None else DraftHead(_head_weights(config, files, kernels.pack_weight), model, kernels, context)
-    )
+    head = None
+    if files is not None:
+        drawn = config.load_format == "dummy" and config.drafter != "eagle"  # a head of its own folder is what it is
+        head = files.load(model, kernels, context, drawn=drawn)
     rings = allocate_rings(ring_layout(config, described, context, forced))
 
     def program_with(blocks: int) -> HostProgram:
@@ -115,7 +115,7 @@ def make_on_cpu(
     made = MadeOnDevice(config, why_sizes, model, blocks, device, poison, exactness, masks, snapshots=snapshots)
     if head is None:
         return made
-    return replace(made, draft_step=head.step_share, draft_parameters=head.weights.parameters)
+    return replace(made, draft_step=head.step_share, draft_parameters=head.parameters)
 
 
 def _program(
@@ -125,7 +125,7 @@ def _program(
     context: int,
     blocks: int,
     snapshots: int,
-    head: DraftHead | None,
+    head: DraftNetwork | None,
     masks: MaskWorker | None,
 ) -> HostProgram:
     return HostProgram(
@@ -155,26 +155,20 @@ def _draft_memory(config: EngineConfig, model: ModelConfig, context: int, forced
     return {"run_logits_bytes": 4 * slots * drafts * model.vocab_size, "history_bytes": history}
 
 
-def _head_files(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, context: int) -> HeadFiles | None:
-    """The head that drafts, where one does. Raises CheckpointError for one that does not fit."""
+def _drafting_files(
+    config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, context: int
+) -> HeadFiles | DraftModelFiles | None:
+    """The head or the model that drafts, where one does. Raises CheckpointError for one that does not fit."""
+    folder, has_weights = Path(config.draft_model), config.load_format != "dummy"
+    settings = config.spelling("draft_model"), config.spelling("context_length")
+    if config.drafter == "eagle":
+        return open_eagle(open_head(folder), model, context, *settings)
     if config.drafter == "mtp":
-        asked = f"{config.spelling('drafter')} mtp"
-        return open_mtp(checkpoint, model, asked, has_weights=config.load_format != "dummy")
-    if config.drafter != "eagle":
-        return None
-    return open_eagle(
-        open_head(Path(config.draft_model)),
-        model,
-        context,
-        config.spelling("draft_model"),
-        config.spelling("context_length"),
-    )
-
-
-def _head_weights(config: EngineConfig, files: HeadFiles, pack: Pack) -> HeadWeights:
-    """Those of a head that comes with a model are drawn where the model's are."""
-    drawn = config.drafter == "mtp" and config.load_format == "dummy"
-    return files.drawn_weights(pack) if drawn else files.weights(pack)
+        return open_mtp(checkpoint, model, f"{config.spelling('drafter')} mtp", has_weights=has_weights)
+    if config.drafter == "model":
+        own = open_checkpoint(folder)
+        return open_draft_model(own, model, checkpoint, context, *settings, has_weights=has_weights)
+    return None
 
 
 def _masks(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, context: int) -> MaskWorker | None:

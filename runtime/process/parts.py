@@ -340,5 +340,5 @@ def drafters_of(config: EngineConfig, model: ModelConfig) -> tuple[str, ...]:
     """Drafters that a start on this device could ask for with this model, some with a head that was made for it."""
     if config.device != "cpu" or state_bytes(model):
         return ()
-    own = ("mtp",) if comes_with_head(model) else ()
-    return ("ngram", "eagle", *own) if may_have_head(model) else ("ngram", *own)
+    heads = ("eagle",) if may_have_head(model) else ()
+    return ("ngram", *heads, *(("mtp",) if comes_with_head(model) else ()), "model")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from runahead.runtime.drafters.drafter import NO_DRAFT
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.models.decoder import Look
-from runahead.runtime.models.draft_head import DraftHead
+from runahead.runtime.models.draft_network import DraftNetwork
 from runahead.runtime.programs.host_queries import Queries, clamped
 from runahead.runtime.programs.host_rows import HostRows
 
@@ -31,14 +31,14 @@ class HeadDrafter:
     """A `runahead.runtime.drafters.drafter.Drafter`. rows: whose tokens, lengths and blocks it reads. num_blocks: of
     the pool, the null block counted."""
 
-    def __init__(self, head: DraftHead, rows: HostRows, num_blocks: int, choose: Choose) -> None:
+    def __init__(self, head: DraftNetwork, rows: HostRows, num_blocks: int, choose: Choose) -> None:
         self._head = head
         self._rows = rows
         self._choose = choose
         self._cache = head.make_cache(num_blocks, rows.block_size)
 
     def looking(self, seen: dict[int, torch.Tensor]) -> Look | None:
-        """See `DraftHead.looking`."""
+        """See `DraftNetwork.looking`."""
         return self._head.looking(seen)
 
     def follow(
@@ -122,5 +122,6 @@ class HeadDrafter:
         index = torch.tensor(blocks, dtype=torch.int64)
         for tensor in (*self._cache.entries.keys, *self._cache.entries.values):
             tensor[index] = float("nan")
-        by_block = self._cache.hidden.reshape(-1, self._rows.block_size, self._cache.hidden.shape[1])
+        kept, size = self._cache.hidden, self._rows.block_size
+        by_block = kept.reshape(len(kept) // size, size, kept.shape[1])
         by_block[index.numpy()] = np.nan

@@ -16,7 +16,7 @@ from runahead.runtime.kernels.reference.logprobs import log_probabilities
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.draft_head import DraftHead
+from runahead.runtime.models.draft_network import DraftNetwork
 from runahead.runtime.programs.head_drafter import HeadDrafter
 from runahead.runtime.programs.host_batch import batch_of
 from runahead.runtime.programs.host_queries import Queries
@@ -54,7 +54,7 @@ class HostProgram:
         snapshot_tokens: int = 0,
         launched: int = 0,
         drafter: Drafter | None = None,
-        head: DraftHead | None = None,
+        head: DraftNetwork | None = None,
         masks: MaskMemory | None = None,
     ) -> None:
         self._model = model

@@ -109,14 +109,16 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=0, le=512, description="requests with penalties that decode together; 0: penalties are refused")
     ] = 16
     drafter: Annotated[
-        Literal["none", "ngram", "eagle", "mtp"],
+        Literal["none", "ngram", "eagle", "mtp", "model"],
         Meta(
             description="what guesses tokens that a launch verifies; ngram: what followed before in the same request; "
-            "eagle: a head that was trained for the model; mtp: the head that comes with the model's checkpoint"
+            "eagle: a head that was trained for the model; mtp: the head that comes with the model's checkpoint; "
+            "model: a smaller model of the same vocabulary"
         ),
     ] = "none"
     draft_model: Annotated[
-        str, Meta(description="the folder of the head, for drafter eagle", extra={"metavar": "FOLDER"})
+        str,
+        Meta(description="of the head or model, for drafter eagle or model", extra={"metavar": "FOLDER"}),
     ] = ""
     draft_tokens: Annotated[
         int,
@@ -282,7 +284,11 @@ def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) ->
         )
     if config.drafter == "eagle" and not config.draft_model:
         raise ConfigError(f"{spelling('drafter')} eagle needs a head: {spelling('draft_model')} names its folder")
-    if config.draft_model and config.drafter != "eagle":
+    if config.drafter == "model" and not config.draft_model:
+        raise ConfigError(
+            f"{spelling('drafter')} model needs a smaller model: {spelling('draft_model')} names its folder or file"
+        )
+    if config.draft_model and config.drafter not in ("eagle", "model"):
         why = "whose head is in the model's checkpoint" if config.drafter == "mtp" else "which has no weights"
         raise ConfigError(
             f"{spelling('draft_model')} must be empty with {spelling('drafter')} {config.drafter}, {why}, and is "

@@ -174,8 +174,11 @@ class Supervisor:
         say, and front ends: what is refused of either is known before that."""
         await self._load_side()
         check_files(Path(self._config.engine.model), has_weights=self._config.engine.load_format != "dummy")
-        if self._config.engine.draft_model:
-            open_head(Path(self._config.engine.draft_model))
+        drafting = Path(self._config.engine.draft_model)
+        if self._config.engine.drafter == "eagle":
+            open_head(drafting)
+        elif self._config.engine.drafter == "model":
+            check_files(drafting, has_weights=self._config.engine.load_format != "dummy")
         for index in range(self._settings.frontends):
             await self._load(index)
         self._engine = await EngineProcess.start(self._config.engine, self._settings.log)

@@ -291,7 +291,7 @@ def engine_config(settings: Settings) -> EngineConfig:
 
 
 def _head_path(folder: str) -> str:
-    """Of the draft head's folder; empty where there is none."""
+    """Of the files of a draft head or model; empty where there are none."""
     with contextlib.suppress(RuntimeError):  # the home of somebody unknown
         return str(Path(folder).expanduser().absolute()) if folder else ""
     return folder

@@ -9,12 +9,18 @@ from safetensors.torch import load_file
 from tests.parity.fitted_head import write_fitted_head
 from tests.parity.fitted_head3 import write_fitted_head3
 from tests.parity.fitted_mimo import write_fitted_mimo
+from tests.parity.shortened_model import write_shortened_model
 from tests.runtime.models.mimo_heads import BEGIN
 
-_WRITTEN = {"eagle-1": write_fitted_head, "eagle-3": write_fitted_head3, "mtp": write_fitted_mimo}
+_WRITTEN = {
+    "eagle-1": write_fitted_head,
+    "eagle-3": write_fitted_head3,
+    "mtp": write_fitted_mimo,
+    "model": write_shortened_model,
+}
 WITH_WEIGHTS = tuple(_WRITTEN)
 # Which of them are started in every run, by pool and how much they draft; the others where `--large` asks for them.
-OF_POOLS = {("roomy", "3"): "eagle-3", ("tight", "3"): "eagle-1", ("barrier", "auto"): "mtp"}
+OF_POOLS = {("roomy", "3"): "eagle-3", ("tight", "3"): "model", ("barrier", "auto"): "mtp"}
 OF_RANDOM_WORKLOADS = {"3": "eagle-1", "auto": "eagle-3"}
 OF_ACCEPTANCE = "eagle-3"
 
@@ -29,7 +35,7 @@ def flags_of(kind: str, folder: Path) -> list[str]:
         _WRITTEN[kind](written)
     if kind == "mtp":
         return ["--drafter", kind, "--model", str(written)]
-    return ["--drafter", "eagle", "--draft-model", str(written)]
+    return ["--drafter", "model" if kind == "model" else "eagle", "--draft-model", str(written)]
 
 
 def parameters_of(kind: str, folder: Path) -> int:

@@ -68,6 +68,7 @@ def test_an_architecture_says_what_its_layers_may_be(tmp_path: Path) -> None:
 
 def test_drafters_are_named_where_a_start_may_ask_for_them() -> None:
     model = parse_config(PUBLIC["Qwen3 0.6B"], ())
-    assert drafters_of(EngineConfig(model="m"), model) == ("ngram", "eagle")
-    assert drafters_of(EngineConfig(model="m"), parse_config(PUBLIC["MiMo 7B"], ())) == ("ngram", "eagle", "mtp")
+    assert drafters_of(EngineConfig(model="m"), model) == ("ngram", "eagle", "model")
+    with_head = parse_config(PUBLIC["MiMo 7B"], ())
+    assert drafters_of(EngineConfig(model="m"), with_head) == ("ngram", "eagle", "mtp", "model")
     assert drafters_of(EngineConfig(model="m", device="cuda"), model) == ()

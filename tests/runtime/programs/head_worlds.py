@@ -11,15 +11,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings
 from runahead.runtime.checkpoint import open_checkpoint, open_head
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.draft_head import DraftHead
+from runahead.runtime.models.draft_model import DraftModelFiles, open_draft_model
+from runahead.runtime.models.draft_network import DraftNetwork
 from runahead.runtime.models.eagle import open_eagle
+from runahead.runtime.models.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.mtp import open_mtp
 from runahead.runtime.plan import PLAN_WORDS
@@ -28,7 +30,7 @@ from runahead.runtime.programs.reference import HostProgram
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.runtime.launches import ENDLESS, Launches, _Row, over_program
 from tests.runtime.models import eagle3_heads, eagle_heads, mimo_heads
-from tests.runtime.models.checkpoints import CASES, save
+from tests.runtime.models.checkpoints import CASES, IDS, Case, save
 from tests.runtime.models.eagle_heads import VOCAB
 from tests.runtime.models.head_arithmetic import Floats
 
@@ -36,6 +38,9 @@ ROWS, BLOCK, EACH, MOST = 4, 16, 8, 7
 GREEDY, DRAWN = SamplingParams(temperature=0.0), SamplingParams(temperature=0.9, seed=5)
 PROMPT = np.random.default_rng(3).integers(2, VOCAB, 45).tolist()
 ALL = 1000
+SMALLER = Case(
+    "smaller", Qwen3Config, {**IDS, "hidden_size": 48, "head_dim": 8, "num_hidden_layers": 2, "num_attention_heads": 6}
+)
 
 
 @dataclass
@@ -73,7 +78,7 @@ class ByDefinition(Protocol):
 @dataclass(frozen=True, slots=True)
 class World:
     target: Decoder
-    head: DraftHead
+    head: DraftNetwork
     by_definition: ByDefinition
     of_transformers: Any  # the target
 
@@ -135,22 +140,60 @@ def mimo_world(folder: Path, write: Callable[[Path, Path], None] | None = None) 
     return _world(folder, mimo_heads.HeadByDefinition)
 
 
+def model_world(folder: Path, write: Callable[[Path, Path], None] | None = None) -> World:
+    """With a smaller model of another architecture, and of other shapes."""
+    if write is None:
+        save(CASES[0], folder / "target")
+        save(SMALLER, folder / "model", seed=1)
+    else:
+        write(folder / "target", folder / "model")
+    return _world(folder, _ModelByDefinition)
+
+
+def save_twice(target: Path, model: Path) -> None:
+    """A model that drafts for itself: it is always right."""
+    save(CASES[0], target)
+    save(CASES[0], model)
+
+
+@dataclass(frozen=True, slots=True)
+class _ModelByDefinition:
+    """What `transformers` says."""
+
+    model: Any
+
+    def proposes(self, tokens: list[int], states: list[Floats], count: int) -> list[int]:
+        known = list(tokens)
+        for _ in range(count):
+            known.append(int(self.model(torch.tensor([known])).logits[0, -1].argmax()))
+        return known[len(tokens) :]
+
+
 def _world(folder: Path, definition: Callable[..., ByDefinition]) -> World:
-    """A head that is in no folder of its own comes with the target."""
-    target_folder, head_folder = folder / "target", folder / "head"
+    """A head that is in no folder of its own comes with the target. definition: of a head's tensors and the target's
+    ends, or of a model."""
+    target_folder, head_folder, model_folder = folder / "target", folder / "head", folder / "model"
     kernels = ReferenceKernels()
     target = load_model(open_checkpoint(target_folder), torch.device("cpu"), torch.float32, "auto", kernels)
-    if head_folder.exists():
+    model = _of_transformers(target_folder)
+    ends = model.model.embed_tokens.weight, model.lm_head.weight
+    files: HeadFiles | DraftModelFiles
+    if model_folder.exists():
+        both = open_checkpoint(model_folder), target.config, open_checkpoint(target_folder)
+        files = open_draft_model(*both, EACH * BLOCK, "draft_model", "context_length", has_weights=True)
+        by_definition = definition(_of_transformers(model_folder))
+    elif head_folder.exists():
         files = open_eagle(open_head(head_folder), target.config, EACH * BLOCK, "draft_model", "context_length")
+        by_definition = definition(load_file(head_folder / "model.safetensors"), *ends)
     else:
-        head_folder = target_folder
         files = open_mtp(open_checkpoint(target_folder), target.config, "drafter mtp", has_weights=True)
-    head = DraftHead(files.weights(kernels.pack_weight), target, kernels, EACH * BLOCK)
-    model = AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32, attn_implementation="eager").eval()
-    by_definition = definition(
-        load_file(head_folder / "model.safetensors"), model.model.embed_tokens.weight, model.lm_head.weight
-    )
+        by_definition = definition(load_file(target_folder / "model.safetensors"), *ends)
+    head = files.load(target, kernels, EACH * BLOCK, drawn=False)
     return World(target, head, by_definition, model.model)
+
+
+def _of_transformers(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def plain(world: World, sampling: SamplingParams, count: int) -> list[int]:

@@ -1,4 +1,5 @@
-"""A draft head over rows of a real model on the CPU: it proposes what its definition says, however its rows came."""
+"""A draft head, or a model, over rows of a real one on the CPU: it proposes what its definition says, however its rows
+came."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ from tests.runtime.programs.head_worlds import (
     entries,
     lived,
     mimo_world,
+    model_world,
     plain,
+    save_twice,
 )
 
 Make = Callable[..., World]
@@ -37,6 +40,7 @@ KINDS: dict[str, tuple[Make, Callable[[Path, Path], None]]] = {
     "eagle-1": (eagle_world, save_foreseen),
     "eagle-3": (eagle3_world, save_foreseen3),
     "mtp": (mimo_world, save_foreseen_mimo),
+    "model": (model_world, save_twice),
 }
 
 
@@ -70,6 +74,7 @@ def completion(world: World) -> list[int]:
         (eagle3_world, {"width": NARROW}),
         (eagle3_world, {"reads": (2, 0, 2)}),
         (mimo_world, {}),
+        (model_world, {}),
     ],
 )
 def test_what_is_proposed_is_what_the_definition_says(make: Make, given: dict[str, Any], tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ def test_a_setting_that_cannot_be_is_named(changes: dict[str, object], named: tu
             {"drafter": "mtp", "draft_model": "folder"},
             ("draft_model", "drafter mtp", "the model's checkpoint"),
         ),
+        ({"drafter": "model"}, ("drafter model", "needs a smaller model", "draft_model")),
+        ({"drafter": "model", "draft_model": "folder", "device": "cuda"}, ("drafter model", "device cuda")),
         ({"drafter": "mtp", "device": "cuda"}, ("drafter mtp", "device cuda")),
         ({"draft_tokens": 3}, ("draft_tokens (3)", "drafter none")),
         ({"num_blocks": 64, "max_rows": 64}, ("max_rows", "num_blocks", "64")),
@@ -93,6 +95,7 @@ def test_settings_that_cannot_go_together_are_both_named(changes: dict[str, obje
         {"drafter": "ngram", "draft_tokens": 7},
         {"drafter": "eagle", "draft_model": "folder"},
         {"drafter": "mtp"},
+        {"drafter": "model", "draft_model": "folder"},
     ],
 )
 def test_settings_at_the_edge_of_what_can_be_are_taken(changes: dict[str, object]) -> None:
