@@ -7,6 +7,7 @@ import json
 import statistics
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -24,7 +25,7 @@ from runahead.service.commands.client_failure import (
     nobody_reads,
 )
 from runahead.service.commands.request_flags import UsageError, seconds_of
-from runahead.service.commands.timeline import STAGES, Span, Timeline, timeline_of
+from runahead.service.commands.timeline import STAGES, Span, TimedLaunch, Timeline, timeline_of
 from runahead.v1 import generation_service_pb2_grpc, trace_pb2
 
 _ANSWER_S: Final = 10.0
@@ -33,6 +34,7 @@ _ANSWER_S: Final = 10.0
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """How many launches, and what is made of them."""
     parser.add_argument("--launches", metavar="N", help="of the newest launches, so many, 1 to 256 (default: 100)")
+    parser.add_argument("--each", action="store_true", help="a line for each launch, with its idle time, oldest first")
     parser.add_argument("--out", metavar="FILE", type=Path, help="write a trace for Perfetto or chrome://tracing")
     parser.add_argument("--picture", metavar="FILE", type=Path, help="write a picture of some launches, as SVG")
     parser.add_argument("--timeout", metavar="SECONDS", help="give up after this long (default: 10)")
@@ -58,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
             if not timeline.launches:
                 print("runahead trace: no launch was made yet", file=sys.stderr)
                 return EXIT_FAILED
-            print("\n".join(figures(timeline)), flush=True)
+            print("\n".join([*(each_launch(timeline) if arguments.each else ()), *figures(timeline)]), flush=True)
             if arguments.out is not None:
                 arguments.out.write_text(json.dumps(chrome_trace(timeline)) + "\n", encoding="utf-8")
             if arguments.picture is not None:
@@ -81,18 +83,47 @@ def figures(timeline: Timeline) -> list[str]:
     launches = timeline.launches
     chained = [(before, after) for before, after in pairwise(launches) if not after.first_after_idle]
     overlapped = sum(after.overlapped for _, after in chained)
-    inside = sum(launch.idle_inside_us for launch in launches)
-    busy = sum(_length(launch.device) for launch in launches)
     return [
         f"launches  {launches[0].number} to {launches[-1].number}: "
         + ", ".join(f"{number} {kind}" for kind, number in sorted(Counter(each.kind for each in launches).items())),
         f"overlap   {overlapped} of {len(chained)} that could were enqueued while the one before ran",
         "step      " + _spread([after.device[0] - before.device[0] for before, after in chained]),
-        "idle      " + _spread([max(0.0, after.device[0] - before.device[1]) for before, after in chained])
-        + f" between launches; inside them {inside:.0f} µs of {busy:.0f}",
+        "idle      " + _spread([_idle(before, after) for before, after in chained])
+        + " between two launches",
+        *(_of_kind(kind, launches) for kind in sorted({each.kind for each in launches})),
         *(f"{stage:<10}" + _spread([_length(getattr(launch, stage)) for launch in launches]) for stage in STAGES),
         f"clocks    the device's side is right within {timeline.slack_us:.1f} µs",
     ]  # fmt: skip
+
+
+def each_launch(timeline: Timeline) -> list[str]:
+    """A table: of each launch what it was, how long the device ran it, and for how long it had nothing to run before it
+    and, at most, inside it."""
+    lines = [f"{'launch':>10}  {'kind':<8}{'rows':>5}{'prompt':>8}{'device µs':>11}{'idle before':>13}{'inside':>9}"]
+    before: TimedLaunch | None = None
+    for launch in timeline.launches:
+        idle = "-" if before is None or launch.first_after_idle else f"{_idle(before, launch):.1f}"
+        lines.append(
+            f"{launch.number:>10}  {launch.kind:<8}{launch.rows:>5}{launch.prompt_tokens:>8}"
+            f"{_length(launch.device):>11.1f}{idle:>13}{launch.idle_inside_us:>9.1f}"
+        )
+        before = launch
+    return lines
+
+
+def _of_kind(kind: str, launches: Sequence[TimedLaunch]) -> str:
+    """How much of the device's time with launches of a kind it had nothing to run, before them and inside them."""
+    inside = sum(each.idle_inside_us for each in launches if each.kind == kind)
+    busy = sum(_length(each.device) for each in launches if each.kind == kind)
+    pairs = [(one, other) for one, other in pairwise(launches) if other.kind == kind and not other.first_after_idle]
+    between = sum(_idle(one, other) for one, other in pairs)
+    share = 100 * (between + inside) / max(busy + between, 1e-9)
+    of = f"of {busy + between:.0f}: {share:.1f} %"
+    return f"  {kind:<8}{between:.0f} µs before them and at most {inside:.0f} inside, {of}"
+
+
+def _idle(before: TimedLaunch, after: TimedLaunch) -> float:
+    return max(0.0, after.device[0] - before.device[1])
 
 
 def _length(span: Span) -> float:

@@ -6,6 +6,7 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -15,7 +16,7 @@ from benchmarks.local_service import LocalService, local_service
 from runahead.service import cli
 from runahead.service.commands.chain_picture import SHOWN, picture
 from runahead.service.commands.timeline import STAGES, Timeline, timeline_of
-from runahead.service.commands.trace_command import figures
+from runahead.service.commands.trace_command import each_launch, figures
 from runahead.service.stats.trace import as_response
 from runahead.v1 import GenerateRequest, GenerationServiceStub, StoppingOptions
 from tests.service.stats.test_trace import TRACED, launch
@@ -49,7 +50,8 @@ def test_before_the_first_launch_it_says_so(service: LocalService, capsys: pytes
 def test_figures_are_printed(decoded: LocalService, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["trace", "--url", decoded.url, "--launches", "40"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["launches", "overlap", "step", "idle", *STAGES, "clocks"]
+    kinds = ["closing", "decode"]
+    assert [line.split()[0] for line in lines] == ["launches", "overlap", "step", "idle", *kinds, *STAGES, "clocks"]
     assert re.fullmatch(r"launches  \d+ to \d+: 1 closing, 39 decode", lines[0])
     assert re.fullmatch(r"overlap   \d+ of 39 that could were enqueued while the one before ran", lines[1])
 
@@ -58,10 +60,48 @@ def test_figures_are_right() -> None:
     lines = figures(MADE_UP)
     assert lines[0] == "launches  1 to 5: 5 decode"
     assert lines[2] == "step      600.0 µs in the median, 600.0 at most"
-    assert lines[3] == "idle      0.0 µs in the median, 0.0 at most between launches; inside them 8 µs of 3000"
-    assert lines[4] == "plan      50.0 µs in the median, 50.0 at most"
+    assert lines[3] == "idle      0.0 µs in the median, 0.0 at most between two launches"
+    assert lines[4] == "  decode  0 µs before them and at most 8 inside, of 3000: 0.2 %"
+    assert lines[5] == "plan      50.0 µs in the median, 50.0 at most"
     one = timeline_of(as_response(type(TRACED)(TRACED.launches[:1], ()), shares_clock=False))
-    assert figures(one)[2:4] == ["step      none", "idle      none between launches; inside them 2 µs of 600"]
+    assert figures(one)[2:5] == [
+        "step      none",
+        "idle      none between two launches",
+        "  decode  0 µs before them and at most 2 inside, of 600: 0.2 %",
+    ]
+
+
+def test_idle_time_counts_for_the_kind_of_launch_that_was_waited_for() -> None:
+    """A mixed launch 100 µs late, with gaps inside, a decode one 50 µs late, and one after a time without work."""
+    first, mixed, decode, later = MADE_UP.launches[:4]
+    mixed = replace(mixed, kind="mixed", prompt_tokens=700, device=(700.0, 1600.0), idle_inside_us=80.0)
+    decode = replace(decode, device=(1650.0, 2250.0), idle_inside_us=0.0)
+    later = replace(later, device=(9000.0, 9600.0), first_after_idle=True, idle_inside_us=0.0)
+    first = replace(first, device=(0.0, 600.0), idle_inside_us=0.0)
+    timeline = Timeline((first, mixed, decode, later), (), 0.0)
+    lines = figures(timeline)
+    assert lines[3] == "idle      75.0 µs in the median, 100.0 at most between two launches"
+    assert lines[4:6] == [
+        "  decode  50 µs before them and at most 0 inside, of 1850: 2.7 %",
+        "  mixed   100 µs before them and at most 80 inside, of 1000: 18.0 %",
+    ]
+    assert [line.split() for line in each_launch(timeline)] == [
+        ["launch", "kind", "rows", "prompt", "device", "µs", "idle", "before", "inside"],
+        ["1", "decode", "8", "0", "600.0", "-", "0.0"],
+        ["2", "mixed", "8", "700", "900.0", "100.0", "80.0"],
+        ["3", "decode", "8", "0", "600.0", "50.0", "0.0"],
+        ["4", "decode", "8", "0", "600.0", "-", "0.0"],
+    ]
+
+
+def test_a_line_for_each_launch_stands_before_the_figures(
+    decoded: LocalService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["trace", "--url", decoded.url, "--launches", "7", "--each"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[0] == "launch" and lines[8].startswith("launches")
+    numbers = [int(line.split()[0]) for line in lines[1:8]]
+    assert numbers == list(range(numbers[0], numbers[0] + 7))
 
 
 def test_the_timeline_has_the_lanes_the_tokens_and_the_arrows(
