@@ -1,7 +1,8 @@
 """What a decode step costs on a GPU: `make bench-gpu`, or `python -m benchmarks.gpu_table`.
 
-Without a part: every part of which the folder holds no result of this commit, one after the other, then the tables. A
-run that was cut short is taken up where it ended. Figures are for the machine that it runs on.
+Without a part, or with the beginning of some parts' names: each of them of which the folder holds no result of this
+commit, one after the other, then the tables. A run that was cut short is taken up where it ended. Figures are for the
+machine that it runs on.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -23,6 +25,9 @@ from benchmarks.gpu_table.settings import read_settings
 from benchmarks.gpu_table.tables import tables
 from benchmarks.local_service import ServiceFailed
 
+# Parts of which several may be asked for at once.
+_KINDS: Final = [kind for kind in dict.fromkeys(name.split("-")[0] for name in PARTS) if kind not in PARTS]
+
 FOLDER = results.ROOT / "benchmarks" / "results" / "gpu"
 
 
@@ -30,16 +35,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, or 1 with a sentence on standard error."""
     parser = _parser()
     chosen = parser.parse_args(arguments)
+    chosen.parts = _wanted(chosen.part)
     if chosen.list:
         for part in PARTS.values():
-            print(f"{part.name:<16}{part.minutes} min  {part.what}{'' if part.is_wanted else ' (only if named)'}")
+            print(f"{part.name:<22} {part.minutes} min  {part.what}{'' if part.is_wanted else ' (only if named)'}")
         return 0
     try:
         if not chosen.merge:
             if chosen.device == "cuda" and not torch.cuda.is_available():
                 raise BenchmarkError("torch finds no CUDA GPU here; --device cpu tries the benchmark on a tiny model")
             _measure(chosen, results.commit(chosen.commit))
-        if chosen.merge or not chosen.part:
+        if chosen.merge or chosen.part not in PARTS:
             print(tables(merge_folder(chosen.out)), end="")
     except (BenchmarkError, ResultError, ServiceFailed) as error:
         print(error, file=sys.stderr)
@@ -49,13 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _measure(chosen: argparse.Namespace, commit: str) -> None:
     asked = read_settings(chosen.set)
-    if chosen.part:
+    if chosen.part in PARTS:
         result = run_part(PARTS[chosen.part], Run(chosen.device, chosen.repeats, chosen.limit_s, commit, asked))
         print(f"{results.write(result, chosen.out)}: {result.seconds:.0f} s", file=sys.stderr)
         if result.failure:
             raise BenchmarkError(f"figures of the part {chosen.part} are missing: {result.failure}")
         return
-    for name in (part.name for part in PARTS.values() if part.is_wanted):
+    for name in chosen.parts:
         path = results.path_of(name, chosen.out)
         if path.exists() and (known := results.read(path)).commit == commit and not known.failure:
             print(f"{name}: there is a result of this commit", file=sys.stderr)
@@ -68,9 +74,20 @@ def _measure(chosen: argparse.Namespace, commit: str) -> None:
             raise BenchmarkError(f"the part {name} failed: mend it, and start again to go on from there")
 
 
+def _wanted(chosen: str | None) -> list[str]:
+    """Parts that are measured without being named, or those of a kind."""
+    wanted = [part.name for part in PARTS.values() if part.is_wanted]
+    return [name for name in wanted if chosen is None or name.startswith(f"{chosen}-")]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_table", description=__doc__)
-    parser.add_argument("--part", choices=list(PARTS), metavar="NAME", help="measure this part alone (see --list)")
+    parser.add_argument(
+        "--part",
+        choices=[*PARTS, *_KINDS],
+        metavar="NAME",
+        help="measure this part alone (see --list), or all whose names begin so: " + ", ".join(_KINDS),
+    )
     parser.add_argument("--list", action="store_true", help="name the parts, and about how long each takes")
     parser.add_argument(
         "--merge", action="store_true", help="measure nothing: put the parts together, print the tables"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -13,49 +11,29 @@ import numpy as np
 import torch
 
 from benchmarks.gpu_table import results
+from benchmarks.gpu_table.arrivals import Load
 from benchmarks.gpu_table.cells import Cells, Run
 from benchmarks.gpu_table.decode import Batch, Steps, bare_graphs, fill_cache, form_of, through_the_engine
-from benchmarks.gpu_table.engines import Bench, opened
+from benchmarks.gpu_table.engines import Bench
 from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.exactness import ASKED, COMPARED, FEW, SIZES, Crowd, agreements
 from benchmarks.gpu_table.expert_counts import experts_named
 from benchmarks.gpu_table.floors import StepBytes, step_bytes
+from benchmarks.gpu_table.found import DEPTHS, Found, measured_engine
 from benchmarks.gpu_table.kernel_times import LAUNCHES, on_the_gpu, traced
 from benchmarks.gpu_table.measured import Measured
-from benchmarks.gpu_table.prompts import (
-    SETTINGS,
-    FirstTokens,
-    Setting,
-    busy,
-    first_tokens,
-    of_long_prompts,
-    products_ms,
-)
-from benchmarks.gpu_table.results import Agreement, Breakdown, Cell, PromptTime, Result, Sampling
+from benchmarks.gpu_table.prompt_parts import arrival_part, first_token_part
+from benchmarks.gpu_table.results import Agreement, Cell, Result, Sampling
 from benchmarks.gpu_table.settings import RUN_AHEAD, Settings
 from benchmarks.gpu_table.shapes import SHAPES, Shape
 from benchmarks.gpu_table.streams import served, through_grpc
 from benchmarks.local_service import ServiceFailed
 from runahead.cuda_graphs.shape import Form
-from runahead.runtime.rounding import ceil_div
 from runahead.runtime.wire.engine_config import DeviceName
 
-DEPTHS: Final = (0, 1, 2, 3, 4)
 MOST_ROWS: Final = 64  # of the tables that leave out the largest batch
 _EVERYBODY: Final[tuple[Sampling, ...]] = ("greedy", "sampled")
 _ONE_AMONG: Final[tuple[Sampling, ...]] = ("one sampled", "one with log-probabilities")
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What a part has measured, and with which settings. failures: why figures are missing."""
-
-    settings: Settings
-    cells: Sequence[Cell] = ()
-    breakdowns: Sequence[Breakdown] = ()
-    agreements: Sequence[Agreement] = ()
-    prompts: Sequence[PromptTime] = ()
-    failures: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +64,7 @@ def run_part(part: Part, run: Run) -> Result:
         breakdowns=tuple(found.breakdowns),
         agreements=tuple(found.agreements),
         prompts=tuple(found.prompts),
+        arrivals=tuple(found.arrivals),
         failure="; ".join(found.failures),
     )
 
@@ -99,19 +78,6 @@ def _bytes_on(device: DeviceName, shape: Shape) -> StepBytes:
 # ------------------------------------------------------------ what the parts measure
 
 
-@contextlib.contextmanager
-def _filled(shape: Shape, settings: Settings, launches: int, prompts: Sequence[int] = ()) -> Iterator[Bench]:
-    """An engine whose prefix cache holds these prompts. launches: see `opened`."""
-    with opened(shape, settings, launches) as bench:
-        if prompts:
-            fill_cache(bench, prompts)
-        yield bench
-
-
-def _measured(shape: Shape, settings: Settings, launches: int, prompts: Sequence[int] = ()) -> Measured[Bench]:
-    return Measured(lambda: _filled(shape, settings, launches, prompts), lambda bench: bench.is_as_opened)
-
-
 def _nodes(bench: Bench, batches: Sequence[int]) -> Mapping[tuple[int, Form], int | None]:
     """Of the graphs for so many rows, by rows and form."""
     return {(rows, form): bench.nodes(rows, form) for rows in batches for form in Form}
@@ -121,7 +87,7 @@ def _step(shape: Shape, run: Run) -> Found:
     """Bare graphs and the engine, everybody greedy and everybody sampled, and one row that asks for more."""
     prompt, most = shape.workload.prompt, shape.batches[-1]
     settings = run.settings(most, shape.workload.context)
-    with _measured(shape, settings, shape.workload.chained, (prompt,) * most) as measured:
+    with measured_engine(shape, settings, shape.workload.chained, (prompt,) * most) as measured:
         cells = Cells(run, "step", shape, _bytes_on(run.device, shape), measured)
         found, nodes = measured.subject.settings, _nodes(measured.subject, shape.batches)
         for sampling in _EVERYBODY:
@@ -155,7 +121,7 @@ def _depths(shape: Shape, run: Run) -> Found:
     """Every depth, and the default one without graphs."""
     prompt, most = shape.workload.prompt, min(shape.batches[-1], MOST_ROWS)
     settings = run.settings(most, shape.workload.context)
-    with _measured(shape, settings, max(DEPTHS), (prompt,) * most) as measured:
+    with measured_engine(shape, settings, max(DEPTHS), (prompt,) * most) as measured:
         cells = Cells(run, "depths", shape, _bytes_on(run.device, shape), measured)
         batches = shape.batches[0], most
         found, nodes = measured.subject.settings, _nodes(measured.subject, batches)
@@ -186,7 +152,7 @@ def _lengths(shape: Shape, run: Run) -> Found:
     """Long contexts, and prompts of many lengths in one batch."""
     workload = shape.workload
     batches = [rows for rows in shape.batches if rows <= MOST_ROWS]
-    with _measured(shape, run.settings(batches[-1], workload.longest), max(DEPTHS)) as measured:
+    with measured_engine(shape, run.settings(batches[-1], workload.longest), max(DEPTHS)) as measured:
         cells = Cells(run, "lengths", shape, _bytes_on(run.device, shape), measured)
         found, size, blocks = measured.subject.settings, measured.subject.block_size, measured.subject.num_blocks - 1
         for prompts in (
@@ -220,7 +186,7 @@ def _models(shapes: Sequence[Shape], run: Run) -> Found:
     for shape in shapes:
         prompt, most = shape.workload.prompt, shape.batches[-1]
         settings = run.settings(most, shape.workload.context)
-        with _measured(shape, settings, shape.workload.chained, (prompt,) * most) as measured:
+        with measured_engine(shape, settings, shape.workload.chained, (prompt,) * most) as measured:
             cells = Cells(run, "models", shape, _bytes_on(run.device, shape), measured)
             settings, nodes = measured.subject.settings, _nodes(measured.subject, shape.batches)
             for rows in shape.batches:
@@ -241,7 +207,7 @@ def _kernels(shape: Shape, run: Run) -> Found:
     on_the_gpu(lambda: None)  # tracing is set up before a graph is captured, or it may not see into graphs
     prompt, most = shape.workload.prompt, min(shape.batches[-1], MOST_ROWS)
     settings, bytes_ = run.settings(most, shape.workload.context), _bytes_on(run.device, shape)
-    with _measured(shape, settings, LAUNCHES + max(DEPTHS)) as measured:
+    with measured_engine(shape, settings, LAUNCHES + max(DEPTHS)) as measured:
         settings = measured.subject.settings
         traces = [
             measured.measure(partial(traced, batch=Batch((prompt,) * rows), bytes_=bytes_))
@@ -263,52 +229,8 @@ def _exactness(crowd: Crowd, depths: Sequence[int], run: Run) -> Found:
     return Found(settings, agreements=found, failures=failures)
 
 
-def _prompts(shape: Shape, run: Run) -> Found:
-    """First tokens, alone and beside rows that decode, with the engine set for one and for the other."""
-    workload = shape.workload
-    context = 256 * ceil_div(workload.first[-1] + 1, 256)
-    shape = of_long_prompts(shape, context)
-    found: list[PromptTime] = []
-    failures: list[str] = []
-    settings: Settings = {}
-    for setting, wanted in SETTINGS.items():
-        settings = run.settings(workload.beside + 8, context) | wanted | run.asked
-        with _measured(shape, settings, max(DEPTHS)) as measured:
-            settings = measured.subject.settings
-            for rows in (0, workload.beside):
-                for tokens in workload.first:
-                    found.append(_prompt_time(measured, run, shape, setting, tokens, rows))
-        failures += measured.failures
-    same = {name: value for name, value in settings.items() if name not in SETTINGS["rate"]}
-    varied: Settings = {
-        setting: " ".join(f"{name}={value}" for name, value in own.items()) for setting, own in SETTINGS.items()
-    }
-    return Found({**same, **varied}, prompts=found, failures=failures)
-
-
-def _prompt_time(
-    measured: Measured[Bench], run: Run, shape: Shape, setting: Setting, tokens: int, rows: int
-) -> PromptTime:
-    def measure(bench: Bench) -> FirstTokens:
-        with busy(bench, rows):
-            return first_tokens(bench, tokens, run.repeats)
-
-    times, skipped = (None, run.why_no_more) if run.why_no_more else measured.measure(measure)
-    time = PromptTime(
-        shape=shape.name,
-        setting=setting,
-        tokens=tokens,
-        rows=rows,
-        products_ms=products_ms(shape.described(), tokens),
-        first_token_ms=None if times is None else times.median_ms,
-        runs_ms=() if times is None else times.runs_ms,
-        gap_p50_ms=None if times is None else times.gap_ms(50),
-        gap_p99_ms=None if times is None else times.gap_ms(99),
-        skipped=skipped,
-    )
-    shown = skipped or f"{time.first_token_ms:.1f} ms, products {time.products_ms:.1f}"
-    print(f"{run.took_s:6.1f} s  {shape.name} prompt of {tokens:,} beside {rows}, {setting}: {shown}", file=sys.stderr)
-    return time
+def _first_tokens_exactly(shape: Shape, run: Run) -> Found:
+    return first_token_part(shape, run, exact=True)
 
 
 _KINDS: Final = (
@@ -319,11 +241,28 @@ _KINDS: Final = (
     (
         "prompts",
         "first tokens, alone and beside rows that decode",
-        _prompts,
+        first_token_part,
         {"0.6B": 3, "8B": 6, "7B-A1B": 6, "tiny": 1},
     ),
+    ("prompts-exact", "the same with exact kernels", _first_tokens_exactly, {"0.6B": 3, "8B": 6, "tiny": 1}),
     ("kernels", "every kernel of a launch", _kernels, {"0.6B": 2, "8B": 3, "tiny": 1}),
 )
+# By name, shape, load, launches ahead, and minutes. Each must be over before a part's time is.
+_LOADS: Final = (
+    ("prompts-8k-8B", "8B", Load(64, 8192, 512, 0.25), (0, 1, 2, 4), 4),
+    ("prompts-32k-serial-8B", "8B", Load(64, 32768, 512, 1.4), (0, 1), 6),
+    ("prompts-32k-8B", "8B", Load(64, 32768, 512, 1.4), (2, 4), 6),
+    ("prompts-burst-8B", "8B", Load(256, 512, 128), (2,), 2),
+    ("prompts-long-tiny", "tiny", Load(5, 60, 12, 0.01), (0, 1, 2, 4), 1),
+    ("prompts-burst-tiny", "tiny", Load(7, 24, 8), (2,), 1),
+)
+
+
+def _arriving(load: Load) -> str:
+    when = f"one every {load.every_s:g} s" if load.every_s else "all at once"
+    return f"{load.requests} requests of {load.tokens:,} tokens in and {load.generated} out, {when}"
+
+
 _MODELS: Final = "decode steps of models with experts or recurrent states, beside the bytes that they need"
 _TINY_MODELS: Final = SHAPES["tiny-experts"], SHAPES["tiny-hybrid"]
 _EXACTNESS: Final = "answers that differ alone and among others, with exact kernels and without"
@@ -334,6 +273,16 @@ PARTS: Final = {
             Part(f"{kind}-{shape}", f"{shape}: {what}", about, partial(measure, SHAPES[shape]), shape != "tiny")
             for kind, what, measure, minutes in _KINDS
             for shape, about in minutes.items()
+        ),
+        *(
+            Part(
+                name,
+                f"{shape}: {_arriving(load)}",
+                about,
+                partial(arrival_part, SHAPES[shape], load, depths),
+                shape != "tiny",
+            )
+            for name, shape, load, depths, about in _LOADS
         ),
         *(
             Part(name, f"{' and '.join(of)}: {_MODELS}", 8, partial(_models, [SHAPES[one] for one in of]), True)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, pairwise
 from typing import Final, Literal
 
 import numpy as np
@@ -24,6 +24,7 @@ from runahead.runtime.models.weights import described
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import prepared_submit
+from runahead.runtime.wire.trace import MAX_TRACED, LaunchTimes
 
 MATRIX_RATE: Final = 780e12  # multiply-adds and sums a second, in bfloat16: measured on one H200
 Setting = Literal["rate", "pace"]
@@ -39,11 +40,22 @@ _prompts = count(100_000)  # random ones, none of which is in the prefix cache
 
 
 @dataclass(frozen=True, slots=True)
+class MixedIdle:
+    """Shares of the device's time with launches that carry prompts, by its stamps: how long it had nothing to run
+    before such a launch, and at most inside it, between the pieces of one that is no graph. None: there was none."""
+
+    between: float | None
+    inside: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class FirstTokens:
-    """runs_ms: of each repetition. gaps_ms: between the tokens of the rows beside, of all repetitions."""
+    """runs_ms: of each repetition. gaps_ms: between the tokens of the rows beside, of all repetitions. idle: in the
+    launches that carried the prompts."""
 
     runs_ms: tuple[float, ...]
     gaps_ms: NDArray[np.float64]
+    idle: MixedIdle
 
     @property
     def median_ms(self) -> float:
@@ -78,12 +90,32 @@ def of_long_prompts(shape: Shape, longest: int) -> Shape:
 
 def first_tokens(bench: Bench, tokens: int, repeats: int) -> FirstTokens:
     """Of prompts of so many tokens, one after the other, beside whatever decodes."""
-    runs, gaps = [], []
+    runs, gaps, traced = [], [], []
     for _ in range(repeats):
+        launched = bench.engine.ledger.launched
         took, between = _first_token(bench, tokens)
         runs.append(took * 1e3)
         gaps.append(between * 1e3)
-    return FirstTokens(tuple(runs), np.concatenate(gaps))
+        traced.append([each for each in bench.engine.recorder.trace(MAX_TRACED).launches if each.number >= launched])
+    return FirstTokens(tuple(runs), np.concatenate(gaps), idle_of_mixed(traced))
+
+
+def idle_of_mixed(traces: Sequence[Sequence[LaunchTimes]]) -> MixedIdle:
+    """traces: launches one after the other, oldest first; before the first of a trace nothing counts."""
+    busy = between = inside = 0
+    for trace in traces:
+        for before, launch in pairwise(trace):
+            if launch.kind == "mixed":
+                busy += launch.end_ns - launch.start_ns
+                between += 0 if launch.first else max(0, launch.start_ns - before.end_ns)
+                inside += launch.idle_inside_ns
+    whole = busy + between
+    return MixedIdle(between / whole, inside / whole) if whole else MixedIdle(None, None)
+
+
+def new_prompt() -> int:
+    """The number of a prompt that nobody had."""
+    return next(_prompts)
 
 
 @contextmanager
@@ -106,7 +138,7 @@ def _first_token(bench: Bench, tokens: int) -> tuple[float, NDArray[np.float64]]
     def note(output: m.Output) -> None:
         came.append((time.perf_counter(), np.frombuffer(output.handles, np.int64)))
 
-    number = next(_prompts)
+    number = new_prompt()
     bench.front_end.heard = note
     try:
         turn_until(bench, lambda: bool(came))  # of rows beside: gaps count from here

@@ -117,6 +117,7 @@ GRPC_OVER_GRAPHS: Final[Mapping[Place, float]] = {
     Place("8B", 64): 1.10,
     Place("8B", 256): 1.05,
 }
+OVERLAP: Final = 0.98  # of launches while requests arrive, at least
 IDLE_SHARE: Final = 0.02  # of a step, at most, between launches
 ONE_SAMPLED_MS: Final = 0.02  # what one row that samples may add to a step of 64 rows
 

@@ -139,8 +139,9 @@ class PromptTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     setting: what the engine is set for, the prompts' rate or the rows' pace. tokens: of the prompt. rows: that decode
     beside it. first_token_ms: the median of `runs_ms`. gap_p50_ms, gap_p99_ms: between two tokens of a row, while the
-    prompt ran. products_ms: of its products alone, at the rate that the GPU's matrix units reach. skipped: why there is
-    no figure.
+    prompt ran. products_ms: of its products alone, at the rate that the GPU's matrix units reach. exact: the engine was
+    asked for the exact kernels. idle_between, idle_inside: of the device, in parts of its time with launches that
+    carried the prompt, before them and at most inside them; None in older results. skipped: why there is no figure.
     """
 
     shape: str
@@ -152,6 +153,40 @@ class PromptTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     runs_ms: tuple[float, ...] = ()
     gap_p50_ms: float | None = None
     gap_p99_ms: float | None = None
+    exact: bool = False
+    idle_between: float | None = None
+    idle_inside: float | None = None
+    skipped: str = ""
+
+
+class Arrivals(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Requests that arrive one after the other, or at once where `every_s` is 0, through the engine at a depth.
+
+    tokens, generated: of each. tokens_s: generated ones a second, from the first arrival to the last token. first_*: to
+    a request's first token. gap_*: between two tokens of one request. overlap: launches that were enqueued while the
+    one before ran, in parts of those that could be. idle_between, idle_inside: of the device, in parts of its time,
+    between launches and at most inside them. launches: by kind. fallbacks, barriers: by reason. held_back: times that
+    a launch was not queued for a bound on launches with prompts alone. skipped: why there are no figures.
+    """
+
+    shape: str
+    requests: int
+    tokens: int
+    generated: int
+    every_s: float
+    run_ahead: int
+    tokens_s: float | None = None
+    first_p50_ms: float | None = None
+    first_p99_ms: float | None = None
+    gap_p50_ms: float | None = None
+    gap_p99_ms: float | None = None
+    overlap: float | None = None
+    idle_between: float | None = None
+    idle_inside: float | None = None
+    launches: dict[str, int] = {}
+    fallbacks: dict[str, int] = {}
+    barriers: dict[str, int] = {}
+    held_back: int | None = None
     skipped: str = ""
 
 
@@ -174,6 +209,7 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     breakdowns: tuple[Breakdown, ...] = ()
     agreements: tuple[Agreement, ...] = ()
     prompts: tuple[PromptTime, ...] = ()
+    arrivals: tuple[Arrivals, ...] = ()
     failure: str = ""
 
 

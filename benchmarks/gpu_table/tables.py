@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.gpu_table.goals import Steps, goals, idle_share
 from benchmarks.gpu_table.merge import Merged
@@ -10,6 +10,7 @@ from benchmarks.gpu_table.published import (
     FIRST_TOKEN_GOALS_MS,
     GOALS_MS,
     MODEL_GOALS_MS,
+    OVERLAP,
     PEERS_MS,
     VLLM_FIRST_TOKEN_MS,
     VLLM_MODELS_MS,
@@ -17,7 +18,7 @@ from benchmarks.gpu_table.published import (
     Prompt,
     best_peer_ms,
 )
-from benchmarks.gpu_table.results import Agreement, Breakdown, Cell, PromptTime, Sampling
+from benchmarks.gpu_table.results import Agreement, Arrivals, Breakdown, Cell, PromptTime, Sampling
 
 _NONE = "–"
 _KERNELS_SHOWN = 20
@@ -53,6 +54,7 @@ def tables(merged: Merged) -> str:
     ]
     blocks += [_breakdown_table(breakdown) for breakdown in breakdowns]
     blocks.append(_prompt_table([found for part in merged.parts for found in part.prompts]))
+    blocks.append(_arrival_table([found for part in merged.parts for found in part.arrivals]))
     blocks.append(_agreement_table([found for part in merged.parts for found in part.agreements]))
     failures = [f"- figures of {part.part} are missing: {part.failure}" for part in merged.parts if part.failure]
     blocks += [_goal_table(steps), failures + _skipped(cells)]
@@ -194,21 +196,60 @@ def _breakdown_table(found: Breakdown) -> list[str]:
 
 
 def _prompt_table(times: Sequence[PromptTime]) -> list[str]:
+    """A line for each prompt with the fastest kernels, and what it took with the exact ones beside it."""
+    exactly = {_asked(time): time.first_token_ms for time in times if time.exact}
+    fastest = {_asked(time): time for time in times if not time.exact}
     rows = []
-    for time in times:
+    for time in (*fastest.values(), *(time for time in times if time.exact and _asked(time) not in fastest)):
         place = Prompt(time.shape, time.tokens)
-        alone = not time.rows
+        alone = not time.rows and not time.exact
         peer, goal = (known.get(place) if alone else None for known in (VLLM_FIRST_TOKEN_MS, FIRST_TOKEN_GOALS_MS))
-        found = time.first_token_ms
+        found, exact = None if time.exact else time.first_token_ms, exactly.get(_asked(time))
         rows.append([
             time.shape, f"{time.tokens:,}", str(time.rows or "alone"), time.setting, _number(time.products_ms, 1),
-            _number(found, 1), _over(found, time.products_ms), _number(time.gap_p50_ms, 1), _number(time.gap_p99_ms, 1),
+            _number(found, 1), _over(found, time.products_ms), _percent(time.idle_between), _percent(time.idle_inside),
+            _number(exact, 1), _over(exact, found), _number(time.gap_p50_ms, 1), _number(time.gap_p99_ms, 1),
             _number(peer, 1), _number(goal, 1), _verdict(found, goal),
         ])  # fmt: skip
-    head = ["shape", "prompt", "rows beside", "set for", "products", "first token", "÷ products", "gap p50", "gap p99",
-            "vLLM 0.26.0", "goal", ""]  # fmt: skip
+    head = ["shape", "prompt", "rows beside", "set for", "products", "first token", "÷ products", "idle between",
+            "idle inside", "exact", "exact ÷", "gap p50", "gap p99", "vLLM 0.26.0", "goal", ""]  # fmt: skip
     return ["**Milliseconds to the first token, and between two tokens of the rows beside**", "",
             *_table(head, rows)] if rows else []  # fmt: skip
+
+
+def _asked(time: PromptTime) -> tuple[str, str, int, int]:
+    return time.shape, time.setting, time.tokens, time.rows
+
+
+def _arrival_table(loads: Sequence[Arrivals]) -> list[str]:
+    rows = [
+        [
+            load.shape, f"{load.requests} x {load.tokens:,}, {load.generated} out",
+            f"every {load.every_s:g} s" if load.every_s else "at once", str(load.run_ahead or "serial"),
+            _number(load.tokens_s, 0), _number(load.first_p50_ms, 0), _number(load.first_p99_ms, 0),
+            _number(load.gap_p50_ms, 1), _number(load.gap_p99_ms, 1), _percent(load.overlap),
+            _overlap_verdict(load), _percent(load.idle_between), _percent(load.idle_inside), _counts(load.launches),
+            _counts(load.fallbacks), _counts(load.barriers), str(_NONE if load.held_back is None else load.held_back),
+        ]
+        for load in loads
+    ]  # fmt: skip
+    head = ["shape", "requests", "arrive", "launches ahead", "tokens/s", "first token p50", "p99", "gap p50", "p99",
+            "overlap", f"at least {100 * OVERLAP:.0f} %", "idle between", "inside", "launches", "not one graph",
+            "barriers", "held back"]  # fmt: skip
+    left_out = [f"- {load.shape} {load.requests} x {load.tokens:,}, {load.run_ahead or 'serial'}: {load.skipped}"
+                for load in loads if load.skipped]  # fmt: skip
+    title = "**Requests that arrive while others decode: milliseconds, through the engine, set for the prompts' rate**"
+    return [title, "", *_table(head, rows), *left_out] if rows else []
+
+
+def _overlap_verdict(load: Arrivals) -> str:
+    if load.overlap is None or not load.run_ahead:
+        return _NONE
+    return "met" if load.overlap >= OVERLAP else "missed"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or _NONE
 
 
 def _verdict(found: float | None, goal: float | None) -> str:

@@ -19,6 +19,7 @@ from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.parts import PARTS, run_part
 from benchmarks.gpu_table.published import GOALS_MS
 from benchmarks.gpu_table.settings import flags, read_settings
+from benchmarks.gpu_table.shapes import SHAPES
 from runahead.service.version import commit_of
 from tests.benchmarks.gpu_table.sample_results import result
 
@@ -28,7 +29,7 @@ def test_every_part_is_listed_with_its_minutes(capsys: pytest.CaptureFixture[str
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(PARTS)
     assert all(int(line.split()[1]) <= 8 for line in lines)
-    of_shapes = {name.partition("-")[2] for name in PARTS if "-" in name} - {"tiny", "7B-A1B"}
+    of_shapes = {shape for shape in SHAPES for name in PARTS if name.endswith(f"-{shape}")} - {"tiny", "7B-A1B"}
     assert {shape for shape, _ in GOALS_MS} == of_shapes
     assert [name for name in PARTS if "-" not in name] == ["models", "hybrids", "exactness"], "of other models"
     assert not any(part.is_wanted for name, part in PARTS.items() if name.endswith("tiny"))
@@ -136,6 +137,29 @@ def test_a_run_goes_on_with_the_parts_that_have_no_result_of_this_commit(
     monkeypatch.setattr(subprocess, "run", run)
     assert command.main(["--device", "cpu", "--out", str(tmp_path)]) == 0
     assert started == wanted[1:]
+    assert f"Parts: {', '.join(sorted(wanted))}." in capsys.readouterr().out
+
+
+def test_parts_of_a_kind_are_measured_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that is there already is not measured again."""
+    monkeypatch.setattr(results, "commit_of", lambda checkout: "0123456789ab")
+    wanted = [
+        "prompts-0.6B", "prompts-8B", "prompts-7B-A1B", "prompts-exact-0.6B", "prompts-exact-8B", "prompts-8k-8B",
+        "prompts-32k-serial-8B", "prompts-32k-8B", "prompts-burst-8B",
+    ]  # fmt: skip
+    results.write(result("prompts-8B"), tmp_path)
+    started = []
+
+    def run(arguments: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+        started.append(arguments[4])
+        results.write(result(arguments[4]), tmp_path)
+        return subprocess.CompletedProcess(arguments, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert command.main(["--part", "prompts", "--device", "cpu", "--out", str(tmp_path)]) == 0
+    assert started == [name for name in wanted if name != "prompts-8B"]
     assert f"Parts: {', '.join(sorted(wanted))}." in capsys.readouterr().out
 
 

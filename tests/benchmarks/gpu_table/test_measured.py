@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu_table import engines, parts
+from benchmarks.gpu_table import found as found_module
 from benchmarks.gpu_table.cells import Run
 from benchmarks.gpu_table.decode import Batch, Steps, submit, through_the_engine
 from benchmarks.gpu_table.engines import Bench
@@ -132,7 +133,7 @@ def test_a_part_goes_on_with_a_new_engine_where_a_figure_has_left_requests_behin
         return figures[-1]
 
     figures: list[Any] = []
-    monkeypatch.setattr(parts, "opened", noting)
+    monkeypatch.setattr(found_module, "opened", noting)
     monkeypatch.setattr(parts, "through_the_engine", fails_once)
     found = run_part(PARTS["depths-tiny"], Run("cpu", 1, 300.0, "0123456789ab"))
     assert [cell.step_ms is None for cell in found.cells] == [False, True, *[False] * 8]

@@ -11,11 +11,21 @@ import pytest
 from benchmarks.gpu_table.cells import Run
 from benchmarks.gpu_table.engines import Bench, opened
 from benchmarks.gpu_table.parts import PARTS
-from benchmarks.gpu_table.prompts import SETTINGS, _gaps, busy, first_tokens, of_long_prompts, products_ms
+from benchmarks.gpu_table.prompts import (
+    SETTINGS,
+    MixedIdle,
+    _gaps,
+    busy,
+    first_tokens,
+    idle_of_mixed,
+    of_long_prompts,
+    products_ms,
+)
 from benchmarks.gpu_table.results import PromptTime
 from benchmarks.gpu_table.settings import engine_settings
 from benchmarks.gpu_table.shapes import SHAPES, SMALL
 from benchmarks.gpu_table.tables import _prompt_table
+from runahead.runtime.wire.trace import LaunchTimes
 
 TINY, ROWS, CONTEXT = SHAPES["tiny"], 3, 512
 
@@ -37,6 +47,8 @@ def test_a_prompt_is_timed_to_its_first_token_and_is_never_found_in_the_prefix_c
 def test_rows_beside_a_prompt_go_on_and_the_time_between_their_tokens_is_kept(bench: Bench) -> None:
     with busy(bench, ROWS):
         times = first_tokens(bench, 300, 2)
+    assert times.idle.between is not None and times.idle.inside is not None
+    assert 0 <= times.idle.between < 1 and 0 <= times.idle.inside < 1
     assert len(times.gaps_ms) >= ROWS, "every row had a token while the prompt ran"
     median, longest = times.gap_ms(50), times.gap_ms(100)
     assert median is not None and longest is not None and 0 < median <= longest
@@ -56,9 +68,12 @@ def test_a_model_is_given_the_context_that_the_longest_prompt_needs() -> None:
     assert of_long_prompts(SHAPES["8B"], 600).described().max_position_embeddings == 32_768
 
 
-def test_the_part_has_every_prompt_alone_and_beside_rows_for_both_settings() -> None:
-    found = PARTS["prompts-tiny"].measure(Run("cpu", repeats=1, limit_s=600, commit="0" * 12))
+@pytest.mark.parametrize("name", ["prompts-tiny", "prompts-exact-tiny"])
+def test_the_part_has_every_prompt_alone_and_beside_rows_for_both_settings(name: str) -> None:
+    exactly = name == "prompts-exact-tiny"
+    found = PARTS[name].measure(Run("cpu", repeats=1, limit_s=600, commit="0" * 12))
     assert not found.failures
+    assert {time.exact for time in found.prompts} == {exactly}
     asked = {(time.setting, time.rows, time.tokens) for time in found.prompts}
     assert asked == {(setting, rows, tokens) for setting in SETTINGS for rows in (0, 3) for tokens in SMALL.first}
     assert all(time.first_token_ms and (time.gap_p99_ms is not None) == bool(time.rows) for time in found.prompts)
@@ -77,6 +92,31 @@ def test_the_table_holds_a_prompt_alone_against_its_goal() -> None:
     assert _prompt_table([time])[-1].endswith("| 50.0 | 48.0 | met |")
     beside = msgspec.structs.replace(time, rows=32, gap_p50_ms=9.0, gap_p99_ms=11.5)
     assert _prompt_table([beside])[-1].endswith("| 9.0 | 11.5 | – | – | – |")
+
+
+def test_what_exact_kernels_took_stands_beside_what_the_fastest_did() -> None:
+    time = PromptTime(
+        shape="8B", setting="rate", tokens=2048, rows=0, products_ms=36.0, first_token_ms=50.0, idle_between=0.012,
+        idle_inside=0.0,
+    )  # fmt: skip
+    exactly = msgspec.structs.replace(time, exact=True, first_token_ms=52.0)
+    (line,) = _prompt_table([exactly, time])[4:]
+    assert "| 50.0 | 1.389 | 1.20% | 0.00% | 52.0 | 1.040 |" in line
+    (alone,) = _prompt_table([exactly])[4:]
+    assert "| – | – | 1.20% | 0.00% | 52.0 | – |" in alone and alone.endswith("| – | – | – |")
+
+
+def test_idle_time_is_of_launches_with_prompts_and_none_of_a_time_without_work() -> None:
+    def launch(number: int, kind: str, start: int, end: int, inside: int = 0, first: bool = False) -> LaunchTimes:
+        return LaunchTimes(number, kind, 1, 0, False, first, *(0.0,) * 8, start, end, inside)
+
+    trace = [
+        launch(1, "decode", 0, 100, inside=50), launch(2, "mixed", 110, 200, inside=5),
+        launch(3, "decode", 230, 300), launch(4, "mixed", 900, 1000, first=True),
+    ]  # fmt: skip
+    idle = idle_of_mixed([trace])
+    assert idle.between == pytest.approx(10 / 200) and idle.inside == pytest.approx(5 / 200)
+    assert idle_of_mixed([trace[:1], []]) == MixedIdle(None, None)
 
 
 def test_gaps_are_of_rows_and_not_of_the_prompt() -> None:

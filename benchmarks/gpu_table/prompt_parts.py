@@ -1,0 +1,110 @@
+"""The parts about prompts: first tokens, requests that arrive one after the other, and all at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from benchmarks.gpu_table.arrivals import Load, arrived
+from benchmarks.gpu_table.cells import Run
+from benchmarks.gpu_table.engines import Bench
+from benchmarks.gpu_table.found import Found, measured_engine
+from benchmarks.gpu_table.measured import Measured
+from benchmarks.gpu_table.prompts import (
+    SETTINGS,
+    FirstTokens,
+    Setting,
+    busy,
+    first_tokens,
+    of_long_prompts,
+    products_ms,
+)
+from benchmarks.gpu_table.results import Arrivals, PromptTime
+from benchmarks.gpu_table.settings import Settings
+from benchmarks.gpu_table.shapes import Shape
+from runahead.runtime.rounding import ceil_div
+
+_EXACT: Final[Settings] = {"exact": "on"}
+
+
+def _up_to(tokens: int) -> int:
+    """A context that holds so many tokens, in blocks of any size up to 256."""
+    return 256 * ceil_div(tokens + 1, 256)
+
+
+def first_token_part(shape: Shape, run: Run, exact: bool = False) -> Found:
+    """First tokens, alone and beside rows that decode, with the engine set for one and for the other. exact: with the
+    exact kernels."""
+    workload = shape.workload
+    context = _up_to(workload.first[-1])
+    shape = of_long_prompts(shape, context)
+    found: list[PromptTime] = []
+    failures: list[str] = []
+    settings: Settings = {}
+    for setting, wanted in SETTINGS.items():
+        settings = run.settings(workload.beside + 8, context) | wanted | (_EXACT if exact else {}) | run.asked
+        with measured_engine(shape, settings) as measured:
+            settings = measured.subject.settings
+            for rows in (0, workload.beside):
+                for tokens in workload.first:
+                    found.append(_prompt_time(measured, run, shape, setting, tokens, rows, exact))
+        failures += measured.failures
+    same = {name: value for name, value in settings.items() if name not in SETTINGS["rate"]}
+    varied: Settings = {
+        setting: " ".join(f"{name}={value}" for name, value in own.items()) for setting, own in SETTINGS.items()
+    }
+    return Found({**same, **varied}, prompts=found, failures=failures)
+
+
+def _prompt_time(
+    measured: Measured[Bench], run: Run, shape: Shape, setting: Setting, tokens: int, rows: int, exact: bool
+) -> PromptTime:
+    def measure(bench: Bench) -> FirstTokens:
+        with busy(bench, rows):
+            return first_tokens(bench, tokens, run.repeats)
+
+    times, skipped = (None, run.why_no_more) if run.why_no_more else measured.measure(measure)
+    time = PromptTime(
+        shape=shape.name,
+        setting=setting,
+        tokens=tokens,
+        rows=rows,
+        exact=exact,
+        products_ms=products_ms(shape.described(), tokens),
+        first_token_ms=None if times is None else times.median_ms,
+        runs_ms=() if times is None else times.runs_ms,
+        gap_p50_ms=None if times is None else times.gap_ms(50),
+        gap_p99_ms=None if times is None else times.gap_ms(99),
+        idle_between=None if times is None else times.idle.between,
+        idle_inside=None if times is None else times.idle.inside,
+        skipped=skipped,
+    )
+    shown = skipped or f"{time.first_token_ms:.1f} ms, products {time.products_ms:.1f}"
+    how = f"{setting}, exact" if exact else setting
+    print(f"{run.took_s:6.1f} s  {shape.name} prompt of {tokens:,} beside {rows}, {how}: {shown}", file=sys.stderr)
+    return time
+
+
+def arrival_part(shape: Shape, load: Load, depths: Sequence[int], run: Run) -> Found:
+    """Requests that arrive while others decode, at each of these depths. The engine is set for the prompts' rate."""
+    context = _up_to(load.tokens + load.generated)
+    shape = of_long_prompts(shape, context)
+    settings = run.settings(load.requests, context) | SETTINGS["rate"] | run.asked
+    found: list[Arrivals] = []
+    with measured_engine(shape, settings) as measured:
+        settings = measured.subject.settings
+        for depth in depths:
+            skipped, one = run.why_no_more, None
+            if not skipped:
+                one, skipped = measured.measure(partial(arrived, load=load, depth=depth))
+            lacks = Arrivals(shape=shape.name, run_ahead=depth, **load.facts, skipped=skipped)
+            found.append(lacks if one is None else one)
+            print(f"{run.took_s:6.1f} s  {_said(found[-1])}", file=sys.stderr, flush=True)
+    return Found(settings, arrivals=found, failures=measured.failures)
+
+
+def _said(one: Arrivals) -> str:
+    figures = one.skipped or f"{one.tokens_s:.0f} tokens/s, first token {one.first_p50_ms:.1f} ms in the median"
+    return f"{one.shape} {one.requests} x {one.tokens:,}, {one.run_ahead or 'serial'}: {figures}"
