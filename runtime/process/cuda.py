@@ -30,6 +30,8 @@ from runahead.runtime.process.parts import (
     most_drafts,
     ring_layout,
     sized,
+    snapshot_tokens,
+    snapshots_in,
     state_bytes,
 )
 from runahead.runtime.process.pool_fit import TRIAL_BLOCKS, Needs, PoolFit, overhead, room_for_weights
@@ -99,9 +101,14 @@ def make_any_on_cuda(
         model = load_model(checkpoint, device, dtype, config.load_format, kernels, loading, context, described)
     log.info("tilings", **tilings_of(model, buckets_for(config.max_rows), exactness.exact))
     rings = allocate_mapped_rings(ring_layout(config, described, context))
-    make = _Maker(config, model, rings, context, exactness.exact)
-    found, blocks = _fitted(make, bytes_kept(config, described, model.dtype), memory, capturing)
-    return MadeOnDevice(config, why_sizes, model, blocks, found, None, exactness, draft_rows=rows_with_drafts(config))
+    kept = bytes_kept(config, described, model.dtype)
+    snapshots = snapshots_in(config, kept, None if config.num_blocks else free_bytes())
+    make = _Maker(config, model, rings, context, exactness.exact, snapshots)
+    found, blocks = _fitted(make, kept, memory, capturing)
+    return MadeOnDevice(
+        config, why_sizes, model, blocks, found, None, exactness, draft_rows=rows_with_drafts(config),
+        snapshots=snapshots,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +120,7 @@ class _Maker:
     rings: RingMemory
     context: int
     exact: bool
+    snapshots: int
 
     def device(self, blocks: int, progress: Progress, is_trial: bool) -> CudaDevice:
         """Nothing but this holds its program, with the pool."""
@@ -130,6 +138,8 @@ class _Maker:
             drafts=most_drafts(config),
             draft_rows=rows_with_drafts(config),
             exact=self.exact,
+            snapshots=self.snapshots,
+            snapshot_tokens=snapshot_tokens(config),
         )
         return CudaDevice(
             program,
@@ -143,6 +153,10 @@ class _Maker:
             is_trial=is_trial,
         )
 
+    def states(self, kept: KeptBytes) -> int:
+        """Bytes of the states of rows and snapshots, which every device holds."""
+        return (self.config.max_rows + self.snapshots) * kept.row
+
     def needs(self, kept: KeptBytes) -> Needs:
         """What the largest launches take, on a pool of a few blocks, all of which is given back."""
         free = free_bytes()
@@ -152,7 +166,8 @@ class _Maker:
         del device
         gc.collect()
         free_bytes()
-        return Needs(max(0, free - left - taken.graphs - TRIAL_BLOCKS * kept.block), taken.launches, taken.graphs)
+        pool = TRIAL_BLOCKS * kept.block + self.states(kept)
+        return Needs(max(0, free - left - taken.graphs - pool), taken.launches, taken.graphs)
 
 
 def _fitted(make: _Maker, kept: KeptBytes, memory: int, capturing: Progress) -> tuple[CudaDevice, int]:
@@ -165,18 +180,18 @@ def _fitted(make: _Maker, kept: KeptBytes, memory: int, capturing: Progress) -> 
         config,
         weight_bytes(make.model.weights),
         kept.block,
-        config.max_rows * kept.row,
+        make.states(kept),
         lambda blocks: make.device(blocks, capturing, is_trial=False),
-        lambda blocks: check_blocks(blocks, config, make.context, kept),
+        lambda blocks: check_blocks(blocks, config, make.context, kept, make.snapshots),
         lambda: torch.cuda.empty_cache(),
     )
     needs = fit.tried(lambda: make.needs(kept))
     free, spare = free_bytes(), overhead(memory)
-    blocks = config.num_blocks or blocks_in(free - needs.total - spare, config, kept, make.context)
-    check_blocks(blocks, config, make.context, kept)
+    blocks = config.num_blocks or blocks_in(free - needs.total - spare, config, kept, make.context, make.snapshots)
+    check_blocks(blocks, config, make.context, kept, make.snapshots)
     log.info(
         "memory",
-        **memory_facts(config, make.model, kept, blocks),
+        **memory_facts(config, make.model, kept, blocks, make.snapshots),
         **draft_memory(config, make.model.config, make.context, make.exact),
         **needs.by_name(),
         overhead_bytes=spare,
@@ -186,7 +201,7 @@ def _fitted(make: _Maker, kept: KeptBytes, memory: int, capturing: Progress) -> 
     device, held = fit.built(blocks, needs)
     log.info(
         "memory_taken",
-        **memory_facts(config, make.model, kept, held),
+        **memory_facts(config, make.model, kept, held, make.snapshots),
         **Needs(needs.buffers, *device.taken).by_name(),
         free_bytes=free_bytes(),
         of_bytes=memory,

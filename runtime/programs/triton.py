@@ -90,7 +90,8 @@ class TritonProgram:
     drafts: of a row and launch, at most, of up to draft_rows rows that all decode; 0: no launch verifies any. The
     logits of such a launch lie line by line (`DraftState`). exact: the model's kernels are exact, and drafts are
     verified so that a line has the bits of a plain step. masks: of rows with a grammar; None: no row has one. Masks
-    along drafts are not read here: there may be masks or drafts.
+    along drafts are not read here: there may be masks or drafts. snapshots: of recurrent states, that there is room
+    for, at every snapshot_tokens-th token of a row.
     """
 
     def __init__(
@@ -108,6 +109,8 @@ class TritonProgram:
         draft_rows: int = 0,
         exact: bool = False,
         masks: MaskMemory | None = None,
+        snapshots: int = 0,
+        snapshot_tokens: int = 0,
     ) -> None:
         if masks is not None and drafts:
             raise ValueError("a GPU verifies no drafts of rows with a grammar yet: give it drafts or masks")
@@ -127,10 +130,11 @@ class TritonProgram:
             penalty_slots=penalty_slots,
             drafts=kept,
             masks=None if masks is None else make_mask_state(masks, model.device),
+            snapshot_tokens=snapshot_tokens if snapshots else 0,
         )
         self._model = model
         self._exact = exact
-        self._cache = model.make_cache(num_blocks, block_size, state_slots=max_rows)
+        self._cache = model.make_cache(num_blocks, block_size, state_slots=max_rows + snapshots)
         self._logits = torch.zeros((max_rows + 1, vocab), dtype=torch.float32, device=model.device)
         self._run_logits = torch.zeros((lines, vocab), dtype=torch.float32, device=model.device)
         self._lines = torch.arange(lines, dtype=torch.int32, device=model.device)
@@ -231,6 +235,11 @@ class TritonProgram:
         """Counts as if every token had been generated often, into a penalty slot that nobody may name any more."""
         self.rows.penalties.counts[slot] = 1 << 20
         self.rows.penalties.in_prompt[slot] = -1
+
+    def poison_snapshots(self, snapshots: tuple[int, ...]) -> None:
+        """NaN into snapshots that nobody may name any more. They are numbered from 1 on, behind the state slots."""
+        for snapshot in snapshots:
+            self.poison_state_slot(self.rows.state.slots - 2 + snapshot)
 
     def poison_state_slot(self, slot: int) -> None:
         """NaN into a state slot that nobody may name any more."""

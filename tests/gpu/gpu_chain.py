@@ -46,6 +46,7 @@ MAX_PREFILL_TOKENS = 64
 BULK_WORDS = 1 << 14
 MAX_TOP = 4
 PENALTY_SLOTS = 4
+SNAPSHOT_TOKENS = 32  # from one border with a snapshot to the next
 
 
 def small_config(**changes: Any) -> DenseConfig:
@@ -152,9 +153,11 @@ def engine_over(
     drafts: DraftChoice | None = None,
     draft_rows: int = 0,
     masks: Masks | None = None,
+    snapshots: int = 0,
 ) -> EngineUnderTest:
     """counters_from: launches and epochs begin after this number, as the device was told. drafts: how many each launch
-    verifies, of up to draft_rows rows, as a GPU does it. masks: of rows with a grammar."""
+    verifies, of up to draft_rows rows, as a GPU does it. masks: of rows with a grammar. snapshots: of states, that the
+    program has room for, at every SNAPSHOT_TOKENS-th token."""
     limits = SchedulerLimits(
         config.max_position_embeddings,
         config.vocab_size,
@@ -168,6 +171,8 @@ def engine_over(
         draft_rows=draft_rows,
         history=drafts is not None,
         has_state=state_bytes(config) > 0,
+        snapshots=snapshots,
+        snapshot_tokens=SNAPSHOT_TOKENS if snapshots else 0,
     )
     ledger: Ledger[Deferred] = Ledger(run_ahead, 512, counters_from)
     rows = Rows(max_rows, MAX_STOP_IDS, config.max_position_embeddings, epoch=counters_from)
@@ -182,8 +187,9 @@ def layout_for(run_ahead: int, max_rows: int, drafts: int = 0) -> RingLayout:
 
 
 def cpu_engine(
-    config: ModelConfig, weights: ModelWeights, run_ahead: int, *, max_rows: int = 8, num_blocks: int = 129
-) -> EngineUnderTest:
+    config: ModelConfig, weights: ModelWeights, run_ahead: int, *, max_rows: int = 8, num_blocks: int = 129,
+    snapshots: int = 0,
+) -> EngineUnderTest:  # fmt: skip
     """The reference: host device, reference kernels, float32."""
     kernels = ReferenceKernels()
     rings = allocate_rings(layout_for(run_ahead, max_rows))
@@ -195,8 +201,11 @@ def cpu_engine(
         block_size=BLOCK_SIZE,
         context_length=config.max_position_embeddings,
         penalty_slots=PENALTY_SLOTS,
+        snapshots=snapshots,
+        snapshot_tokens=SNAPSHOT_TOKENS,
     )
-    return engine_over(config, HostDevice(program, rings), program, run_ahead, max_rows, num_blocks)
+    host = HostDevice(program, rings)
+    return engine_over(config, host, program, run_ahead, max_rows, num_blocks, snapshots=snapshots)
 
 
 def cuda_engine(
@@ -213,6 +222,7 @@ def cuda_engine(
     exact: bool = False,
     masks: Masks | None = None,
     mask_memory: MaskMemory | None = None,
+    snapshots: int = 0,
 ) -> EngineUnderTest:
     """The same on the GPU: captured graphs, Triton kernels, the exact ones or the fastest. Free KV blocks and state
     slots are NaN at the start. drafts, draft_rows: as `engine_over`'s; draft_forms: numbers of drafts that graphs are
@@ -237,6 +247,8 @@ def cuda_engine(
         draft_rows=draft_rows,
         exact=exact,
         masks=mask_memory,
+        snapshots=snapshots,
+        snapshot_tokens=SNAPSHOT_TOKENS,
     )
     device = CudaDevice(
         program,
@@ -249,12 +261,12 @@ def cuda_engine(
         masked=mask_memory is not None,
     )
     program.poison_blocks(tuple(range(1, num_blocks)))
-    for slot in range(max_rows):
+    for slot in range(max_rows + snapshots):
         program.poison_state_slot(slot)
     torch.cuda.synchronize()
     return engine_over(
         config, device, program, run_ahead, max_rows, num_blocks, counters_from, drafts=drafts,
-        draft_rows=draft_rows, masks=masks,
+        draft_rows=draft_rows, masks=masks, snapshots=snapshots,
     )  # fmt: skip
 
 

@@ -63,6 +63,28 @@ def test_hybrids_give_the_tokens_of_the_cpu_in_float32(run_ahead: int, architect
     check_depth(under_test, run_ahead)
 
 
+@pytest.mark.parametrize("architecture", BITS)
+def test_prompts_that_come_again_begin_with_a_snapshot_and_say_the_same(architecture: str) -> None:
+    """In float32, the tokens of the CPU without a snapshot."""
+    config = hybrid(architecture)
+    weights = random_weights(config)
+    prompts = [[(3 * place + place * place) % 150 + 2 for place in range(length)] for length in (33, 33, 50, 100)]
+
+    def said(under_test: EngineUnderTest) -> dict[int, list[int]]:
+        for handle, prompt in enumerate(prompts):
+            stopping = StoppingParams(max_tokens=40, ignore_eos=True)
+            under_test.submit(handle, prompt, SamplingParams(temperature=0.0), stopping)
+            under_test.run()
+        under_test.engine.drain("test")  # compares the device's snapshots with the host's, too
+        under_test.device.close()
+        return under_test.tokens()
+
+    expected = said(cpu_engine(config, weights, 2))
+    with_snapshots = cuda_engine(config, weights, 2, snapshots=8)
+    assert said(with_snapshots) == expected
+    assert with_snapshots.engine.stats().snapshots_found == 3
+
+
 def output_of(architecture: str, run_ahead: int, place: int, seed: int) -> tuple[list[int], list[tuple[float, ...]]]:
     """Tokens and log-probabilities of one bfloat16 request, by the exact kernels, among `place` others with prompts."""
     config: Any = hybrid(architecture, dtype=torch.bfloat16)

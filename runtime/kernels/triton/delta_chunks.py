@@ -116,27 +116,30 @@ def _delta_solve_kernel(
 
 @triton.jit
 def _delta_scan_kernel(
-    projected, convolved, inverses, before, a, dt_bias, state, state_slots, seq_lens, positions, query_start_loc, y,
-    KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr,
-    LENGTH: tl.constexpr, TILE: tl.constexpr, KEY_PAD: tl.constexpr,
+    projected, convolved, inverses, before, a, dt_bias, state, state_slots, read_from, copied_to, seq_lens, positions,
+    query_start_loc, y, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_HEADS: tl.constexpr,
+    VALUE_DIM: tl.constexpr, LENGTH: tl.constexpr, TILE: tl.constexpr, KEY_PAD: tl.constexpr, SNAPSHOTS: tl.constexpr,
 ):  # fmt: skip
     """One program for TILE numbers of a head of values of a row."""
     KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
     INNER: tl.constexpr = VALUE_HEADS * VALUE_DIM
     CHANNELS: tl.constexpr = 2 * KEYS + INNER
     WIDTH: tl.constexpr = INNER + CHANNELS + 2 * VALUE_HEADS
+    SIZE: tl.constexpr = VALUE_HEADS * VALUE_DIM * KEY_DIM  # numbers of a slot
     row, head = tl.program_id(0), tl.program_id(1)
     of_keys = head // (VALUE_HEADS // KEY_HEADS)
     dim = tl.program_id(2) * TILE + tl.arange(0, TILE)
     k = tl.arange(0, KEY_PAD)
     r = tl.arange(0, LENGTH)
     in_head, in_key = dim < VALUE_DIM, k < KEY_DIM
-    start, count, slot, live, goes_on = row_of(row, state_slots, seq_lens, positions, query_start_loc)
+    start, count, slot, source, copy, live, goes_on = row_of(
+        row, state_slots, read_from, copied_to, seq_lens, positions, query_start_loc, SNAPSHOTS
+    )
     if live & (count > 1):
         offset = (tl.load(positions + start) % LENGTH).to(tl.int32)  # tokens of the first sub-chunk that are not ours
-        state_at = state + ((slot * VALUE_HEADS + head) * VALUE_DIM + dim[:, None]) * KEY_DIM + k[None, :]
+        of_head = state + (head * VALUE_DIM + dim[:, None]) * KEY_DIM + k[None, :]
         in_tile = in_head[:, None] & in_key[None, :]
-        held = tl.load(state_at, mask=in_tile & goes_on, other=0.0)
+        held = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
         first = tl.load(before + row)
         for part in range((offset + count + LENGTH - 1) // LENGTH):
             i = part * LENGTH - offset + r
@@ -164,7 +167,9 @@ def _delta_scan_kernel(
             end = tl.sum(tl.where(r == LENGTH - 1, total, 0.0), 0)
             added = (written * tl.exp(end - total)[:, None]).to(key.dtype)
             held = tl.dot(tl.trans(added), key, held * tl.exp(end), input_precision="ieee")
-        tl.store(state_at, held, mask=in_tile)
+        tl.store(of_head + slot * SIZE, held, mask=in_tile)
+        if SNAPSHOTS:
+            tl.store(of_head + copy * SIZE, held, mask=in_tile & (copy >= 0))
 
 
 def delta_of_chunks(
@@ -216,12 +221,15 @@ def delta_of_chunks(
         weights.dt_bias,
         state,
         rows.state_slots,
+        rows.read_from,
+        rows.copied_to,
         batch.seq_lens,
         batch.positions,
         batch.query_start_loc,
         y,
         **sizes,
         TILE=tile,
+        SNAPSHOTS=rows.snapshots,
         num_warps=4,
         num_stages=stages_of_scans(),
     )

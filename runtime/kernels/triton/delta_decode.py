@@ -35,10 +35,10 @@ _LENGTH_EPS = tl.constexpr(1e-6)  # of a query's and a key's length
 
 @triton.jit
 def _delta_row_kernel(
-    projected, conv_weight, a, dt_bias, gamma, conv_state, state, state_slots, seq_lens, positions, query_start_loc,
-    made, out, arrived, eps, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_HEADS: tl.constexpr,
-    VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr,
-    KEPT: tl.constexpr, DEPENDENT: tl.constexpr,
+    projected, conv_weight, a, dt_bias, gamma, conv_state, state, state_slots, read_from, copied_to, seq_lens,
+    positions, query_start_loc, made, out, arrived, eps, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
+    VALUE_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr, KEY_PAD: tl.constexpr,
+    VALUE_PAD: tl.constexpr, KEPT: tl.constexpr, DEPENDENT: tl.constexpr, SNAPSHOTS: tl.constexpr,
 ):  # fmt: skip
     """One program for TILE numbers of a head of values of a row."""
     let_dependents_start(DEPENDENT)
@@ -46,6 +46,7 @@ def _delta_row_kernel(
     INNER: tl.constexpr = VALUE_HEADS * VALUE_DIM
     CHANNELS: tl.constexpr = 2 * KEYS + INNER
     WIDTH: tl.constexpr = INNER + CHANNELS + 2 * VALUE_HEADS
+    SIZE: tl.constexpr = VALUE_HEADS * VALUE_DIM * KEY_DIM  # numbers of a slot
     EACH: tl.constexpr = VALUE_HEADS // KEY_HEADS
     TILES: tl.constexpr = (VALUE_DIM + TILE - 1) // TILE
     row, program = tl.program_id(0), tl.program_id(1)
@@ -59,15 +60,17 @@ def _delta_row_kernel(
     place = head * VALUE_DIM + dim  # among all values
     v_channel = 2 * KEYS + place
     # Lengths, slots and what earlier launches have left are constant until this kernel writes it.
-    start, count, slot, live, goes_on = row_of(row, state_slots, seq_lens, positions, query_start_loc)
+    start, count, slot, source, copy, live, goes_on = row_of(
+        row, state_slots, read_from, copied_to, seq_lens, positions, query_start_loc, SNAPSHOTS
+    )
     live = live & (count == 1)
     goes_on = goes_on & live
-    state_at = state + ((slot * VALUE_HEADS + head) * VALUE_DIM + dim[:, None]) * KEY_DIM + i[None, :]
+    of_head = state + (head * VALUE_DIM + dim[:, None]) * KEY_DIM + i[None, :]
     in_tile = in_head[:, None] & in_key[None, :]
-    held = tl.load(state_at, mask=in_tile & goes_on, other=0.0)
-    q_sum = sum_of_kept(conv_state, conv_weight, slot, q_channel, in_key & goes_on, CHANNELS, WINDOW)
-    k_sum = sum_of_kept(conv_state, conv_weight, slot, k_channel, in_key & goes_on, CHANNELS, WINDOW)
-    v_sum = sum_of_kept(conv_state, conv_weight, slot, v_channel, in_head & goes_on, CHANNELS, WINDOW)
+    held = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
+    q_sum = sum_of_kept(conv_state, conv_weight, source, q_channel, in_key & goes_on, CHANNELS, WINDOW)
+    k_sum = sum_of_kept(conv_state, conv_weight, source, k_channel, in_key & goes_on, CHANNELS, WINDOW)
+    v_sum = sum_of_kept(conv_state, conv_weight, source, v_channel, in_head & goes_on, CHANNELS, WINDOW)
     wait_for_predecessors(DEPENDENT)
     line = projected + start.to(tl.int64) * WIDTH
     if live:
@@ -85,16 +88,24 @@ def _delta_row_kernel(
         held *= tl.exp(dt * tl.load(a + head))
         known = tl.sum(held * key[None, :], 1)
         held += (beta * (value - known))[:, None] * key[None, :]
-        tl.store(state_at, held, mask=in_tile)
+        tl.store(of_head + slot * SIZE, held, mask=in_tile)
+        if SNAPSHOTS:
+            tl.store(of_head + copy * SIZE, held, mask=in_tile & (copy >= 0))
         own = made + row.to(tl.int64) * INNER
         tl.store(own + place, tl.sum(held * query[None, :], 1), mask=in_head)
         tl.debug_barrier()
-        shift_channels(conv_state, slot, v_channel, v_new, in_head, goes_on, CHANNELS, WINDOW, KEPT)
+        shift_channels(
+            conv_state, slot, source, copy, v_channel, v_new, in_head, goes_on, CHANNELS, WINDOW, KEPT, SNAPSHOTS
+        )
         meeting = arrived + row * KEY_HEADS + of_keys
         if tl.atomic_add(meeting, 1, sem="acq_rel") == EACH * TILES - 1:
             tl.store(meeting, 0)
-            shift_channels(conv_state, slot, q_channel, q_new, in_key, goes_on, CHANNELS, WINDOW, KEPT)
-            shift_channels(conv_state, slot, k_channel, k_new, in_key, goes_on, CHANNELS, WINDOW, KEPT)
+            shift_channels(
+                conv_state, slot, source, copy, q_channel, q_new, in_key, goes_on, CHANNELS, WINDOW, KEPT, SNAPSHOTS
+            )
+            shift_channels(
+                conv_state, slot, source, copy, k_channel, k_new, in_key, goes_on, CHANNELS, WINDOW, KEPT, SNAPSHOTS
+            )
             j = tl.arange(0, VALUE_PAD)
             ok = j < VALUE_DIM
             weight = tl.load(gamma + j, mask=ok, other=0.0).to(tl.float32)
@@ -142,6 +153,8 @@ def delta_of_one_token(
         conv_state,
         state,
         batch.state_slots,
+        batch.state_slots if batch.states_read_from is None else batch.states_read_from,
+        batch.state_slots if batch.states_copied_to is None else batch.states_copied_to,
         batch.seq_lens,
         batch.positions,
         batch.query_start_loc,
@@ -159,6 +172,7 @@ def delta_of_one_token(
         KEY_PAD=triton.next_power_of_2(shape.key_dim),
         VALUE_PAD=triton.next_power_of_2(shape.value_dim),
         DEPENDENT=dependent,
+        SNAPSHOTS=batch.states_read_from is not None,
         num_warps=4,
         **options,
     )

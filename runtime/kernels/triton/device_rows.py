@@ -33,7 +33,8 @@ class DeviceRows:
 
     rings: the host's views of mapped memory; kernels read and write it in place. max_tokens: query tokens of a launch,
     at most. context_length: the bound that every captured attention is made for. drafts: None where no launch verifies
-    any. masks: of rows with a grammar; None: no row has one.
+    any. masks: of rows with a grammar; None: no row has one. snapshot_tokens: between two borders at which a row's
+    recurrent state is kept; 0: none is.
     """
 
     def __init__(
@@ -49,8 +50,11 @@ class DeviceRows:
         penalty_slots: int = 0,
         drafts: DraftState | None = None,
         masks: MaskState | None = None,
+        snapshot_tokens: int = 0,
     ) -> None:
-        max_blocks = ceil_div(context_length, block_size)
+        self._max_blocks = max_blocks = ceil_div(context_length, block_size)
+        self._snapshot_tokens = snapshot_tokens
+        borders = max_blocks * block_size // snapshot_tokens if snapshot_tokens else 0
         self._block_size = block_size
         self._context_length = context_length
         self._vocab_size = vocab_size
@@ -70,10 +74,10 @@ class DeviceRows:
         )
         # Launches whose plan was applied: S runs before its own.
         self.counter = torch.zeros(1, dtype=torch.int64, device=device)
-        self.state = make_row_state(max_rows, max_blocks, vocab_size, device)
+        self.state = make_row_state(max_rows, max_blocks + borders, vocab_size, device)
         self.penalties = make_penalty_state(penalty_slots, vocab_size, device)
         self.rows = make_row_list(max_rows, device)
-        self.queries = make_query_buffers(max_rows, max_tokens, max_blocks, device)
+        self.queries = make_query_buffers(max_rows, max_tokens, max_blocks + borders, device)
         self.drafts = drafts
         self.masks = masks
         self._held = None if masks is None else masks.held
@@ -140,6 +144,8 @@ class DeviceRows:
                 self._vocab_size,
                 self._history,
                 self._held,
+                self._max_blocks,
+                self._snapshot_tokens,
             )
 
     def draft(self, num_rows: int, count: int) -> None:
@@ -172,6 +178,8 @@ class DeviceRows:
             max_seq_len=self._context_length,
             is_decode=is_decode,
             state_slots=queries.state_slots[:num_rows],
+            states_read_from=queries.states_read_from[:num_rows] if self._snapshot_tokens else None,
+            states_copied_to=queries.states_copied_to[:num_rows] if self._snapshot_tokens else None,
         )
 
     def run_batch(self, num_rows: int, count: int) -> ForwardBatch:
@@ -246,6 +254,8 @@ class DeviceRows:
         """Row state and penalty state by field name, on the host. Only while nothing is in flight."""
         tensors = {name: getattr(self.state, name) for name in ROW_TENSORS}
         tensors |= {name: getattr(self.penalties, name) for name in PENALTY_TENSORS}
+        if self._snapshot_tokens:  # behind a row's blocks
+            tensors["snapshots"] = self.state.block_table[:, self._max_blocks :]
         if self.drafts is not None:
             tensors["history"] = self.drafts.history
         return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}

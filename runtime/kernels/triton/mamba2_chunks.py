@@ -35,26 +35,29 @@ _LEAST_SIDE: Final = 16  # of a matrix that the matrix units take
 
 @triton.jit
 def _mamba2_scan_kernel(
-    projected, convolved, a, d, dt_bias, state, state_slots, seq_lens, positions, query_start_loc, y, low, high,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr, LENGTH: tl.constexpr,
-    TILE: tl.constexpr, STATE_PAD: tl.constexpr,
+    projected, convolved, a, d, dt_bias, state, state_slots, read_from, copied_to, seq_lens, positions, query_start_loc,
+    y, low, high, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr,
+    LENGTH: tl.constexpr, TILE: tl.constexpr, STATE_PAD: tl.constexpr, SNAPSHOTS: tl.constexpr,
 ):  # fmt: skip
     """One program for TILE numbers of a head of a row."""
     INNER: tl.constexpr = HEADS * HEAD_DIM
     CHANNELS: tl.constexpr = INNER + 2 * GROUPS * STATE
     WIDTH: tl.constexpr = INNER + CHANNELS + HEADS
+    SIZE: tl.constexpr = HEADS * HEAD_DIM * STATE  # numbers of a slot
     head = tl.program_id(1)
     group = head // (HEADS // GROUPS)
     dim = tl.program_id(2) * TILE + tl.arange(0, TILE)
     n = tl.arange(0, STATE_PAD)
     r = tl.arange(0, LENGTH)
     in_head, in_state = dim < HEAD_DIM, n < STATE
-    start, count, slot, live, goes_on = row_of(tl.program_id(0), state_slots, seq_lens, positions, query_start_loc)
+    start, count, slot, source, copy, live, goes_on = row_of(
+        tl.program_id(0), state_slots, read_from, copied_to, seq_lens, positions, query_start_loc, SNAPSHOTS
+    )
     if live & (count > 1):
         before = (tl.load(positions + start) % LENGTH).to(tl.int32)  # tokens of the first sub-chunk that are not ours
-        state_at = state + ((slot * HEADS + head) * HEAD_DIM + dim[:, None]) * STATE + n[None, :]
+        of_head = state + (head * HEAD_DIM + dim[:, None]) * STATE + n[None, :]
         in_tile = in_head[:, None] & in_state[None, :]
-        held = tl.load(state_at, mask=in_tile & goes_on, other=0.0)
+        held = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
         slope = tl.load(a + head)
         straight = tl.load(d + head).to(tl.float32)
         bias = tl.load(dt_bias + head).to(tl.float32)
@@ -84,7 +87,9 @@ def _mamba2_scan_kernel(
             end = tl.sum(tl.where(r == LENGTH - 1, total, 0.0), 0)
             added = (x.to(tl.float32) * (tl.exp(end - total) * dt)[:, None]).to(x.dtype)
             held = tl.dot(tl.trans(added), b, held * tl.exp(end), input_precision="ieee")
-        tl.store(state_at, held, mask=in_tile)
+        tl.store(of_head + slot * SIZE, held, mask=in_tile)
+        if SNAPSHOTS:
+            tl.store(of_head + copy * SIZE, held, mask=in_tile & (copy >= 0))
 
 
 def mamba2_of_chunks(
@@ -112,6 +117,8 @@ def mamba2_of_chunks(
         weights.dt_bias,
         state,
         rows.state_slots,
+        rows.read_from,
+        rows.copied_to,
         batch.seq_lens,
         batch.positions,
         batch.query_start_loc,
@@ -125,6 +132,7 @@ def mamba2_of_chunks(
         LENGTH=rows.length,
         TILE=tile,
         STATE_PAD=state_pad,
+        SNAPSHOTS=rows.snapshots,
         num_warps=4,
         num_stages=stages_of_scans(),
     )

@@ -33,10 +33,11 @@ STATE_WORDS: Final = 4096  # float32 numbers of a state that a program has
 
 @triton.jit
 def _mamba2_row_kernel(
-    projected, conv_weight, conv_bias, a, d, dt_bias, gamma, conv_state, state, state_slots, seq_lens, positions,
-    query_start_loc, made, out, arrived, low, high, eps, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    GROUPS: tl.constexpr, STATE: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr, STATE_PAD: tl.constexpr,
-    GROUP_PAD: tl.constexpr, HAS_BIAS: tl.constexpr, KEPT: tl.constexpr, DEPENDENT: tl.constexpr,
+    projected, conv_weight, conv_bias, a, d, dt_bias, gamma, conv_state, state, state_slots, read_from, copied_to,
+    seq_lens, positions, query_start_loc, made, out, arrived, low, high, eps, HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr,
+    STATE_PAD: tl.constexpr, GROUP_PAD: tl.constexpr, HAS_BIAS: tl.constexpr, KEPT: tl.constexpr,
+    DEPENDENT: tl.constexpr, SNAPSHOTS: tl.constexpr,
 ):  # fmt: skip
     """One program for TILE numbers of a head of a row."""
     let_dependents_start(DEPENDENT)
@@ -44,6 +45,7 @@ def _mamba2_row_kernel(
     SHARE: tl.constexpr = INNER // GROUPS
     CHANNELS: tl.constexpr = INNER + 2 * GROUPS * STATE
     WIDTH: tl.constexpr = INNER + CHANNELS + HEADS
+    SIZE: tl.constexpr = HEADS * HEAD_DIM * STATE  # numbers of a slot
     TILES: tl.constexpr = (HEAD_DIM + TILE - 1) // TILE
     row, program = tl.program_id(0), tl.program_id(1)
     head = program // TILES
@@ -55,15 +57,17 @@ def _mamba2_row_kernel(
     b_channel = INNER + group * STATE + n
     c_channel = b_channel + GROUPS * STATE
     # Lengths, slots and what earlier launches have left are constant until this kernel writes it.
-    start, count, slot, live, goes_on = row_of(row, state_slots, seq_lens, positions, query_start_loc)
+    start, count, slot, source, copy, live, goes_on = row_of(
+        row, state_slots, read_from, copied_to, seq_lens, positions, query_start_loc, SNAPSHOTS
+    )
     live = live & (count == 1)
     goes_on = goes_on & live
-    state_at = state + ((slot * HEADS + head) * HEAD_DIM + dim[:, None]) * STATE + n[None, :]
+    of_head = state + (head * HEAD_DIM + dim[:, None]) * STATE + n[None, :]
     in_tile = in_head[:, None] & in_state[None, :]
-    held = tl.load(state_at, mask=in_tile & goes_on, other=0.0)
-    x_sum = sum_of_kept(conv_state, conv_weight, slot, x_channel, in_head & goes_on, CHANNELS, WINDOW)
-    b_sum = sum_of_kept(conv_state, conv_weight, slot, b_channel, in_state & goes_on, CHANNELS, WINDOW)
-    c_sum = sum_of_kept(conv_state, conv_weight, slot, c_channel, in_state & goes_on, CHANNELS, WINDOW)
+    held = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
+    x_sum = sum_of_kept(conv_state, conv_weight, source, x_channel, in_head & goes_on, CHANNELS, WINDOW)
+    b_sum = sum_of_kept(conv_state, conv_weight, source, b_channel, in_state & goes_on, CHANNELS, WINDOW)
+    c_sum = sum_of_kept(conv_state, conv_weight, source, c_channel, in_state & goes_on, CHANNELS, WINDOW)
     wait_for_predecessors(DEPENDENT)
     line = projected + start.to(tl.int64) * WIDTH
     if live:
@@ -77,16 +81,24 @@ def _mamba2_row_kernel(
         dt = softplus(tl.load(line + INNER + CHANNELS + head).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32))
         dt = tl.minimum(tl.maximum(dt, low, tl.PropagateNan.ALL), high, tl.PropagateNan.ALL)
         held = held * tl.exp(dt * tl.load(a + head)) + (x * dt)[:, None] * b[None, :]
-        tl.store(state_at, held, mask=in_tile)
+        tl.store(of_head + slot * SIZE, held, mask=in_tile)
+        if SNAPSHOTS:
+            tl.store(of_head + copy * SIZE, held, mask=in_tile & (copy >= 0))
         y = tl.sum(held * c[None, :], 1) + tl.load(d + head).to(tl.float32) * x
         tl.store(made + row.to(tl.int64) * INNER + x_channel, y * z * logistic(z), mask=in_head)
         tl.debug_barrier()
-        shift_channels(conv_state, slot, x_channel, x_new, in_head, goes_on, CHANNELS, WINDOW, KEPT)
+        shift_channels(
+            conv_state, slot, source, copy, x_channel, x_new, in_head, goes_on, CHANNELS, WINDOW, KEPT, SNAPSHOTS
+        )
         meeting = arrived + row * GROUPS + group
         if tl.atomic_add(meeting, 1, sem="acq_rel") == HEADS // GROUPS * TILES - 1:
             tl.store(meeting, 0)
-            shift_channels(conv_state, slot, b_channel, b_new, in_state, goes_on, CHANNELS, WINDOW, KEPT)
-            shift_channels(conv_state, slot, c_channel, c_new, in_state, goes_on, CHANNELS, WINDOW, KEPT)
+            shift_channels(
+                conv_state, slot, source, copy, b_channel, b_new, in_state, goes_on, CHANNELS, WINDOW, KEPT, SNAPSHOTS
+            )
+            shift_channels(
+                conv_state, slot, source, copy, c_channel, c_new, in_state, goes_on, CHANNELS, WINDOW, KEPT, SNAPSHOTS
+            )
             i = tl.arange(0, GROUP_PAD)
             ok = i < SHARE
             at = group * SHARE + i
@@ -141,6 +153,8 @@ def mamba2_of_one_token(
         conv_state,
         state,
         batch.state_slots,
+        batch.state_slots if batch.states_read_from is None else batch.states_read_from,
+        batch.state_slots if batch.states_copied_to is None else batch.states_copied_to,
         batch.seq_lens,
         batch.positions,
         batch.query_start_loc,
@@ -161,6 +175,7 @@ def mamba2_of_one_token(
         GROUP_PAD=triton.next_power_of_2(shape.inner // shape.groups),
         HAS_BIAS=weights.conv_bias is not None,
         DEPENDENT=dependent,
+        SNAPSHOTS=batch.states_read_from is not None,
         num_warps=4,
         **options,
     )

@@ -52,6 +52,10 @@ class ChunkRows:
         assert batch.state_slots is not None, "a model that keeps states is given a batch that names no state slots"
         self.batch = batch
         self.state_slots = batch.state_slots
+        # Both or neither: without snapshots a row goes on from its own slot, and leaves its state nowhere else.
+        self.snapshots = batch.states_read_from is not None
+        self.read_from = batch.state_slots if batch.states_read_from is None else batch.states_read_from
+        self.copied_to = batch.state_slots if batch.states_copied_to is None else batch.states_copied_to
         self.length = length
 
     @cached_property
@@ -100,7 +104,7 @@ class SubChunks:
 
 @triton.jit
 def _convolve_kernel(
-    projected, conv_weight, conv_bias, conv_state, row_of_token, state_slots, positions, query_start_loc, out,
+    projected, conv_weight, conv_bias, conv_state, row_of_token, read_from, positions, query_start_loc, out,
     num_tokens, FIRST: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, WINDOW: tl.constexpr,
     HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -109,7 +113,7 @@ def _convolve_kernel(
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(row_of_token + token, mask=token < num_tokens, other=-1)
     live, in_channels = row >= 0, channel < CHANNELS
-    slot = tl.load(state_slots + row, mask=live, other=0).to(tl.int64)
+    source = tl.load(read_from + row, mask=live, other=0).to(tl.int64)
     start = tl.load(query_start_loc + row, mask=live, other=0)
     goes_on = live & (tl.load(positions + start, mask=live, other=0) > 0)
     i = token - start  # of the row's query tokens
@@ -120,7 +124,7 @@ def _convolve_kernel(
         here = (live & (i >= back))[:, None] & in_channels[None, :]
         seen = tl.load(projected + line, mask=here, other=0.0).to(tl.float32)
         if tap < WINDOW - 1:
-            kept = (slot * (WINDOW - 1) + WINDOW - 1 + i - back)[:, None] * CHANNELS + channel[None, :]
+            kept = (source * (WINDOW - 1) + WINDOW - 1 + i - back)[:, None] * CHANNELS + channel[None, :]
             before = (goes_on & (i < back))[:, None] & in_channels[None, :]
             seen += tl.load(conv_state + kept, mask=before, other=0.0)
         weight = tl.load(conv_weight + channel * WINDOW + tap, mask=in_channels, other=0.0).to(tl.float32)
@@ -134,11 +138,14 @@ def _convolve_kernel(
 
 @triton.jit
 def _keep_channels_kernel(
-    projected, conv_state, state_slots, seq_lens, positions, query_start_loc, FIRST: tl.constexpr, WIDTH: tl.constexpr,
-    CHANNELS: tl.constexpr, WINDOW: tl.constexpr, KEPT: tl.constexpr, BLOCK: tl.constexpr,
+    projected, conv_state, state_slots, read_from, copied_to, seq_lens, positions, query_start_loc, FIRST: tl.constexpr,
+    WIDTH: tl.constexpr, CHANNELS: tl.constexpr, WINDOW: tl.constexpr, KEPT: tl.constexpr, BLOCK: tl.constexpr,
+    SNAPSHOTS: tl.constexpr,
 ):  # fmt: skip
     """One program for BLOCK channels of a row."""
-    start, count, slot, live, goes_on = row_of(tl.program_id(0), state_slots, seq_lens, positions, query_start_loc)
+    start, count, slot, source, copy, live, goes_on = row_of(
+        tl.program_id(0), state_slots, read_from, copied_to, seq_lens, positions, query_start_loc, SNAPSHOTS
+    )
     if live & (count > 1):
         channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
         tap = tl.arange(0, KEPT)[:, None]
@@ -146,10 +153,13 @@ def _keep_channels_kernel(
         i = count - (WINDOW - 1) + tap  # of the row's query tokens; below 0 it is one that the slot holds
         line = (start + i).to(tl.int64) * WIDTH + FIRST + channel
         seen = tl.load(projected + line, mask=ok & (i >= 0), other=0.0).to(tl.float32)
-        at = conv_state + (slot * (WINDOW - 1) + tap) * CHANNELS + channel
-        seen += tl.load(at + count * CHANNELS, mask=ok & (i < 0) & goes_on, other=0.0)
+        of_slot = conv_state + tap * CHANNELS + channel
+        SIZE: tl.constexpr = (WINDOW - 1) * CHANNELS
+        seen += tl.load(of_slot + source * SIZE + count * CHANNELS, mask=ok & (i < 0) & goes_on, other=0.0)
         tl.debug_barrier()  # what is written here is read by other threads
-        tl.store(at, seen, mask=ok)
+        tl.store(of_slot + slot * SIZE, seen, mask=ok)
+        if SNAPSHOTS:
+            tl.store(of_slot + copy * SIZE, seen, mask=ok & (copy >= 0))
 
 
 @triton.jit
@@ -197,7 +207,7 @@ def convolve(
         conv_weight if conv_bias is None else conv_bias,
         conv_state,
         rows.of_tokens,
-        rows.state_slots,
+        rows.read_from,
         batch.positions,
         batch.query_start_loc,
         out,
@@ -223,6 +233,8 @@ def keep_channels(projected: torch.Tensor, conv_state: torch.Tensor, rows: Chunk
         projected,
         conv_state,
         rows.state_slots,
+        rows.read_from,
+        rows.copied_to,
         batch.seq_lens,
         batch.positions,
         batch.query_start_loc,
@@ -232,6 +244,7 @@ def keep_channels(projected: torch.Tensor, conv_state: torch.Tensor, rows: Chunk
         WINDOW=kept + 1,
         KEPT=triton.next_power_of_2(kept),
         BLOCK=_CHANNELS,
+        SNAPSHOTS=rows.snapshots,
         num_warps=4,
     )
 

@@ -20,7 +20,6 @@ States = tuple[torch.Tensor, ...]  # of one mixer, float32, each [state slots, *
 
 def chunk_rows(batch: ForwardBatch, dtype: torch.dtype) -> ChunkRows:
     """Of a batch for all of its layers. dtype: of the model."""
-    assert batch.states_read_from is None and batch.states_copied_to is None, "no snapshots are kept on a GPU yet"
     return ChunkRows(batch, length_of_sub_chunks(dtype))
 
 
@@ -38,7 +37,6 @@ def of_one_token(
     ones leave zeros. projected: what `weights.proj` gives. out: where it is put; other rows' tokens there stay as they
     are."""
     assert batch.decode_queries == 1 and not batch.are_lines, "drafts of models that keep states are refused"
-    assert batch.states_read_from is None and batch.states_copied_to is None, "no snapshots are kept on a GPU yet"
     groups = weights.shape.groups if isinstance(weights, Mamba2) else weights.shape.key_heads
     arrived = buffers.meetings(batch.num_rows * groups, projected.device)
     if out is None:

@@ -2,7 +2,9 @@
 
 A row's state lies in its slot and stays there: who computes a row reads it and writes it in place, once a launch. A row
 that is masked, padding, or none of the kernel's is neither read nor written. A row whose first query token is at
-position 0 begins in this launch: it reads zeros, whatever its slot holds, and nothing of the host's zeroes a slot.
+position 0 begins in this launch: it reads zeros, whatever its slot holds, and nothing of the host's zeroes a slot. One
+that begins behind a cached prefix reads a snapshot, which is another slot, and one that reaches a border leaves its
+state in a snapshot too.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -15,15 +17,23 @@ import triton.language as tl
 
 
 @triton.jit
-def row_of(row, state_slots, seq_lens, positions, query_start_loc):
-    """A row's first query token, how many it has, its state slot, whether it is live, and whether it goes on from what
-    its slot holds. Of a row that is not live the slot is 0, and it does not go on."""
+def row_of(
+    row, state_slots, read_from, copied_to, seq_lens, positions, query_start_loc, SNAPSHOTS: tl.constexpr
+):  # fmt: skip
+    """A row's first query token, how many it has, its state slot, the slot that it goes on from, the one in which its
+    state is left too, below 0 if there is none, whether the row is live, and whether it goes on at all or begins with
+    zeros. Of a row that is not live the slots are 0, 0 and -1, and it does not go on."""
     start = tl.load(query_start_loc + row)
     count = tl.load(query_start_loc + row + 1) - start
     live = (tl.load(seq_lens + row) > 0) & (count > 0)
     slot = tl.load(state_slots + row, mask=live, other=0).to(tl.int64)
+    source = slot
+    copy = -1 + 0 * slot
+    if SNAPSHOTS:
+        source = tl.load(read_from + row, mask=live, other=0).to(tl.int64)
+        copy = tl.load(copied_to + row, mask=live, other=-1).to(tl.int64)
     goes_on = tl.load(positions + start, mask=live, other=0) > 0
-    return start, count, slot, live, goes_on
+    return start, count, slot, source, copy, live, goes_on
 
 
 @triton.jit
@@ -46,12 +56,12 @@ def softplus(x):
 
 
 @triton.jit
-def sum_of_kept(conv_state, conv_weight, slot, channel, ok, CHANNELS: tl.constexpr, WINDOW: tl.constexpr):
+def sum_of_kept(conv_state, conv_weight, source, channel, ok, CHANNELS: tl.constexpr, WINDOW: tl.constexpr):
     """What the tokens before add to a convolution of one token, oldest first. ok: of channels that there are, and of a
     row that goes on. Float32, as `channel`."""
     total = tl.zeros(channel.shape, tl.float32)
     for tap in tl.static_range(WINDOW - 1):
-        seen = tl.load(conv_state + (slot * (WINDOW - 1) + tap) * CHANNELS + channel, mask=ok, other=0.0)
+        seen = tl.load(conv_state + (source * (WINDOW - 1) + tap) * CHANNELS + channel, mask=ok, other=0.0)
         weight = tl.load(conv_weight + channel * WINDOW + tap, mask=ok, other=0.0)
         total += seen * weight.to(tl.float32)
     return total
@@ -71,11 +81,17 @@ def convolved(
 
 @triton.jit
 def shift_channels(
-    conv_state, slot, channel, newest, ok, goes_on, CHANNELS: tl.constexpr, WINDOW: tl.constexpr, KEPT: tl.constexpr
-):
+    conv_state, slot, source, copy, channel, newest, ok, goes_on, CHANNELS: tl.constexpr, WINDOW: tl.constexpr,
+    KEPT: tl.constexpr, SNAPSHOTS: tl.constexpr,
+):  # fmt: skip
     """One token further: the oldest goes, the newest comes. KEPT: WINDOW - 1 or more, a power of two."""
     tap = tl.arange(0, KEPT)[:, None]
-    at = conv_state + (slot * (WINDOW - 1) + tap) * CHANNELS + channel[None, :]
-    later = tl.load(at + CHANNELS, mask=(tap < WINDOW - 2) & ok[None, :] & goes_on, other=0.0)
+    seen = conv_state + (source * (WINDOW - 1) + tap + 1) * CHANNELS + channel[None, :]
+    later = tl.load(seen, mask=(tap < WINDOW - 2) & ok[None, :] & goes_on, other=0.0)
     tl.debug_barrier()  # what is written here is read by other threads
-    tl.store(at, tl.where(tap == WINDOW - 2, newest[None, :], later), mask=(tap < WINDOW - 1) & ok[None, :])
+    later = tl.where(tap == WINDOW - 2, newest[None, :], later)
+    there = (tap < WINDOW - 1) & ok[None, :]
+    tl.store(conv_state + (slot * (WINDOW - 1) + tap) * CHANNELS + channel[None, :], later, mask=there)
+    if SNAPSHOTS:
+        copy_at = conv_state + (copy * (WINDOW - 1) + tap) * CHANNELS + channel[None, :]
+        tl.store(copy_at, later, mask=there & (copy >= 0))

@@ -23,7 +23,7 @@ from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.weights import described
-from runahead.runtime.process.parts import ring_layout, state_bytes
+from runahead.runtime.process.parts import ring_layout, snapshot_tokens, state_bytes
 from runahead.runtime.scheduler.draft_choice import MOST
 from runahead.runtime.wire.engine_config import EngineConfig
 
@@ -32,7 +32,9 @@ SHARED_MEMORY: Final = {(8, 0): 163 << 10, (8, 9): 99 << 10, (9, 0): 227 << 10, 
 # What older GPUs do not know: to wait for the kernels before, the matrix units' instructions of 9.0, and those of 10.0.
 INSTRUCTIONS: Final = ("griddepcontrol.wait", "wgmma", "tcgen05")
 # Of what a form of a kernel has beside its epilogue. A part that no form compiled before had may not compile.
-_PARTS: Final = ("GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED", "GATE_FIRST", "EACH", "MASKED", "HOLDS")
+_PARTS: Final = (
+    "GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED", "GATE_FIRST", "EACH", "MASKED", "HOLDS", "EVERY", "SNAPSHOTS",
+)  # fmt: skip
 # Models with recurrent states, which no other has, in small sizes that take less long: those of real sizes are among
 # the shapes of `make kernels`.
 _MAMBA2: Final = {
@@ -61,6 +63,7 @@ _OLDEST: Final = (8, 0)
 _PROCESSORS: Final = 132
 _BLOCKS: Final = 64
 _DRAFT_ROWS: Final = 32
+_SNAPSHOTS: Final = 4  # of states, where a model keeps any
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,6 +207,8 @@ def _launch_everything(orders: Orders) -> None:
         context_length=settings.context_length,
         penalty_slots=settings.penalty_slots,
         exact=orders.exact,
+        snapshots=0 if drafts else _SNAPSHOTS,
+        snapshot_tokens=snapshot_tokens(settings),
     )
     program = program_with(drafts=drafts, draft_rows=min(settings.max_rows, _DRAFT_ROWS) if drafts else 0)
     counter = torch.zeros(1, dtype=torch.int64, device="meta")

@@ -12,17 +12,23 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """first: position of its first query token. alive: not masked."""
+    """first: position of its first query token. alive: not masked. begins_as: the slot that it goes on from, if that is
+    not its own. left_in: a slot in which its state is left, too; -1: in none."""
 
     state_slot: int
     first: int
     count: int
     alive: bool = True
+    begins_as: int | None = None
+    left_in: int = -1
 
 
 def batch_of(rows: Sequence[Row]) -> ForwardBatch:
     counts = [row.count for row in rows]
     tokens = sum(counts)
+    reads = [row.state_slot if row.begins_as is None else row.begins_as for row in rows]
+    copies = [row.left_in for row in rows]
+    snapshots = any(row.begins_as is not None or row.left_in >= 0 for row in rows)
     return ForwardBatch(
         token_ids=torch.zeros(tokens, dtype=torch.int64),
         positions=torch.cat([torch.arange(row.first, row.first + row.count) for row in rows]),
@@ -35,4 +41,6 @@ def batch_of(rows: Sequence[Row]) -> ForwardBatch:
         max_seq_len=max(row.first + row.count for row in rows),
         is_decode=max(counts) == 1,
         state_slots=torch.tensor([row.state_slot for row in rows], dtype=torch.int32),
+        states_read_from=torch.tensor(reads, dtype=torch.int32) if snapshots else None,
+        states_copied_to=torch.tensor(copies, dtype=torch.int32) if snapshots else None,
     )

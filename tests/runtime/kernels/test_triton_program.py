@@ -33,7 +33,7 @@ MAX_TOKENS = 40 if DEVICE.type == "cuda" else 12  # of a request; those of the r
 QWEN3 = gpu_chain.small_config(max_position_embeddings=96, architecture="Qwen3ForCausalLM", windows=(0, 24))
 
 
-def eager_engine(run_ahead: int, config: ModelConfig = QWEN3) -> gpu_chain.EngineUnderTest:
+def eager_engine(run_ahead: int, config: ModelConfig = QWEN3, snapshots: int = 0) -> gpu_chain.EngineUnderTest:
     """Triton kernels launched one by one from the host device's thread. Blocks and state slots hold NaN."""
     layout = gpu_chain.layout_for(run_ahead, MAX_ROWS)
     rings: RingMemory
@@ -53,11 +53,14 @@ def eager_engine(run_ahead: int, config: ModelConfig = QWEN3) -> gpu_chain.Engin
         block_size=gpu_chain.BLOCK_SIZE,
         context_length=config.max_position_embeddings,
         penalty_slots=gpu_chain.PENALTY_SLOTS,
+        snapshots=snapshots,
+        snapshot_tokens=gpu_chain.SNAPSHOT_TOKENS,
     )
     program.poison_blocks(tuple(range(1, NUM_BLOCKS)))
-    for slot in range(MAX_ROWS):
+    for slot in range(MAX_ROWS + snapshots):
         program.poison_state_slot(slot)
-    return gpu_chain.engine_over(config, HostDevice(program, rings), program, run_ahead, MAX_ROWS, NUM_BLOCKS)
+    host = HostDevice(program, rings)
+    return gpu_chain.engine_over(config, host, program, run_ahead, MAX_ROWS, NUM_BLOCKS, snapshots=snapshots)
 
 
 class _Synchronous(TritonProgram):

@@ -165,6 +165,21 @@ def test_masked_rows_and_those_of_one_token_leave_their_states_as_they_are(shape
 
 
 @pytest.mark.parametrize("shape", OF_EACH)
+def test_a_row_goes_on_from_a_snapshot_and_leaves_its_state_in_another(shape: Mamba2Shape | DeltaShape) -> None:
+    mixer, projected = mixer_of(shape), drawn(47, shape)
+    own, states = moved(held_states(mixer), DEVICE), moved(held_states(mixer), DEVICE)
+    for tensor in own:
+        tensor[2] = tensor[5]
+    expected = chunks(mixer, projected, own, [Row(2, 32, 2), Row(0, 3, 40), Row(4, 0, 5)])
+    rows = [Row(2, 32, 2, begins_as=5), Row(0, 3, 40, left_in=1), Row(4, 0, 5, begins_as=5, left_in=3)]
+    assert torch.equal(chunks(mixer, projected, states, rows), expected)
+    for one, other, was in zip(states, own, held_states(mixer), strict=True):
+        assert torch.equal(one[[0, 2, 4]], other[[0, 2, 4]])
+        assert torch.equal(one[[1, 3]], other[[0, 4]])
+        assert torch.equal(one[5].cpu(), was[5]), "a snapshot that is read stays as it is"
+
+
+@pytest.mark.parametrize("shape", OF_EACH)
 def test_a_row_that_begins_does_not_see_what_its_slot_holds(shape: Mamba2Shape | DeltaShape) -> None:
     mixer, projected = mixer_of(shape), drawn(7, shape)
     spoilt = tuple(tensor.fill_(torch.nan) for tensor in moved(held_states(mixer), DEVICE))

@@ -112,6 +112,21 @@ def test_a_row_that_begins_does_not_see_what_its_slot_holds(shape: Mamba2Shape |
         assert one[[0, 2]].isnan().all(), "other slots are nobody's"
 
 
+@pytest.mark.parametrize("shape", [MAMBA2[1], DELTA[1]])
+def test_a_row_goes_on_from_a_snapshot_and_leaves_its_state_in_another(shape: Mamba2Shape | DeltaShape) -> None:
+    mixer, projected = mixer_of(shape), drawn(3, shape)
+    own, states = moved(held_states(mixer), DEVICE), moved(held_states(mixer), DEVICE)
+    for tensor in own:
+        tensor[2] = tensor[5]
+    expected = one_token(mixer, projected, own, [Row(2, 7, 1), Row(0, 3, 1), Row(4, 0, 1)])
+    rows = [Row(2, 7, 1, begins_as=5), Row(0, 3, 1, left_in=1), Row(4, 0, 1, begins_as=5, left_in=3)]
+    assert torch.equal(one_token(mixer, projected, states, rows), expected)
+    for one, other, was in zip(states, own, held_states(mixer), strict=True):
+        assert torch.equal(one[[0, 2, 4]], other[[0, 2, 4]])
+        assert torch.equal(one[[1, 3]], other[[0, 4]])
+        assert torch.equal(one[5].cpu(), was[5]), "a snapshot that is read stays as it is"
+
+
 @pytest.mark.parametrize("shape", [MAMBA2[1], DELTA[2]])
 def test_neighbours_change_no_bit(shape: Mamba2Shape | DeltaShape) -> None:
     mixer, projected = mixer_of(shape, HALF), drawn(3, shape, HALF)
