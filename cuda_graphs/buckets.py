@@ -18,6 +18,12 @@ _WIDE_STEP: Final = 32
 MOST_MIXED_TOKENS: Final = 512  # query tokens of a mixed launch that is a graph; a larger one keeps the device busy
 _MIXED_TOKENS: Final = (32, *range(64, MOST_MIXED_TOKENS + 1, 64))
 _MIXED_ROWS: Final = (8, 64)
+# Why a launch is not one graph: its S is one, apply and F run eagerly.
+MIXED: Final = "mixed"  # F holds more query tokens of prompts than any graph
+CLOSING: Final = "closing"  # no row is left for F
+DRAFTS: Final = "drafts"  # F holds another number of drafts than S looks at: apply and F may be a graph, too
+PROMPT_LOGPROBS: Final = "prompt_logprobs"  # for its log-probabilities alone
+
 _CLOSING_CALLS: Final = 4  # S, apply and the marks
 _TOKENS_A_CALL: Final = 2  # of log-probabilities of prompts: 32 tokens at a time, by fewer than 16 calls
 
@@ -136,6 +142,14 @@ class Buckets:
         tokens = _at_least(shape.tokens, self.mixed_tokens)
         bucket = _at_least(rows, self.mixed_rows)
         return GraphKey(Piece.MIXED, bucket, shape.form, tokens=tokens, masked=shape.masked)
+
+    def why_none(self, shape: LaunchShape) -> str:
+        """Why a launch without a `launch_key` has none."""
+        if shape.is_closing:
+            return CLOSING
+        if not self.holds(shape):
+            return MIXED
+        return PROMPT_LOGPROBS if shape.prompt_logprobs else DRAFTS
 
     def calls(self, shape: LaunchShape, in_pieces: int) -> int:
         """By how many calls the launch is enqueued, at most. in_pieces: a mixed launch that is no graph."""

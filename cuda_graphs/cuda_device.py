@@ -27,12 +27,6 @@ from runahead.cuda_graphs.graph_pool import GraphPool
 from runahead.cuda_graphs.rings import STATUS_BYTES, RingLayout, RingMemory, allocate_rings
 from runahead.cuda_graphs.shape import Form, LaunchShape
 
-# Why a launch is not one graph: its S is one, apply and F run eagerly.
-MIXED: Final = "mixed"  # F holds more query tokens of prompts than any graph
-CLOSING: Final = "closing"  # no row is left for F
-DRAFTS: Final = "drafts"  # F holds another number of drafts than S looks at: apply and F may be a graph, too
-PROMPT_LOGPROBS: Final = "prompt_logprobs"  # for its log-probabilities alone
-
 # Calls that the driver takes without waiting. A stream takes 1,024, as is read; some are left for what a decode launch
 # or a closing one adds.
 CALLS_AT_ONCE: Final = 960
@@ -208,7 +202,7 @@ class CudaDevice:
         self.graphs.replay(self.graph_buckets.sample_key(shape))
         self._watch.first_piece()
         self.counters.graph_replays += 1
-        self.counters.fallbacks[self._why_no_graph(shape)] += 1
+        self.counters.fallbacks[self.graph_buckets.why_none(shape)] += 1
         rest = self.graph_buckets.forward_key(shape)
         if rest is not None:
             self.graphs.replay(rest)
@@ -218,13 +212,6 @@ class CudaDevice:
             with torch.inference_mode():
                 self._after_sampling(shape, self._watch.piece)
         self.rings.idle_ns[self.rings.slot(shape.number)] = self._watch.idle_ns
-
-    def _why_no_graph(self, shape: LaunchShape) -> str:
-        if shape.is_closing:
-            return CLOSING
-        if shape.prompt_logprobs:
-            return PROMPT_LOGPROBS
-        return DRAFTS if self.graph_buckets.holds(shape) else MIXED
 
     def _sample(self, shape: LaunchShape) -> None:
         marks.start(self._counter, self._start_ns)

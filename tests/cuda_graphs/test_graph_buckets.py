@@ -74,6 +74,24 @@ def test_what_leaves_log_probabilities_of_prompts_or_has_no_rows_is_no_graph() -
         assert buckets.sample_key(shape).rows == 4
 
 
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [
+        (LaunchShape(1, 3, Form.FULL, rows=0, tokens=0, is_decode=False), "closing"),
+        (LaunchShape(1, 3, Form.FULL, rows=2, tokens=513, is_decode=False), "mixed"),
+        (LaunchShape(1, 3, Form.PLAIN, rows=2, tokens=513, is_decode=False, prompt_logprobs=True), "mixed"),
+        (LaunchShape(1, 3, Form.PLAIN, rows=2, tokens=512, is_decode=False, prompt_logprobs=True), "prompt_logprobs"),
+        (LaunchShape(1, 3, Form.PLAIN, rows=2, tokens=2, is_decode=True, prompt_logprobs=True), "prompt_logprobs"),
+        (LaunchShape(1, 3, Form.PLAIN, rows=3, tokens=6, is_decode=True, drafts=1), "drafts"),
+    ],
+)
+def test_why_a_launch_is_no_graph_is_what_would_have_to_be_otherwise(shape: LaunchShape, why: str) -> None:
+    """Of a launch that is too large its log-probabilities are not the reason: without them it would be none either."""
+    buckets = Buckets.up_to(64, 4096, draft_forms=(1,), draft_rows=8)
+    assert buckets.launch_key(shape) is None
+    assert buckets.why_none(shape) == why
+
+
 def test_graphs_with_drafts_are_captured_in_their_forms_and_two_serve_a_launch_whose_halves_differ() -> None:
     buckets = Buckets.up_to(64, 320, draft_forms=(1, 3), draft_rows=16)
     captured = set(buckets.every_key())
