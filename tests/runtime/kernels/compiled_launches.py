@@ -190,8 +190,8 @@ def _launch_everything(orders: Orders) -> None:
     config = shape.described()
     drafts = 0 if state_bytes(config) else MOST  # drafts of models with states are refused
     settings = EngineConfig(
-        model="", device="cuda", max_rows=max(orders.rows), context_length=shape.workload.context,
-        drafter="ngram" if drafts else "none", draft_tokens=MOST,
+        model="", device="cuda", max_rows=max(orders.rows), max_prefill_tokens=256,
+        context_length=shape.workload.context, drafter="ngram" if drafts else "none", draft_tokens=MOST,
     )  # fmt: skip
     weights = _without_memory(described(config), getattr(torch, orders.dtype))
     rings = allocate_rings(ring_layout(settings, config, settings.context_length))
