@@ -58,7 +58,7 @@ def main() -> None:
         print(f"\nTokens a second at each depth, device {chosen.device}")
         depths.main(chosen.model, chosen.device)
     if "drafts" in parts:
-        print("\nTokens a second of code completion on the CPU, without drafts and with --drafter ngram")
+        print("\nTokens a second of code completion on the CPU, without drafts and with those of each drafter")
         drafts.main(chosen.model)
     if "structure" in parts:
         print("\nStructured output on the CPU: gaps between tokens of plain rows beside JSON rows, in ms")

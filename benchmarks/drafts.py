@@ -1,7 +1,8 @@
-"""What drafts bring: tokens a second of code completion with a drafter, beside none, in turns, on the CPU.
+"""What drafts bring: tokens a second of code completion with each drafter, beside none, in turns, on the CPU.
 
-The prompts are heads of functions from files that the bundled model was not trained on, each a stream of its own; the
-end token is ignored, so that both services say the same tokens. Services live side by side, one of them idle.
+The prompts are heads of functions from files that neither the bundled model nor its head was trained on, each a stream
+of its own; the end token is ignored, so that all services say the same tokens. Services live side by side, all but one
+of them idle.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import grpc
 from benchmarks.bundled_model.completions import choose_heads
 from benchmarks.bundled_model.corpus import collect, standard_library
 from benchmarks.local_service import local_service
+from runahead.runtime.checkpoint import BUNDLED_FOLDER
 from runahead.v1 import GenerateRequest, GenerationServiceStub
 
+DRAFTERS: Final = ("ngram", "eagle")
 STREAMS: Final = (1, 4, 16)
 TEMPERATURES: Final = (0.0, 0.8)
 TOKENS: Final = 192
@@ -32,16 +35,18 @@ NEVER_BELOW: Final = 0.97
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """So many streams at a temperature. pairs: tokens a second without drafts and with them, a pair a round."""
+    """So many streams at a temperature. rounds: tokens a second without drafts, and with those of each drafter,
+    in turns, a tuple a round."""
 
     temperature: float
     streams: int
-    pairs: tuple[tuple[float, float], ...]
+    rounds: tuple[tuple[float, ...], ...]
 
     @property
-    def ratio(self) -> float:
-        """Of a round's two figures, the median over all rounds."""
-        return statistics.median(drafted / plain for plain, drafted in self.pairs)
+    def ratios(self) -> tuple[float, ...]:
+        """Of each drafter's figure to the one without of the same round, the median over all rounds."""
+        of_rounds = [[figure / figures[0] for figure in figures[1:]] for figures in self.rounds]
+        return tuple(statistics.median(ratios) for ratios in zip(*of_rounds, strict=True))
 
     @property
     def goal(self) -> float:
@@ -50,12 +55,11 @@ class Cell:
 
     @property
     def line(self) -> str:
-        plain, drafted = (statistics.median(figures) for figures in zip(*self.pairs, strict=True))
-        verdict = "met" if self.ratio >= self.goal else "MISSED"
-        return (
-            f"{self.temperature:>11g}{self.streams:>9}{plain:>9.0f}{drafted:>9.0f}{self.ratio:>8.2f}"
-            f"  {self.goal:g} {verdict}"
-        )
+        plain, *drafted = (statistics.median(figures) for figures in zip(*self.rounds, strict=True))
+        parts = [f"{self.temperature:>11g}{self.streams:>9}{plain:>9.0f}"]
+        for figure, ratio in zip(drafted, self.ratios, strict=True):
+            parts.append(f"{figure:>9.0f}{ratio:>8.2f} {'met' if ratio >= self.goal else 'MISSED':6}")
+        return "".join(parts) + f"{self.goal:>7g}"
 
 
 async def _said(stub: GenerationServiceStub, prompt: str, place: int, temperature: float, tokens: int) -> int:
@@ -76,15 +80,15 @@ async def _speed(url: str, prompts: Sequence[tuple[int, str]], temperature: floa
         return sum(counts) / (time.perf_counter() - begun)
 
 
-def _cell(urls: tuple[str, str], heads: Sequence[str], temperature: float, streams: int, tokens: int) -> Cell:
+def _cell(urls: Sequence[str], heads: Sequence[str], temperature: float, streams: int, tokens: int) -> Cell:
     """Rounds in turns: which service is first changes with each."""
-    pairs = []
+    rounds = []
     for number in range(ROUNDS):
         prompts = [(place, heads[place % len(heads)]) for place in range(number * streams, (number + 1) * streams)]
-        order = (0, 1) if number % 2 else (1, 0)
-        speeds = {which: asyncio.run(_speed(urls[which], prompts, temperature, tokens)) for which in order}
-        pairs.append((speeds[0], speeds[1]))
-    return Cell(temperature, streams, tuple(pairs))
+        turn = [(number + place) % len(urls) for place in range(len(urls))]
+        speeds = {which: asyncio.run(_speed(urls[which], prompts, temperature, tokens)) for which in turn}
+        rounds.append(tuple(speeds[which] for which in range(len(urls))))
+    return Cell(temperature, streams, tuple(rounds))
 
 
 def main(folder: Path, tokens: int = TOKENS) -> None:
@@ -94,12 +98,15 @@ def main(folder: Path, tokens: int = TOKENS) -> None:
         print(f"no held-out source files under {standard_library()}: this Python ships its library without source")
         return
     heads = choose_heads(files, ROUNDS * max(STREAMS))
-    names = f"{'temperature':>11}{'streams':>9}{'none':>9}{'ngram':>9}{'ratio':>8}"
-    print(names + "  goal")
+    drafters = DRAFTERS if folder.resolve() == BUNDLED_FOLDER.resolve() else ("ngram",)
+    if drafters != DRAFTERS:
+        print(f"{folder.name} has no draft head of its own: eagle is left out")
+    columns = "".join(f"{name:>9}{'ratio':>8}{'':7}" for name in drafters)
+    print(f"{'temperature':>11}{'streams':>9}{'none':>9}{columns}{'goal':>7}")
     with contextlib.ExitStack() as stack:
         flags = ["--model", str(folder), "--threads", "1"]
-        services = [stack.enter_context(local_service([*flags, "--drafter", name])) for name in ("none", "ngram")]
-        urls = services[0].url, services[1].url
+        services = [stack.enter_context(local_service([*flags, "--drafter", name])) for name in ("none", *drafters)]
+        urls = [service.url for service in services]
         for url in urls:
             asyncio.run(_speed(url, list(enumerate(heads[:16])), 0.0, 16))
         for temperature in TEMPERATURES:

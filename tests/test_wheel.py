@@ -18,6 +18,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.local_service import BESIDE
+from runahead.runtime.checkpoint import BUNDLED_FOLDER
 from tests.mutants.trial import copied_tree, files_of_the_tree
 
 pytestmark = pytest.mark.timeout(300)
@@ -103,7 +104,11 @@ def test_a_wheel_puts_one_package_into_an_environment_and_nothing_generic(wheel:
         names = set(archive.namelist())
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"runahead"}
-    assert {"runahead/v1/generate_pb2.py", "runahead/py.typed", "runahead/runtime/models/bundled/config.json"} <= names
+    assert {"runahead/v1/generate_pb2.py", "runahead/py.typed"} <= names
+    bundled = {name.rpartition("/")[2] for name in names if name.startswith("runahead/runtime/models/bundled/")}
+    assert bundled == {path.name for path in BUNDLED_FOLDER.rglob("*") if path.is_file()}
+    head = {"runahead/runtime/models/bundled/draft_head/" + name for name in ("config.json", "model.safetensors")}
+    assert head <= names, "a drafter without a folder of its own needs it"
 
 
 def test_a_wheel_serves_and_generates_from_somebodys_own_folder(environment: Path, folder: Path, url: str) -> None:

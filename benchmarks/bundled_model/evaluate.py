@@ -2,7 +2,7 @@
 
     python -m benchmarks.bundled_model.evaluate [--show 3]
 
-Bits a byte come from the service's own decoder on the CPU in float32, completions from a running service. About two
+Bits a byte come from the service's own decoder on the CPU in float32, completions from a running service. About three
 minutes on two cores that do nothing else.
 """
 
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import runahead.runtime.models
+from benchmarks.bundled_model.acceptance import PLACES, acceptance
 from benchmarks.bundled_model.completions import Completion, choose_heads, complete
 from benchmarks.bundled_model.compression import compress
 from benchmarks.bundled_model.corpus import SourceFile, collect, standard_library
@@ -74,6 +75,19 @@ def print_completions(model: Path, files: Sequence[SourceFile], show: int) -> No
         print_one(completion)
 
 
+def print_acceptance(files: Sequence[SourceFile]) -> None:
+    """How many drafts are right on held-out function heads, of the bundled model's own head and of those that follow
+    from what was said before."""
+    heads = choose_heads(files, HEADS)
+    names = "".join(f"{place:>8}" for place in range(1, PLACES + 1))
+    print(f"\n{'drafts that are right':28}{names}   tokens a launch")
+    for drafter in ("eagle", "ngram"):
+        for temperature in (0.0, 0.8):
+            found = acceptance(heads, MAX_TOKENS, temperature, ["--drafter", drafter, "--draft-tokens", str(PLACES)])
+            shares = "".join(f"{share:>8.0%}" for share in found.shares)
+            print(f"{f'{drafter}, temperature {temperature:g}':28}{shares}{found.tokens_a_launch:>18.2f}", flush=True)
+
+
 def print_one(completion: Completion) -> None:
     """A completion as a person reads it, the model's part behind a bar."""
     verdict = "ended by itself" if completion.ended else f"cut after {MAX_TOKENS} tokens"
@@ -97,6 +111,8 @@ def main() -> None:
     print(check_files(files) + "\n")
     print_compression(arguments.model, files)
     print_completions(arguments.model, files, arguments.show)
+    if arguments.model.resolve() == BUNDLED.resolve():
+        print_acceptance(files)
     print(f"\n{time.monotonic() - started:.0f} s")
 
 

@@ -99,11 +99,13 @@ def _rotated(y: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return y * cos.to(y.dtype) + torch.cat((-second, first), dim=-1) * sin.to(y.dtype)
 
 
-def save_head(head: HeadNetwork, folder: Path) -> None:
-    """Write config.json and model.safetensors (bfloat16) as heads of EAGLE-1 are published."""
+def save_head(head: HeadNetwork, guessed: Tensor, folder: Path) -> None:
+    """Write config.json and model.safetensors (bfloat16) as heads of EAGLE-1 are published, and with them which tokens
+    it may guess, as heads of EAGLE-3 have it: what is added to 0, 1, 2, ... guessed: int64 [n], in ascending order."""
     folder.mkdir(parents=True, exist_ok=True)
     shape = head.shape
     weights = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in head.state_dict().items()}
+    weights["d2t"] = guessed.cpu() - torch.arange(len(guessed))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = {
         "architectures": ["LlamaForCausalLM"],

@@ -106,6 +106,14 @@ def with_hidden(network: Network, ids: Tensor, batch: int) -> Rows:
     return Rows(ids, torch.cat(hidden))
 
 
+def frequent(pools: list[Rows], vocabulary: int, count: int) -> Tensor:
+    """So many tokens, int64 [count] in ascending order: the most frequent ones, where every pool counts as much."""
+    shares = torch.zeros(vocabulary, dtype=torch.float64)
+    for rows in pools:
+        shares += torch.bincount(rows.ids.flatten().cpu(), minlength=vocabulary) / rows.ids.numel()
+    return shares.topk(count).indices.sort().values.to(pools[0].ids.device)
+
+
 def batches(pools: list[Rows], tokens: int, seed: int) -> Iterator[Rows]:
     """Endless batches of about so many tokens, each of one pool, which is chosen as often as it has tokens. Each pool
     is gone through in random order, again and again."""

@@ -22,7 +22,15 @@ from torch import Tensor, nn
 
 from benchmarks.bundled_model.batches import encode
 from benchmarks.bundled_model.head_network import HeadNetwork, save_head
-from benchmarks.bundled_model.head_text import Rows, batches, bundled_network, completions, heads_of, with_hidden
+from benchmarks.bundled_model.head_text import (
+    Rows,
+    batches,
+    bundled_network,
+    completions,
+    frequent,
+    heads_of,
+    with_hidden,
+)
 from benchmarks.bundled_model.network import Network, Shape
 from benchmarks.bundled_model.train import rate_at
 
@@ -69,9 +77,10 @@ def losses(head: HeadNetwork, network: Network, rows: Rows, steps: int, chosen: 
 
 
 @torch.no_grad()
-def acceptance(head: HeadNetwork, network: Network, rows: Rows) -> list[float]:
+def acceptance(head: HeadNetwork, network: Network, rows: Rows, guessed: Tensor) -> list[float]:
     """The share of right drafts by their place in a run, among those whose place is reached; the last number is how
-    many tokens a launch brings. rows: greedy completions, so that a draft is right which is the model's likeliest."""
+    many tokens a launch brings. rows: greedy completions, so that a draft is right which is the model's likeliest.
+    guessed: tokens that may be drafted."""
     lm_head = network.model.embed_tokens.weight
     reached, right = [0.0] * PLACES, [0.0] * PLACES
     for ids, hidden in zip(rows.ids.split(16), rows.hidden.split(16), strict=True):
@@ -81,7 +90,7 @@ def acceptance(head: HeadNetwork, network: Network, rows: Rows) -> list[float]:
             so_far = torch.ones_like(truth, dtype=torch.bool)
             so_far[:, : ids.shape[1] // 2] = False  # no prompt is scored
             for place, states in enumerate(expected):
-                hits = F.linear(states, lm_head).argmax(-1) == truth
+                hits = guessed[F.linear(states, lm_head[guessed]).argmax(-1)] == truth
                 if place:
                     so_far = F.pad(so_far, (1, 0))[:, :-1]
                 reached[place] += float(so_far.sum())
@@ -102,6 +111,7 @@ def train(network: Network, pools: list[Rows], dev: Rows, arguments: argparse.Na
         torch.optim.Muon(matrices, lr=arguments.rate, weight_decay=arguments.decay, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(norms, lr=arguments.rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
+    guessed = frequent(pools, shape.vocabulary, arguments.guessed)
     stream, started, best, kept = batches(pools, arguments.tokens, arguments.seed), time.monotonic(), 0.0, [0.0]
     print(f"{sum(p.numel() for p in head.parameters()):,} parameters", flush=True)
     for step in range(1, arguments.steps + 1):
@@ -120,7 +130,7 @@ def train(network: Network, pools: list[Rows], dev: Rows, arguments: argparse.Na
             optimizer.step()
             optimizer.zero_grad()
         if step * CHECKS // arguments.steps > (step - 1) * CHECKS // arguments.steps:
-            shares = acceptance(head, network, dev)
+            shares = acceptance(head, network, dev, guessed)
             print(
                 f"step {step:6} {time.monotonic() - started:6.0f} s  "
                 f"hidden {of_hidden:.4f}  tokens {of_tokens:.4f}  dev "
@@ -130,7 +140,7 @@ def train(network: Network, pools: list[Rows], dev: Rows, arguments: argparse.Na
             )
             if shares[-1] > best:
                 best, kept = shares[-1], shares
-                save_head(head, arguments.out)
+                save_head(head, guessed, arguments.out)
     return kept
 
 
@@ -143,11 +153,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=1, help="of a CPU")
-    parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--steps", type=int, default=700)
     parser.add_argument("--tokens", type=int, default=4096, help="positions in a batch")
     parser.add_argument("--text", type=int, default=768, help="rows of the train files")
     parser.add_argument("--written", type=int, default=640, help="rows that the model writes")
     parser.add_argument("--ffn", type=int, default=640)
+    parser.add_argument("--guessed", type=int, default=1024, help="tokens that may be drafted, the most frequent ones")
     parser.add_argument("--unroll", type=int, default=3, help="places of a run that the head is trained for")
     parser.add_argument(
         "--compared", type=float, default=0.125, help="share of positions whose distribution is compared"

@@ -8,6 +8,7 @@ from runahead.runtime.checkpoint.errors import CheckpointError
 from runahead.runtime.checkpoint.places import (
     BUNDLED,
     BUNDLED_FOLDER,
+    BUNDLED_HEAD,
     check_files,
     model_name,
     open_checkpoint,
@@ -17,6 +18,7 @@ from runahead.runtime.checkpoint.places import (
 __all__ = [
     "BUNDLED",
     "BUNDLED_FOLDER",
+    "BUNDLED_HEAD",
     "Checkpoint",
     "CheckpointError",
     "StoredTensor",

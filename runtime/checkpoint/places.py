@@ -12,6 +12,7 @@ from runahead.runtime.checkpoint.refusals import GGUF, of_file, of_folder, of_he
 
 BUNDLED: Final = "bundled"  # the name of the model that comes with the package
 BUNDLED_FOLDER: Final = Path(__file__).parents[1] / "models" / BUNDLED
+BUNDLED_HEAD: Final = BUNDLED_FOLDER / "draft_head"  # the head that was trained for it
 
 
 def model_name(path: Path) -> str:

@@ -104,7 +104,7 @@ class HeadWeights:
     makes one of; none: the hidden state is the target's after its last norm. norm: over what the layer leaves, before
     the head; None: there is none. passes_normed: the next step has the hidden state after that norm, and not before it.
     embedding, lm_head: None is the target's. targets: which token of the target each of `lm_head` is, int64
-    [draft vocab]; None: they are the same.
+    [draft vocab], or which of them are guessed where `lm_head` is the target's; None: all, in their order.
     """
 
     fuse: Fuse

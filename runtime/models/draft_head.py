@@ -19,7 +19,8 @@ from runahead.runtime.kernels.layers import Ends, Layer
 from runahead.runtime.models.architecture import HeadWeights
 from runahead.runtime.models.decoder import Decoder, Look
 from runahead.runtime.models.draft_network import DraftCache
-from runahead.runtime.models.memory import memory_of
+from runahead.runtime.models.head_entries import HeadEntries, unpacked
+from runahead.runtime.models.memory import memory_of, weight_bytes
 from runahead.runtime.models.rope import rope_table
 
 _NOT_DRAFTED: Final = -1e30  # the logit of a token that a head does not know: finite, and never the highest
@@ -40,6 +41,11 @@ class DraftHead:
         ends = Ends(embedding.float(), weights.norm or of_target.final_norm, (rope,))
         self._filling, self._drafting = kernels.bind(ends), kernels.bind(ends)
         self._fuse_to_fill, self._keep = self._filling.fuse(weights.fuse), self._filling.keep(weights.mixer, 0)
+        self._entries = HeadEntries.of(weights, ends.embedding, rope, kernels)
+        self._lm_head = weights.lm_head
+        if weights.lm_head is None and weights.targets is not None:
+            self._lm_head = kernels.pack_weight(unpacked(of_target.lm_head)[weights.targets].contiguous())
+        self._targets = None if weights.targets is None else weights.targets.numpy()
         self._fuse, self._mix = self._drafting.fuse(weights.fuse), self._drafting.attention(weights.mixer, 0)
         self._feed_forward = self._drafting.dense(weights.feed_forward)
 
@@ -54,7 +60,16 @@ class DraftHead:
         of_lm_head = config.vocab_size * config.hidden_size
         read = self._target.num_parameters - (0 if config.tie_word_embeddings else of_lm_head)
         step = own.parameters - (0 if own.embedding is None else own.embedding.numel())
-        return (step + (of_lm_head if own.lm_head is None else 0)) / read
+        if own.lm_head is None:
+            step += of_lm_head if self._lm_head is None else self._lm_head.numel()
+        return step / read
+
+    @property
+    def weight_bytes(self) -> int:
+        own = [] if self._entries is None else [self._entries.product.weight]
+        if self.weights.lm_head is None and self._lm_head is not None:
+            own.append(self._lm_head)
+        return weight_bytes(self.weights) + sum(tensor.numel() * tensor.itemsize for tensor in own)
 
     def make_cache(self, num_blocks: int, block_size: int) -> DraftCache:
         entries = memory_of((Layer(self.weights.mixer, self.weights.feed_forward),)).make_cache(
@@ -82,6 +97,9 @@ class DraftHead:
             return self._kernels.linear(wide, narrow.weight, narrow.bias).numpy()
 
     def fill(self, batch: ForwardBatch, hidden: NDArray[np.float32], cache: DraftCache) -> None:
+        if self._entries is not None:
+            self._entries.write(batch, hidden, cache.entries)
+            return
         with self._filling.stream(batch, cache.entries) as stream:
             self._fuse_to_fill(stream, torch.from_numpy(hidden))
             self._keep(stream)
@@ -100,12 +118,11 @@ class DraftHead:
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 [n, vocab], of what the head leaves, [n, width]."""
-        own = self.weights
-        if own.lm_head is None:
+        if self._lm_head is None:
             return self._target.logits(hidden)
-        known = self._kernels.linear(hidden, own.lm_head)
-        if own.targets is None:
+        known = self._kernels.linear(hidden, self._lm_head)
+        if self._targets is None:
             return known
-        logits = torch.full((len(known), self._target.config.vocab_size), _NOT_DRAFTED)
-        logits[:, own.targets] = known
-        return logits
+        logits = np.full((len(known), self._target.config.vocab_size), _NOT_DRAFTED, np.float32)
+        logits[:, self._targets] = known.numpy()
+        return torch.from_numpy(logits)

@@ -25,7 +25,7 @@ from runahead.runtime.models.cpu_kernels import choose_kernels
 from runahead.runtime.models.decoder import Decoder, Look
 from runahead.runtime.models.draft_network import DraftCache
 from runahead.runtime.models.load import load_model
-from runahead.runtime.models.memory import memory_of
+from runahead.runtime.models.memory import memory_of, weight_bytes
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.weights import check_weights, described
 
@@ -40,6 +40,10 @@ class DraftModel:
     @property
     def weights(self) -> ModelWeights:
         return self._model.weights
+
+    @property
+    def weight_bytes(self) -> int:
+        return weight_bytes(self._model.weights)
 
     @property
     def parameters(self) -> int:

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.models.architecture import HeadWeights, ModelWeights
 from runahead.runtime.models.decoder import Look
 
 
@@ -27,7 +26,8 @@ class DraftNetwork(Protocol):
     """Layers over the same rows and blocks as the model that they guess for. Serves one thread."""
 
     @property
-    def weights(self) -> HeadWeights | ModelWeights: ...
+    def weight_bytes(self) -> int:
+        """What its tensors take, those that were made of others too."""
 
     @property
     def parameters(self) -> int:

@@ -2,10 +2,12 @@
 
 A head of EAGLE-1 is one Llama layer without a norm in front of its attention, over fuse([embedding of a token, hidden
 state of the position before it]); the hidden state is the target's after its final norm, and what the layer leaves is
-one more such hidden state. Embedding and head are the target's.
+one more such hidden state. Embedding and head are the target's; a tensor d2t, as heads of EAGLE-3 have, may say which
+of its tokens are guessed: frequent ones are most of a text, and most of a step is the product over the vocabulary.
 
 Source: Li, Wei, Zhang, Zhang, 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty", and the
-tensors' names of the checkpoints that its authors have published.
+tensors' names of the checkpoints that its authors have published. Frequent tokens alone: Zhao et al., 2025, "FR-Spec:
+Accelerating Large-Vocabulary Language Models via Frequency-Ranked Speculative Sampling".
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_values import flag
 from runahead.runtime.models.dense_decoder import attention, feed_forward, rope_of
 from runahead.runtime.models.eagle3 import is_eagle3, open_eagle3
-from runahead.runtime.models.head_files import HeadFiles, check_fits, check_width
+from runahead.runtime.models.head_files import HeadFiles, check_fits, check_width, targets_of
 from runahead.runtime.models.llama import LLAMA, LlamaConfig
 from runahead.runtime.models.read_config import parse_config
 
 _NAMES: Final = (LLAMA.name, "EagleLlamaForCausalLM")
-_FUSE, _EMBEDDING, _BODY = "model.fc", "model.embed_tokens.weight", "model."
+_FUSE, _EMBEDDING, _TO_TARGET, _BODY = "model.fc", "model.embed_tokens.weight", "model.d2t", "model."
 
 
 def open_eagle(
@@ -57,11 +59,16 @@ def open_eagle(
     stored = {
         name if name.startswith(_BODY) else _BODY + name: tensor for name, tensor in checkpoint.tensors().items()
     }  # fmt: skip
+    to_target = stored.pop(_TO_TARGET, None)
+    targets = None
+    if to_target is not None:
+        known = max(1, to_target.shape[0]) if len(to_target.shape) == 1 else 1
+        targets = targets_of(called, to_target, known, target, "one for each token that the head may guess")
     fuse_bias = f"{_FUSE}.bias" in stored if given_bias is None else given_bias
     own_qkv_bias = qkv_bias or config.attention_bias
 
     def build(tensors: TensorReader) -> HeadWeights:
-        return _built(config, tensors, fuse_bias, own_qkv_bias)
+        return replace(_built(config, tensors, fuse_bias, own_qkv_bias), targets=targets)
 
     head = HeadFiles(
         called,

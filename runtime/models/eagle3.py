@@ -18,16 +18,14 @@ from typing import Any, Final
 import torch
 
 from runahead.runtime.checkpoint import Checkpoint, CheckpointError, StoredTensor
-from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.kernels.layers import Fuse
 from runahead.runtime.models.architecture import HeadWeights, TensorReader
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_values import flag, number
 from runahead.runtime.models.dense_decoder import attention, feed_forward, rope_of
-from runahead.runtime.models.head_files import HeadFiles, check_fits, check_width
+from runahead.runtime.models.head_files import HeadFiles, check_fits, check_width, targets_of
 from runahead.runtime.models.llama import LLAMA, LlamaConfig
 from runahead.runtime.models.read_config import parse_config
-from runahead.runtime.models.weights import read_safetensors
 
 _NAMES: Final = (LLAMA.name, "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 _BODY, _LAYER, _IN_FILE = "model.", "model.layers.0.", "midlayer."
@@ -35,7 +33,6 @@ _FUSE, _NORM, _EMBEDDING, _HEAD = "model.fc", "model.norm", "model.embed_tokens.
 _TO_TARGET, _TO_DRAFT = "d2t", "t2d"  # the second says of each of the target's tokens whether the first names it
 _READ: Final = 3  # layers of the target
 _LAYER_IDS: Final = "eagle_aux_hidden_state_layer_ids"
-_INTEGERS: Final = {"I64": 8, "I32": 4}
 # Of this kind's own keys those that change what is computed, with the one value that is served.
 _ONLY: Final = {"norm_before_residual": False, "norm_before_fc": False, "use_aux_hidden_state": True}
 
@@ -64,7 +61,11 @@ def open_eagle3(
     if len(stored) < len(tensors_of_files):
         raise CheckpointError(f"{called} has a tensor twice, by two of the names that it may have")
     _check_own(called, config, target, stored, known)
-    targets = _targets(called, stored[_TO_TARGET], known, target) if _TO_TARGET in stored else None
+    targets = (
+        targets_of(called, stored[_TO_TARGET], known, target, "as draft_vocab_size says")
+        if _TO_TARGET in stored
+        else None
+    )
     if _TO_DRAFT in stored and stored[_TO_DRAFT].shape != (target.vocab_size,):
         raise CheckpointError(
             f"{called}: tensor t2d must say of each of the model's {target.vocab_size} tokens whether "
@@ -157,24 +158,6 @@ def _check_own(
             f"{called} has no tensor d2t: nothing says which of the model's {vocab} tokens the {known} of its draft "
             "vocabulary are"
         )
-
-
-def _targets(called: str, stored: StoredTensor, known: int, target: ModelConfig) -> torch.Tensor:
-    """The target's tokens that the head's are, int64 [known]. stored: what is added to each of the head's."""
-    if (
-        not isinstance(stored, SafetensorsTensor)
-        or stored.shape != (known,)
-        or stored.size_bytes != known * _INTEGERS.get(stored.dtype, 0)
-    ):
-        raise CheckpointError(
-            f"{called}: tensor d2t must be {known} integers of 64 or 32 bits, as draft_vocab_size says"
-        )
-    targets = torch.arange(known) + read_safetensors(stored).long()
-    if not 0 <= int(targets.min()) <= int(targets.max()) < target.vocab_size or len(targets.unique()) < known:
-        raise CheckpointError(
-            f"{called}: tensor d2t must give each of {known} tokens one of the model's {target.vocab_size} to itself"
-        )
-    return targets
 
 
 def _built(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 
 from runahead.runtime.checkpoint import CheckpointError, StoredTensor
+from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.kernels.kernel_set import DraftKernelSet
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import HeadWeights, TensorReader, TensorStack
@@ -16,7 +18,9 @@ from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.dense_decoder import DenseConfig
 from runahead.runtime.models.draft_head import DraftHead
 from runahead.runtime.models.memory import memory_of
-from runahead.runtime.models.weights import Pack, copy_stored, drawing
+from runahead.runtime.models.weights import Pack, copy_stored, drawing, read_safetensors
+
+_INTEGERS: Final = {"I64": 8, "I32": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +127,20 @@ def check_width(head: str, width: int, target: ModelConfig) -> None:
             f"{head} reads hidden states of {width} numbers, and the model leaves {target.hidden_size}: "
             "it was made for another model"
         )
+
+
+def targets_of(called: str, stored: StoredTensor, known: int, target: ModelConfig, why: str) -> torch.Tensor:
+    """The target's tokens that the head's are, int64 [known]. stored: tensor d2t, what is added to each of the head's.
+    why: there must be as many, for messages. Raises CheckpointError."""
+    if (
+        not isinstance(stored, SafetensorsTensor)
+        or stored.shape != (known,)
+        or stored.size_bytes != known * _INTEGERS.get(stored.dtype, 0)
+    ):
+        raise CheckpointError(f"{called}: tensor d2t must be {known} integers of 64 or 32 bits, {why}")
+    targets = torch.arange(known) + read_safetensors(stored).long()
+    if not 0 <= int(targets.min()) <= int(targets.max()) < target.vocab_size or len(targets.unique()) < known:
+        raise CheckpointError(
+            f"{called}: tensor d2t must give each of {known} tokens one of the model's {target.vocab_size} to itself"
+        )
+    return targets

@@ -106,7 +106,7 @@ def make_on_cpu(
     program, blocks = fit.built(blocks)
     of_drafts = _draft_memory(config, described, context, forced)
     if head is not None:
-        of_drafts |= {"draft_weight_bytes": weight_bytes(head.weights), "draft_kv_bytes": blocks * of_head}
+        of_drafts |= {"draft_weight_bytes": head.weight_bytes, "draft_kv_bytes": blocks * of_head}
     log.info("memory", **memory_facts(config, model, kept, blocks, snapshots), **of_drafts)
     delay, poison = no_delay, None
     if config.jitter_seed is not None:

@@ -118,7 +118,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "none"
     draft_model: Annotated[
         str,
-        Meta(description="of the head or model, for drafter eagle or model", extra={"metavar": "FOLDER"}),
+        Meta(
+            description="of the head or model, for drafter eagle or model; empty: the bundled model's own head",
+            extra={"metavar": "FOLDER"},
+        ),
     ] = ""
     draft_tokens: Annotated[
         int,
@@ -283,7 +286,10 @@ def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) ->
             f"{spelling('drafter')} {config.drafter} works on the CPU device only so far, not with {cuda}"
         )
     if config.drafter == "eagle" and not config.draft_model:
-        raise ConfigError(f"{spelling('drafter')} eagle needs a head: {spelling('draft_model')} names its folder")
+        raise ConfigError(
+            f"{spelling('drafter')} eagle needs a head that was trained for the model: {spelling('draft_model')} names "
+            "its folder, and may be left out with the bundled model alone"
+        )
     if config.drafter == "model" and not config.draft_model:
         raise ConfigError(
             f"{spelling('drafter')} model needs a smaller model: {spelling('draft_model')} names its folder or file"

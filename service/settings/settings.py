@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from runahead.runtime.checkpoint import BUNDLED, BUNDLED_FOLDER, model_name
+from runahead.runtime.checkpoint import BUNDLED, BUNDLED_FOLDER, BUNDLED_HEAD, model_name
 from runahead.runtime.log_output import Format, Level, LogOutput
 from runahead.runtime.wire.engine_config import EngineConfig, EngineSettings, check_config
 from runahead.runtime.wire.setting import Setting, settings_of, shown
@@ -283,11 +283,23 @@ def engine_config(settings: Settings) -> EngineConfig:
 
     Raises ConfigError for settings that can't go together, SettingsError for a model that is not there.
     """
-    check_config(settings.engine, settings.spelling)
+    engine = _with_bundled_head(settings)
+    check_config(engine, settings.spelling)
     path = _model_path(settings.front_end.model)
-    chosen = msgspec.structs.asdict(settings.engine) | {"draft_model": _head_path(settings.engine.draft_model)}
+    chosen = msgspec.structs.asdict(engine) | {"draft_model": _head_path(engine.draft_model)}
     served_name = settings.engine.served_name or model_name(path)
     return EngineConfig(**{**chosen, "model": str(path), "served_name": served_name, "spelled": _spelled(settings)})
+
+
+def _with_bundled_head(settings: Settings) -> EngineSettings:
+    """The engine's settings, with the bundled model's own head where the model is that one and a head is wanted."""
+    engine, model = settings.engine, settings.front_end.model
+    if engine.drafter != "eagle" or engine.draft_model:
+        return engine
+    with contextlib.suppress(OSError, RuntimeError):  # too long for a path, or the home of somebody unknown
+        if model == BUNDLED or Path(model).expanduser().resolve() == BUNDLED_FOLDER.resolve():
+            return msgspec.structs.replace(engine, draft_model=str(BUNDLED_HEAD))
+    return engine
 
 
 def _head_path(folder: str) -> str:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from benchmarks.bundled_model.head_network import HeadNetwork
-from benchmarks.bundled_model.head_text import batches, bundled_network, completions, with_hidden
+from benchmarks.bundled_model.head_text import batches, bundled_network, completions, frequent, with_hidden
 from benchmarks.bundled_model.network import Network, Shape
 from benchmarks.bundled_model.train_head import train
 from runahead.runtime.checkpoint import BUNDLED_FOLDER
@@ -74,12 +74,29 @@ def test_a_seed_decides_the_head(network: Network, written: torch.Tensor, tmp_pa
     for seed in (7, 7, 8):
         out = tmp_path / str(len(files))
         given = argparse.Namespace(
-            seed=seed, rate=3e-3, decay=0.1, tokens=96, steps=2, unroll=3, compared=0.5, hidden_weight=1.0, out=out
+            seed=seed,
+            rate=3e-3,
+            decay=0.1,
+            tokens=96,
+            steps=2,
+            unroll=3,
+            compared=0.5,
+            hidden_weight=1.0,
+            out=out,
+            guessed=200,
         )
         shares = train(network, [rows], rows, given, Shape(ffn=64))
         assert len(shares) == 8 and 1 <= shares[-1] <= 8
         files.append((out / "model.safetensors").read_bytes())
     assert files[0] == files[1] != files[2]
+
+
+def test_the_most_frequent_tokens_are_guessed(network: Network, written: torch.Tensor) -> None:
+    rows = with_hidden(network, written, 4)
+    counts = torch.bincount(written.flatten(), minlength=4096)
+    found = frequent([rows], 4096, 5)
+    assert found.tolist() == sorted(found.tolist())
+    assert sorted(counts[found].tolist()) == counts.sort().values[-5:].tolist()
 
 
 def test_batches_go_through_every_row_of_a_pool(network: Network, written: torch.Tensor) -> None:

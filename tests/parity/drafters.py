@@ -6,19 +6,14 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from tests.parity.fitted_head import write_fitted_head
+from runahead.runtime.checkpoint import BUNDLED_HEAD
 from tests.parity.fitted_head3 import write_fitted_head3
 from tests.parity.fitted_mimo import write_fitted_mimo
 from tests.parity.shortened_model import write_shortened_model
 from tests.runtime.models.mimo_heads import BEGIN
 
-_WRITTEN = {
-    "eagle-1": write_fitted_head,
-    "eagle-3": write_fitted_head3,
-    "mtp": write_fitted_mimo,
-    "model": write_shortened_model,
-}
-WITH_WEIGHTS = tuple(_WRITTEN)
+_WRITTEN = {"eagle-3": write_fitted_head3, "mtp": write_fitted_mimo, "model": write_shortened_model}
+WITH_WEIGHTS = ("eagle-1", *_WRITTEN)  # the first is the bundled model's own
 # Which of them are started in every run, by pool and how much they draft; the others where `--large` asks for them.
 OF_POOLS = {("roomy", "3"): "eagle-3", ("tight", "3"): "model", ("barrier", "auto"): "mtp"}
 OF_RANDOM_WORKLOADS = {"3": "eagle-1", "auto": "eagle-3"}
@@ -29,7 +24,7 @@ def flags_of(kind: str, folder: Path) -> list[str]:
     """With which a service of the bundled model drafts so, or of one that says the same. folder: where what drafts is
     written, or was."""
     if kind not in _WRITTEN:
-        return ["--drafter", kind]
+        return ["--drafter", "eagle" if kind == "eagle-1" else kind]
     written = folder / kind
     if not written.exists():
         _WRITTEN[kind](written)
@@ -39,7 +34,8 @@ def flags_of(kind: str, folder: Path) -> list[str]:
 
 
 def parameters_of(kind: str, folder: Path) -> int:
-    """Of what `flags_of` has written there."""
-    tensors = load_file(folder / kind / "model.safetensors")
+    """Of what `flags_of` has written there, or of the bundled head."""
+    place = BUNDLED_HEAD if kind == "eagle-1" else folder / kind
+    tensors = load_file(place / "model.safetensors")
     own = {name: tensor for name, tensor in tensors.items() if kind != "mtp" or name.startswith(BEGIN)}
     return sum(tensor.numel() for name, tensor in own.items() if name != "d2t")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import lzma
 import sysconfig
@@ -18,8 +19,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import runahead.runtime.models
 from benchmarks.bundled_model.compression import Scorer
 from benchmarks.bundled_model.corpus import read_file
-from runahead.runtime.checkpoint import open_checkpoint
+from runahead.runtime.checkpoint import BUNDLED_HEAD, open_checkpoint, open_head
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
+from runahead.runtime.models.eagle import open_eagle
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.trial import Trial
 
@@ -44,7 +46,23 @@ def tokenizer() -> Tokenizer:
 
 
 def test_the_folder_is_at_most_12_megabytes_with_its_tokenizer() -> None:
-    assert sum(file.stat().st_size for file in FOLDER.iterdir()) <= 12_000_000
+    assert sum(file.stat().st_size for file in FOLDER.iterdir() if file.is_file()) <= 12_000_000
+
+
+def test_its_draft_head_is_at_most_3_megabytes_in_bfloat16_and_fits_it() -> None:
+    assert sum(file.stat().st_size for file in BUNDLED_HEAD.iterdir()) <= 3_000_000
+    with safe_open(BUNDLED_HEAD / "model.safetensors", framework="pt") as weights:
+        tensors = [weights.get_tensor(name) for name in weights.keys()]  # noqa: SIM118 (not a mapping)
+    assert {tensor.dtype for tensor in tensors} == {torch.bfloat16, torch.int64}, "the integers are tokens"
+    assert all(bool(tensor.isfinite().all()) for tensor in tensors)
+    target = load_model(open_checkpoint(FOLDER), torch.device("cpu"), torch.float32, "dummy", ReferenceKernels()).config
+    open_eagle(open_head(BUNDLED_HEAD), target, target.max_position_embeddings, "--draft-model", "--context-length")
+
+
+def test_the_card_names_the_weights_that_are_there() -> None:
+    card = (FOLDER / "README.md").read_text(encoding="utf-8")
+    for weights in (FOLDER / "model.safetensors", BUNDLED_HEAD / "model.safetensors"):
+        assert hashlib.sha256(weights.read_bytes()).hexdigest() in card
 
 
 def test_the_configuration_is_the_promised_one() -> None:

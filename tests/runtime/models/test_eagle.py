@@ -12,7 +12,9 @@ import torch
 
 from runahead.runtime.checkpoint import CheckpointError, open_head
 from runahead.runtime.kernels.layers import Layer, Linear
+from runahead.runtime.kernels.reference.linear import Products, product_ways
 from runahead.runtime.models.eagle import open_eagle
+from runahead.runtime.models.head_entries import unpacked
 from runahead.runtime.models.head_files import HeadFiles, may_have_head
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.read_config import parse_config
@@ -49,6 +51,22 @@ def test_a_copy_of_the_targets_embedding_is_passed_over(tmp_path: Path) -> None:
     tensors = random_head()
     copied = {**tensors, "embed_tokens.weight": torch.zeros(VOCAB, HIDDEN)}
     assert opened(write_head(tmp_path, copied)).weights(as_it_is).parameters == sum(t.numel() for t in tensors.values())
+
+
+def test_a_head_may_say_which_tokens_it_guesses(tmp_path: Path) -> None:
+    """By what is added to 0, 1, 2, as heads of EAGLE-3 do."""
+    some = {**random_head(), "d2t": torch.tensor([2, 2, 5])}
+    assert opened(write_head(tmp_path / "some", some)).weights(as_it_is).targets.tolist() == [2, 3, 7]  # type: ignore[union-attr]
+    assert opened(write_head(tmp_path / "all", random_head())).weights(as_it_is).targets is None
+    for number, wrong in enumerate((torch.tensor([0, -1]), torch.tensor([VOCAB]), torch.tensor([0.5]), torch.zeros(0))):
+        with pytest.raises(CheckpointError, match="tensor d2t must"):
+            opened(write_head(tmp_path / str(number), {**random_head(), "d2t": wrong}))
+
+
+@pytest.mark.parametrize("products", product_ways())
+def test_a_packed_matrix_is_found_again(products: Products) -> None:
+    matrix = torch.randn(6, 10)
+    assert torch.equal(unpacked(products.pack(matrix)), matrix)
 
 
 def test_a_model_whose_logits_are_scaled_has_no_head(tmp_path: Path) -> None:

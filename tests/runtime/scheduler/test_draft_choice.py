@@ -64,7 +64,7 @@ def test_a_head_that_is_always_right_drafts_as_many_as_there_are() -> None:
 
 def test_a_head_that_is_never_right_is_tried_rarely_and_with_little() -> None:
     """A launch at most twice as long, 8 of 768 times."""
-    chosen = after(1, 0, 8 * PROBES, step=0.25)[1]
+    chosen = after(1, 0, 8 * PROBES, step=0.2)[1]
     tried = [number for number, count in enumerate(chosen) if count and number >= 4 * PROBES]
     assert tried == list(range(4 * PROBES, 4 * PROBES + STRETCH))
     assert {chosen[number] for number in tried} == {3}

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from runahead.runtime.checkpoint import BUNDLED_FOLDER, BUNDLED_HEAD
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, EngineSettings
 from runahead.service.settings.settings import (
     SETTINGS,
@@ -264,6 +265,17 @@ def test_the_settings_of_drafts_reach_the_engine(tmp_path: Path, drafts: str, co
     config = engine_config(load_settings(flags, {}))
     assert (config.drafter, config.draft_tokens) == ("eagle", count)
     assert config.draft_model == str(Path.home() / "head"), "as a model's own folder is found"
+
+
+def test_a_head_of_no_folder_is_the_bundled_models_and_nobody_elses(tmp_path: Path) -> None:
+    for model in ("bundled", str(BUNDLED_FOLDER), str(BUNDLED_FOLDER / ".." / "bundled")):
+        assert engine_config(load_settings({"model": model, "drafter": "eagle"}, {})).draft_model == str(BUNDLED_HEAD)
+    own = engine_config(load_settings({"drafter": "eagle", "draft_model": str(tmp_path)}, {}))
+    assert own.draft_model == str(tmp_path), "who names a folder gets that one"
+    assert engine_config(load_settings({"drafter": "ngram"}, {})).draft_model == ""
+    for model in (str(tmp_path), "a" * 5000):
+        with pytest.raises(ConfigError, match=r"^--drafter eagle needs a head .*: --draft-model names its"):
+            engine_config(load_settings({"model": model, "drafter": "eagle"}, {}))
 
 
 @pytest.mark.parametrize(
