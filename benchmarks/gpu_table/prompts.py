@@ -18,7 +18,7 @@ from benchmarks.gpu_table.engines import Bench
 from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.settings import Settings
 from benchmarks.gpu_table.shapes import Shape
-from runahead.runtime.kernels.layers import Attention, Experts, Layer
+from runahead.runtime.kernels.layers import Experts, Layer, products_of
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.weights import described
 from runahead.runtime.wire import messages as m
@@ -73,12 +73,12 @@ def products_ms(config: ModelConfig, tokens: int) -> float:
 
 def _weights_of_a_token(layer: Layer) -> int:
     """Numbers in the matrices that a token is multiplied with: of experts, those that it chooses."""
-    mixer, dense = layer.mixer, layer.feed_forward
-    linears = [mixer.qkv, mixer.o] if isinstance(mixer, Attention) else [mixer.proj, mixer.out]
+    dense = layer.feed_forward
     if isinstance(dense, Experts):
+        linears = products_of(replace(layer, feed_forward=None))
         linears += [dense.router, *dense.gate_up[: dense.chosen], *dense.down[: dense.chosen]]
     else:
-        linears += [dense.gate_up, dense.down]
+        linears = products_of(layer)
     return sum(linear.weight.numel() for linear in linears)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Attention, Dense, Ends, Experts, Fuse, GatedDelta, Mamba2
+from runahead.runtime.kernels.layers import Attention, Dense, Ends, Experts, Fuse, GatedDelta, Mamba2, Ungated
 
 _Stream = TypeVar("_Stream")
 
@@ -45,6 +45,8 @@ class BoundKernels(Protocol[_Stream]):
         """The same for a gated delta net."""
 
     def dense(self, weights: Dense) -> Callable[[_Stream], None]: ...
+
+    def ungated(self, weights: Ungated) -> Callable[[_Stream], None]: ...
 
     def experts(self, weights: Experts) -> Callable[[_Stream], None]:
         """Routing and grouping belong to the work. On a device of its own they stay there, in launches of one shape:

@@ -246,6 +246,19 @@ class Dense:
 
 
 @dataclass(frozen=True, slots=True)
+class Ungated:
+    """A feed-forward without a gate: x += down(relu(up(norm(x)))^2).
+
+    Source: So et al., 2021, "Primer: Searching for Efficient Transformers for Language Modeling", section 4, for the
+    square.
+    """
+
+    norm: Norm  # over hidden
+    up: Linear  # hidden to intermediate
+    down: Linear  # intermediate to hidden
+
+
+@dataclass(frozen=True, slots=True)
 class SharedExpert:
     """What every token gets beside its experts: down(silu(gate) * up), times the logistic function of the dot product
     of its input with `share` if there is one."""
@@ -293,13 +306,15 @@ class Experts:
 
 # Another kind joins its alias; `BoundKernels` says what else it takes.
 Mixer: TypeAlias = Attention | Mamba2 | GatedDelta
-FeedForward: TypeAlias = Dense | Experts
+FeedForward: TypeAlias = Dense | Ungated | Experts
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    mixer: Mixer
-    feed_forward: FeedForward
+    """None: the layer has none of the two. It has at least one."""
+
+    mixer: Mixer | None
+    feed_forward: FeedForward | None
 
 
 def products_of(layer: Layer) -> list[Linear]:
@@ -307,8 +322,10 @@ def products_of(layer: Layer) -> list[Linear]:
     return [*_products_in(layer.mixer), *_products_in(layer.feed_forward)]
 
 
-def _products_in(kind: Mixer | FeedForward | SharedExpert) -> list[Linear]:
+def _products_in(kind: Mixer | FeedForward | SharedExpert | None) -> list[Linear]:
     found: list[Linear] = []
+    if kind is None:
+        return found
     for field in fields(kind):
         part = getattr(kind, field.name)
         found += [item for item in (part if isinstance(part, tuple) else (part,)) if isinstance(item, Linear)]

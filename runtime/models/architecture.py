@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -39,6 +39,14 @@ class TensorReader:
         self._fill = fill
         self.pack = pack
         self.parameters = 0
+
+    def renamed(self, rename: Callable[[str], str]) -> TensorReader:
+        """A reader whose tensors the checkpoint calls by other names. rename: of ours makes theirs."""
+
+        def fill(stack: TensorStack) -> torch.Tensor:
+            return self._fill(replace(stack, names=tuple(map(rename, stack.names))))
+
+        return TensorReader(fill, self.pack)
 
     def tensor(self, names: tuple[str, ...], rows: tuple[int, ...], *columns: int) -> torch.Tensor:
         """The tensors of these names, stacked. rows: of each."""
@@ -146,7 +154,7 @@ class Architecture(Generic[ConfigT]):
     unread: keys that change no number here, beside those of every architecture. read: config.json, whose keys have been
     looked at, and the end tokens; raises CheckpointError for a value that can't be served. weights: builds the model
     from tensors that it names. passed_over: whether a tensor that is not asked for, by its name, changes nothing.
-    layers: what its layers may be, of attention, window, mamba2, gated_delta, dense and experts.
+    layers: what its layers may be, of attention, window, mamba2, gated_delta, dense, ungated and experts.
     small: a model to try kernels with, which has one layer of each kind, as wide as it is here; what looks back over a
     number of tokens, such as a window, looks back over no more than the number given. heads: that come with it; None:
     none that is served.

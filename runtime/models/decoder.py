@@ -11,7 +11,7 @@ import torch
 from runahead.cuda_graphs.enqueue_watch import unwatched
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.kernel_set import BoundKernels, KernelSet
-from runahead.runtime.kernels.layers import Attention, Ends, Experts, Layer, Mamba2
+from runahead.runtime.kernels.layers import Attention, Dense, Ends, Layer, Mamba2, Ungated
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.memory import memory_of
@@ -63,11 +63,11 @@ class Decoder:
         the first layer and after each.
         """
         with self._kernels.stream(batch, cache) as stream:
-            for number, (mix, feed_forward) in enumerate(self._layers):
+            for number, layer in enumerate(self._layers):
                 if look is not None:
                     look(number, stream)
-                mix(stream)
-                feed_forward(stream)
+                for work in layer:
+                    work(stream)
                 between()
             if look is not None:
                 look(len(self._layers), stream)
@@ -80,16 +80,21 @@ class Decoder:
 
 def _bound(
     kernels: BoundKernels[Any], layer: Layer, kv_places: Iterator[int], state_places: Iterator[int]
-) -> tuple[Work, Work]:
-    """The layer's work. kv_places, state_places: of keys and values, and of states, in the cache: a mixer that keeps
-    some takes the next one."""
+) -> tuple[Work, ...]:
+    """The layer's work, in order. kv_places, state_places: of keys and values, and of states, in the cache: a mixer
+    that keeps some takes the next one."""
     mixer, feed_forward = layer.mixer, layer.feed_forward
+    found: list[Work] = []
     if isinstance(mixer, Attention):
-        mix = kernels.attention(mixer, next(kv_places))
+        found.append(kernels.attention(mixer, next(kv_places)))
     elif isinstance(mixer, Mamba2):
-        mix = kernels.mamba2(mixer, next(state_places))
-    else:
-        mix = kernels.gated_delta(mixer, next(state_places))
-    if isinstance(feed_forward, Experts):
-        return mix, kernels.experts(feed_forward)
-    return mix, kernels.dense(feed_forward)
+        found.append(kernels.mamba2(mixer, next(state_places)))
+    elif mixer is not None:
+        found.append(kernels.gated_delta(mixer, next(state_places)))
+    if isinstance(feed_forward, Dense):
+        found.append(kernels.dense(feed_forward))
+    elif isinstance(feed_forward, Ungated):
+        found.append(kernels.ungated(feed_forward))
+    elif feed_forward is not None:
+        found.append(kernels.experts(feed_forward))
+    return tuple(found)

@@ -65,11 +65,12 @@ def read_mamba2(raw: Mapping[str, Any], recurrent: Sequence[bool]) -> dict[str, 
         "mamba": Mamba2Shape(heads, head_dim, groups, state, window),
         "conv_bias": flag(raw, "mamba_conv_bias", default=True),
         "proj_bias": flag(raw, "mamba_proj_bias"),
-        "dt_limits": _limits(raw),
+        "dt_limits": read_limits(raw),
     }
 
 
-def _limits(raw: Mapping[str, Any]) -> tuple[float, float]:
+def read_limits(raw: Mapping[str, Any]) -> tuple[float, float]:
+    """Between which `time_step_limit` keeps a step. Raises CheckpointError."""
     given = raw.get(_LIMITS)
     if given is None:
         return 0.0, math.inf

@@ -26,7 +26,7 @@ class KeptBytes:
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """kept: by each layer's mixer, in the layers' order."""
+    """kept: by each layer's mixer, in the layers' order; nothing by a layer without one."""
 
     kept: tuple[Kept, ...]
 
@@ -58,7 +58,7 @@ class ModelMemory:
 
 def memory_of(layers: tuple[Layer, ...]) -> ModelMemory:
     """What these layers declare; their weights may be described alone (`runahead.runtime.models.weights.described`)."""
-    return ModelMemory(tuple(layer.mixer.keeps for layer in layers))
+    return ModelMemory(tuple(Kept() if layer.mixer is None else layer.mixer.keeps for layer in layers))
 
 
 def weight_bytes(weights: ModelWeights | HeadWeights) -> int:

@@ -14,6 +14,7 @@ from runahead.runtime.models.mimo import MIMO
 from runahead.runtime.models.ministral import MINISTRAL
 from runahead.runtime.models.mistral import MISTRAL
 from runahead.runtime.models.mixtral import MIXTRAL
+from runahead.runtime.models.nemotron_h import NEMOTRON_H
 from runahead.runtime.models.olmo2 import OLMO2
 from runahead.runtime.models.phi3 import PHI3
 from runahead.runtime.models.qwen2 import QWEN2
@@ -39,6 +40,7 @@ _SERVED: Final[tuple[Architecture[Any], ...]] = (
     BAMBA,
     GRANITE_HYBRID,
     QWEN3_NEXT,
+    NEMOTRON_H,
 )
 ARCHITECTURES: Final = {found.name: found for found in _SERVED}
 

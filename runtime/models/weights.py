@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -18,6 +19,7 @@ from runahead.runtime.models.registry import ARCHITECTURES
 Pack = Callable[[torch.Tensor], torch.Tensor]  # KernelSet.pack_weight
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
+_NORMS: Final = re.compile(r".*norm(_f)?\.weight")
 # Random numbers of float32 at a time, 64 MiB. A whole embedding of float32 beside the weights would take GiBs, which a
 # GPU's allocator keeps, and which the KV cache then lacks.
 _DRAWN_AT_ONCE: Final = 1 << 24
@@ -73,7 +75,7 @@ def drawing(dtype: torch.dtype, device: torch.device, seed: int = 0) -> Callable
             if stack.columns:
                 drawn.mul_(stack.columns[-1] ** -0.5)
             else:
-                drawn.mul_(0.02).add_(1.0 if stack.names[0].endswith("norm.weight") else 0.0)
+                drawn.mul_(0.02).add_(1.0 if _NORMS.fullmatch(stack.names[0]) else 0.0)
             piece.copy_(drawn)
         return whole
 

@@ -145,8 +145,8 @@ class ExpertCounts(msgspec.Struct, frozen=True):
 
 
 class LayerKind(msgspec.Struct, frozen=True):
-    """How many layers are alike, and how. mixer: attention or mamba2. window: of attention, 0: all tokens.
-    feed_forward: dense or experts."""
+    """How many layers are alike, and how. mixer: attention, mamba2 or gated_delta. window: of attention, 0:
+    all tokens. feed_forward: dense, ungated or experts. Empty: the layer has none."""
 
     count: int
     mixer: str

@@ -124,3 +124,17 @@ class DenseBuffers:
             gated=gated.numpy(),
             gated_parts=products.cut(gated),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class UngatedBuffers:
+    """Of feed-forwards without a gate, of one width. The tensor and the array are the same memory."""
+
+    up: torch.Tensor  # [T, intermediate]
+    up_array: NDArray[np.float32]
+    up_parts: tuple[torch.Tensor, ...]
+
+    @staticmethod
+    def make(tokens: int, intermediate: int, products: Products) -> UngatedBuffers:
+        up = torch.zeros((tokens, intermediate))
+        return UngatedBuffers(up, up.numpy(), products.cut(up))

@@ -29,14 +29,15 @@ from runahead.runtime.kernels.layers import (
     Mamba2,
     Mamba2Shape,
     Norm,
+    Ungated,
 )
 from runahead.runtime.kernels.reference.attention import AttentionPlan, attend, plan_attention, silence_sparse_warning
-from runahead.runtime.kernels.reference.buffers import AttentionBuffers, Buffers, DenseBuffers
+from runahead.runtime.kernels.reference.buffers import AttentionBuffers, Buffers, DenseBuffers, UngatedBuffers
 from runahead.runtime.kernels.reference.experts import BoundExperts, ExpertBuffers, live_tokens
 from runahead.runtime.kernels.reference.gated_delta import BoundDelta, DeltaBuffers
 from runahead.runtime.kernels.reference.linear import Product, Products, choose_products, linear
 from runahead.runtime.kernels.reference.mamba2 import BoundMamba2, Mamba2Buffers
-from runahead.runtime.kernels.reference.norm import NormWeight, RmsNorm, gelu_mul, logistic_mul, silu_mul
+from runahead.runtime.kernels.reference.norm import NormWeight, RmsNorm, gelu_mul, logistic_mul, silu_mul, squared_relu
 from runahead.runtime.kernels.reference.recurrence import Runs, runs_of
 from runahead.runtime.kernels.reference.rope import rope_factors
 
@@ -72,6 +73,7 @@ class _Workspace:
     buffers: Buffers
     attention: tuple[AttentionBuffers, ...]
     dense: tuple[DenseBuffers, ...]
+    ungated: tuple[UngatedBuffers, ...]
     experts: tuple[ExpertBuffers, ...]
     mamba2: tuple[Mamba2Buffers, ...]
     gated_delta: tuple[DeltaBuffers, ...]
@@ -108,6 +110,7 @@ class ReferenceBoundKernels:
         self._shapes: list[tuple[AttentionShape, int]] = []  # a shape, and which rope
         self._windows: list[tuple[int, int, int]] = []  # the number of these two, a window, and `Attention.first`
         self._widths: list[int] = []
+        self._ungated: list[int] = []
         self._experts: list[tuple[int, int, int]] = []  # how many, their width, and that of the shared one
         self._mamba2: list[Mamba2Shape] = []
         self._gated_delta: list[DeltaShape] = []
@@ -199,6 +202,20 @@ class ReferenceBoundKernels:
 
         return feed_forward
 
+    def ungated(self, weights: Ungated) -> Callable[[ReferenceStream], None]:
+        """See `BoundKernels.ungated`."""
+        width = _number(self._ungated, weights.up.weight.shape[0])
+        norm, up, down = NormWeight.of(weights.norm), self._bound(weights.up), self._bound(weights.down)
+
+        def feed_forward(stream: ReferenceStream) -> None:
+            buffers, own = stream.work.buffers, stream.work.ungated[width]
+            buffers.norm.apply(norm)
+            up.write(buffers.normed_parts, own.up)
+            squared_relu(own.up_array)
+            down.add(own.up_parts, buffers.residual)
+
+        return feed_forward
+
     def experts(self, weights: Experts) -> Callable[[ReferenceStream], None]:
         """See `BoundKernels.experts`."""
         shared = 0 if weights.shared is None else weights.shared.width
@@ -286,6 +303,7 @@ class ReferenceBoundKernels:
                 Buffers.make(tokens, self._embedding.shape[1], self._products),
                 tuple(AttentionBuffers.make(tokens, shape) for shape, _ in self._shapes),
                 tuple(DenseBuffers.make(tokens, width, self._products) for width in self._widths),
+                tuple(UngatedBuffers.make(tokens, width, self._products) for width in self._ungated),
                 tuple(ExpertBuffers.make(tokens, self._embedding.shape[1], *kind) for kind in self._experts),
                 tuple(Mamba2Buffers.make(tokens, shape, self._products) for shape in self._mamba2),
                 tuple(DeltaBuffers.make(tokens, shape, self._products) for shape in self._gated_delta),

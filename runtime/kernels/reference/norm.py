@@ -87,6 +87,12 @@ def gelu_mul(gate: NDArray[np.float32], up: NDArray[np.float32], out: NDArray[np
     _sigmoid_mul(gate, up, out)
 
 
+def squared_relu(x: NDArray[np.float32]) -> None:
+    """x = max(x, 0)^2, of any shape. A NaN stays one."""
+    np.maximum(x, np.float32(0.0), out=x)
+    np.multiply(x, x, out=x)
+
+
 def logistic_mul(gate: NDArray[np.float32], x: NDArray[np.float32]) -> None:
     """x *= 1 / (1 + exp(-gate)). Both [rows, n]; gate is lost."""
     np.negative(gate, out=gate)

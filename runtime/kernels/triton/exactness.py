@@ -16,7 +16,7 @@ from typing import Final
 
 import torch
 
-from runahead.runtime.kernels.layers import Attention, Experts, Layer, Mamba2, Mixer, products_of
+from runahead.runtime.kernels.layers import Attention, Dense, Experts, Layer, Mamba2, Mixer, products_of
 from runahead.runtime.kernels.triton.tilings import takes_depth
 from runahead.runtime.wire.messages import Exactness
 
@@ -30,18 +30,19 @@ Ratios = Mapping[int, float]  # by rows of a launch
 def shape_key(layers: Sequence[Layer], vocab_size: int, dtype: torch.dtype) -> str:
     """What of a model decides how long its steps take, in words: of layers that are alike, one and their number."""
     kinds = Counter(map(_kind, layers))
-    mixer = layers[0].mixer
-    hidden = (mixer.qkv if isinstance(mixer, Attention) else mixer.proj).weight.shape[1]
+    hidden = products_of(layers[0])[0].weight.shape[1]
     each = "; ".join(f"{count} layers of {kind}" for kind, count in kinds.items())
     return f"{each}; hidden size {hidden}, vocabulary {vocab_size}, {_name(dtype)}"
 
 
 def _kind(layer: Layer) -> str:
     mixer, dense = layer.mixer, layer.feed_forward
+    assert mixer is not None, "models with half a layer are refused before"
     if isinstance(dense, Experts):
         width, post_norm = f"{dense.count} experts of {dense.width}, {dense.chosen} a token", None
         width += "" if dense.shared is None else f", a shared one of {dense.shared.width}"
     else:
+        assert isinstance(dense, Dense), "models with other feed-forwards are refused before"
         width, post_norm = f"feed-forward {dense.down.weight.shape[1]}", dense.post_norm
     behind = isinstance(mixer, Attention) and mixer.post_norm is not None, post_norm is not None
     own = f"{_mixer(mixer)}, {width}"

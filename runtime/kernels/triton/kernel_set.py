@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as functional
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Attention, Dense, Ends, Experts, GatedDelta, Linear, Mamba2
+from runahead.runtime.kernels.layers import Attention, Dense, Ends, Experts, GatedDelta, Linear, Mamba2, Ungated
 from runahead.runtime.kernels.triton.decode_buffers import DecodeBuffers
 from runahead.runtime.kernels.triton.decode_streams import (
     MAX_ROWS,
@@ -54,6 +54,9 @@ class TritonBoundKernels:
     def dense(self, weights: Dense) -> Callable[[Stream], None]:
         self._look_at(weights.gate_up, weights.down)
         return lambda stream: stream.dense(weights)
+
+    def ungated(self, weights: Ungated) -> Callable[[Stream], None]:
+        raise AssertionError("a model with such layers is refused before its weights are read")
 
     def experts(self, weights: Experts) -> Callable[[Stream], None]:
         self._look_at(weights.router, weights.gate_up[0], weights.down[0])

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from runahead.runtime.kernels.layers import Attention, Experts, Layer
+from runahead.runtime.kernels.layers import Attention, Dense, Experts, Layer
 from runahead.runtime.kernels.triton.decode_streams import MAX_ROWS
 from runahead.runtime.kernels.triton.gpu import current_gpu
 from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, STORE
@@ -55,6 +55,7 @@ def tilings_asked_for(
 def _products(layers: Sequence[Layer]) -> Iterator[Product]:
     for layer in layers:
         mixer, dense = layer.mixer, layer.feed_forward
+        assert mixer is not None, "models with half a layer are refused before"
         if isinstance(mixer, Attention):
             ends = [(mixer.qkv, STORE), (mixer.o, ADD if mixer.post_norm is None else STORE)]
             ends += [] if mixer.gate is None else [(mixer.gate, STORE)]
@@ -64,6 +65,7 @@ def _products(layers: Sequence[Layer]) -> Iterator[Product]:
             ends += [(dense.router, STORE)]
             ends += [] if dense.shared is None else [(dense.shared.gate_up, GATED), (dense.shared.down, ADD)]
         else:
+            assert isinstance(dense, Dense), "models with other feed-forwards are refused before"
             ends += [(dense.gate_up, GATED), (dense.down, ADD if dense.post_norm is None else STORE)]
         for linear, epilogue in ends:
             outputs, depth = linear.weight.shape

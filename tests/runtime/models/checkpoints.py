@@ -18,6 +18,7 @@ from transformers import (
     MinistralConfig,
     MistralConfig,
     MixtralConfig,
+    NemotronHConfig,
     Olmo2Config,
     Phi3Config,
     PreTrainedConfig,
@@ -169,6 +170,30 @@ QWEN3_NEXT_ODD = {
     "attention_bias": True,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
 }
+NEMOTRON_H = {
+    "layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp"],
+    "num_hidden_layers": 5,
+    "head_dim": 16,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 12,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "chunk_size": 16,
+    "time_step_min": 0.2,  # so large that it counts
+    "layer_norm_epsilon": 0.01,
+}
+# An odd number of heads, one key-value head, a mixer behind a mixer, biases, and a pattern in place of a list.
+NEMOTRON_H_PATTERN = {
+    "layers_block_type": ["mlp", "full_attention", "linear_attention", "linear_attention"],
+    "num_hidden_layers": 4,
+    "head_dim": 24,
+    "mamba_num_heads": 3,
+    "n_groups": 1,
+    "conv_kernel": 3,
+    "use_bias": True,
+    "use_conv_bias": False,
+    "mlp_bias": True,
+}
 ODD_HEADS = {"hidden_size": 72, "num_attention_heads": 3, "num_key_value_heads": 1}
 
 
@@ -279,6 +304,14 @@ CASES = (
         {**IDS, **QWEN3_NEXT, **ODD_HEADS, **QWEN3_NEXT_ODD},
         shard_size="60KB",
     ),
+    Case("nemotron_h", NemotronHConfig, {**IDS, **NEMOTRON_H}),
+    Case(
+        "nemotron_h_pattern",
+        NemotronHConfig,
+        {**IDS, **NEMOTRON_H, **ODD_HEADS, **NEMOTRON_H_PATTERN},
+        shard_size="60KB",
+        written={"layers_block_type": None, "hybrid_override_pattern": "-*MM"},
+    ),
     Case("llama_yarn_all_keys", LlamaConfig, {"rope_parameters": {**YARN_ROPE, **YARN_KEYS}}),
 )
 
@@ -291,7 +324,7 @@ def save(case: Case, folder: Path, seed: int = 0) -> PreTrainedModel:
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):  # transformers starts them at zero, where a forgotten one would not be missed
                 parameter.normal_(std=0.3)
-            elif name.endswith(("mamba.D", ".A_log")):  # the same for every head, or a row of numbers
+            elif name.endswith(("mamba.D", "mixer.D", ".A_log")):  # the same for every head, or a row of numbers
                 parameter.add_(torch.randn_like(parameter), alpha=0.3)
             elif "norm" in name:
                 parameter.normal_(mean=1.0, std=0.2)

@@ -12,6 +12,7 @@ from runahead.runtime.models.gemma3 import Gemma3Config
 from runahead.runtime.models.granite import GraniteConfig
 from runahead.runtime.models.granite_hybrid import GraniteHybridConfig
 from runahead.runtime.models.llama import LlamaConfig
+from runahead.runtime.models.nemotron_h import NemotronHConfig
 from runahead.runtime.models.olmo2 import Olmo2Config
 from runahead.runtime.models.phi3 import Phi3Config
 from runahead.runtime.models.qwen3 import Qwen3Config
@@ -33,6 +34,7 @@ _KINDS: Final[Mapping[str, type[DenseConfig]]] = {
     "BambaForCausalLM": BambaConfig,
     "GraniteMoeHybridForCausalLM": GraniteHybridConfig,
     "Qwen3NextForCausalLM": Qwen3NextConfig,
+    "NemotronHForCausalLM": NemotronHConfig,
 }
 
 

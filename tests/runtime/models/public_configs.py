@@ -227,6 +227,27 @@ _QWEN3_NEXT: Final[dict[str, Any]] = {
     "torch_dtype": "bfloat16", "use_cache": True, "use_sliding_window": False, "vocab_size": 151936,
 }  # fmt: skip
 
+# Nemotron-H 8B, of whose file the shapes and the pattern are quoted where it is described.
+_NEMOTRON_H: Final[dict[str, Any]] = {
+    "architectures": ["NemotronHForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attention_head_dim": 128,
+    "auto_map": {
+        "AutoConfig": "configuration_nemotron_h.NemotronHConfig",
+        "AutoModelForCausalLM": "modeling_nemotron_h.NemotronHForCausalLM",
+    },
+    "bos_token_id": 1, "chunk_size": 256, "conv_kernel": 4, "eos_token_id": 2, "expand": 2, "hidden_dropout": 0.0,
+    "hidden_size": 4096, "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+    "initializer_range": 0.02, "intermediate_size": 21504, "layer_norm_epsilon": 1e-05, "mamba_head_dim": 64,
+    "mamba_hidden_act": "silu", "mamba_num_heads": 128, "mamba_proj_bias": False, "max_position_embeddings": 8192,
+    "mlp_bias": False, "mlp_hidden_act": "relu2", "model_type": "nemotron_h", "n_groups": 8,
+    "num_attention_heads": 32, "num_hidden_layers": 52, "num_key_value_heads": 8, "num_logits_to_keep": 1,
+    "pad_token_id": 0, "rescale_prenorm_residual": True, "residual_in_fp32": False, "rms_norm_eps": 1e-05,
+    "sliding_window": None, "ssm_state_size": 128, "tie_word_embeddings": False, "time_step_floor": 0.0001,
+    "time_step_max": 0.1, "time_step_min": 0.001, "time_step_rank": 256, "torch_dtype": "bfloat16",
+    "transformers_version": "4.48.0.dev0", "use_bias": False, "use_cache": True, "use_conv_bias": True,
+    "use_mamba_kernels": True, "vocab_size": 131072,
+}  # fmt: skip
+
 PUBLIC: Final[dict[str, dict[str, Any]]] = {
     "Llama 1 7B": _LLAMA1,
     "Llama 2 7B": _LLAMA2,
@@ -283,6 +304,7 @@ PUBLIC: Final[dict[str, dict[str, Any]]] = {
     "Bamba 9B": _BAMBA,
     "Granite 4.0 H Tiny": _GRANITE_HYBRID,
     "Qwen3-Next 80B-A3B": _QWEN3_NEXT,
+    "Nemotron-H 8B": _NEMOTRON_H,
     "Qwen3 235B-A22B": {
         **_QWEN3_MOE, "hidden_size": 4096, "intermediate_size": 12288, "max_window_layers": 94,
         "moe_intermediate_size": 1536, "num_attention_heads": 64, "num_hidden_layers": 94,

@@ -19,6 +19,7 @@ from transformers import (
     MinistralConfig,
     MistralConfig,
     MixtralConfig,
+    NemotronHConfig,
     Olmo2Config,
     Phi3Config,
     PreTrainedConfig,
@@ -45,6 +46,7 @@ MINISTRAL, GRANITE, SMOLLM3 = "MinistralForCausalLM", "GraniteForCausalLM", "Smo
 OLMO2, PHI3, GEMMA3, MIMO = "Olmo2ForCausalLM", "Phi3ForCausalLM", "Gemma3ForCausalLM", "MiMoForCausalLM"
 MIXTRAL, QWEN3_MOE, BAMBA = "MixtralForCausalLM", "Qwen3MoeForCausalLM", "BambaForCausalLM"
 GRANITE_HYBRID, QWEN3_NEXT = "GraniteMoeHybridForCausalLM", "Qwen3NextForCausalLM"
+NEMOTRON_H = "NemotronHForCausalLM"
 CLASSES: dict[str, type[PreTrainedConfig]] = {
     LLAMA: LlamaConfig,
     QWEN2: Qwen2Config,
@@ -62,13 +64,24 @@ CLASSES: dict[str, type[PreTrainedConfig]] = {
     BAMBA: BambaConfig,
     GRANITE_HYBRID: GraniteMoeHybridConfig,
     QWEN3_NEXT: Qwen3NextConfig,
+    NEMOTRON_H: NemotronHConfig,
 }
 
 PHI3_ROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 
 
+def needed(architecture: str, layers: int) -> dict[str, Any]:
+    """What the file of an architecture has to say beside what every one says."""
+    return (
+        {"layers_block_type": ["linear_attention", "mlp", FULL][:layers] * (layers // 3)}
+        if (architecture == NEMOTRON_H)
+        else {}
+    )
+
+
 def parse(architecture: str = LLAMA, **changes: Any) -> DenseConfig:
-    return parse_dense({**RAW, "architectures": [architecture], **changes})
+    own = needed(architecture, RAW["num_hidden_layers"])
+    return parse_dense({**RAW, **own, "architectures": [architecture], **changes})
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -95,7 +108,7 @@ def test_a_public_checkpoint_is_accepted_and_read_as_transformers_reads_it(name:
 
 @pytest.mark.parametrize("architecture", CLASSES)
 def test_whatever_transformers_writes_for_an_architecture_is_accepted(architecture: str) -> None:
-    config = CLASSES[architecture](architectures=[architecture], dtype="bfloat16")
+    config = CLASSES[architecture](architectures=[architecture], dtype="bfloat16", **needed(architecture, 3))
     for written in (config.to_dict(), config.to_diff_dict(), {**OF_EVERY_CLASS, **config.to_dict()}):
         assert parse_dense(written).windows == windows_of(config)
 
@@ -111,12 +124,13 @@ def test_a_key_that_is_left_out_counts_as_transformers_counts_it(architecture: s
     given |= {"num_attention_heads": 32} | (
         {"use_sliding_window": True} if architecture in (QWEN2, QWEN3, QWEN3_MOE, MIMO) else {}
     )
+    given |= needed(architecture, 30)
     ours = parse_dense({**given, "architectures": [architecture]})
     theirs = CLASSES[architecture](**given)
     assert ours.num_kv_heads == theirs.num_key_value_heads
     assert ours.max_position_embeddings == theirs.max_position_embeddings
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 512 // 32)
-    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.rms_norm_eps == (getattr(theirs, "rms_norm_eps", None) or theirs.layer_norm_epsilon)
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     assert ours.rope_theta == rope_of(theirs)["rope_theta"]
     assert ours.windows == windows_of(theirs)
@@ -152,6 +166,9 @@ UNKNOWN: dict[str, Any] = {
 def test_a_key_that_may_change_a_number_is_refused_by_name(architecture: str, key: str) -> None:
     if key in ARCHITECTURES[architecture].understood - {"auto_map"}:
         assert parse(architecture, **{key: UNKNOWN[key]}) != parse(architecture), "it is read"
+        return
+    if any(key in group.keys for group in ARCHITECTURES[architecture].unread):
+        assert parse(architecture, **{key: UNKNOWN[key]}) == parse(architecture), "it changes nothing here"
         return
     with pytest.raises(CheckpointError, match=key):
         parse(architecture, **{key: UNKNOWN[key]})
@@ -202,7 +219,9 @@ class Recorder(dict[str, Any]):
 @pytest.mark.parametrize("architecture", CLASSES)
 def test_every_key_that_counts_as_understood_is_read(architecture: str) -> None:
     windowed = architecture in (QWEN2, QWEN3, SMOLLM3, MIMO)
-    raw = {**RAW, "architectures": [architecture]} | ({"use_sliding_window": True} if windowed else {})
+    raw = {**RAW, **needed(architecture, 3), "architectures": [architecture]} | (
+        {"use_sliding_window": True} if windowed else {}
+    )
     raw["rope_scaling"] = PHI3_ROPE if architecture == PHI3 else LLAMA3_ROPE
     asked: set[str] = set()
     for older in (raw, {**raw, "rope_scaling": None}):
@@ -256,8 +275,10 @@ def test_the_older_rope_scaling_wins_over_rope_parameters_and_the_outer_length_o
 
 
 def rope_of(config: PreTrainedConfig) -> dict[str, Any]:
-    """Of the layers without a window, where theirs is another than that of the others."""
-    found: dict[str, Any] = config.rope_parameters.get(FULL, config.rope_parameters)
+    """Of the layers without a window, where theirs is another than that of the others; where nothing is rotated, what
+    would be."""
+    ropes = getattr(config, "rope_parameters", {"rope_theta": 10000.0, "rope_type": "default"})
+    found: dict[str, Any] = ropes.get(FULL, ropes)
     return found
 
 

@@ -37,6 +37,11 @@ def test_an_expert_that_every_token_gets_is_counted_by_itself() -> None:
     assert {kind.experts for kind in kinds} == {ExpertCounts(512, 10, 1)}
 
 
+def test_a_layer_that_is_half_of_one_says_which_half() -> None:
+    kinds = kinds_of("Nemotron-H 8B")
+    assert kinds == (LayerKind(24, "mamba2", 0, ""), LayerKind(24, "", 0, "ungated"), LayerKind(4, "attention", 0, ""))
+
+
 def test_windows_and_kinds_of_feed_forward_are_told_apart_in_the_order_of_layers() -> None:
     raw = {**PUBLIC["Qwen3 30B-A3B"], "num_hidden_layers": 5, "mlp_only_layers": [0, 3]}
     found = layer_kinds(described(parse_config(raw, ())).layers)
@@ -48,7 +53,8 @@ def test_windows_and_kinds_of_feed_forward_are_told_apart_in_the_order_of_layers
 
 
 def words_of(kinds: tuple[LayerKind, ...]) -> set[str]:
-    return {"window" if kind.window else kind.mixer for kind in kinds} | {kind.feed_forward for kind in kinds}
+    words = {"window" if kind.window else kind.mixer for kind in kinds} | {kind.feed_forward for kind in kinds}
+    return words - {""}
 
 
 def test_an_architecture_says_what_its_layers_may_be(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from runahead.runtime.models.qwen3_next import Qwen3NextConfig
 from tests.runtime.models.checkpoints import FULL, SLIDING
 from tests.runtime.models.dense_configs import parse_dense
 from tests.runtime.models.public_configs import PUBLIC
-from tests.runtime.models.test_config_keys import BAMBA, CLASSES, GRANITE_HYBRID, QWEN3_NEXT, parse
+from tests.runtime.models.test_config_keys import BAMBA, CLASSES, GRANITE_HYBRID, NEMOTRON_H, QWEN3_NEXT, needed, parse
 
 
 def recurrent_of(config: DenseConfig) -> tuple[object, ...]:
@@ -38,8 +39,13 @@ def recurrent_of_theirs(config: Any) -> tuple[object, ...]:
             config.shared_expert_intermediate_size,
             int(config.head_dim * config.rope_parameters["partial_rotary_factor"]),
         )
+    recurrent = tuple(kind in ("linear_attention", "mamba") for kind in config.layers_block_type)
+    if config.model_type == "nemotron_h":
+        heads = (config.mamba_num_heads, config.mamba_head_dim, config.n_groups)
+        shape = Mamba2Shape(*heads, config.ssm_state_size, config.conv_kernel)
+        return recurrent, shape, config.use_conv_bias, config.use_bias, (config.time_step_min, math.inf)
     return (
-        tuple(kind in ("linear_attention", "mamba") for kind in config.layers_block_type),
+        recurrent,
         Mamba2Shape(
             config.mamba_n_heads,
             config.mamba_d_head,
@@ -53,16 +59,16 @@ def recurrent_of_theirs(config: Any) -> tuple[object, ...]:
     )
 
 
-@pytest.mark.parametrize("name", ["Bamba 9B", "Granite 4.0 H Tiny", "Qwen3-Next 80B-A3B"])
+@pytest.mark.parametrize("name", ["Bamba 9B", "Granite 4.0 H Tiny", "Qwen3-Next 80B-A3B", "Nemotron-H 8B"])
 def test_a_public_checkpoint_has_the_states_that_transformers_gives_it(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(PUBLIC[name]), encoding="utf-8")
     assert recurrent_of(parse_dense(PUBLIC[name])) == recurrent_of_theirs(AutoConfig.from_pretrained(tmp_path))
 
 
-@pytest.mark.parametrize("architecture", [BAMBA, GRANITE_HYBRID, QWEN3_NEXT])
+@pytest.mark.parametrize("architecture", [BAMBA, GRANITE_HYBRID, QWEN3_NEXT, NEMOTRON_H])
 def test_what_is_left_out_counts_as_transformers_counts_it(architecture: str) -> None:
     given: dict[str, Any] = {"vocab_size": 160, "hidden_size": 512, "intermediate_size": 96, "num_hidden_layers": 30}
-    given |= {"num_attention_heads": 32}
+    given |= {"num_attention_heads": 32, **needed(architecture, 30)}
     ours = parse_dense({**given, "architectures": [architecture]})
     assert recurrent_of(ours) == recurrent_of_theirs(CLASSES[architecture](**given))
 
@@ -113,6 +119,23 @@ def test_what_is_left_out_counts_as_transformers_counts_it(architecture: str) ->
             {"linear_num_value_heads": 9},
             r"linear_num_value_heads \(9\) must be a multiple of linear_num_key",
         ),
+        (NEMOTRON_H, {"layers_block_type": None}, "hybrid_override_pattern is None; it must have a letter of M, "),
+        (NEMOTRON_H, {"layers_block_type": ["mamba", "moe", "mlp"]}, "is 'ME-': E stands for experts without gates"),
+        (NEMOTRON_H, {"layers_block_type": ["mamba"] * 2}, "num_hidden_layers is 3, and hybrid_.* has 2 layers"),
+        (
+            NEMOTRON_H,
+            {"layers_block_type": "M-*"},
+            r"layers_block_type is 'M-\*'; it must name mamba, linear_attention",
+        ),
+        (NEMOTRON_H, {"hybrid_override_pattern": "MM*"}, r"hybrid_override_pattern is 'MM\*', and layers_block_type"),
+        (NEMOTRON_H, {"attention_head_dim": 64, "head_dim": 32}, "head_dim is 32, and attention_head_dim 64"),
+        (NEMOTRON_H, {"n_groups": 3}, r"mamba_num_heads \(128\) must be a multiple of n_groups \(3\)"),
+        (NEMOTRON_H, {"time_step_limit": [0.0, 1.0]}, r"time_step_limit is \[0.0, 1.0\]; only \[0, Infinity\]"),
+        (NEMOTRON_H, {"tie_word_embeddings": True}, "tie_word_embeddings is True; only False is supported"),
+        (NEMOTRON_H, {"mlp_hidden_act": "silu"}, "mlp_hidden_act is 'silu'; only 'relu2' is supported"),
+        (NEMOTRON_H, {"mamba_hidden_act": "relu"}, "mamba_hidden_act is 'relu'; only 'silu' is supported"),
+        (NEMOTRON_H, {"sliding_window": 9}, "sliding_window is 9; only None is supported"),
+        (NEMOTRON_H, {"auto_map": {"AutoModel": "modeling_other.Other"}}, "auto_map names 'modeling_other.Other'"),
         (QWEN3_NEXT, {"mlp_only_layers": [3]}, r"mlp_only_layers is \[3\]; it must be a list of layers, from 0 to 2"),
     ],
     ids=str,

@@ -11,12 +11,13 @@ from structlog.testing import capture_logs
 
 from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.models.memory import KeptBytes
-from runahead.runtime.models.read_config import load_config
+from runahead.runtime.models.read_config import load_config, parse_config
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.cuda import check_layers
 from runahead.runtime.process.parts import Assembled, blocks_in, check_blocks, snapshots_in, state_bytes
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
 from tests.runtime.models.checkpoints import CASES, save
+from tests.runtime.models.public_configs import PUBLIC
 
 BAMBA = next(case for case in CASES if case.name == "bamba")
 # Two layers, float32: 3 tokens of 2 * 64 + 2 * 16 channels, and 4 heads of 32 numbers with 16 each.
@@ -108,6 +109,14 @@ def test_drafts_are_refused_before_a_weight_is_read(folder: Path, monkeypatch: p
 def test_a_gpu_is_refused_by_a_sentence(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"BambaForCausalLM has layers with recurrent states.*; --device cpu serves"):
         check_layers(load_config(open_checkpoint(folder)))
+
+
+def test_a_model_without_states_but_with_feed_forwards_without_gates_is_refused_there_too() -> None:
+    raw = {**PUBLIC["Nemotron-H 8B"], "hybrid_override_pattern": "*-" * 26}
+    with pytest.raises(
+        ConfigError, match=r"NemotronHForCausalLM has feed-forwards without a gate.*; --device cpu serves"
+    ):
+        check_layers(parse_config(raw, ()))
 
 
 def test_a_start_on_a_gpu_says_so_before_a_weight_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
