@@ -146,6 +146,22 @@ class OwnHeads(Generic[ConfigT]):
 
 
 @dataclass(frozen=True, slots=True)
+class Whole:
+    """A model of several parts, of which an architecture is the one for text: what `config.json` says of that stands
+    there under `text_config`.
+
+    name, model_type: as the file has them. prefix: of the text's tensors, which begin with `model.` elsewhere. unread:
+    keys beside `text_config` that change no number of a text. passed_over: whether a tensor is another part's.
+    """
+
+    name: str
+    model_type: str
+    prefix: str
+    unread: tuple[Unread, ...]
+    passed_over: Callable[[str], bool]
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture(Generic[ConfigT]):
     """One line of the registry.
 
@@ -155,9 +171,9 @@ class Architecture(Generic[ConfigT]):
     looked at, and the end tokens; raises CheckpointError for a value that can't be served. weights: builds the model
     from tensors that it names. passed_over: whether a tensor that is not asked for, by its name, changes nothing.
     layers: what its layers may be, of attention, window, mamba2, gated_delta, dense, ungated and experts.
-    small: a model to try kernels with, which has one layer of each kind, as wide as it is here; what looks back over a
-    number of tokens, such as a window, looks back over no more than the number given. heads: that come with it; None:
-    none that is served.
+    whole: a model of which this one may be a part. small: a model to try kernels with, which has one layer of each
+    kind, as wide as it is here; what looks back over a number of tokens, such as a window, looks back over no more than
+    the number given. heads: that come with it; None: none that is served.
     """
 
     name: str
@@ -170,4 +186,5 @@ class Architecture(Generic[ConfigT]):
     passed_over: Callable[[ConfigT, str], bool]
     small: Callable[[ConfigT, int], ConfigT]
     layers: tuple[str, ...] = ("attention", "dense")
+    whole: Whole | None = None
     heads: OwnHeads[ConfigT] | None = None

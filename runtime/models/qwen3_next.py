@@ -26,7 +26,14 @@ from runahead.runtime.models import dense_decoder
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
 from runahead.runtime.models.config_keys import BIASES_AS_THEY_ARE, unread
 from runahead.runtime.models.config_values import flag, number
-from runahead.runtime.models.dense_decoder import dense_weights, feed_forward, read_dense, rope_of, window_switch
+from runahead.runtime.models.dense_decoder import (
+    LayerOf,
+    dense_weights,
+    feed_forward,
+    read_dense,
+    rope_of,
+    window_switch,
+)
 from runahead.runtime.models.expert_decoder import (
     READ_BY_EXPERTS,
     ROUTERS_IN_TRAINING,
@@ -46,7 +53,7 @@ _RECURRENT: Final = {"linear_attention": True, "full_attention": False}
 _EXPERTS: Final = "num_experts", "num_local_experts"  # as the model's makers wrote it, and as transformers 5 does
 _PATTERN: Final = "mlp_only_layers", "decoder_sparse_step"
 _SHARED: Final = "shared_expert_intermediate_size"
-_DELTA: Final = (
+READ_OF_DELTA: Final = (
     "linear_num_key_heads", "linear_key_head_dim", "linear_num_value_heads", "linear_value_head_dim",
     "linear_conv_kernel_dim",
 )  # fmt: skip
@@ -54,9 +61,9 @@ _DELTA: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen3NextConfig(ExpertsConfig):
-    """recurrent: by layer, whether its mixer is a gated delta net. rotated: numbers of an attention's head that are
-    rotated, its first. shared_size: intermediate numbers of what every token gets beside its experts. attention_bias:
-    of queries, gates, keys, values and the attention's output."""
+    """experts: 0 where no layer has any. recurrent: by layer, whether its mixer is a gated delta net. rotated: numbers
+    of an attention's head that are rotated, its first. shared_size: intermediate numbers of what every token gets
+    beside its experts. attention_bias: of queries, gates, keys, values and the attention's output."""
 
     recurrent: tuple[bool, ...]
     delta: DeltaShape
@@ -65,7 +72,7 @@ class Qwen3NextConfig(ExpertsConfig):
     attention_bias: bool = False
 
 
-def _recurrent(raw: Mapping[str, Any]) -> tuple[bool, ...]:
+def read_recurrent(raw: Mapping[str, Any]) -> tuple[bool, ...]:
     """As `layer_types` says; without it, every layer but each `full_attention_interval`-th."""
     layers, every, kinds = number(raw, "num_hidden_layers", int), number(raw, _EVERY, int, 4), raw.get(_KINDS)
     if kinds is None:
@@ -76,19 +83,22 @@ def _recurrent(raw: Mapping[str, Any]) -> tuple[bool, ...]:
     return tuple(_RECURRENT[kind] for kind in kinds)
 
 
-def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+def no_window(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     if window_switch(raw):
         raise CheckpointError(f"use_sliding_window is True, and {_NAME} attends to all tokens; only false is supported")
     return (0,) * layers
 
 
-def _delta(raw: Mapping[str, Any]) -> DeltaShape:
+def read_delta(raw: Mapping[str, Any]) -> DeltaShape:
+    """Raises CheckpointError."""
     defaults, low = (16, 128, 32, 128, 4), (1, 1, 1, 1, 2)
-    sizes = [number(raw, key, int, *more) for key, more in zip(_DELTA, zip(defaults, low, strict=True), strict=True)]
+    sizes = [
+        number(raw, key, int, *more) for key, more in zip(READ_OF_DELTA, zip(defaults, low, strict=True), strict=True)
+    ]
     shape = DeltaShape(*sizes)
     if shape.value_heads % shape.key_heads:
         raise CheckpointError(
-            f"{_DELTA[2]} ({shape.value_heads}) must be a multiple of {_DELTA[0]} ({shape.key_heads})"
+            f"{READ_OF_DELTA[2]} ({shape.value_heads}) must be a multiple of {READ_OF_DELTA[0]} ({shape.key_heads})"
         )
     return shape
 
@@ -100,19 +110,19 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Qwen3NextCo
         "expert_size": number(raw, "moe_intermediate_size", int, 512),
         "renormalised": flag(raw, "norm_topk_prob", default=True),
         "sparse": read_sparse(raw, *_PATTERN),
-        "recurrent": _recurrent(raw),
-        "delta": _delta(raw),
+        "recurrent": read_recurrent(raw),
+        "delta": read_delta(raw),
         "shared_size": number(raw, _SHARED, int, 512),
         "attention_bias": flag(raw, "attention_bias"),
     }
     read = read_dense(
-        Qwen3NextConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=2, positions=32768, windows=_windows,
+        Qwen3NextConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=2, positions=32768, windows=no_window,
         head_dim=256, rope=rope_of_a_part, share=share, rotated=0, **own,
     )  # fmt: skip
     return replace(read, rotated=rotated_of(read.head_dim, share))
 
 
-def _attention(config: Qwen3NextConfig, layer: int, tensors: TensorReader) -> Attention:
+def gated_attention(config: Qwen3NextConfig, layer: int, tensors: TensorReader) -> Attention:
     """Of each head the checkpoint has first what makes its query, then what makes its gate."""
     own, hidden, eps, size = f"model.layers.{layer}.", config.hidden_size, config.rms_norm_eps, config.head_dim
     prefix, bias = f"{own}self_attn.", config.attention_bias
@@ -149,30 +159,43 @@ def _attention(config: Qwen3NextConfig, layer: int, tensors: TensorReader) -> At
 
 def _gated_delta(config: Qwen3NextConfig, layer: int, tensors: TensorReader) -> GatedDelta:
     """The checkpoint has queries, keys, values, z, b and dt by head of keys: they are taken in our order."""
-    own, hidden, shape = f"model.layers.{layer}.", config.hidden_size, config.delta
-    prefix, eps = f"{own}linear_attn.", config.rms_norm_eps
+    shape = config.delta
     each = shape.value_heads // shape.key_heads
     values, first = each * shape.value_dim, 2 * shape.keys + 2 * shape.inner
     by_head = torch.arange(first).view(shape.key_heads, -1)
     q, k, v, z = (part.flatten() for part in by_head.split([shape.key_dim, shape.key_dim, values, values], dim=1))
     b, dt = (part.flatten() for part in (first + torch.arange(2 * shape.value_heads)).view(-1, 2 * each).chunk(2, 1))
-    heads = (shape.value_heads,)
+    names, rows = ("in_proj_qkvz", "in_proj_ba"), (first, 2 * shape.value_heads)
+    return gated_delta(config, layer, tensors, names, rows, torch.cat([z, q, k, v, b, dt]))
+
+
+def gated_delta(
+    config: Qwen3NextConfig,
+    layer: int,
+    tensors: TensorReader,
+    projections: tuple[str, ...],
+    rows: tuple[int, ...],
+    order: torch.Tensor | None = None,
+) -> GatedDelta:
+    """The recurrent mixer of a layer. projections: what the layer calls those of its one product. rows, order: as
+    `TensorReader.linear`."""
+    own, hidden, shape = f"model.layers.{layer}.", config.hidden_size, config.delta
+    prefix, eps, heads = f"{own}linear_attn.", config.rms_norm_eps, (shape.value_heads,)
+    names = tuple(prefix + name for name in projections)
     return GatedDelta(
         shape,
         norm=one_added(tensors.norm(f"{own}input_layernorm", hidden, eps)),
-        proj=tensors.linear(
-            (f"{prefix}in_proj_qkvz", f"{prefix}in_proj_ba"), (first, 2 * shape.value_heads), hidden, bias=False,
-            order=torch.cat([z, q, k, v, b, dt]),
-        ),
+        proj=tensors.linear(names, rows, hidden, bias=False, order=order),
         conv_weight=tensors.tensor((f"{prefix}conv1d.weight",), (shape.channels,), 1, shape.window),
         a=-torch.exp(tensors.tensor((f"{prefix}A_log",), heads).float()),
         dt_bias=tensors.tensor((f"{prefix}dt_bias",), heads),
         gated_norm=tensors.norm(f"{prefix}norm", shape.value_dim, eps),
         out=tensors.linear((f"{prefix}out_proj",), (hidden,), shape.inner, bias=False),
-    )  # fmt: skip
+    )
 
 
-def _experts(config: Qwen3NextConfig, layer: int, tensors: TensorReader) -> Experts:
+def experts_and_shared(config: Qwen3NextConfig, layer: int, tensors: TensorReader) -> Experts:
+    """The experts of a layer, and the one that every token gets."""
     found = experts(config, layer, tensors, block="mlp", projections=("gate_proj", "up_proj", "down_proj"))
     prefix, hidden, width = f"model.layers.{layer}.mlp.shared_expert", config.hidden_size, config.shared_size
     shared = SharedExpert(
@@ -184,26 +207,32 @@ def _experts(config: Qwen3NextConfig, layer: int, tensors: TensorReader) -> Expe
 
 
 def _layer(config: Qwen3NextConfig, number: int, tensors: TensorReader) -> Layer:
-    mixer = (_gated_delta if config.recurrent[number] else _attention)(config, number, tensors)
+    mixer = (_gated_delta if config.recurrent[number] else gated_attention)(config, number, tensors)
     second: Dense | Experts
     if config.sparse[number]:
-        second = with_one_added(_experts(config, number, tensors))
+        second = with_one_added(experts_and_shared(config, number, tensors))
     else:
         second = with_one_added(feed_forward(config, number, tensors))
     return Layer(mixer, second)
 
 
-def _weights(config: Qwen3NextConfig, tensors: TensorReader) -> ModelWeights:
-    weights = dense_weights(config, tensors, _layer, replace(rope_of(config), rotated=config.rotated))
+def delta_weights(config: Qwen3NextConfig, tensors: TensorReader, layer: LayerOf[Qwen3NextConfig]) -> ModelWeights:
+    """The model of these layers."""
+    weights = dense_weights(config, tensors, layer, replace(rope_of(config), rotated=config.rotated))
     return replace(weights, final_norm=one_added(weights.final_norm))
 
 
-def _passed_over(config: Qwen3NextConfig, name: str) -> bool:
+def _weights(config: Qwen3NextConfig, tensors: TensorReader) -> ModelWeights:
+    return delta_weights(config, tensors, _layer)
+
+
+def passed_over(config: Qwen3NextConfig, name: str) -> bool:
     """Heads that propose several tokens, too, which nothing here asks."""
     return name.startswith("mtp.") or dense_decoder.passed_over(config, name)
 
 
-def _small(config: Qwen3NextConfig, tokens: int) -> Qwen3NextConfig:
+def small_delta(config: Qwen3NextConfig, tokens: int) -> Qwen3NextConfig:
+    """As `Architecture.small`: one layer for each kind of mixer and feed-forward."""
     kinds = sorted(set(zip(config.recurrent, config.sparse, strict=True)))
     recurrent, sparse = zip(*kinds, strict=True)
     return replace(config, num_layers=len(kinds), windows=(0,) * len(kinds), recurrent=recurrent, sparse=sparse)
@@ -213,13 +242,13 @@ QWEN3_NEXT: Final = Architecture(
     name=_NAME,
     model_type="qwen3_next",
     models="Qwen3-Next 80B-A3B",
-    understood=READ_BY_EXPERTS.union(_EXPERTS, _PATTERN, _DELTA, {_KINDS, _EVERY, _SHARED, "attention_bias"})
+    understood=READ_BY_EXPERTS.union(_EXPERTS, _PATTERN, READ_OF_DELTA, {_KINDS, _EVERY, _SHARED, "attention_bias"})
     .union({"moe_intermediate_size", "norm_topk_prob"})
     .difference({"sliding_window"}),
     unread=(ROUTERS_IN_TRAINING, unread(BIASES_AS_THEY_ARE, "mlp_bias")),
     read=_read,
     weights=_weights,
-    passed_over=_passed_over,
-    small=_small,
+    passed_over=passed_over,
+    small=small_delta,
     layers=("attention", "gated_delta", "dense", "experts"),
 )

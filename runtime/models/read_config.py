@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from runahead.runtime.checkpoint import Checkpoint, CheckpointError
 from runahead.runtime.checkpoint.refusals import UNQUANTIZED
-from runahead.runtime.models.architecture import Architecture
+from runahead.runtime.models.architecture import Architecture, Whole
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_keys import NEUTRAL, UNREAD
 from runahead.runtime.models.config_values import token_ids
 from runahead.runtime.models.registry import ARCHITECTURES, NOT_SERVED
+
+_TEXT: Final = "text_config"
+_OF_BOTH: Final = frozenset(  # which a file of a model of several parts may have beside the text's, or among them
+    "tie_word_embeddings dtype torch_dtype bos_token_id eos_token_id quantization_config".split()
+)
 
 
 def load_config(checkpoint: Checkpoint) -> ModelConfig:
@@ -20,7 +25,7 @@ def load_config(checkpoint: Checkpoint) -> ModelConfig:
 
     Raises CheckpointError for a file that is missing or no JSON object, and for a value that is not supported.
     """
-    raw = checkpoint.config()
+    raw = _text_of(checkpoint.config())
     eos = {*token_ids(raw, "eos_token_id"), *token_ids(checkpoint.generation_config(), "eos_token_id")}
     return parse_config(raw, tuple(sorted(eos)))
 
@@ -31,11 +36,42 @@ def parse_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Mode
     Raises CheckpointError naming the key and the value it can't take, or a key that is neither understood nor known to
     change no number.
     """
+    raw = _text_of(raw)
     architecture = _architecture(raw)
     _refuse_quantized(raw)
     _refuse_other_keys(raw, architecture)
     config: ModelConfig = architecture.read(raw, eos_token_ids)
     return config
+
+
+def _text_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the file says of the text, where it is of a model of several parts."""
+    names = raw.get("architectures")
+    wholes = [(found, found.whole) for found in ARCHITECTURES.values() if found.whole is not None]
+    for found, whole in wholes:
+        if names == [whole.name]:
+            return _part(raw, found, whole)
+    return raw
+
+
+def _part(raw: Mapping[str, Any], text: Architecture[Any], whole: Whole) -> Mapping[str, Any]:
+    """Keys that stand beside the text's and among them have to say the same."""
+    if raw.get("model_type", whole.model_type) != whole.model_type:
+        raise CheckpointError(f"model_type is {raw['model_type']!r}; that of {whole.name} is {whole.model_type!r}")
+    if not isinstance(raw.get(_TEXT), dict):
+        raise CheckpointError(f"{_TEXT} is {raw.get(_TEXT)!r}; that of {whole.name} must say what its text part is")
+    known = _OF_BOTH.union({"architectures", "model_type", _TEXT}, *(each.keys for each in (*UNREAD, *whole.unread)))
+    if unknown := sorted(raw.keys() - known):
+        raise CheckpointError(
+            f"config.json has keys that are not understood for {whole.name} and may change what the model computes: "
+            f"{', '.join(unknown)}; a key that is known to change nothing can be taken out of the file"
+        )
+    found = {**raw[_TEXT], "architectures": [text.name]}
+    for key in sorted(_OF_BOTH & {key for key in raw if raw[key] is not None}):
+        if found.get(key) not in (None, raw[key]):
+            raise CheckpointError(f"{key} is {raw[key]!r}, and {found[key]!r} in {_TEXT}: they contradict each other")
+        found[key] = raw[key]
+    return found
 
 
 def _architecture(raw: Mapping[str, Any]) -> Architecture[Any]:

@@ -19,6 +19,7 @@ from runahead.runtime.models.olmo2 import OLMO2
 from runahead.runtime.models.phi3 import PHI3
 from runahead.runtime.models.qwen2 import QWEN2
 from runahead.runtime.models.qwen3 import QWEN3
+from runahead.runtime.models.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from runahead.runtime.models.qwen3_moe import QWEN3_MOE
 from runahead.runtime.models.qwen3_next import QWEN3_NEXT
 from runahead.runtime.models.smollm3 import SMOLLM3
@@ -41,6 +42,8 @@ _SERVED: Final[tuple[Architecture[Any], ...]] = (
     GRANITE_HYBRID,
     QWEN3_NEXT,
     NEMOTRON_H,
+    QWEN3_5,
+    QWEN3_5_MOE,
 )
 ARCHITECTURES: Final = {found.name: found for found in _SERVED}
 

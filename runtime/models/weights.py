@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from runahead.runtime.checkpoint import Checkpoint, CheckpointError, StoredTensor
 from runahead.runtime.checkpoint.refusals import AGAIN, UNQUANTIZED
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
-from runahead.runtime.models.architecture import ModelWeights, TensorReader, TensorStack
+from runahead.runtime.models.architecture import ModelWeights, TensorReader, TensorStack, Whole
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.registry import ARCHITECTURES
 
@@ -104,7 +104,9 @@ def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, S
     Raises CheckpointError, naming the tensor, if one is missing, unknown, of another shape, stored in a way that is not
     supported, or cut off; naming the file, if one is missing or unreadable.
     """
+    whole = ARCHITECTURES[config.architecture].whole
     stored = checkpoint.tensors()
+    stored = stored if whole is None else _of_text(stored, whole)
     _, stacks = _described(config)
     expected = {name: stack.shape(i) for stack in stacks for i, name in enumerate(stack.names)}
     for name, shape in expected.items():
@@ -119,6 +121,15 @@ def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, S
                 f"not know{_hint(name)}"
             )
     return stored
+
+
+def _of_text(stored: Mapping[str, StoredTensor], whole: Whole) -> Mapping[str, StoredTensor]:
+    """The tensors by the names that those of a text have by themselves, without those of other parts."""
+
+    def name_of(name: str) -> str:
+        return f"model.{name.removeprefix(whole.prefix)}" if name.startswith(whole.prefix) else name
+
+    return {name_of(name): tensor for name, tensor in stored.items() if not whole.passed_over(name)}
 
 
 def _hint(name: str) -> str:

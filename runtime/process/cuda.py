@@ -14,10 +14,10 @@ from runahead.cuda_graphs.buckets import buckets_for
 from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings, free_bytes
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime.checkpoint import Checkpoint
-from runahead.runtime.kernels.layers import Ungated
 from runahead.runtime.models import weights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.layer_kinds import layer_kinds
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import KeptBytes, weight_bytes
 from runahead.runtime.process.parts import (
@@ -257,7 +257,7 @@ def check_layers(described: ModelConfig) -> None:
             f"{described.architecture} has layers with recurrent states, whose kernels have not run on a GPU yet; "
             "--device cpu serves it"
         )
-    if any(isinstance(layer.feed_forward, Ungated) for layer in weights.described(described).layers):
+    if any(kind.feed_forward == "ungated" for kind in layer_kinds(weights.described(described).layers)):
         raise ConfigError(
             f"{described.architecture} has feed-forwards without a gate, for which there are no kernels for GPUs yet; "
             "--device cpu serves it"

@@ -24,18 +24,23 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3NextConfig,
     SmolLM3Config,
 )
+from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
+from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen3_5_moe
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
 from tests.runtime.models.mimo import MiMoConfig
 
 # Of a whole prompt `transformers` computes the delta rule in chunks, and is off by up to 6e-4 what it computes token by
 # token. The latter is the oracle.
-qwen3_next.torch_chunk_gated_delta_rule = qwen3_next.torch_recurrent_gated_delta_rule
+for module in (qwen3_next, qwen3_5, qwen3_5_moe):
+    setattr(module, "torch_chunk_gated_delta_rule", module.torch_recurrent_gated_delta_rule)  # noqa: B010
 
 BASE: dict[str, Any] = {
     "vocab_size": 160,
@@ -167,6 +172,17 @@ QWEN3_NEXT_ODD = {
     "linear_conv_kernel_dim": 3,
     "mlp_only_layers": [1],
     "norm_topk_prob": False,
+    "attention_bias": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+}
+QWEN3_5 = {key: value for key, value in QWEN3_NEXT.items() if "expert" not in key and "moe" not in key}
+QWEN3_5_ODD = {
+    "num_hidden_layers": 4,
+    "layer_types": [RECURRENT, FULL, FULL, RECURRENT],
+    "head_dim": 24,
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 3,
+    "linear_conv_kernel_dim": 3,
     "attention_bias": True,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
 }
@@ -304,6 +320,8 @@ CASES = (
         {**IDS, **QWEN3_NEXT, **ODD_HEADS, **QWEN3_NEXT_ODD},
         shard_size="60KB",
     ),
+    Case("qwen3_5", Qwen3_5TextConfig, {**IDS, **QWEN3_5, **ODD_HEADS, **QWEN3_5_ODD, "tie_word_embeddings": True}),
+    Case("qwen3_5_moe", Qwen3_5MoeTextConfig, {**IDS, **QWEN3_NEXT}),
     Case("nemotron_h", NemotronHConfig, {**IDS, **NEMOTRON_H}),
     Case(
         "nemotron_h_pattern",

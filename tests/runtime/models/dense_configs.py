@@ -35,6 +35,8 @@ _KINDS: Final[Mapping[str, type[DenseConfig]]] = {
     "GraniteMoeHybridForCausalLM": GraniteHybridConfig,
     "Qwen3NextForCausalLM": Qwen3NextConfig,
     "NemotronHForCausalLM": NemotronHConfig,
+    "Qwen3_5ForCausalLM": Qwen3NextConfig,
+    "Qwen3_5MoeForCausalLM": Qwen3NextConfig,
 }
 
 

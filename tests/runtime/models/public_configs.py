@@ -248,6 +248,46 @@ _NEMOTRON_H: Final[dict[str, Any]] = {
     "use_mamba_kernels": True, "vocab_size": 131072,
 }  # fmt: skip
 
+# Qwen3.5 35B-A3B and 27B, text and pictures. Shapes are the published ones; the keys are those of the class.
+_QWEN3_5_MOE: Final[dict[str, Any]] = {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"], "image_token_id": 248056, "model_type": "qwen3_5_moe",
+    "text_config": {
+        "attention_bias": False, "attention_dropout": 0.0, "attn_output_gate": True, "dtype": "bfloat16",
+        "eos_token_id": 248044, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu",
+        "hidden_size": 2048, "initializer_range": 0.02,
+        "layer_types": ["full_attention" if layer % 4 == 3 else "linear_attention" for layer in range(40)],
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32, "linear_value_head_dim": 128, "mamba_ssm_dtype": "float32",
+        "max_position_embeddings": 262144, "mlp_only_layers": [], "model_type": "qwen3_5_moe_text",
+        "moe_intermediate_size": 512, "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False,
+        "num_attention_heads": 16, "num_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 40,
+        "num_key_value_heads": 2, "output_router_logits": False, "rms_norm_eps": 1e-06,
+        "rope_parameters": {
+            "mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+            "rope_theta": 10000000, "rope_type": "default",
+        },
+        "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 512, "tie_word_embeddings": False,
+        "use_cache": True, "vocab_size": 248320,
+    },
+    "tie_word_embeddings": False, "transformers_version": "4.57.0.dev0", "video_token_id": 248057,
+    "vision_config": {"depth": 27, "hidden_size": 1152, "model_type": "qwen3_5_moe"},
+    "vision_end_token_id": 248054, "vision_start_token_id": 248053,
+}  # fmt: skip
+_QWEN3_5: Final[dict[str, Any]] = {
+    **_QWEN3_5_MOE, "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5",
+    "text_config": {
+        **{
+            key: value
+            for key, value in _QWEN3_5_MOE["text_config"].items()
+            if "expert" not in key and "moe" not in key and "router" not in key
+        },
+        "hidden_size": 5120, "intermediate_size": 17408, "linear_num_value_heads": 48, "model_type": "qwen3_5_text",
+        "layer_types": ["full_attention" if layer % 4 == 3 else "linear_attention" for layer in range(64)],
+        "num_attention_heads": 24, "num_hidden_layers": 64, "num_key_value_heads": 4,
+    },
+    "vision_config": {"depth": 27, "hidden_size": 1152, "model_type": "qwen3_5"},
+}  # fmt: skip
+
 PUBLIC: Final[dict[str, dict[str, Any]]] = {
     "Llama 1 7B": _LLAMA1,
     "Llama 2 7B": _LLAMA2,
@@ -305,6 +345,8 @@ PUBLIC: Final[dict[str, dict[str, Any]]] = {
     "Granite 4.0 H Tiny": _GRANITE_HYBRID,
     "Qwen3-Next 80B-A3B": _QWEN3_NEXT,
     "Nemotron-H 8B": _NEMOTRON_H,
+    "Qwen3.5 27B": _QWEN3_5,
+    "Qwen3.5 35B-A3B": _QWEN3_5_MOE,
     "Qwen3 235B-A22B": {
         **_QWEN3_MOE, "hidden_size": 4096, "intermediate_size": 12288, "max_window_layers": 94,
         "moe_intermediate_size": 1536, "num_attention_heads": 64, "num_hidden_layers": 94,

@@ -18,7 +18,17 @@ from runahead.runtime.models.qwen3_next import Qwen3NextConfig
 from tests.runtime.models.checkpoints import FULL, SLIDING
 from tests.runtime.models.dense_configs import parse_dense
 from tests.runtime.models.public_configs import PUBLIC
-from tests.runtime.models.test_config_keys import BAMBA, CLASSES, GRANITE_HYBRID, NEMOTRON_H, QWEN3_NEXT, needed, parse
+from tests.runtime.models.test_config_keys import (
+    BAMBA,
+    CLASSES,
+    GRANITE_HYBRID,
+    NEMOTRON_H,
+    QWEN3_5,
+    QWEN3_5_MOE,
+    QWEN3_NEXT,
+    needed,
+    parse,
+)
 
 
 def recurrent_of(config: DenseConfig) -> tuple[object, ...]:
@@ -31,12 +41,12 @@ def recurrent_of(config: DenseConfig) -> tuple[object, ...]:
 
 def recurrent_of_theirs(config: Any) -> tuple[object, ...]:
     """The same as the classes of transformers have it."""
-    if config.model_type == "qwen3_next":
+    if config.model_type in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
         sizes = (config.linear_num_key_heads, config.linear_key_head_dim, config.linear_num_value_heads)
         return (
             tuple(kind == "linear_attention" for kind in config.layer_types),
             DeltaShape(*sizes, config.linear_value_head_dim, config.linear_conv_kernel_dim),
-            config.shared_expert_intermediate_size,
+            getattr(config, "shared_expert_intermediate_size", 0),
             int(config.head_dim * config.rope_parameters["partial_rotary_factor"]),
         )
     recurrent = tuple(kind in ("linear_attention", "mamba") for kind in config.layers_block_type)
@@ -59,13 +69,17 @@ def recurrent_of_theirs(config: Any) -> tuple[object, ...]:
     )
 
 
-@pytest.mark.parametrize("name", ["Bamba 9B", "Granite 4.0 H Tiny", "Qwen3-Next 80B-A3B", "Nemotron-H 8B"])
+@pytest.mark.parametrize(
+    "name", ["Bamba 9B", "Granite 4.0 H Tiny", "Qwen3-Next 80B-A3B", "Nemotron-H 8B", "Qwen3.5 27B", "Qwen3.5 35B-A3B"]
+)
 def test_a_public_checkpoint_has_the_states_that_transformers_gives_it(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(PUBLIC[name]), encoding="utf-8")
-    assert recurrent_of(parse_dense(PUBLIC[name])) == recurrent_of_theirs(AutoConfig.from_pretrained(tmp_path))
+    assert recurrent_of(parse_dense(PUBLIC[name])) == recurrent_of_theirs(
+        AutoConfig.from_pretrained(tmp_path).get_text_config()
+    )
 
 
-@pytest.mark.parametrize("architecture", [BAMBA, GRANITE_HYBRID, QWEN3_NEXT, NEMOTRON_H])
+@pytest.mark.parametrize("architecture", [BAMBA, GRANITE_HYBRID, QWEN3_NEXT, NEMOTRON_H, QWEN3_5, QWEN3_5_MOE])
 def test_what_is_left_out_counts_as_transformers_counts_it(architecture: str) -> None:
     given: dict[str, Any] = {"vocab_size": 160, "hidden_size": 512, "intermediate_size": 96, "num_hidden_layers": 30}
     given |= {"num_attention_heads": 32, **needed(architecture, 30)}
@@ -136,6 +150,13 @@ def test_what_is_left_out_counts_as_transformers_counts_it(architecture: str) ->
         (NEMOTRON_H, {"mamba_hidden_act": "relu"}, "mamba_hidden_act is 'relu'; only 'silu' is supported"),
         (NEMOTRON_H, {"sliding_window": 9}, "sliding_window is 9; only None is supported"),
         (NEMOTRON_H, {"auto_map": {"AutoModel": "modeling_other.Other"}}, "auto_map names 'modeling_other.Other'"),
+        (QWEN3_5, {"attn_output_gate": False}, "attn_output_gate is False; only true is supported"),
+        (
+            QWEN3_5,
+            {"mlp_only_layers": [1]},
+            r"mlp_only_layers is \[1\]; the layers of Qwen3_5ForCausalLM are all alike",
+        ),
+        (QWEN3_5, {"num_experts": 8}, "not understood for Qwen3_5ForCausalLM .*: num_experts"),
         (QWEN3_NEXT, {"mlp_only_layers": [3]}, r"mlp_only_layers is \[3\]; it must be a list of layers, from 0 to 2"),
     ],
     ids=str,
