@@ -7,12 +7,14 @@ the service and the evaluation run the checkpoint through `runahead.runtime.mode
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 HEAD_DIM = 64
@@ -33,10 +35,21 @@ class Shape:
     ffn: int = 640
 
 
-class Attention(nn.Module):
-    """Causal attention with grouped heads and rotary positions (the two halves of a head rotate together)."""
+class AttentionSizes(Protocol):
+    """What an attention needs of a shape."""
 
-    def __init__(self, shape: Shape) -> None:
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+
+
+class Attention(nn.Module):
+    """Causal attention with grouped heads and rotary positions (the two halves of a head rotate together), or none."""
+
+    def __init__(self, shape: AttentionSizes) -> None:
         super().__init__()
         self.q_proj = nn.Linear(shape.hidden, shape.heads * HEAD_DIM, bias=False)
         self.k_proj = nn.Linear(shape.hidden, shape.kv_heads * HEAD_DIM, bias=False)
@@ -44,13 +57,17 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(shape.heads * HEAD_DIM, shape.hidden, bias=False)
         self.groups = shape.heads // shape.kv_heads
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # x: [batch, tokens, hidden]
+    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor] | None) -> Tensor:  # x: [batch, tokens, hidden]
+        """angles: cos and sin, [tokens, HEAD_DIM] each; None rotates nothing."""
         batch, tokens, _ = x.shape
 
         def heads(y: Tensor) -> Tensor:
             return y.view(batch, tokens, -1, HEAD_DIM).transpose(1, 2)
 
         def rotate(y: Tensor) -> Tensor:
+            if angles is None:
+                return y
+            cos, sin = angles
             first, second = y.chunk(2, dim=-1)
             return y * cos + torch.cat((-second, first), dim=-1) * sin
 
@@ -87,7 +104,7 @@ class Layer(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + F.dropout(self.self_attn(self.input_layernorm(x), cos, sin), self.dropout, self.training)
+        x = x + F.dropout(self.self_attn(self.input_layernorm(x), (cos, sin)), self.dropout, self.training)
         return x + F.dropout(self.mlp(self.post_attention_layernorm(x)), self.dropout, self.training)
 
 
@@ -110,8 +127,10 @@ class Decoder(nn.Module):
 
 
 class Network(nn.Module):
-    """Token ids [batch, tokens] to logits [batch, tokens, vocabulary]. The embedding is also the output matrix."""
+    """Token ids [batch, tokens] to logits [batch, tokens, vocabulary], and 0, since there are no experts that could be
+    chosen unevenly. The embedding is also the output matrix."""
 
+    by_muon: ClassVar[tuple[str, ...]] = ("proj.weight",)  # how the names end of matrices that Muon trains
     cos: Tensor  # [CONTEXT, HEAD_DIM]
     sin: Tensor  # [CONTEXT, HEAD_DIM]
 
@@ -137,20 +156,29 @@ class Network(nn.Module):
                 residual = name.endswith(("o_proj.weight", "down_proj.weight"))
                 nn.init.normal_(parameter, std=0.02 / (2 * shape.layers) ** 0.5 if residual else 0.02)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         hidden = self.model(ids, self.cos[: ids.shape[1]], self.sin[: ids.shape[1]])
-        return F.linear(hidden, self.model.embed_tokens.weight)
+        return F.linear(hidden, self.model.embed_tokens.weight), hidden.new_zeros(())
+
+    @classmethod
+    def load(cls, folder: Path) -> Network:
+        """The network of a checkpoint that `save` has written, without dropout. Raises KeyError for another one."""
+        config = json.loads((folder / "config.json").read_text())
+        shape = Shape(
+            config["vocab_size"], config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"],
+            config["num_key_value_heads"], config["intermediate_size"],
+        )  # fmt: skip
+        network = cls(shape, 0.0)
+        network.load_state_dict(load_file(folder / "model.safetensors"))
+        return network.eval()
+
+    def save(self, folder: Path, end_of_text: int) -> None:
+        """Write the checkpoint of a Llama."""
+        write_checkpoint(folder, self.state_dict(), _config(self.shape, end_of_text), end_of_text)
 
 
-def save_checkpoint(network: Network, folder: Path, end_of_text: int) -> None:
-    """Write config.json, generation_config.json and model.safetensors (bfloat16) in the Hugging Face layout."""
-    folder.mkdir(parents=True, exist_ok=True)
-    shape = network.shape
-    weights = {
-        name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in network.state_dict().items()
-    }
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    config = {
+def _config(shape: Shape, end_of_text: int) -> dict[str, Any]:
+    return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "vocab_size": shape.vocabulary,
@@ -172,6 +200,13 @@ def save_checkpoint(network: Network, folder: Path, end_of_text: int) -> None:
         "eos_token_id": end_of_text,
         "torch_dtype": "bfloat16",
     }
+
+
+def write_checkpoint(folder: Path, weights: Mapping[str, Tensor], config: Mapping[str, Any], end_of_text: int) -> None:
+    """Write config.json, generation_config.json and model.safetensors (bfloat16) in the Hugging Face layout."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stored = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in weights.items()}
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     generation = {"eos_token_id": end_of_text}
     for name, content in (("config.json", config), ("generation_config.json", generation)):
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")

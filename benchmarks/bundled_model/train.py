@@ -1,10 +1,13 @@
-"""Train the bundled model.
+"""Train the bundled model, or a hybrid on the same text.
 
     python -m benchmarks.bundled_model.corpus --out corpus.json
     python -m benchmarks.bundled_model.train --corpus corpus.json --out runtime/models/bundled
+    python -m benchmarks.bundled_model.train --corpus corpus.json --out FOLDER --kind hybrid
 
 The text is small (two million tokens), so larger networks are trained first and the bundled one learns from their
-averaged distribution as well as from the text. The checkpoint kept is the best on the dev files.
+averaged distribution as well as from the text. `--teacher FOLDER` takes a checkpoint of the bundled model instead. The
+checkpoint kept is the best on the dev files. With `--state FOLDER` a run goes on where another process left it; the
+order of the text begins anew then.
 """
 
 from __future__ import annotations
@@ -22,24 +25,29 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from benchmarks.bundled_model.batches import STREAM_TOKENS, Batches, Encoded, encode
-from benchmarks.bundled_model.network import Network, Shape, save_checkpoint
+from benchmarks.bundled_model.hybrid_network import HybridNetwork, HybridShape
+from benchmarks.bundled_model.network import Network, Shape
 from benchmarks.bundled_model.tokenizer import end_token
+from benchmarks.bundled_model.training_state import STATE, Progress, load_state, save_state
+
+AnyNetwork = Network | HybridNetwork
 
 WARMUP = 0.05
 CHECKS = 12  # how often the dev files are scored
-BUNDLED = Shape()
+KINDS: dict[str, Shape | HybridShape] = {"dense": Shape(), "hybrid": HybridShape()}
 TEACHER = Shape(hidden=512, layers=8, heads=8, kv_heads=4, ffn=1408)
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How one network is trained. `tokens` is the batch; `distil` the weight of the teachers' distribution.
+    """How one network is trained. `tokens` is the batch; `distil` the weight of the teachers' distribution, `balance`
+    that of how unevenly experts are chosen.
 
     Training ends after `steps`, or after `limit_s` seconds if that is sooner; the learning rate follows either.
     """
 
     name: str
-    shape: Shape
+    shape: Shape | HybridShape
     steps: int
     tokens: int
     dropout: float
@@ -48,8 +56,21 @@ class Recipe:
     weight_decay: float
     piece_share: float
     distil: float = 0.0
+    balance: float = 0.0
     seed: int = 0
     limit_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a network is trained on. bfloat16: products are computed in it. compiles: layers are compiled."""
+
+    device: torch.device
+    bfloat16: bool
+    compiles: bool
+
+    def products(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +89,24 @@ def rate_at(progress: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (progress - WARMUP) / (1 - WARMUP)))
 
 
-def optimizers_of(network: Network, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for the embedding and (without decay) the norms."""
-    inside = [p for name, p in network.named_parameters() if p.dim() == 2 and "embed" not in name]
-    embedding = [p for name, p in network.named_parameters() if "embed" in name]
-    norms = [p for p in network.parameters() if p.dim() == 1]
+def network_of(shape: Shape | HybridShape, dropout: float) -> AnyNetwork:
+    return HybridNetwork(shape, dropout) if isinstance(shape, HybridShape) else Network(shape, dropout)
+
+
+def optimizers_of(network: AnyNetwork, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """Muon for the products inside the layers, AdamW for the embedding and (without decay) all else."""
+    inside: list[nn.Parameter] = []
+    embedding: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in network.named_parameters():
+        if parameter.dim() == 2 and any(part in name for part in network.by_muon):
+            inside.append(parameter)
+        else:
+            (embedding if "embed" in name else others).append(parameter)
     return [
         torch.optim.Muon(inside, lr=recipe.muon_rate, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(
-            [{"params": embedding, "weight_decay": recipe.weight_decay}, {"params": norms, "weight_decay": 0.0}],
+            [{"params": embedding, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}],
             lr=recipe.adam_rate,
             betas=(0.9, 0.95),
         ),
@@ -93,14 +123,14 @@ def windows_of(files: list[list[int]], device: torch.device) -> Tensor:
 
 
 @torch.no_grad()
-def bits_per_byte(network: Network, windows: Tensor, text_bytes: int, batch: int) -> float:
+def bits_per_byte(network: AnyNetwork, windows: Tensor, text_bytes: int, batch: int, machine: Machine) -> float:
     """Bits a UTF-8 byte, end tokens paid for. Every batch has `batch` rows, since layers compile for one shape."""
     nats = 0.0
     network.eval()
     for chunk in windows.split(batch):
         ids = F.pad(chunk, (0, 0, 0, batch - len(chunk)), value=-1)
-        with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):
-            logits = network(ids[:, :-1].clamp(min=0))
+        with machine.products():
+            logits, _ = network(ids[:, :-1].clamp(min=0))
         nats += float(
             F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), ignore_index=-1, reduction="sum")
         )
@@ -118,16 +148,21 @@ def loss_of(logits: Tensor, targets: Tensor, wanted: Tensor | None, distil: floa
 
 
 def train_step(
-    network: Network, teachers: list[Network], optimizers: list[torch.optim.Optimizer], ids: Tensor, distil: float
+    network: AnyNetwork,
+    teachers: list[AnyNetwork],
+    optimizers: list[torch.optim.Optimizer],
+    ids: Tensor,
+    recipe: Recipe,
+    machine: Machine,
 ) -> Tensor:
     """One update from ids [rows, length + 1]; returns the loss, not yet waited for."""
-    with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):
+    with machine.products():
         with torch.no_grad():
-            votes = [F.softmax(teacher(ids[:, :-1]).float(), dim=-1) for teacher in teachers]
-        logits = network(ids[:, :-1])
+            votes = [F.softmax(teacher(ids[:, :-1])[0].float(), dim=-1) for teacher in teachers]
+        logits, uneven = network(ids[:, :-1])
     wanted = torch.stack(votes).mean(0) if votes else None
-    loss = loss_of(logits, ids[:, 1:], wanted, distil)
-    loss.backward()
+    loss = loss_of(logits, ids[:, 1:], wanted, recipe.distil)
+    (loss + recipe.balance * uneven).backward()
     nn.utils.clip_grad_norm_(network.parameters(), 1.0)
     for optimizer in optimizers:
         optimizer.step()
@@ -135,44 +170,58 @@ def train_step(
     return loss.detach()
 
 
-def train(recipe: Recipe, data: Data, teachers: list[Network], device: torch.device, out: Path | None) -> Network:
-    """Train one network; returns it with its best weights on the dev files. With `out`, each better one is saved."""
+def train(
+    recipe: Recipe, data: Data, teachers: list[AnyNetwork], machine: Machine, out: Path | None, state: Path | None
+) -> AnyNetwork:
+    """Train one network; returns it with its best weights on the dev files. With `out`, each better one is saved; with
+    `state`, where the run is, and a run that has left something there goes on from it."""
     torch.manual_seed(recipe.seed)
-    network = Network(recipe.shape, recipe.dropout).to(device)
-    if device.type == "cuda":
+    device = machine.device
+    network = network_of(recipe.shape, recipe.dropout).to(device)
+    if machine.compiles:
         network.compile_layers()
     optimizers = optimizers_of(network, recipe)
     full_rates = [recipe.muon_rate, recipe.adam_rate]
-    batches = iter(Batches(data.train, recipe.tokens, recipe.piece_share, recipe.seed, device))
+    at, best_weights = Progress(recipe.name, 0, 0.0, math.inf), network.state_dict()
+    if state is not None and (state / STATE).exists():
+        at, best_weights = load_state(state, network, optimizers)
+        print(f"{recipe.name}: goes on from step {at.step} after {at.seconds:.0f} s, best {at.best:.4f} bits/byte")
+    batches = iter(Batches(data.train, recipe.tokens, recipe.piece_share, recipe.seed + at.step, device))
     windows, rows = windows_of(data.dev.files, device), recipe.tokens // STREAM_TOKENS
-    best, best_weights = math.inf, network.state_dict()
     parameters = sum(p.numel() for p in network.parameters())
     epoch = sum(len(file) for file in data.train[0].files)
     print(f"{recipe.name}: {parameters:,} parameters, {recipe.steps * recipe.tokens / epoch:.0f} epochs of {epoch:,}")
-    started = time.monotonic()
-    step, checked, progress = 0, 0, 0.0
+    started = time.monotonic() - at.seconds
+    step, best, progress = at.step, at.best, _share_done(recipe, at.step, at.seconds)
+    checked = int(progress * CHECKS)
     while progress < 1:
         for optimizer, full in zip(optimizers, full_rates, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = full * rate_at(progress)
-        loss = train_step(network, teachers, optimizers, next(batches), recipe.distil)
+        loss = train_step(network, teachers, optimizers, next(batches), recipe, machine)
         step += 1
         spent = time.monotonic() - started
-        progress = min(1.0, max(step / recipe.steps, spent / recipe.limit_s))
+        progress = _share_done(recipe, step, spent)
         if int(progress * CHECKS) > checked:
             checked = int(progress * CHECKS)
-            dev = bits_per_byte(network, windows, data.dev.bytes, rows)
+            dev = bits_per_byte(network, windows, data.dev.bytes, rows, machine)
             print(f"{recipe.name} step {step:6} {spent:6.1f} s  loss {loss:.4f}  dev {dev:.4f} bits/byte", flush=True)
             if dev < best:
                 best, best_weights = dev, {name: value.clone() for name, value in network.state_dict().items()}
                 if out is not None:
-                    save_checkpoint(network, out, data.end_of_text)
+                    network.save(out, data.end_of_text)
+            if state is not None:
+                save_state(state, Progress(recipe.name, step, spent, best), network, optimizers, best_weights)
     network.load_state_dict(best_weights)
     print(
         f"{recipe.name}: best {best:.4f} bits/byte on the dev files after {time.monotonic() - started:.0f} s",
         flush=True,
     )
     return network
+
+
+def _share_done(recipe: Recipe, step: int, seconds: float) -> float:
+    return min(1.0, max(step / recipe.steps, seconds / recipe.limit_s))
 
 
 def prepare(corpus: Path, tokenizer_file: Path, variants: int, merge_dropout: float) -> Data:
@@ -183,15 +232,20 @@ def prepare(corpus: Path, tokenizer_file: Path, variants: int, merge_dropout: fl
     return Data([plain, *others], encode(corpus, "dev", tokenizer), end_token(tokenizer))
 
 
-def main() -> None:
-    """Train the teachers, then the bundled network, and leave its checkpoint in --out."""
+def _arguments() -> argparse.Namespace:
     here = Path(__file__).resolve().parents[2]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--tokenizer", type=Path, default=here / "runtime/models/bundled/tokenizer.json")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--teachers", type=int, default=2)
+    parser.add_argument("--bfloat16", action=argparse.BooleanOptionalAction, help="for products (on a GPU)")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="layers (on a GPU)")
+    parser.add_argument("--threads", type=int, help="of torch on the CPU (as many as it takes)")
+    parser.add_argument("--kind", choices=KINDS, default="dense")
+    parser.add_argument("--state", type=Path, help="folder: where the run is, and from where it goes on")
+    parser.add_argument("--teacher", type=Path, action="append", help="a checkpoint of the bundled model that teaches")
+    parser.add_argument("--teachers", type=int, default=2, help="to train, where no checkpoint teaches")
     parser.add_argument("--teacher-steps", type=int, default=1800)
     parser.add_argument("--teacher-dropout", type=float, default=0.25)
     parser.add_argument("--teacher-decay", type=float, default=1.0)
@@ -203,19 +257,33 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--seconds", type=float, default=math.inf, help="the longest the bundled network may train")
     parser.add_argument("--distil", type=float, default=0.7)
+    parser.add_argument("--balance", type=float, default=0.01, help="weight of how unevenly experts are chosen")
     parser.add_argument("--piece-share", type=float, default=0.5)
     parser.add_argument("--variants", type=int, default=8)
     parser.add_argument("--merge-dropout", type=float, default=0.1)
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train the teachers, then the bundled network, and leave its checkpoint in --out."""
+    arguments = _arguments()
     torch.set_float32_matmul_precision("high")
     torch._dynamo.config.recompile_limit = 64  # one entry for each network, batch shape and mode
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
     device = torch.device(arguments.device)
+    on_gpu = device.type == "cuda"
+    machine = Machine(
+        device,
+        on_gpu if arguments.bfloat16 is None else arguments.bfloat16,
+        on_gpu if arguments.compile is None else arguments.compile,
+    )
     began = time.monotonic()
     data = prepare(arguments.corpus, arguments.tokenizer, arguments.variants, arguments.merge_dropout)
     print(f"encoded {1 + arguments.variants} times in {time.monotonic() - began:.0f} s", flush=True)
     student = Recipe(
-        name="bundled",
-        shape=BUNDLED,
+        name=arguments.kind,
+        shape=KINDS[arguments.kind],
         steps=arguments.steps,
         tokens=arguments.tokens,
         dropout=arguments.dropout,
@@ -224,10 +292,11 @@ def main() -> None:
         weight_decay=arguments.decay,
         piece_share=arguments.piece_share,
         distil=arguments.distil,
+        balance=arguments.balance,
         limit_s=arguments.seconds,
     )
-    teachers: list[Network] = []
-    for number in range(1, arguments.teachers + 1):
+    teachers: list[AnyNetwork] = [Network.load(folder).to(device) for folder in arguments.teacher or ()]
+    for number in range(1, arguments.teachers + 1 if not teachers else 1):
         recipe = replace(
             student,
             name=f"teacher {number}",
@@ -240,9 +309,9 @@ def main() -> None:
             seed=number,
             limit_s=math.inf,
         )
-        teachers.append(train(recipe, data, [], device, None).eval())
+        teachers.append(train(recipe, data, [], machine, None, None).eval())
     if arguments.steps:
-        train(student, data, teachers, device, arguments.out)
+        train(student, data, teachers, machine, arguments.out, arguments.state)
 
 
 if __name__ == "__main__":
