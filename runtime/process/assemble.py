@@ -21,6 +21,7 @@ from runahead.runtime.process.parts import (
     finds_prefixes,
     forced_drafts,
     make_scheduler,
+    why_no_prefixes,
 )
 from runahead.runtime.process.progress import Progress, shown_captures
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
@@ -43,9 +44,7 @@ def assemble(config: EngineConfig, loading: Progress, capturing: Progress | None
     context = check_model(config, described)
     made = make(config, checkpoint, described, context, loading, capturing or shown_captures(_LINES))
     if config.prefix_cache and not finds_prefixes(config, described, made.snapshots):
-        structlog.get_logger("engine").info(
-            "prefix_cache_off", why=f"{described.architecture} keeps recurrent states, and no snapshot of one has room"
-        )
+        structlog.get_logger("engine").info("prefix_cache_off", why=why_no_prefixes(config, described, context))
     return Assembled(
         made.device,
         make_scheduler(

@@ -69,7 +69,7 @@ def make_on_cpu(
     files = _drafting_files(config, checkpoint, described, context)
     of_head = files.block_bytes(config.block_size) if files else 0
     with_head = KeptBytes(kept.block + of_head, kept.row)
-    snapshots = snapshots_in(config, with_head, None if config.num_blocks else _CACHE_BYTES)
+    snapshots = snapshots_in(config, with_head, context, None if config.num_blocks else _CACHE_BYTES)
     blocks = config.num_blocks or blocks_in(_CACHE_BYTES, config, with_head, context, snapshots)
     check_blocks(blocks, config, context, with_head, snapshots)
     check_tensors(config, checkpoint, described)

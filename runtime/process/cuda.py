@@ -103,7 +103,7 @@ def make_any_on_cuda(
     log.info("tilings", **tilings_of(model, buckets_for(config.max_rows), exactness.exact))
     rings = allocate_mapped_rings(ring_layout(config, described, context))
     kept = bytes_kept(config, described, model.dtype)
-    snapshots = snapshots_in(config, kept, None if config.num_blocks else free_bytes())
+    snapshots = snapshots_in(config, kept, context, None if config.num_blocks else free_bytes() - overhead(memory))
     make = _Maker(config, model, rings, context, exactness.exact, snapshots)
     found, blocks = _fitted(make, kept, memory, capturing)
     return MadeOnDevice(

@@ -99,7 +99,7 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
     context length: the configured one, or else the model's.
 
     Raises ConfigError for a context that is longer than it may be, a model with too many end tokens, drafts of a model
-    with recurrent states, snapshots of states that a model does not keep.
+    with recurrent states, snapshots of states that a model does not keep or that no request could begin with.
     """
     longest, setting = model.max_position_embeddings, config.spelling("context_length")
     if config.context_length > longest:
@@ -121,6 +121,13 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
                 f"{config.spelling(name)} ({getattr(config, name)}) has no effect with {model.architecture}, which "
                 "keeps no recurrent states"
             )
+    asks = config.state_snapshots != AUTO_SNAPSHOTS or config.state_snapshot_blocks != AUTO_SNAPSHOTS
+    if asks and not has_borders(config, context):
+        raise ConfigError(
+            f"states are kept every {snapshot_tokens(config)} tokens of a request "
+            f"({config.spelling('state_snapshot_blocks')}), and none goes on from there in a context of {context}: set "
+            f"{config.spelling('state_snapshot_blocks')} to less, or {setting} to more"
+        )
     return context
 
 
@@ -172,15 +179,36 @@ def snapshot_tokens(config: EngineConfig) -> int:
     return blocks * config.block_size
 
 
-def snapshots_in(config: EngineConfig, kept: KeptBytes, memory: int | None) -> int:
+def has_borders(config: EngineConfig, context: int) -> bool:
+    """A request may begin behind a border with a snapshot: its tokens, one fewer than the context at most, go on beyond
+    the first one."""
+    return snapshot_tokens(config) < context - 1
+
+
+def snapshots_in(config: EngineConfig, kept: KeptBytes, context: int, memory: int | None) -> int:
     """Snapshots of states that there is room for, on a device that takes them. Unless a number is asked for, as many as
-    rows: in at most a quarter of what the rows' states leave of `memory` bytes, where blocks are sized by it. None: the
-    number of blocks is given."""
-    if not kept.row or not config.prefix_cache:
+    rows: in at most a quarter of what the rows' states leave of `memory` bytes, where blocks are sized by it, and never
+    in what the blocks of one request of full length take. None: the number of blocks is given."""
+    if not kept.row or not config.prefix_cache or not has_borders(config, context):
         return 0
     if config.state_snapshots or memory is None:
         return config.state_snapshots or config.max_rows
-    return min(config.max_rows, max(0, memory - config.max_rows * kept.row) // 4 // kept.row)
+    left = memory - config.max_rows * kept.row
+    spare = left - _blocks_of_one(config, context) * kept.block
+    return min(config.max_rows, max(0, min(left // 4, spare)) // kept.row)
+
+
+def why_no_prefixes(config: EngineConfig, model: ModelConfig, context: int) -> str:
+    """Why a model with recurrent states finds no cached prefix, though that is asked for."""
+    why = "no snapshot of one has room"
+    if not has_borders(config, context):
+        why = f"with a snapshot every {snapshot_tokens(config)} tokens a context of {context} has none to go on from"
+    return f"{model.architecture} keeps recurrent states, and {why}"
+
+
+def _blocks_of_one(config: EngineConfig, context: int) -> int:
+    """Of one request of full length, and the null block."""
+    return ceil_div(context, config.block_size) + 1
 
 
 def blocks_in(memory: int, config: EngineConfig, kept: KeptBytes, context: int, snapshots: int = 0) -> int:
@@ -196,7 +224,7 @@ def blocks_in(memory: int, config: EngineConfig, kept: KeptBytes, context: int, 
 
 def check_blocks(blocks: int, config: EngineConfig, context: int, kept: KeptBytes, snapshots: int = 0) -> None:
     """Raises ConfigError if not even one row of full length fits into a pool that memory has sized."""
-    needed = ceil_div(context, config.block_size) + 1
+    needed = _blocks_of_one(config, context)
     if blocks < needed and not config.num_blocks:
         states = (config.max_rows + snapshots) * kept.row >> 20
         also = f" and {snapshots} snapshots of states" if snapshots else ""

@@ -14,7 +14,14 @@ from runahead.runtime.models.memory import KeptBytes
 from runahead.runtime.models.read_config import load_config, parse_config
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.cuda import check_layers
-from runahead.runtime.process.parts import Assembled, blocks_in, check_blocks, snapshots_in, state_bytes
+from runahead.runtime.process.parts import (
+    Assembled,
+    blocks_in,
+    check_blocks,
+    snapshot_tokens,
+    snapshots_in,
+    state_bytes,
+)
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
 from tests.runtime.models.checkpoints import CASES, save
 from tests.runtime.models.public_configs import PUBLIC
@@ -40,7 +47,7 @@ def started(folder: Path, **settings: object) -> Assembled:
 
 def test_a_row_has_a_state_slot_whose_bytes_are_told_and_logged(folder: Path) -> None:
     with capture_logs() as events:
-        parts = started(folder)
+        parts = started(folder, state_snapshot_blocks=4)
     (memory,) = [event for event in events if event["event"] == "memory"]
     program = parts.device._program  # type: ignore[attr-defined]
     tensors = [tensor for each in program._cache.states for tensor in each]
@@ -56,7 +63,7 @@ def test_prefixes_are_found_up_to_snapshots_of_which_there_are_as_many_as_is_ask
     parts = started(folder, state_snapshots=7, state_snapshot_blocks=3)
     assert (parts.info.prefix_cache, parts.info.snapshots, parts.info.snapshot_blocks) == (True, 7, 3)
     assert (parts.scheduler.holdings.snapshots.total, parts.scheduler.limits.snapshot_tokens) == (7, 48)
-    assert started(folder).info.snapshot_blocks == 32, "512 tokens"
+    assert snapshot_tokens(EngineConfig(model="", block_size=32)) == 512 == snapshot_tokens(EngineConfig(model=""))
 
 
 def test_without_a_prefix_cache_no_snapshot_takes_memory(folder: Path) -> None:
@@ -72,11 +79,38 @@ def test_where_no_snapshot_has_room_no_prefix_is_found_and_the_log_says_why(
 ) -> None:
     monkeypatch.setattr("runahead.runtime.process.cpu.snapshots_in", lambda *sizes: 0)
     with capture_logs() as events:
-        parts = started(folder)
+        parts = started(folder, state_snapshot_blocks=4)
     assert [event["why"] for event in events if event["event"] == "prefix_cache_off"] == [
         "BambaForCausalLM keeps recurrent states, and no snapshot of one has room"
     ]
     assert not parts.info.prefix_cache and not parts.scheduler.limits.finds_prefixes
+
+
+def test_where_no_request_reaches_a_border_no_snapshot_takes_memory_and_the_log_says_why(folder: Path) -> None:
+    with capture_logs() as events:
+        parts = started(folder)
+    (memory,) = [event for event in events if event["event"] == "memory"]
+    assert (memory["snapshot_bytes"], parts.info.snapshots, parts.info.snapshot_blocks) == (0, 0, 0)
+    assert not parts.info.prefix_cache
+    assert [event["why"] for event in events if event["event"] == "prefix_cache_off"] == [
+        "BambaForCausalLM keeps recurrent states, and with a snapshot every 512 tokens a context of 256 has none to go "
+        "on from"
+    ]
+
+
+def test_the_last_token_that_a_request_may_begin_with_is_one_behind_a_border() -> None:
+    config, kept = EngineConfig(model="", max_rows=8, state_snapshot_blocks=2), KeptBytes(block=1000, row=1 << 20)
+    assert [snapshots_in(config, kept, context, None) for context in (32, 33, 34)] == [0, 0, 8]
+
+
+@pytest.mark.parametrize("asked", [{"state_snapshots": 3}, {"state_snapshot_blocks": 16}])
+def test_snapshots_that_no_request_could_begin_with_are_refused(folder: Path, asked: dict[str, int]) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"states are kept every (512|256) tokens of a request \(state_snapshot_blocks\), and none goes on from "
+        r"there in a context of 256: set state_snapshot_blocks to less, or context_length to more",
+    ):
+        started(folder, **asked)
 
 
 @pytest.mark.parametrize("setting", ["state_snapshots", "state_snapshot_blocks"])
@@ -92,12 +126,24 @@ def test_snapshots_that_could_have_no_effect_are_refused(folder: Path, tmp_path:
 
 def test_snapshots_take_a_quarter_of_what_states_leave_where_blocks_are_sized_by_memory() -> None:
     config, kept = EngineConfig(model="", max_rows=8), KeptBytes(block=1000, row=1 << 20)
-    assert snapshots_in(config, kept, 8 << 20) == 0
-    assert snapshots_in(config, kept, 28 << 20) == 5
+    assert snapshots_in(config, kept, 1000, 8 << 20) == 0
+    assert snapshots_in(config, kept, 1000, 28 << 20) == 5
     assert blocks_in(28 << 20, config, kept, 1 << 20, 5) == (15 << 20) // 1000
-    assert snapshots_in(config, kept, 1 << 30) == snapshots_in(config, kept, None) == 8
+    assert snapshots_in(config, kept, 1000, 1 << 30) == snapshots_in(config, kept, 1000, None) == 8
     with pytest.raises(ConfigError, match=r"states of 8 rows and 5 snapshots of states, which take 13 MiB.*snapshots"):
         check_blocks(2, config, 1000, kept, 5)
+
+
+@pytest.mark.parametrize(("spare_kib", "snapshots"), [(-1, 0), (1023, 0), (1024, 1), (3 * 1024, 3)])
+def test_snapshots_that_nobody_asked_for_leave_one_request_of_full_length_its_blocks(
+    spare_kib: int, snapshots: int
+) -> None:
+    config, kept, context = EngineConfig(model="", max_rows=8), KeptBytes(block=1 << 20, row=1 << 20), 16 * 99
+    memory = ((8 + 100) << 20) + (spare_kib << 10)
+    found = snapshots_in(config, kept, context, memory)
+    assert found == snapshots
+    if spare_kib >= 0:
+        check_blocks(blocks_in(memory, config, kept, context, found), config, context, kept, found)
 
 
 def test_drafts_are_refused_before_a_weight_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
