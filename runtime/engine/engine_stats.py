@@ -119,6 +119,7 @@ def _of_snapshots(snapshots: SnapshotPool) -> dict[str, int]:
         "snapshots_cached": snapshots.cached,
         "snapshots_kept": snapshots.kept_total,
         "snapshots_found": snapshots.found_total,
+        "snapshots_skipped": snapshots.skipped_total,
     }
 
 

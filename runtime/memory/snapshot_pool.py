@@ -23,6 +23,7 @@ class SnapshotPool(BlockPool):
         self.every = every if count else 0
         self.kept_total = 0  # those that became findable
         self.found_total = 0  # times that a row began with one
+        self.skipped_total = 0  # borders that a row may reach and that got none: there was none, or no room in a plan
         if not count:
             self.total = 0
             self._free.clear()

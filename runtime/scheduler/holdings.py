@@ -101,7 +101,7 @@ class Holdings:
         """Places for the states of these rows at borders that their newest blocks end at, `room` at most.
 
         Returns (slot, place in the row's block table, snapshot) of each. Nobody waits for one: where none is available,
-        the row goes on and none is taken. The same where the row ends before.
+        the row goes on, and the border is counted as skipped. None is taken where the row ends before.
         """
         pool, found = self.snapshots, list[tuple[int, int, int]]()
         if not pool.every:
@@ -114,6 +114,7 @@ class Holdings:
                 if is_reached and pool.available and len(found) < room:
                     (taken,) = pool.allocate(1)
                     found.append((slot, self._first_snapshot + border, taken))
+                pool.skipped_total += is_reached and taken == NO_SNAPSHOT
                 request.snapshots.append(taken)
         return found
 

@@ -70,6 +70,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     snapshots_cached: int
     snapshots_kept: int  # states that became findable
     snapshots_found: int  # rows that began with one
+    snapshots_skipped: int  # borders that a row may reach and that got none
     rows_total: int
     rows_free: int
     rows_fenced: int

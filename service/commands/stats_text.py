@@ -37,6 +37,7 @@ def stats_lines(stats: stats_pb2.ServerStats) -> list[str]:
         "blocks": f"{blocks.free} of {blocks.total} free, {blocks.owned} owned, {blocks.fenced} fenced, "
         f"{blocks.cached} cached; at boundaries {blocks.reserved} reserved, {blocks.adopted} adopted, "
         f"{blocks.returned} returned",
+        "snapshots": _snapshots(stats.snapshots),
         "slots": f"{rows.free} of {rows.total} row slots free, {rows.fenced} fenced; "
         f"{slots.free} of {slots.total} penalty slots free, {slots.fenced} fenced",
         "events": ", ".join(_event(kind, event) for kind, event in sorted(lifecycle.events.items())) or "none",
@@ -82,6 +83,16 @@ def _drafts(drafted: Mapping[int, int], accepted: Mapping[int, int]) -> str:
     right, looked_at = sum(accepted.values()), sum(drafted.values())
     places = ", ".join(f"{accepted.get(place, 0)} of {count}" for place, count in sorted(drafted.items()))
     return f"{right} of {looked_at} were right; by their place in a run: {places}"
+
+
+def _snapshots(snapshots: stats_pb2.SnapshotStats) -> str:
+    """Of recurrent states."""
+    if not snapshots.total:
+        return "none"
+    return (
+        f"{snapshots.free} of {snapshots.total} free, {snapshots.owned} owned, {snapshots.fenced} fenced, "
+        f"{snapshots.cached} cached; {snapshots.kept} kept, {snapshots.found} begun with, {snapshots.skipped} skipped"
+    )
 
 
 def _masks(masks: stats_pb2.MaskStats) -> str:

@@ -33,6 +33,7 @@ def engine_metrics(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
     yield from _chain(stats)
     blocks = {name: getattr(stats, f"blocks_{name}") for name in ("free", "owned", "fenced", "cached")}
     yield gauges("runahead_kv_blocks", "KV blocks by state.", "state", blocks)
+    yield from _snapshots(stats)
     yield gauge("runahead_paused_requests", "Running requests that wait for KV blocks.", stats.paused)
     yield gauge("runahead_preparing_requests", "Requests whose text is not tokenized yet.", stats.preparing)
     yield counter("runahead_recomputed_tokens", "Tokens prefilled again after an eviction.", stats.recomputed_tokens)
@@ -47,6 +48,17 @@ def engine_metrics(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
         yield counters(f"runahead_{name}", what, "place", {str(place): count for place, count in found.items()})
     yield from _masks(stats)
     yield counter("runahead_front_ends_lost", "Connections of front ends that were lost.", stats.front_ends_lost)
+
+
+def _snapshots(stats: EngineStats) -> Iterator[Metric]:
+    """Of recurrent states, beside cached blocks."""
+    states = {name: getattr(stats, f"snapshots_{name}") for name in ("free", "owned", "fenced", "cached")}
+    yield gauges("runahead_state_snapshots", "Snapshots of recurrent states by state.", "state", states)
+    yield counter("runahead_state_snapshots_kept", "Snapshots that could be found from then on.", stats.snapshots_kept)
+    yield counter("runahead_state_snapshots_found", "Times that a row began with one.", stats.snapshots_found)
+    yield counter(
+        "runahead_state_snapshots_skipped", "Places of rows that were to get one and did not.", stats.snapshots_skipped
+    )
 
 
 def _masks(stats: EngineStats) -> Iterator[Metric]:

@@ -91,6 +91,7 @@ STATS = EngineStats(
     snapshots_cached=2,
     snapshots_kept=5,
     snapshots_found=3,
+    snapshots_skipped=7,
     rows_total=8,
     rows_free=5,
     rows_fenced=1,

@@ -26,10 +26,10 @@ from tests.runtime.programs.hash_model import VOCAB
 OF_GRAPHS: Final = {"graph_captures", "graph_replays", "fallbacks"}
 # The simulated device has no time between the parts of a launch: `test_idle_inside_launches.py` looks at it.
 INSIDE_A_LAUNCH: Final = {"device_idle_inside_s"}
-# No row here has a grammar, or drafts: `test_late_masks.py`, `test_structures_served.py` and
-# `tests/parity/test_drafts.py` look at these.
+# No row here has a grammar, drafts, or a recurrent state: `test_late_masks.py`, `test_structures_served.py`,
+# `tests/parity/test_drafts.py` and `test_recurrent_rows.py` look at these.
 ELSEWHERE: Final = {"held_rows", "drafted", "accepted"} | {
-    name for name in EngineStats.__struct_fields__ if name.startswith("masks_")
+    name for name in EngineStats.__struct_fields__ if name.startswith(("masks_", "snapshots_"))
 }
 EVENTS: Final = {"admitted", "chunk", "finished", "aborted", "paused", "resumed", "evicted", "readmitted"}
 PHASES: Final = {"WAITING", "PREFILL", "DECODE", "PAUSED"}

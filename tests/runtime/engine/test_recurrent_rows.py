@@ -14,6 +14,7 @@ from runahead.runtime.engine.loop import Engine
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import EngineConfig
+from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.runtime.chain import MemoryLinks
 from tests.runtime.models.checkpoints import CASES, save
@@ -123,11 +124,39 @@ def test_prompts_that_come_again_begin_with_a_snapshot_and_say_the_same(
     stats = life.engine.stats()
     life.device.close()
     assert stats.snapshots_kept > 0 and stats.snapshots_found >= 8 and stats.cached_tokens >= 8 * 16
-    assert stats.snapshots_free + stats.snapshots_cached == stats.snapshots_total
+    assert stats.snapshots_free + stats.snapshots_cached == stats.snapshots_total and not stats.snapshots_skipped
     for handle, expected in alone.items():
         assert found[handle] == found[10 + handle] == expected, f"request {handle}"
     assert found[6][: TOKENS - 9] == found[16][: TOKENS - 9] == alone[1][9:], "it goes on where the answer was cut"
     assert found[7] == found[17]
+
+
+def fed_of(life: Life, figures: set[str]) -> set[str]:
+    """Those that are not 0 now."""
+    stats = life.engine.stats()
+    return {name for name in figures if getattr(stats, name)}
+
+
+@pytest.mark.parametrize("depth", [0, 4])
+def test_with_one_snapshot_for_all_rows_borders_go_without_and_everybody_says_the_same(
+    folder: Path, alone: dict[int, list[int]], depth: int
+) -> None:
+    life = Life(folder, depth, num_blocks=120, state_snapshots=1, state_snapshot_blocks=2)
+    figures = {name for name in EngineStats.__struct_fields__ if name.startswith("snapshots_")}
+    fed = fed_of(life, figures)
+    life.ask(10, PROMPTS[1])
+    life.run()
+    life.ask(11, PROMPTS[1] + alone[1], 1)
+    for handle, prompt in enumerate(PROMPTS):
+        life.ask(handle, prompt)
+    life.engine.turn()
+    while len(life.engine.registry):
+        fed |= fed_of(life, figures)
+        life.engine.turn()
+    found = life.run()
+    life.device.close()
+    assert fed == figures, "a figure of snapshots stays at 0"
+    assert {handle: found[handle] for handle in alone} == alone
 
 
 def test_a_steady_decode_copies_at_most_64_bytes_a_launch(folder: Path) -> None:

@@ -63,6 +63,7 @@ def test_figures_are_printed_once(service: Service, capsys: pytest.CaptureFixtur
     assert re.search(r"^calls +0 completions open, .* refused: none$", "\n".join(lines), re.MULTILINE)
     masks = "60 in 0.500 s, 4 grammars compiled in 0.250 s, 7 known, 2 orders waiting, worker started again 1 times"
     assert f"masks     {masks}" in lines
+    assert "snapshots 1 of 4 free, 1 owned, 0 fenced, 2 cached; 5 kept, 3 begun with, 7 skipped" in lines
     assert "drafts    16 of 35 were right; by their place in a run: 12 of 20, 4 of 15" in lines
     assert not [line for line in lines if line.startswith("pace")], "there is nothing to compare with"
 

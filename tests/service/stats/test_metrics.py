@@ -55,14 +55,15 @@ USUAL = {
 OWN_GAUGES = (
     "info engine_up front_ends open_streams queued_tokens tokenizing_bytes tokenizer_queue structure_queue uploads "
     "unread_bytes stats_watchers connections process_resident_memory_bytes process_open_fds kv_blocks paused_requests "
-    "mask_queue overlap_ratio preparing_requests ledger_depth ledger_depth_max run_ahead"
+    "state_snapshots mask_queue overlap_ratio preparing_requests ledger_depth ledger_depth_max run_ahead"
 )
 OWN_COUNTERS = (
     "stop_strings cancelled slow_readers refusals recomputed_tokens void_rows held_rows drafted_tokens "
     "accepted_drafts front_ends_lost launches "
     "device_busy_seconds device_idle_seconds device_idle_inside_seconds host_seconds graph_captures graph_replays "
     "fallbacks barriers barrier_seconds structures_compiled structure_hits structure_compile_seconds "
-    "masks mask_seconds grammars_compiled grammar_compile_seconds grammar_hits mask_worker_restarts"
+    "masks mask_seconds grammars_compiled grammar_compile_seconds grammar_hits mask_worker_restarts "
+    "state_snapshots_kept state_snapshots_found state_snapshots_skipped"
 )
 OWN = {f"runahead_{name}": GAUGE for name in OWN_GAUGES.split()} | {
     f"runahead_{name}": COUNTER for name in OWN_COUNTERS.split()
@@ -73,6 +74,7 @@ OF_THE_ENGINE = {name for name in USUAL if name.startswith("vllm:")} | {
     "recomputed_tokens void_rows held_rows drafted_tokens accepted_drafts front_ends_lost launches "
     "device_busy_seconds device_idle_seconds "
     "device_idle_inside_seconds host_seconds graph_captures graph_replays fallbacks barriers barrier_seconds "
+    "state_snapshots state_snapshots_kept state_snapshots_found state_snapshots_skipped "
     "mask_queue masks mask_seconds grammars_compiled grammar_compile_seconds grammar_hits mask_worker_restarts".split()
 }
 
@@ -190,7 +192,8 @@ def test_our_own_figures_are_those_of_the_engine_and_the_sums_over_all_lines(scr
         "engine_up": 1,
     }.items():
         assert value(families, f"runahead_{name}") == number, name
-    for name, number in {"device_idle_seconds": 0.25, "slow_readers": 6, "host_seconds": 0.5}.items():
+    snapshots = {"state_snapshots_kept": 5, "state_snapshots_found": 3, "state_snapshots_skipped": 7}
+    for name, number in {"device_idle_seconds": 0.25, "slow_readers": 6, "host_seconds": 0.5, **snapshots}.items():
         assert value(families, f"runahead_{name}", f"runahead_{name}_total") == number, name
     for name, labels, number in (
         ("fallbacks", {"reason": "host_device"}, 100),
@@ -202,6 +205,7 @@ def test_our_own_figures_are_those_of_the_engine_and_the_sums_over_all_lines(scr
     ):
         assert value(families, f"runahead_{name}", f"runahead_{name}_total", **labels) == number, name
     assert value(families, "runahead_kv_blocks", state="owned") == 20
+    assert value(families, "runahead_state_snapshots", state="cached") == 2
     assert value(families, "runahead_process_resident_memory_bytes", process="engine") == 1 << 30
     assert value(families, "runahead_process_open_fds", process="engine") == 12
     assert value(families, "runahead_info", version="0.1.0") == 1
