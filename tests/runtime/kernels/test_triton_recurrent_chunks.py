@@ -71,7 +71,7 @@ def by_parts(
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
-        pytest.param(shape, dtype, marks=() if shape in OF_EACH or dtype == HALF else pytest.mark.large)
+        pytest.param(shape, dtype, marks=() if shape in OF_EACH else pytest.mark.large)
         for shape in SHAPES
         for dtype in (torch.float32, HALF)
     ],

@@ -54,7 +54,7 @@ def one_token(
     return out.cpu()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(HALF, marks=pytest.mark.large)])
 @pytest.mark.parametrize("shape", [*MAMBA2, *DELTA])
 def test_tokens_one_after_the_other_are_those_of_the_reference(
     shape: Mamba2Shape | DeltaShape, dtype: torch.dtype
