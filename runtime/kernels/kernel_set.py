@@ -85,6 +85,9 @@ class KernelSet(Protocol):
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x: [n, in], any n. weight: [out, in], packed. bias: [out]. Returns x @ weight.T + bias, [n, out]."""
 
+    def bound(self, logits: torch.Tensor, cap: float) -> None:
+        """logits = cap * tanh(logits / cap), in place. logits: float32, contiguous, of any shape."""
+
     def logits_into(self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, places: torch.Tensor) -> None:
         """The head's product. hidden: [n, hidden], any n. weight: [vocab, hidden], packed. out: float32 [m, vocab].
         places: int32 [n], the row of `out` to which each row goes. Where several go to one place, what is there

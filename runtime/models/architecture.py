@@ -91,7 +91,8 @@ class TensorReader:
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
     """All of a decoder. ropes: how its attentions rotate, each of which names one by its number. parameters: as the
-    checkpoint has them, a tied matrix once. embedding_scale: multiplies a token's row of the embedding."""
+    checkpoint has them, a tied matrix once. embedding_scale: multiplies a token's row of the embedding. logit_cap:
+    logits become logit_cap * tanh(logit / logit_cap); 0: they stay as they are."""
 
     embedding: torch.Tensor  # [vocab, hidden]
     layers: tuple[Layer, ...]
@@ -100,6 +101,13 @@ class ModelWeights:
     ropes: tuple[Rope, ...]
     parameters: int
     embedding_scale: float = 1.0
+    logit_cap: float = 0.0
+
+    @property
+    def bounds(self) -> bool:
+        """Whether scores of attention, or logits, are bounded by a tanh."""
+        mixers = (layer.mixer for layer in self.layers)
+        return bool(self.logit_cap) or any(isinstance(mixer, Attention) and mixer.score_cap for mixer in mixers)
 
 
 @dataclass(frozen=True, slots=True)

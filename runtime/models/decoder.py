@@ -75,7 +75,10 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [n, hidden], rows of what `forward` returned. Returns float32 [n, vocab]."""
-        return self.kernels.linear(hidden, self.weights.lm_head).float()
+        logits = self.kernels.linear(hidden, self.weights.lm_head).float()
+        if self.weights.logit_cap:
+            self.kernels.bound(logits, self.weights.logit_cap)
+        return logits
 
 
 def _bound(

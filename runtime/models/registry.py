@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from runahead.runtime.models.architecture import Architecture
 from runahead.runtime.models.bamba import BAMBA
+from runahead.runtime.models.gemma2 import GEMMA2
 from runahead.runtime.models.gemma3 import GEMMA3
 from runahead.runtime.models.granite import GRANITE
 from runahead.runtime.models.granite_hybrid import GRANITE_HYBRID
@@ -44,6 +45,7 @@ _SERVED: Final[tuple[Architecture[Any], ...]] = (
     NEMOTRON_H,
     QWEN3_5,
     QWEN3_5_MOE,
+    GEMMA2,
 )
 ARCHITECTURES: Final = {found.name: found for found in _SERVED}
 

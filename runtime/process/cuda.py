@@ -257,7 +257,13 @@ def check_layers(described: ModelConfig) -> None:
             f"{described.architecture} has layers with recurrent states, whose kernels have not run on a GPU yet; "
             "--device cpu serves it"
         )
-    if any(kind.feed_forward == "ungated" for kind in layer_kinds(weights.described(described).layers)):
+    model = weights.described(described)
+    if model.bounds:
+        raise ConfigError(
+            f"{described.architecture} bounds scores or logits by a tanh, for which there are no kernels for GPUs yet; "
+            "--device cpu serves it"
+        )
+    if any(kind.feed_forward == "ungated" for kind in layer_kinds(model.layers)):
         raise ConfigError(
             f"{described.architecture} has feed-forwards without a gate, for which there are no kernels for GPUs yet; "
             "--device cpu serves it"

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import AttentionShape
+from runahead.runtime.kernels.reference.norm import bound
 from runahead.runtime.rounding import ceil_div
 
 # The softmax sums in vector lanes, key j in lane j modulo the vector's width: rows end at a multiple of the widest.
@@ -101,16 +102,21 @@ def plan_attention(
     return AttentionPlan(tokens, shape, tuple(segments))
 
 
-def attend(plan: AttentionPlan, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def attend(
+    plan: AttentionPlan, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, cap: float = 0.0
+) -> torch.Tensor:
     """q: float32 [T * q_stride, head_dim]; of a token's q_stride rows the first `heads` are its queries.
 
     keys: float32 [head_dim, slots * kv_heads]. values: float32 [slots * kv_heads, head_dim].
-    Returns float32 [T, heads * head_dim], zero for tokens that attend to nothing.
+    cap: as `Attention.score_cap`. Returns float32 [T, heads * head_dim], zero for tokens that attend to nothing.
     """
     out: torch.Tensor | None = None
     for part in plan.segments:
-        np.copyto(part.starts, part.mask)
+        np.copyto(part.starts, np.float32(0.0) if cap else part.mask)
         torch.sparse.sampled_addmm(part.pairs, q, keys, beta=1.0, alpha=plan.shape.scale, out=part.pairs)
+        if cap:
+            bound(part.starts, cap)
+            np.add(part.starts, part.mask, out=part.starts)
         torch.softmax(part.scores, dim=-1, out=part.weights)
         sums = torch.embedding_bag(values, part.flat_keys, part.offsets, False, 0, False, part.flat_weights, True)[0]
         out = sums if out is None else out.add_(sums)

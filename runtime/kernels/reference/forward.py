@@ -37,7 +37,15 @@ from runahead.runtime.kernels.reference.experts import BoundExperts, ExpertBuffe
 from runahead.runtime.kernels.reference.gated_delta import BoundDelta, DeltaBuffers
 from runahead.runtime.kernels.reference.linear import Product, Products, choose_products, linear
 from runahead.runtime.kernels.reference.mamba2 import BoundMamba2, Mamba2Buffers
-from runahead.runtime.kernels.reference.norm import NormWeight, RmsNorm, gelu_mul, logistic_mul, silu_mul, squared_relu
+from runahead.runtime.kernels.reference.norm import (
+    NormWeight,
+    RmsNorm,
+    bound,
+    gelu_mul,
+    logistic_mul,
+    silu_mul,
+    squared_relu,
+)
 from runahead.runtime.kernels.reference.recurrence import Runs, runs_of
 from runahead.runtime.kernels.reference.rope import rope_factors
 
@@ -124,14 +132,14 @@ class ReferenceBoundKernels:
         shape = _number(self._shapes, (weights.shape, weights.rope))
         plan = _number(self._windows, (shape, weights.window, weights.first))
         keep, o, post_norm = self.keep(weights, place), self._bound(weights.o), _weight_of(weights.post_norm)
-        cut = self._products.cut
+        cut, cap = self._products.cut, weights.score_cap
         gate = None if weights.gate is None else self._bound(weights.gate)
         gates = _number(self._gates, weights.shape.q_size) if gate is not None else 0
 
         def mix(stream: ReferenceStream) -> None:
             keep(stream)
             buffers, own, cache = stream.work.buffers, stream.work.attention[shape], stream.caches[place]
-            attended = attend(stream.plans[plan], own.heads, cache.keys_by_dim, cache.values_by_head)
+            attended = attend(stream.plans[plan], own.heads, cache.keys_by_dim, cache.values_by_head, cap)
             if gate is not None:
                 gate.write(
                     buffers.residual_parts if weights.norm is None else buffers.normed_parts, stream.work.gates[gates]
@@ -337,6 +345,9 @@ class ReferenceKernels:
 
     def pack_weight(self, weight: torch.Tensor) -> torch.Tensor:
         return self._products.pack(weight)
+
+    def bound(self, logits: torch.Tensor, cap: float) -> None:
+        bound(logits.numpy(), cap)
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return linear(self._products, x.float(), weight, bias)

@@ -87,6 +87,13 @@ def gelu_mul(gate: NDArray[np.float32], up: NDArray[np.float32], out: NDArray[np
     _sigmoid_mul(gate, up, out)
 
 
+def bound(x: NDArray[np.float32], cap: float) -> None:
+    """x = cap * tanh(x / cap), of any shape."""
+    np.divide(x, np.float32(cap), out=x)
+    np.tanh(x, out=x)
+    np.multiply(x, np.float32(cap), out=x)
+
+
 def squared_relu(x: NDArray[np.float32]) -> None:
     """x = max(x, 0)^2, of any shape. A NaN stays one."""
     np.maximum(x, np.float32(0.0), out=x)

@@ -110,6 +110,9 @@ class TritonKernelSet:
         product_of_rows(x, Linear(weight, bias), out, exact=True)
         return out
 
+    def bound(self, logits: torch.Tensor, cap: float) -> None:
+        raise AssertionError("a model whose logits are bounded is refused before its weights are read")
+
     def logits_into(self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, places: torch.Tensor) -> None:
         fits = weight.dtype == torch.bfloat16 and takes_depth(weight.shape[1])
         if self._exact:

@@ -11,6 +11,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     BambaConfig,
+    Gemma2Config,
     Gemma3TextConfig,
     GraniteConfig,
     GraniteMoeHybridConfig,
@@ -93,6 +94,15 @@ PHI3_LONGROPE = {
     },
 }
 GEMMA3 = {"head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 19, "sliding_window_pattern": 2}
+# Bounds so low that they count.
+GEMMA2 = {
+    "head_dim": 24,
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 19,
+    "attn_logit_softcapping": 2.5,
+    "final_logit_softcapping": 4.0,
+}
+GEMMA2_UNBOUND = {"attn_logit_softcapping": 3.5, "final_logit_softcapping": None, "attention_bias": True}
 GEMMA3_TYPES = {
     "layer_types": [FULL, SLIDING, FULL],
     "tie_word_embeddings": False,
@@ -276,6 +286,8 @@ CASES = (
     Case("olmo2_odd_heads", Olmo2Config, {**IDS, **ODD_HEADS, "rms_norm_eps": 1e-6}),
     Case("phi3", Phi3Config, {**IDS, "sliding_window": 25, "num_key_value_heads": 1}),
     Case("phi3_longrope_short", Phi3Config, {**IDS, **PHI3_LONGROPE}),
+    Case("gemma2", Gemma2Config, {**IDS, **GEMMA2}),
+    Case("gemma2_odd_heads", Gemma2Config, {**IDS, **GEMMA2, **ODD_HEADS, **GEMMA2_UNBOUND}),
     Case("gemma3", Gemma3TextConfig, {**IDS, **GEMMA3}),
     Case("gemma3_odd_heads", Gemma3TextConfig, {**IDS, **GEMMA3, **ODD_HEADS, **GEMMA3_TYPES}),
     Case("mimo", MiMoConfig, {"use_sliding_window": True, "sliding_window": 19, "max_window_layers": 1}),

@@ -8,6 +8,7 @@ from typing import Any, Final
 from runahead.runtime.models.bamba import BambaConfig
 from runahead.runtime.models.dense_decoder import DenseConfig
 from runahead.runtime.models.expert_decoder import ExpertsConfig
+from runahead.runtime.models.gemma2 import Gemma2Config
 from runahead.runtime.models.gemma3 import Gemma3Config
 from runahead.runtime.models.granite import GraniteConfig
 from runahead.runtime.models.granite_hybrid import GraniteHybridConfig
@@ -28,6 +29,7 @@ _KINDS: Final[Mapping[str, type[DenseConfig]]] = {
     "SmolLM3ForCausalLM": SmolLM3Config,
     "Olmo2ForCausalLM": Olmo2Config,
     "Phi3ForCausalLM": Phi3Config,
+    "Gemma2ForCausalLM": Gemma2Config,
     "Gemma3ForCausalLM": Gemma3Config,
     "MixtralForCausalLM": ExpertsConfig,
     "Qwen3MoeForCausalLM": Qwen3MoeConfig,

@@ -248,6 +248,16 @@ _NEMOTRON_H: Final[dict[str, Any]] = {
     "use_mamba_kernels": True, "vocab_size": 131072,
 }  # fmt: skip
 
+_GEMMA2: Final[dict[str, Any]] = {
+    "architectures": ["Gemma2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attn_logit_softcapping": 50.0, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": 1,
+    "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2304, "initializer_range": 0.02,
+    "intermediate_size": 9216, "max_position_embeddings": 8192, "model_type": "gemma2", "num_attention_heads": 8,
+    "num_hidden_layers": 26, "num_key_value_heads": 4, "pad_token_id": 0, "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06, "rope_theta": 10000.0, "sliding_window": 4096, "torch_dtype": "float32",
+    "transformers_version": "4.42.4", "use_cache": True, "vocab_size": 256000,
+}  # fmt: skip
 # Qwen3.5 35B-A3B and 27B, text and pictures. Shapes are the published ones; the keys are those of the class.
 _QWEN3_5_MOE: Final[dict[str, Any]] = {
     "architectures": ["Qwen3_5MoeForConditionalGeneration"], "image_token_id": 248056, "model_type": "qwen3_5_moe",
@@ -345,6 +355,7 @@ PUBLIC: Final[dict[str, dict[str, Any]]] = {
     "Granite 4.0 H Tiny": _GRANITE_HYBRID,
     "Qwen3-Next 80B-A3B": _QWEN3_NEXT,
     "Nemotron-H 8B": _NEMOTRON_H,
+    "Gemma 2 2B": _GEMMA2,
     "Qwen3.5 27B": _QWEN3_5,
     "Qwen3.5 35B-A3B": _QWEN3_5_MOE,
     "Qwen3 235B-A22B": {

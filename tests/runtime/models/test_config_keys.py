@@ -11,6 +11,7 @@ import pytest
 from transformers import (
     AutoConfig,
     BambaConfig,
+    Gemma2Config,
     Gemma3TextConfig,
     GenerationConfig,
     GraniteConfig,
@@ -49,6 +50,7 @@ OLMO2, PHI3, GEMMA3, MIMO = "Olmo2ForCausalLM", "Phi3ForCausalLM", "Gemma3ForCau
 MIXTRAL, QWEN3_MOE, BAMBA = "MixtralForCausalLM", "Qwen3MoeForCausalLM", "BambaForCausalLM"
 GRANITE_HYBRID, QWEN3_NEXT = "GraniteMoeHybridForCausalLM", "Qwen3NextForCausalLM"
 NEMOTRON_H, QWEN3_5, QWEN3_5_MOE = "NemotronHForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"
+GEMMA2 = "Gemma2ForCausalLM"
 CLASSES: dict[str, type[PreTrainedConfig]] = {
     LLAMA: LlamaConfig,
     QWEN2: Qwen2Config,
@@ -69,6 +71,7 @@ CLASSES: dict[str, type[PreTrainedConfig]] = {
     NEMOTRON_H: NemotronHConfig,
     QWEN3_5: Qwen3_5TextConfig,
     QWEN3_5_MOE: Qwen3_5MoeTextConfig,
+    GEMMA2: Gemma2Config,
 }
 
 PHI3_ROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
@@ -145,8 +148,8 @@ def test_a_key_that_is_left_out_counts_as_transformers_counts_it(architecture: s
 
 
 UNKNOWN: dict[str, Any] = {
-    "attn_logit_softcapping": 50.0,
-    "final_logit_softcapping": 30.0,
+    "attn_logit_softcapping": 20.0,
+    "final_logit_softcapping": 10.0,
     "logits_scaling": 8.0,
     "embedding_multiplier": 12.0,
     "residual_multiplier": 0.22,

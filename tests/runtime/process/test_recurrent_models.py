@@ -165,6 +165,12 @@ def test_a_model_without_states_but_with_feed_forwards_without_gates_is_refused_
         check_layers(parse_config(raw, ()))
 
 
+def test_a_model_whose_scores_or_logits_are_bounded_is_refused_there_too() -> None:
+    for other in ({}, {"final_logit_softcapping": None}, {"attn_logit_softcapping": None}):
+        with pytest.raises(ConfigError, match=r"Gemma2ForCausalLM bounds scores or logits by a tanh.*; --device cpu"):
+            check_layers(parse_config({**PUBLIC["Gemma 2 2B"], **other}, ()))
+
+
 def test_a_start_on_a_gpu_says_so_before_a_weight_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
