@@ -27,7 +27,7 @@ from runahead.runtime.models.head_files import HeadFiles, check_fits, check_widt
 from runahead.runtime.models.llama import LLAMA, LlamaConfig
 from runahead.runtime.models.read_config import parse_config
 
-_NAMES: Final = (LLAMA.name, "EagleLlamaForCausalLM")
+_NAMES: Final = (LLAMA.name, "EagleLlamaForCausalLM", "LlamaForCausalLMEagle")
 _FUSE, _EMBEDDING, _TO_TARGET, _BODY = "model.fc", "model.embed_tokens.weight", "model.d2t", "model."
 
 
@@ -95,6 +95,6 @@ def _refuse_others(called: str, raw: Mapping[str, Any]) -> None:
     if raw.get("architectures") not in tuple([name] for name in _NAMES):
         raise CheckpointError(
             f"{called}: architectures is {raw.get('architectures')!r}; that of a head of EAGLE-1 is "
-            f"{' or '.join(_NAMES)}, and that of one of EAGLE-3 LlamaForCausalLMEagle3, Eagle3LlamaForCausalLM, or "
+            f"{', '.join(_NAMES)}, and that of one of EAGLE-3 LlamaForCausalLMEagle3, Eagle3LlamaForCausalLM, or "
             "LlamaForCausalLM beside a draft_vocab_size"
         )

@@ -33,8 +33,16 @@ _FUSE, _NORM, _EMBEDDING, _HEAD = "model.fc", "model.norm", "model.embed_tokens.
 _TO_TARGET, _TO_DRAFT = "d2t", "t2d"  # the second says of each of the target's tokens whether the first names it
 _READ: Final = 3  # layers of the target
 _LAYER_IDS: Final = "eagle_aux_hidden_state_layer_ids"
-# Of this kind's own keys those that change what is computed, with the one value that is served.
-_ONLY: Final = {"norm_before_residual": False, "norm_before_fc": False, "use_aux_hidden_state": True}
+# Of this kind's own keys those that change what is computed, with the one value that is served. NVIDIA's Model
+# Optimizer writes those of the second line: a norm of the embedding and one before the head's matrix, and none of the
+# norms that a head of multi-token prediction has before its product.
+_ONLY: Final = {
+    "norm_before_residual": False, "norm_before_fc": False, "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True, "use_last_layernorm": True, "use_mtp_layernorm": False,
+}  # fmt: skip
+_GUESSES: Final = "parallel_draft_step"  # of one step of the head
+# What says something of further layers and of further guesses of a step, neither of which such a head has.
+_WITHOUT_EFFECT: Final = ("next_layer_regular", "parallel_draft_heads_num_layers")
 
 
 def is_eagle3(raw: Mapping[str, Any]) -> bool:
@@ -90,12 +98,17 @@ def _read(raw: Mapping[str, Any]) -> tuple[LlamaConfig, dict[str, Any]]:
     inner = raw.get("eagle_config") or {}
     if not isinstance(inner, dict):
         raise CheckpointError(f"eagle_config is {inner!r}; it must be an object")
-    own_keys = {"draft_vocab_size", "target_hidden_size", "eagle_config", _LAYER_IDS, *_ONLY}
+    own_keys = {
+        "draft_vocab_size", "target_hidden_size", "eagle_config", _LAYER_IDS, _GUESSES, *_ONLY, *_WITHOUT_EFFECT
+    }  # fmt: skip
     of_llama = {key: value for key, value in raw.items() if key not in own_keys}
-    own = {key: value for key, value in {**inner, **raw}.items() if key in own_keys - {"eagle_config"}}
+    given = {**inner, **{key: value for key, value in raw.items() if value is not None}}
+    own = {key: value for key, value in given.items() if key in own_keys - {"eagle_config"}}
     for key, only in _ONLY.items():
         if own.get(key) is not None and flag(own, key) is not only:
             raise CheckpointError(f"{key} is {str(not only).lower()}; only {str(only).lower()} is served")
+    if number(own, _GUESSES, int, 1, low=0) > 1:
+        raise CheckpointError(f"{_GUESSES} is {own[_GUESSES]}; heads that guess one token in a step are served")
     if unknown := sorted(inner.keys() - own_keys):
         raise CheckpointError(f"eagle_config has keys that are not understood: {', '.join(unknown)}")
     config = parse_config({**of_llama, "architectures": [LLAMA.name]}, ())

@@ -94,11 +94,12 @@ def test_biases_of_queries_keys_and_values_are_read(tmp_path: Path) -> None:
     assert qkv.bias is not None and qkv.bias.tolist() == [*range(64), *range(32), *range(32)]
 
 
-def test_names_as_of_a_whole_model_are_the_same_tensors(tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", ["EagleLlamaForCausalLM", "LlamaForCausalLMEagle"])
+def test_names_as_of_a_whole_model_are_the_same_tensors(tmp_path: Path, architecture: str) -> None:
     tensors = random_head()
     plain = opened(write_head(tmp_path / "plain", tensors))
     whole = {f"model.{name}": tensor for name, tensor in tensors.items()}
-    folder = write_head(tmp_path / "whole", whole, architectures=["EagleLlamaForCausalLM"])
+    folder = write_head(tmp_path / "whole", whole, architectures=[architecture])
     named = opened(folder)
     assert torch.equal(fused(named).weight, fused(plain).weight)
     assert torch.equal(named.weights(as_it_is).mixer.o.weight, plain.weights(as_it_is).mixer.o.weight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,25 @@ def test_it_reads_the_layers_that_it_names(given: dict[str, Any], reads: tuple[i
     assert opened(write_head3(tmp_path, TENSORS, **given)).weights(as_it_is).reads == reads
 
 
+def test_a_configuration_as_model_optimizer_writes_it_is_read(tmp_path: Path) -> None:
+    written = {
+        "eagle_aux_hidden_state_layer_ids": [1, 0, 2], "use_aux_hidden_state": True,
+        "use_input_layernorm_in_first_layer": True, "use_last_layernorm": True, "use_mtp_layernorm": False,
+        "next_layer_regular": True, "parallel_draft_step": 1, "parallel_draft_heads_num_layers": 1,
+    }  # fmt: skip
+    plain = opened(write_head3(tmp_path / "plain", TENSORS)).weights(as_it_is)
+    head = opened(write_head3(tmp_path / "written", TENSORS, eagle_config=written)).weights(as_it_is)
+    assert head.reads == (2, 1, 3)
+    assert torch.equal(head.mixer.qkv.weight, plain.mixer.qkv.weight)
+
+
+def test_a_null_beside_eagle_config_does_not_hide_what_is_in_it(tmp_path: Path) -> None:
+    folder = write_head3(tmp_path, TENSORS, eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 2, 3]})
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, "eagle_aux_hidden_state_layer_ids": None}), "utf-8")
+    assert opened(folder).weights(as_it_is).reads == (0, 2, 3)
+
+
 def test_what_is_missing_is_the_targets(tmp_path: Path) -> None:
     tensors = random_head(known=VOCAB)
     del tensors["lm_head.weight"]
@@ -101,6 +121,16 @@ def test_it_takes_of_a_block_what_it_is_said_to(width: int, tmp_path: Path) -> N
         ({"norm_before_residual": True}, "norm_before_residual is true; only false is served"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is false; only true is served"),
         ({"eagle_config": {"norm_before_fc": True}}, "norm_before_fc is true; only false is served"),
+        ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm is true; only false is served"),
+        ({"eagle_config": {"use_last_layernorm": False}}, "use_last_layernorm is false; only true is served"),
+        (
+            {"eagle_config": {"use_input_layernorm_in_first_layer": False}},
+            "use_input_layernorm_in_first_layer is false; only true is served",
+        ),
+        (
+            {"eagle_config": {"parallel_draft_step": 2}},
+            "parallel_draft_step is 2; heads that guess one token in a step are served",
+        ),
         ({"eagle_config": {"parallel": 2}}, "eagle_config has keys that are not understood: parallel"),
         ({"eagle_config": [1]}, r"eagle_config is \[1\]; it must be an object"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 3]}, r"layer_ids is \[2, 3\]; it must be a list of 3 layers"),
