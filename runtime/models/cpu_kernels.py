@@ -1,8 +1,8 @@
 """Which kernels keep rows apart on this processor: tried when the CPU device starts, before weights are read.
 
 Equality of all depths stands on a row's bits being its own, and that on the order in which libraries add numbers, which
-they do not promise. So every start tries it, on matrices of the shapes that will be served; of the head, which has an
-output for each token of the vocabulary, on the first 4,096 outputs.
+they do not promise. So every start tries it, on matrices of the shapes that will be served, those of a draft head too;
+of a matrix that has an output for each token of a vocabulary, on the first 4,096 outputs.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class KernelTrial:
     seconds: float
 
 
-def choose_kernels_and_threads(config: ModelConfig, most: int) -> tuple[ReferenceKernels, KernelTrial]:
+def choose_kernels_and_threads(
+    config: ModelConfig, most: int, more: Sequence[tuple[int, int]] = ()
+) -> tuple[ReferenceKernels, KernelTrial]:
     """As `choose_kernels`, with `most` threads, or half as many, and so on, as far as it takes: a library that shares a
     sum out among many threads may do so by the number of rows, and on one thread has nobody to share with.
 
@@ -70,7 +72,7 @@ def choose_kernels_and_threads(config: ModelConfig, most: int) -> tuple[Referenc
     for threads in (most >> halved for halved in range(most.bit_length())):
         torch.set_num_threads(threads)
         try:
-            kernels, trial = choose_kernels(config)
+            kernels, trial = choose_kernels(config, more=more)
         except NoKernelsError as error:
             if threads == 1:
                 raise
@@ -80,10 +82,13 @@ def choose_kernels_and_threads(config: ModelConfig, most: int) -> tuple[Referenc
     raise ValueError(f"{most} threads compute nothing")
 
 
-def choose_kernels(config: ModelConfig, ways: Sequence[Products] | None = None) -> tuple[ReferenceKernels, KernelTrial]:
+def choose_kernels(
+    config: ModelConfig, ways: Sequence[Products] | None = None, more: Sequence[tuple[int, int]] = ()
+) -> tuple[ReferenceKernels, KernelTrial]:
     """The first kernels that keep rows apart for a model of this shape, with as many threads as torch has now.
 
     ways: of computing products, in the order in which they are tried; None takes all that there are, the fastest first.
+    more: (in, out) of products that are computed with them beside the model's own.
     Raises NoKernelsError, with what each way got wrong, where none holds. Whatever else goes wrong, for want of
     memory for instance, says nothing about rows and is raised as it is.
     """
@@ -98,7 +103,7 @@ def choose_kernels(config: ModelConfig, ways: Sequence[Products] | None = None) 
         computed = True
         kernels = ReferenceKernels(products)
         try:
-            report = _try(config, products, kernels)
+            report = _try(config, products, kernels, more)
         except RowInvarianceError as error:
             failed[type(products).__name__] = str(error)
             continue
@@ -127,10 +132,14 @@ def _what_is_lacking(products: Products) -> str:
     return ""
 
 
-def _try(config: ModelConfig, products: Products, kernels: ReferenceKernels) -> SelfTestReport:
+def _try(
+    config: ModelConfig, products: Products, kernels: ReferenceKernels, more: Sequence[tuple[int, int]]
+) -> SelfTestReport:
     """Raises RowInvarianceError where a row's bits depend on other rows."""
     small = _small(config)
-    if not (rows_keep_their_bits(products) and rows_keep_their_bits(products, _shapes(small), few=_FEW)):
+    beside = [(inputs, min(outputs, _WIDEST_HEAD)) for inputs, outputs in more]
+    shapes = list(dict.fromkeys((*_shapes(small), *beside)))
+    if not (rows_keep_their_bits(products) and rows_keep_their_bits(products, shapes, few=_FEW)):
         raise RowInvarianceError("a row of a product depends on how many rows there are")
     weights = dummy_weights(small, torch.float32, torch.device("cpu"), kernels.pack_weight)
     decoder = Decoder(small, weights, kernels, min(4 * _LONGEST, small.max_position_embeddings))

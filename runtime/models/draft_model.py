@@ -79,6 +79,11 @@ class DraftModelFiles:
     checkpoint: Checkpoint
     config: ModelConfig
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its tensors, in float32."""
+        return described(self.config).parameters * torch.float32.itemsize
+
     def block_bytes(self, block_size: int) -> int:
         """Bytes of a KV block: keys and values of its layers, in float32."""
         return memory_of(described(self.config).layers).bytes_kept(block_size, torch.float32).block

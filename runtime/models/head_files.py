@@ -11,7 +11,7 @@ import torch
 from runahead.runtime.checkpoint import CheckpointError, StoredTensor
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.kernels.kernel_set import DraftKernelSet
-from runahead.runtime.kernels.layers import Layer
+from runahead.runtime.kernels.layers import Layer, products_of
 from runahead.runtime.models.architecture import HeadWeights, TensorReader, TensorStack
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
@@ -38,6 +38,20 @@ class HeadFiles:
     build: Callable[[TensorReader], HeadWeights]
     copies: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     in_file: Callable[[str], str] = str
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its tensors in float32, as they are read."""
+        return self._described()[0].parameters * torch.float32.itemsize
+
+    def shapes(self) -> list[tuple[int, int]]:
+        """(in, out) of every product with a matrix of its own, or with some rows of the target's."""
+        head, _ = self._described()
+        linears = (head.fuse.product, head.narrow, *products_of(Layer(head.mixer, head.feed_forward)))
+        matrices = [*(linear.weight for linear in linears if linear is not None), head.lm_head]
+        found = [(matrix.shape[1], matrix.shape[0]) for matrix in matrices if matrix is not None]
+        of_some = [(head.width, len(head.targets))] if head.lm_head is None and head.targets is not None else []
+        return [*found, *of_some]
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of a KV block: keys and values of the head's layer, and the hidden states that it reads, in float32."""

@@ -76,23 +76,25 @@ def make_on_cpu(
     log = structlog.get_logger("engine")
     threads = config.threads or max(1, (os.cpu_count() or 2) - 1)
     log.info("trying_kernels", threads=threads)  # seconds, for a model of a billion parameters
+    of_drafter = files.shapes() if isinstance(files, HeadFiles) else ()  # a draft model has kernels of its own
     if config.threads:
         torch.set_num_threads(threads)
-        kernels, trial = choose_kernels(described)
+        kernels, trial = choose_kernels(described, more=of_drafter)
     else:
-        kernels, trial = choose_kernels_and_threads(described, threads)
+        kernels, trial = choose_kernels_and_threads(described, threads, of_drafter)
     log.info("kernels_tried", **asdict(trial))
     exactness = Exactness(True, "on the CPU there are no other kernels, whatever is asked for")
     log.info("exactness", asked=config.exact, **msgspec.structs.asdict(exactness))
-    cpu = torch.device("cpu")
-    with room_for_weights(weights.described(described).parameters * dtype.itemsize):
+    cpu, head = torch.device("cpu"), None
+    to_load = weights.described(described).parameters * dtype.itemsize + (files.weight_bytes if files else 0)
+    with room_for_weights(to_load):
         model = load_model(checkpoint, cpu, dtype, config.load_format, kernels, loading, context, described)
+        if files is not None:
+            # A head of a folder of its own is what it is.
+            drawn = config.load_format == "dummy" and config.drafter != "eagle"
+            head = files.load(model, kernels, context, drawn=drawn)
     masks = _masks(config, checkpoint, described, context)
     forced = forced_drafts(config, described) if masks else 0
-    head = None
-    if files is not None:
-        drawn = config.load_format == "dummy" and config.drafter != "eagle"  # a head of its own folder is what it is
-        head = files.load(model, kernels, context, drawn=drawn)
     rings = allocate_rings(ring_layout(config, described, context, forced))
 
     def program_with(blocks: int) -> HostProgram:
@@ -102,11 +104,12 @@ def make_on_cpu(
         check_blocks(blocks, config, context, with_head, snapshots)
 
     states = (config.max_rows + snapshots) * kept.row
-    fit = PoolFit(config, weight_bytes(model.weights), with_head.block, states, program_with, check)
+    of_weights = head.weight_bytes if head is not None else 0
+    fit = PoolFit(config, weight_bytes(model.weights) + of_weights, with_head.block, states, program_with, check)
     program, blocks = fit.built(blocks)
     of_drafts = _draft_memory(config, described, context, forced)
     if head is not None:
-        of_drafts |= {"draft_weight_bytes": head.weight_bytes, "draft_kv_bytes": blocks * of_head}
+        of_drafts |= {"draft_weight_bytes": of_weights, "draft_kv_bytes": blocks * of_head}
     log.info("memory", **memory_facts(config, model, kept, blocks, snapshots), **of_drafts)
     delay, poison = no_delay, None
     if config.jitter_seed is not None:

@@ -58,9 +58,9 @@ def overhead(memory: int) -> int:
 class PoolFit(Generic[Built]):
     """Builds a device with a pool that fits.
 
-    weight_bytes: of the model. block_bytes: of a KV block. state_bytes: of all states that the model keeps. build:
-    makes the device with so many blocks. check: raises ConfigError for a pool that is too small. give_back: what nobody
-    holds any more, to the device.
+    weight_bytes: of the model, and of what drafts for it. block_bytes: of a KV block, with what a drafter keeps in it.
+    state_bytes: of all states that the model keeps. build: makes the device with so many blocks. check: raises
+    ConfigError for a pool that is too small. give_back: what nobody holds any more, to the device.
     """
 
     config: EngineConfig

@@ -15,6 +15,7 @@ import torch
 from runahead.runtime import models
 from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.kernels.reference.linear import (
+    BlasProducts,
     OneDnnProducts,
     Products,
     choose_products,
@@ -71,6 +72,23 @@ def test_where_one_way_fails_the_other_is_taken(first: Products, sentence: str) 
     assert trial.products == "OneDnnProducts"
     assert list(trial.failed) == [type(first).__name__]
     assert sentence in trial.failed[type(first).__name__]
+
+
+class DeepRowsTogether(BlasProducts):
+    """Sums over so many numbers depend on how many rows there are: none of CONFIG's, and those of a head for it."""
+
+    def cut(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return super().cut(x + len(x) * 1e-3 if x.shape[1] == 3 * CONFIG.hidden_size else x)
+
+
+def test_a_way_that_fails_for_the_shapes_of_a_draft_head_is_not_taken() -> None:
+    """Else what is guessed of a row, and how many drafts are counted, would depend on the rows beside it."""
+    depth = 3 * CONFIG.hidden_size
+    assert depth not in [shape[0] for shape in cpu_kernels._shapes(CONFIG)]
+    _, without = choose_kernels(CONFIG, (DeepRowsTogether(), OneDnnProducts()))
+    _, trial = choose_kernels(CONFIG, (DeepRowsTogether(), OneDnnProducts()), more=[(depth, CONFIG.hidden_size)])
+    assert (without.products, trial.products) == ("DeepRowsTogether", "OneDnnProducts")
+    assert "how many rows" in trial.failed["DeepRowsTogether"]
 
 
 def test_a_way_that_only_the_whole_decoder_shows_to_fail_passes_the_products_alone() -> None:
@@ -206,6 +224,6 @@ def test_a_process_on_a_machine_where_nothing_holds_says_so_and_ends(tmp_path: P
     )
     assert process.returncode == EXIT_CANNOT_START
     assert process.stdout == ""
-    announced, sentence = process.stderr.splitlines()
-    assert json.loads(announced)["event"] == "trying_kernels"
+    *announced, sentence = process.stderr.splitlines()
+    assert [json.loads(line)["event"] for line in announced] == ["sizes", "trying_kernels"]
     assert sentence.startswith("device cpu can't be served on this machine: ")

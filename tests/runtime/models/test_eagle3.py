@@ -11,7 +11,7 @@ import torch
 
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Layer
-from runahead.runtime.models.memory import memory_of
+from runahead.runtime.models.memory import memory_of, weight_bytes
 from tests.runtime.models.eagle3_heads import KNOWN, NARROW, WHOLE, random_head, write_head3
 from tests.runtime.models.eagle_heads import HIDDEN, VOCAB
 from tests.runtime.models.test_eagle import as_it_is, opened
@@ -91,6 +91,16 @@ def test_an_embedding_of_its_own_is_its_own(tmp_path: Path) -> None:
     tensors = random_head(width=NARROW)
     weights = opened(write_head3(tmp_path, tensors, hidden_size=NARROW)).weights(as_it_is)
     assert weights.embedding is not None and torch.equal(weights.embedding, tensors["embed_tokens.weight"])
+
+
+def test_it_says_what_its_weights_take_and_which_products_it_has(tmp_path: Path) -> None:
+    head = opened(write_head3(tmp_path, TENSORS))
+    weights = head.weights(as_it_is)
+    assert weights.targets is not None
+    assert head.weight_bytes + weights.targets.nbytes == weight_bytes(weights)
+    assert head.shapes() == [
+        (3 * HIDDEN, HIDDEN), (2 * HIDDEN, 2 * HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, 192), (96, HIDDEN), (HIDDEN, KNOWN)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("width", [HIDDEN, NARROW])

@@ -17,11 +17,14 @@ from structlog.testing import capture_logs
 from runahead.cuda_graphs.cuda_device import Taken
 from runahead.cuda_graphs.rings import allocate_rings
 from runahead.runtime import models
-from runahead.runtime.checkpoint import Checkpoint
+from runahead.runtime.checkpoint import Checkpoint, open_checkpoint
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.log_output import LogOutput
+from runahead.runtime.models import draft_model
 from runahead.runtime.models.load import load_model
-from runahead.runtime.process import cuda, main
+from runahead.runtime.models.read_config import load_config
+from runahead.runtime.models.weights import described
+from runahead.runtime.process import cpu, cuda, main
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.pool_fit import TRIAL_BLOCKS, is_out_of_memory, overhead
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
@@ -260,6 +263,29 @@ def test_what_ends_a_capture_may_fail_of_an_allocation_in_it() -> None:
     assert is_out_of_memory(MemoryError())
     assert not is_out_of_memory(RuntimeError("device-side assert triggered"))
     assert not is_out_of_memory(ValueError("out of memory"))
+
+
+def test_what_drafts_counts_in_what_memory_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bundled model drafts for itself: twice its weights."""
+    config = EngineConfig(
+        model=str(BUNDLED), max_rows=4, threads=1, drafter="model", draft_model=str(BUNDLED), num_blocks=400
+    )
+    parts, events = start(config)
+    parts.device.close()
+    facts = named(events, "memory")
+    stored = 2 * described(load_config(open_checkpoint(BUNDLED))).parameters * 4 // MIB
+    taken = (facts["weight_bytes"] + facts["draft_weight_bytes"]) // MIB
+    assert facts["weight_bytes"] == facts["draft_weight_bytes"]
+
+    def lacking(*parts: object, **rest: object) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried too much")
+
+    monkeypatch.setattr(cpu, "HostProgram", lacking)
+    with pytest.raises(ConfigError, match=f"memory ran out: the weights take {taken} MiB"):
+        start(config)
+    monkeypatch.setattr(draft_model, "load_model", lacking)
+    with pytest.raises(ConfigError, match=f"while the weights were loaded, which take {stored} MiB"):
+        start(config)
 
 
 class FailingZeros:
