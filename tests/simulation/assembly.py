@@ -51,6 +51,7 @@ class NamingLedger(WatchedLedger):
         self._state_slots: dict[int, set[int]] = {}
         self._snapshots: dict[int, set[int]] = {}
         self._begun: dict[int, int] = {}  # the epoch of a row slot whose first launch was seen
+        self._reached: dict[int, int] = {}  # borders that the row in a slot has reached for sure, by its last launch
 
     def enqueue(self, launch: Launch) -> None:
         check_shape(launch, self.rings, self.scheduler)
@@ -61,15 +62,18 @@ class NamingLedger(WatchedLedger):
         super().enqueue(launch)
 
     def _named_of(self, slot: int, request: Request) -> Iterator[int]:
-        """Snapshots of a row that the launch reads or, as far as lengths are known, writes."""
+        """Snapshots of a row that the launch reads or may write: where the row may be held, its length is not known."""
         scheduler = self.scheduler
-        epoch, every = int(scheduler.rows.epoch[slot]), scheduler.limits.snapshot_tokens
-        if self._begun.get(slot) != epoch:
-            self._begun[slot] = epoch
+        rows, every = scheduler.rows, scheduler.limits.snapshot_tokens if scheduler.limits.snapshots else 0
+        if self._begun.get(slot) != (epoch := int(rows.epoch[slot])):
+            self._begun[slot], self._reached[slot] = epoch, 0
             yield request.begins_as
-        border, beyond = divmod(int(scheduler.rows.least_len[slot]), every) if every else (0, 1)
-        if not beyond and 0 < border <= len(request.snapshots):
-            yield request.snapshots[border - 1]
+        if every:
+            least, most, reached = int(rows.least_len[slot]), int(rows.most_len[slot]), self._reached[slot]
+            if least < most:  # what was committed since may have shown that it had reached more
+                reached = max(reached, request.registered // scheduler.holdings.snapshots.every)
+            self._reached[slot] = least // every
+            yield from request.snapshots[reached : most // every]
 
     def snapshots_named(self) -> Iterator[tuple[int, set[int]]]:
         """Launches that have not retired, with the snapshots that they name."""
@@ -172,7 +176,8 @@ def make_chain(script: Script, depth: int, counters_from: int = 0, *, forces: bo
     world = script.world
     drafts = DRAFTS if world.mode is Mode.DRAFTS else 0
     forced = DRAFTS if world.mode is Mode.MASKS and forces else 0
-    masks = LateMasks(world.max_rows, script.seed * 8 + depth, forced) if world.mode is Mode.MASKS else None
+    has_masks = world.mode is Mode.MASKS or any(ask.grammar for ask in script.asks)
+    masks = LateMasks(world.max_rows, script.seed * 8 + depth, forced) if has_masks else None
     tokens = world.max_prefill_tokens + world.max_rows * (1 + drafts + forced)
     rings = allocate_rings(
         RingLayout(

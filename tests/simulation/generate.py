@@ -44,9 +44,25 @@ def make_script(seed: int, mode: Mode | None = None) -> Script:
     """The script of a seed. mode: the one that the seed says unless given."""
     script = _Author(seed, mode or mode_of(seed)).write()
     script = replace(script, world=replace(script.world, turn_work=turn_work_of(seed)))
+    if script.world.mode is Mode.STATE:
+        script = replace(script, asks=_with_grammars(seed, script.asks))
     if seed % _SIEGES == _SIEGES - 1:
         return besieged(script)
     return besieged_in_its_prompt(script) if seed % _SIEGES == _SIEGES // 2 else script
+
+
+def _with_grammars(seed: int, asks: tuple[Ask, ...]) -> tuple[Ask, ...]:
+    """Of some seeds: rows with states wait for masks, too, and are held at a border with a snapshot, say."""
+    dice = random.Random(f"{seed} late masks")
+    if dice.random() > 0.4:
+        return asks
+    return tuple(ask if ask.is_sick or dice.random() < 0.4 else _structured(ask, dice) for ask in asks)
+
+
+def _structured(ask: Ask, dice: random.Random) -> Ask:
+    """With a grammar, of several kinds: some force much, some little, and some lead nowhere."""
+    kind = dice.choice(("any", "any", "some", "some", "one", "nothing"))
+    return replace(ask, grammar=f"{kind} {dice.randint(1, 24)}", ignore_eos=False)
 
 
 def _slow(world: World) -> World:
@@ -193,14 +209,8 @@ class _Author:
         if self.is_slow and len(prompt) > 16:
             ask = replace(ask, prompt_logprobs=dice.choice((-1, 0, 2)), priority=dice.choice((0, -1)))
         if world.mode is Mode.MASKS:
-            return self._structured(ask) if dice.random() < 0.6 else ask
+            return _structured(ask, dice) if dice.random() < 0.6 else ask
         return self._sicken(ask) if dice.random() < 0.08 else ask
-
-    def _structured(self, ask: Ask) -> Ask:
-        """With a grammar, of several kinds: some force much, some little, and some lead nowhere."""
-        dice = self.dice
-        kind = dice.choice(("any", "any", "some", "some", "one", "nothing"))
-        return replace(ask, grammar=f"{kind} {dice.randint(1, 24)}", ignore_eos=False)
 
     def _drawn(self, ask: Ask) -> Ask:
         """With what decides how its tokens are drawn, a few of these at a time."""

@@ -12,7 +12,7 @@ from runahead.runtime.scheduler.request import MAX_EVICTIONS, Request
 from runahead.runtime.scheduler.rows import RowPhase
 from tests.simulation.assembly import SimulatedChain
 from tests.simulation.oracle import STATE_INIT, next_state
-from tests.simulation.programs import StateProgram
+from tests.simulation.programs import NOT_FINITE, StateProgram
 
 
 def conservation(chain: SimulatedChain) -> None:
@@ -117,6 +117,7 @@ def _snapshots_are_what_they_are_found_by(chain: SimulatedChain, program: StateP
         seen, state = program.seen[place], STATE_INIT
         for token in seen:
             state = next_state(state, token)
+        assert NOT_FINITE not in seen, f"snapshot {snapshot} is of a row that was not finite"
         assert state == program.states[place], f"snapshot {snapshot} was written over"
         assert seen and not len(seen) % scheduler.limits.snapshot_tokens, f"snapshot {snapshot} is of no border"
         tokens = np.frombuffer(content.tokens, np.int32).tolist()

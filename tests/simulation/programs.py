@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from tests.runtime.programs.hash_program import HashProgram
 from tests.simulation.oracle import STATE_INIT, next_state, state_digest
 
 _NAN = -(1 << 21)  # in a KV block: what was computed there is not finite
+NOT_FINITE: Final = -1  # in place of a token, of a state that is not finite from there on
 _POISONED_STATE = 0xDEAD
 
 
@@ -173,7 +174,7 @@ class StateProgram(SimulatedProgram):
         super().__init__(rings, sickness=sickness, snapshot_tokens=snapshot_tokens if snapshots else 0, **sizes)
         places = sizes["max_rows"] + snapshots
         self.states = [_POISONED_STATE] * places
-        self.seen: list[tuple[int, ...]] = [()] * places  # what each state is of
+        self.seen: list[tuple[int, ...]] = [()] * places  # what each state is of, by token; NOT_FINITE for a sick one
 
     def forward(self, shape: LaunchShape) -> None:
         if self.rows.rows.size:
@@ -187,8 +188,11 @@ class StateProgram(SimulatedProgram):
             state, seen = STATE_INIT, tuple[int, ...]()
             if queries.positions[begin]:
                 state, seen = self.states[places.read_from[row]], self.seen[places.read_from[row]]
-            for token in queries.token_ids[begin:end].tolist():
-                state, seen = next_state(state, token), (*seen, token)
+            sickness = self.rows.sickness_of(int(queries.slots[row]))
+            for at in range(begin, end):
+                token = int(queries.token_ids[at])
+                is_sick = sickness is not None and sickness.hidden == queries.positions[at]
+                state, seen = next_state(state, token), (*seen, NOT_FINITE if is_sick else token)
             for place in (places.slots[row], places.copied_to[row]):
                 if place != NOWHERE:
                     self.states[place], self.seen[place] = state, seen

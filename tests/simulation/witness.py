@@ -41,7 +41,13 @@ WANTED: Final = frozenset(
             "snapshot given out again",
         ),
         "border without a snapshot, for want of one",
-        *("row held", "grammar followed to its end", "forced token kept", "row with a grammar evicted"),
+        *(
+            "row held",
+            "row with a state held",
+            "grammar followed to its end",
+            "forced token kept",
+            "row with a grammar evicted",
+        ),
         *("void rows", "deferred releases", "held back", "recomputed tokens", "readmitted with a cached prefix"),
         *("cache hit", "cached block reused", "fenced block found", "block shared", "front end lost"),
         *("non-finite row", "non-finite chunk", "non-finite hidden state in decode", "device failed"),
@@ -154,6 +160,7 @@ class Witness:
             self.count(what, times)
         self.count("void rows", stats.void_rows)
         self.count("row held", stats.held_rows)
+        self.count("row with a state held", stats.held_rows * (self._script.world.mode is Mode.STATE))
         if chain.masks is not None:
             self.count("grammar followed to its end", stats.finished.get("END_OF_SEQUENCE", 0))
             self.count("forced token kept", sum(stats.accepted.values()))
