@@ -19,7 +19,7 @@ Ties go to the lowest id everywhere. A row's result depends on its own logits an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
@@ -47,6 +47,7 @@ I64 = NDArray[np.int64]
 
 NO_MASKS: Final[Mapping[int, NDArray[np.int32]]] = MappingProxyType({})
 _NARROW: Final = 512  # a row with more tokens left than this draws noise for its whole vocabulary, four for one block
+_FEW: Final = 64  # of so many tokens that a mask leaves, noise is drawn for these alone
 _WIDE_BLOCKS: Final = 16384  # Philox blocks at a time: their words stay in the cache
 
 
@@ -125,9 +126,17 @@ def _sample_rows(
     tokens = np.zeros(rows, np.int64)
     nothing_left = np.zeros(rows, np.bool_)
     edited: dict[int, F32] = {}
+    few: dict[int, I64] = {}
     if form is Form.FULL:
         needs_edit = _needs_edit(state, where, position)
+        masked = np.array([row for row in masks if live[row] and not needs_edit[row]], np.int64)
         needs_edit[list(masks)] = True
+        if masked.size:
+            changed, nothing_left[masked], few = _masked(raw, masks, masked)
+            high[masked], tokens[masked] = changed.max(axis=1), changed.argmax(axis=1)
+            live, draws = live & ~nothing_left, draws & ~nothing_left
+            edited.update(zip(masked.tolist(), changed, strict=True))
+            needs_edit[masked] = False
         for row in np.flatnonzero(live & needs_edit).tolist():
             allowed = _allowed(state, int(where[row]), masks.get(row))
             if allowed is not None and not allowed.any():
@@ -156,7 +165,9 @@ def _sample_rows(
                 scores[index] = edited[row]
         scores -= high[drawn, None]
         scores /= temperature[drawn, None]
-        tokens[drawn] = _draw(scores, state, where[drawn], position[drawn], form)
+        tokens[drawn] = _draw(
+            scores, state, where[drawn], position[drawn], form, [few.get(row) for row in drawn.tolist()]
+        )
     result = Sampled(torch.from_numpy(tokens), torch.from_numpy(finite))
     if masks:
         result = replace(result, nothing_left=torch.from_numpy(nothing_left))
@@ -189,6 +200,18 @@ def _allowed(state: RowState, slot: int, mask: NDArray[np.int32] | None) -> NDAr
     return allowed if mask is None else allowed & mask
 
 
+def _masked(
+    raw: F32, masks: Mapping[int, NDArray[np.int32]], rows: I64
+) -> tuple[F32, NDArray[np.bool_], dict[int, I64]]:
+    """Of rows for which nothing but their masks says what may come: their logits, -inf where a token may not; where
+    none may; and the ids of those that may, by row, where these are few. [r, vocab], [r]"""
+    words = np.stack([masks[row] for row in rows.tolist()])
+    permitted = np.unpackbits(words.view(np.uint8), axis=1, count=raw.shape[1], bitorder="little").view(np.bool_)
+    count = np.count_nonzero(permitted, axis=1)
+    few = {int(rows[i]): np.flatnonzero(permitted[i]) for i in np.flatnonzero(count <= _FEW).tolist()}
+    return np.where(permitted, raw[rows], np.float32(-np.inf)), count == 0, few
+
+
 def _edit(
     raw: F32, state: RowState, penalties: PenaltyState, slot: int, position: int, allowed: NDArray[np.int32] | None
 ) -> F32 | None:
@@ -215,8 +238,9 @@ def _edit(
     return logits if add_bias(logits, ids, values) else None
 
 
-def _draw(scores: F32, state: RowState, slots: I64, position: I64, form: Form) -> I64:
-    """Tokens, [r], of rows with a temperature. scores: [r, vocab], the highest of each row 0; overwritten."""
+def _draw(scores: F32, state: RowState, slots: I64, position: I64, form: Form, few: Sequence[I64 | None]) -> I64:
+    """Tokens, [r], of rows with a temperature. scores: [r, vocab], the highest of each row 0; overwritten. few: [r] the
+    ids of all tokens whose score is not -inf, where these are known and few."""
     seed: I64 = state.seed.numpy()[slots]
     wide = np.ones(slots.shape[0], np.bool_)
     parts: list[_Candidates] = []
@@ -232,6 +256,10 @@ def _draw(scores: F32, state: RowState, slots: I64, position: I64, form: Form) -
                 rest = np.ones(vocab_size, np.bool_)
                 rest[kept] = False
                 scores[row, rest] = -np.inf
+    for row, left in enumerate(few):
+        if left is not None and wide[row]:
+            wide[row] = False
+            parts.append(_Candidates(np.full(left.shape, row, np.int64), left, scores[row, left]))
     drawn = np.flatnonzero(wide)
     step = max(1, _WIDE_BLOCKS * 4 // scores.shape[1])
     for start in range(0, drawn.shape[0], step):
