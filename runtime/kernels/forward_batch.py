@@ -34,18 +34,26 @@ class ForwardBatch:
     state_slots: torch.Tensor | None = None  # int32 [B] each row's; None only where no layer keeps a state
     # int32 [B] where the state is read that a row goes on with: a snapshot, where it begins behind a cached prefix.
     states_read_from: torch.Tensor | None = None  # None: every row reads its own slot
-    # int32 [B] where the state behind a row's last query token is written beside its own slot: a snapshot; -1: nowhere.
+    # int32 [B] how many drafts of the forward before S has kept: their inputs, which that forward has left in the slot,
+    # come before those of the row's query tokens. No slot has their states.
+    replayed: torch.Tensor | None = None  # None: nobody's are
+    # int32 [B] query tokens, the first ones, whose states are written: the others are drafts, whose inputs are left.
+    certain: torch.Tensor | None = None  # None: all are
+    # int32 [B] where a state of the row is written beside its own slot: a snapshot; -1: nowhere. copied_after: int32
+    # [B] behind how many tokens, the replayed ones and then the certain ones.
     states_copied_to: torch.Tensor | None = None  # None: nobody's is
+    copied_after: torch.Tensor | None = None  # None: behind all of these
     are_lines: bool = False  # rows with one query token each, some of which follow each other in the same blocks
 
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """What mixers keep of rows: paged keys and values, a pair of tensors for each attention, and recurrent states, the
-    tensors of each recurrent mixer. Block 0 is the null block: padding writes it, none reads it. Snapshots are state
-    slots behind those of rows."""
+    """What mixers keep of rows: paged keys and values, a pair of tensors for each attention; recurrent states, the
+    tensors of each recurrent mixer, and the inputs of the row's newest drafts. Block 0 is the null block: padding
+    writes it, none reads it. Snapshots are state slots behind those of rows."""
 
     keys: tuple[torch.Tensor, ...]  # each [num_blocks, block_size, kv_heads, head_dim]
     values: tuple[torch.Tensor, ...]  # the same shape
     block_size: int
     states: tuple[tuple[torch.Tensor, ...], ...] = ()  # float32, each [state slots, *shape], as `Kept.state` has them
+    runs: tuple[torch.Tensor, ...] = ()  # of each recurrent mixer, float32 [state slots of rows, K, `Kept.inputs`]

@@ -41,14 +41,21 @@ class Kept:
 
     kv: (kv_heads, head_dim) of a key and a value of each token, which lie in the row's blocks; None where there are
     none. state: shapes of what stays as large however long the row is, float32, and lies in the row's state slot.
+    inputs: numbers, float32, that a token's step of the state is made of: those of drafts are kept, in the same slot,
+    until it is known which of them are tokens of the row.
     """
 
     kv: tuple[int, int] | None = None
     state: tuple[tuple[int, ...], ...] = ()
+    inputs: int = 0
 
     @property
     def state_bytes(self) -> int:
         return sum(4 * math.prod(shape) for shape in self.state)
+
+    def run_bytes(self, drafts: int) -> int:
+        """Of the inputs of so many drafts."""
+        return 4 * drafts * self.inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +176,10 @@ class Mamba2:
     def keeps(self) -> Kept:
         """The channels of the tokens that the convolution will see again, oldest first, and the heads' states."""
         shape = self.shape
-        return Kept(state=((shape.window - 1, shape.channels), (shape.heads, shape.head_dim, shape.state)))
+        return Kept(
+            state=((shape.window - 1, shape.channels), (shape.heads, shape.head_dim, shape.state)),
+            inputs=shape.channels + shape.heads,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +240,10 @@ class GatedDelta:
     def keeps(self) -> Kept:
         """The channels of the tokens that the convolution will see again, oldest first, and the heads' states."""
         shape = self.shape
-        return Kept(state=((shape.window - 1, shape.channels), (shape.value_heads, shape.value_dim, shape.key_dim)))
+        return Kept(
+            state=((shape.window - 1, shape.channels), (shape.value_heads, shape.value_dim, shape.key_dim)),
+            inputs=shape.channels + 2 * shape.value_heads,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,10 +44,13 @@ class Decoder:
         """Trained numbers, a tied matrix counted once."""
         return self.weights.parameters
 
-    def make_cache(self, num_blocks: int, block_size: int, state_slots: int = 0) -> KVCache:
-        """A zeroed cache; block 0 is the null block."""
+    def make_cache(
+        self, num_blocks: int, block_size: int, state_slots: int = 0, snapshots: int = 0, drafts: int = 0
+    ) -> KVCache:
+        """A zeroed cache; block 0 is the null block. drafts: of a row and launch, at most."""
         dtype = self.kernels.cache_dtype(self.dtype)
-        return memory_of(self.weights.layers).make_cache(num_blocks, block_size, dtype, self.device, state_slots)
+        memory, of_states = memory_of(self.weights.layers), (state_slots, snapshots, drafts)
+        return memory.make_cache(num_blocks, block_size, dtype, self.device, *of_states)
 
     def forward(
         self,

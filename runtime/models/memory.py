@@ -18,10 +18,12 @@ from runahead.runtime.models.architecture import HeadWeights, ModelWeights
 
 @dataclass(frozen=True, slots=True)
 class KeptBytes:
-    """Of all layers together. block: of a KV block. row: of a state slot, of which each row has one."""
+    """Of all layers together. block: of a KV block. row: of a state slot, of which each row has one. snapshot: of a
+    snapshot of a state."""
 
     block: int
     row: int
+    snapshot: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,27 +32,37 @@ class ModelMemory:
 
     kept: tuple[Kept, ...]
 
-    def bytes_kept(self, block_size: int, dtype: torch.dtype) -> KeptBytes:
-        """dtype: of the KV cache."""
+    def bytes_kept(self, block_size: int, dtype: torch.dtype, drafts: int = 0) -> KeptBytes:
+        """dtype: of the KV cache. drafts: of a row and launch, at most."""
         numbers = sum(kv_heads * head_dim for kv_heads, head_dim in self._kv())
-        return KeptBytes(2 * block_size * numbers * dtype.itemsize, sum(kept.state_bytes for kept in self.kept))
+        state = sum(kept.state_bytes for kept in self.kept)
+        runs = sum(kept.run_bytes(drafts) for kept in self.kept)
+        return KeptBytes(2 * block_size * numbers * dtype.itemsize, state + runs, state)
 
     def make_cache(
-        self, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device, state_slots: int = 0
+        self,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        state_slots: int = 0,
+        snapshots: int = 0,
+        drafts: int = 0,
     ) -> KVCache:
         """A zeroed cache, with a place for each mixer that keeps keys and values, and one for each that keeps a state;
-        block 0 is the null block. dtype: of keys and values."""
+        block 0 is the null block. dtype: of keys and values. drafts: of a row and launch, at most."""
 
         def make() -> tuple[torch.Tensor, ...]:
             shapes = ((num_blocks, block_size, *size) for size in self._kv())
             return tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
 
         states = tuple(
-            tuple(torch.zeros((state_slots, *shape), device=device) for shape in kept.state)
+            tuple(torch.zeros((state_slots + snapshots, *shape), device=device) for shape in kept.state)
             for kept in self.kept
             if kept.state
         )
-        return KVCache(make(), make(), block_size, states)
+        runs = tuple(torch.zeros((state_slots, drafts, kept.inputs), device=device) for kept in self.kept if kept.state)
+        return KVCache(make(), make(), block_size, states, runs)
 
     def _kv(self) -> list[tuple[int, int]]:
         return [kept.kv for kept in self.kept if kept.kv is not None]

@@ -27,7 +27,7 @@ from runahead.runtime.models.draft_network import DraftNetwork
 from runahead.runtime.models.eagle import open_eagle
 from runahead.runtime.models.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
-from runahead.runtime.models.memory import KeptBytes, weight_bytes
+from runahead.runtime.models.memory import weight_bytes
 from runahead.runtime.models.mtp import open_mtp
 from runahead.runtime.process.parts import (
     MadeOnDevice,
@@ -68,7 +68,7 @@ def make_on_cpu(
     kept = bytes_kept(config, described, dtype)
     files = _drafting_files(config, checkpoint, described, context)
     of_head = files.block_bytes(config.block_size) if files else 0
-    with_head = KeptBytes(kept.block + of_head, kept.row)
+    with_head = replace(kept, block=kept.block + of_head)
     snapshots = snapshots_in(config, with_head, context, None if config.num_blocks else _CACHE_BYTES)
     blocks = config.num_blocks or blocks_in(_CACHE_BYTES, config, with_head, context, snapshots)
     check_blocks(blocks, config, context, with_head, snapshots)

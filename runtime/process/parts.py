@@ -98,7 +98,7 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
     """Refuses settings that the model's `config.json` alone shows to be invalid, before any weight is read. Returns the
     context length: the configured one, or else the model's.
 
-    Raises ConfigError for a context that is longer than it may be, a model with too many end tokens, drafts of a model
+    Raises ConfigError for a context that is longer than it may be, a model with too many end tokens, a head for a model
     with recurrent states, snapshots of states that a model does not keep or that no request could begin with.
     """
     longest, setting = model.max_position_embeddings, config.spelling("context_length")
@@ -109,11 +109,11 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
         raise ConfigError(f"the model's context is {context} tokens; set {setting} to {MAX_CONTEXT} or less")
     if len(model.eos_token_ids) > MAX_EOS_IDS:
         raise ConfigError(f"the model names {len(model.eos_token_ids)} end-of-sequence ids; at most {MAX_EOS_IDS} work")
-    if config.drafter != "none" and state_bytes(model):
+    if config.drafter not in ("none", "ngram") and state_bytes(model):
         raise ConfigError(
             f"{config.spelling('drafter')} {config.drafter} can't be combined with {model.architecture}, which keeps a "
-            f"recurrent state of each request: drafts of such models are not built yet; set "
-            f"{config.spelling('drafter')} none"
+            f"recurrent state of each request: heads for such models are not read yet; set "
+            f"{config.spelling('drafter')} none or ngram"
         )
     for name in ("state_snapshots", "state_snapshot_blocks"):
         if getattr(config, name) != AUTO_SNAPSHOTS and not state_bytes(model):
@@ -158,8 +158,8 @@ def dtype_of(config: EngineConfig, model: ModelConfig) -> torch.dtype:
 
 
 def bytes_kept(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> KeptBytes:
-    """Bytes that the model keeps for each KV block and for each row. dtype: of the KV cache."""
-    return memory_of(described(model).layers).bytes_kept(config.block_size, dtype)
+    """Bytes that the model keeps for each KV block, for each row and in each snapshot. dtype: of the KV cache."""
+    return memory_of(described(model).layers).bytes_kept(config.block_size, dtype, most_drafts(config))
 
 
 def state_bytes(model: ModelConfig) -> int:
@@ -195,7 +195,7 @@ def snapshots_in(config: EngineConfig, kept: KeptBytes, context: int, memory: in
         return config.state_snapshots or config.max_rows
     left = memory - config.max_rows * kept.row
     spare = left - _blocks_of_one(config, context) * kept.block
-    return min(config.max_rows, max(0, min(left // 4, spare)) // kept.row)
+    return min(config.max_rows, max(0, min(left // 4, spare)) // kept.snapshot)
 
 
 def why_no_prefixes(config: EngineConfig, model: ModelConfig, context: int) -> str:
@@ -216,7 +216,7 @@ def blocks_in(memory: int, config: EngineConfig, kept: KeptBytes, context: int, 
     never more than every row at full length needs. A model without attention has blocks that take nothing: none where
     the states don't fit."""
     most = config.max_rows * ceil_div(context, config.block_size) + 1
-    left = memory - (config.max_rows + snapshots) * kept.row
+    left = memory - config.max_rows * kept.row - snapshots * kept.snapshot
     if not kept.block:
         return 0 if left < 0 else most
     return min(most, max(0, left) // kept.block)
@@ -226,10 +226,12 @@ def check_blocks(blocks: int, config: EngineConfig, context: int, kept: KeptByte
     """Raises ConfigError if not even one row of full length fits into a pool that memory has sized."""
     needed = _blocks_of_one(config, context)
     if blocks < needed and not config.num_blocks:
-        states = (config.max_rows + snapshots) * kept.row >> 20
+        states = config.max_rows * kept.row + snapshots * kept.snapshot >> 20
         also = f" and {snapshots} snapshots of states" if snapshots else ""
         beside = f" beside the states of {config.max_rows} rows{also}, which take {states} MiB" if kept.row else ""
-        others = [name for name, counts in (("max_rows", kept.row), ("state_snapshots", snapshots)) if counts]
+        runs = kept.row > kept.snapshot > 0  # a slot holds the inputs of drafts as well
+        counted = (("max_rows", kept.row), ("state_snapshots", snapshots), ("draft_tokens", runs))
+        others = [name for name, counts in counted if counts]
         settings = " or ".join(map(config.spelling, ("context_length", *others)))
         raise ConfigError(
             f"memory holds {blocks} KV blocks{beside}; one request of {context} tokens needs {needed}: "
@@ -245,7 +247,7 @@ def memory_facts(
     pools = {
         "kv_bytes": blocks * kept.block,
         "state_bytes": config.max_rows * kept.row,
-        "snapshot_bytes": snapshots * kept.row,
+        "snapshot_bytes": snapshots * kept.snapshot,
     }
     return {"weight_bytes": weight_bytes(model.weights), **pools, "pool_bytes": sum(pools.values())}
 
@@ -274,8 +276,8 @@ def ring_layout(config: EngineConfig, model: ModelConfig, context: int, forced: 
 
 def forced_drafts(config: EngineConfig, model: ModelConfig) -> int:
     """Drafts of a row with a grammar and a launch, at most, where grammars are followed: with any drafter and none. A
-    row with a state goes one token at a time: nothing takes its state back."""
-    return 0 if state_bytes(model) else most_drafts(config) or MOST_DRAFTS
+    row with a state has them only with a drafter: it is then that its slot has room for them."""
+    return most_drafts(config) or (0 if state_bytes(model) else MOST_DRAFTS)
 
 
 def most_drafts(config: EngineConfig) -> int:
@@ -349,7 +351,7 @@ def engine_info(made: MadeOnDevice, context: int) -> EngineInfo:
         parameters=model.num_parameters,
         penalty_slots=config.penalty_slots,
         prefix_cache=finds_prefixes(config, model.config, made.snapshots),
-        state_bytes=state_bytes(model.config),
+        state_bytes=bytes_kept(config, model.config, model.dtype).row,
         snapshots=made.snapshots,
         snapshot_blocks=snapshot_tokens(config) // config.block_size if made.snapshots else 0,
         exactness=made.exactness,
@@ -366,7 +368,9 @@ def engine_info(made: MadeOnDevice, context: int) -> EngineInfo:
 
 def drafters_of(config: EngineConfig, model: ModelConfig) -> tuple[str, ...]:
     """Drafters that a start on this device could ask for with this model, some with a head that was made for it."""
-    if config.device != "cpu" or state_bytes(model):
+    if config.device != "cpu":
         return ()
+    if state_bytes(model):
+        return ("ngram",)
     heads = ("eagle",) if may_have_head(model) else ()
     return ("ngram", *heads, *(("mtp",) if comes_with_head(model) else ()), "model")

@@ -78,6 +78,7 @@ class HostRows(RowParameters[NDArray[Any]]):
         self._has_drafts = False  # some row may have, of the F before this one
         self.last_token = np.zeros(slots, np.int32)
         self.seq_len = np.zeros(slots, np.int32)
+        self.state_len = np.zeros(slots, np.int32)  # tokens that the row's recurrent state stands for: F writes it
         self.alive = np.zeros(slots, np.bool_)
         self.held = np.zeros(slots, np.bool_)  # the newest S to look at the row had no mask for its position
         self.block_table = np.zeros((slots, max_blocks + borders), np.int32)  # its snapshots behind its blocks
@@ -371,6 +372,10 @@ class HostRows(RowParameters[NDArray[Any]]):
             finite = np.logical_and.reduceat(finite, queries.query_start_loc[:-1])
         flags = self.rings.finite[self.rings.slot(self.number), : queries.slots.size]
         np.logical_or(finite, queries.seq_lens == 0, out=flags, casting="unsafe")
+
+    def leave_states(self, slots: NDArray[np.int64], lengths: NDArray[np.int32]) -> None:
+        """The recurrent states of these rows stand for so many tokens from now on. [n], [n]"""
+        self.state_len[slots] = lengths
 
     def write_prompt_logprobs(
         self, places: NDArray[np.int64], chosen: NDArray[np.float32], top_ids: NDArray[np.int32],

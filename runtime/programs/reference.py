@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 import numpy as np
 import torch
@@ -12,22 +11,19 @@ from numpy.typing import NDArray
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.cuda_graphs.shape import LaunchShape
 from runahead.runtime.drafters.drafter import Drafter
-from runahead.runtime.kernels.reference.logprobs import log_probabilities
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.draft_network import DraftNetwork
 from runahead.runtime.programs.head_drafter import HeadDrafter
 from runahead.runtime.programs.host_batch import batch_of
-from runahead.runtime.programs.host_queries import Queries
 from runahead.runtime.programs.host_rows import HostRows
 from runahead.runtime.programs.host_sampler import HostSampler
-from runahead.runtime.programs.host_states import place_of_snapshot
+from runahead.runtime.programs.host_states import place_of_snapshot, state_places_of
+from runahead.runtime.programs.prompt_tiles import leave_prompt_logprobs
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.row_record import ROW_TENSORS
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS
-
-_TILE: Final = 32  # query tokens whose logits are computed at a time for prompt log-probabilities
 
 
 class HostProgram:
@@ -67,7 +63,7 @@ class HostProgram:
         )  # fmt: skip
         state = RowState(**{name: torch.from_numpy(getattr(self.rows, name)) for name in ROW_TENSORS})
         penalties = PenaltyState(torch.from_numpy(self.rows.counts), torch.from_numpy(self.rows.in_prompt))
-        self._cache = model.make_cache(num_blocks, block_size, state_slots=max_rows + snapshots)
+        self._cache = model.make_cache(num_blocks, block_size, max_rows, snapshots, rings.layout.drafts)
         self._logits = np.zeros((max_rows + 1, 1 + rings.layout.drafts, vocab), np.float32)
         self._sampler = HostSampler(self.rows, self._logits, state, penalties)
         self._head: HeadDrafter | None = None
@@ -92,7 +88,8 @@ class HostProgram:
             return
         self.rows.draft()
         queries = self.rows.queries()
-        batch = batch_of(self.rows, queries)
+        places = state_places_of(self.rows, queries) if self._cache.states else None
+        batch = batch_of(self.rows, queries, places)
         seen: dict[int, torch.Tensor] = {}  # what a head reads of layers
         look = None if self._head is None else self._head.looking(seen)
         hidden = self._model.forward(batch, self._cache, look=look)
@@ -101,27 +98,12 @@ class HostProgram:
             self._logits[queries.sample_slots, queries.sample_offsets] = logits.numpy()
         finite = np.isfinite(hidden.numpy()).all(axis=1)
         if shape.prompt_logprobs:
-            self._leave_prompt_logprobs(hidden, queries, finite)
+            leave_prompt_logprobs(self._model, self.rows, hidden, queries, finite)
         self.rows.write_finite(finite, queries)
+        if places is not None:
+            self.rows.leave_states(queries.slots, places.lengths)
         if self._head is not None:
             self._head.follow(queries, batch, hidden, seen)
-
-    def _leave_prompt_logprobs(self, hidden: torch.Tensor, queries: Queries, finite: NDArray[np.bool_]) -> None:
-        """Tile by tile, since the logits of a whole chunk would take much memory. hidden: [T, hidden].
-
-        finite: [T], becomes False for a query token whose logits are not finite: it leaves zeros, and its row has
-        failed.
-        """
-        wanted = self.rows.prompt_queries(queries)
-        for first in range(0, wanted.index.size, _TILE):
-            tile = slice(first, first + _TILE)
-            index = wanted.index[tile]
-            logits = self._model.logits(hidden[torch.from_numpy(index)]).numpy()
-            good = np.isfinite(logits).all(axis=1)
-            finite[index[~good]] = False
-            asked = np.where(good, wanted.asked[tile], np.int32(-1))
-            found = log_probabilities(logits, wanted.target[tile], asked, self._rings.layout.max_top)
-            self.rows.write_prompt_logprobs(wanted.entry[tile], found.chosen, found.top_ids, found.top)
 
     def read_rows(self) -> Mapping[str, NDArray[np.generic]]:
         return self.rows.read()
@@ -154,6 +136,9 @@ class HostProgram:
         for mixer in self._cache.states:
             for tensor in mixer:
                 tensor[slot] = float("nan")
+        if slot < self.rows.seq_len.size - 1:
+            for run in self._cache.runs:
+                run[slot] = float("nan")
 
     def poison_snapshots(self, snapshots: tuple[int, ...]) -> None:
         """NaN into snapshots that nobody may name any more."""

@@ -70,9 +70,12 @@ class Commits:
             raise LedgerError(f"launch {launch.number}: the device holds a row that waits for nothing")
         self._tally.counters["held_rows"] += found.held.size
         self._drafts.tighten(launch, row_slots, found, None if drafted is None else drafted[kept])
+        ends = ended.nonzero()[0]
+        if ends.size:
+            rows.end_states(slots[ends], (positions - found.offset)[ends])
         verdicts = [
             (int(slots[i]), int(tokens[i]), bool(stops[i]), bool(found.failed[i]), bool(found.nothing_left[i]))
-            for i in ended.nonzero()[0].tolist()
+            for i in ends.tolist()
         ]
         kept = kept[found.row] * self._drafts.cells + found.offset
         if np.count_nonzero(found.failed):

@@ -164,7 +164,7 @@ class NoDrafts:
         if not np.minimum.reduce(brought, initial=1):
             rows.note_held(slots[(brought == 0) & ~planned])
         rows.correct_bounds(
-            slots, brought - 1 + (planned & rows.may_hold[slots]), brought - 1 - np.where(planned, allowed, 0)
+            slots, brought - 1 + (planned & rows.may_hold[slots]), brought - 1 - np.where(planned, allowed, 0), planned
         )
 
 

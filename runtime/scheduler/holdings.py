@@ -43,6 +43,8 @@ class Holdings:
         self._limits = limits
         self._ledger = ledger
         self._first_snapshot = ceil_div(limits.context_length, pool.block_size)  # place in a block table
+        # Tokens that a row has in its last F, or that its state stands for: a block is found with the state behind it.
+        self._written = rows.state_len if limits.has_state else rows.least_len
         self._filled: Filled = {}  # let go by the fence, not in the prefix cache yet; oldest first
 
     def request(self, slot: int) -> Request:
@@ -139,7 +141,7 @@ class Holdings:
         if not self._limits.finds_prefixes:
             return
         filled: dict[int, Filled] = defaultdict(dict)
-        full = (self.rows.least_len[slots] // self.pool.block_size).tolist()
+        full = (self._written[slots] // self.pool.block_size).tolist()
         for slot, number, end in zip(slots, numbers, full, strict=True):
             request = self.by_slot[slot]
             assert request is not None
@@ -186,7 +188,8 @@ class Holdings:
         requests, in_slots, places, taken = zip(*(self._filled.pop(block) for block in blocks), strict=True)
         rows, size, slots = self.rows, self.pool.block_size, np.array(in_slots)
         starts = np.array(places) * size
-        full = np.minimum(rows.committed_len[slots], rows.least_len[slots] + rows.waits[slots]) >= starts + size
+        waits = 0 if self._limits.has_state else rows.waits[slots]  # a state stays as it is while its row is held
+        full = np.minimum(rows.committed_len[slots], self._written[slots] + waits) >= starts + size
         good = (full & rows.finite[slots]).tolist()
         tokens = rows.history[slots[:, None], starts[:, None] + np.arange(size)].tobytes()
         end, freed = 0, list[int]()

@@ -27,11 +27,12 @@ class Rows:
 
     Lengths are a pair. `committed_len` counts tokens that the host knows. `least_len` and `most_len` bound the tokens
     that the row has in the last F enqueued that holds it, if none of them ended the row: they differ only where a
-    launch may bring more tokens than one or none, until its tokens are committed. `epoch` grows each time a slot
-    changes hands or its row ends: a launch's row counts only while the epoch it was planned with is still the slot's.
-    It begins at `epoch`, and like everything here that grows for as long as the engine runs it has 64 bits. `changes`
-    grows each time a row begins, ends or moves on to another phase: while it stays the same, so do the rows that
-    decode. `ended` counts rows that have ended.
+    launch may bring more tokens than one or none, until its tokens are committed. `state_len` is how many tokens the
+    row's recurrent state is sure to stand for when that F has ended: the row's next F brings drafts into it that S has
+    kept. `epoch` grows each time a slot changes hands or its row ends: a launch's row counts only while the epoch it
+    was planned with is still the slot's. It begins at `epoch`, and like everything here that grows for as long as the
+    engine runs it has 64 bits. `changes` grows each time a row begins, ends or moves on to another phase: while it
+    stays the same, so do the rows that decode. `ended` counts rows that have ended.
     """
 
     def __init__(self, max_rows: int, max_stop_ids: int, context_length: int, *, epoch: int = 0) -> None:
@@ -43,8 +44,8 @@ class Rows:
         self.committed_len = np.zeros(max_rows, np.int32)
         # One array, since a launch of rows that decode adds one to each. last_launch: the last launch whose F holds the
         # row. last_naming: the last launch that names its slot, the S after that F.
-        self.planned = np.zeros((4, max_rows), np.int64)
-        self.least_len, self.most_len, self.last_launch, self.last_naming = self.planned
+        self.planned = np.zeros((5, max_rows), np.int64)
+        self.least_len, self.most_len, self.state_len, self.last_launch, self.last_naming = self.planned
         self.drafts = np.zeros(max_rows, np.int32)  # query tokens of its last F that were guessed
         # The S after its last F has held it, and no launch has it since: its bounds are one less than F has computed.
         self.waits = np.zeros(max_rows, np.bool_)
@@ -94,7 +95,7 @@ class Rows:
         self.known_len[slot] = self.committed_len[slot] = tokens.size
         self.history[slot, : tokens.size] = tokens
         self.num_blocks[slot] = num_blocks
-        self.least_len[slot] = self.most_len[slot] = cached
+        self.least_len[slot] = self.most_len[slot] = self.state_len[slot] = cached
         self.drafts[slot] = self.drafted[slot] = self.accepted[slot] = 0
         self.waits[slot] = False
         self.finite[slot] = True
@@ -122,7 +123,7 @@ class Rows:
 
     def plan_chunk(self, slot: int, end: int, number: int) -> None:
         """F of launch `number` takes the row's prompt up to here."""
-        self.least_len[slot] = self.most_len[slot] = end
+        self.least_len[slot] = self.most_len[slot] = self.state_len[slot] = end
         self.first_sample[slot] = number + 1  # that of the last chunk stays
 
     def plan_decode(
@@ -133,7 +134,7 @@ class Rows:
         drafts: NDArray[np.int64] | int,
     ) -> None:
         """The next F takes these rows to these lengths, and has so many drafts of each. [n], [n], [n], [n]"""
-        self.least_len[slots] = least_len
+        self.least_len[slots] = self.state_len[slots] = least_len
         self.most_len[slots] = most_len
         self.drafts[slots] = drafts
         self.waits[slots] = False
@@ -170,10 +171,14 @@ class Rows:
         self._history[places] = tokens
         self.committed_len += step
 
-    def correct_bounds(self, slots: NDArray[np.intp], least: NDArray[np.int64], most: NDArray[np.int64]) -> None:
-        """A commit has shown by how much more, or less, the bounds of these rows' lengths are. [n], [n], [n]"""
+    def correct_bounds(
+        self, slots: NDArray[np.intp], least: NDArray[np.int64], most: NDArray[np.int64], planned: NDArray[np.bool_]
+    ) -> None:
+        """A commit has shown by how much more, or less, the bounds of these rows' lengths are. planned: which of them a
+        launch from the committed one on has: only that one's F brings their states further. [n], [n], [n], [n]"""
         self.least_len[slots] += least
         self.most_len[slots] += most
+        self.state_len[slots] += least * planned
 
     def drop_drafts(self, slots: NDArray[np.int32]) -> None:
         """The next F has these rows without drafts. [n]"""
@@ -191,6 +196,11 @@ class Rows:
     def forget_last_token(self, slot: int) -> None:
         """The row has ended: nobody forwards its last token, and a block that only this would fill is not full."""
         self.least_len[slot] = min(self.least_len[slot], self.committed_len[slot] - 1)
+
+    def end_states(self, slots: NDArray[np.intp], lengths: NDArray[np.int64]) -> None:
+        """The rows have ended in an S, and had these lengths in the F before: their states stand for no more.
+        [n], [n]"""
+        self.state_len[slots] = np.minimum(self.state_len[slots], lengths)
 
     def not_finite(self, slots: int | NDArray[np.int32]) -> None:
         """A launch has left these rows a NaN or an infinity. [n]"""

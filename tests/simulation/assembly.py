@@ -13,6 +13,7 @@ from runahead.runtime.engine.loop import Engine
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.memory.snapshot_pool import NO_SNAPSHOT
+from runahead.runtime.plan import CHUNK_ROW, read_plan
 from runahead.runtime.programs.poison import GivenBack
 from runahead.runtime.scheduler.ledger import Launch
 from runahead.runtime.scheduler.outcomes import Release
@@ -25,10 +26,11 @@ from tests.runtime.chain import BULK_WORDS, EVERYTHING, Chain, MemoryLinks, Watc
 from tests.runtime.late_masks import LateMasks
 from tests.runtime.programs.hash_model import EOS, VOCAB
 from tests.simulation.clock import Clock, TimedDevice
-from tests.simulation.drafts import ChangingChoice, DraftProgram
+from tests.simulation.drafts import ChangingChoice, DraftProgram, ToldDrafter
+from tests.simulation.oracle import answer
 from tests.simulation.policy import HeldToItsWord
 from tests.simulation.programs import Sickness, SimulatedProgram, StateProgram
-from tests.simulation.script import DRAFTS, Mode, Script
+from tests.simulation.script import DRAFTS, GRAMMARS, STATES, Mode, Script
 from tests.simulation.shapes import check_shape
 
 MAX_TOP: Final = 4
@@ -36,6 +38,7 @@ _PROGRAMS: Final[dict[Mode, type[SimulatedProgram]]] = {
     Mode.PLAIN: SimulatedProgram,
     Mode.DRAFTS: DraftProgram,
     Mode.STATE: StateProgram,
+    Mode.STATE_DRAFTS: StateProgram,
     Mode.MASKS: SimulatedProgram,
 }
 
@@ -51,29 +54,32 @@ class NamingLedger(WatchedLedger):
         self._state_slots: dict[int, set[int]] = {}
         self._snapshots: dict[int, set[int]] = {}
         self._begun: dict[int, int] = {}  # the epoch of a row slot whose first launch was seen
-        self._reached: dict[int, int] = {}  # borders that the row in a slot has reached for sure, by its last launch
 
     def enqueue(self, launch: Launch) -> None:
         check_shape(launch, self.rings, self.scheduler)
         rows = [(slot, self.scheduler.holdings.by_slot[slot]) for slot in launch.row_slots.tolist()]
         self._penalty_slots[launch.number] = {slot: row.penalty_slot for slot, row in rows if row}
         self._state_slots[launch.number] = {row.state_slot for _, row in rows if row}
-        self._snapshots[launch.number] = {one for slot, row in rows if row for one in self._named_of(slot, row)}
+        places = read_plan(self.rings.plan[self.rings.slot(launch.number)]).chunks[:, CHUNK_ROW]
+        chunks = set(launch.row_slots[places].tolist())
+        self._snapshots[launch.number] = {
+            one for slot, row in rows if row for one in self._named_of(slot, row, slot in chunks)
+        }
         super().enqueue(launch)
 
-    def _named_of(self, slot: int, request: Request) -> Iterator[int]:
-        """Snapshots of a row that the launch reads or may write: where the row may be held, its length is not known."""
+    def _named_of(self, slot: int, request: Request, has_chunk: bool) -> Iterator[int]:
+        """Snapshots of a row that the launch reads or may write: where the row may be held, or has drafts, its length
+        is not known."""
         scheduler = self.scheduler
         rows, every = scheduler.rows, scheduler.limits.snapshot_tokens if scheduler.limits.snapshots else 0
         if self._begun.get(slot) != (epoch := int(rows.epoch[slot])):
-            self._begun[slot], self._reached[slot] = epoch, 0
+            self._begun[slot] = epoch
             yield request.begins_as
         if every:
-            least, most, reached = int(rows.least_len[slot]), int(rows.most_len[slot]), self._reached[slot]
-            if least < most:  # what was committed since may have shown that it had reached more
-                reached = max(reached, request.registered // scheduler.holdings.snapshots.every)
-            self._reached[slot] = least // every
-            yield from request.snapshots[reached : most // every]
+            given_up = request.registered * scheduler.pool.block_size
+            if has_chunk:  # it may end at a border, whose snapshot the row has given up with this very launch
+                given_up = int(rows.state_len[slot]) - 1
+            yield from request.snapshots[given_up // every : int(rows.most_len[slot]) // every]
 
     def snapshots_named(self) -> Iterator[tuple[int, set[int]]]:
         """Launches that have not retired, with the snapshots that they name."""
@@ -174,15 +180,15 @@ def make_chain(script: Script, depth: int, counters_from: int = 0, *, forces: bo
     """The engine of `script`, `depth` launches ahead; 0 is serial. Launches and epochs begin after `counters_from`.
     forces: what grammars force is drafted."""
     world = script.world
-    drafts = DRAFTS if world.mode is Mode.DRAFTS else 0
-    forced = DRAFTS if world.mode is Mode.MASKS and forces else 0
-    has_masks = world.mode is Mode.MASKS or any(ask.grammar for ask in script.asks)
+    drafts = DRAFTS if world.mode in (Mode.DRAFTS, Mode.STATE_DRAFTS) else 0
+    forced = DRAFTS if world.mode in GRAMMARS and forces else 0
+    has_masks = world.mode in GRAMMARS or any(ask.grammar for ask in script.asks)
     masks = LateMasks(world.max_rows, script.seed * 8 + depth, forced) if has_masks else None
     tokens = world.max_prefill_tokens + world.max_rows * (1 + drafts + forced)
     rings = allocate_rings(
         RingLayout(
             slots=depth + 2 + world.extra_slots, plan_words=world.plan_words, bulk_words=BULK_WORDS,
-            rows=world.max_rows, max_top=MAX_TOP, drafts=drafts + forced, prompt_tokens=tokens,
+            rows=world.max_rows, max_top=MAX_TOP, drafts=max(drafts, forced), prompt_tokens=tokens,
         )
     )  # fmt: skip
     sizes: dict[str, Any] = {
@@ -196,10 +202,15 @@ def make_chain(script: Script, depth: int, counters_from: int = 0, *, forces: bo
     }
     if masks is not None:
         sizes["masks"] = masks.memory
-    if world.mode is Mode.STATE:
+    if world.mode is Mode.STATE_DRAFTS:
+        answers = {ask.seed: (*ask.prompt, *answer(ask, world).tokens) for ask in script.asks}
+        sizes["drafter"] = drafter = ToldDrafter(answers)
+    if world.mode in STATES:
         sizes |= {"snapshots": world.snapshots, "snapshot_tokens": world.snapshot_blocks * world.block_size}
     sickness = {ask.seed: Sickness(ask.sick_logits, ask.sick_hidden) for ask in script.asks if ask.is_sick}
     program = _PROGRAMS[world.mode](rings, sickness=sickness, **sizes)
+    if world.mode is Mode.STATE_DRAFTS:
+        drafter.rows = program.rows
     schedule = at_once if world.device_seed < 0 else seeded_schedule(world.device_seed)
     clock = Clock()
     device = TimedDevice(
@@ -208,7 +219,7 @@ def make_chain(script: Script, depth: int, counters_from: int = 0, *, forces: bo
     limits = SchedulerLimits(
         world.context_length, VOCAB, (EOS,), world.prefill_chunk, world.max_prefill_tokens, world.plan_words,
         BULK_WORDS, penalty_slots=world.penalty_slots, prefix_cache=world.prefix_cache, drafts=drafts,
-        forced_drafts=forced, forced_rows=2 + script.seed // 5 % 2 * 6, has_state=world.mode is Mode.STATE,
+        forced_drafts=forced, forced_rows=2 + script.seed // 5 % 2 * 6, has_state=world.mode in STATES,
         snapshots=world.snapshots, snapshot_tokens=world.snapshot_blocks * world.block_size,
     )  # fmt: skip
     ledger = NamingLedger(depth, world.run_ahead_tokens, counters_from)

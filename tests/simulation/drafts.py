@@ -9,7 +9,7 @@ leaves the rest void. Garbage in the cache is written over by the next F before 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,11 @@ from numpy.typing import NDArray
 from runahead.cuda_graphs.rings import NON_FINITE, STOPPED, TOKEN_MASK, VOID, RingMemory, cell_tag
 from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime import plan as layout
+from runahead.runtime.drafters.drafter import NO_DRAFT
 from runahead.runtime.programs.host_queries import Queries, clamped
+from runahead.runtime.programs.host_rows import HostRows
 from tests.runtime.programs.hash_draw import draw
+from tests.runtime.programs.hash_model import VOCAB
 from tests.simulation.programs import Sickness, SimulatedProgram, SimulatedRows
 from tests.simulation.script import DRAFTS
 
@@ -53,6 +56,39 @@ class ChangingChoice:
 
     def learn(self, number: int, drafted: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
         assert (drafted <= DRAFTS).all() and (accepted <= drafted).all() and (accepted >= 0).all()
+
+
+class ToldDrafter:
+    """A drafter that knows what requests will be answered: as many of its drafts are right as `tokens_brought` says.
+
+    tokens: of each request, prompt and answer, by its seed. rows: set once there are some.
+    """
+
+    rows: HostRows
+
+    def __init__(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        self._tokens = tokens
+
+    def read(self, slot: int, start: int, tokens: NDArray[np.int32]) -> None:
+        pass
+
+    def took(self, slots: NDArray[np.int64], positions: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
+        pass
+
+    def propose(self, slots: NDArray[np.int64], lengths: NDArray[np.int64], count: int) -> NDArray[np.int32]:
+        found = np.full((slots.size, count), NO_DRAFT, np.int32)
+        for row, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
+            seed = int(self.rows.seed[slot])
+            coming = self._tokens[seed][length : length + count]
+            right = tokens_brought(seed, length) - 1
+            found[row, : len(coming)] = [(token + (at >= right)) % VOCAB for at, token in enumerate(coming)]
+        return found
+
+    def memory(self) -> Mapping[str, NDArray[np.generic]]:
+        return {}
+
+    def poison(self, slot: int) -> None:
+        pass
 
 
 class DraftRows(SimulatedRows):

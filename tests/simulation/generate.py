@@ -10,10 +10,10 @@ from runahead.runtime.engine.interval_log import LogMode
 from runahead.runtime.plan import PLAN_WORDS
 from tests.runtime.chain import tightest_plan
 from tests.runtime.programs.hash_model import VOCAB
-from tests.simulation.script import DEPTHS, DRAFTS, Ask, Event, Kind, Mode, Script, World
+from tests.simulation.script import DEPTHS, DRAFTS, GRAMMARS, STATES, Ask, Event, Kind, Mode, Script, World
 from tests.simulation.sieges import besieged, besieged_in_its_prompt
 
-_MODES: Final = (Mode.PLAIN, Mode.DRAFTS, Mode.PLAIN, Mode.STATE, Mode.MASKS)
+_MODES: Final = (Mode.PLAIN, Mode.DRAFTS, Mode.STATE_DRAFTS, Mode.STATE, Mode.MASKS)
 _SIEGES: Final = 25
 _PHASES: Final = ("WAITING", "PREFILL", "DECODE", "PAUSED", "LEAVING")
 _ON_ONE: Final = (Kind.CANCEL, Kind.STOP_STRING, Kind.ABORT, Kind.ABORT)
@@ -37,7 +37,8 @@ def turn_work_of(seed: int) -> int:
 def snapshots_of(seed: int) -> dict[str, int]:
     """Most seeds with state slots keep snapshots, often too few for all rows; the others find no prefixes."""
     dice = random.Random(f"{seed} snapshots")
-    return {"snapshots": dice.choice((0, 1, 2, 4, 12, 40)), "snapshot_blocks": dice.choice((1, 1, 2, 3))}
+    snapshots, blocks = dice.choice((0, 1, 2, 4, 12, 40)), dice.choice((1, 1, 2, 3))
+    return {"snapshots": snapshots, "snapshot_blocks": blocks}
 
 
 def make_script(seed: int, mode: Mode | None = None) -> Script:
@@ -116,7 +117,7 @@ class _Author:
         max_rows = dice.choice((2, 3, 5, 8) if self.is_crowded else (1, 1, 2, 3, 5, 8))
         few, many = (blocks, blocks, blocks + 1, blocks + 3), (max(2, blocks // 2), blocks, 2 * blocks, 40)
         tight = tightest_plan(max_rows, prefill_chunk, block_size) + (
-            3 * DRAFTS if mode in (Mode.DRAFTS, Mode.MASKS) else 0
+            0 if mode in (Mode.PLAIN, Mode.STATE) else 3 * DRAFTS
         )
         return World(
             mode=mode,
@@ -136,7 +137,7 @@ class _Author:
             prefix_cache=dice.random() < 0.85,
             log_interval=dice.choice((0, 0, 1, 3, 7)),
             log_mode=dice.choice((LogMode.EVENTS, LogMode.BARRIER)),
-            **(snapshots_of(self.seed) if mode is Mode.STATE else {}),
+            **(snapshots_of(self.seed) if mode in STATES else {}),
             **self._times(),
         )
 
@@ -208,7 +209,7 @@ class _Author:
             ask = self._drawn(ask)
         if self.is_slow and len(prompt) > 16:
             ask = replace(ask, prompt_logprobs=dice.choice((-1, 0, 2)), priority=dice.choice((0, -1)))
-        if world.mode is Mode.MASKS:
+        if world.mode in GRAMMARS:
             return _structured(ask, dice) if dice.random() < 0.6 else ask
         return self._sicken(ask) if dice.random() < 0.08 else ask
 

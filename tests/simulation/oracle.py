@@ -10,7 +10,7 @@ from runahead.runtime.wire.parameters import FinishReason
 from tests.runtime.late_masks import MadeUpMatcher
 from tests.runtime.programs.hash_model import EOS, VOCAB
 from tests.simulation.draws import drawn
-from tests.simulation.script import Ask, Mode, World
+from tests.simulation.script import STATES, Ask, World
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -91,7 +91,7 @@ def answer(ask: Ask, world: World) -> Answer:
         if position == ask.sick_logits or 0 <= ask.sick_hidden < position:
             reason = FinishReason.NON_FINITE
             break
-        digest = running.hash ^ (running.state if world.mode is Mode.STATE else 0)
+        digest = running.hash ^ (running.state if world.mode in STATES else 0)
         is_early = len(tokens) < ask.min_tokens
         allowed = _allowed(ask, followed, is_early)
         if not allowed:

@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import RingMemory
-from runahead.cuda_graphs.shape import LaunchShape
+from runahead.runtime import plan as layout
+from runahead.runtime.drafters.drafter import Drafter
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.programs.host_queries import Queries
 from runahead.runtime.programs.host_rows import HostRows
-from runahead.runtime.programs.host_states import NOWHERE, place_of_snapshot, state_places_of
+from runahead.runtime.programs.host_states import NOWHERE, StatePlaces, place_of_snapshot, state_places_of
 from runahead.runtime.row_record import read_admission
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS
 from tests.runtime.programs.hash_program import HashProgram
@@ -51,11 +52,11 @@ class SimulatedRows(HostRows):
 
     def __init__(
         self, rings: RingMemory, max_rows: int, *sizes: int, penalty_slots: int, launched: int = 0,
-        masks: MaskMemory | None = None, snapshot_tokens: int = 0,
+        masks: MaskMemory | None = None, snapshot_tokens: int = 0, drafter: Drafter | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
             rings, max_rows, *sizes, penalty_slots=penalty_slots, launched=launched, masks=masks,
-            snapshot_tokens=snapshot_tokens,
+            snapshot_tokens=snapshot_tokens, drafter=drafter,
         )  # fmt: skip
         self.sickness: Mapping[int, Sickness] = {}
         self.sick = np.zeros(max_rows + 1, np.bool_)  # the last F left the row logits that are not finite
@@ -119,7 +120,7 @@ class SimulatedProgram(HashProgram):
         self.rows = self.make_rows(
             rings, sizes["max_rows"], max_blocks, sizes["vocab_size"], sizes["block_size"], MAX_STOP_IDS, MAX_BIAS,
             penalty_slots=sizes.get("penalty_slots", 0), launched=sizes.get("launched", 0), masks=sizes.get("masks"),
-            snapshot_tokens=snapshot_tokens,
+            snapshot_tokens=snapshot_tokens, drafter=sizes.get("drafter"),
         )  # fmt: skip
         self.rows.sickness = sickness
         self._any_sick = bool(sickness)
@@ -166,7 +167,7 @@ class SimulatedProgram(HashProgram):
 
 class StateProgram(SimulatedProgram):
     """A recurrent state a row, by state slot, beside the cache: each token is a hash of both. F alone writes it, and of
-    live rows only."""
+    live rows only. Drafts are in no state before S has kept them."""
 
     def __init__(
         self, rings: RingMemory, *, sickness: Mapping[int, Sickness], snapshots: int, snapshot_tokens: int, **sizes: Any
@@ -176,34 +177,54 @@ class StateProgram(SimulatedProgram):
         self.states = [_POISONED_STATE] * places
         self.seen: list[tuple[int, ...]] = [()] * places  # what each state is of, by token; NOT_FINITE for a sick one
 
-    def forward(self, shape: LaunchShape) -> None:
-        if self.rows.rows.size:
-            self._advance(self.rows.queries())
-        super().forward(shape)
+        self.kept: list[list[int]] = [[]] * sizes["max_rows"]  # drafts of the row's newest run, by state slot
+        self._run_states: dict[int, list[int]] = {}  # by row slot, behind each token that S may sample from
+        self.borders_in_runs = 0  # snapshots of states that drafts had reached
+        self.held_runs = 0  # times that a row with drafts was held
 
-    def _advance(self, queries: Queries) -> None:
+    def written(self, queries: Queries) -> None:
         places = state_places_of(self.rows, queries)
-        for row in np.flatnonzero(queries.seq_lens).tolist():
+        chunks = set(self.rows.chunks[:, layout.CHUNK_ROW].tolist())
+        for row, slot in enumerate(queries.slots.tolist()):
             begin, end = queries.query_start_loc[row : row + 2].tolist()
-            state, seen = STATE_INIT, tuple[int, ...]()
-            if queries.positions[begin]:
-                state, seen = self.states[places.read_from[row]], self.seen[places.read_from[row]]
-            sickness = self.rows.sickness_of(int(queries.slots[row]))
-            for at in range(begin, end):
-                token = int(queries.token_ids[at])
-                is_sick = sickness is not None and sickness.hidden == queries.positions[at]
-                state, seen = next_state(state, token), (*seen, NOT_FINITE if is_sick else token)
-            for place in (places.slots[row], places.copied_to[row]):
-                if place != NOWHERE:
-                    self.states[place], self.seen[place] = state, seen
+            if queries.seq_lens[row]:
+                tokens = queries.token_ids[begin:end].tolist()
+                sickness = self.rows.sickness_of(slot)
+                sick = -1 if sickness is None else sickness.hidden - int(queries.positions[begin])
+                self._go_on(places, row, slot, tokens, sick, queries.positions[begin] == 0, row in chunks)
+            else:
+                self.held_runs += bool(self.rows.held[slot] and self.rows.alive[slot] and self.rows.drafted[slot])
+        self.rows.leave_states(queries.slots, places.lengths)
+
+    def _go_on(
+        self, places: StatePlaces, row: int, slot: int, tokens: list[int], sick: int, is_first: bool,
+        is_chunk: bool,
+    ) -> None:  # fmt: skip
+        """Token by token, by those of the run before that were kept, and then by the row's query tokens. sick: which of
+        the latter is not finite, if it is one of them."""
+        source, own, certain = int(places.read_from[row]), int(places.slots[row]), int(places.certain[row])
+        state, seen = (STATE_INIT, ()) if is_first else (self.states[source], self.seen[source])
+        again = self.kept[own][: places.replayed[row]]
+        assert len(again) == places.replayed[row], "more is replayed than was kept"
+        found = [(state, seen)]
+        for at, token in enumerate((*again, *tokens), -len(again)):
+            state, seen = next_state(state, token), (*seen, NOT_FINITE if at == sick and at >= 0 else token)
+            found.append((state, seen))
+        self.states[own], self.seen[own] = found[len(again) + certain]
+        if (snapshot := int(places.copied_to[row])) != NOWHERE:
+            self.states[snapshot], self.seen[snapshot] = found[int(places.copied_after[row])]
+            self.borders_in_runs += places.copied_after[row] <= len(again)
+        self.kept[own] = tokens[certain:]
+        behind = found[-1:] if is_chunk else found[len(again) + 1 :]
+        self._run_states[slot] = [state for state, _ in behind]
 
     def _hash(self, slot: int, drafts: int = 0) -> np.uint64:
-        state_slot = int(self.rows.state_slot[slot])
-        return np.uint64(int(super()._hash(slot)) ^ state_digest(self.states[state_slot]))
+        return np.uint64(int(super()._hash(slot, drafts)) ^ state_digest(self._run_states[slot][drafts]))
 
     def poison_state_slot(self, slot: int) -> None:
         """Nonsense into a state slot that nobody may name any more."""
         self.states[slot] = _POISONED_STATE
+        self.kept[slot] = []
 
     def poison_snapshots(self, snapshots: tuple[int, ...]) -> None:
         """Nonsense into snapshots that nobody may name any more."""

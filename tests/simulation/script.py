@@ -27,9 +27,12 @@ class Mode(enum.StrEnum):
     PLAIN = "plain"  # one token a launch, KV blocks alone
     DRAFTS = "drafts"  # 1 to 1 + DRAFTS tokens a launch
     STATE = "state"  # a state slot a row beside its blocks
+    STATE_DRAFTS = "drafts over state"  # both of these, and rows with a grammar beside them
     MASKS = "masks"  # rows with a grammar, whose masks come late; what it forces is drafted, up to DRAFTS tokens
 
 
+STATES: Final = (Mode.STATE, Mode.STATE_DRAFTS)  # in which rows have a recurrent state
+GRAMMARS: Final = (Mode.MASKS, Mode.STATE_DRAFTS)  # in which they may have a grammar
 DRAFTS: Final = 3
 
 
@@ -52,7 +55,7 @@ class World:
     """The engine's sizes. device_seed: of its delays; -1: it is always done at once. extra_slots: of its rings, beside
     `run_ahead` + 2. depths: each is run and compared with serial. turn_s: that a turn takes beside its waits. pause_s:
     for which the device does nothing now and then. turn_work: pieces of work that a turn does for what has arrived; 0:
-    as many as there are. snapshots: of states that there is room for, in mode STATE, one of a row at every
+    as many as there are. snapshots: of states that there is room for, where rows have one, of a row at every
     snapshot_blocks-th border. Seconds are of the simulated clock, and exact in binary."""
 
     mode: Mode

@@ -11,6 +11,7 @@ from runahead.runtime.wire.parameters import FinishReason
 from tests.simulation.assembly import SimulatedChain
 from tests.simulation.book import Book
 from tests.simulation.drafts import DraftProgram
+from tests.simulation.programs import StateProgram
 from tests.simulation.script import DEPTHS, DRAFTS, SERIAL, Ask, Kind, Mode, Script, Wires
 from tests.simulation.transcript import Transcript
 
@@ -40,7 +41,7 @@ WANTED: Final = frozenset(
             "evicted row began with a snapshot",
             "snapshot given out again",
         ),
-        "border without a snapshot, for want of one",
+        *("border without a snapshot, for want of one", "border inside a run", "run of a row that is held"),
         *(
             "row held",
             "row with a state held",
@@ -175,6 +176,9 @@ class Witness:
         self.count("snapshot kept", stats.snapshots_kept)
         self.count("row began with a snapshot", stats.snapshots_found)
         self.count("snapshot given out again", max(0, snapshots.allocated_total - snapshots.total))
+        if isinstance(chain.program, StateProgram):
+            self.count("border inside a run", chain.program.borders_in_runs)
+            self.count("run of a row that is held", chain.program.held_runs)
         self.count("slow device waited for", chain.device.pauses)
         self.count("snapshot logged", len(chain.snapshots))
         self._close_requests(transcript)

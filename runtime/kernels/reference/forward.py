@@ -98,7 +98,7 @@ class ReferenceStream:
     plans: list[AttentionPlan]  # by number
     live: NDArray[np.intp]  # which tokens are of live rows; empty where no layer asks
     runs: Runs | None  # tokens of live rows, with the rows' states; None where no layer keeps any
-    states: tuple[list[NDArray[np.float32]], ...]  # of each recurrent mixer
+    states: tuple[list[NDArray[np.float32]], ...]  # of each recurrent mixer, and what it keeps of runs
     joined: list[torch.Tensor]  # what `Fuse` has joined, cut for a product; nothing before
 
 
@@ -281,7 +281,8 @@ class ReferenceBoundKernels:
             self._plan(batch, buffers.tokens, cache)
             live = live_tokens(batch) if self._experts else _NOBODY
             runs = runs_of(batch) if self._mamba2 or self._gated_delta else None
-            states = tuple([tensor.numpy() for tensor in each] for each in cache.states)
+            kept = zip(cache.states, cache.runs, strict=True)
+            states = tuple([tensor.numpy() for tensor in (*each, run)] for each, run in kept)
             yield ReferenceStream(batch.num_tokens, work, caches, self._plans, live, runs, states, [])
 
     def end(self, stream: ReferenceStream) -> torch.Tensor:

@@ -69,18 +69,19 @@ class BoundDelta:
     def mix(
         self, normed: tuple[torch.Tensor, ...], own: DeltaBuffers, runs: Runs, states: list[NDArray[np.float32]]
     ) -> tuple[torch.Tensor, ...]:
-        """What `out` reads. normed: the residual's norm. states: as `Kept.state` of the mixer has them, by state slot.
+        """What `out` reads. normed: the residual's norm. states: as `Kept.state` of the mixer has them, by state slot,
+        and behind them what it keeps of runs.
 
         Tokens of masked rows leave zeros.
         """
         shape = self.shape
         self.proj.write(normed, own.projected)
         projected = own.projected.numpy()
-        mine = projected[runs.tokens, shape.inner :]
-        convolved = self.convolution.apply(runs, mine[:, : shape.channels], states[0])
-        b, dt = mine[:, shape.channels :].reshape(-1, 2, shape.value_heads).swapaxes(0, 1)
+        inputs = runs.gather(projected[runs.tokens, shape.inner :], states[2])
+        convolved = self.convolution.apply(runs, inputs[:, : shape.channels], states[0])
+        b, dt = inputs[:, shape.channels :].reshape(-1, 2, shape.value_heads).swapaxes(0, 1)
         own.y[:] = 0.0
-        own.y[runs.tokens] = self._scan(runs, convolved, b, dt, states[1])
+        own.y[runs.tokens] = self._scan(runs, convolved, b, dt, states[1])[runs.own]
         own.norm.apply(self.gated_norm)
         silu_mul(projected[:, : shape.inner], own.y, own.gated)
         return own.gated_parts
@@ -101,13 +102,16 @@ class BoundDelta:
         share = (np.float32(1.0) / (np.exp(-b) + np.float32(1.0))).reshape(*by_value, 1)
         y = np.empty(v.shape, np.float32)
         held = runs.begin(state).reshape(*by_value, shape.value_dim, shape.key_dim)
-        for rows, places in runs.steps():
+        writes = runs.writes.by_step()
+        for step, (rows, places) in enumerate(runs.steps()):
             now, key = held[:rows], k[places]
             now *= decay[places]
             known = np.einsum("rghvk,rghvk->rghv", now, np.broadcast_to(key, now.shape))
             now += (share[places] * (v[places] - known))[..., None] * key
             y[places] = np.einsum("rghvk,rghvk->rghv", now, np.broadcast_to(q[places], now.shape))
-        runs.end(state, held.reshape(-1, *state.shape[1:]))
+            if step in writes:
+                left, slots = writes[step]
+                state[slots] = held[left].reshape(-1, *state.shape[1:])
         return y.reshape(-1, shape.inner)
 
 

@@ -75,17 +75,18 @@ class BoundMamba2:
     def mix(
         self, normed: tuple[torch.Tensor, ...], own: Mamba2Buffers, runs: Runs, states: list[NDArray[np.float32]]
     ) -> tuple[torch.Tensor, ...]:
-        """What `out` reads. normed: the residual's norm. states: as `Kept.state` of the mixer has them, by state slot.
+        """What `out` reads. normed: the residual's norm. states: as `Kept.state` of the mixer has them, by state slot,
+        and behind them what it keeps of runs.
 
         Tokens of masked rows leave zeros.
         """
         inner = self.shape.inner
         self.proj.write(normed, own.projected)
         projected = own.projected.numpy()
-        mine = projected[runs.tokens]
-        convolved = self.convolution.apply(runs, mine[:, inner : -self.shape.heads], states[0])
+        inputs = runs.gather(projected[runs.tokens, inner:], states[2])
+        convolved = self.convolution.apply(runs, inputs[:, : -self.shape.heads], states[0])
         own.y[:] = 0.0
-        own.y[runs.tokens] = self._scan(runs, convolved, mine[:, -self.shape.heads :], states[1])
+        own.y[runs.tokens] = self._scan(runs, convolved, inputs[:, -self.shape.heads :], states[1])[runs.own]
         silu_mul(projected[:, :inner], own.y, own.gated)
         own.norm.apply(self.gated_norm)
         return own.gated_parts
@@ -104,12 +105,15 @@ class BoundMamba2:
         y = np.empty((len(x), shape.groups, each, shape.head_dim), np.float32)
         held = runs.begin(state).reshape(-1, shape.groups, each, shape.head_dim, shape.state)
         decay = decay.reshape(-1, shape.groups, each, 1, 1)
-        for rows, places in runs.steps():
+        writes = runs.writes.by_step()
+        for step, (rows, places) in enumerate(runs.steps()):
             now = held[:rows]
             now *= decay[places]
             now += scaled[places] * b[places]
             y[places] = np.einsum("rghps,rghps->rghp", now, np.broadcast_to(c[places], now.shape))
-        runs.end(state, held.reshape(-1, *state.shape[1:]))
+            if step in writes:
+                left, slots = writes[step]
+                state[slots] = held[left].reshape(-1, *state.shape[1:])
         y = y.reshape(x.shape)
         y += self.d * x
         return y.reshape(-1, shape.inner)

@@ -9,27 +9,62 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 
-# Floats are float32. n tokens of m live rows.
+# Floats are float32. n tokens of m live rows, those of the runs before that are replayed among them.
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """States that a forward leaves. after: [w] how many of the row's tokens, those that are replayed included, each one
+    is the state behind. rows: [w] among the m. slots: [w] where it is written."""
+
+    after: NDArray[np.intp]
+    rows: NDArray[np.intp]
+    slots: NDArray[np.intp]
+
+    def by_step(self) -> dict[int, tuple[NDArray[np.intp], NDArray[np.intp]]]:
+        """Rows and slots of the states behind token number `step` of their rows, from 0 on."""
+        return {
+            after - 1: (self.rows[self.after == after], self.slots[self.after == after])
+            for after in np.unique(self.after).tolist()
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The query tokens of a forward's live rows, row by row, rows with more tokens first."""
+    """The tokens of a forward's live rows, row by row, rows with more tokens first: of each row those of the run before
+    that are replayed, and then its query tokens. Of the n tokens, q are query tokens and p are replayed."""
 
-    state_slots: NDArray[np.intp]  # [m]
-    read_from: NDArray[np.intp]  # [m] slots of the states that they go on with
-    copied: NDArray[np.intp]  # [c] those of the m whose states are written to another slot too
-    copied_to: NDArray[np.intp]  # [c]
+    read_from: NDArray[np.intp]  # [m] slots of the states that the rows go on with
     fresh: NDArray[np.bool_]  # [m] rows that begin with this forward
-    counts: NDArray[np.intp]  # [m] query tokens, descending
+    counts: NDArray[np.intp]  # [m] tokens, descending
     begins: NDArray[np.intp]  # [m] each row's first place among the n
-    tokens: NDArray[np.intp]  # [n] places among the query tokens of the forward
+    tokens: NDArray[np.intp]  # [q] places among the query tokens of the forward
+    own: NDArray[np.intp]  # [q] their places among the n
+    replayed: NDArray[np.intp]  # [p] places among the n
+    replayed_from: tuple[NDArray[np.intp], NDArray[np.intp]]  # [p], [p] state slots, and places in their runs
+    drafts: NDArray[np.intp]  # [d] those of the q whose states are not written: the next forward may replay them
+    drafts_to: tuple[NDArray[np.intp], NDArray[np.intp]]  # [d], [d] as replayed_from
+    writes: Writes
+
+    def gather(self, mine: NDArray[np.float32], kept: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What the recurrence is given of all n tokens, and the inputs of drafts are kept. mine: [q, width], inputs of
+        the query tokens. kept: [state slots, K, width], those of the runs before, which are written over."""
+        found = mine
+        if self.replayed.size:
+            found = np.empty((mine.shape[0] + self.replayed.size, mine.shape[1]), np.float32)
+            found[self.own] = mine
+            found[self.replayed] = kept[self.replayed_from]
+        if self.drafts.size:
+            kept[self.drafts_to] = mine[self.drafts]
+        return found
 
     def steps(self) -> Iterator[tuple[int, NDArray[np.intp]]]:
         """One token of each row that has another one: how many rows, the first ones, and the places of their tokens
@@ -46,31 +81,55 @@ class Runs:
         mine[self.fresh] = 0.0
         return mine
 
-    def end(self, state: NDArray[np.float32], mine: NDArray[np.float32]) -> None:
-        """Write the rows' states back, and the snapshots of them."""
-        state[self.state_slots] = mine
-        if self.copied.size:
-            state[self.copied_to] = mine[self.copied]
-
 
 def runs_of(batch: ForwardBatch) -> Runs:
     """Of a batch's live rows. Masked rows have none: nobody reads or writes their states."""
     assert batch.state_slots is not None, "a model that keeps states is given a batch that names no state slots"
     firsts = batch.query_start_loc.numpy().astype(np.intp)
+    queries = np.diff(firsts)
+    before, certain = _given(batch.replayed, np.zeros_like(queries)), _given(batch.certain, queries)
+    copied_after = _given(batch.copied_after, before + certain)
     rows = np.flatnonzero(batch.seq_lens.numpy() > 0)
-    rows = rows[np.argsort(-np.diff(firsts)[rows], kind="stable")]
-    counts = np.diff(firsts)[rows]
+    rows = rows[np.argsort(-(queries + before)[rows], kind="stable")]
+    queries, before, certain = queries[rows], before[rows], certain[rows]
+    counts = queries + before
     begins = np.cumsum(counts) - counts
-    tokens = np.arange(int(counts.sum())) + np.repeat(firsts[rows] - begins, counts)
-    fresh = batch.positions.numpy()[firsts[rows]] == 0
-    own = batch.state_slots.numpy()[rows].astype(np.intp)
-    read_from, to = own, np.full(rows.size, -1)
-    if batch.states_read_from is not None:
-        read_from = batch.states_read_from.numpy()[rows].astype(np.intp)
-    if batch.states_copied_to is not None:
-        to = batch.states_copied_to.numpy()[rows].astype(np.intp)
-    copied = np.flatnonzero(to >= 0)
-    return Runs(own, read_from, copied, to[copied], fresh, counts, begins, tokens)
+    # Of each query token its row among the m, and its place in the row; then the same of those that are replayed.
+    row, place = _ragged(queries)
+    again, place_again = _ragged(before)
+    is_draft = place >= certain[row]
+    slots = batch.state_slots.numpy()[rows].astype(np.intp)
+    read_from = _given(batch.states_read_from, batch.state_slots.numpy())[rows]
+    copied_to = _given(batch.states_copied_to, np.full(firsts.size - 1, -1))[rows]
+    copied = np.flatnonzero(copied_to >= 0)
+    everybody = np.arange(rows.size)
+    return Runs(
+        read_from=read_from,
+        fresh=batch.positions.numpy()[firsts[rows]] == 0,
+        counts=counts,
+        begins=begins,
+        tokens=firsts[rows][row] + place,
+        own=(begins + before)[row] + place,
+        replayed=begins[again] + place_again,
+        replayed_from=(slots[again], place_again),
+        drafts=np.flatnonzero(is_draft),
+        drafts_to=(slots[row[is_draft]], (place - certain[row])[is_draft]),
+        writes=Writes(
+            np.concatenate([before + certain, copied_after[rows][copied]]),
+            np.concatenate([everybody, copied]),
+            np.concatenate([slots, copied_to[copied]]),
+        ),
+    )
+
+
+def _given(tensor: torch.Tensor | None, otherwise: NDArray[np.number[Any]]) -> NDArray[np.intp]:
+    return (otherwise if tensor is None else tensor.numpy()).astype(np.intp)
+
+
+def _ragged(counts: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Rows of so many tokens each, one behind the other: of each token its row, and its place there."""
+    row = np.repeat(np.arange(counts.size), counts)
+    return row, np.arange(row.size) - (np.cumsum(counts) - counts)[row]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +160,8 @@ class Convolution:
             total += seen[places - kept + tap] * self.weight[tap]
         if self.bias is not None:
             total += self.bias
-        ends = row_begins + runs.counts
-        runs.end(state, seen[ends[:, None] + np.arange(kept)])
+        writes = runs.writes
+        state[writes.slots] = seen[(row_begins[writes.rows] + writes.after)[:, None] + np.arange(kept)]
         return silu(total)
 
 

@@ -13,7 +13,8 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch
 @dataclass(frozen=True, slots=True)
 class Row:
     """first: position of its first query token. alive: not masked. begins_as: the slot that it goes on from, if that is
-    not its own. left_in: a slot in which its state is left, too; -1: in none."""
+    not its own. left_in: a slot in which its state is left, too; -1: in none. replayed: of the drafts of its run
+    before, those that were kept. drafts: query tokens that may not be."""
 
     state_slot: int
     first: int
@@ -21,6 +22,8 @@ class Row:
     alive: bool = True
     begins_as: int | None = None
     left_in: int = -1
+    replayed: int = 0
+    drafts: int = 0
 
 
 def batch_of(rows: Sequence[Row]) -> ForwardBatch:
@@ -43,4 +46,6 @@ def batch_of(rows: Sequence[Row]) -> ForwardBatch:
         state_slots=torch.tensor([row.state_slot for row in rows], dtype=torch.int32),
         states_read_from=torch.tensor(reads, dtype=torch.int32) if snapshots else None,
         states_copied_to=torch.tensor(copies, dtype=torch.int32) if snapshots else None,
+        replayed=torch.tensor([row.replayed for row in rows], dtype=torch.int32),
+        certain=torch.tensor([row.count - row.drafts for row in rows], dtype=torch.int32),
     )

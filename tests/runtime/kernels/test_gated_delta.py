@@ -19,6 +19,7 @@ from runahead.runtime.kernels.reference.recurrence import runs_of
 from tests.runtime.kernels.recurrent_batches import Row, batch_of
 
 HIDDEN, EPS, SLOTS = 24, 1e-2, 5
+DRAFTS = 3
 SHAPE = DeltaShape(key_heads=2, key_dim=12, value_heads=6, value_dim=8, window=4)
 
 
@@ -45,7 +46,8 @@ class Layer:
             out=Linear(self.products.pack(self.out), None),
         )
         self.bound = BoundDelta.of(self.weights, self.products)
-        self.states = [np.full((SLOTS, *shape), np.nan, np.float32) for shape in self.weights.keeps.state]
+        kept = self.weights.keeps
+        self.states = [np.full((SLOTS, *shape), np.nan, np.float32) for shape in (*kept.state, (DRAFTS, kept.inputs))]
 
     def added(self, residual: NDArray[np.float32], rows: Sequence[Row]) -> NDArray[np.float32]:
         """residual: [n, HIDDEN]. Everything that nobody may read is NaN beforehand."""
@@ -100,7 +102,7 @@ def test_it_is_the_recurrence_of_its_definition() -> None:
     layer, residual = Layer(), residual_of(19)
     found = layer.added(residual, [Row(2, 0, 19)])
     np.testing.assert_allclose(found, expected(layer, residual), rtol=2e-4, atol=2e-4)
-    assert [tensor.shape for tensor in layer.states] == [(SLOTS, 3, SHAPE.channels), (SLOTS, 6, 8, 12)]
+    assert [tensor.shape for tensor in layer.states[:2]] == [(SLOTS, 3, SHAPE.channels), (SLOTS, 6, 8, 12)]
 
 
 @pytest.mark.parametrize("chunks", [(1,) * 19, (8, 8, 3), (1, 17, 1), (5, 1, 1, 12)])
@@ -142,3 +144,21 @@ def test_a_row_that_begins_does_not_see_what_its_slot_holds() -> None:
     once = layer.added(residual, [Row(0, 0, 5)])
     assert np.isfinite(once).all()
     np.testing.assert_array_equal(layer.added(residual, [Row(0, 0, 5)]), once)
+
+
+@pytest.mark.parametrize("kept", range(DRAFTS + 1))
+def test_drafts_that_were_kept_are_replayed_and_those_that_were_not_leave_nothing(kept: int) -> None:
+    residual = residual_of(14)
+    alone = Layer().added(residual, [Row(0, 0, 14)])
+    layer, wrong = Layer(), residual_of(DRAFTS, seed=1)
+    layer.added(residual[:5], [Row(4, 0, 5)])
+    run = np.concatenate([residual[5 : 6 + kept], wrong[kept:]])
+    other = residual_of(3, seed=2)  # of a row beside it
+    found = layer.added(np.concatenate([other, run]), [Row(1, 0, 3), Row(4, 5, 1 + DRAFTS, drafts=DRAFTS)])
+    np.testing.assert_array_equal(found[3 : 4 + kept], alone[5 : 6 + kept])
+    first = 6 + kept
+    layer.added(wrong, [Row(4, first, DRAFTS, alive=False)])  # held, or ended: its run stays
+    found = layer.added(residual[first : first + 2], [Row(4, first, 2, replayed=kept, drafts=1)])
+    np.testing.assert_array_equal(found, alone[first : first + 2])
+    found = layer.added(residual[first + 2 : 14], [Row(4, first + 2, 12 - first, replayed=1)])
+    np.testing.assert_array_equal(found, alone[first + 2 :])

@@ -23,7 +23,7 @@ def drawn(*shape: int, seed: int = 0) -> NDArray[np.float32]:
 def test_rows_go_on_one_token_at_a_time_the_longest_first_and_masked_rows_not_at_all() -> None:
     rows = [Row(4, 7, 1), Row(1, 0, 3), Row(3, 5, 2, alive=False), Row(0, 2, 2), Row(2, 0, 1)]
     runs = runs_of(batch_of(rows))
-    assert runs.state_slots.tolist() == [1, 0, 4, 2]
+    assert runs.read_from.tolist() == runs.writes.slots.tolist() == [1, 0, 4, 2]
     assert runs.fresh.tolist() == [True, False, False, True]
     assert runs.tokens.tolist() == [1, 2, 3, 6, 7, 0, 8]
     steps = [(count, runs.tokens[places].tolist()) for count, places in runs.steps()]
@@ -36,17 +36,14 @@ def test_where_every_row_is_masked_nothing_goes_on() -> None:
     assert runs.tokens.size == 0
 
 
-def test_a_row_that_begins_finds_zeros_and_its_slot_keeps_what_it_held_until_it_is_written() -> None:
+def test_a_row_that_begins_finds_zeros_and_its_slot_keeps_what_it_held() -> None:
     state = np.full((3, 2), np.nan, np.float32)
     state[1] = 5.0
     runs = runs_of(batch_of([Row(2, 0, 1), Row(1, 4, 1)]))
     mine = runs.begin(state)
     assert mine.tolist() == [[0.0, 0.0], [5.0, 5.0]]
-    assert np.isnan(state[2]).all()
     mine += 1.0
-    runs.end(state, mine)
-    assert state[1:].tolist() == [[6.0, 6.0], [1.0, 1.0]]
-    assert np.isnan(state[0]).all()
+    assert np.isnan(state[2]).all() and state[1].tolist() == [5.0, 5.0]
 
 
 @pytest.mark.parametrize("chunks", [(11,), (1,) * 11, (3, 1, 2, 5), (2, 9)])
@@ -87,10 +84,24 @@ def test_a_row_begins_with_another_s_state_and_leaves_its_own_in_two_places() ->
         batch_of(rows),
         states_read_from=torch.tensor([5, 0, 3], dtype=torch.int32),
         states_copied_to=torch.tensor([-1, 3, 4], dtype=torch.int32),
+        copied_after=torch.tensor([0, 1, 1], dtype=torch.int32),
     )
     runs = runs_of(batch)
-    state = np.arange(6, dtype=np.float32)[:, None]
-    mine = runs.begin(state)
-    assert mine.tolist() == [[0.0], [5.0]], "the longer run first: it begins from zeros"
-    runs.end(state, mine + 10)
-    assert state[:, 0].tolist() == [15.0, 10.0, 2.0, 10.0, 4.0, 5.0], "a masked row leaves nothing anywhere"
+    assert runs.begin(np.arange(6, dtype=np.float32)).tolist() == [0.0, 5.0], "the longer run first: it begins"
+    written = {step: (rows.tolist(), slots.tolist()) for step, (rows, slots) in runs.writes.by_step().items()}
+    assert written == {0: ([1, 0], [0, 3]), 1: ([0], [1])}, "a masked row leaves nothing anywhere"
+
+
+def test_kept_drafts_come_before_a_row_s_tokens_and_new_ones_are_kept() -> None:
+    runs = runs_of(batch_of([Row(3, 9, 3, replayed=2, drafts=2), Row(1, 4, 1), Row(0, 20, 2, replayed=1)]))
+    kept = np.arange(12, dtype=np.float32).reshape(4, 3, 1)  # by slot, as the launch before has left them
+    mine = 100.0 + np.arange(6, dtype=np.float32)[:, None]
+    by_row = [[9.0, 10.0, 100.0, 101.0, 102.0], [0.0, 104.0, 105.0], [103.0]]
+    found = runs.gather(mine[runs.tokens], kept)[:, 0]
+    parts = zip(runs.begins, runs.counts, strict=True)
+    assert [found[begin : begin + count].tolist() for begin, count in parts] == by_row
+    assert found[runs.own].tolist() == mine[runs.tokens, 0].tolist()
+    assert kept[3, :, 0].tolist() == [101.0, 102.0, 11.0], "the two drafts of the first row, and no others"
+    assert kept[:3, :, 0].tolist() == np.arange(9).reshape(3, 3).tolist()
+    written = {step: (rows.tolist(), slots.tolist()) for step, (rows, slots) in runs.writes.by_step().items()}
+    assert written == {2: ([0, 1], [3, 0]), 0: ([2], [1])}, "behind the newest token, which is certain, or the last one"

@@ -72,8 +72,8 @@ def test_layers_of_different_shapes_are_each_counted_with_their_own() -> None:
 def test_what_mixers_of_several_kinds_keep_is_added_up_for_blocks_and_for_state_slots() -> None:
     layer = described(CONFIG).layers[0]
     memory = memory_of((with_states(layer, *STATES), with_shape(layer, 2, 16), with_states(layer, (16,))))
-    assert memory.bytes_kept(8, torch.float32) == KeptBytes(block=2 * 8 * 2 * 16 * 4, row=STATE_BYTES + 64)
-    cache = memory.make_cache(3, 8, torch.bfloat16, torch.device("cpu"), state_slots=7)
+    assert memory.bytes_kept(8, torch.float32) == KeptBytes(2 * 8 * 2 * 16 * 4, STATE_BYTES + 64, STATE_BYTES + 64)
+    cache = memory.make_cache(3, 8, torch.bfloat16, torch.device("cpu"), state_slots=5, snapshots=2)
     assert [tuple(keys.shape) for keys in cache.keys] == [(3, 8, 2, 16)], "a state takes no place in blocks"
     assert [[tuple(tensor.shape[1:]) for tensor in each] for each in cache.states] == [[*STATES], [(16,)]]
     tensors = [tensor for each in cache.states for tensor in each]

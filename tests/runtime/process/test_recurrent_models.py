@@ -17,6 +17,7 @@ from runahead.runtime.process.cuda import check_layers
 from runahead.runtime.process.parts import (
     Assembled,
     blocks_in,
+    bytes_kept,
     check_blocks,
     snapshot_tokens,
     snapshots_in,
@@ -125,7 +126,7 @@ def test_snapshots_that_could_have_no_effect_are_refused(folder: Path, tmp_path:
 
 
 def test_snapshots_take_a_quarter_of_what_states_leave_where_blocks_are_sized_by_memory() -> None:
-    config, kept = EngineConfig(model="", max_rows=8), KeptBytes(block=1000, row=1 << 20)
+    config, kept = EngineConfig(model="", max_rows=8), KeptBytes(block=1000, row=1 << 20, snapshot=1 << 20)
     assert snapshots_in(config, kept, 1000, 8 << 20) == 0
     assert snapshots_in(config, kept, 1000, 28 << 20) == 5
     assert blocks_in(28 << 20, config, kept, 1 << 20, 5) == (15 << 20) // 1000
@@ -138,7 +139,11 @@ def test_snapshots_take_a_quarter_of_what_states_leave_where_blocks_are_sized_by
 def test_snapshots_that_nobody_asked_for_leave_one_request_of_full_length_its_blocks(
     spare_kib: int, snapshots: int
 ) -> None:
-    config, kept, context = EngineConfig(model="", max_rows=8), KeptBytes(block=1 << 20, row=1 << 20), 16 * 99
+    config, kept, context = (
+        EngineConfig(model="", max_rows=8),
+        KeptBytes(block=1 << 20, row=1 << 20, snapshot=1 << 20),
+        16 * 99,
+    )
     memory = ((8 + 100) << 20) + (spare_kib << 10)
     found = snapshots_in(config, kept, context, memory)
     assert found == snapshots
@@ -146,10 +151,35 @@ def test_snapshots_that_nobody_asked_for_leave_one_request_of_full_length_its_bl
         check_blocks(blocks_in(memory, config, kept, context, found), config, context, kept, found)
 
 
-def test_drafts_are_refused_before_a_weight_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_is_refused_before_a_weight_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runahead.runtime.process.cpu.load_model", lambda *parts: pytest.fail("the weights were read"))
-    with pytest.raises(ConfigError, match=r"drafter ngram can't be combined with BambaForCausalLM.* set drafter none"):
-        started(folder, drafter="ngram")
+    with pytest.raises(ConfigError, match=r"drafter eagle can't be combined with BambaForCausalLM.*none or ngram"):
+        started(folder, drafter="eagle", draft_model="head")
+
+
+def test_a_slot_holds_the_inputs_of_a_rows_drafts_and_a_snapshot_does_not(folder: Path) -> None:
+    with capture_logs() as events:
+        parts = started(folder, drafter="ngram", draft_tokens=3, state_snapshot_blocks=2)
+    (memory,) = [event for event in events if event["event"] == "memory"]
+    program = parts.device._program  # type: ignore[attr-defined]
+    inputs = 2 * 4 * (128 + 32 + 4)  # of a token: two layers, what is convolved and a step of each head
+    assert parts.info.state_bytes == STATE_BYTES + 3 * inputs
+    assert memory["state_bytes"] == 4 * (STATE_BYTES + 3 * inputs)
+    assert sum(run.nbytes for run in program._cache.runs) == 4 * 3 * inputs
+    assert memory["snapshot_bytes"] == 4 * STATE_BYTES
+    assert parts.info.drafters == ("ngram",)
+    assert (parts.scheduler.limits.drafts, parts.scheduler.limits.forced_drafts) in ((3, 3), (3, 0))
+
+
+def test_drafts_whose_inputs_leave_no_memory_for_blocks_are_refused(folder: Path) -> None:
+    described = load_config(open_checkpoint(folder))
+    config = EngineConfig(model="", max_rows=16, block_size=16, drafter="ngram", draft_tokens=1)
+    many = msgspec.structs.replace(config, draft_tokens=7)
+    few, more = (bytes_kept(one, described, torch.float32) for one in (config, many))
+    memory = 16 * few.row + 70 * few.block
+    check_blocks(blocks_in(memory, config, few, 1000), config, 1000, few)
+    with pytest.raises(ConfigError, match=r"the states of 16 rows.* set context_length or max_rows or draft_tokens"):
+        check_blocks(blocks_in(memory, many, more, 1000), many, 1000, more)
 
 
 def test_a_gpu_is_refused_by_a_sentence(folder: Path) -> None:

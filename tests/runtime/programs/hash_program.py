@@ -104,12 +104,16 @@ class HashProgram:
         self.rows.draft()
         queries = self.rows.queries()
         self.cache.reshape(-1)[queries.slot_mapping] = queries.token_ids
+        self.written(queries)
         offsets = np.broadcast_to(queries.sample_offsets, queries.sample_slots.size)
         for slot, offset in zip(queries.sample_slots.tolist(), offsets.tolist(), strict=True):
             self._hashes[slot, offset] = self._hash(slot, offset)
         self.rows.write_finite(self.finite_tokens(queries), queries)
         if shape.prompt_logprobs:
             self._leave_prompt_logprobs(queries)
+
+    def written(self, queries: Queries) -> None:
+        """The query tokens of F are in the cache, and nothing is made of them yet: more may be kept of them."""
 
     def finite_tokens(self, queries: Queries) -> NDArray[np.bool_]:
         """Which query tokens have finite hidden states, [T]: all of them, unless a test says otherwise."""
