@@ -278,7 +278,7 @@ def test_every_field_of_the_request_has_a_flag_with_a_help_text() -> None:
         (["serve", "--device", "tpu"], "--device must be cpu or cuda"),
         (["serve", "--host", "0.0.0.0"], "--insecure"),
         (["serve", "--model", "some-org/some-model"], "hf download some-org/some-model"),
-        (["serve", "--max-rows", "0"], "--max-rows must be between 1 and 512, and is 0"),
+        (["serve", "--max-rows", "513"], "--max-rows must be between 0 and 512, and is 513"),
         (["serve", "--penalty-slots", "-1"], "--penalty-slots must be between 0 and 512, and is -1"),
         (["serve", "--log-interval", "-1"], "--log-interval must be between 0 and 1073741824, and is -1"),
         (["serve", "--log-mode", "drain"], "--log-mode must be events or barrier"),
