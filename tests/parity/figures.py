@@ -26,6 +26,7 @@ def counted(stats: ServerStats) -> Counter[str]:
             "void rows": stats.tokens.void_rows,
             "cached tokens": stats.tokens.cached,
             "recomputed tokens": stats.tokens.recomputed,
+            "drafts kept": sum(stats.tokens.accepted.values()),
             "snapshots kept": stats.snapshots.kept,
             "rows that began with a snapshot": stats.snapshots.found,
             "reserved blocks": stats.blocks.reserved,

@@ -1,7 +1,7 @@
 """Models with recurrent states, through the service: every depth gives the answers of `serial`, whatever befalls a row.
 
-The events are those of the matrix. A snapshot of a state is kept at every border between blocks, in the tight pool too
-few for all rows. States and snapshots that are given back are poisoned.
+The events are those of the matrix, with drafts and without. A snapshot of a state is kept at every border between
+blocks, in the tight pool too few for all rows. States and snapshots that are given back are poisoned.
 """
 
 from __future__ import annotations
@@ -20,40 +20,41 @@ from tests.parity.test_parity import ATTEMPTS, POOLS, compare_runs, run_cell, ta
 
 pytestmark = pytest.mark.timeout(0)  # each workload has its own
 
-KIND = "seeded-sampling"
-Started = Callable[[str, str], dict[tuple[str, str], str]]
+DRAFTS = 3
+Started = Callable[[str, str, int], dict[tuple[str, str], str]]
 
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
-    """URLs by pool and depth, of a family's services with this pool, and of the one that is serial with a roomy one.
-    Those of another pool end before."""
+    """URLs by pool and depth, of a family's services with this pool and so many drafts, and of the one that is serial
+    with a roomy one and without drafts. Those of another pool end before."""
     with contextlib.ExitStack() as all_of_a_family, contextlib.ExitStack() as of_a_pool:
         folders: dict[str, Path] = {}
-        running: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
+        running: dict[tuple[str, str, int], dict[tuple[str, str], str]] = {}
         expected: dict[str, str] = {}
 
-        def start(stack: contextlib.ExitStack, family: str, pool: str, *depths: str) -> dict[str, str]:
+        def start(stack: contextlib.ExitStack, family: str, pool: str, drafts: int, *depths: str) -> dict[str, str]:
             flags = ["--model", str(folders[family]), "--threads", "1", *POOLS[pool], "--state-snapshot-blocks", "1"]
             flags += ["--state-snapshots", "6" if pool == "tight" else "96"]
+            flags += ["--drafter", "ngram", "--draft-tokens", str(drafts)] if drafts else []
             services = services_at_every_depth(lambda i: [*flags, "--jitter-seed", str(41 + i)], depths)
             return stack.enter_context(services)
 
-        def of(family: str, pool: str) -> dict[tuple[str, str], str]:
+        def of(family: str, pool: str, drafts: int) -> dict[tuple[str, str], str]:
             if family not in folders:
                 of_a_pool.close()
                 all_of_a_family.close()
                 folders[family] = tmp_path_factory.mktemp(family)
                 save_with_tokenizer(family, folders[family])
                 expected.clear()
-                expected["serial"] = start(all_of_a_family, family, "roomy", "serial")["serial"]
-            if (family, pool) not in running:
+                expected["serial"] = start(all_of_a_family, family, "roomy", 0, "serial")["serial"]
+            if (family, pool, drafts) not in running:
                 of_a_pool.close()
                 running.clear()
                 chained = ("1", "2", "4") if pool == "roomy" else ("serial", "1", "2", "4")
-                urls = start(of_a_pool, family, pool, *chained)
-                running[family, pool] = {(pool, depth): url for depth, url in urls.items()}
-            return {**running[family, pool], ("roomy", "serial"): expected["serial"]}
+                urls = start(of_a_pool, family, pool, drafts, *chained)
+                running[family, pool, drafts] = {(pool, depth): url for depth, url in urls.items()}
+            return {**running[family, pool, drafts], ("roomy", "serial"): expected["serial"]}
 
         yield of
 
@@ -65,18 +66,36 @@ def pool_of(event: str) -> str:
 BY_POOL: list[str] = sorted(EVENTS, key=pool_of)
 
 
-# Families stand together, and in each the events of a pool: its services are started once.
+# Families stand together, and in each the events of a pool: its services are started once. One family has drafts and
+# the other has none; the other way round where that is asked for.
+FAMILIES_AND_DRAFTS = [
+    ("mamba-2", DRAFTS),
+    ("gated-delta-net", 0),
+    pytest.param("mamba-2", 0, marks=pytest.mark.large),
+    pytest.param("gated-delta-net", DRAFTS, marks=pytest.mark.large),
+]
+
+
+def kind_of(event: str, drafts: int) -> str:
+    """Greedy rows of a random model come to repeat themselves, and their drafts are right."""
+    return "greedy" if drafts and event != "end-of-sequence" else "seeded-sampling"
+
+
 @pytest.mark.parametrize("event", BY_POOL)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "drafts"), FAMILIES_AND_DRAFTS)
 def test_a_cell_of_the_matrix_has_the_answers_of_serial_in_a_roomy_pool(
-    family: str, event: str, started: Started
+    family: str, drafts: int, event: str, started: Started
 ) -> None:
-    pool = pool_of(event)
-    services = started(family, pool)
+    assert family in FAMILIES
+    pool, kind = pool_of(event), kind_of(event, drafts)
+    services = started(family, pool, drafts)
     for attempt in range(ATTEMPTS):
-        runs = asyncio.run(run_cell(KIND, event, 80 + attempt, services))
+        runs = asyncio.run(run_cell(kind, event, 80 + attempt, services))
         compare_runs(event, runs)
         seen = {where: {**saw(event, run), **saw_depth(run)} for where, run in runs.items() if where[0] == pool}
+        if kind == "greedy":
+            for where in seen.keys() - {("roomy", "serial")}:
+                seen[where]["drafts kept"] = runs[where].counted["drafts kept"]
         print(f"\n{family} / {event}: " + table(list(seen.values())))
         if all(count > 0 for happened in seen.values() for count in happened.values()):
             return
