@@ -73,7 +73,10 @@ def test_an_engine_that_can_not_start_or_fails_is_no_success(
     ("flags", "sentence"),
     [
         ([], "runahead kernels: --device cpu needs no kernels compiled; cuda does"),
-        (["--device", "cuda", "--max-rows", "0"], "runahead kernels: --max-rows must be between 1 and 512, and is 0"),
+        (
+            ["--device", "cuda", "--max-rows", "513"],
+            "runahead kernels: --max-rows must be between 0 and 512, and is 513",
+        ),
     ],
 )
 def test_settings_that_can_not_be_are_refused_before_anything_is_started(
