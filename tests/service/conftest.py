@@ -21,8 +21,8 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 @pytest.fixture(autouse=True)
 def signals() -> Iterator[None]:
-    """What serves in the process of a test leaves SIGTERM and SIGINT blocked, as it says; every process that a later test
-    started would have them blocked, too."""
+    """What serves in the process of a test leaves SIGTERM and SIGINT blocked, as it says; every process that a later
+    test started would have them blocked, too."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     yield
     signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,7 +1,9 @@
-"""Every architecture through the whole chain, at every depth: 64 greedy tokens of each neighbour are the oracle's."""
+"""Every architecture through the whole chain, at every depth: 64 greedy tokens of each neighbour are the oracle's. With
+random weights each takes no more than a `config.json`."""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from pathlib import Path
 
@@ -11,28 +13,31 @@ import torch
 from transformers import PreTrainedModel
 
 from runahead.runtime.engine.loop import Engine
+from runahead.runtime.models.registry import ARCHITECTURES
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.runtime.chain import MemoryLinks
 from tests.runtime.models.checkpoints import CASES, Case, save
+from tests.runtime.models.test_model_config import RAW
 
 DEPTHS = (0, 1, 2, 4)
 LENGTHS = (1, 7, 40, 65, 16)  # of the prompts: shorter than a chunk, several chunks, ending with one and just after
 TOKENS = 64
 NEAR_TIE = 2e-4  # two logits closer than the two sides agree to
+WITHOUT_DEFAULT = {"NemotronHForCausalLM": {"hybrid_override_pattern": "M*-"}}  # keys that a `config.json` must have
 
 
 def prompts(vocab: int) -> list[list[int]]:
     return [[(37 * i + 11 * j) % vocab for j in range(length)] for i, length in enumerate(LENGTHS)]
 
 
-def completions(folder: Path, depth: int, vocab: int) -> dict[int, list[int]]:
+def completions(folder: Path, depth: int, vocab: int, drawn: bool = False) -> dict[int, list[int]]:
     """What the engine generates, in the CPU device's test mode: delays, and poison in what is given back."""
     config = EngineConfig(
-        model=str(folder), run_ahead=depth, max_rows=4, block_size=8, prefill_chunk=16, max_prefill_tokens=32,
-        num_blocks=100, threads=1, jitter_seed=depth,
+        model=str(folder), load_format="dummy" if drawn else "auto", run_ahead=depth, max_rows=4, block_size=8,
+        prefill_chunk=16, max_prefill_tokens=32, num_blocks=100, threads=1, jitter_seed=depth,
     )  # fmt: skip
     parts = assemble(config, lambda done, total: None)
     links = MemoryLinks()
@@ -73,3 +78,15 @@ def test_64_greedy_tokens_with_neighbours(case: Case, tmp_path: Path) -> None:
         assert_greedy(oracle, prompt, serial[handle])
     for depth in DEPTHS[1:]:
         assert completions(tmp_path, depth, vocab) == serial, f"depth {depth}"
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_random_weights_need_no_more_than_a_config(tmp_path: Path, architecture: str) -> None:
+    raw = {**RAW, "architectures": [architecture], "model_type": ARCHITECTURES[architecture].model_type}
+    raw.update(WITHOUT_DEFAULT.get(architecture, {}))
+    (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    vocab = int(raw["vocab_size"])
+    found = completions(tmp_path, DEPTHS[-1], vocab, drawn=True)
+    assert sorted(found) == list(range(len(LENGTHS)))
+    for tokens in found.values():
+        assert len(tokens) == TOKENS and max(tokens) < vocab
