@@ -116,10 +116,10 @@ class CudaDevice:
         self._counted = launched  # the newest launch whose bytes are in the counters
         self._fault: Exception | None = None
         keys = self.graph_buckets.largest_keys() if is_trial else self.graph_buckets.every_key()
-        free = free_bytes()
         with torch.inference_mode():
             self._warm_up(keys, [mixed_tokens] if is_trial else _mixed_sizes(mixed_tokens))
             warm = torch.cuda.mem_get_info()[0]  # the allocator still holds what launches have needed
+            free = free_bytes()  # but for what stays, such as loaded kernels
             self._capture_all(keys, progress)
         self.taken = Taken(free - warm, free - free_bytes())
         # Kernel by kernel a launch takes as many calls as its graph has nodes; products may be cut otherwise.
@@ -244,9 +244,10 @@ class CudaDevice:
             for key in keys:
                 if key.piece in (Piece.LAUNCH, Piece.MIXED):
                     self._whole(key.shape)
-            mixed = LaunchShape(0, 1, Form.PLAIN, rows=1, tokens=mixed_sizes[-1], is_decode=False)
+            most = self.buckets[-1]  # what launches with prompts take goes by their rows, too
             for tokens in mixed_sizes:
-                self._whole(mixed._replace(tokens=tokens))
+                mixed = LaunchShape(0, 1, Form.PLAIN, rows=min(most, tokens), tokens=tokens, is_decode=False)
+                self._whole(mixed)
             if self.rings.layout.prompt_tokens:
                 self._whole(mixed._replace(prompt_logprobs=True))
             self._whole(LaunchShape(0, 1, Form.PLAIN, rows=0, tokens=0, is_decode=False))

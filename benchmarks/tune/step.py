@@ -28,7 +28,7 @@ from benchmarks.tune.products import AnyTiling, Product
 from benchmarks.tune.trial import compile_side_by_side, graph_us, part_of
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Attention
-from runahead.runtime.kernels.triton import decode_streams
+from runahead.runtime.kernels.triton import decode_streams, loose_products
 from runahead.runtime.kernels.triton.decode_work import AttentionPlan
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
 from runahead.runtime.kernels.triton.row_product import EPILOGUES
@@ -93,11 +93,10 @@ class Step:
         self._places = row[:rows]
 
     def run(self) -> None:
-        with mock.patch.multiple(
-            decode_streams,
-            row_tiling=self._row_tiling,
-            rows_tiling=self._rows_tiling,
-            attention_plan=self._attention_plan,
+        products: dict[str, Any] = {"row_tiling": self._row_tiling, "rows_tiling": self._rows_tiling}
+        with (
+            mock.patch.multiple(decode_streams, **products, attention_plan=self._attention_plan),
+            mock.patch.multiple(loose_products, **products),
         ):
             hidden = self._model.forward(self._batch, self._cache)
             self._model.kernels.logits_into(hidden, self._model.weights.lm_head, self._logits, self._places)

@@ -37,8 +37,9 @@ class BoundKernels(Protocol[_Stream]):
     def mamba2(self, weights: Mamba2, place: int) -> Callable[[_Stream], None]:
         """place: of this mixer's tensors in `KVCache.states`.
 
-        The work reads and writes the state slots of live rows, and of nobody else. The state of a row is the same bits
-        however its tokens are cut into launches. A row whose first query token is at position 0 begins with zeros.
+        The work reads and writes the state slots of live rows, and the snapshots that they begin with or leave; nobody
+        else's. A row whose first query token is at position 0 begins with zeros. With the reference kernels the state
+        of a row is the same bits however its tokens are cut into launches.
         """
 
     def gated_delta(self, weights: GatedDelta, place: int) -> Callable[[_Stream], None]:

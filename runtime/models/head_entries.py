@@ -34,8 +34,7 @@ class HeadEntries:
     def of(weights: HeadWeights, embedding: torch.Tensor, rope: RopeTable, kernels: KernelSet) -> HeadEntries | None:
         """None for a head with something else between a token and its keys."""
         mixer, fuse = weights.mixer, weights.fuse.product
-        between = (mixer.norm, mixer.k_norm, weights.fuse.token_norm, weights.fuse.hidden_norm)
-        if fuse is None or weights.fuse.hidden_first or any(norm is not None for norm in between):
+        if fuse is None or not are_one_product(weights):
             return None
         first, second = unpacked(fuse.weight).double(), unpacked(mixer.qkv.weight)[mixer.shape.q_size :].double()
         bias = second @ (torch.zeros(len(first), dtype=torch.float64) if fuse.bias is None else fuse.bias.double())
@@ -61,6 +60,13 @@ class HeadEntries:
         slots = batch.slot_mapping.numpy()
         for tensor, part in zip((cache.keys[0], cache.values[0]), np.split(heads, 2, axis=1), strict=True):
             tensor.view(-1, shape.kv_heads, shape.head_dim).numpy()[slots] = part
+
+
+def are_one_product(weights: HeadWeights) -> bool:
+    """Nothing but two matrices stands between a token with its hidden state and its keys and values."""
+    mixer, fuse = weights.mixer, weights.fuse
+    norms = (mixer.norm, mixer.k_norm, fuse.token_norm, fuse.hidden_norm)
+    return fuse.product is not None and not fuse.hidden_first and all(norm is None for norm in norms)
 
 
 def unpacked(weight: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.dense_decoder import DenseConfig
 from runahead.runtime.models.draft_head import DraftHead
+from runahead.runtime.models.head_entries import are_one_product
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.weights import Pack, copy_stored, drawing, read_safetensors
 
@@ -45,13 +46,17 @@ class HeadFiles:
         return self._described()[0].parameters * torch.float32.itemsize
 
     def shapes(self) -> list[tuple[int, int]]:
-        """(in, out) of every product with a matrix of its own, or with some rows of the target's."""
+        """(in, out) of every product with a matrix of its own, one made of two, or some rows of the target's."""
         head, _ = self._described()
         linears = (head.fuse.product, head.narrow, *products_of(Layer(head.mixer, head.feed_forward)))
         matrices = [*(linear.weight for linear in linears if linear is not None), head.lm_head]
         found = [(matrix.shape[1], matrix.shape[0]) for matrix in matrices if matrix is not None]
         of_some = [(head.width, len(head.targets))] if head.lm_head is None and head.targets is not None else []
-        return [*found, *of_some]
+        of_entries = []
+        if head.fuse.product is not None and are_one_product(head):
+            shape = head.mixer.shape
+            of_entries = [(head.fuse.product.weight.shape[1], 2 * shape.kv_heads * shape.head_dim)]
+        return [*found, *of_some, *of_entries]
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of a KV block: keys and values of the head's layer, and the hidden states that it reads, in float32."""

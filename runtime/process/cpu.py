@@ -43,9 +43,11 @@ from runahead.runtime.process.parts import (
     sized,
     snapshot_tokens,
     snapshots_in,
+    state_bytes_held,
 )
 from runahead.runtime.process.pool_fit import PoolFit, room_for_weights
 from runahead.runtime.process.progress import Progress
+from runahead.runtime.process.sizes import Cpu
 from runahead.runtime.programs.poison import RingPoison
 from runahead.runtime.programs.reference import HostProgram
 from runahead.runtime.wire.engine_config import EngineConfig
@@ -63,7 +65,7 @@ def make_on_cpu(
     capturing: Progress,
 ) -> MadeOnDevice:
     """A `MakeOnDevice`. Raises NoKernelsError where no kernels keep rows apart."""
-    config, why_sizes = sized(config, described, context, None)
+    config, why_sizes = sized(config, described, context, Cpu(_CACHE_BYTES))
     dtype = dtype_of(config, described)
     kept = bytes_kept(config, described, dtype)
     files = _drafting_files(config, checkpoint, described, context)
@@ -103,7 +105,7 @@ def make_on_cpu(
     def check(blocks: int) -> None:
         check_blocks(blocks, config, context, with_head, snapshots)
 
-    states = (config.max_rows + snapshots) * kept.row
+    states = state_bytes_held(config, kept, snapshots)
     of_weights = head.weight_bytes if head is not None else 0
     fit = PoolFit(config, weight_bytes(model.weights) + of_weights, with_head.block, states, program_with, check)
     program, blocks = fit.built(blocks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -34,6 +34,7 @@ from runahead.runtime.process.parts import (
     snapshot_tokens,
     snapshots_in,
     state_bytes,
+    state_bytes_held,
 )
 from runahead.runtime.process.pool_fit import TRIAL_BLOCKS, Needs, PoolFit, overhead, room_for_weights
 from runahead.runtime.process.progress import Progress
@@ -105,7 +106,7 @@ def make_any_on_cuda(
     kept = bytes_kept(config, described, model.dtype)
     snapshots = snapshots_in(config, kept, context, None if config.num_blocks else free_bytes() - overhead(memory))
     make = _Maker(config, model, rings, context, exactness.exact, snapshots)
-    found, blocks = _fitted(make, kept, memory, capturing)
+    found, blocks, snapshots = _fitted(make, kept, memory, capturing)
     return MadeOnDevice(
         config, why_sizes, model, blocks, found, None, exactness, draft_rows=rows_with_drafts(config),
         snapshots=snapshots,
@@ -124,7 +125,11 @@ class _Maker:
     snapshots: int
 
     def device(self, blocks: int, progress: Progress, is_trial: bool) -> CudaDevice:
-        """Nothing but this holds its program, with the pool."""
+        """Nothing but this holds its program, with the pool.
+
+        Raises torch.OutOfMemoryError where it leaves less than its own launches need: warm-up and capture do not need
+        what they take at the same time, and a launch that is no graph comes when all graphs are there.
+        """
         config = self.config
         mixed_tokens = config.max_rows + config.max_prefill_tokens
         program = TritonProgram(
@@ -142,7 +147,7 @@ class _Maker:
             snapshots=self.snapshots,
             snapshot_tokens=snapshot_tokens(config),
         )
-        return CudaDevice(
+        device = CudaDevice(
             program,
             self.rings,
             max_rows=config.max_rows,
@@ -153,42 +158,56 @@ class _Maker:
             draft_rows=rows_with_drafts(config),
             is_trial=is_trial,
         )
+        left, wanted = free_bytes(), device.taken.launches
+        if left < wanted:
+            device.close()
+            raise torch.OutOfMemoryError(f"out of memory: launches that are no graph need {wanted} bytes of {left}")
+        return device
 
     def states(self, kept: KeptBytes) -> int:
         """Bytes of the states of rows and snapshots, which every device holds."""
-        return (self.config.max_rows + self.snapshots) * kept.row
+        return state_bytes_held(self.config, kept, self.snapshots)
+
+    def within(self, memory: int, kept: KeptBytes) -> _Maker:
+        """The same with no more snapshots than may take a part of `memory` bytes, where nobody has set their number."""
+        most = None if self.config.num_blocks else memory
+        return replace(self, snapshots=min(self.snapshots, snapshots_in(self.config, kept, self.context, most)))
+
+    def fit(self, kept: KeptBytes, capturing: Progress) -> PoolFit[CudaDevice]:
+        return PoolFit(
+            self.config,
+            weight_bytes(self.model.weights),
+            kept.block,
+            self.states(kept),
+            lambda blocks: self.device(blocks, capturing, is_trial=False),
+            lambda blocks: check_blocks(blocks, self.config, self.context, kept, self.snapshots),
+            lambda: torch.cuda.empty_cache(),
+        )
 
     def needs(self, kept: KeptBytes) -> Needs:
         """What the largest launches take, on a pool of a few blocks, all of which is given back."""
-        free = free_bytes()
         device = self.device(TRIAL_BLOCKS, lambda done, total: None, is_trial=True)
         taken, left = device.taken, free_bytes()
         device.close()
         del device
         gc.collect()
-        free_bytes()
+        given_back = free_bytes() - left  # without what stays, such as loaded kernels
         pool = TRIAL_BLOCKS * kept.block + self.states(kept)
-        return Needs(max(0, free - left - taken.graphs - pool), taken.launches, taken.graphs)
+        return Needs(max(0, given_back - taken.graphs - pool), taken.launches, taken.graphs)
 
 
-def _fitted(make: _Maker, kept: KeptBytes, memory: int, capturing: Progress) -> tuple[CudaDevice, int]:
-    """The device, and the blocks of its pool: as many as were asked for, or as many as memory holds after a trial.
+def _fitted(make: _Maker, kept: KeptBytes, memory: int, capturing: Progress) -> tuple[CudaDevice, int, int]:
+    """The device, the blocks of its pool: as many as were asked for, or as many as memory holds after a trial; and the
+    snapshots, which take no more of what the trial has left than `snapshots_in` says.
 
     memory: of the GPU, in all. Raises ConfigError where it does not suffice.
     """
     config, log = make.config, structlog.get_logger("engine")
-    fit = PoolFit(
-        config,
-        weight_bytes(make.model.weights),
-        kept.block,
-        make.states(kept),
-        lambda blocks: make.device(blocks, capturing, is_trial=False),
-        lambda blocks: check_blocks(blocks, config, make.context, kept, make.snapshots),
-        lambda: torch.cuda.empty_cache(),
-    )
-    needs = fit.tried(lambda: make.needs(kept))
+    needs = make.fit(kept, capturing).tried(lambda: make.needs(kept))
     free, spare = free_bytes(), overhead(memory)
-    blocks = config.num_blocks or blocks_in(free - needs.total - spare, config, kept, make.context, make.snapshots)
+    left = free - needs.total - spare
+    make = make.within(left, kept)
+    blocks = config.num_blocks or blocks_in(left, config, kept, make.context, make.snapshots)
     check_blocks(blocks, config, make.context, kept, make.snapshots)
     log.info(
         "memory",
@@ -199,7 +218,7 @@ def _fitted(make: _Maker, kept: KeptBytes, memory: int, capturing: Progress) -> 
         free_bytes=free,
         of_bytes=memory,
     )
-    device, held = fit.built(blocks, needs)
+    device, held = make.fit(kept, capturing).built(blocks, needs)
     log.info(
         "memory_taken",
         **memory_facts(config, make.model, kept, held, make.snapshots),
@@ -207,7 +226,7 @@ def _fitted(make: _Maker, kept: KeptBytes, memory: int, capturing: Progress) -> 
         free_bytes=free_bytes(),
         of_bytes=memory,
     )
-    return device, held
+    return device, held, make.snapshots
 
 
 def draft_forms(config: EngineConfig) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from runahead.runtime.models.mtp import comes_with_head
 from runahead.runtime.models.weights import check_weights, described
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.process.progress import Progress
-from runahead.runtime.process.sizes import NAMES, Gpu, ModelSize, with_sizes
+from runahead.runtime.process.sizes import NAMES, Cpu, Gpu, ModelSize, with_sizes
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.admission_record import largest_record_words
 from runahead.runtime.scheduler.draft_choice import ChoiceByAcceptance, ChoiceByForms, ChoiceOfAHead, DraftChoice
@@ -131,13 +131,13 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
     return context
 
 
-def sized(config: EngineConfig, model: ModelConfig, context: int, gpu: Gpu | None) -> tuple[EngineConfig, str]:
-    """The settings with every size of a launch in them, and why those that nobody has set are what they are; logged.
-    gpu: None on a CPU."""
+def sized(config: EngineConfig, model: ModelConfig, context: int, machine: Gpu | Cpu) -> tuple[EngineConfig, str]:
+    """The settings with every size of a launch in them, and why those that nobody has set are what they are; logged."""
     dtype = dtype_of(config, model)
-    token_bytes = bytes_kept(config, model, dtype).block // config.block_size
+    kept = bytes_kept(config, model, dtype)
     weight_bytes = described(model).parameters * dtype.itemsize
-    found, why = with_sizes(config, gpu, ModelSize(weight_bytes, token_bytes, context))
+    size = ModelSize(weight_bytes, kept.block // config.block_size, context, kept.row)
+    found, why = with_sizes(config, machine, size)
     structlog.get_logger("engine").info("sizes", **{name: getattr(found, name) for name in NAMES}, why=why)
     return found, why
 
@@ -216,7 +216,7 @@ def blocks_in(memory: int, config: EngineConfig, kept: KeptBytes, context: int, 
     never more than every row at full length needs. A model without attention has blocks that take nothing: none where
     the states don't fit."""
     most = config.max_rows * ceil_div(context, config.block_size) + 1
-    left = memory - config.max_rows * kept.row - snapshots * kept.snapshot
+    left = memory - state_bytes_held(config, kept, snapshots)
     if not kept.block:
         return 0 if left < 0 else most
     return min(most, max(0, left) // kept.block)
@@ -226,17 +226,24 @@ def check_blocks(blocks: int, config: EngineConfig, context: int, kept: KeptByte
     """Raises ConfigError if not even one row of full length fits into a pool that memory has sized."""
     needed = _blocks_of_one(config, context)
     if blocks < needed and not config.num_blocks:
-        states = config.max_rows * kept.row + snapshots * kept.snapshot >> 20
+        states = state_bytes_held(config, kept, snapshots) >> 20
         also = f" and {snapshots} snapshots of states" if snapshots else ""
         beside = f" beside the states of {config.max_rows} rows{also}, which take {states} MiB" if kept.row else ""
         runs = kept.row > kept.snapshot > 0  # a slot holds the inputs of drafts as well
-        counted = (("max_rows", kept.row), ("state_snapshots", snapshots), ("draft_tokens", runs))
-        others = [name for name, counts in counted if counts]
-        settings = " or ".join(map(config.spelling, ("context_length", *others)))
+        shorter = blocks > 1 or not kept.row  # a context for which there would be room
+        counted = (
+            ("context_length", shorter), ("max_rows", kept.row), ("state_snapshots", snapshots), ("draft_tokens", runs)
+        )  # fmt: skip
+        settings = " or ".join(config.spelling(name) for name, counts in counted if counts)
         raise ConfigError(
             f"memory holds {blocks} KV blocks{beside}; one request of {context} tokens needs {needed}: "
             f"set {settings} to less"
         )
+
+
+def state_bytes_held(config: EngineConfig, kept: KeptBytes, snapshots: int) -> int:
+    """Bytes of the states of all rows and of so many snapshots."""
+    return config.max_rows * kept.row + snapshots * kept.snapshot
 
 
 def memory_facts(

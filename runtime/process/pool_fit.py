@@ -92,7 +92,7 @@ class PoolFit(Generic[Built]):
         """What the trial found. Raises ConfigError where memory runs out meanwhile."""
         found = _attempt(trial, self.give_back)
         if isinstance(found, OutOfMemory):
-            raise ConfigError(self.refusal(self.config.num_blocks or TRIAL_BLOCKS, None))
+            raise ConfigError(self.refusal(TRIAL_BLOCKS, None))
         return found
 
     def refusal(self, blocks: int, needs: Needs | None) -> str:
@@ -105,7 +105,7 @@ class PoolFit(Generic[Built]):
         else:
             parts += f", buffers {_mib(needs.buffers + needs.launches)}, graphs {_mib(needs.graphs)}"
         names = ["max_rows", "max_prefill_tokens", "context_length"]
-        names = ["num_blocks", *names] if self.config.num_blocks else names
+        names = ["num_blocks", *names] if self.config.num_blocks and needs is not None else names
         settings = [spelling(name) for name in names]
         return f"memory ran out: {parts}; set {', '.join(settings[:-1])} or {settings[-1]} to less"
 

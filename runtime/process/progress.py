@@ -46,23 +46,25 @@ def shown_captures(output: LogOutput) -> Progress:
         shown = _in_parts(4, captures.say)
 
     def progress(done: int, total: int) -> None:
-        captures.begin()
+        captures.begin(done)
         shown(done, total)
 
     return progress
 
 
 class _Captures:
-    """Since the first graph was captured."""
+    """Since the first graph of this attempt was captured: a start may make two."""
 
     def __init__(self) -> None:
         self._log = structlog.get_logger("engine")
         self._begun: tuple[float, int] | None = None  # when, and bytes of the GPU that were free
+        self._done = 0
 
-    def begin(self) -> None:
-        """Idempotent."""
-        if self._begun is None:
+    def begin(self, done: int) -> None:
+        """Idempotent, but where fewer are done than before."""
+        if self._begun is None or done < self._done:
             self._begun = time.monotonic(), _free_bytes()
+        self._done = done
 
     def say(self, done: int, total: int) -> None:
         assert self._begun is not None
@@ -81,11 +83,14 @@ def _free_bytes() -> int:
 
 
 def _in_parts(parts: int, say: _Say) -> Progress:
-    """Says each further one of so many parts."""
-    said = -1
+    """Says each further one of so many parts, and begins anew where less is done than before."""
+    said, before = -1, 0
 
     def progress(done: int, total: int) -> None:
-        nonlocal said
+        nonlocal said, before
+        if done < before:
+            said = -1
+        before = done
         part = parts * done // max(total, 1)
         if part > said:
             said = part

@@ -1,7 +1,8 @@
 """Sizes of launches that nobody has set, by device and model. Pure; decision 0051 says why.
 
-On a CPU they are fixed. On a GPU they are the fastest that were measured, where any were, and elsewhere follow from the
-GPU's memory and the bytes of the weights. A size that was set is never changed, and the others are chosen to fit it.
+On a CPU they are fixed, but for rows whose recurrent states would fill its cache. On a GPU they are the fastest that
+were measured, where any were, and elsewhere follow from the GPU's memory and the bytes of the weights. A size that was
+set is never changed, and the others are chosen to fit it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from runahead.runtime.wire.engine_config import FOUND_OUT, SERIAL, EngineConfig, rows_beside
+from runahead.runtime.wire.engine_config import FOUND_OUT, EngineConfig, bounds_of_a_chunk, rows_beside
 
 NAMES: Final = ("max_rows", "prefill_chunk", "max_prefill_tokens", "run_ahead_tokens")
 GIB: Final = 1 << 30
@@ -30,6 +31,7 @@ _FULL_MEMORY: Final = 64 * GIB
 _FULL_WEIGHTS: Final = 16 * GIB
 _ROW_TOKENS: Final = 1024  # that each row should find room for in the KV cache at once, if its context is as long
 _POOL_SHARE: Final = 0.85  # of what the weights leave
+_STATE_SHARE: Final = 0.5  # of a CPU's cache, for the states of all rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,46 +43,68 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
+class Cpu:
+    """cache: bytes that KV blocks and states may take."""
+
+    cache: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSize:
     """weight_bytes: in the dtype that is served. token_bytes: of keys and values. context: tokens of a request, at
-    most."""
+    most. row_bytes: of a row's recurrent state."""
 
     weight_bytes: int
     token_bytes: int
     context: int
+    row_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """A GPU, and the weights, from so many bytes to so many, for which the largest sizes were measured on it."""
+    """A GPU, the weights, from so many bytes to so many, and the sizes that were the fastest for these on it."""
 
     gpu: str
     weights: tuple[int, int]
+    sizes: dict[str, int]
 
 
-_MEASURED: Final = (_Measured("NVIDIA H200", (14 * GIB, 16 * GIB)),)
+_MEASURED: Final = (
+    _Measured(
+        "NVIDIA H200",
+        (14 * GIB, 16 * GIB),
+        {"max_rows": _MOST_ROWS, "prefill_chunk": _CHUNK, "max_prefill_tokens": _MOST_TOKENS},
+    ),
+)
 
 
-def with_sizes(config: EngineConfig, gpu: Gpu | None, model: ModelSize) -> tuple[EngineConfig, str]:
+def with_sizes(config: EngineConfig, machine: Gpu | Cpu, model: ModelSize) -> tuple[EngineConfig, str]:
     """The same settings with every size in them, and why those that were found out are what they are, in words.
 
-    gpu: None on a CPU. Settings that `check_config` lets through contradict nothing afterwards either.
+    Settings that `check_config` lets through contradict nothing afterwards either.
     """
     asked = {name: getattr(config, name) for name in NAMES if getattr(config, name) != FOUND_OUT}
-    best = dict(_CPU) if gpu is None else _on_a_gpu(gpu, model)
+    best = _on_a_cpu(machine, model) if isinstance(machine, Cpu) else _on_a_gpu(machine, model)
     sizes = _fitting(config, best | asked, asked)
     found = [name for name in NAMES if name not in asked]
-    why = _why(gpu, model) if found else "all of them were set"
+    why = _why(machine, model, sizes) if found else "all of them were set"
     if asked and found:
         why += "; set: " + ", ".join(asked)
     return msgspec.structs.replace(config, **sizes), why
+
+
+def _on_a_cpu(cpu: Cpu, model: ModelSize) -> dict[str, int]:
+    if not model.row_bytes:
+        return dict(_CPU)
+    rows = int(cpu.cache * _STATE_SHARE) // model.row_bytes
+    return _CPU | {"max_rows": min(_CPU["max_rows"], max(1, rows))}
 
 
 def _on_a_gpu(gpu: Gpu, model: ModelSize) -> dict[str, int]:
     speed = min(1.0, gpu.memory / _FULL_MEMORY) * min(1.0, _FULL_WEIGHTS / max(1, model.weight_bytes))
     tokens = max(_LEAST_TOKENS, _power_of_two(_MOST_TOKENS * speed))
     room = max(0, gpu.memory - model.weight_bytes) * _POOL_SHARE
-    row_bytes = min(model.context, _ROW_TOKENS) * model.token_bytes
+    row_bytes = min(model.context, _ROW_TOKENS) * model.token_bytes + model.row_bytes
     rows = _power_of_two(room / row_bytes) if row_bytes else _MOST_ROWS
     return {
         "max_rows": min(_MOST_ROWS, max(_LEAST_ROWS, rows)),
@@ -92,7 +116,7 @@ def _on_a_gpu(gpu: Gpu, model: ModelSize) -> dict[str, int]:
 def _fitting(config: EngineConfig, sizes: dict[str, int], asked: dict[str, int]) -> dict[str, int]:
     """What was asked for as it is, and the others so that nothing contradicts it."""
     if "prefill_chunk" not in asked:
-        most = [sizes["prefill_chunk"], *(asked[name] for name in _bounds_of_a_chunk(config) if name in asked)]
+        most = [sizes["prefill_chunk"], *(asked[name] for name in bounds_of_a_chunk(config) if name in asked)]
         blocks = max(1, min(most) // config.block_size)
         sizes["prefill_chunk"] = blocks * config.block_size
     if "max_rows" not in asked:
@@ -102,24 +126,24 @@ def _fitting(config: EngineConfig, sizes: dict[str, int], asked: dict[str, int])
         sizes["max_prefill_tokens"] = max(sizes["max_prefill_tokens"], sizes["prefill_chunk"])
     if "run_ahead_tokens" not in asked:
         full = sizes["max_prefill_tokens"] * (1 + config.run_ahead)  # every launch of the chain may be full
-        on_cpu = max(_CPU["run_ahead_tokens"], sizes["prefill_chunk"])
+        on_cpu = max(_CPU["run_ahead_tokens"], sizes["prefill_chunk"], sizes["max_prefill_tokens"])
         sizes["run_ahead_tokens"] = on_cpu if config.device == "cpu" else full
     return sizes
 
 
-def _bounds_of_a_chunk(config: EngineConfig) -> tuple[str, ...]:
-    return ("max_prefill_tokens",) if config.run_ahead == SERIAL else ("max_prefill_tokens", "run_ahead_tokens")
-
-
-def _why(gpu: Gpu | None, model: ModelSize) -> str:
-    if gpu is None:
-        return "what a CPU gets"
+def _why(machine: Gpu | Cpu, model: ModelSize, sizes: dict[str, int]) -> str:
+    if isinstance(machine, Cpu):
+        states = (
+            f", with rows whose states take half of {machine.cache / GIB:.0f} GiB at most" if model.row_bytes else ""
+        )
+        return f"what a CPU gets{states}"
     weights = f"weights of {model.weight_bytes / GIB:.1f} GiB"
     for known in _MEASURED:
         least, most = known.weights
-        if gpu.name == known.gpu and least <= model.weight_bytes < most:
-            return f"the fastest that were measured on {gpu.name} with {weights}"
-    return f"by the rule for GPUs of {gpu.memory / GIB:.0f} GiB and {weights}, not measured on {gpu.name}"
+        is_known = machine.name == known.gpu and least <= model.weight_bytes < most
+        if is_known and all(sizes[name] == size for name, size in known.sizes.items()):
+            return f"the fastest that were measured on {machine.name} with {weights}"
+    return f"by the rule for GPUs of {machine.memory / GIB:.0f} GiB and {weights}, not measured on {machine.name}"
 
 
 def _power_of_two(number: float) -> int:

@@ -58,6 +58,7 @@ class HostRows(RowParameters[NDArray[Any]]):
         masks: MaskMemory | None = None, snapshot_tokens: int = 0,
     ) -> None:  # fmt: skip
         slots = max_rows + 1
+        assert not snapshot_tokens or rings.layout.drafts < snapshot_tokens, "a run may not reach two borders"
         self.max_blocks = max_blocks
         self.snapshot_tokens = snapshot_tokens
         borders = max_blocks * block_size // snapshot_tokens if snapshot_tokens else 0

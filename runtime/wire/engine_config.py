@@ -86,7 +86,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             ge=FOUND_OUT,
             le=1 << 14,
-            description="prompts are cut at multiples of this many tokens; 0: by device and model",
+            description="prompts are cut at multiples of this many tokens, and where a snapshot of their state is "
+            "kept; 0: by device and model",
         ),
     ] = FOUND_OUT
     max_prefill_tokens: Annotated[
@@ -224,13 +225,17 @@ def rows_beside(chunk: int, block_size: int) -> int:
     return PLAN_WORDS - HEADER_WORDS - 2 - CHUNK_WORDS - APPEND_WORDS * (chunk // block_size)
 
 
+def bounds_of_a_chunk(config: EngineSettings) -> tuple[str, ...]:
+    """Settings of tokens that no chunk may be longer than."""
+    return ("max_prefill_tokens",) if config.run_ahead == SERIAL else ("max_prefill_tokens", "run_ahead_tokens")
+
+
 def _check_lengths(config: EngineSettings, spelling: Spelling, given: Spelling) -> None:
     if config.block_size & (config.block_size - 1):
         raise ConfigError(f"{spelling('block_size')} must be a power of two, and is {config.block_size}")
     if config.prefill_chunk % config.block_size:
         raise ConfigError(f"{given('prefill_chunk')} must be a multiple of {given('block_size')}")
-    bounds = ["max_prefill_tokens"] if config.run_ahead == SERIAL else ["max_prefill_tokens", "run_ahead_tokens"]
-    for name in bounds:
+    for name in bounds_of_a_chunk(config):
         if 0 < getattr(config, name) < config.block_size:
             raise ConfigError(
                 f"{given(name)} must be at least {given('block_size')}: a prompt is cut at whole KV blocks, and none "

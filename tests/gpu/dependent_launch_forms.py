@@ -18,7 +18,7 @@ import triton.language as tl
 
 from benchmarks.gpu_table.shapes import SHAPES
 from runahead.runtime.kernels.forward_batch import ForwardBatch
-from runahead.runtime.kernels.triton import decode_streams, dependent_launch
+from runahead.runtime.kernels.triton import decode_streams, dependent_launch, loose_products
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.weights import dummy_weights
@@ -67,7 +67,8 @@ def take(form: str) -> int:
         if form == "late":
             module["let_dependents_start"], module["wait_for_predecessors"] = nothing_yet, wait_then_start
     if form == "off":
-        vars(decode_streams)["dependent_launch_works"] = lambda: False
+        for where in (decode_streams, loose_products):
+            vars(where)["dependent_launch_works"] = lambda: False
     return sum(module["__name__"] != dependent_launch.__name__ for module in kernels)
 
 

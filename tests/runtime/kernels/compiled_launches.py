@@ -259,7 +259,7 @@ def _give_chunks_a_plan(capability: tuple[int, int]) -> None:
 
 def _give_small_products_lanes() -> None:
     """To products of up to 16 rows, as a table of measured tilings may have it and no default does."""
-    from runahead.runtime.kernels.triton import decode_streams, tilings
+    from runahead.runtime.kernels.triton import decode_streams, loose_products, tilings
 
     default = tilings.rows_tiling
 
@@ -269,7 +269,8 @@ def _give_small_products_lanes() -> None:
             return found
         return dataclasses.replace(found, rows=16, block=64, splits=1, warps=4, lanes=4)
 
-    vars(decode_streams)["rows_tiling"] = with_lanes
+    for module in (decode_streams, loose_products):
+        vars(module)["rows_tiling"] = with_lanes
 
 
 def _without_memory(weights: Any, dtype: torch.dtype) -> Any:

@@ -17,8 +17,8 @@ DEVICE = triton_device()
 import triton  # noqa: E402
 
 from runahead.cuda_graphs.buckets import buckets_for  # noqa: E402
-from runahead.runtime.kernels.layers import Attention, AttentionShape, Linear  # noqa: E402
-from runahead.runtime.kernels.triton import decode_streams, tilings  # noqa: E402
+from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, Linear  # noqa: E402
+from runahead.runtime.kernels.triton import decode_streams, loose_products, tilings  # noqa: E402
 from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works  # noqa: E402
 from runahead.runtime.kernels.triton.gpu import LEAST_SHARED_MEMORY, Gpu, capability_of, current_gpu, use_as  # noqa: E402
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
@@ -116,8 +116,9 @@ def test_what_is_counted_at_start_is_what_decode_launches_ask_for(
         asked.add((outputs, depth, columns, epilogue))
         return rows_tiling(outputs, depth, columns, epilogue, is_exact)
 
-    monkeypatch.setattr(decode_streams, "row_tiling", one_row)
-    monkeypatch.setattr(decode_streams, "rows_tiling", few_rows)
+    for module in (decode_streams, loose_products):
+        monkeypatch.setattr(module, "row_tiling", one_row)
+        monkeypatch.setattr(module, "rows_tiling", few_rows)
     for rows in buckets:
         cache = decoder.make_cache(1 + 6 * rows, 8)
         hidden = decoder.forward(batch_of([5] * rows, 1, DEVICE), cache)
@@ -136,7 +137,7 @@ def test_the_counts_say_what_the_table_has_and_lacks_and_for_which_gpu(monkeypat
     shape = AttentionShape(32, 8, 128, 1.0)
     layer: Any = SimpleNamespace(
         mixer=Attention(shape, 0, None, linear, None, None, other),
-        feed_forward=SimpleNamespace(gate_up=other, down=other, post_norm=None),
+        feed_forward=Dense(None, gate_up=other, down=other),
     )
     head = torch.empty((192, 4096), device="meta", dtype=torch.bfloat16)
     counts = tiling_counts((layer, layer), head, (1, 2, 64))

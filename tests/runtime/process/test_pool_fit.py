@@ -202,11 +202,26 @@ def test_a_pool_too_small_for_one_request_is_no_second_attempt(gpu: NumbersOfAGp
     assert gpu.pools[1] >= ROW_BLOCKS + 1 > gpu.pools[1] * 9 // 10
 
 
+@pytest.mark.parametrize("num_blocks", [0, 3000])
 @pytest.mark.parametrize("where", ["pool", "warm-up", "capture"])
-def test_a_trial_that_does_not_fit_is_a_sentence(gpu: NumbersOfAGpu, where: str) -> None:
+def test_a_trial_that_does_not_fit_is_a_sentence(gpu: NumbersOfAGpu, where: str, num_blocks: int) -> None:
+    """Which names the pool of the trial, and not the one that was asked for."""
     gpu.fails_at = {0: where}
-    with pytest.raises(ConfigError, match="what launches need beside them does not fit; set max_rows"):
-        start()
+    sentence = "2 KV blocks 0 MiB, and what launches need beside them does not fit; set max_rows"
+    with pytest.raises(ConfigError, match=sentence):
+        start(msgspec.structs.replace(CONFIG, num_blocks=num_blocks))
+
+
+def test_a_pool_that_leaves_no_room_for_launches_beside_graphs_is_refused(gpu: NumbersOfAGpu) -> None:
+    """The warm-up fits, and the captures, at which what launches had needed was given back."""
+    parts, events = start()
+    block = named(events, "memory")["kv_bytes"] // parts.info.num_blocks
+    del parts
+    blocks = (gpu.free - BUFFERS - LAUNCHES - GRAPHS // 2) // block
+    config = msgspec.structs.replace(CONFIG, num_blocks=blocks)
+    with pytest.raises(ConfigError, match=f"memory ran out: .*, {blocks} KV blocks .*; set num_blocks"):
+        start(config)
+    assert start(msgspec.structs.replace(CONFIG, num_blocks=blocks - GRAPHS // block))[0].info.num_blocks < blocks
 
 
 def test_weights_that_do_not_fit_are_a_sentence(gpu: NumbersOfAGpu) -> None:

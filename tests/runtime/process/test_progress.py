@@ -82,6 +82,22 @@ def test_elsewhere_each_further_tenth_and_quarter_is_a_line(output: LogOutput, m
     assert [event["graphs"] for event in events if event["event"] == "capturing"] == [1, 10, 20, 30, 40]
 
 
+def test_a_second_attempt_is_counted_from_its_own_first_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a smaller pool, so that there is more memory than when the first attempt began."""
+    free = 9 * MIB
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 99 * MIB))
+    with capture_logs() as events:
+        captured = shown_captures(LogOutput())
+        for done in range(3):
+            captured(done, 4)
+        free = 50 * MIB
+        for done in range(5):
+            captured(done, 4)
+            free -= MIB
+    said = [(event["graphs"], event["bytes"] // MIB) for event in events if event["event"] == "capturing"]
+    assert said == [(0, 0), (1, 0), (2, 0), (0, 0), (1, 1), (2, 2), (3, 3), (4, 4)]
+
+
 def started(config: dict[str, Any], log: dict[str, str], folder: Path) -> str:
     """What the engine's process writes to a terminal. Its input ends at once, and so does it when it is ready."""
     ours, theirs = pty.openpty()

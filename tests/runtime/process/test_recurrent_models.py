@@ -73,6 +73,12 @@ def test_without_a_prefix_cache_no_snapshot_takes_memory(folder: Path) -> None:
     (memory,) = [event for event in events if event["event"] == "memory"]
     assert (memory["snapshot_bytes"], parts.info.snapshots, parts.info.snapshot_blocks) == (0, 0, 0)
     assert not [event for event in events if event["event"] == "prefix_cache_off"], "as it was asked for"
+    kept = KeptBytes(block=1000, row=1 << 20, snapshot=1 << 20)
+    found = {
+        cached: snapshots_in(EngineConfig(model="", max_rows=8, prefix_cache=cached), kept, 4096, None)
+        for cached in (True, False)
+    }
+    assert found == {True: 8, False: 0}, "of requests that reach a border"
 
 
 def test_where_no_snapshot_has_room_no_prefix_is_found_and_the_log_says_why(
@@ -226,7 +232,9 @@ def test_a_model_without_attention_is_refused_where_the_states_of_its_rows_do_no
 
 def test_where_the_states_leave_no_memory_for_blocks_the_sentence_names_the_rows() -> None:
     config = EngineConfig(model="", max_rows=16)
-    with pytest.raises(ConfigError, match=r"0 KV blocks beside the states of 16 rows, which take 32 MiB; .*max_rows"):
+    with pytest.raises(
+        ConfigError, match=r"0 KV blocks beside the states of 16 rows, which take 32 MiB; .*: set max_rows to less"
+    ):
         check_blocks(0, config, 1000, KeptBytes(block=1000, row=2 << 20))
     with pytest.raises(ConfigError, match=r"memory holds 0 KV blocks; one .* set context_length to less"):
         check_blocks(0, config, 1000, KeptBytes(block=1000, row=0))

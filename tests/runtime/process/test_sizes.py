@@ -11,10 +11,11 @@ from structlog.testing import capture_logs
 
 from runahead.runtime import models
 from runahead.runtime.process.assemble import assemble
-from runahead.runtime.process.sizes import GIB, NAMES, Gpu, ModelSize, with_sizes
+from runahead.runtime.process.sizes import GIB, NAMES, Cpu, Gpu, ModelSize, with_sizes
 from runahead.runtime.wire.engine_config import EngineConfig, check_config
 
 BUNDLED = Path(models.__path__[0]) / "bundled"
+CPU = Cpu(GIB)
 H200 = Gpu("NVIDIA H200", 139 * GIB)
 SMALL_GPU = Gpu("NVIDIA GeForce RTX 4090", 24 * GIB)
 LLAMA_8B = ModelSize(16_060_522_496, 131_072, 8192)
@@ -48,13 +49,19 @@ def test_only_what_was_measured_is_called_measured() -> None:
     assert with_sizes(ON_CUDA, H200, LLAMA_8B)[1] == (
         "the fastest that were measured on NVIDIA H200 with weights of 15.0 GiB"
     )
-    for gpu, model in ((H200, QWEN_0_6B), (SMALL_GPU, LLAMA_8B)):
+    more_a_token = ModelSize(LLAMA_8B.weight_bytes, 4 * LLAMA_8B.token_bytes, 8192)  # so that there are fewer rows
+    for gpu, model in ((H200, QWEN_0_6B), (SMALL_GPU, LLAMA_8B), (H200, more_a_token)):
         assert with_sizes(ON_CUDA, gpu, model)[1].endswith(f"not measured on {gpu.name}")
+    small = msgspec.structs.replace(ON_CUDA, max_rows=8, prefill_chunk=128, max_prefill_tokens=256)
+    assert with_sizes(small, H200, LLAMA_8B)[1] == (
+        "by the rule for GPUs of 139 GiB and weights of 15.0 GiB, not measured on NVIDIA H200; set: max_rows, "
+        "prefill_chunk, max_prefill_tokens"
+    )
 
 
 def test_a_cpu_gets_small_launches_whatever_the_model() -> None:
     for model in (LLAMA_8B, QWEN_0_6B):
-        assert sizes(with_sizes(ON_CPU, None, model)[0]) == (64, 128, 256, 512)
+        assert sizes(with_sizes(ON_CPU, CPU, model)[0]) == (64, 128, 256, 512)
 
 
 SETS = [
@@ -63,16 +70,16 @@ SETS = [
 ]
 
 
-@pytest.mark.parametrize("gpu", [None, SMALL_GPU, H200], ids=str)
+@pytest.mark.parametrize("machine", [CPU, SMALL_GPU, H200], ids=str)
 @pytest.mark.parametrize("run_ahead", [0, 2, 4])
 @pytest.mark.parametrize("block_size", [8, 16, 256])
-def test_what_was_set_stays_and_the_rest_goes_with_it(gpu: Gpu | None, run_ahead: int, block_size: int) -> None:
+def test_what_was_set_stays_and_the_rest_goes_with_it(machine: Gpu | Cpu, run_ahead: int, block_size: int) -> None:
     for asked in SETS:
         config = msgspec.structs.replace(
-            ON_CUDA if gpu else ON_CPU, run_ahead=run_ahead, block_size=block_size, **asked
+            ON_CPU if machine is CPU else ON_CUDA, run_ahead=run_ahead, block_size=block_size, **asked
         )
         check_config(config)
-        found, why = with_sizes(config, gpu, LLAMA_8B)
+        found, why = with_sizes(config, machine, LLAMA_8B)
         check_config(found)
         assert all(getattr(found, name) == value for name, value in asked.items() if value)
         assert min(sizes(found)) > 0
@@ -91,21 +98,33 @@ def test_rows_are_as_many_as_a_plan_can_name_beside_a_chunk_that_was_set(chunk: 
 
 @pytest.mark.parametrize("name", ["max_prefill_tokens", "run_ahead_tokens"])
 @pytest.mark.parametrize("tokens", [16, 100, 127, 300])
-@pytest.mark.parametrize("gpu", [None, H200], ids=str)
-def test_a_chunk_fits_a_bound_that_was_set(name: str, tokens: int, gpu: Gpu | None) -> None:
-    config = msgspec.structs.replace(ON_CUDA if gpu else ON_CPU, **{name: tokens})
-    found, _ = with_sizes(config, gpu, LLAMA_8B)
+@pytest.mark.parametrize("machine", [CPU, H200], ids=str)
+def test_a_chunk_fits_a_bound_that_was_set(name: str, tokens: int, machine: Gpu | Cpu) -> None:
+    config = msgspec.structs.replace(ON_CPU if machine is CPU else ON_CUDA, **{name: tokens})
+    found, _ = with_sizes(config, machine, LLAMA_8B)
     check_config(found)
     assert getattr(found, name) == tokens
-    assert found.prefill_chunk == min(tokens // 16 * 16, 2048 if gpu else 128)
+    assert found.prefill_chunk == min(tokens // 16 * 16, 128 if machine is CPU else 2048)
 
 
 def test_no_more_rows_than_a_pool_that_was_set_can_serve() -> None:
     for blocks, rows in ((2, 1), (9, 8), (1000, 64)):
         config = msgspec.structs.replace(ON_CPU, num_blocks=blocks)
-        found, _ = with_sizes(config, None, LLAMA_8B)
+        found, _ = with_sizes(config, CPU, LLAMA_8B)
         check_config(found)
         assert found.max_rows == rows
+
+
+def test_rows_whose_states_would_fill_a_cpus_cache_are_fewer() -> None:
+    for row_bytes, rows in ((1 << 20, 64), (58_100_000, 9), (GIB, 1)):
+        found, why = with_sizes(ON_CPU, CPU, ModelSize(GIB, 8192, 4096, row_bytes))
+        assert found.max_rows == rows
+        assert why == "what a CPU gets, with rows whose states take half of 1 GiB at most"
+
+
+def test_a_launch_that_was_set_may_be_queued_on_a_cpu() -> None:
+    found, _ = with_sizes(msgspec.structs.replace(ON_CPU, max_prefill_tokens=1024), CPU, LLAMA_8B)
+    assert found.run_ahead_tokens == 1024
 
 
 def test_a_start_says_what_was_chosen_and_why() -> None:

@@ -72,9 +72,11 @@ def test_a_service_that_is_killed_again_and_again_serves_at_each_next_start(
             processes = [process for module in modules for process in running(service, module)]
             assert len(processes) == len(modules)
             ends = [stack.enter_context(watched(process)) for process in processes]
+            if number < 2:
+                os.kill(processes[0], signal.SIGSTOP)  # so that the engine does not take the folder away
             service.process.kill()
             if number < 2:
-                os.kill(processes[0], signal.SIGKILL)  # so that nobody takes the folder away
+                os.kill(processes[0], signal.SIGKILL)
             check_ended_once(calls)
             assert all(has_ended(end, END_S) for end in ends)
             service.process.wait(END_S)
