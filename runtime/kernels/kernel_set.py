@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Attention, Dense, Ends, Experts, Fuse, GatedDelta, Mamba2, Ungated
+from runahead.runtime.kernels.layers import Attention, Dense, Ends, Experts, Fuse, GatedDelta, Mamba2, Norm, Ungated
 
 _Stream = TypeVar("_Stream")
 
@@ -100,5 +100,8 @@ class KernelSet(Protocol):
 
 class DraftKernelSet(KernelSet, Protocol):
     """A `KernelSet` that knows draft heads."""
+
+    def normed(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """The norm of each row. x: float32 [n, width], any n, contiguous. Returns float32 [n, width]."""
 
     def bind(self, ends: Ends) -> DraftKernels[Any]: ...

@@ -113,13 +113,14 @@ class Attention:
 @dataclass(frozen=True, slots=True)
 class Fuse:
     """What a draft head begins with, made of a token's embedding e and the hidden state h of the position before it:
-    joined = [token_norm(e), hidden_norm(h)], the other way round if `hidden_first`. x = product(joined), or x = h where
-    there is no product. A norm that is None is left out."""
+    joined = [token_norm(e), hidden_norm(h)], the other way round if `hidden_first`. x = product(joined); without a
+    product x = h, or hidden_norm(h) if `normed_residual`. A norm that is None is left out."""
 
     product: Linear | None  # the two joined to hidden
     token_norm: Norm | None = None
     hidden_norm: Norm | None = None
     hidden_first: bool = False
+    normed_residual: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,8 +117,9 @@ class HeadWeights:
 
     rope: how the attention rotates. parameters: as its checkpoint has them, without the target's own. width: numbers of
     a hidden state that is kept. reads: after how many of the target's layers each, the hidden states that `narrow`
-    makes one of; none: the hidden state is the target's after its last norm. norm: over what the layer leaves, before
-    the head; None: there is none. passes_normed: the next step has the hidden state after that norm, and not before it.
+    makes one of; none: the hidden state is the target's after its last norm. read_norms: in front of `narrow`, one over
+    all that is read, joined, or one over each; none: there is none. norm: over what the layer leaves, before the head;
+    None: there is none. passes_normed: the next step has the hidden state after that norm, and not before it.
     embedding, lm_head: None is the target's. targets: which token of the target each of `lm_head` is, int64
     [draft vocab], or which of them are guessed where `lm_head` is the target's; None: all, in their order.
     """
@@ -131,6 +132,7 @@ class HeadWeights:
     width: int
     reads: tuple[int, ...] = ()
     narrow: Linear | None = None  # len(reads) * the target's hidden to width
+    read_norms: tuple[Norm, ...] = ()  # each over as large a part of what `narrow` reads
     norm: Norm | None = None  # over width
     passes_normed: bool = False
     embedding: torch.Tensor | None = None  # [vocab, width]

@@ -89,11 +89,14 @@ class DraftHead:
         return look
 
     def read(self, hidden: torch.Tensor, seen: dict[int, torch.Tensor]) -> NDArray[np.float32]:
-        narrow = self.weights.narrow
+        narrow, norms = self.weights.narrow, self.weights.read_norms
         if narrow is None:
             return hidden.numpy()
         with np.errstate(all="ignore"):
             wide = torch.cat([seen[layers] for layers in self.weights.reads], dim=1)
+            if norms:
+                parts = zip(wide.chunk(len(norms), dim=1), norms, strict=True)
+                wide = torch.cat([self._kernels.normed(part.contiguous(), norm) for part, norm in parts], dim=1)
             return self._kernels.linear(wide, narrow.weight, narrow.bias).numpy()
 
     def fill(self, batch: ForwardBatch, hidden: NDArray[np.float32], cache: DraftCache) -> None:

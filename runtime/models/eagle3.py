@@ -5,20 +5,26 @@ Llama's whose queries, keys and values are made of [norm(embedding of a token), 
 it)], twice the width; the residual is the hidden state, and what the layer leaves is one more hidden state. A norm and
 the head's own matrix make logits of it, over a vocabulary of its own: token i of it is token i + d2t[i] of the target.
 
+Other trainers have added norms, each behind a key of `config.json`: `norm_before_residual` makes norm(hidden state) the
+residual; `norm_before_fc` puts a norm over all that is read in front of the first product, `fc_norm` one over what is
+read of each layer; with `norm_output` the next step has the hidden state behind the last norm.
+
 Sources: Li, Wei, Zhang, Zhang, 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
-Training-Time Test", and the model definition and the tensors' names that its authors have published.
+Training-Time Test", and the model definition and the tensors' names that its authors have published. Of the norms: the
+model definitions of Speculators (vllm-project/speculators, models/eagle3), which trains such heads, and of vLLM
+(model_executor/models/llama_eagle3.py), which serves them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 
 from runahead.runtime.checkpoint import Checkpoint, CheckpointError, StoredTensor
-from runahead.runtime.kernels.layers import Fuse
+from runahead.runtime.kernels.layers import Fuse, Norm
 from runahead.runtime.models.architecture import HeadWeights, TensorReader
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_values import flag, number
@@ -30,19 +36,41 @@ from runahead.runtime.models.read_config import parse_config
 _NAMES: Final = (LLAMA.name, "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 _BODY, _LAYER, _IN_FILE = "model.", "model.layers.0.", "midlayer."
 _FUSE, _NORM, _EMBEDDING, _HEAD = "model.fc", "model.norm", "model.embed_tokens.weight", "lm_head.weight"
+_READ_NORM, _READ_NORMS = "model.input_norm", "model.fc_norm."  # of all that is read, and of each by its number
 _TO_TARGET, _TO_DRAFT = "d2t", "t2d"  # the second says of each of the target's tokens whether the first names it
 _READ: Final = 3  # layers of the target
 _LAYER_IDS: Final = "eagle_aux_hidden_state_layer_ids"
+_NORMS: Final = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 # Of this kind's own keys those that change what is computed, with the one value that is served. NVIDIA's Model
-# Optimizer writes those of the second line: a norm of the embedding and one before the head's matrix, and none of the
-# norms that a head of multi-token prediction has before its product.
+# Optimizer writes them: a norm of the embedding and one before the head's matrix, and none of the norms that a head of
+# multi-token prediction has before its product.
 _ONLY: Final = {
-    "norm_before_residual": False, "norm_before_fc": False, "use_aux_hidden_state": True,
-    "use_input_layernorm_in_first_layer": True, "use_last_layernorm": True, "use_mtp_layernorm": False,
+    "use_aux_hidden_state": True, "use_input_layernorm_in_first_layer": True, "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
 }  # fmt: skip
 _GUESSES: Final = "parallel_draft_step"  # of one step of the head
 # What says something of further layers and of further guesses of a step, neither of which such a head has.
 _WITHOUT_EFFECT: Final = ("next_layer_regular", "parallel_draft_heads_num_layers")
+
+
+@dataclass(frozen=True, slots=True)
+class _Norms:
+    """Which norms a head has beside those of its authors' definition, by their keys."""
+
+    before_residual: bool
+    before_fc: bool
+    fc: bool
+    output: bool
+
+    @staticmethod
+    def of(own: Mapping[str, Any]) -> _Norms:
+        found = _Norms(*(flag(own, key) for key in _NORMS))
+        if found.before_fc and found.fc:
+            raise CheckpointError(
+                "norm_before_fc and fc_norm are both true: a norm over all that is read and one over each are never "
+                "trained together"
+            )
+        return found
 
 
 def is_eagle3(raw: Mapping[str, Any]) -> bool:
@@ -57,7 +85,7 @@ def open_eagle3(
     called = f"the draft head {checkpoint.path}"
     try:
         config, raw = _read(checkpoint.config())
-        reads = _layers_read(raw, target)
+        reads, norms = _layers_read(raw, target), _Norms.of(raw)
         known = number(raw, "draft_vocab_size", int, config.vocab_size)
         width = number(raw, "target_hidden_size", int, target.hidden_size)
     except CheckpointError as error:
@@ -81,7 +109,7 @@ def open_eagle3(
         )
 
     def build(tensors: TensorReader) -> HeadWeights:
-        return _built(config, tensors, reads, width, stored, known, targets)
+        return _built(config, tensors, reads, norms, width, stored, known, targets)
 
     read_apart = {name: tensor for name, tensor in stored.items() if name not in (_TO_TARGET, _TO_DRAFT)}
     head = HeadFiles(called, "a head of EAGLE-3", read_apart, build, {}, _name_in_file)
@@ -99,7 +127,8 @@ def _read(raw: Mapping[str, Any]) -> tuple[LlamaConfig, dict[str, Any]]:
     if not isinstance(inner, dict):
         raise CheckpointError(f"eagle_config is {inner!r}; it must be an object")
     own_keys = {
-        "draft_vocab_size", "target_hidden_size", "eagle_config", _LAYER_IDS, _GUESSES, *_ONLY, *_WITHOUT_EFFECT
+        "draft_vocab_size", "target_hidden_size", "eagle_config", _LAYER_IDS, _GUESSES, *_NORMS, *_ONLY,
+        *_WITHOUT_EFFECT,
     }  # fmt: skip
     of_llama = {key: value for key, value in raw.items() if key not in own_keys}
     given = {**inner, **{key: value for key, value in raw.items() if value is not None}}
@@ -177,17 +206,24 @@ def _built(
     config: LlamaConfig,
     tensors: TensorReader,
     reads: tuple[int, ...],
+    norms: _Norms,
     of_target: int,
     stored: Mapping[str, StoredTensor],
     known: int,
     targets: torch.Tensor | None,
 ) -> HeadWeights:
     width, eps = config.hidden_size, config.rms_norm_eps
+    read_norms: tuple[Norm, ...] = ()
+    if norms.before_fc:
+        read_norms = (tensors.norm(_READ_NORM, _READ * of_target, eps),)
+    elif norms.fc:
+        read_norms = tuple(tensors.norm(f"{_READ_NORMS}{i}", of_target, eps) for i in range(_READ))
     narrow = tensors.linear((_FUSE,), (width,), _READ * of_target, bias=False)
     fuse = Fuse(
         None,
         tensors.norm(f"{_LAYER}input_layernorm", width, eps),
         tensors.norm(f"{_LAYER}hidden_norm", width, eps),
+        normed_residual=norms.before_residual,
     )
     bias = config.attention_bias
     mixer = attention(config, 0, tensors, qkv_bias=bias, output_bias=bias, norm=None, inputs=2 * width)
@@ -198,6 +234,6 @@ def _built(
     embedding = tensors.tensor((_EMBEDDING,), (config.vocab_size,), width) if _EMBEDDING in stored else None
     lm_head = tensors.pack(tensors.tensor((_HEAD,), (known,), width)) if _HEAD in stored else None
     return HeadWeights(
-        fuse, mixer, dense, rope_of(config), tensors.parameters, width, reads, narrow, norm,
+        fuse, mixer, dense, rope_of(config), tensors.parameters, width, reads, narrow, read_norms, norm, norms.output,
         embedding=embedding, lm_head=lm_head, targets=targets,
     )  # fmt: skip

@@ -255,7 +255,7 @@ class ReferenceBoundKernels:
                     RmsNorm.of(part, part).apply(norm)
             stream.joined[:] = cut(torch.from_numpy(joined))
             if product is None:
-                residual[:count] = hidden.numpy()
+                residual[:count] = before[:count] if weights.normed_residual else hidden.numpy()
             else:
                 product.write(tuple(stream.joined), buffers.residual)
 
@@ -352,6 +352,11 @@ class ReferenceKernels:
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return linear(self._products, x.float(), weight, bias)
+
+    def normed(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        found = np.empty(tuple(x.shape), np.float32)
+        RmsNorm.of(x.numpy(), found).apply(NormWeight.of(norm))
+        return torch.from_numpy(found)
 
     def logits_into(self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, places: torch.Tensor) -> None:
         out[places.long()] = self.linear(hidden, weight)

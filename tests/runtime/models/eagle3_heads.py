@@ -4,11 +4,14 @@ The definition is that of Li, Wei, Zhang, Zhang, 2025, "EAGLE-3: Scaling up Infe
 Models via Training-Time Test", with what the authors' own model code says of norms and of the order of things: g = fc
 ([what three of the target's layers leave]); of the embedding e of token t and the state h before it, which is g of
 t - 1 or what the head has left there, x = h + attention([norm(e), norm(h)]), then a Llama's feed-forward; the head's
-norm and matrix make logits of x; its token i is i + d2t[i] of the target.
+norm and matrix make logits of x; its token i is i + d2t[i] of the target. With norm_before_residual, x = norm(h) +
+attention(...); with norm_before_fc, g = fc(norm([what three layers leave])); with fc_norm, g = fc([norm(what a layer
+leaves), ...]), each with a norm of its own; with norm_output the head leaves its norm of x in place of x.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +29,12 @@ OWN = {"draft_vocab_size": KNOWN, "architectures": ["LlamaForCausalLMEagle3"]}
 WHOLE = {"draft_vocab_size": VOCAB, "architectures": ["Eagle3LlamaForCausalLM"]}  # whose vocabulary is the target's
 
 
-def random_head(seed: int = 0, *, width: int = HIDDEN, known: int = KNOWN) -> dict[str, torch.Tensor]:
+def random_head(
+    seed: int = 0, *, width: int = HIDDEN, known: int = KNOWN, norms: Sequence[str] = ()
+) -> dict[str, torch.Tensor]:
     """Tensors by the names that published heads have. width: of a hidden state of its own; another than the target's
-    comes with an embedding. known: tokens of the draft vocabulary; all of the target's come without d2t."""
+    comes with an embedding. known: tokens of the draft vocabulary; all of the target's come without d2t. norms: keys of
+    those that the authors' own heads do not have."""
     generator = torch.Generator().manual_seed(seed)
     dim, middle = width // CONFIG["num_attention_heads"], CONFIG["intermediate_size"]
     of_keys = CONFIG["num_key_value_heads"] * dim
@@ -47,9 +53,13 @@ def random_head(seed: int = 0, *, width: int = HIDDEN, known: int = KNOWN) -> di
         "norm.weight": (width,),
         "lm_head.weight": (known, width),
     }
+    if "norm_before_fc" in norms:
+        shapes["input_norm.weight"] = (3 * HIDDEN,)
+    if "fc_norm" in norms:
+        shapes |= {f"fc_norm.{i}.weight": (HIDDEN,) for i in range(3)}
     tensors = {name: 0.2 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     for name in tensors:
-        if name.endswith("norm.weight"):
+        if "norm." in name:
             tensors[name] += 1.0
     if width != HIDDEN:
         tensors["embed_tokens.weight"] = torch.randn((VOCAB, width), generator=generator)
@@ -82,7 +92,7 @@ def save_foreseen3(target: Path, head: Path) -> None:
 
 class HeadByDefinition:
     """tensors: of a head. embedding, lm_head: of its target, [vocab, hidden]. reads: after how many of its layers.
-    All is float64."""
+    norms: as `random_head` has them. All is float64."""
 
     def __init__(
         self,
@@ -90,34 +100,44 @@ class HeadByDefinition:
         embedding: torch.Tensor,
         lm_head: torch.Tensor,
         reads: tuple[int, ...] = READS,
+        norms: Sequence[str] = (),
     ) -> None:
         self._own = {name: tensor.double().numpy() for name, tensor in tensors.items()}
         self._embedding = self._own.get("embed_tokens.weight", embedding.detach().double().numpy())
         self._lm_head = self._own.get("lm_head.weight", lm_head.detach().double().numpy())
         self._to_target = self._own.get("d2t", np.zeros(len(self._lm_head))).astype(np.int64)
-        self._reads = reads
+        self._reads, self._norms = reads, norms
 
     def proposes(self, tokens: list[int], states: list[Floats], count: int) -> list[int]:
         """As `HeadByDefinition.proposes` of EAGLE-1."""
-        wide = np.concatenate([states[layers] for layers in self._reads], axis=1)[: len(tokens) - 1]
+        eps = CONFIG["rms_norm_eps"]
+        read = [states[layers][: len(tokens) - 1] for layers in self._reads]
+        if "fc_norm" in self._norms:
+            read = [normed(state, self._own[f"fc_norm.{i}.weight"], eps) for i, state in enumerate(read)]
+        wide = np.concatenate(read, axis=1)
+        if "norm_before_fc" in self._norms:
+            wide = normed(wide, self._own["input_norm.weight"], eps)
         known, of_tokens = list(tokens), list(wide @ self._own["fc.weight"].T)
         found: list[int] = []
         for _ in range(count):
             left = self._last(known, np.stack(of_tokens))
-            logits = self._lm_head @ normed(left, self._own["norm.weight"], CONFIG["rms_norm_eps"])
+            ended = normed(left, self._own["norm.weight"], eps)
+            logits = self._lm_head @ ended
             best = int(np.argmax(logits))
             found.append(best + int(self._to_target[best]))
             known.append(found[-1])
-            of_tokens.append(left)
+            of_tokens.append(ended if "norm_output" in self._norms else left)
         return found
 
     def _last(self, tokens: list[int], states: Floats) -> Floats:
         """What the layer leaves of the last of these tokens. states: [tokens - 1, width]."""
         own, eps = self._own, CONFIG["rms_norm_eps"]
         of_token = normed(self._embedding[tokens[1:]], own["midlayer.input_layernorm.weight"], eps)
-        joined = np.concatenate([of_token, normed(states, own["midlayer.hidden_norm.weight"], eps)], axis=1)
+        of_state = normed(states, own["midlayer.hidden_norm.weight"], eps)
+        joined = np.concatenate([of_token, of_state], axis=1)
+        residual = of_state if "norm_before_residual" in self._norms else states
         heads, theta = CONFIG["num_attention_heads"], CONFIG["rope_theta"]
-        last: Floats = (states + attended(joined, own, "midlayer.self_attn.", heads, theta))[-1]
+        last: Floats = (residual + attended(joined, own, "midlayer.self_attn.", heads, theta))[-1]
         return last + gated(normed(last, own["midlayer.post_attention_layernorm.weight"], eps), own, "midlayer.mlp.")
 
 

@@ -128,9 +128,12 @@ def test_it_takes_of_a_block_what_it_is_said_to(width: int, tmp_path: Path) -> N
         ({"hidden_size": 128}, r"has no tensor embed_tokens.weight, and the model's embedding, of 64 numbers a token"),
         ({"draft_vocab_size": 99}, "tensor d2t must be 99 integers"),
         ({"draft_vocab_size": 0}, "draft_vocab_size is 0; it must be an integer of at least 1"),
-        ({"norm_before_residual": True}, "norm_before_residual is true; only false is served"),
+        ({"norm_before_residual": 1}, "norm_before_residual is 1; it must be true or false"),
+        ({"norm_before_fc": True}, "has no tensor input_norm.weight"),
+        ({"fc_norm": True}, "has no tensor fc_norm.0.weight"),
+        ({"norm_before_fc": True, "eagle_config": {"fc_norm": True}}, "norm_before_fc and fc_norm are both true"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is false; only true is served"),
-        ({"eagle_config": {"norm_before_fc": True}}, "norm_before_fc is true; only false is served"),
+        ({"eagle_config": {"norm_before_fc": True}}, "has no tensor input_norm.weight"),
         ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm is true; only false is served"),
         ({"eagle_config": {"use_last_layernorm": False}}, "use_last_layernorm is false; only true is served"),
         (
@@ -181,6 +184,7 @@ TWICE[1] = TWICE[0] - 1
         ("d2t", -1 - torch.arange(KNOWN), "tensor d2t must give each of 100 tokens one of the model's 160 to itself"),
         ("t2d", torch.zeros(VOCAB - 1, dtype=torch.bool), "tensor t2d must say of each of the model's 160 tokens"),
         ("layers.0.hidden_norm.weight", torch.ones(HIDDEN), "has a tensor twice"),
+        ("input_norm.weight", torch.ones(3 * HIDDEN), "has a tensor input_norm.weight, which a head of EAGLE-3 does"),
         ("mask_hidden", torch.ones(HIDDEN), "has a tensor mask_hidden, which a head of EAGLE-3 does not have"),
     ],
 )

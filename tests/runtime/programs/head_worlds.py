@@ -111,13 +111,14 @@ def eagle_world(folder: Path, write: Callable[[Path, Path], None] | None = None,
 
 def eagle3_world(folder: Path, write: Callable[[Path, Path], None] | None = None, **given: Any) -> World:
     """With a head of EAGLE-3. given: of `random_head`, and `reads`: after how many layers each."""
-    reads = given.pop("reads", eagle3_heads.READS)
+    reads, norms = given.pop("reads", eagle3_heads.READS), given.get("norms", ())
     if write is None:
         save(CASES[0], folder / "target")
         tensors = eagle3_heads.random_head(**given)
         keys: dict[str, Any] = {
             "draft_vocab_size": len(tensors["lm_head.weight"]),
             "hidden_size": len(tensors["norm.weight"]),
+            **dict.fromkeys(norms, True),
         }
         if reads != eagle3_heads.READS:
             keys["eagle_aux_hidden_state_layer_ids"] = list(reads)
@@ -126,7 +127,7 @@ def eagle3_world(folder: Path, write: Callable[[Path, Path], None] | None = None
         write(folder / "target", folder / "head")
 
     def definition(tensors: dict[str, torch.Tensor], embedding: torch.Tensor, lm_head: torch.Tensor) -> ByDefinition:
-        return eagle3_heads.HeadByDefinition(tensors, embedding, lm_head, reads)
+        return eagle3_heads.HeadByDefinition(tensors, embedding, lm_head, reads, norms)
 
     return _world(folder, definition)
 

@@ -44,15 +44,19 @@ KINDS: dict[str, tuple[Make, Callable[[Path, Path], None]]] = {
 }
 
 
+ALL_NORMS = ("norm_before_residual", "norm_before_fc", "norm_output")  # of EAGLE-3, that can be together
+
+
 @pytest.fixture(autouse=True)
 def _without_gradients() -> Iterator[None]:
     with torch.inference_mode():
         yield
 
 
-@pytest.fixture(scope="module", params=list(KINDS))
+@pytest.fixture(scope="module", params=[*KINDS, "eagle-3 with norms"])
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
-    return KINDS[request.param][0](tmp_path_factory.mktemp("random"))
+    folder = tmp_path_factory.mktemp("random")
+    return KINDS[request.param][0](folder) if request.param in KINDS else eagle3_world(folder, norms=ALL_NORMS)
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +77,10 @@ def completion(world: World) -> list[int]:
         (eagle3_world, {"known": VOCAB}),
         (eagle3_world, {"width": NARROW}),
         (eagle3_world, {"reads": (2, 0, 2)}),
+        (eagle3_world, {"norms": ("norm_before_residual",)}),
+        (eagle3_world, {"norms": ("norm_before_fc",)}),
+        (eagle3_world, {"norms": ("fc_norm", "norm_output"), "width": NARROW}),
+        (eagle3_world, {"norms": ALL_NORMS}),
         (mimo_world, {}),
         (model_world, {}),
     ],
