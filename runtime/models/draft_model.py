@@ -7,10 +7,7 @@ has guessed the next F writes over. So whoever finds the target's block finds th
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +24,7 @@ from runahead.runtime.models.draft_network import DraftCache
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import memory_of, weight_bytes
 from runahead.runtime.models.read_config import load_config
+from runahead.runtime.models.token_texts import token_texts
 from runahead.runtime.models.weights import check_weights, described
 
 
@@ -149,7 +147,7 @@ def _check_tokens(called: str, checkpoint: Checkpoint, of_target: Checkpoint) ->
     other."""
     if not (checkpoint.has_tokenizer and of_target.has_tokenizer):
         return
-    own, others = _texts(checkpoint), _texts(of_target)
+    own, others = token_texts(checkpoint), token_texts(of_target)
     differing = sorted(number for number in own.keys() | others.keys() if own.get(number) != others.get(number))
     if differing:
         first = differing[0]
@@ -157,22 +155,6 @@ def _check_tokens(called: str, checkpoint: Checkpoint, of_target: Checkpoint) ->
             f"{called} has a vocabulary of its own: {len(differing)} of its tokens are not those of the model, the "
             f"first of them token {first}, which is {own.get(first)!r} there and {others.get(first)!r} in the model"
         )
-
-
-def _texts(checkpoint: Checkpoint) -> dict[int, str]:
-    """What each token of a tokenizer stands for, by number."""
-    try:
-        told = json.loads(checkpoint.tokenizer())
-        vocabulary: Any = told["model"]["vocab"]
-        if isinstance(vocabulary, Mapping):
-            texts = {int(number): str(text) for text, number in vocabulary.items()}
-        else:  # of a unigram model: pairs of a text and its score
-            texts = {number: str(pair[0]) for number, pair in enumerate(vocabulary)}
-        return texts | {int(added["id"]): str(added["content"]) for added in told.get("added_tokens") or ()}
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-        raise CheckpointError(
-            f"the tokenizer of {checkpoint.path} has no vocabulary that can be read: {error!r}"
-        ) from error
 
 
 def _read_by_a_step(model: Decoder) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from runahead.runtime.checkpoint import Checkpoint, CheckpointError
+from runahead.runtime.checkpoint import Checkpoint, CheckpointError, StoredTensor
 from runahead.runtime.kernels.layers import Fuse
 from runahead.runtime.models.architecture import HeadWeights, TensorReader
 from runahead.runtime.models.config import ModelConfig
@@ -24,6 +24,7 @@ from runahead.runtime.models.config_values import flag
 from runahead.runtime.models.dense_decoder import attention, feed_forward, rope_of
 from runahead.runtime.models.eagle3 import is_eagle3, open_eagle3
 from runahead.runtime.models.head_files import HeadFiles, check_fits, check_width, targets_of
+from runahead.runtime.models.head_padding import check_tokens_end, without_padding
 from runahead.runtime.models.llama import LLAMA, LlamaConfig
 from runahead.runtime.models.read_config import parse_config
 
@@ -56,10 +57,14 @@ def open_eagle(
     assert isinstance(config, LlamaConfig)
     check_fits(f"{called} ({setting})", config, target, context, context_setting)
     check_width(f"{called} ({setting})", config.hidden_size, target)
-    stored = {
+    stored: dict[str, StoredTensor] = {
         name if name.startswith(_BODY) else _BODY + name: tensor for name, tensor in checkpoint.tensors().items()
-    }  # fmt: skip
+    }
     to_target = stored.pop(_TO_TARGET, None)
+    if config.vocab_size > target.vocab_size:
+        check_tokens_end(called, checkpoint, None, target.vocab_size)
+    if _EMBEDDING in stored:
+        stored[_EMBEDDING] = without_padding(stored[_EMBEDDING], target.vocab_size)
     targets = None
     if to_target is not None:
         known = max(1, to_target.shape[0]) if len(to_target.shape) == 1 else 1
@@ -75,7 +80,7 @@ def open_eagle(
         "a head of EAGLE-1",
         stored,
         build,
-        {_EMBEDDING: (config.vocab_size, config.hidden_size)},  # a copy of the target's, which is used
+        {_EMBEDDING: (target.vocab_size, config.hidden_size)},  # a copy of the target's, which is used
         lambda name: name.removeprefix(_BODY),
     )
     head.check()

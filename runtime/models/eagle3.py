@@ -30,6 +30,7 @@ from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_values import flag, number
 from runahead.runtime.models.dense_decoder import attention, feed_forward, rope_of
 from runahead.runtime.models.head_files import HeadFiles, check_fits, check_width, targets_of
+from runahead.runtime.models.head_padding import check_tokens_end, is_padded, without_padding
 from runahead.runtime.models.llama import LLAMA, LlamaConfig
 from runahead.runtime.models.read_config import parse_config
 
@@ -96,22 +97,29 @@ def open_eagle3(
     stored = {_name(name): tensor for name, tensor in tensors_of_files.items()}
     if len(stored) < len(tensors_of_files):
         raise CheckpointError(f"{called} has a tensor twice, by two of the names that it may have")
+    vocab = target.vocab_size
+    if config.vocab_size > vocab:
+        check_tokens_end(called, checkpoint, stored.get(_TO_DRAFT), vocab)
+    if _TO_TARGET not in stored and is_padded(known, vocab):
+        known = vocab
     _check_own(called, config, target, stored, known)
     targets = (
         targets_of(called, stored[_TO_TARGET], known, target, "as draft_vocab_size says")
         if _TO_TARGET in stored
         else None
     )
-    if _TO_DRAFT in stored and stored[_TO_DRAFT].shape != (target.vocab_size,):
+    if _TO_DRAFT in stored and stored[_TO_DRAFT].shape not in ((vocab,), (config.vocab_size,)):
         raise CheckpointError(
-            f"{called}: tensor t2d must say of each of the model's {target.vocab_size} tokens whether "
-            "the draft vocabulary has it"
+            f"{called}: tensor t2d must say of each of the model's {vocab} tokens whether the draft vocabulary has it"
         )
 
     def build(tensors: TensorReader) -> HeadWeights:
-        return _built(config, tensors, reads, norms, width, stored, known, targets)
+        return _built(config, tensors, reads, norms, target, stored, known, targets)
 
     read_apart = {name: tensor for name, tensor in stored.items() if name not in (_TO_TARGET, _TO_DRAFT)}
+    for name, tokens in ((_EMBEDDING, vocab), (_HEAD, known)):
+        if name in read_apart:
+            read_apart[name] = without_padding(read_apart[name], tokens)
     head = HeadFiles(called, "a head of EAGLE-3", read_apart, build, {}, _name_in_file)
     head.check()
     return head
@@ -207,12 +215,12 @@ def _built(
     tensors: TensorReader,
     reads: tuple[int, ...],
     norms: _Norms,
-    of_target: int,
+    target: ModelConfig,
     stored: Mapping[str, StoredTensor],
     known: int,
     targets: torch.Tensor | None,
 ) -> HeadWeights:
-    width, eps = config.hidden_size, config.rms_norm_eps
+    width, of_target, eps = config.hidden_size, target.hidden_size, config.rms_norm_eps
     read_norms: tuple[Norm, ...] = ()
     if norms.before_fc:
         read_norms = (tensors.norm(_READ_NORM, _READ * of_target, eps),)
@@ -231,7 +239,7 @@ def _built(
     mixer = replace(mixer, first=1, joined=True)
     dense = feed_forward(config, 0, tensors, bias=config.mlp_bias)
     norm = tensors.norm(_NORM, width, eps)
-    embedding = tensors.tensor((_EMBEDDING,), (config.vocab_size,), width) if _EMBEDDING in stored else None
+    embedding = tensors.tensor((_EMBEDDING,), (target.vocab_size,), width) if _EMBEDDING in stored else None
     lm_head = tensors.pack(tensors.tensor((_HEAD,), (known,), width)) if _HEAD in stored else None
     return HeadWeights(
         fuse, mixer, dense, rope_of(config), tensors.parameters, width, reads, narrow, read_norms, norm, norms.output,

@@ -18,6 +18,7 @@ from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.dense_decoder import DenseConfig
 from runahead.runtime.models.draft_head import DraftHead
 from runahead.runtime.models.head_entries import are_one_product
+from runahead.runtime.models.head_padding import is_padded
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.weights import Pack, copy_stored, drawing, read_safetensors
 
@@ -127,7 +128,7 @@ def check_fits(head: str, config: DenseConfig, target: ModelConfig, context: int
         )
     if config.num_layers != 1:
         raise CheckpointError(f"{head} has {config.num_layers} layers; heads of one layer are served")
-    if config.vocab_size != target.vocab_size:
+    if not is_padded(config.vocab_size, target.vocab_size):
         raise CheckpointError(
             f"{head} has a vocabulary of {config.vocab_size} tokens, and the model one of {target.vocab_size}: it was "
             "made for another model"

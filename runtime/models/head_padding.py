@@ -1,0 +1,87 @@
+"""Rows of a draft head's tensors beyond the vocabulary: trainers fill embeddings and matrices up to a round number.
+
+A head is trained with the vocabulary that its framework gave the target, which is often rounded up to a multiple of 64,
+128, 256 or 512, as products like it. The rows beyond are of no token, and are left out where a head is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from runahead.runtime.checkpoint import Checkpoint, CheckpointError, StoredTensor
+from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
+from runahead.runtime.models.token_texts import token_texts
+from runahead.runtime.models.weights import read_safetensors
+from runahead.runtime.rounding import ceil_div
+
+MULTIPLES: Final = (64, 128, 256, 512)  # that vocabularies are filled up to
+_ROWS_AT_ONCE: Final = 4096
+
+
+def is_padded(rows: int, tokens: int) -> bool:
+    """Whether so many rows are those of so many tokens and padding, if any."""
+    return rows == tokens or rows in {ceil_div(tokens, multiple) * multiple for multiple in MULTIPLES}
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRows:
+    """A `StoredTensor` without its last rows. whole: as it is stored. rows: that are read, at least 1."""
+
+    whole: StoredTensor
+    rows: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.rows, *self.whole.shape[1:])
+
+    @property
+    def size_bytes(self) -> int:
+        return self.whole.size_bytes
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        self.whole.check((self.whole.shape[0], *shape[1:]))
+
+    def pieces(self) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+        if not isinstance(self.whole, SafetensorsTensor):
+            for rows, numbers in self.whole.pieces():
+                if rows.start < self.rows:
+                    yield slice(rows.start, min(rows.stop, self.rows)), numbers[: self.rows - rows.start]
+            return
+        try:
+            with safe_open(self.whole.path, framework="pt") as file:
+                stored = file.get_slice(self.whole.name)
+                for begin in range(0, self.rows, _ROWS_AT_ONCE):
+                    end = min(begin + _ROWS_AT_ONCE, self.rows)
+                    yield slice(begin, end), stored[begin:end].float().numpy()
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"tensor {self.whole.name} can't be read from {self.whole.path}: {error}") from error
+
+
+def without_padding(stored: StoredTensor, tokens: int) -> StoredTensor:
+    """Its rows of tokens, where it has these and padding; itself else."""
+    rows = stored.shape[0] if stored.shape else 0
+    return FirstRows(stored, tokens) if rows != tokens and is_padded(rows, tokens) else stored
+
+
+def check_tokens_end(called: str, checkpoint: Checkpoint, in_draft: StoredTensor | None, tokens: int) -> None:
+    """Raises CheckpointError if a head knows tokens beyond so many, where it says which it knows: in its tokenizer, or
+    by tensor t2d, which says of each of its rows whether the draft vocabulary has it. called: what messages call it."""
+    if checkpoint.has_tokenizer and (beyond := [number for number in token_texts(checkpoint) if number >= tokens]):
+        raise CheckpointError(
+            f"{called}: its tokenizer knows token {min(beyond)}, and the model has {tokens} tokens: it was made for "
+            "another model"
+        )
+    if isinstance(in_draft, SafetensorsTensor) and in_draft.shape[:1] > (tokens,):
+        beyond = (torch.nonzero(read_safetensors(in_draft).flatten()[tokens:]).flatten() + tokens).tolist()
+        if beyond:
+            raise CheckpointError(
+                f"{called}: tensor t2d has token {beyond[0]} in the draft vocabulary, and the model has {tokens} "
+                "tokens: it was made for another model"
+            )
