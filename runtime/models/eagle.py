@@ -27,6 +27,7 @@ from runahead.runtime.models.head_files import HeadFiles, check_fits, check_widt
 from runahead.runtime.models.head_padding import check_tokens_end, without_padding
 from runahead.runtime.models.llama import LLAMA, LlamaConfig
 from runahead.runtime.models.read_config import parse_config
+from runahead.runtime.models.speculators import plain_head
 
 _NAMES: Final = (LLAMA.name, "EagleLlamaForCausalLM", "LlamaForCausalLMEagle")
 _FUSE, _EMBEDDING, _TO_TARGET, _BODY = "model.fc", "model.embed_tokens.weight", "model.d2t", "model."
@@ -41,10 +42,14 @@ def open_eagle(
 
     Raises CheckpointError for a head that is of another kind, does not fit the target, or lacks what it needs.
     """
-    raw = dict(checkpoint.config())
-    if is_eagle3(raw):
-        return open_eagle3(checkpoint, target, context, setting, context_setting)
     called = f"the draft head {checkpoint.path}"
+    try:
+        plain = plain_head(checkpoint.config())
+    except CheckpointError as error:
+        raise CheckpointError(f"{called}: {error}") from error
+    if is_eagle3(plain.config):
+        return open_eagle3(checkpoint, plain, target, context, setting, context_setting)
+    raw = dict(plain.config)
     _refuse_others(called, raw)
     given_bias = flag(raw, "bias") if raw.get("bias") is not None else None
     qkv_bias = flag(raw, "qkv_bias")
@@ -57,9 +62,12 @@ def open_eagle(
     assert isinstance(config, LlamaConfig)
     check_fits(f"{called} ({setting})", config, target, context, context_setting)
     check_width(f"{called} ({setting})", config.hidden_size, target)
+    tensors_of_files = checkpoint.tensors()
     stored: dict[str, StoredTensor] = {
-        name if name.startswith(_BODY) else _BODY + name: tensor for name, tensor in checkpoint.tensors().items()
+        _BODY + plain.named(name.removeprefix(_BODY)): tensor for name, tensor in tensors_of_files.items()
     }
+    if len(stored) < len(tensors_of_files):
+        raise CheckpointError(f"{called} has a tensor twice, by two of the names that it may have")
     to_target = stored.pop(_TO_TARGET, None)
     if config.vocab_size > target.vocab_size:
         check_tokens_end(called, checkpoint, None, target.vocab_size)
@@ -81,7 +89,7 @@ def open_eagle(
         stored,
         build,
         {_EMBEDDING: (target.vocab_size, config.hidden_size)},  # a copy of the target's, which is used
-        lambda name: name.removeprefix(_BODY),
+        lambda name: plain.in_file(name.removeprefix(_BODY)),
     )
     head.check()
     return head

@@ -33,6 +33,7 @@ from runahead.runtime.models.head_files import HeadFiles, check_fits, check_widt
 from runahead.runtime.models.head_padding import check_tokens_end, is_padded, without_padding
 from runahead.runtime.models.llama import LLAMA, LlamaConfig
 from runahead.runtime.models.read_config import parse_config
+from runahead.runtime.models.speculators import PlainHead
 
 _NAMES: Final = (LLAMA.name, "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 _BODY, _LAYER, _IN_FILE = "model.", "model.layers.0.", "midlayer."
@@ -80,13 +81,14 @@ def is_eagle3(raw: Mapping[str, Any]) -> bool:
 
 
 def open_eagle3(
-    checkpoint: Checkpoint, target: ModelConfig, context: int, setting: str, context_setting: str
+    checkpoint: Checkpoint, plain: PlainHead, target: ModelConfig, context: int, setting: str, context_setting: str
 ) -> HeadFiles:
-    """As `runahead.runtime.models.eagle.open_eagle`, of a head for which `is_eagle3` says so."""
+    """As `runahead.runtime.models.eagle.open_eagle`, of a head for which `is_eagle3` says so. plain: what its
+    `config.json` says."""
     called = f"the draft head {checkpoint.path}"
     try:
-        config, raw = _read(checkpoint.config())
-        reads, norms = _layers_read(raw, target), _Norms.of(raw)
+        config, raw = _read(plain.config)
+        reads, norms = _layers_read(raw, target, entered=plain.wrapped), _Norms.of(raw)
         known = number(raw, "draft_vocab_size", int, config.vocab_size)
         width = number(raw, "target_hidden_size", int, target.hidden_size)
     except CheckpointError as error:
@@ -120,7 +122,8 @@ def open_eagle3(
     for name, tokens in ((_EMBEDDING, vocab), (_HEAD, known)):
         if name in read_apart:
             read_apart[name] = without_padding(read_apart[name], tokens)
-    head = HeadFiles(called, "a head of EAGLE-3", read_apart, build, {}, _name_in_file)
+    in_file = str if plain.wrapped else _name_in_file
+    head = HeadFiles(called, "a head of EAGLE-3", read_apart, build, {}, lambda name: in_file(name.removeprefix(_BODY)))
     head.check()
     return head
 
@@ -153,8 +156,9 @@ def _read(raw: Mapping[str, Any]) -> tuple[LlamaConfig, dict[str, Any]]:
     return config, own
 
 
-def _layers_read(own: Mapping[str, Any], target: ModelConfig) -> tuple[int, ...]:
-    """After how many of the target's layers each of the hidden states is taken.
+def _layers_read(own: Mapping[str, Any], target: ModelConfig, *, entered: bool) -> tuple[int, ...]:
+    """After how many of the target's layers each of the hidden states is taken. entered: numbers are those of layers
+    which a state goes into, whatever the list.
 
     Two ways to number them are in use. In both the lowest is what the second layer leaves: where a list begins with 1,
     a number is that of the layer, from 0 on, that leaves the state; else that of the layer which the state goes into,
@@ -168,7 +172,7 @@ def _layers_read(own: Mapping[str, Any], target: ModelConfig) -> tuple[int, ...]
         or any(not isinstance(one, int) or isinstance(one, bool) for one in given)
     ):
         raise CheckpointError(f"{_LAYER_IDS} is {given!r}; it must be a list of {_READ} layers")
-    reads = tuple(one + 1 for one in given) if given[0] == 1 else tuple(given)
+    reads = tuple(one + 1 for one in given) if given[0] == 1 and not entered else tuple(given)
     if min(reads) < 0 or max(reads) > layers:
         raise CheckpointError(
             f"it reads what the model's layers leave, {_LAYER_IDS} {list(given)}, and the model has {layers} layers"
@@ -185,7 +189,9 @@ def _name(name: str) -> str:
 
 
 def _name_in_file(name: str) -> str:
-    return _IN_FILE + name.removeprefix(_LAYER) if name.startswith(_LAYER) else name.removeprefix(_BODY)
+    """By the name without `_BODY`."""
+    layer = _LAYER.removeprefix(_BODY)
+    return _IN_FILE + name.removeprefix(layer) if name.startswith(layer) else name
 
 
 def _check_own(
