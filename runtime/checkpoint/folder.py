@@ -16,6 +16,7 @@ CONFIG: Final = "config.json"
 GENERATION_CONFIG: Final = "generation_config.json"
 WEIGHTS: Final = "model.safetensors"
 WEIGHTS_INDEX: Final = "model.safetensors.index.json"  # which of several files has which tensor
+TORCH_WEIGHTS: Final = "pytorch_model.bin"
 TOKENIZER: Final = "tokenizer.json"
 TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 CHAT_TEMPLATE: Final = "chat_template.jinja"
@@ -35,6 +36,15 @@ class FolderCheckpoint:
     @property
     def has_tokenizer(self) -> bool:
         return (self.path / TOKENIZER).exists()
+
+    @property
+    def has_safetensors(self) -> bool:
+        return (self.path / WEIGHTS).is_file()
+
+    @property
+    def torch_file(self) -> Path:
+        """Where weights lie that `torch.save` wrote. Of a draft head alone anybody reads them."""
+        return self.path / TORCH_WEIGHTS
 
     def config(self) -> Mapping[str, Any]:
         return _read_object(self.path / CONFIG)

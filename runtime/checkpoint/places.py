@@ -7,8 +7,9 @@ from typing import Final
 
 from runahead.runtime.checkpoint.checkpoint import Checkpoint
 from runahead.runtime.checkpoint.errors import CheckpointError
-from runahead.runtime.checkpoint.folder import CONFIG, WEIGHTS, FolderCheckpoint
+from runahead.runtime.checkpoint.folder import CONFIG, FolderCheckpoint
 from runahead.runtime.checkpoint.refusals import GGUF, of_file, of_folder, of_head, refuse_no_gguf
+from runahead.runtime.checkpoint.torch_archive import check_archive
 
 BUNDLED: Final = "bundled"  # the name of the model that comes with the package
 BUNDLED_FOLDER: Final = Path(__file__).parents[1] / "models" / BUNDLED
@@ -42,15 +43,20 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return open_gguf(path)
 
 
-def open_head(path: Path) -> Checkpoint:
-    """The draft head in a folder with `config.json` and `model.safetensors`, whose header is read.
+def open_head(path: Path) -> FolderCheckpoint:
+    """The draft head in a folder with `config.json` and `model.safetensors`, whose header is read, or else with
+    `pytorch_model.bin`, which is looked at.
 
-    Raises CheckpointError for what is none, or has its weights in another form, and for a header that is wrong.
+    Raises CheckpointError for what is none, or has its weights in another form, for a header that is wrong, and for a
+    `pytorch_model.bin` that may hold something else than tensors.
     """
-    if not (path / CONFIG).is_file() or not (path / WEIGHTS).is_file():
-        raise of_head(path)
     head = FolderCheckpoint(path)
-    head.tensors()
+    if not (path / CONFIG).is_file() or not (head.has_safetensors or head.torch_file.is_file()):
+        raise of_head(path)
+    if head.has_safetensors:
+        head.tensors()
+    else:
+        check_archive(head.torch_file)
     return head
 
 

@@ -68,18 +68,26 @@ def of_missing_weights(folder: Path) -> CheckpointError:
 
 
 def of_head(folder: Path) -> CheckpointError:
-    """Of a folder that lacks `config.json` or `model.safetensors`, and should hold a draft head."""
+    """Of a folder that should hold a draft head, and lacks `config.json`, or both `model.safetensors` and
+    `pytorch_model.bin`."""
     names = _names(folder) if folder.is_dir() else []
     pickles = [name for name in names if name.endswith(_PICKLES) and name != "training_args.bin"]
-    begin = f"the draft head {folder} is no folder with config.json and model.safetensors"
+    begin = f"the draft head {folder} is no folder with config.json and model.safetensors or pytorch_model.bin"
     if not pickles or "config.json" not in names:
         return CheckpointError(begin)
-    read = f"torch.load('{folder / pickles[0]}', map_location='cpu', weights_only=True)"
     return CheckpointError(
-        f"{begin}, and {_some(pickles)} can't be served: such a file may run code when it is read; where you trust it, "
-        f'`python -c "import torch, safetensors.torch as s; w = {read}; s.save_file('
+        f"{begin}, and {_some(pickles)} can't be served: such a file may run code when it is read; "
+        f"{making_safetensors(folder / pickles[0])}"
+    )
+
+
+def making_safetensors(pickle: Path) -> str:
+    """How somebody who trusts a draft head's file makes safetensors of it."""
+    read = f"torch.load('{pickle}', map_location='cpu', weights_only=True)"
+    return (
+        f'where you trust it, `python -c "import torch, safetensors.torch as s; w = {read}; s.save_file('
         "{k: v.contiguous() for k, v in w.items()}, "
-        f"'{folder / 'model.safetensors'}')\"` makes safetensors of it"
+        f"'{pickle.parent / 'model.safetensors'}')\"` makes safetensors of it"
     )
 
 

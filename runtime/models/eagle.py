@@ -16,14 +16,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from runahead.runtime.checkpoint import Checkpoint, CheckpointError, StoredTensor
+from runahead.runtime.checkpoint import CheckpointError, StoredTensor
+from runahead.runtime.checkpoint.folder import FolderCheckpoint
 from runahead.runtime.kernels.layers import Fuse
 from runahead.runtime.models.architecture import HeadWeights, TensorReader
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_values import flag
 from runahead.runtime.models.dense_decoder import attention, feed_forward, rope_of
 from runahead.runtime.models.eagle3 import is_eagle3, open_eagle3
-from runahead.runtime.models.head_files import HeadFiles, check_fits, check_width, targets_of
+from runahead.runtime.models.head_files import HeadFiles, check_fits, check_width, read_tensors, targets_of
 from runahead.runtime.models.head_padding import check_tokens_end, without_padding
 from runahead.runtime.models.llama import LLAMA, LlamaConfig
 from runahead.runtime.models.read_config import parse_config
@@ -34,7 +35,7 @@ _FUSE, _EMBEDDING, _TO_TARGET, _BODY = "model.fc", "model.embed_tokens.weight", 
 
 
 def open_eagle(
-    checkpoint: Checkpoint, target: ModelConfig, context: int, setting: str, context_setting: str
+    checkpoint: FolderCheckpoint, target: ModelConfig, context: int, setting: str, context_setting: str
 ) -> HeadFiles:
     """The head in this folder, of EAGLE-1 or EAGLE-3, as its configuration says. target: the model that it drafts for.
     context: tokens of a request that are served. setting, context_setting: what messages call the one that names the
@@ -62,7 +63,12 @@ def open_eagle(
     assert isinstance(config, LlamaConfig)
     check_fits(f"{called} ({setting})", config, target, context, context_setting)
     check_width(f"{called} ({setting})", config.hidden_size, target)
-    tensors_of_files = checkpoint.tensors()
+
+    def all_of_it(tensors: TensorReader) -> HeadWeights:
+        tensors.tensor((_EMBEDDING,), (target.vocab_size,), config.hidden_size)  # the copy
+        return _built(config, tensors, True, True)
+
+    tensors_of_files = read_tensors(checkpoint, all_of_it, target.vocab_size)
     stored: dict[str, StoredTensor] = {
         _BODY + plain.named(name.removeprefix(_BODY)): tensor for name, tensor in tensors_of_files.items()
     }

@@ -17,19 +17,20 @@ model definitions of Speculators (vllm-project/speculators, models/eagle3), whic
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 
-from runahead.runtime.checkpoint import Checkpoint, CheckpointError, StoredTensor
+from runahead.runtime.checkpoint import CheckpointError, StoredTensor
+from runahead.runtime.checkpoint.folder import FolderCheckpoint
 from runahead.runtime.kernels.layers import Fuse, Norm
 from runahead.runtime.models.architecture import HeadWeights, TensorReader
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_values import flag, number
 from runahead.runtime.models.dense_decoder import attention, feed_forward, rope_of
-from runahead.runtime.models.head_files import HeadFiles, check_fits, check_width, targets_of
+from runahead.runtime.models.head_files import HeadFiles, check_fits, check_width, read_tensors, targets_of
 from runahead.runtime.models.head_padding import check_tokens_end, is_padded, without_padding
 from runahead.runtime.models.llama import LLAMA, LlamaConfig
 from runahead.runtime.models.read_config import parse_config
@@ -81,7 +82,12 @@ def is_eagle3(raw: Mapping[str, Any]) -> bool:
 
 
 def open_eagle3(
-    checkpoint: Checkpoint, plain: PlainHead, target: ModelConfig, context: int, setting: str, context_setting: str
+    checkpoint: FolderCheckpoint,
+    plain: PlainHead,
+    target: ModelConfig,
+    context: int,
+    setting: str,
+    context_setting: str,
 ) -> HeadFiles:
     """As `runahead.runtime.models.eagle.open_eagle`, of a head for which `is_eagle3` says so. plain: what its
     `config.json` says."""
@@ -95,7 +101,17 @@ def open_eagle3(
         raise CheckpointError(f"{called}: {error}") from error
     check_fits(f"{called} ({setting})", config, target, context, context_setting)
     check_width(f"{called} ({setting})", width, target)
-    tensors_of_files = checkpoint.tensors()
+    if known > config.vocab_size:
+        raise CheckpointError(f"{called}: draft_vocab_size is {known}, and vocab_size {config.vocab_size}")
+
+    def built(
+        tensors: TensorReader, has: Container[str], known: int, targets: torch.Tensor | None = None
+    ) -> HeadWeights:
+        return _built(config, tensors, reads, norms, target, has, known, targets)
+
+    tensors_of_files = read_tensors(
+        checkpoint, lambda tensors: built(tensors, (_EMBEDDING, _HEAD), known), target.vocab_size
+    )
     stored = {_name(name): tensor for name, tensor in tensors_of_files.items()}
     if len(stored) < len(tensors_of_files):
         raise CheckpointError(f"{called} has a tensor twice, by two of the names that it may have")
@@ -115,15 +131,18 @@ def open_eagle3(
             f"{called}: tensor t2d must say of each of the model's {vocab} tokens whether the draft vocabulary has it"
         )
 
-    def build(tensors: TensorReader) -> HeadWeights:
-        return _built(config, tensors, reads, norms, target, stored, known, targets)
-
     read_apart = {name: tensor for name, tensor in stored.items() if name not in (_TO_TARGET, _TO_DRAFT)}
     for name, tokens in ((_EMBEDDING, vocab), (_HEAD, known)):
         if name in read_apart:
             read_apart[name] = without_padding(read_apart[name], tokens)
     in_file = str if plain.wrapped else _name_in_file
-    head = HeadFiles(called, "a head of EAGLE-3", read_apart, build, {}, lambda name: in_file(name.removeprefix(_BODY)))
+    head = HeadFiles(
+        called,
+        "a head of EAGLE-3",
+        read_apart,
+        lambda tensors: built(tensors, stored, known, targets),
+        in_file=lambda name: in_file(name.removeprefix(_BODY)),
+    )
     head.check()
     return head
 
@@ -222,7 +241,7 @@ def _built(
     reads: tuple[int, ...],
     norms: _Norms,
     target: ModelConfig,
-    stored: Mapping[str, StoredTensor],
+    has: Container[str],
     known: int,
     targets: torch.Tensor | None,
 ) -> HeadWeights:
@@ -245,8 +264,8 @@ def _built(
     mixer = replace(mixer, first=1, joined=True)
     dense = feed_forward(config, 0, tensors, bias=config.mlp_bias)
     norm = tensors.norm(_NORM, width, eps)
-    embedding = tensors.tensor((_EMBEDDING,), (target.vocab_size,), width) if _EMBEDDING in stored else None
-    lm_head = tensors.pack(tensors.tensor((_HEAD,), (known,), width)) if _HEAD in stored else None
+    embedding = tensors.tensor((_EMBEDDING,), (target.vocab_size,), width) if _EMBEDDING in has else None
+    lm_head = tensors.pack(tensors.tensor((_HEAD,), (known,), width)) if _HEAD in has else None
     return HeadWeights(
         fuse, mixer, dense, rope_of(config), tensors.parameters, width, reads, narrow, read_norms, norm, norms.output,
         embedding=embedding, lm_head=lm_head, targets=targets,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -9,7 +10,7 @@ from typing import Final
 import torch
 
 from runahead.runtime.checkpoint import CheckpointError, StoredTensor
-from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
+from runahead.runtime.checkpoint.folder import FolderCheckpoint
 from runahead.runtime.kernels.kernel_set import DraftKernelSet
 from runahead.runtime.kernels.layers import Layer, products_of
 from runahead.runtime.models.architecture import HeadWeights, TensorReader, TensorStack
@@ -18,11 +19,12 @@ from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.dense_decoder import DenseConfig
 from runahead.runtime.models.draft_head import DraftHead
 from runahead.runtime.models.head_entries import are_one_product
-from runahead.runtime.models.head_padding import is_padded
+from runahead.runtime.models.head_padding import MULTIPLES, is_padded, whole_tensor
 from runahead.runtime.models.memory import memory_of
-from runahead.runtime.models.weights import Pack, copy_stored, drawing, read_safetensors
+from runahead.runtime.models.torch_file import read_torch_file
+from runahead.runtime.models.weights import Pack, copy_stored, drawing
 
-_INTEGERS: Final = {"I64": 8, "I32": 4}
+_INTEGERS: Final = (torch.int64, torch.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +105,33 @@ class HeadFiles:
                 )
 
     def _described(self) -> tuple[HeadWeights, list[TensorStack]]:
-        """The head without values, and the stacks of tensors that it is made of."""
-        stacks: list[TensorStack] = []
+        return _described(self.build)
 
-        def fill(stack: TensorStack) -> torch.Tensor:
-            stacks.append(stack)
-            return torch.empty((sum(stack.rows), *stack.columns), device="meta")
 
-        return self.build(TensorReader(fill, lambda weight: weight)), stacks
+def _described(build: Callable[[TensorReader], HeadWeights]) -> tuple[HeadWeights, list[TensorStack]]:
+    """The head without values, and the stacks of tensors that it is made of."""
+    stacks: list[TensorStack] = []
+
+    def fill(stack: TensorStack) -> torch.Tensor:
+        stacks.append(stack)
+        return torch.empty((sum(stack.rows), *stack.columns), device="meta")
+
+    return build(TensorReader(fill, lambda weight: weight)), stacks
+
+
+def read_tensors(
+    checkpoint: FolderCheckpoint, most: Callable[[TensorReader], HeadWeights], vocab: int
+) -> Mapping[str, StoredTensor]:
+    """The tensors of a head's files, by the names that these have. most: makes the head with every tensor that it may
+    have; what they take bounds a file that torch.save wrote. vocab: of the target. Raises CheckpointError."""
+    if checkpoint.has_safetensors:
+        return checkpoint.tensors()
+    head, stacks = _described(most)
+    numbers = sum(math.prod(stack.shape(i)) for stack in stacks for i in range(len(stack.names)))
+    padding = max(MULTIPLES)  # rows of an embedding and of a head's matrix
+    # Beside them d2t, of 8 bytes a token, and t2d, of one.
+    most_bytes = torch.float32.itemsize * (numbers + 2 * padding * head.width) + 9 * (vocab + padding)
+    return read_torch_file(checkpoint.torch_file, most_bytes)
 
 
 def may_have_head(target: ModelConfig) -> bool:
@@ -152,13 +173,10 @@ def check_width(head: str, width: int, target: ModelConfig) -> None:
 def targets_of(called: str, stored: StoredTensor, known: int, target: ModelConfig, why: str) -> torch.Tensor:
     """The target's tokens that the head's are, int64 [known]. stored: tensor d2t, what is added to each of the head's.
     why: there must be as many, for messages. Raises CheckpointError."""
-    if (
-        not isinstance(stored, SafetensorsTensor)
-        or stored.shape != (known,)
-        or stored.size_bytes != known * _INTEGERS.get(stored.dtype, 0)
-    ):
+    added = whole_tensor(stored) if stored.shape == (known,) else None
+    if added is None or added.dtype not in _INTEGERS:
         raise CheckpointError(f"{called}: tensor d2t must be {known} integers of 64 or 32 bits, {why}")
-    targets = torch.arange(known) + read_safetensors(stored).long()
+    targets = torch.arange(known) + added.long()
     if not 0 <= int(targets.min()) <= int(targets.max()) < target.vocab_size or len(targets.unique()) < known:
         raise CheckpointError(
             f"{called}: tensor d2t must give each of {known} tokens one of the model's {target.vocab_size} to itself"

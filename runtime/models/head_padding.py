@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from runahead.runtime.checkpoint import Checkpoint, CheckpointError, StoredTensor
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.models.token_texts import token_texts
+from runahead.runtime.models.torch_file import TorchTensor
 from runahead.runtime.models.weights import read_safetensors
 from runahead.runtime.rounding import ceil_div
 
@@ -70,6 +71,13 @@ def without_padding(stored: StoredTensor, tokens: int) -> StoredTensor:
     return FirstRows(stored, tokens) if rows != tokens and is_padded(rows, tokens) else stored
 
 
+def whole_tensor(stored: StoredTensor) -> torch.Tensor | None:
+    """In the dtype it is stored in, for tensors that are small. None of one that is packed. Raises CheckpointError."""
+    if isinstance(stored, SafetensorsTensor):
+        return read_safetensors(stored)
+    return stored.tensor if isinstance(stored, TorchTensor) else None
+
+
 def check_tokens_end(called: str, checkpoint: Checkpoint, in_draft: StoredTensor | None, tokens: int) -> None:
     """Raises CheckpointError if a head knows tokens beyond so many, where it says which it knows: in its tokenizer, or
     by tensor t2d, which says of each of its rows whether the draft vocabulary has it. called: what messages call it."""
@@ -78,8 +86,9 @@ def check_tokens_end(called: str, checkpoint: Checkpoint, in_draft: StoredTensor
             f"{called}: its tokenizer knows token {min(beyond)}, and the model has {tokens} tokens: it was made for "
             "another model"
         )
-    if isinstance(in_draft, SafetensorsTensor) and in_draft.shape[:1] > (tokens,):
-        beyond = (torch.nonzero(read_safetensors(in_draft).flatten()[tokens:]).flatten() + tokens).tolist()
+    if in_draft is not None and in_draft.shape[:1] > (tokens,):
+        named = whole_tensor(in_draft)
+        beyond = [] if named is None else (torch.nonzero(named.flatten()[tokens:]).flatten() + tokens).tolist()
         if beyond:
             raise CheckpointError(
                 f"{called}: tensor t2d has token {beyond[0]} in the draft vocabulary, and the model has {tokens} "

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 
 from runahead.runtime.checkpoint import BUNDLED_HEAD
@@ -12,12 +15,17 @@ from tests.parity.fitted_mimo import write_fitted_mimo
 from tests.parity.shortened_model import write_shortened_model
 from tests.runtime.models.mimo_heads import BEGIN
 
-_WRITTEN = {"eagle-3": write_fitted_head3, "mtp": write_fitted_mimo, "model": write_shortened_model}
+_WRITTEN: dict[str, Callable[[Path], Path]] = {
+    "eagle-3": write_fitted_head3,
+    "wrapped": partial(write_fitted_head3, in_wrapping=True),
+    "mtp": write_fitted_mimo,
+    "model": write_shortened_model,
+}
 WITH_WEIGHTS = ("eagle-1", *_WRITTEN)  # the first is the bundled model's own
 # Which of them are started in every run, by pool and how much they draft; the others where `--large` asks for them.
-OF_POOLS = {("roomy", "3"): "eagle-3", ("tight", "3"): "model", ("barrier", "auto"): "mtp"}
+OF_POOLS = {("roomy", "3"): "wrapped", ("tight", "3"): "model", ("barrier", "auto"): "mtp"}
 OF_RANDOM_WORKLOADS = {"3": "eagle-1", "auto": "eagle-3"}
-OF_ACCEPTANCE = "eagle-3"
+OF_ACCEPTANCE = "wrapped"
 
 
 def flags_of(kind: str, folder: Path) -> list[str]:
@@ -36,6 +44,11 @@ def flags_of(kind: str, folder: Path) -> list[str]:
 def parameters_of(kind: str, folder: Path) -> int:
     """Of what `flags_of` has written there, or of the bundled head."""
     place = BUNDLED_HEAD if kind == "eagle-1" else folder / kind
-    tensors = load_file(place / "model.safetensors")
+    in_torch = place / "pytorch_model.bin"
+    tensors: dict[str, torch.Tensor] = (
+        torch.load(in_torch, weights_only=True) if in_torch.exists() else load_file(place / "model.safetensors")
+    )
+    if "lm_head.weight" in tensors and "d2t" in tensors:
+        tensors["lm_head.weight"] = tensors["lm_head.weight"][: len(tensors["d2t"])]
     own = {name: tensor for name, tensor in tensors.items() if kind != "mtp" or name.startswith(BEGIN)}
     return sum(tensor.numel() for name, tensor in own.items() if name != "d2t")

@@ -175,8 +175,8 @@ def test_a_bias_that_the_configuration_denies_is_refused(tmp_path: Path) -> None
 
 def test_a_file_that_may_run_code_is_refused_with_what_to_do(tmp_path: Path) -> None:
     folder = write_head(tmp_path, random_head())
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"pytorch_model.bin can't .*may run code.*save_file"):
+    (folder / "model.safetensors").rename(folder / "head.pth")
+    with pytest.raises(CheckpointError, match=r"head.pth can't .*may run code.*save_file"):
         opened(folder)
 
 
@@ -184,7 +184,7 @@ def test_what_the_refusal_of_such_a_file_says_makes_a_head_of_it(tmp_path: Path)
     tensors = random_head()
     folder = write_head(tmp_path, tensors)
     (folder / "model.safetensors").unlink()
-    torch.save(tensors, folder / "pytorch_model.bin")
+    torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     with pytest.raises(CheckpointError) as refusal:
         opened(folder)
     code = str(refusal.value).split('python -c "')[1].split('"`')[0]
@@ -201,5 +201,7 @@ def test_a_file_that_was_cut_off_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_folder_is_called_so(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"nowhere is no folder with config.json and model.safetensors$"):
+    with pytest.raises(
+        CheckpointError, match=r"nowhere is no folder with config.json and model.safetensors or pytorch_model.bin$"
+    ):
         opened(tmp_path / "nowhere")

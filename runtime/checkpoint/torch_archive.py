@@ -1,0 +1,111 @@
+"""What a file that `torch.save` wrote says of itself, looked at before anything reads it.
+
+Such a file is a zip archive: a program in Python's pickle format, which says of which parts the objects are made, and
+the bytes of each tensor. Here the program is looked at and never run: what it would call stands in it by name. The
+parts of a dictionary of ordinary tensors are let through, and nothing else. Who reads it
+(`runahead.runtime.models.torch_file`) leaves it to torch's restricted reader, which knows few functions more.
+
+Source of the layout: torch/serialization.py and torch/_weights_only_unpickler.py of PyTorch.
+"""
+
+from __future__ import annotations
+
+import io
+import pickletools
+import re
+import struct
+import zipfile
+from pathlib import Path
+from typing import Final
+
+from runahead.runtime.checkpoint.errors import CheckpointError
+from runahead.runtime.checkpoint.refusals import AGAIN, making_safetensors, refuse_lfs_pointer
+
+MOST_BYTES: Final = 16 << 30  # of a draft head's file, whatever its configuration says
+MOST_AROUND: Final = 1 << 20  # bytes beside those of tensors: of the program, of the archive's directory
+_TOO_LARGE: Final = f"a part that is no tensor takes over {MOST_AROUND} bytes"
+_ZIP: Final = b"PK\x03\x04"
+_PROGRAM: Final = "data.pkl"
+_PART: Final = re.compile(
+    r"[^/]+/(data\.pkl|data/\d+|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id)"
+)
+_MAY_NAME: Final = frozenset(
+    {"collections OrderedDict", "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter"}
+    | {f"torch {kind}Storage" for kind in ("Float", "Half", "BFloat16", "Long", "Int", "Bool")}
+)
+# Instructions that name what they call in other ways than torch.save does, or call it.
+_OTHER_CALLS: Final = frozenset({"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4"})
+# What the standard library raises where an archive's own numbers are not true.
+_NOT_TRUE: Final = (
+    zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, ValueError, KeyError, IndexError, OverflowError,
+    NotImplementedError, RuntimeError, struct.error,
+)  # fmt: skip
+
+
+class _Bounded(io.FileIO):
+    """A file of which no single read takes more than `MOST_AROUND` bytes, whatever it says of itself."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        here = self.tell()
+        left = max(0, self.seek(0, io.SEEK_END) - here)
+        self.seek(here)
+        asked = left if size is None or size < 0 else min(size, left)
+        if asked > MOST_AROUND:
+            raise zipfile.BadZipFile(_TOO_LARGE)
+        return super().read(asked)
+
+
+def check_archive(path: Path) -> None:
+    """Raises CheckpointError unless this is a zip archive of tensors alone by what it says of itself, uncompressed, and
+    of at most `MOST_BYTES`. Nothing in it is run, and no tensor is read."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            begin = file.read(24)
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror}") from error
+    refuse_lfs_pointer(path, begin)
+    if size > MOST_BYTES:
+        raise CheckpointError(f"{path} has {size} bytes, and a draft head's file at most {MOST_BYTES}: it is no head")
+    if not begin.startswith(_ZIP):
+        raise CheckpointError(
+            f"{path} is no zip archive, as torch.save writes them since torch 1.6: what an older one may run can't be "
+            f"looked at beforehand; {making_safetensors(path)}"
+        )
+    try:
+        with _Bounded(path) as bounded, zipfile.ZipFile(bounded) as archive:
+            program = _program_of(path, archive, size)
+        _check_program(path, program)
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror}") from error
+    except CheckpointError:
+        raise
+    except _NOT_TRUE as error:
+        raise CheckpointError(f"{path} is cut off or damaged: {error}; {AGAIN}") from error
+
+
+def _program_of(path: Path, archive: zipfile.ZipFile, size: int) -> bytes:
+    parts = archive.infolist()
+    for part in parts:
+        if not _PART.fullmatch(part.filename):
+            raise CheckpointError(f"{path} has a part {part.filename!r}, which no file of tensors has")
+        if part.compress_type != zipfile.ZIP_STORED or part.file_size != part.compress_size or part.flag_bits & 1:
+            raise CheckpointError(f"{path} has a part {part.filename!r} that is packed, and torch.save packs none")
+    if sum(part.file_size for part in parts) > size:
+        raise CheckpointError(f"{path} says of its parts that they are larger than itself; {AGAIN}")
+    programs = [part for part in parts if part.filename.rpartition("/")[2] == _PROGRAM]
+    if len(programs) != 1 or len({part.filename for part in parts}) < len(parts):
+        raise CheckpointError(f"{path} has {len(programs)} parts {_PROGRAM}, or a part twice; {AGAIN}")
+    if programs[0].file_size > MOST_AROUND:
+        raise zipfile.BadZipFile(_TOO_LARGE)
+    return archive.read(programs[0])
+
+
+def _check_program(path: Path, program: bytes) -> None:
+    for instruction, named, _ in pickletools.genops(program):
+        if instruction.name in _OTHER_CALLS or (instruction.name == "GLOBAL" and named not in _MAY_NAME):
+            what = str(named).replace(" ", ".") if instruction.name == "GLOBAL" else f"something by {instruction.name}"
+            raise CheckpointError(
+                f"{path} would call {what}, which no file of tensors does: nothing of it was run; it is no draft head, "
+                "and may be meant to do harm"
+            )
