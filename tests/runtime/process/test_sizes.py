@@ -17,6 +17,7 @@ from runahead.runtime.wire.engine_config import EngineConfig, check_config
 BUNDLED = Path(models.__path__[0]) / "bundled"
 CPU = Cpu(GIB)
 H200 = Gpu("NVIDIA H200", 139 * GIB)
+H100 = Gpu("NVIDIA H100 80GB HBM3", 80 * GIB)
 SMALL_GPU = Gpu("NVIDIA GeForce RTX 4090", 24 * GIB)
 LLAMA_8B = ModelSize(16_060_522_496, 131_072, 8192)
 QWEN_0_6B = ModelSize(1_192_099_840, 114_688, 40_960)
@@ -33,7 +34,7 @@ def sizes(config: EngineConfig) -> tuple[int, ...]:
     [
         (H200, LLAMA_8B, (256, 2048, 8192, 24_576)),
         (H200, QWEN_0_6B, (256, 2048, 8192, 24_576)),
-        (Gpu("NVIDIA H100 80GB HBM3", 80 * GIB), LLAMA_8B, (256, 2048, 8192, 24_576)),
+        (H100, LLAMA_8B, (256, 2048, 8192, 24_576)),
         (H200, ModelSize(61 * GIB, 98_304, 32_768), (256, 2048, 2048, 6144)),
         (SMALL_GPU, LLAMA_8B, (32, 2048, 2048, 6144)),
         (Gpu("small", 8 * GIB), QWEN_0_6B, (32, 1024, 1024, 3072)),
@@ -50,7 +51,7 @@ def test_only_what_was_measured_is_called_measured() -> None:
         "the fastest that were measured on NVIDIA H200 with weights of 15.0 GiB"
     )
     more_a_token = ModelSize(LLAMA_8B.weight_bytes, 4 * LLAMA_8B.token_bytes, 8192)  # so that there are fewer rows
-    for gpu, model in ((H200, QWEN_0_6B), (SMALL_GPU, LLAMA_8B), (H200, more_a_token)):
+    for gpu, model in ((H100, LLAMA_8B), (H200, QWEN_0_6B), (SMALL_GPU, LLAMA_8B), (H200, more_a_token)):
         assert with_sizes(ON_CUDA, gpu, model)[1].endswith(f"not measured on {gpu.name}")
     small = msgspec.structs.replace(ON_CUDA, max_rows=8, prefill_chunk=128, max_prefill_tokens=256)
     assert with_sizes(small, H200, LLAMA_8B)[1] == (
