@@ -27,7 +27,7 @@ ifeq ($(filter bundled smollm2,$(MODEL)),)
 $(error MODEL is $(MODEL); the demo has bundled and smollm2)
 endif
 .DELETE_ON_ERROR:
-.PHONY: help setup demo demo-bundled demo-smollm2 smollm2-parity test rest kernels coverage check format lint types \
+.PHONY: help setup demo demo-bundled demo-smollm2 smollm2-parity test rest models kernels coverage check format lint types \
 	imports protos contract serve bench load soak bench-gpu eval parity structures sim long-run mutants mutation proxy validators manifests \
 	container clients clean FORCE
 
@@ -50,9 +50,12 @@ smollm2-parity: $(STAMPS)/smollm2 $(STAMPS)/test ## four conversations with Smol
 test: $(STAMPS)/test ## all tests, the slowest named at the end
 	@$(BIN)/python -m pytest $(ARGS)
 
-rest: $(STAMPS)/test ## all tests but those of `make coverage` and `make clients`: these three are what `make test` runs
+rest: $(STAMPS)/test ## all tests but those of `make models`, `make coverage` and `make clients`: the four are `make test`
 	@$(BIN)/python -m pytest $(filter-out tests/clients/ tests/runtime/ tests/__pycache__/,$(wildcard tests/*/)) $(wildcard tests/test_*.py) \
-		$(UNCOVERED) $(ARGS)
+		$(ARGS)
+
+models: $(STAMPS)/test ## the tests of the models, and of the kernels for GPUs
+	@$(BIN)/python -m pytest $(UNCOVERED) $(ARGS)
 
 kernels: $(STAMPS)/test ## the kernels for GPUs, the large forms too; without a GPU in Triton's interpreter (minutes)
 	@$(BIN)/python -m pytest tests/runtime/kernels --large --timeout 900 $(ARGS)

@@ -72,7 +72,8 @@ stage() {
     stages_ended "$group" "$code"
 }
 
-# beside NAME COMMAND...: starts a command and does not wait for it. For what waits for a network more than it computes.
+# beside NAME COMMAND...: starts a command and does not wait for it. For what waits for a network more than it computes, or has
+# a core to itself.
 beside() {
     local name=$1
     shift
