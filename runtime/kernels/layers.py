@@ -8,6 +8,7 @@ on the kernel set's device and of the model's dtype unless said otherwise.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Final, Literal, TypeAlias
 
@@ -318,6 +319,12 @@ class Experts:
         """intermediate, of an expert."""
         return self.down[0].weight.shape[1]
 
+    @property
+    def idle(self) -> int:
+        """Numbers of the experts that a token does not choose."""
+        each = sum(math.prod(linear.weight.shape) for linear in (self.gate_up[0], self.down[0]))
+        return (self.count - self.chosen) * each
+
 
 # Another kind joins its alias; `BoundKernels` says what else it takes.
 Mixer: TypeAlias = Attention | Mamba2 | GatedDelta
@@ -346,6 +353,11 @@ def _products_in(kind: Mixer | FeedForward | SharedExpert | None) -> list[Linear
         found += [item for item in (part if isinstance(part, tuple) else (part,)) if isinstance(item, Linear)]
         found += _products_in(part) if isinstance(part, SharedExpert) else []
     return found
+
+
+def idle_in(layers: Sequence[Layer]) -> int:
+    """Numbers of the layers' experts that a token does not choose, so that its step reads none of them."""
+    return sum(layer.feed_forward.idle for layer in layers if isinstance(layer.feed_forward, Experts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""`python -m runahead.runtime.models` prints the architectures that are served, what their layers may be, and models
-that are known to be of them."""
+"""`python -m runahead.runtime.models` prints the architectures that are served, what their layers may be, models that
+are known to be of them, and whose checkpoints come with a head that drafts."""
 
 from __future__ import annotations
 
@@ -8,4 +8,5 @@ from runahead.runtime.models.registry import ARCHITECTURES
 if __name__ == "__main__":
     width, wide = max(map(len, ARCHITECTURES)), max(len(", ".join(found.layers)) for found in ARCHITECTURES.values())
     for found in ARCHITECTURES.values():
-        print(f"{found.name:{width}}  {', '.join(found.layers):{wide}}  {found.models}")
+        head = "" if found.heads is None else "; a head comes with it (--drafter mtp)"
+        print(f"{found.name:{width}}  {', '.join(found.layers):{wide}}  {found.models}{head}")

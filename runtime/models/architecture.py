@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from runahead.runtime.kernels.layers import Attention, Dense, Fuse, Layer, Linear, Norm
+from runahead.runtime.kernels.layers import Attention, FeedForward, Fuse, Layer, Linear, Norm
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_keys import Unread
 from runahead.runtime.models.rope import Rope
@@ -126,7 +126,7 @@ class HeadWeights:
 
     fuse: Fuse
     mixer: Attention
-    feed_forward: Dense
+    feed_forward: FeedForward
     rope: Rope
     parameters: int
     width: int

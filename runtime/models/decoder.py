@@ -11,7 +11,7 @@ import torch
 from runahead.cuda_graphs.enqueue_watch import unwatched
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.kernel_set import BoundKernels, KernelSet
-from runahead.runtime.kernels.layers import Attention, Dense, Ends, Layer, Mamba2, Ungated
+from runahead.runtime.kernels.layers import Attention, Dense, Ends, FeedForward, Layer, Mamba2, Ungated
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.memory import memory_of
@@ -97,10 +97,15 @@ def _bound(
         found.append(kernels.mamba2(mixer, next(state_places)))
     elif mixer is not None:
         found.append(kernels.gated_delta(mixer, next(state_places)))
-    if isinstance(feed_forward, Dense):
-        found.append(kernels.dense(feed_forward))
-    elif isinstance(feed_forward, Ungated):
-        found.append(kernels.ungated(feed_forward))
-    elif feed_forward is not None:
-        found.append(kernels.experts(feed_forward))
+    if feed_forward is not None:
+        found.append(bound_feed_forward(kernels, feed_forward))
     return tuple(found)
+
+
+def bound_feed_forward(kernels: BoundKernels[Any], feed_forward: FeedForward) -> Work:
+    """Its work, whatever kind it is of."""
+    if isinstance(feed_forward, Dense):
+        return kernels.dense(feed_forward)
+    if isinstance(feed_forward, Ungated):
+        return kernels.ungated(feed_forward)
+    return kernels.experts(feed_forward)

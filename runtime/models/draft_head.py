@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.kernel_set import DraftKernelSet
-from runahead.runtime.kernels.layers import Ends, Layer
+from runahead.runtime.kernels.layers import Ends, Layer, idle_in
 from runahead.runtime.models.architecture import HeadWeights
-from runahead.runtime.models.decoder import Decoder, Look
+from runahead.runtime.models.decoder import Decoder, Look, bound_feed_forward
 from runahead.runtime.models.draft_network import DraftCache
 from runahead.runtime.models.head_entries import HeadEntries, unpacked
 from runahead.runtime.models.memory import memory_of, weight_bytes
@@ -32,6 +32,7 @@ class DraftHead:
 
     def __init__(self, weights: HeadWeights, target: Decoder, kernels: DraftKernelSet, positions: int) -> None:
         self.weights = weights
+        self._layer = Layer(weights.mixer, weights.feed_forward)
         self._target = target
         self._kernels = kernels
         of_target = target.weights
@@ -47,7 +48,7 @@ class DraftHead:
             self._lm_head = kernels.pack_weight(unpacked(of_target.lm_head)[weights.targets].contiguous())
         self._targets = None if weights.targets is None else weights.targets.numpy()
         self._fuse, self._mix = self._drafting.fuse(weights.fuse), self._drafting.attention(weights.mixer, 0)
-        self._feed_forward = self._drafting.dense(weights.feed_forward)
+        self._feed_forward = bound_feed_forward(self._drafting, weights.feed_forward)
 
     @property
     def parameters(self) -> int:
@@ -55,11 +56,13 @@ class DraftHead:
 
     @property
     def step_share(self) -> float:
-        """A row of an embedding is next to nothing."""
+        """A row of an embedding is next to nothing, and of experts a token reads those that it chooses."""
         config, own = self._target.config, self.weights
         of_lm_head = config.vocab_size * config.hidden_size
         read = self._target.num_parameters - (0 if config.tie_word_embeddings else of_lm_head)
+        read -= idle_in(self._target.weights.layers)
         step = own.parameters - (0 if own.embedding is None else own.embedding.numel())
+        step -= idle_in((self._layer,))
         if own.lm_head is None:
             step += of_lm_head if self._lm_head is None else self._lm_head.numel()
         return step / read
@@ -72,9 +75,7 @@ class DraftHead:
         return weight_bytes(self.weights) + sum(tensor.numel() * tensor.itemsize for tensor in own)
 
     def make_cache(self, num_blocks: int, block_size: int) -> DraftCache:
-        entries = memory_of((Layer(self.weights.mixer, self.weights.feed_forward),)).make_cache(
-            num_blocks, block_size, torch.float32, self._target.device
-        )  # fmt: skip
+        entries = memory_of((self._layer,)).make_cache(num_blocks, block_size, torch.float32, self._target.device)
         return DraftCache(entries, np.zeros((num_blocks * block_size, self.weights.width), np.float32))
 
     def looking(self, seen: dict[int, torch.Tensor]) -> Look | None:

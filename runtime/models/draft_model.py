@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from runahead.runtime.checkpoint import Checkpoint, CheckpointError
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.kernel_set import DraftKernelSet
+from runahead.runtime.kernels.layers import idle_in
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.cpu_kernels import choose_kernels
@@ -158,7 +159,8 @@ def _check_tokens(called: str, checkpoint: Checkpoint, of_target: Checkpoint) ->
 
 
 def _read_by_a_step(model: Decoder) -> int:
-    """Numbers of its weights that a step reads. A row of an embedding is next to nothing."""
+    """Numbers of its weights that a step reads. A row of an embedding is next to nothing, and of experts a token reads
+    those that it chooses."""
     config = model.config
     embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
-    return model.num_parameters - embedding
+    return model.num_parameters - embedding - idle_in(model.weights.layers)

@@ -90,8 +90,7 @@ class HeadFiles:
 
     def check(self) -> None:
         """Raises CheckpointError, naming the tensor, if one is missing, unknown, or of another shape."""
-        _, stacks = self._described()
-        expected = {name: stack.shape(i) for stack in stacks for i, name in enumerate(stack.names)}
+        expected = self.expected()
         for name, shape in expected.items():
             if name not in self.stored:
                 raise CheckpointError(f"{self.called} has no tensor {self.in_file(name)}")
@@ -103,6 +102,11 @@ class HeadFiles:
                 raise CheckpointError(
                     f"{self.called} has a tensor {self.in_file(name)}, which {self.kind} does not have"
                 )
+
+    def expected(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensors that the head is made of, by the names that `build` asks for, in its order."""
+        _, stacks = self._described()
+        return {name: stack.shape(i) for stack in stacks for i, name in enumerate(stack.names)}
 
     def _described(self) -> tuple[HeadWeights, list[TensorStack]]:
         return _described(self.build)

@@ -10,10 +10,21 @@ from runahead.runtime.models.head_files import HeadFiles
 from runahead.runtime.models.registry import ARCHITECTURES
 
 
-def comes_with_head(target: ModelConfig) -> bool:
-    """Does the model's configuration name a head that can draft here?"""
+def names_head(target: ModelConfig) -> bool:
+    """Does the model's configuration say that one head comes with it, of a kind that is served?"""
     own = ARCHITECTURES[target.architecture].heads
     return own is not None and own.count(target) == 1
+
+
+def comes_with_head(checkpoint: Checkpoint, target: ModelConfig, *, has_weights: bool) -> bool:
+    """Is a head that can draft here in the model's own checkpoint? has_weights: as `open_mtp`'s."""
+    if not names_head(target):
+        return False
+    try:
+        open_mtp(checkpoint, target, "", has_weights=has_weights)
+    except CheckpointError:
+        return False
+    return True
 
 
 def open_mtp(checkpoint: Checkpoint, target: ModelConfig, asked: str, *, has_weights: bool) -> HeadFiles:
@@ -46,6 +57,12 @@ def open_mtp(checkpoint: Checkpoint, target: ModelConfig, asked: str, *, has_wei
         lambda tensors: own.build(target, tensors),
         in_file=own.in_file,
     )
+    if has_weights and not stored:
+        raise CheckpointError(
+            f"{asked} drafts with the head of a checkpoint, and {checkpoint.path} lacks it: there is no tensor "
+            f"{own.in_file(next(iter(head.expected())))}, nor another whose name begins with {own.begins}; "
+            "transformers leaves heads out where it saves a model"
+        )
     if has_weights:
         head.check()
     return head

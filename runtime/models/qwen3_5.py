@@ -13,19 +13,19 @@ from functools import partial
 from typing import Any, Final
 
 from runahead.runtime.checkpoint import CheckpointError
-from runahead.runtime.kernels.layers import FeedForward, Layer
+from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader, Whole
 from runahead.runtime.models.config_keys import BIASES_AS_THEY_ARE, Unread, unread
 from runahead.runtime.models.config_values import flag, number
-from runahead.runtime.models.dense_decoder import READ_BY_DENSE, feed_forward, read_dense
+from runahead.runtime.models.dense_decoder import READ_BY_DENSE, read_dense
 from runahead.runtime.models.expert_decoder import ROUTERS_IN_TRAINING, read_choice
-from runahead.runtime.models.norms import with_one_added
 from runahead.runtime.models.partial_rotation import rotated_of, share_of
 from runahead.runtime.models.qwen3_next import (
+    OWN_HEADS,
     READ_OF_DELTA,
     Qwen3NextConfig,
     delta_weights,
-    experts_and_shared,
+    dense_or_experts,
     gated_attention,
     gated_delta,
     passed_over,
@@ -40,6 +40,7 @@ _DENSE, _SPARSE = "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"
 _ORIGINAL: Final = "original_max_position_embeddings"
 _SHARED_POSITIONS: Final = frozenset({"mrope_section", "mrope_interleaved"})
 _EXPERTS: Final = "num_experts", "num_local_experts"
+_HEADS: Final = "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"
 _PROJECTIONS: Final = "in_proj_z", "in_proj_qkv", "in_proj_b", "in_proj_a"
 
 
@@ -73,6 +74,7 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...], *, name: str, 
         }
     own |= {"renormalised": True, "sparse": (experts,) * layers, "recurrent": read_recurrent(raw)}
     own |= {"delta": read_delta(raw), "attention_bias": flag(raw, "attention_bias")}
+    own |= {"heads": number(raw, _HEADS[0], int, 1, low=0), "heads_embed": flag(raw, _HEADS[1])}
     sizes = {key: raw.get(key) for key in _SIZES}
     sizes = {key: value for key, value in sizes.items() if value is not None}
     sizes |= {"intermediate_size": number(raw, "intermediate_size", int, 12288)}
@@ -88,14 +90,8 @@ def _layer(config: Qwen3NextConfig, number: int, tensors: TensorReader) -> Layer
     if config.recurrent[number]:
         rows = (shape.inner, 2 * shape.keys + shape.inner, shape.value_heads, shape.value_heads)
         mixer = gated_delta(config, number, tensors, _PROJECTIONS, rows)
-        return Layer(mixer, _second(config, number, tensors))
-    return Layer(gated_attention(config, number, tensors), _second(config, number, tensors))
-
-
-def _second(config: Qwen3NextConfig, number: int, tensors: TensorReader) -> FeedForward:
-    if config.sparse[number]:
-        return with_one_added(experts_and_shared(config, number, tensors))
-    return with_one_added(feed_forward(config, number, tensors))
+        return Layer(mixer, dense_or_experts(config, number, tensors))
+    return Layer(gated_attention(config, number, tensors), dense_or_experts(config, number, tensors))
 
 
 def _weights(config: Qwen3NextConfig, tensors: TensorReader) -> ModelWeights:
@@ -108,10 +104,6 @@ def _is_of_pictures(name: str) -> bool:
 
 _UNREAD: Final = (
     unread("What a state is kept in, which is float32 here.", "mamba_ssm_dtype"),
-    unread(
-        "Of layers that guess further tokens, which are not read.",
-        "mtp_num_hidden_layers mtp_use_dedicated_embeddings",
-    ),
     unread(BIASES_AS_THEY_ARE, "mlp_bias"),
 )
 _OF_PICTURES: Final[tuple[Unread, ...]] = (
@@ -121,7 +113,9 @@ _OF_PICTURES: Final[tuple[Unread, ...]] = (
     ),
 )
 _UNDERSTOOD: Final = _SIZES.union(
-    READ_OF_DELTA, {"layer_types", "full_attention_interval", "attention_bias", "attn_output_gate", "mlp_only_layers"}
+    READ_OF_DELTA,
+    _HEADS,
+    {"layer_types", "full_attention_interval", "attention_bias", "attn_output_gate", "mlp_only_layers"},
 )
 
 QWEN3_5: Final = Architecture(
@@ -135,6 +129,7 @@ QWEN3_5: Final = Architecture(
     passed_over=passed_over,
     small=small_delta,
     layers=("attention", "gated_delta", "dense"),
+    heads=OWN_HEADS,
     whole=Whole("Qwen3_5ForConditionalGeneration", "qwen3_5", "model.language_model.", _OF_PICTURES, _is_of_pictures),
 )
 QWEN3_5_MOE: Final = Architecture(
@@ -156,6 +151,7 @@ QWEN3_5_MOE: Final = Architecture(
     passed_over=passed_over,
     small=small_delta,
     layers=("attention", "gated_delta", "experts"),
+    heads=OWN_HEADS,
     whole=Whole(
         "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", "model.language_model.", _OF_PICTURES, _is_of_pictures
     ),

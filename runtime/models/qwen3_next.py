@@ -1,5 +1,15 @@
 """Qwen3-Next: gated delta nets in most layers, gated attention over heads of which a part is rotated in the others, and
-experts beside one that every token gets by a share of its own. Norms are by one more than their weight."""
+experts beside one that every token gets by a share of its own. Norms are by one more than their weight.
+
+A head that guesses comes with it: one more layer, with gated attention and the feed-forward of the model's first layer,
+over fc([pre_fc_norm_embedding(embedding), pre_fc_norm_hidden(hidden state of the position before)]), the embedding
+first. That hidden state is the model's after its final norm, or the head's own after `mtp.norm`; embedding and logits
+are by the model's matrices. `transformers` passes the head over.
+
+Source of the head: what vLLM (`qwen3_next_mtp.py`, `qwen3_5_mtp.py`) and SGLang (files of the same names) compute with
+the published tensors. That the hidden state is the one after the norm was measured: with the one before it llama.cpp
+(pull request 24025) and LightLLM (pull request 1402) saw fewer of the guesses of published checkpoints come true.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +26,7 @@ from runahead.runtime.kernels.layers import (
     DeltaShape,
     Dense,
     Experts,
+    Fuse,
     GatedDelta,
     Layer,
     Linear,
@@ -23,7 +34,7 @@ from runahead.runtime.kernels.layers import (
     SharedExpert,
 )
 from runahead.runtime.models import dense_decoder
-from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
+from runahead.runtime.models.architecture import Architecture, HeadWeights, ModelWeights, OwnHeads, TensorReader
 from runahead.runtime.models.config_keys import BIASES_AS_THEY_ARE, unread
 from runahead.runtime.models.config_values import flag, number
 from runahead.runtime.models.dense_decoder import (
@@ -44,9 +55,11 @@ from runahead.runtime.models.expert_decoder import (
 )
 from runahead.runtime.models.norms import one_added, with_one_added
 from runahead.runtime.models.partial_rotation import head_order, rotated_of, share_of
+from runahead.runtime.models.rope import Rope
 from runahead.runtime.models.rope_values import rope_of_a_part
 
 _NAME: Final = "Qwen3NextForCausalLM"
+_HEADS, _HEADS_LAYER, _LAYER = "mtp.", "mtp.layers.0.", "model.layers.0."
 _KINDS: Final = "layer_types"
 _EVERY: Final = "full_attention_interval"
 _RECURRENT: Final = {"linear_attention": True, "full_attention": False}
@@ -63,13 +76,16 @@ READ_OF_DELTA: Final = (
 class Qwen3NextConfig(ExpertsConfig):
     """experts: 0 where no layer has any. recurrent: by layer, whether its mixer is a gated delta net. rotated: numbers
     of an attention's head that are rotated, its first. shared_size: intermediate numbers of what every token gets
-    beside its experts. attention_bias: of queries, gates, keys, values and the attention's output."""
+    beside its experts. attention_bias: of queries, gates, keys, values and the attention's output.
+    heads: that guess, one after the other. heads_embed: they have an embedding of their own."""
 
     recurrent: tuple[bool, ...]
     delta: DeltaShape
     shared_size: int
     rotated: int
     attention_bias: bool = False
+    heads: int = 1  # no key of Qwen3-Next says so
+    heads_embed: bool = False
 
 
 def read_recurrent(raw: Mapping[str, Any]) -> tuple[bool, ...]:
@@ -206,20 +222,26 @@ def experts_and_shared(config: Qwen3NextConfig, layer: int, tensors: TensorReade
     return replace(found, shared=shared)
 
 
+def dense_or_experts(config: Qwen3NextConfig, layer: int, tensors: TensorReader) -> Dense | Experts:
+    """The feed-forward of a layer."""
+    if config.sparse[layer]:
+        return with_one_added(experts_and_shared(config, layer, tensors))
+    return with_one_added(feed_forward(config, layer, tensors))
+
+
 def _layer(config: Qwen3NextConfig, number: int, tensors: TensorReader) -> Layer:
     mixer = (_gated_delta if config.recurrent[number] else gated_attention)(config, number, tensors)
-    second: Dense | Experts
-    if config.sparse[number]:
-        second = with_one_added(experts_and_shared(config, number, tensors))
-    else:
-        second = with_one_added(feed_forward(config, number, tensors))
-    return Layer(mixer, second)
+    return Layer(mixer, dense_or_experts(config, number, tensors))
 
 
 def delta_weights(config: Qwen3NextConfig, tensors: TensorReader, layer: LayerOf[Qwen3NextConfig]) -> ModelWeights:
     """The model of these layers."""
-    weights = dense_weights(config, tensors, layer, replace(rope_of(config), rotated=config.rotated))
+    weights = dense_weights(config, tensors, layer, _rope_of_a_part(config))
     return replace(weights, final_norm=one_added(weights.final_norm))
+
+
+def _rope_of_a_part(config: Qwen3NextConfig) -> Rope:
+    return replace(rope_of(config), rotated=config.rotated)
 
 
 def _weights(config: Qwen3NextConfig, tensors: TensorReader) -> ModelWeights:
@@ -227,8 +249,43 @@ def _weights(config: Qwen3NextConfig, tensors: TensorReader) -> ModelWeights:
 
 
 def passed_over(config: Qwen3NextConfig, name: str) -> bool:
-    """Heads that propose several tokens, too, which nothing here asks."""
-    return name.startswith("mtp.") or dense_decoder.passed_over(config, name)
+    """Heads, too: who drafts with one reads it by itself."""
+    return name.startswith(_HEADS) or dense_decoder.passed_over(config, name)
+
+
+def _head(config: Qwen3NextConfig, tensors: TensorReader) -> HeadWeights:
+    """Raises CheckpointError for one with an embedding of its own."""
+    if config.heads_embed:
+        raise CheckpointError(
+            "mtp_use_dedicated_embeddings is True: the head has an embedding of its own, and only one that shares the "
+            "model's is served"
+        )
+    width = config.hidden_size
+
+    def norm(name: str) -> Norm:
+        return one_added(tensors.norm(f"{_HEADS}{name}", width, config.rms_norm_eps))
+
+    fuse = Fuse(
+        tensors.linear((f"{_HEADS}fc",), (width,), 2 * width, bias=False),
+        norm("pre_fc_norm_embedding"),
+        norm("pre_fc_norm_hidden"),
+    )
+    # What follows the first token is the first that is drafted: nothing was ever made of that token itself.
+    mixer = replace(gated_attention(config, 0, tensors), first=1)
+    second, last = dense_or_experts(config, 0, tensors), norm("norm")
+    return HeadWeights(
+        fuse, mixer, second, _rope_of_a_part(config), tensors.parameters, width, norm=last, passes_normed=True
+    )
+
+
+# Its layer has the names of the model's first one.
+OWN_HEADS: Final = OwnHeads(
+    count=lambda config: config.heads,
+    build=_head,
+    begins=_HEADS,
+    named=lambda name: _LAYER + name.removeprefix(_HEADS_LAYER) if name.startswith(_HEADS_LAYER) else name,
+    in_file=lambda name: _HEADS_LAYER + name.removeprefix(_LAYER) if name.startswith(_LAYER) else name,
+)
 
 
 def small_delta(config: Qwen3NextConfig, tokens: int) -> Qwen3NextConfig:
@@ -251,4 +308,5 @@ QWEN3_NEXT: Final = Architecture(
     passed_over=passed_over,
     small=small_delta,
     layers=("attention", "gated_delta", "dense", "experts"),
+    heads=OWN_HEADS,
 )

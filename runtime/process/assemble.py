@@ -57,7 +57,7 @@ def assemble(config: EngineConfig, loading: Progress, capturing: Progress | None
             made.draft_step,
             made.snapshots,
         ),
-        engine_info(made, context),
+        engine_info(made, context, checkpoint),
         made.poison,
         made.masks or NoMasks(),
     )

@@ -22,7 +22,7 @@ from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.head_files import may_have_head
 from runahead.runtime.models.layer_kinds import layer_kinds
 from runahead.runtime.models.memory import KeptBytes, memory_of, weight_bytes
-from runahead.runtime.models.mtp import comes_with_head
+from runahead.runtime.models.mtp import comes_with_head, names_head
 from runahead.runtime.models.weights import check_weights, described
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.process.progress import Progress
@@ -49,6 +49,10 @@ from runahead.runtime.wire.prompt_launches import PromptLaunches
 
 MAX_EOS_IDS: Final = MAX_STOP_IDS // 2  # the other half is the request's own stop ids
 _SNAPSHOT_TOKENS: Final = 512  # between two borders with a snapshot, unless a setting says so
+_NOT_OVER_STATES: Final = {  # drafters, and why they are refused beside recurrent states
+    "eagle": "no head of EAGLE for such a model is read yet",
+    "model": "a smaller model drafts only for models that keep keys and values alone, so far",
+}
 _RECORDS: Final = 3  # admission records with long lists that a bulk slot holds beside the largest
 
 
@@ -98,8 +102,9 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
     """Refuses settings that the model's `config.json` alone shows to be invalid, before any weight is read. Returns the
     context length: the configured one, or else the model's.
 
-    Raises ConfigError for a context that is longer than it may be, a model with too many end tokens, a head for a model
-    with recurrent states, snapshots of states that a model does not keep or that no request could begin with.
+    Raises ConfigError for a context that is longer than it may be, a model with too many end tokens, a head of a folder
+    of its own or a draft model beside recurrent states, snapshots of states that a model does not keep or that no
+    request could begin with.
     """
     longest, setting = model.max_position_embeddings, config.spelling("context_length")
     if config.context_length > longest:
@@ -109,11 +114,12 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
         raise ConfigError(f"the model's context is {context} tokens; set {setting} to {MAX_CONTEXT} or less")
     if len(model.eos_token_ids) > MAX_EOS_IDS:
         raise ConfigError(f"the model names {len(model.eos_token_ids)} end-of-sequence ids; at most {MAX_EOS_IDS} work")
-    if config.drafter not in ("none", "ngram") and state_bytes(model):
+    if config.drafter in _NOT_OVER_STATES and state_bytes(model):
+        others = "none, ngram or mtp" if names_head(model) else "none or ngram"
         raise ConfigError(
             f"{config.spelling('drafter')} {config.drafter} can't be combined with {model.architecture}, which keeps a "
-            f"recurrent state of each request: heads for such models are not read yet; set "
-            f"{config.spelling('drafter')} none or ngram"
+            f"recurrent state of each request: {_NOT_OVER_STATES[config.drafter]}; set {config.spelling('drafter')} "
+            f"{others}"
         )
     for name in ("state_snapshots", "state_snapshot_blocks"):
         if getattr(config, name) != AUTO_SNAPSHOTS and not state_bytes(model):
@@ -338,8 +344,8 @@ def _choice(draft_rows: int, draft_step: float) -> DraftChoice:
     return ChoiceOfAHead(draft_step) if draft_step else ChoiceByAcceptance()
 
 
-def engine_info(made: MadeOnDevice, context: int) -> EngineInfo:
-    """What the engine says of itself."""
+def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> EngineInfo:
+    """What the engine says of itself. checkpoint: the model's."""
     config, model = made.config, made.model
     return EngineInfo(
         model=config.served_name or model_name(Path(config.model)),
@@ -364,7 +370,7 @@ def engine_info(made: MadeOnDevice, context: int) -> EngineInfo:
         exactness=made.exactness,
         structures=made.masks is not None,
         layers=layer_kinds(model.weights.layers),
-        drafters=drafters_of(config, model.config),
+        drafters=drafters_of(config, model.config, checkpoint),
         drafter=config.drafter,
         draft_parameters=made.draft_parameters,
         prompt_launches=PromptLaunches(
@@ -373,11 +379,12 @@ def engine_info(made: MadeOnDevice, context: int) -> EngineInfo:
     )
 
 
-def drafters_of(config: EngineConfig, model: ModelConfig) -> tuple[str, ...]:
+def drafters_of(config: EngineConfig, model: ModelConfig, checkpoint: Checkpoint) -> tuple[str, ...]:
     """Drafters that a start on this device could ask for with this model, some with a head that was made for it."""
     if config.device != "cpu":
         return ()
+    comes = comes_with_head(checkpoint, model, has_weights=config.load_format != "dummy")
+    mtp = ("mtp",) if comes else ()
     if state_bytes(model):
-        return ("ngram",)
-    heads = ("eagle",) if may_have_head(model) else ()
-    return ("ngram", *heads, *(("mtp",) if comes_with_head(model) else ()), "model")
+        return ("ngram", *mtp)
+    return ("ngram", *(("eagle",) if may_have_head(model) else ()), *mtp, "model")

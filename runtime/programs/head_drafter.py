@@ -83,7 +83,7 @@ class HeadDrafter:
 
     def _batch(self, slots: NDArray[np.int64], tokens: NDArray[np.int32], positions: NDArray[np.int64]) -> ForwardBatch:
         """One query token of each of these rows. [n], [n], [n]"""
-        tables, size = self._rows.block_table[slots], self._rows.block_size
+        tables, size = self._rows.block_table[slots, : self._rows.max_blocks], self._rows.block_size
         block, offset = np.divmod(positions, size)
         count = slots.size
         mapping = tables[np.arange(count), block].astype(np.int64) * size + offset

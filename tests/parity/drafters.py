@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from runahead.runtime.checkpoint import BUNDLED_HEAD
 from tests.parity.fitted_head3 import write_fitted_head3
 from tests.parity.fitted_mimo import write_fitted_mimo
+from tests.parity.recurrent_checkpoints import HEADED, save_with_tokenizer
 from tests.parity.shortened_model import write_shortened_model
 from tests.runtime.models.mimo_heads import BEGIN
 
@@ -26,11 +27,16 @@ WITH_WEIGHTS = ("eagle-1", *_WRITTEN)  # the first is the bundled model's own
 OF_POOLS = {("roomy", "3"): "wrapped", ("tight", "3"): "model", ("barrier", "auto"): "mtp"}
 OF_RANDOM_WORKLOADS = {"3": "eagle-1", "auto": "eagle-3"}
 OF_ACCEPTANCE = "wrapped"
+OVER_STATES = "mtp-over-states"  # of a model of its own, so that it has no cells beside the bundled one
 
 
 def flags_of(kind: str, folder: Path) -> list[str]:
     """With which a service of the bundled model drafts so, or of one that says the same. folder: where what drafts is
     written, or was."""
+    if kind == OVER_STATES:
+        save_with_tokenizer(HEADED, folder / kind)
+        snapshots = ["--state-snapshot-blocks", "1", "--state-snapshots", "96"]
+        return ["--drafter", "mtp", "--model", str(folder / kind), *snapshots]
     if kind not in _WRITTEN:
         return ["--drafter", "eagle" if kind == "eagle-1" else kind]
     written = folder / kind
@@ -50,5 +56,6 @@ def parameters_of(kind: str, folder: Path) -> int:
     )
     if "lm_head.weight" in tensors and "d2t" in tensors:
         tensors["lm_head.weight"] = tensors["lm_head.weight"][: len(tensors["d2t"])]
-    own = {name: tensor for name, tensor in tensors.items() if kind != "mtp" or name.startswith(BEGIN)}
+    begins = {"mtp": BEGIN, OVER_STATES: "mtp."}.get(kind, "")
+    own = {name: tensor for name, tensor in tensors.items() if name.startswith(begins)}
     return sum(tensor.numel() for name, tensor in own.items() if name != "d2t")

@@ -1,4 +1,5 @@
-"""Small random models with recurrent states, and the bundled model's tokenizer, for cells of the matrix."""
+"""Small random models with recurrent states, one with a head, and the bundled model's tokenizer, for cells of the
+matrix."""
 
 from __future__ import annotations
 
@@ -13,24 +14,31 @@ from transformers import BambaConfig, Qwen3NextConfig
 from runahead.runtime import models
 from tests.parity.workload import VOCAB
 from tests.runtime.models.checkpoints import BAMBA, IDS, QWEN3_NEXT, Case, save
+from tests.runtime.models.qwen_heads import save_foreseen_qwen
 
 _BUNDLED: Final = Path(models.__path__[0]) / "bundled"
 _SIZES: Final[dict[str, Any]] = {**IDS, "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64}
 # End tokens whose logits lie further from zero than others', so that a draw meets one soon.
 _ENDS: Final = tuple(range(300, 310))
 _FURTHER: Final = 3.0
+HEADED: Final = "gated-delta-net-with-head"
 FAMILIES: Final = {
     "mamba-2": Case("mamba-2", BambaConfig, {**_SIZES, **BAMBA}),
     "gated-delta-net": Case("gated-delta-net", Qwen3NextConfig, {**_SIZES, **QWEN3_NEXT}),
+    HEADED: Case(HEADED, Qwen3NextConfig, {**_SIZES, **QWEN3_NEXT, "max_position_embeddings": 1024}),
 }
+_NOISE: Final = 0.04  # its head is right at times
 
 
 def save_with_tokenizer(family: str, folder: Path) -> None:
     """A checkpoint of this family that a service can be started with."""
-    save(FAMILIES[family], folder)
+    if family == HEADED:
+        save_foreseen_qwen(folder, case=FAMILIES[family], noise=_NOISE)
+    else:
+        save(FAMILIES[family], folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(_BUNDLED / name, folder / name)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": list(_ENDS)}))
     tensors = load_file(folder / "model.safetensors")
     tensors["lm_head.weight"][list(_ENDS)] *= _FURTHER
-    save_file(tensors, folder / "model.safetensors")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})

@@ -13,7 +13,7 @@ from benchmarks.local_service import local_service
 from runahead.runtime.checkpoint import BUNDLED_FOLDER
 from runahead.v1 import GenerateRequest, GenerationServiceStub, GetModelInfoRequest, GetModelInfoResponse
 from tests.parity.client import Answer, run_workload
-from tests.parity.drafters import OF_ACCEPTANCE, WITH_WEIGHTS, flags_of, parameters_of
+from tests.parity.drafters import OF_ACCEPTANCE, OVER_STATES, WITH_WEIGHTS, flags_of, parameters_of
 from tests.parity.workload import Asked
 
 pytestmark = pytest.mark.timeout(300)
@@ -44,7 +44,11 @@ def info_of(url: str) -> GetModelInfoResponse:
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[] if kind == OF_ACCEPTANCE else [pytest.mark.large]) for kind in WITH_WEIGHTS]
+    "kind",
+    [
+        pytest.param(kind, marks=[] if kind == OF_ACCEPTANCE else [pytest.mark.large])
+        for kind in (*WITH_WEIGHTS, OVER_STATES)
+    ],
 )
 def test_acceptance_is_that_of_a_cold_start(kind: str, tmp_path: Path) -> None:
     """The second request finds its prompt in the cache; the third what the first has said too, which was drafted, and

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.parity.matrix import EVENTS, Run, saw_depth
-from tests.parity.recurrent_checkpoints import FAMILIES, save_with_tokenizer
+from tests.parity.recurrent_checkpoints import FAMILIES, HEADED, save_with_tokenizer
 from tests.parity.services import services_at_every_depth
 from tests.parity.test_parity import ATTEMPTS, POOLS, compare_runs, run_cell, table
 
@@ -36,7 +36,8 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
         def start(stack: contextlib.ExitStack, family: str, pool: str, drafts: int, *depths: str) -> dict[str, str]:
             flags = ["--model", str(folders[family]), "--threads", "1", *POOLS[pool], "--state-snapshot-blocks", "1"]
             flags += ["--state-snapshots", "6" if pool == "tight" else "96"]
-            flags += ["--drafter", "ngram", "--draft-tokens", str(drafts)] if drafts else []
+            drafter = "mtp" if family == HEADED else "ngram"
+            flags += ["--drafter", drafter, "--draft-tokens", str(drafts)] if drafts else []
             services = services_at_every_depth(lambda i: [*flags, "--jitter-seed", str(41 + i)], depths)
             return stack.enter_context(services)
 
@@ -67,12 +68,13 @@ BY_POOL: list[str] = sorted(EVENTS, key=pool_of)
 
 
 # Families stand together, and in each the events of a pool: its services are started once. One family has drafts and
-# the other has none; the other way round where that is asked for.
+# the other has none; the other way round where that is asked for, and with the head of the model's own checkpoint.
 FAMILIES_AND_DRAFTS = [
     ("mamba-2", DRAFTS),
     ("gated-delta-net", 0),
     pytest.param("mamba-2", 0, marks=pytest.mark.large),
     pytest.param("gated-delta-net", DRAFTS, marks=pytest.mark.large),
+    pytest.param(HEADED, DRAFTS, marks=pytest.mark.large),
 ]
 
 

@@ -15,6 +15,7 @@ from runahead.cuda_graphs.rings import TOKEN_MASK, VOID, RingMemory
 from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.launch_shape import shape_of
 from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.memory.snapshot_pool import NO_SNAPSHOT
 from runahead.runtime.plan import Admission, Chunk, LaunchPlan, stage
 from runahead.runtime.scheduler.admission_record import NO_COUNTS, admission_record, penalty_list
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
@@ -54,6 +55,17 @@ class Outcome:
     prompt: dict[int, list[PromptEntry]]  # of F
 
 
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a row with a recurrent state has beside its blocks. found: of its blocks, those that it begins behind, with
+    the snapshot `begins_as`. snapshots: places for those of its borders."""
+
+    slot: int
+    snapshots: tuple[int, ...]
+    found: int = 0
+    begins_as: int = 0
+
+
 @dataclass(slots=True)
 class _Row:
     known: list[int]
@@ -65,19 +77,21 @@ class _Row:
     max_len: int
     computed: int = 0
     admitted: bool = False
+    state: State | None = None
 
 
 @dataclass(slots=True)
 class Launches:
     """run: does a launch whose plan is staged, S, apply and F, and returns when F has ended.
 
-    Row slot s owns the blocks from 1 + s * blocks_each on.
+    Row slot s owns the blocks from 1 + s * blocks_each on, and the snapshots from 1 + s * borders on.
     """
 
     run: Callable[[LaunchShape], None]
     rings: RingMemory
     vocab_size: int
     blocks_each: int
+    borders: int | None = None  # with a snapshot, of each row; None: the model keeps no states
     number: int = 0
     _rows: dict[int, _Row] = field(default_factory=dict)
     _last: list[tuple[int, bool]] = field(default_factory=list)
@@ -97,7 +111,16 @@ class Launches:
         """A row is admitted with its next chunk. said: its completion before an eviction."""
         first = 1 + slot * self.blocks_each
         blocks = tuple(range(first, first + self.blocks_each))
-        self._rows[slot] = _Row([*prompt, *said], len(prompt), sampling, penalty_slot, blocks, stopping, max_len)
+        row = _Row([*prompt, *said], len(prompt), sampling, penalty_slot, blocks, stopping, max_len)
+        self._rows[slot] = row
+        row.state = self.state_of(slot)
+
+    def state_of(self, slot: int, found: int = 0, begins_as: int = 0) -> State | None:
+        """Of a row in this slot, where the model keeps states."""
+        if self.borders is None:
+            return None
+        first = 1 + slot * self.borders
+        return State(slot, tuple(range(first, first + self.borders)), found, begins_as)
 
     def launch(self, work: Mapping[int, int], form: Form = Form.FULL, drafts: int = 0) -> Outcome:
         """work: by row slot, how many of the tokens that are known of it F takes; more than are left takes them all.
@@ -106,7 +129,8 @@ class Launches:
         slots = sorted(work)
         chunks = [self._chunk(slot, work[slot]) for slot in slots]
         samples = [chunk is None or chunk.samples for chunk in chunks]
-        admissions = tuple(self._admission(slot) for slot in slots if not self._rows[slot].admitted)
+        new = [slot for slot in slots if not self._rows[slot].admitted]
+        admissions = tuple(map(self._admission, new))
         drafts = drafts if None in chunks else 0
         counts = [1 + drafts if chunk is None else chunk.tokens.size for chunk in chunks]
         plan = LaunchPlan(
@@ -114,7 +138,7 @@ class Launches:
             np.array(slots, np.int32),
             np.array(samples, np.bool_),
             True,
-            _NO_APPENDS,
+            np.concatenate([_NO_APPENDS, *map(self._appends, new)]),
             tuple(chunk for chunk in chunks if chunk is not None),
             admissions,
             tokens=sum(counts),
@@ -186,6 +210,7 @@ class Launches:
     def _admission(self, slot: int) -> Admission:
         row = self._rows[slot]
         row.admitted = True
+        state = row.state
         record = admission_record(
             slot,
             row.sampling,
@@ -193,11 +218,21 @@ class Launches:
             row.prompt_len,
             row.max_len,
             (),
-            blocks=row.blocks,
+            blocks=row.blocks if state is None else row.blocks[: state.found],
             penalty_slot=row.penalty_slot,
             counts=self._counts(row) if row.sampling.has_penalty else NO_COUNTS,
+            state_slot=NO_SLOT if state is None else state.slot,
+            begins_as=NO_SNAPSHOT if state is None else state.begins_as,
         )
         return Admission(slot, record)
+
+    def _appends(self, slot: int) -> NDArray[np.int32]:
+        """What the admission of a row with a state leaves to say of its line of the block table. [n, 3]"""
+        row = self._rows[slot]
+        if row.state is None:
+            return _NO_APPENDS
+        found, line = row.state.found, (*row.blocks, *row.state.snapshots)
+        return np.array([(slot, place, line[place]) for place in range(found, len(line))], np.int32)
 
     @staticmethod
     def _counts(row: _Row) -> NDArray[np.int32]:

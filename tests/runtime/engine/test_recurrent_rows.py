@@ -43,10 +43,12 @@ class Life:
         self.engine = Engine(parts.device, parts.scheduler, self.links, max_queue=10, poison=parts.poison)
         self.cancelled = -1
 
-    def ask(self, handle: int, prompt: list[int], tokens: int = TOKENS, sampling: SamplingParams = GREEDY) -> None:
+    def ask(
+        self, handle: int, prompt: list[int], tokens: int = TOKENS, sampling: SamplingParams = GREEDY, salt: str = ""
+    ) -> None:
         ids = np.asarray(prompt, np.int32).tobytes()
         stopping = StoppingParams(tokens, ignore_eos=True)
-        self.links.tell(1, m.Submit(handle, f"r{handle}", ids, sampling, stopping))
+        self.links.tell(1, m.Submit(handle, f"r{handle}", ids, sampling, stopping, cache_salt=salt))
 
     def run(self, phase: str = "") -> dict[int, list[int]]:
         """To its end: tokens by handle. phase: whoever is first seen in it is cancelled."""

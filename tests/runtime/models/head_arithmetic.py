@@ -29,16 +29,21 @@ def attended(x: Floats, own: Mapping[str, Floats], prefix: str, heads: int, thet
     q, k, v = (x @ own[f"{prefix}{name}_proj.weight"].T + own.get(f"{prefix}{name}_proj.bias", 0.0) for name in "qkv")
     count, dim = len(x), q.shape[1] // heads
     q, k, v = (part.reshape(count, -1, dim) for part in (q, k, v))
-    q, k = rotated(q, theta), rotated(k, theta)
-    found = np.empty((count, heads, dim))
+    found = weighed(rotated(q, theta), rotated(k, theta), v)
+    output: Floats = found.reshape(count, -1) @ own[f"{prefix}o_proj.weight"].T
+    return output
+
+
+def weighed(q: Floats, k: Floats, v: Floats) -> Floats:
+    """Values as causal attention weighs them, [n, heads, dim]. q: [n, heads, dim]. k, v: [n, kv_heads, dim]."""
+    (count, heads, dim), found = q.shape, np.empty(q.shape)
     hidden_from = np.triu(np.ones((count, count), np.bool_), 1)
     for head in range(heads):
         of_head = head // (heads // k.shape[1])
         scores = np.where(hidden_from, -np.inf, q[:, head] @ k[:, of_head].T / np.sqrt(dim))
         weights = np.exp(scores - scores.max(1, keepdims=True))
         found[:, head] = weights / weights.sum(1, keepdims=True) @ v[:, of_head]
-    output: Floats = found.reshape(count, -1) @ own[f"{prefix}o_proj.weight"].T
-    return output
+    return found
 
 
 def rotated(x: Floats, theta: float) -> Floats:

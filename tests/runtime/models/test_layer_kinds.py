@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from pathlib import Path
+
+import msgspec
+import pytest
 
 from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.models.layer_kinds import layer_kinds
@@ -72,9 +77,23 @@ def test_an_architecture_says_what_its_layers_may_be(tmp_path: Path) -> None:
     assert seen == said
 
 
-def test_drafters_are_named_where_a_start_may_ask_for_them() -> None:
-    model = parse_config(PUBLIC["Qwen3 0.6B"], ())
-    assert drafters_of(EngineConfig(model="m"), model) == ("ngram", "eagle", "model")
-    with_head = parse_config(PUBLIC["MiMo 7B"], ())
-    assert drafters_of(EngineConfig(model="m"), with_head) == ("ngram", "eagle", "mtp", "model")
-    assert drafters_of(EngineConfig(model="m", device="cuda"), model) == ()
+@pytest.mark.parametrize(
+    ("name", "drafters"),
+    [
+        ("Qwen3 0.6B", ("ngram", "eagle", "model")),
+        ("MiMo 7B", ("ngram", "eagle", "mtp", "model")),
+        ("Bamba 9B", ("ngram",)),
+        ("Qwen3.5 27B", ("ngram", "mtp")),
+    ],
+)
+def test_drafters_are_named_where_a_start_may_ask_for_them(
+    name: str, drafters: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PUBLIC[name]), encoding="utf-8")
+    checkpoint = open_checkpoint(tmp_path)
+    config, drawn = load_config(checkpoint), EngineConfig(model="m", load_format="dummy")
+    assert drafters_of(drawn, config, checkpoint) == drafters
+    assert drafters_of(msgspec.structs.replace(drawn, device="cuda"), config, checkpoint) == ()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
+    without_head = tuple(name for name in drafters if name != "mtp")
+    assert drafters_of(EngineConfig(model="m"), config, checkpoint) == without_head

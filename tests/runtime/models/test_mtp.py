@@ -14,7 +14,7 @@ from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.head_files import HeadFiles
 from runahead.runtime.models.memory import memory_of
-from runahead.runtime.models.mtp import comes_with_head, open_mtp
+from runahead.runtime.models.mtp import comes_with_head, names_head, open_mtp
 from runahead.runtime.models.read_config import load_config, parse_config
 from runahead.runtime.models.weights import check_weights
 from runahead.runtime.process.assemble import assemble
@@ -81,7 +81,18 @@ def test_it_is_drawn_where_the_model_is_drawn_and_no_file_is_looked_at(folder: P
 
 @pytest.mark.parametrize(("name", "comes"), [("MiMo 7B", True), ("Qwen3 0.6B", False)])
 def test_who_comes_with_a_head_says_so(name: str, comes: bool) -> None:
-    assert comes_with_head(parse_config(PUBLIC[name], ())) == comes
+    assert names_head(parse_config(PUBLIC[name], ())) == comes
+
+
+def test_a_head_that_would_be_refused_does_not_come_with_the_model(folder: Path) -> None:
+    config = load_config(open_checkpoint(folder))
+    assert comes_with_head(open_checkpoint(folder), config, has_weights=True)
+    path = folder / "model.safetensors"
+    save_file({name: tensor for name, tensor in load_file(path).items() if name not in HEAD}, path)
+    assert not comes_with_head(open_checkpoint(folder), config, has_weights=True)
+    assert comes_with_head(open_checkpoint(folder), config, has_weights=False), "it would be drawn"
+    with pytest.raises(CheckpointError, match=r"lacks it: there is no tensor model.mtp_layers.0.input_proj.weight"):
+        opened(folder)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +110,9 @@ def test_a_checkpoint_without_one_head_is_refused(folder: Path, changes: dict[st
 
 def test_a_model_that_comes_with_no_heads_is_refused(tmp_path: Path) -> None:
     save(CASES[0], tmp_path)
-    with pytest.raises(CheckpointError, match="LlamaForCausalLM has none that is served; those of MiMoForCausalLM are"):
+    with pytest.raises(
+        CheckpointError, match=r"LlamaForCausalLM has none that is served; those of MiMoForCausalLM, .* are"
+    ):
         opened(tmp_path)
     drawn: Literal["auto", "dummy"]
     for drawn in ("auto", "dummy"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from runahead.runtime.checkpoint import open_checkpoint
+from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.models.memory import KeptBytes
 from runahead.runtime.models.read_config import load_config, parse_config
 from runahead.runtime.process.assemble import assemble
@@ -26,6 +26,7 @@ from runahead.runtime.process.parts import (
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
 from tests.runtime.models.checkpoints import CASES, save
 from tests.runtime.models.public_configs import PUBLIC
+from tests.runtime.models.qwen_heads import HEADED, save_with_qwen_head
 
 BAMBA = next(case for case in CASES if case.name == "bamba")
 # Two layers, float32: 3 tokens of 2 * 64 + 2 * 16 channels, and 4 heads of 32 numbers with 16 each.
@@ -159,8 +160,47 @@ def test_snapshots_that_nobody_asked_for_leave_one_request_of_full_length_its_bl
 
 def test_a_head_is_refused_before_a_weight_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runahead.runtime.process.cpu.load_model", lambda *parts: pytest.fail("the weights were read"))
-    with pytest.raises(ConfigError, match=r"drafter eagle can't be combined with BambaForCausalLM.*none or ngram"):
+    with pytest.raises(
+        ConfigError, match=r"drafter eagle can't .* BambaForCausalLM.*: no head of EAGLE .*; set drafter none or ngram$"
+    ):
         started(folder, drafter="eagle", draft_model="head")
+    with pytest.raises(
+        ConfigError, match=r"drafter model can't .* BambaForCausalLM.*: a smaller model drafts only for models that"
+    ):
+        started(folder, drafter="model", draft_model="smaller")
+    with pytest.raises(
+        CheckpointError, match=r"drafter mtp .* BambaForCausalLM has none .*; those of MiMo.*, Qwen3NextForCausalLM, .*"
+    ):
+        started(folder, drafter="mtp")
+
+
+def test_the_head_of_a_model_with_states_is_told_and_counted(tmp_path: Path) -> None:
+    tensors = save_with_qwen_head(tmp_path)
+    with capture_logs() as events:
+        parts = started(tmp_path, drafter="mtp", draft_tokens=3, state_snapshot_blocks=2)
+    (memory,) = [event for event in events if event["event"] == "memory"]
+    program = parts.device._program  # type: ignore[attr-defined]
+    cache, head = program._cache, program._head._cache
+    parameters = sum(tensor.numel() for tensor in tensors.values())
+    assert (parts.info.drafters, parts.info.drafter) == (("ngram", "mtp"), "mtp")
+    assert parts.info.draft_parameters == parameters and memory["draft_weight_bytes"] == 4 * parameters
+    # A slot holds the inputs of three drafts, a block the head's keys, values and hidden states beside the model's.
+    runs = sum(run.nbytes for run in cache.runs)
+    assert runs == 4 * 3 * 2 * 4 * (2 * 2 * 12 + 4 * 20 + 2 * 4)
+    assert memory["state_bytes"] == 4 * parts.info.state_bytes == memory["snapshot_bytes"] + runs
+    kept = [*head.entries.keys, *head.entries.values]
+    assert len(kept) == 2 and head.entries.states == ()
+    assert memory["draft_kv_bytes"] == sum(tensor.nbytes for tensor in kept) + head.hidden.nbytes
+    assert parts.scheduler.limits.drafts == 3 and not parts.scheduler.limits.history
+
+
+def test_a_start_with_other_drafters_names_the_head_that_the_model_comes_with(tmp_path: Path) -> None:
+    save(HEADED["qwen3_next"], tmp_path)
+    with pytest.raises(ConfigError, match=r"Qwen3NextForCausalLM.*; set drafter none, ngram or mtp$"):
+        started(tmp_path, drafter="eagle", draft_model="head")
+    with pytest.raises(CheckpointError, match=r"^drafter mtp .* lacks it: there is no tensor mtp.fc.weight, nor"):
+        started(tmp_path, drafter="mtp")
+    assert started(tmp_path).info.drafters == ("ngram",)
 
 
 def test_a_slot_holds_the_inputs_of_a_rows_drafts_and_a_snapshot_does_not(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings
 from runahead.runtime.checkpoint import open_checkpoint, open_head
@@ -23,13 +24,14 @@ from runahead.runtime.models.draft_network import DraftNetwork
 from runahead.runtime.models.eagle import open_eagle
 from runahead.runtime.models.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
+from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.mtp import open_mtp
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.programs.head_drafter import HeadDrafter
 from runahead.runtime.programs.reference import HostProgram
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.runtime.launches import ENDLESS, Launches, _Row, over_program
-from tests.runtime.models import eagle3_heads, eagle_heads, mimo_heads
+from tests.runtime.models import eagle3_heads, eagle_heads, mimo_heads, qwen_heads
 from tests.runtime.models.checkpoints import CASES, IDS, Case, save
 from tests.runtime.models.eagle_heads import VOCAB
 from tests.runtime.models.head_arithmetic import Floats
@@ -83,14 +85,18 @@ class World:
     of_transformers: Any  # the target
 
     def started(self) -> tuple[HostProgram, Launches]:
-        """Every KV block is NaN at the start."""
+        """Every KV block is NaN at the start. Of a model that keeps states each row has a place for a snapshot at
+        every border."""
         rings = allocate_rings(RingLayout(4, PLAN_WORDS, 8192, ROWS, 4, prompt_tokens=200, drafts=MOST))
+        has_states = any(kept.state for kept in memory_of(self.target.weights.layers).kept)
         program = HostProgram(
             self.target, rings, max_rows=ROWS, num_blocks=ROWS * EACH + 1, block_size=BLOCK,
-            context_length=EACH * BLOCK, head=self.head,
+            context_length=EACH * BLOCK, head=self.head, snapshots=ROWS * EACH if has_states else 0,
+            snapshot_tokens=BLOCK,
         )  # fmt: skip
         program.poison_blocks(tuple(range(1, ROWS * EACH + 1)))
-        return program, Launches(over_program(program), rings, VOCAB, EACH)
+        program.poison_snapshots(tuple(range(1, ROWS * EACH + 1)) if has_states else ())
+        return program, Launches(over_program(program), rings, VOCAB, EACH, EACH if has_states else None)
 
     def states(self, tokens: list[int]) -> list[Floats]:
         """What `transformers` has of these tokens: the embedding, what each layer but the last leaves, and the last
@@ -139,6 +145,16 @@ def mimo_world(folder: Path, write: Callable[[Path, Path], None] | None = None) 
     else:
         write(folder / "target", folder)
     return _world(folder, mimo_heads.HeadByDefinition)
+
+
+def qwen_world(folder: Path, write: Callable[[Path, Path], object] | None = None, case: str = "qwen3_next") -> World:
+    """With the head of a checkpoint whose model keeps recurrent states."""
+    if write is None:
+        qwen_heads.save_with_qwen_head(folder / "target", qwen_heads.HEADED[case])
+    else:
+        write(folder / "target", folder)
+    config = AutoConfig.from_pretrained(folder / "target")
+    return _world(folder, partial(qwen_heads.HeadByDefinition, config=config))
 
 
 def model_world(folder: Path, write: Callable[[Path, Path], None] | None = None) -> World:
@@ -210,7 +226,7 @@ def lived(
     cached: int = 0,
 ) -> tuple[HostProgram, Launches, Heard]:  # fmt: skip
     """A row that lives up to a length. known: tokens that are read in chunks. drafts: K of each launch, in a circle.
-    cached: tokens whose blocks are those of row 0 of the same program."""
+    cached: tokens whose blocks, and the snapshot behind them, are those of row 0 of the same program."""
     program, launches = world.started() if began is None else began[:2]
     heard = Heard(program.rows.drafter) if began is None else began[2]  # type: ignore[arg-type]
     heard.said, heard.rights = said, rights
@@ -218,6 +234,7 @@ def lived(
     own = tuple(range(1 + slot * EACH, 1 + slot * EACH + EACH))
     blocks = tuple(range(1, 1 + cached // BLOCK)) + own[cached // BLOCK :]
     row = _Row(list(said[:known]), len(PROMPT), GREEDY, NO_SLOT, blocks, ENDLESS, 1 << 20, computed=cached)
+    row.state = launches.state_of(slot, cached // BLOCK, cached // BLOCK)
     launches._rows[slot] = row
     while row.computed < known:
         launches.launch({slot: chunk})

@@ -16,6 +16,7 @@ from runahead.runtime.wire.parameters import SamplingParams
 from tests.runtime.models.eagle3_heads import NARROW, save_foreseen3
 from tests.runtime.models.eagle_heads import VOCAB, save_foreseen
 from tests.runtime.models.mimo_heads import save_foreseen_mimo
+from tests.runtime.models.qwen_heads import HEADED, save_foreseen_qwen
 from tests.runtime.programs.head_worlds import (
     ALL,
     BLOCK,
@@ -32,14 +33,16 @@ from tests.runtime.programs.head_worlds import (
     mimo_world,
     model_world,
     plain,
+    qwen_world,
     save_twice,
 )
 
 Make = Callable[..., World]
-KINDS: dict[str, tuple[Make, Callable[[Path, Path], None]]] = {
+KINDS: dict[str, tuple[Make, Callable[[Path, Path], object]]] = {
     "eagle-1": (eagle_world, save_foreseen),
     "eagle-3": (eagle3_world, save_foreseen3),
     "mtp": (mimo_world, save_foreseen_mimo),
+    "mtp over states": (qwen_world, save_foreseen_qwen),
     "model": (model_world, save_twice),
 }
 
@@ -82,6 +85,7 @@ def completion(world: World) -> list[int]:
         (eagle3_world, {"norms": ("fc_norm", "norm_output"), "width": NARROW}),
         (eagle3_world, {"norms": ALL_NORMS}),
         (mimo_world, {}),
+        *((qwen_world, {"case": case}) for case in HEADED),
         (model_world, {}),
     ],
 )
@@ -210,6 +214,15 @@ def test_nothing_is_guessed_of_a_row_with_a_grammar(world: World) -> None:
     program.rows.mask_epoch[1] = 1
     proposed = program._head.propose(np.array([0, 1]), np.array([len(PROMPT), len(PROMPT)]), 3)  # type: ignore[union-attr]
     assert (proposed >= 0).tolist() == [[True] * 3, [False] * 3]
+
+
+def test_a_snapshot_of_a_state_is_taken_for_no_block(world: World) -> None:
+    program, launches = world.started()
+    launches.begin(0, PROMPT, GREEDY)
+    launches.launch({0: ALL})
+    batch = program._head._batch(np.array([0]), np.array([3], np.int32), np.array([BLOCK + 1]))  # type: ignore[union-attr]
+    assert batch.block_tables.tolist() == [list(range(1, 1 + EACH))]
+    assert batch.slot_mapping.tolist() == [2 * BLOCK + 1]
 
 
 @pytest.mark.parametrize("length", [3, 9, 10, 16])
