@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,13 +33,21 @@ _NOT_AS_EXPECTED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsTensor:
-    """A `StoredTensor` of a safetensors file. dtype: F32, BF16, F16, or one that `check` refuses."""
+    """A `StoredTensor` of a safetensors file. dtype: F32, BF16, F16, or one that `check` refuses. part: of the matrices
+    that the file has under this name which one, its first row, and the first one behind; None: all that there is."""
 
     name: str
     path: Path
     dtype: str
     shape: tuple[int, ...]
     size_bytes: int
+    part: tuple[int, int, int] | None = None
+
+    def rows_of(self, number: int, begin: int, end: int) -> SafetensorsTensor:
+        """Rows of one matrix, of a stack of them that `check` has passed."""
+        matrices, rows, columns = self.shape
+        size = self.size_bytes // (matrices * rows) * (end - begin)
+        return replace(self, shape=(end - begin, columns), size_bytes=size, part=(number, begin, end))
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Raises CheckpointError unless the tensor has this shape and a dtype that can be served."""

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from runahead.runtime.checkpoint import StoredTensor
 from runahead.runtime.kernels.layers import Attention, FeedForward, Fuse, Layer, Linear, Norm
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_keys import Unread
@@ -183,7 +184,9 @@ class Architecture(Generic[ConfigT]):
     layers: what its layers may be, of attention, window, mamba2, gated_delta, dense, ungated and experts.
     whole: a model of which this one may be a part. small: a model to try kernels with, which has one layer of each
     kind, as wide as it is here; what looks back over a number of tokens, such as a window, looks back over no more than
-    the number given. heads: that come with it; None: none that is served.
+    the number given. heads: that come with it; None: none that is served. unstacked: the tensors of a checkpoint, by
+    name, with parts of some as tensors of their own; raises CheckpointError for one of another shape; None: they are
+    as `weights` and `heads` name them.
     """
 
     name: str
@@ -198,3 +201,4 @@ class Architecture(Generic[ConfigT]):
     layers: tuple[str, ...] = ("attention", "dense")
     whole: Whole | None = None
     heads: OwnHeads[ConfigT] | None = None
+    unstacked: Callable[[ConfigT, Mapping[str, StoredTensor]], Mapping[str, StoredTensor]] | None = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
-from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.checkpoint import CheckpointError, StoredTensor
+from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.kernels.layers import Experts
 from runahead.runtime.models.architecture import TensorReader
 from runahead.runtime.models.config_keys import unread
@@ -14,6 +16,7 @@ from runahead.runtime.models.config_values import number
 from runahead.runtime.models.dense_decoder import READ_BY_DENSE, DenseConfig
 
 _CHOSEN: Final = "num_experts_per_tok"
+_STACKED: Final = re.compile(r"(?P<of>model\.layers\.\d+\.mlp\.experts)\.(?P<which>gate_up_proj|down_proj)")
 # `layer_types` is read by no class of `transformers` for them.
 READ_BY_EXPERTS: Final = (READ_BY_DENSE | {_CHOSEN}) - {"layer_types"}
 ROUTERS_IN_TRAINING: Final = unread(
@@ -80,6 +83,29 @@ def experts(
         chosen=config.chosen,
         renormalised=config.renormalised,
     )
+
+
+def one_by_one(config: ExpertsConfig, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The tensors of a checkpoint by name, and the experts of a layer by themselves, as `experts` names them, where the
+    checkpoint has all of them in one tensor: gate and up of each, or down, [experts, out, in]. Raises CheckpointError
+    for one of another shape."""
+    found: dict[str, StoredTensor] = {}
+    width, hidden = config.expert_size, config.hidden_size
+    parts = {
+        "gate_up_proj": (2 * width, hidden, (("gate_proj", 0, width), ("up_proj", width, 2 * width))),
+        "down_proj": (hidden, width, (("down_proj", 0, hidden),)),
+    }
+    for name, tensor in stored.items():
+        stacked = _STACKED.fullmatch(name)
+        if stacked is None or not isinstance(tensor, SafetensorsTensor):
+            found[name] = tensor
+            continue
+        rows, columns, names = parts[stacked["which"]]
+        tensor.check((config.experts, rows, columns))
+        for expert in range(config.experts):
+            for part, begin, end in names:
+                found[f"{stacked['of']}.{expert}.{part}.weight"] = tensor.rows_of(expert, begin, end)
+    return found
 
 
 def small_with_experts(config: ConfigT, tokens: int) -> ConfigT:

@@ -33,7 +33,7 @@ def open_mtp(checkpoint: Checkpoint, target: ModelConfig, asked: str, *, has_wei
 
     Raises CheckpointError for a model that comes with none, or with several, and for tensors that do not fit.
     """
-    own = ARCHITECTURES[target.architecture].heads
+    own, unstacked = ARCHITECTURES[target.architecture].heads, ARCHITECTURES[target.architecture].unstacked
     if own is None:
         known = ", ".join(name for name, found in ARCHITECTURES.items() if found.heads is not None)
         raise CheckpointError(
@@ -50,6 +50,7 @@ def open_mtp(checkpoint: Checkpoint, target: ModelConfig, asked: str, *, has_wei
     if has_weights:
         found = checkpoint.tensors()
         stored = {own.named(name): tensor for name, tensor in found.items() if name.startswith(own.begins)}
+        stored = stored if unstacked is None else unstacked(target, stored)
     head = HeadFiles(
         f"the head in {checkpoint.path}",
         f"a head of {target.architecture}",

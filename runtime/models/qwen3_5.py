@@ -18,7 +18,7 @@ from runahead.runtime.models.architecture import Architecture, ModelWeights, Ten
 from runahead.runtime.models.config_keys import BIASES_AS_THEY_ARE, Unread, unread
 from runahead.runtime.models.config_values import flag, number
 from runahead.runtime.models.dense_decoder import READ_BY_DENSE, read_dense
-from runahead.runtime.models.expert_decoder import ROUTERS_IN_TRAINING, read_choice
+from runahead.runtime.models.expert_decoder import ROUTERS_IN_TRAINING, one_by_one, read_choice
 from runahead.runtime.models.partial_rotation import rotated_of, share_of
 from runahead.runtime.models.qwen3_next import (
     OWN_HEADS,
@@ -152,6 +152,7 @@ QWEN3_5_MOE: Final = Architecture(
     small=small_delta,
     layers=("attention", "gated_delta", "experts"),
     heads=OWN_HEADS,
+    unstacked=one_by_one,
     whole=Whole(
         "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", "model.language_model.", _OF_PICTURES, _is_of_pictures
     ),

@@ -50,6 +50,7 @@ from runahead.runtime.models.expert_decoder import (
     ROUTERS_IN_TRAINING,
     ExpertsConfig,
     experts,
+    one_by_one,
     read_choice,
     read_sparse,
 )
@@ -309,4 +310,5 @@ QWEN3_NEXT: Final = Architecture(
     small=small_delta,
     layers=("attention", "gated_delta", "dense", "experts"),
     heads=OWN_HEADS,
+    unstacked=one_by_one,
 )

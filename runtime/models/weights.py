@@ -107,6 +107,8 @@ def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, S
     whole = ARCHITECTURES[config.architecture].whole
     stored = checkpoint.tensors()
     stored = stored if whole is None else _of_text(stored, whole)
+    unstacked = ARCHITECTURES[config.architecture].unstacked
+    stored = stored if unstacked is None else unstacked(config, stored)
     _, stacks = _described(config)
     expected = {name: stack.shape(i) for stack in stacks for i, name in enumerate(stack.names)}
     for name, shape in expected.items():
@@ -154,7 +156,12 @@ def read_safetensors(stored: SafetensorsTensor) -> torch.Tensor:
     """The tensor on the CPU, in the dtype it is stored in. Raises CheckpointError."""
     try:
         with safe_open(stored.path, framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(stored.name)
+            tensor: torch.Tensor
+            if stored.part is None:
+                tensor = file.get_tensor(stored.name)
+            else:
+                number, begin, end = stored.part
+                tensor = file.get_slice(stored.name)[number, begin:end]
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"tensor {stored.name} can't be read from {stored.path}: {error}") from error
     return tensor
