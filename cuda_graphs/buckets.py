@@ -114,7 +114,9 @@ class Buckets:
         ]  # fmt: skip
         for rows in self.draft_rows if self.draft_forms else ():
             for drafts in self.draft_forms:
-                keys += [GraphKey(piece, rows, form, drafts) for form in Form for piece in alone]
+                keys += [
+                    GraphKey(piece, rows, form, drafts, masked=masked) for form, masked in forms for piece in alone
+                ]
             keys += [GraphKey(Piece.FORWARD, rows, Form.PLAIN, drafts) for drafts in (0, *self.draft_forms)]
         return sorted(keys, key=lambda key: (-key.shape.tokens, -key.rows))
 

@@ -57,7 +57,7 @@ class MaskMemory:
         self.drafts = drafts
         self.most_forced = _most_forced(drafts)
         self.figures: NDArray[np.int64] = words[:_FIGURES]
-        self._forced = words[forced:end].reshape(max_rows, -1)
+        self.forced = words[forced:end].reshape(max_rows, -1)
         self.lines = words[end:].reshape(max_rows, 1 + drafts, -1)
         self._mask_words = mask_words(vocab_size)
         self.mask_at = TAG_WORDS + ceil_div(drafts, 2)  # of a line's words, where its mask begins
@@ -95,16 +95,16 @@ class MaskMemory:
 
     def write_forced(self, slot: int, epoch: int, position: int, tokens: Sequence[int]) -> None:
         """What must come from this position of the row on, [at most `most_forced`]; none: nothing is known."""
-        line = np.zeros(self._forced.shape[1], np.int64)
+        line = np.zeros(self.forced.shape[1], np.int64)
         line[EPOCH], line[POSITION], line[RUN] = epoch, position, len(tokens)
         line[TAG_WORDS:].view(np.int32)[: len(tokens)] = tokens
         line[CHECKSUM] = _checksum(line)
-        self._forced[slot] = line
+        self.forced[slot] = line
 
     def read_forced(self, slot: int, epoch: int, position: int, newest: int, count: int) -> NDArray[np.int32]:
         """Up to `count` tokens that must come from this position of the row on, if it went on as its grammar forces it.
         newest: its token before that. [n]"""
-        line = self._forced[slot].copy()  # the only look
+        line = self.forced[slot].copy()  # the only look
         ahead, known = position - int(line[POSITION]), int(line[RUN])
         if line[EPOCH] != epoch or not 0 <= ahead < known or line[CHECKSUM] != _checksum(line):
             return NO_RUN

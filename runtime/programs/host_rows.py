@@ -76,7 +76,6 @@ class HostRows(RowParameters[NDArray[Any]]):
         self.forced = np.zeros(slots, np.bool_)  # they are what the row's grammar forces
         self.most_drafts = 0  # of a row in this launch's F
         self.most_guesses = 0  # of these, of the drafter's
-        self._has_drafts = False  # some row may have, of the F before this one
         self.last_token = np.zeros(slots, np.int32)
         self.seq_len = np.zeros(slots, np.int32)
         self.state_len = np.zeros(slots, np.int32)  # tokens that the row's recurrent state stands for: F writes it
@@ -316,9 +315,8 @@ class HostRows(RowParameters[NDArray[Any]]):
         """What the rows of F that decode may say next: tokens that their grammars force, else those that the drafter
         proposes, as many as the plan has asked for. What would lie at a row's end or beyond it is left out: nobody has
         a block for it."""
-        if not self.most_drafts and not self._has_drafts:
+        if not self.most_drafts and not np.count_nonzero(self.drafted):
             return
-        self._has_drafts = self.most_drafts > 0
         # A row that is held has its logits, and its drafts, of an F before.
         fresh = self.rows[~self.held[self.rows]]
         self._forget_drafts(fresh)

@@ -87,11 +87,15 @@ class TritonProgram:
     [max_rows + 1, vocab], from the row's F to its S, whatever other rows the launches between have. Places of padding,
     and chunks that sample nothing, leave theirs at the null slot, where nobody reads.
 
-    drafts: of a row and launch, at most, of up to draft_rows rows that all decode; 0: no launch verifies any. The
-    logits of such a launch lie line by line (`DraftState`). exact: the model's kernels are exact, and drafts are
-    verified so that a line has the bits of a plain step. masks: of rows with a grammar; None: no row has one. Masks
-    along drafts are not read here: there may be masks or drafts. snapshots: of recurrent states, that there is room
-    for, at every snapshot_tokens-th token of a row.
+    drafts: of a row and launch that a drafter makes, at most; 0: there is none. draft_rows: of a launch that verifies
+    drafts, at most, which all decode; 0: none does. The logits of such a launch lie line by line (`DraftState`). exact:
+    the model's kernels are exact, and drafts are verified so that a line has the bits of a plain step. masks: of rows
+    with a grammar; None: no row has one. Where launches verify drafts, what grammars force is proposed too, up to
+    `masks.drafts` tokens, and all logits lie by row slot, float32 [1 + K, max_rows + 1, vocab]: a row that is held has
+    its run until an S takes it. snapshots: of recurrent states, that there is room for, at every snapshot_tokens-th
+    token of a row.
+
+    Raises ValueError where a drafter may make more drafts of a row than there can be masks behind.
     """
 
     def __init__(
@@ -112,13 +116,19 @@ class TritonProgram:
         snapshots: int = 0,
         snapshot_tokens: int = 0,
     ) -> None:
-        if masks is not None and drafts:
-            raise ValueError("a GPU verifies no drafts of rows with a grammar yet: give it drafts or masks")
-        vocab, slots, lines = model.config.vocab_size, max_rows + 1, draft_rows * (1 + drafts)
+        if masks is not None and masks.drafts < drafts:
+            raise ValueError(
+                f"there are masks behind {masks.drafts} drafts of a row, and a drafter makes up to {drafts}"
+            )
+        most = max(drafts, 0 if masks is None else masks.drafts) if draft_rows else 0
+        vocab, slots, lines = model.config.vocab_size, max_rows + 1, draft_rows * (1 + most)
         kept = None
-        if drafts:
+        if most:
             max_blocks = ceil_div(context_length, block_size)
-            kept = make_draft_state(slots, context_length, max_blocks, draft_rows, drafts, exact, model.device)
+            kept = make_draft_state(
+                slots, context_length if drafts else 0, max_blocks, draft_rows, most, exact, model.device,
+                holds=masks is not None,
+            )  # fmt: skip
         self.rows = DeviceRows(
             rings,
             max_rows=max_rows,
@@ -135,9 +145,12 @@ class TritonProgram:
         self._model = model
         self._exact = exact
         self._cache = model.make_cache(num_blocks, block_size, state_slots=max_rows + snapshots)
-        self._logits = torch.zeros((max_rows + 1, vocab), dtype=torch.float32, device=model.device)
-        self._run_logits = torch.zeros((lines, vocab), dtype=torch.float32, device=model.device)
+        by_slot = slots * (1 + most) if masks is not None else slots
+        self._logits = torch.zeros((by_slot, vocab), dtype=torch.float32, device=model.device)
         self._lines = torch.arange(lines, dtype=torch.int32, device=model.device)
+        self._run_logits = self._logits
+        if kept is None or not kept.holds:
+            self._run_logits = torch.zeros((lines, vocab), dtype=torch.float32, device=model.device)
         self._sampler = make_sampler_buffers(max(max_rows, lines), vocab, rings.layout.max_top, model.device)
         self._prompt = make_prompt_buffers(max_tokens, vocab, rings.layout.max_top, model.device)
 
@@ -167,8 +180,11 @@ class TritonProgram:
         runs = Runs(1 + shape.sample_drafts, drafts.proposed)
         there = slice(shape.sample_rows * runs.width)
         state, penalties, slots = self.rows.state, self.rows.penalties, drafts.run_slots[there]
+        masks = self.rows.masks if shape.masked else None
+        if masks is not None:
+            self.rows.judge(shape.sample_rows, shape.sample_drafts)
         sampled = sample_rows_cuda(
-            self._run_logits, state, penalties, slots, shape.form, self._sampler, drafts.run_lines[there], runs
+            self._run_logits, state, penalties, slots, shape.form, self._sampler, drafts.run_lines[there], runs, masks
         )
         self.rows.advance_runs(shape.sample_rows, shape.sample_drafts, sampled)
 
@@ -195,10 +211,11 @@ class TritonProgram:
 
     def _forward_runs(self, shape: LaunchShape, between: Callable[[], None]) -> None:
         """F of rows that all decode, with their drafts."""
-        batch = self.rows.run_batch(shape.rows, shape.drafts)
+        drafts, batch = self.rows.drafts, self.rows.run_batch(shape.rows, shape.drafts)
+        assert drafts is not None
         lines = self.rows.line_batch(shape.rows, shape.drafts) if self._exact else batch
         hidden = self._model.forward(lines, self._cache, between)
-        places = self._lines[: batch.num_tokens]
+        places = (drafts.line_places if drafts.holds else self._lines)[: batch.num_tokens]
         self._model.kernels.logits_into(hidden, self._model.weights.lm_head, self._run_logits, places)
         self.rows.write_finite(hidden, batch)
 
@@ -223,7 +240,7 @@ class TritonProgram:
 
     def poison_row_slot(self, slot: int) -> None:
         """NaN and nonsense into a row slot that nobody may name any more."""
-        self._logits[slot] = float("nan")
+        self._logits[slot :: self.rows.state.slots] = float("nan")
         state, drafts = self.rows.state, self.rows.drafts
         if drafts is not None:
             drafts.history[slot] = drafts.proposed[slot] = -(1 << 20)

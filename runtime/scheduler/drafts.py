@@ -242,19 +242,25 @@ class DraftForms(Drafts):
     """Launches with drafts are forms of their own: of up to `most_rows` rows, which all decode. Each row has as many
     query tokens as the form, drafts or not."""
 
-    def __init__(self, choice: DraftChoice, rows: Rows, ledger: Ledger[Deferred], most_rows: int) -> None:
-        super().__init__(choice, rows, ledger)
+    def __init__(
+        self, choice: DraftChoice, rows: Rows, ledger: Ledger[Deferred], most_rows: int, forced: int = 0,
+        forced_rows: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(choice, rows, ledger, forced, forced_rows)
         self._most_rows = most_rows
 
     def choose(self, number: int, rows: int, chunks: int) -> int:
-        return 0 if chunks or rows > self._most_rows else super().choose(number, rows, chunks)
+        if chunks or rows > self._most_rows:
+            self._forced = 0
+            return 0
+        return super().choose(number, rows, chunks)
 
     def beside_admissions(self, builder: PlanBuilder) -> None:
         if builder.has_chunks:
             self._rows.drop_drafts(builder.drop_drafts())
 
     def _paid(self, launch: Launch, drafted: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.full_like(drafted, launch.shape.sample_drafts)
+        return np.full_like(drafted, launch.sample_guesses)
 
 
 def _brought(found: SampledTokens, rows: int) -> NDArray[np.int64]:
@@ -277,5 +283,5 @@ def draft_policy(
     if not choice.most and not forced:
         return NoDrafts(rows, ledger)
     if most_rows:
-        return DraftForms(choice, rows, ledger, most_rows)
+        return DraftForms(choice, rows, ledger, most_rows, forced, forced_rows)
     return Drafts(choice, rows, ledger, forced, forced_rows)

@@ -93,13 +93,15 @@ def test_why_a_launch_is_no_graph_is_what_would_have_to_be_otherwise(shape: Laun
 
 
 def test_graphs_with_drafts_are_captured_in_their_forms_and_two_serve_a_launch_whose_halves_differ() -> None:
-    buckets = Buckets.up_to(64, 320, draft_forms=(1, 3), draft_rows=16)
+    buckets = Buckets.up_to(64, 320, draft_forms=(1, 3), draft_rows=16, masked=True)
     captured = set(buckets.every_key())
-    for rows, drafts in ((1, 1), (3, 3), (16, 3)):
-        shape = LaunchShape(1, rows, Form.FULL, rows, rows * (1 + drafts), True, drafts=drafts, sample_drafts=drafts)
+    for rows, drafts, masked in ((1, 1, False), (3, 3, False), (3, 3, True), (16, 3, True)):
+        shape = LaunchShape(
+            1, rows, Form.FULL, rows, rows * (1 + drafts), True, drafts=drafts, sample_drafts=drafts, masked=masked
+        )
         key = buckets.launch_key(shape)
         assert key in captured and key is not None
-        assert (key.drafts, key.shape.tokens) == (drafts, key.rows * (1 + drafts))
+        assert (key.drafts, key.shape.tokens, key.masked) == (drafts, key.rows * (1 + drafts), masked)
         for halves in (shape._replace(sample_drafts=0), shape._replace(drafts=0, tokens=rows)):
             assert buckets.launch_key(halves) is None
             assert {buckets.sample_key(halves), buckets.forward_key(halves)} <= captured

@@ -153,11 +153,13 @@ def engine_over(
     drafts: DraftChoice | None = None,
     draft_rows: int = 0,
     masks: Masks | None = None,
+    forced: int = 0,
     snapshots: int = 0,
 ) -> EngineUnderTest:
     """counters_from: launches and epochs begin after this number, as the device was told. drafts: how many each launch
-    verifies, of up to draft_rows rows, as a GPU does it. masks: of rows with a grammar. snapshots: of states, that the
-    program has room for, at every SNAPSHOT_TOKENS-th token."""
+    verifies, of up to draft_rows rows, as a GPU does it. masks: of rows with a grammar. forced: drafts of such a row,
+    where its grammar forces them. snapshots: of states, that the program has room for, at every SNAPSHOT_TOKENS-th
+    token."""
     limits = SchedulerLimits(
         config.max_position_embeddings,
         config.vocab_size,
@@ -169,6 +171,7 @@ def engine_over(
         penalty_slots=PENALTY_SLOTS,
         drafts=0 if drafts is None else drafts.most,
         draft_rows=draft_rows,
+        forced_drafts=forced,
         history=drafts is not None,
         has_state=state_bytes(config) > 0,
         snapshots=snapshots,
@@ -226,13 +229,14 @@ def cuda_engine(
 ) -> EngineUnderTest:
     """The same on the GPU: captured graphs, Triton kernels, the exact ones or the fastest. Free KV blocks and state
     slots are NaN at the start. drafts, draft_rows: as `engine_over`'s; draft_forms: numbers of drafts that graphs are
-    captured for. masks: of rows with a grammar, written to mask_memory."""
+    captured for. masks: of rows with a grammar, written to mask_memory, which has room behind as many drafts as may be
+    forced."""
     from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
     from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
     from runahead.runtime.programs.triton import TritonProgram
 
-    most = 0 if drafts is None else drafts.most
-    rings = allocate_mapped_rings(layout_for(run_ahead, max_rows, most))
+    guessed, forced = 0 if drafts is None else drafts.most, 0 if mask_memory is None else mask_memory.drafts
+    rings = allocate_mapped_rings(layout_for(run_ahead, max_rows, max(guessed, forced)))
     model = Decoder(config, moved(weights, torch.device("cuda")), TritonKernelSet(exact))
     program = TritonProgram(
         model,
@@ -243,7 +247,7 @@ def cuda_engine(
         block_size=BLOCK_SIZE,
         context_length=config.max_position_embeddings,
         penalty_slots=PENALTY_SLOTS,
-        drafts=most,
+        drafts=guessed,
         draft_rows=draft_rows,
         exact=exact,
         masks=mask_memory,
@@ -266,7 +270,7 @@ def cuda_engine(
     torch.cuda.synchronize()
     return engine_over(
         config, device, program, run_ahead, max_rows, num_blocks, counters_from, drafts=drafts,
-        draft_rows=draft_rows, masks=masks, snapshots=snapshots,
+        draft_rows=draft_rows, masks=masks, forced=forced, snapshots=snapshots,
     )  # fmt: skip
 
 

@@ -10,7 +10,8 @@ import torch
 
 from runahead.cuda_graphs.shape import Form
 from tests.gpu import gpu_chain
-from tests.runtime.kernels.masked_engine import LaggingMasks, masked_config, served
+from tests.gpu.test_drafts_on_cuda import FORMS, Sometimes
+from tests.runtime.kernels.masked_engine import lagging_masks, long_requests, masked_config, requests, served
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -23,9 +24,11 @@ def _without_gradients() -> Iterator[None]:
         yield
 
 
-def engine(run_ahead: int, lag: int) -> gpu_chain.EngineUnderTest:
-    """By the exact kernels: which rows are beside a row is then all the same."""
-    config, masks = masked_config(), LaggingMasks(ROWS, lag)
+def engine(run_ahead: int, lag: int, *, guesses: bool = False, forced: int = 0) -> gpu_chain.EngineUnderTest:
+    """By the exact kernels: which rows are beside a row is then all the same. guesses: by `ngram`. forced: drafts of a
+    row whose grammar forces them."""
+    drafts = Sometimes() if guesses else None
+    config, masks = masked_config(), lagging_masks(ROWS, lag, drafts, forced)
     under_test = gpu_chain.cuda_engine(
         config,
         gpu_chain.random_weights(config, torch.bfloat16),
@@ -33,6 +36,9 @@ def engine(run_ahead: int, lag: int) -> gpu_chain.EngineUnderTest:
         max_rows=ROWS,
         num_blocks=NUM_BLOCKS,
         exact=True,
+        drafts=drafts,
+        draft_rows=ROWS if masks.memory.drafts else 0,
+        draft_forms=FORMS if masks.memory.drafts else (),
         masks=masks,
         mask_memory=masks.memory,
     )
@@ -42,10 +48,10 @@ def engine(run_ahead: int, lag: int) -> gpu_chain.EngineUnderTest:
 
 def test_tokens_are_those_of_masks_in_time_however_late_they_come() -> None:
     """Tokens, reasons and log-probabilities, at every depth."""
-    expected = served(engine(0, 0), REQUESTS)
+    expected = served(engine(0, 0), requests(REQUESTS))
     for run_ahead in (0, 1, 2, 4):
         under_test = engine(run_ahead, 2)
-        found = served(under_test, REQUESTS)
+        found = served(under_test, requests(REQUESTS))
         differing = [handle for handle in expected[0] if found[0].get(handle) != expected[0][handle]]
         assert not differing, f"depth {run_ahead}: {len(differing)} of {REQUESTS} requests differ: {differing}"
         assert found == expected, f"depth {run_ahead}: reasons or log-probabilities differ"
@@ -69,6 +75,42 @@ def test_a_launch_without_such_rows_is_the_graph_that_it_was() -> None:
         assert mine.graphs.nodes(key) == theirs.graphs.nodes(key)  # type: ignore[attr-defined]
     masked = mine.launch_key(ROWS, Form.FULL, masked=True)  # type: ignore[attr-defined]
     full = mine.launch_key(ROWS, Form.FULL)  # type: ignore[attr-defined]
+    assert mine.graphs.nodes(masked) == mine.graphs.nodes(full) + 1  # type: ignore[attr-defined]
+    for device in (mine, theirs):
+        device.close()
+
+
+@pytest.mark.parametrize("guesses", [False, True])
+def test_drafts_of_rows_with_a_grammar_change_no_bit_however_late_masks_come(guesses: bool) -> None:
+    """Tokens, reasons and log-probabilities, at every depth, of what grammars force, with a drafter and without one."""
+    expected = served(engine(0, 0), long_requests())
+    for run_ahead in (0, 1, 2, 4):
+        under_test = engine(run_ahead, 2, guesses=guesses, forced=FORMS[0])
+        found = served(under_test, long_requests())
+        differing = [handle for handle in expected[0] if found[0].get(handle) != expected[0][handle]]
+        assert not differing, f"depth {run_ahead}: {len(differing)} requests differ: {differing}"
+        assert found == expected, f"depth {run_ahead}: reasons or log-probabilities differ"
+        stats = under_test.engine.stats()
+        print(f"depth {run_ahead}: held {stats.held_rows}, drafted {stats.drafted}, accepted {stats.accepted}")
+        assert stats.held_rows > 0, "no mask came late"
+        assert stats.accepted[1] > 0, "nothing that was forced was kept"
+
+
+def test_a_launch_with_drafts_and_without_such_rows_is_the_graph_that_it_was() -> None:
+    """Its F may have rows that are held, and its drafter looks for what is forced: in the kernels that are there."""
+    config, with_masks = masked_config(), engine(1, 0, guesses=True, forced=FORMS[0])
+    without = gpu_chain.cuda_engine(
+        config, gpu_chain.random_weights(config, torch.bfloat16), 1, max_rows=ROWS, num_blocks=NUM_BLOCKS, exact=True,
+        drafts=Sometimes(), draft_rows=ROWS, draft_forms=FORMS,
+    )  # fmt: skip
+    for under_test in (with_masks, without):
+        under_test.engine.turn()
+    mine, theirs = with_masks.device, without.device
+    for form in Form:
+        key = mine.launch_key(ROWS, form, FORMS[0])  # type: ignore[attr-defined]
+        assert mine.graphs.nodes(key) == theirs.graphs.nodes(key)  # type: ignore[attr-defined]
+    masked = mine.launch_key(ROWS, Form.FULL, FORMS[0], masked=True)  # type: ignore[attr-defined]
+    full = mine.launch_key(ROWS, Form.FULL, FORMS[0])  # type: ignore[attr-defined]
     assert mine.graphs.nodes(masked) == mine.graphs.nodes(full) + 1  # type: ignore[attr-defined]
     for device in (mine, theirs):
         device.close()

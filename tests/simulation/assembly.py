@@ -176,12 +176,12 @@ class SimulatedChain(Chain):
     masks: LateMasks | None = None
 
 
-def make_chain(script: Script, depth: int, counters_from: int = 0, *, forces: bool = True) -> SimulatedChain:
+def make_chain(script: Script, depth: int, counters_from: int = 0, *, forms: bool = False) -> SimulatedChain:
     """The engine of `script`, `depth` launches ahead; 0 is serial. Launches and epochs begin after `counters_from`.
-    forces: what grammars force is drafted."""
+    forms: launches with drafts are of rows that all decode, as on a GPU."""
     world = script.world
     drafts = DRAFTS if world.mode in (Mode.DRAFTS, Mode.STATE_DRAFTS) else 0
-    forced = DRAFTS if world.mode in GRAMMARS and forces else 0
+    forced = DRAFTS if world.mode in GRAMMARS else 0
     has_masks = world.mode in GRAMMARS or any(ask.grammar for ask in script.asks)
     masks = LateMasks(world.max_rows, script.seed * 8 + depth, forced) if has_masks else None
     tokens = world.max_prefill_tokens + world.max_rows * (1 + drafts + forced)
@@ -219,6 +219,7 @@ def make_chain(script: Script, depth: int, counters_from: int = 0, *, forces: bo
     limits = SchedulerLimits(
         world.context_length, VOCAB, (EOS,), world.prefill_chunk, world.max_prefill_tokens, world.plan_words,
         BULK_WORDS, penalty_slots=world.penalty_slots, prefix_cache=world.prefix_cache, drafts=drafts,
+        draft_rows=world.max_rows if forms else 0,
         forced_drafts=forced, forced_rows=2 + script.seed // 5 % 2 * 6, has_state=world.mode in STATES,
         snapshots=world.snapshots, snapshot_tokens=world.snapshot_blocks * world.block_size,
     )  # fmt: skip

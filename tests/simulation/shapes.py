@@ -27,7 +27,7 @@ def check_shape(launch: Launch, rings: RingMemory, scheduler: Scheduler) -> None
         rows=launch.row_slots.size,
         tokens=int(counts.sum()),
         is_decode=counts.size > 0 and bool((counts == per_row).all()),
-        drafts=_drafts(launch, scheduler, np.delete(launch.row_slots, chunks[:, CHUNK_ROW])),
+        drafts=_drafts(launch, scheduler, np.delete(launch.row_slots, chunks[:, CHUNK_ROW]), len(chunks)),
         sample_drafts=scheduler.ledger.last_drafts if samples.any() else 0,
         masked=bool(scheduler.rows.may_hold[slots[samples]].any()),
         prompt_logprobs=any(request is not None and request.wants_prompt_logprobs for request in asking),
@@ -35,8 +35,11 @@ def check_shape(launch: Launch, rings: RingMemory, scheduler: Scheduler) -> None
     assert launch.shape == expected, f"launch {launch.number} has the shape {launch.shape} and should have {expected}"
 
 
-def _drafts(launch: Launch, scheduler: Scheduler, decoding: NDArray[np.int32]) -> int:
-    """Of the rows that decode, [n]. How many of those that may be left out count is the scheduler's to say."""
+def _drafts(launch: Launch, scheduler: Scheduler, decoding: NDArray[np.int32], chunks: int) -> int:
+    """Of the rows that decode, [n], beside so many chunks. How many of those that may be left out count is the
+    scheduler's to say."""
+    if scheduler.limits.draft_rows and (chunks or decoding.size > scheduler.limits.draft_rows):
+        return 0
     guesses = scheduler.drafts.choose(launch.number, decoding.size, 0) if decoding.size else 0
     if not scheduler.rows.may_hold[decoding].any():
         return guesses

@@ -31,6 +31,7 @@ _APPENDS = tl.constexpr(layout.HEADER.place("appends"))
 _CHUNKS = tl.constexpr(layout.HEADER.place("chunks"))
 _ADMISSIONS = tl.constexpr(layout.HEADER.place("admissions"))
 _BULK_WORDS = tl.constexpr(layout.HEADER.place("bulk_words"))
+_GUESSES = tl.constexpr(layout.HEADER.place("guesses"))
 _HEADER_WORDS = tl.constexpr(layout.HEADER_WORDS)
 _APPEND_WORDS = tl.constexpr(layout.APPEND_WORDS)
 _CHUNK_WORDS = tl.constexpr(layout.CHUNK_WORDS)
@@ -89,6 +90,7 @@ def _apply_plan_kernel(
     in_prompt,
     history,
     held_slots,
+    guesses,
     SLOTS: tl.constexpr,
     PLAN_WORDS: tl.constexpr,
     BULK_WORDS: tl.constexpr,
@@ -100,6 +102,7 @@ def _apply_plan_kernel(
     MAX_BIAS: tl.constexpr,
     ALLOWED_WORDS: tl.constexpr,
     HOLDS: tl.constexpr,
+    FORCES: tl.constexpr,
     NULL_SLOT: tl.constexpr,
     ROWS: tl.constexpr,
     APPEND_TILE: tl.constexpr,
@@ -120,6 +123,8 @@ def _apply_plan_kernel(
     admissions = tl.where(valid, word(header, _ADMISSIONS), 0)
     bulk_words = tl.where(valid, word(header, _BULK_WORDS), 0)
     tl.store(status + ring * STATUS_WORDS + _STATUS_FAULT, tl.where(valid, _FAULT_NONE, _FAULT_PLAN_NUMBER))
+    if FORCES:  # of a row's drafts, those that no grammar forces
+        tl.store(guesses, tl.where(valid, word(header, _GUESSES), 0))
     append_list = body + _HEADER_WORDS + rows * listed
     chunk_list = append_list + appends * _APPEND_WORDS
     admission_list = chunk_list + chunks * _CHUNK_WORDS
@@ -196,6 +201,7 @@ def apply_plan(
     penalties: PenaltyState,
     history: torch.Tensor | None = None,
     held: torch.Tensor | None = None,
+    guesses: torch.Tensor | None = None,
 ) -> None:
     """Apply the running launch's plan to `rows`, `state` and `penalties`; leave the bytes read from the rings in its
     result slot.
@@ -203,7 +209,8 @@ def apply_plan(
     A plan of another number masks every row and leaves FAULT_PLAN_NUMBER there. counter: int64 [1], the launches whose
     plan was applied; this one's is the next, and advances it. plan: int32 [slots, plan_words], bulk: int32
     [slots, bulk_words], status: int32 [slots, STATUS_WORDS], all mapped. history: int32 [row slots, context], where a
-    drafter wants to know the tokens that no chunk brings. held: int8 [row slots], where rows may be held.
+    drafter wants to know the tokens that no chunk brings. held: int8 [row slots], where rows may be held. guesses:
+    int32 [1], where grammars force drafts: how many the plan allows a drafter, of each row.
     """
     _apply_plan_kernel[(1,)](
         counter,
@@ -226,6 +233,7 @@ def apply_plan(
         penalties.in_prompt,
         penalties.counts if history is None else history,
         penalties.counts if held is None else held,
+        counter if guesses is None else guesses,
         SLOTS=plan.shape[0],
         PLAN_WORDS=plan.shape[1],
         BULK_WORDS=bulk.shape[1],
@@ -237,6 +245,7 @@ def apply_plan(
         MAX_BIAS=state.bias_ids.shape[1],
         ALLOWED_WORDS=state.allowed.shape[1],
         HOLDS=held is not None,
+        FORCES=guesses is not None,
         NULL_SLOT=state.slots - 1,
         ROWS=rows.slots.shape[0],
         APPEND_TILE=_APPEND_TILE,

@@ -18,6 +18,7 @@ from runahead.runtime.kernels.triton.advance_runs import advance_runs
 from runahead.runtime.kernels.triton.apply_plan import apply_plan, make_row_list
 from runahead.runtime.kernels.triton.draft_state import DraftState, forget_drafts
 from runahead.runtime.kernels.triton.finite import write_finite
+from runahead.runtime.kernels.triton.forced_drafts import propose_forced
 from runahead.runtime.kernels.triton.mask_state import MaskState, judge
 from runahead.runtime.kernels.triton.ngram import propose_ngrams
 from runahead.runtime.kernels.triton.prompt_logprobs import PromptBuffers, find_targets, leave_prompt_logprobs
@@ -81,7 +82,10 @@ class DeviceRows:
         self.drafts = drafts
         self.masks = masks
         self._held = None if masks is None else masks.held
-        self._history = None if drafts is None else drafts.history
+        self._history = None if drafts is None or not drafts.has_drafter else drafts.history
+        # Runs of rows that may be held: they outlast the F that had them.
+        self._runs = None if drafts is None or not drafts.holds else drafts
+        assert drafts is None or drafts.holds == (masks is not None)
         places = max(self.rows.slots.shape[0], 0 if drafts is None else drafts.line_lens.shape[0])
         self._places = torch.arange(places + 1, dtype=torch.int32, device=device)
 
@@ -93,10 +97,11 @@ class DeviceRows:
         """Before `advance`, in the full form. float32 [n], int32 [n, max_top], float32 [n, max_top]."""
         write_logprobs(num_rows, self.counter, self.rows, logprob, top_ids, top_logprobs, self.state, self._results)
 
-    def judge(self, num_rows: int) -> None:
-        """Before anything else of an S that looks for masks: which rows' masks are there, and which rows are held."""
+    def judge(self, num_rows: int, count: int = 0) -> None:
+        """Before anything else of an S that looks for masks: which rows' masks are there, which rows are held, and how
+        many drafts of the others have masks behind them. count: drafts of a row that this S looks at, at most."""
         assert self.masks is not None
-        judge(num_rows, self.rows.sample_slots, self.state, self.masks)
+        judge(num_rows, self.rows.sample_slots, self.state, self.masks, self._runs, 1 + count)
 
     def advance(
         self, num_rows: int, tokens: torch.Tensor, finite: torch.Tensor, nothing_left: torch.Tensor | None = None
@@ -110,11 +115,11 @@ class DeviceRows:
 
     def advance_runs(self, num_rows: int, count: int, sampled: Sampled) -> None:
         """As `advance` and `write_logprobs`, after an F with `count` drafts of a row. sampled: [num_rows *
-        (1 + count)]."""
+        (1 + count)]; that it says which rows have nothing left means that it was sampled after `judge`."""
         assert self.drafts is not None
         advance_runs(
             num_rows, 1 + count, self.counter, self.rows, sampled, self.state, self.penalties, self.drafts,
-            self._results,
+            self._results, None if sampled.nothing_left is None else self.masks,
         )  # fmt: skip
 
     # ------------------------------------------------------------ apply
@@ -126,7 +131,7 @@ class DeviceRows:
         """
         apply_plan(
             self.counter, self._plan, self._bulk, self._results.status, self.rows, self.state, self.penalties,
-            self._history, self._held,
+            self._history, self._held, None if self._runs is None else self._runs.guesses,
         )  # fmt: skip
         if drafts:
             self.draft(num_rows, drafts)
@@ -144,16 +149,24 @@ class DeviceRows:
                 self._vocab_size,
                 self._history,
                 self._held,
+                None if self._runs is None else self._runs.drafted,
                 self._max_blocks,
                 self._snapshot_tokens,
             )
 
     def draft(self, num_rows: int, count: int) -> None:
-        """The drafter proposes up to `count` tokens for each row of F; its lines follow from that."""
+        """Up to `count` tokens are proposed for each row of F, by its grammar or the drafter; its lines follow from
+        that."""
         assert self.drafts is not None and num_rows <= self.drafts.rows
         slots = self.rows.slots
-        propose_ngrams(num_rows, count, slots, self.state, self.drafts)
-        prepare_runs(num_rows, 1 + count, slots, self.state, self.drafts, self._block_size, self._vocab_size)
+        if self.drafts.has_drafter:
+            propose_ngrams(num_rows, count, slots, self.state, self.drafts, self.masks)
+        else:
+            assert self.masks is not None, "nobody proposes anything"
+            propose_forced(num_rows, count, slots, self.state, self.drafts, self.masks)
+        prepare_runs(
+            num_rows, 1 + count, slots, self.state, self.drafts, self._block_size, self._vocab_size, self._held
+        )
 
     # ------------------------------------------------------------ F
 
@@ -256,6 +269,6 @@ class DeviceRows:
         tensors |= {name: getattr(self.penalties, name) for name in PENALTY_TENSORS}
         if self._snapshot_tokens:  # behind a row's blocks
             tensors["snapshots"] = self.state.block_table[:, self._max_blocks :]
-        if self.drafts is not None:
-            tensors["history"] = self.drafts.history
+        if self._history is not None:
+            tensors["history"] = self._history
         return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}

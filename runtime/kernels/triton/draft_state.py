@@ -16,13 +16,19 @@ class DraftState:
     A *run* is a row's newest token and its drafts, each of which is a query token of F: a *line*. Lines lie row by row,
     without gaps; those that no row needs come last. `run_slots` and `run_lines` are by place: place 1 + K times the
     row's, plus the number of the token in its run, with the K of the launch.
+
+    Where rows may be held their runs stay from one F to an S some launches later. The logits of a run then lie by row
+    slot, those of its token number n at n * S + slot, and a row that is held has one line, of length 0.
     """
 
-    history: torch.Tensor  # int32 [S, context] a row's tokens by position
-    proposed: torch.Tensor  # int32 [S, K] drafts of the F that held the row last, NO_DRAFT where there is none
-    drafted: torch.Tensor  # int32 [S] how many
+    history: torch.Tensor  # int32 [S, context] a row's tokens by position; [S, 0] without a drafter
+    proposed: torch.Tensor  # int32 [S, K] drafts of the F that held the row last
+    drafted: torch.Tensor  # int32 [S] how many of them there are
+    forced: torch.Tensor  # int8 [S] they are what the row's grammar forces; [0] where no row may be held
+    guesses: torch.Tensor  # int32 [1] of a row and the newest launch, at most; [0] where no row may be held
     run_slots: torch.Tensor  # int32 [L] row slots; the null slot where nothing was drafted
-    run_lines: torch.Tensor  # int32 [L] the query token that leaves the logits
+    run_lines: torch.Tensor  # int32 [L] where the logits lie: at the query token that leaves them, or by row slot
+    line_places: torch.Tensor  # int32 [L] where each line leaves its logits; [0] where no row may be held
     token_ids: torch.Tensor  # int64 [L]
     positions: torch.Tensor  # int64 [L]
     slot_mapping: torch.Tensor  # int64 [L]
@@ -42,14 +48,26 @@ class DraftState:
         return int(self.proposed.shape[1])
 
     @property
+    def has_drafter(self) -> bool:
+        """Not all that is proposed is what grammars force."""
+        return int(self.history.shape[1]) > 0
+
+    @property
+    def holds(self) -> bool:
+        """Rows may be held, and have drafts that their grammars force."""
+        return int(self.line_places.shape[0]) > 0
+
+    @property
     def bytes(self) -> int:
         return sum(getattr(self, field.name).nbytes for field in fields(self))
 
 
 def make_draft_state(
-    slots: int, context_length: int, max_blocks: int, rows: int, drafts: int, by_line: bool, device: torch.device
-) -> DraftState:
-    """Nothing known of any row. drafts: of a row, at most. by_line: each line has a block table of its own."""
+    slots: int, context_length: int, max_blocks: int, rows: int, drafts: int, by_line: bool, device: torch.device,
+    *, holds: bool = False,
+) -> DraftState:  # fmt: skip
+    """Nothing known of any row. context_length: of rows whose tokens a drafter wants to know; 0: there is none. drafts:
+    of a row, at most. by_line: each line has a block table of its own. holds: rows may be held."""
     lines = rows * (1 + drafts)
 
     def i32(*shape: int, value: int = 0) -> torch.Tensor:
@@ -62,8 +80,11 @@ def make_draft_state(
         history=i32(slots, context_length),
         proposed=i32(slots, drafts, value=NO_DRAFT),
         drafted=i32(slots),
+        forced=torch.zeros(slots if holds else 0, dtype=torch.int8, device=device),
+        guesses=i32(1 if holds else 0),
         run_slots=i32(lines, value=slots - 1),
         run_lines=i32(lines),
+        line_places=i32(lines if holds else 0, value=slots - 1),
         token_ids=i64(lines),
         positions=i64(lines),
         slot_mapping=i64(lines),
@@ -80,3 +101,4 @@ def forget_drafts(drafts: DraftState) -> None:
         getattr(drafts, field.name).zero_()
     drafts.proposed.fill_(NO_DRAFT)
     drafts.run_slots.fill_(drafts.drafted.shape[0] - 1)
+    drafts.line_places.fill_(drafts.drafted.shape[0] - 1)

@@ -1,9 +1,10 @@
 """Masks of rows with a grammar on a GPU, and the first kernel of an S that looks for them: whose mask is there, and who
 is held.
 
-Masks lie in memory that another process writes while this GPU reads it. One program a row looks at its line once: it
-copies the line to the GPU, and judges by that copy alone, as `MaskMemory.read` does. Every later kernel of the launch
-goes by its verdict and by the copy: what is written meanwhile is for the next launch.
+Masks lie in memory that another process writes while this GPU reads it. One program a row looks at its lines, each
+once: that of the row's next position, and those behind its drafts up to the first whose mask is not there. It copies a
+line to the GPU, and judges by that copy alone, as `MaskMemory.read` does. Every later kernel of the launch goes by its
+verdict and by the copies: what is written meanwhile is for the next launch.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -20,6 +21,7 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.row_state import RowState
+from runahead.runtime.kernels.triton.draft_state import DraftState
 from runahead.runtime.kernels.triton.row_parameters import long_of, place_of
 from runahead.runtime.masks import mask_memory
 from runahead.runtime.masks.mask_memory import MaskMemory, checksum_weights
@@ -30,21 +32,24 @@ _EPOCH = tl.constexpr(mask_memory.EPOCH)
 _POSITION = tl.constexpr(mask_memory.POSITION)
 _RUN = tl.constexpr(mask_memory.RUN)
 _CHECKSUM = tl.constexpr(mask_memory.CHECKSUM)
+_TAG_WORDS = tl.constexpr(mask_memory.TAG_WORDS)
 _BASIS = tl.constexpr(mask_memory.BASIS)
 
 
 @dataclass(frozen=True, slots=True)
 class MaskState:
-    """Of S row slots, the last of which is nobody's. A line has W words of 64 bits, as `MaskMemory` says."""
+    """Of S row slots, the last of which is nobody's. A line has W words of 64 bits, as `MaskMemory` says; one of forced
+    tokens has V."""
 
     lines: torch.Tensor  # int64 [S - 1, 1 + drafts, W] mapped: the mask worker writes it
-    weights: torch.Tensor  # int64 [W] of the checksum
-    copies: torch.Tensor  # int64 [S, W] the lines that the newest S has judged
+    forced: torch.Tensor  # int64 [S - 1, V] mapped, too: what grammars force
+    weights: torch.Tensor  # int64 [W, or V if that is more] of the checksums
+    copies: torch.Tensor  # int64 [S, 1 + drafts, W] the lines that the newest S has judged
     samples: (
         torch.Tensor
     )  # int8 [S] the newest S to look at the row samples it: it is alive, and has its mask if it needs one
     held: torch.Tensor  # int8 [S] the newest S to look at the row had no mask for its position
-    words: torch.Tensor  # int32 [S, 2 W] the same memory as `copies`
+    words: torch.Tensor  # int32 [S, 1 + drafts, 2 W] the same memory as `copies`
     mask_at: int  # the first word of the mask among these
 
 
@@ -55,15 +60,24 @@ def make_mask_state(memory: MaskMemory, device: torch.device) -> MaskState:
     """
     if device.type == "cuda":
         _map(memory)
-    slots, words = memory.lines.shape[0] + 1, memory.lines.shape[2]
+    _, drafted, words = memory.lines.shape
+    slots = memory.lines.shape[0] + 1
 
     def flags() -> torch.Tensor:
         return torch.zeros(slots, dtype=torch.int8, device=device)
 
-    copies = torch.zeros((slots, words), dtype=torch.int64, device=device)
-    weights = torch.from_numpy(checksum_weights(words).copy()).to(device)
-    at = 2 * memory.mask_at
-    return MaskState(torch.from_numpy(memory.lines), weights, copies, flags(), flags(), copies.view(torch.int32), at)
+    copies = torch.zeros((slots, drafted, words), dtype=torch.int64, device=device)
+    weights = torch.from_numpy(checksum_weights(max(words, memory.forced.shape[1])).copy()).to(device)
+    return MaskState(
+        lines=torch.from_numpy(memory.lines),
+        forced=torch.from_numpy(memory.forced),
+        weights=weights,
+        copies=copies,
+        samples=flags(),
+        held=flags(),
+        words=copies.view(torch.int32),
+        mask_at=2 * memory.mask_at,
+    )
 
 
 def _map(memory: MaskMemory) -> None:
@@ -74,14 +88,14 @@ def _map(memory: MaskMemory) -> None:
 
 
 @triton.jit
-def _acquired(pointer):
+def acquired(pointer):
     """The word of 64 bits there. What is read afterwards is as new as this word, or newer, whoever wrote it."""
     return tl.inline_asm_elementwise(
         "ld.acquire.sys.global.b64 $0, [$1];", "=l,l", [pointer.to(tl.int64)], dtype=tl.int64, is_pure=False, pack=1
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def _judge_kernel(
     sample_slots,
     alive,
@@ -92,48 +106,97 @@ def _judge_kernel(
     copies,
     samples,
     held,
+    proposed,
+    drafted,
+    run_slots,
+    width,
     LINES: tl.constexpr,
     WORDS: tl.constexpr,
+    MOST: tl.constexpr,
+    MOST_PAD: tl.constexpr,
     NULL_SLOT: tl.constexpr,
     ACQUIRE: tl.constexpr,
+    DRAFTS: tl.constexpr,
+    RUNS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One program a row. ACQUIRE: other than in Triton's interpreter, which knows no such instruction."""
-    slot = tl.load(sample_slots + tl.program_id(0)).to(tl.int64)
+    """One program a row. ACQUIRE: other than in Triton's interpreter, which knows no such instruction. DRAFTS: rows may
+    have drafts. RUNS: this S looks at them."""
+    row = tl.program_id(0)
+    slot = tl.load(sample_slots + row).to(tl.int64)
     if slot != NULL_SLOT:
         is_alive = tl.load(alive + slot) != 0
         epoch = long_of(parameters, slot, _MASK_EPOCH)
         is_held = tl.full([], 0, tl.int32)
         if is_alive & (epoch != 0):
             position = tl.load(seq_len + slot).to(tl.int64)
-            line = lines + slot * LINES * WORDS
-            if ACQUIRE:
-                newest = _acquired(line + _POSITION)
-            else:
-                newest = tl.load(line + _POSITION)
-            is_held = tl.full([], 1, tl.int32)
-            if newest == position:
-                summed = tl.zeros([TILE], tl.int64)
-                checksum = tl.zeros([TILE], tl.int64)
-                differing = tl.zeros([TILE], tl.int32)
-                for first in range(0, WORDS, TILE):
-                    i = first + tl.arange(0, TILE)
-                    word = tl.load(line + i, mask=i < WORDS, other=0, volatile=True)
-                    tl.store(copies + slot * WORDS + i, word, mask=i < WORDS)
-                    summed += word * tl.load(weights + i, mask=i < WORDS, other=0)
-                    checksum += tl.where(i == _CHECKSUM, word, 0)
-                    differing |= ((i == _EPOCH) & (word != epoch)).to(tl.int32)
-                    differing |= ((i == _POSITION) & (word != position)).to(tl.int32)
-                    differing |= ((i == _RUN) & (word != 0)).to(tl.int32)
-                is_whole = (tl.sum(summed, 0) ^ _BASIS) == tl.sum(checksum, 0)
-                is_held = tl.where(is_whole & (tl.max(differing, 0) == 0), 0, 1)
+            looked_at = tl.full([], 0, tl.int32)
+            if DRAFTS:
+                looked_at = tl.minimum(tl.load(drafted + slot), width - 1)
+            found = tl.full([], 0, tl.int32)  # masks that are there, one behind the other
+            for count in range(0, looked_at + 1):
+                if found == count:
+                    line = lines + (slot * LINES + count) * WORDS
+                    copy = copies + (slot * LINES + count) * WORDS
+                    if ACQUIRE:
+                        newest = acquired(line + _POSITION)
+                    else:
+                        newest = tl.load(line + _POSITION)
+                    if newest == position:
+                        summed = tl.zeros([TILE], tl.int64)
+                        checksum = tl.zeros([TILE], tl.int64)
+                        differing = tl.zeros([TILE], tl.int32)
+                        for first in range(0, WORDS, TILE):
+                            i = first + tl.arange(0, TILE)
+                            word = tl.load(line + i, mask=i < WORDS, other=0, volatile=True)
+                            tl.store(copy + i, word, mask=i < WORDS)
+                            summed += word * tl.load(weights + i, mask=i < WORDS, other=0)
+                            checksum += tl.where(i == _CHECKSUM, word, 0)
+                            differing |= ((i == _EPOCH) & (word != epoch)).to(tl.int32)
+                            differing |= ((i == _POSITION) & (word != position)).to(tl.int32)
+                            differing |= ((i == _RUN) & (word != count)).to(tl.int32)
+                            if DRAFTS:
+                                differing |= _is_of_others(word, i, count, proposed + slot * MOST)
+                        is_whole = (tl.sum(summed, 0) ^ _BASIS) == tl.sum(checksum, 0)
+                        found = tl.where(is_whole & (tl.max(differing, 0) == 0), found + 1, found)
+            is_held = tl.where(found == 0, 1, 0)
+            if DRAFTS:
+                if found > 0:  # a draft behind which there is no mask is none any more
+                    tl.store(drafted + slot, found - 1)
+                    if RUNS:
+                        n = tl.arange(0, MOST_PAD)
+                        nobody = tl.full([MOST_PAD], NULL_SLOT, tl.int32)
+                        tl.store(run_slots + row * width + n, nobody, mask=(n >= found) & (n < width))
         tl.store(held + slot, is_held.to(tl.int8))
         tl.store(samples + slot, (is_alive & (is_held == 0)).to(tl.int8))
 
 
-def judge(num_rows: int, sample_slots: torch.Tensor, state: RowState, masks: MaskState) -> None:
+@triton.jit
+def _is_of_others(word, i, count, proposed):
+    """1 for each of a line's words, of these numbers, that has other drafts than the first `count` of a row."""
+    first = 2 * (i - _TAG_WORDS)  # of the two that a word has
+    has_first, has_second = (first >= 0) & (first < count), (first >= 0) & (first + 1 < count)
+    differs = has_first & (word.to(tl.int32) != tl.load(proposed + first, mask=has_first, other=0))
+    second = tl.load(proposed + first + 1, mask=has_second, other=0)
+    return (differs | (has_second & ((word >> 32).to(tl.int32) != second))).to(tl.int32)
+
+
+def judge(
+    num_rows: int,
+    sample_slots: torch.Tensor,
+    state: RowState,
+    masks: MaskState,
+    drafts: DraftState | None = None,
+    width: int = 1,
+) -> None:
     """The one look of a launch at its rows' masks: `held` and `samples` of `masks`, and the copies, of the rows at the
-    first `num_rows` places of the list, int32 [R]. Places that name the null slot are passed over."""
+    first `num_rows` places of the list, int32 [R]. Places that name the null slot are passed over.
+
+    drafts: of rows that may have any. A row that is held keeps its own. Of another one as many are left as have masks
+    behind them, width - 1 at most. What lies behind these in its run is nobody's in `run_slots`.
+    """
+    unused = masks.held  # in the place of what is not read
+    most = 1 if drafts is None else drafts.most
     _judge_kernel[(num_rows,)](
         sample_slots,
         state.alive.view(torch.int8),
@@ -144,10 +207,18 @@ def judge(num_rows: int, sample_slots: torch.Tensor, state: RowState, masks: Mas
         masks.copies,
         masks.samples,
         masks.held,
+        unused if drafts is None else drafts.proposed,
+        unused if drafts is None else drafts.drafted,
+        unused if drafts is None else drafts.run_slots,
+        width,
         LINES=masks.lines.shape[1],
         WORDS=masks.lines.shape[2],
+        MOST=most,
+        MOST_PAD=triton.next_power_of_2(1 + most),
         NULL_SLOT=state.slots - 1,
         ACQUIRE=masks.held.device.type != "cpu",
+        DRAFTS=drafts is not None,
+        RUNS=drafts is not None and width > 1,
         TILE=min(_TILE, triton.next_power_of_2(masks.lines.shape[2])),
         num_warps=4,
     )

@@ -1,4 +1,5 @@
-"""Prompt lookup on a GPU: `runahead.runtime.drafters.ngram`, from the history that lies there. One program a row."""
+"""Prompt lookup on a GPU: `runahead.runtime.drafters.ngram`, from the history that lies there. One program a row, which
+proposes what the row's grammar forces where that forces anything."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
@@ -15,10 +16,13 @@ from runahead.runtime.drafters import ngram
 from runahead.runtime.drafters.drafter import NO_DRAFT
 from runahead.runtime.kernels.row_state import RowState
 from runahead.runtime.kernels.triton.draft_state import DraftState
-from runahead.runtime.kernels.triton.row_parameters import int_of, place_of
+from runahead.runtime.kernels.triton.forced_drafts import forced_tokens
+from runahead.runtime.kernels.triton.mask_state import MaskState
+from runahead.runtime.kernels.triton.row_parameters import int_of, long_of, place_of
 
 _TILE: Final = 2048  # positions that a program looks at together
 _MAX_POSITION = place_of("max_position")
+_MASK_EPOCH = place_of("mask_epoch")
 _LONGEST = tl.constexpr(ngram.LONGEST)
 _NO_DRAFT = tl.constexpr(NO_DRAFT)
 
@@ -32,16 +36,39 @@ def _ngram_kernel(
     history,
     proposed,
     drafted,
+    last_token,
+    held,
+    lines,
+    weights,
+    forced,
+    guesses,
     count,
     CONTEXT: tl.constexpr,
     MOST: tl.constexpr,
     MOST_PAD: tl.constexpr,
+    FORCES: tl.constexpr,
+    WORDS: tl.constexpr,
+    WORDS_PAD: tl.constexpr,
+    ACQUIRE: tl.constexpr,
     TILE: tl.constexpr,
 ):
+    """FORCES: rows may be held, and have grammars, whose tokens go before what is looked up."""
     slot = tl.load(row_slots + tl.program_id(0)).to(tl.int64)
     length = tl.where(tl.load(alive + slot) != 0, tl.load(seq_len + slot), 0)
     # A token at the row's last position ends it, and nobody has a block for what would lie there.
     room = tl.minimum(int_of(parameters, slot, _MAX_POSITION) - length, count)
+    if FORCES:
+        most = room  # of what is forced
+        is_held = tl.load(held + slot) != 0  # its drafts are those of an F before
+        epoch = long_of(parameters, slot, _MASK_EPOCH)
+        left = tl.full([], 0, tl.int32)
+        said = tl.zeros([MOST_PAD], tl.int32)
+        if (length > 0) & (epoch != 0) & (is_held == 0):
+            left, said = forced_tokens(
+                lines + slot * WORDS, weights, epoch, length, tl.load(last_token + slot), WORDS, WORDS_PAD, MOST_PAD,
+                ACQUIRE,
+            )  # fmt: skip
+        room = tl.where((left > 0) | is_held, 0, tl.minimum(room, tl.load(guesses)))
     own = history + slot * CONTEXT
     last = length - 1
     best = tl.zeros([TILE], tl.int32)
@@ -64,18 +91,32 @@ def _ngram_kernel(
     there = there & ((agreeing == _LONGEST) | (n < (1 << tl.maximum(agreeing - 1, 0))))
     source = follows + n % tl.maximum(length - follows, 1)
     token = tl.load(own + source, mask=there, other=_NO_DRAFT)
-    tl.store(proposed + slot * MOST + n, token, mask=n < MOST)
-    tl.store(drafted + slot, tl.sum(there.to(tl.int32), 0))
+    if FORCES:
+        is_forced = (left > 0) & (n < tl.minimum(left, most))
+        there = there | is_forced
+        token = tl.where(is_forced, said, token)
+        tl.store(proposed + slot * MOST + n, token, mask=(n < MOST) & (is_held == 0))
+        tl.store(drafted + slot, tl.sum(there.to(tl.int32), 0), mask=is_held == 0)
+        tl.store(forced + slot, (left > 0).to(tl.int8), mask=is_held == 0)
+    else:
+        tl.store(proposed + slot * MOST + n, token, mask=n < MOST)
+        tl.store(drafted + slot, tl.sum(there.to(tl.int32), 0))
 
 
-def propose_ngrams(num_rows: int, count: int, row_slots: torch.Tensor, state: RowState, drafts: DraftState) -> None:
+def propose_ngrams(
+    num_rows: int, count: int, row_slots: torch.Tensor, state: RowState, drafts: DraftState,
+    masks: MaskState | None = None,
+) -> None:  # fmt: skip
     """Propose up to `count` tokens for each of the first `num_rows` places of the row list, all of which decode.
 
     row_slots: int32 [R]. A row that has ended, and a place past the list, has no drafts. What would lie at a row's end
-    or beyond it is left out.
+    or beyond it is left out. masks: of rows with a grammar: what it forces is proposed where it forces anything, and
+    else no more than the plan allows guesses; a row that is held keeps its drafts.
     """
     context, most = drafts.history.shape[1], drafts.most
     assert 0 < count <= most
+    words = 1 if masks is None else masks.forced.shape[1]
+    unused = drafts.drafted  # in the place of what is not read
     _ngram_kernel[(num_rows,)](
         row_slots,
         state.alive.view(torch.int8),
@@ -84,10 +125,20 @@ def propose_ngrams(num_rows: int, count: int, row_slots: torch.Tensor, state: Ro
         drafts.history,
         drafts.proposed,
         drafts.drafted,
+        state.last_token,
+        unused if masks is None else masks.held,
+        unused if masks is None else masks.forced,
+        unused if masks is None else masks.weights,
+        drafts.forced if drafts.holds else unused,
+        drafts.guesses if drafts.holds else unused,
         count,
         CONTEXT=context,
         MOST=most,
         MOST_PAD=triton.next_power_of_2(most),
+        FORCES=masks is not None,
+        WORDS=words,
+        WORDS_PAD=triton.next_power_of_2(words),
+        ACQUIRE=masks is not None and masks.held.device.type != "cpu",
         TILE=min(_TILE, triton.next_power_of_2(context)),
         num_warps=8,
     )

@@ -85,6 +85,7 @@ def _queries_kernel(
     states_copied_to,
     history,
     held,
+    drafted,
     sample_slots,
     logit_slots,
     num_rows,
@@ -97,6 +98,7 @@ def _queries_kernel(
     BULK_WORDS: tl.constexpr,
     RAGGED: tl.constexpr,
     HOLDS: tl.constexpr,
+    DRAFTS: tl.constexpr,
     NULL_SLOT: tl.constexpr,
     EVERY: tl.constexpr,
     BLOCKS: tl.constexpr,
@@ -122,6 +124,8 @@ def _queries_kernel(
         if tl.program_id(1) == 0:
             sampled = tl.load(sample_slots + row)
             tl.store(logit_slots + row, tl.where(is_alive & is_held, NULL_SLOT, sampled))
+            if DRAFTS:  # a row that goes through this F is held behind it, if it is, without drafts of an F before
+                tl.store(drafted + slot, 0, mask=is_held == 0)
         is_alive = is_alive & (is_held == 0)
     length = tl.where(is_alive, tl.load(seq_len + slot), 0)
     count = 1
@@ -178,6 +182,7 @@ def prepare_queries(
     vocab_size: int,
     history: torch.Tensor | None = None,
     held: torch.Tensor | None = None,
+    drafted: torch.Tensor | None = None,
     max_blocks: int = 0,
     snapshot_tokens: int = 0,
 ) -> None:
@@ -187,7 +192,8 @@ def prepare_queries(
     is_decode: every row has one, and num_tokens is `num_rows`. Else both may be more than the plan has. Rows that have
     ended, and places past the list, get seq_len 0 and a slot in the null block, and so do query tokens of no row.
     history: int32 [slots, context], where a drafter wants to know the chunks' tokens by their position. held: int8
-    [slots], where rows may be held: those that are have no query token, and leave no logits. snapshot_tokens: from one
+    [slots], where rows may be held: those that are have no query token, and leave no logits. drafted: int32 [slots],
+    beside `held`, where rows may have drafts: this F has none of the rows that go through it. snapshot_tokens: from one
     border with a snapshot of a row's state to the next, whose snapshots lie behind the `max_blocks` of its line of the
     block table; 0: there are none.
     """
@@ -215,6 +221,7 @@ def prepare_queries(
         out.states_copied_to,
         state.last_token if history is None else history,
         state.last_token if held is None else held,
+        state.last_token if drafted is None else drafted,
         rows.sample_slots,
         out.logit_slots,
         num_rows,
@@ -227,6 +234,7 @@ def prepare_queries(
         BULK_WORDS=bulk.shape[1],
         RAGGED=not is_decode,
         HOLDS=held is not None,
+        DRAFTS=drafted is not None,
         NULL_SLOT=state.slots - 1,
         EVERY=snapshot_tokens,
         BLOCKS=max_blocks,

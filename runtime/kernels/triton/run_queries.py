@@ -26,8 +26,10 @@ def _runs_kernel(
     block_table,
     proposed,
     drafted,
+    held,
     run_slots,
     run_lines,
+    line_places,
     token_ids,
     positions,
     slot_mapping,
@@ -45,18 +47,31 @@ def _runs_kernel(
     ROWS_PAD: tl.constexpr,
     NULL_SLOT: tl.constexpr,
     BY_LINE: tl.constexpr,
+    HOLDS: tl.constexpr,
     TABLE_TILE: tl.constexpr,
 ):
-    """One program for a row and a token of its run: the first writes all but the block tables of the others."""
+    """One program for a row and a token of its run: the first writes all but the block tables of the others.
+
+    HOLDS: rows may be held. Such a one has been through an F with the drafts that it still has: it brings no more than
+    a line of length 0, and the next S finds its run where that F left it.
+    """
     row, number = tl.program_id(0), tl.program_id(1)
     r = tl.arange(0, ROWS_PAD)
     slots = tl.load(row_slots + r, mask=r < num_rows, other=NULL_SLOT)
-    counts = tl.where(r < num_rows, 1 + tl.load(drafted + slots), 0)
+    looked_at = tl.load(drafted + slots)
+    if HOLDS:
+        looked_at = tl.where(tl.load(held + slots) != 0, 0, looked_at)
+    counts = tl.where(r < num_rows, 1 + looked_at, 0)
     start = tl.sum(tl.where(r < row, counts, 0), 0)
     own = row < num_rows
     slot = tl.load(row_slots + row, mask=own, other=NULL_SLOT).to(tl.int64)
     count = tl.where(own, 1 + tl.load(drafted + slot), 0)
     is_alive = tl.load(alive + slot) != 0
+    if HOLDS:
+        looked_at_next = tl.minimum(count, width)
+        is_held = tl.load(held + slot) != 0
+        is_alive = is_alive & (is_held == 0)
+        count = tl.where(is_held, tl.minimum(count, 1), count)
     length = tl.where(is_alive, tl.load(seq_len + slot), 0)
     n = tl.arange(0, WIDTH_PAD)
     there = n < count
@@ -72,6 +87,9 @@ def _runs_kernel(
         mapping = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
         tl.store(slot_mapping + line, mapping, mask=there)
         tl.store(line_lens + line, tl.where(is_alive, length + n, 0), mask=there)
+        if HOLDS:
+            kept_at = n * (NULL_SLOT + 1) + slot
+            tl.store(line_places + line, tl.where(is_held, NULL_SLOT, kept_at).to(tl.int32), mask=there)
         # Lines that no row needs come after all others: what this row leaves over behind what rows before it leave.
         spare = (n >= count) & (n < width) & own
         line = tl.sum(counts, 0) + tl.sum(tl.where(r < row, width - counts, 0), 0) + n - count
@@ -79,10 +97,15 @@ def _runs_kernel(
         tl.store(positions + line, tl.zeros([WIDTH_PAD], tl.int64), mask=spare)
         tl.store(slot_mapping + line, tl.zeros([WIDTH_PAD], tl.int64), mask=spare)
         tl.store(line_lens + line, tl.zeros([WIDTH_PAD], tl.int32), mask=spare)
+        if HOLDS:
+            tl.store(line_places + line, tl.full([WIDTH_PAD], NULL_SLOT, tl.int32), mask=spare)
         # The next S may look at more rows than this F has: to these belongs nothing.
         place = row * width + n
-        tl.store(run_slots + place, tl.where(there, slot, NULL_SLOT).to(tl.int32), mask=n < width)
-        tl.store(run_lines + place, tl.where(there, start + n, 0), mask=n < width)
+        in_run, found_at = there, start + n
+        if HOLDS:
+            in_run, found_at = n < looked_at_next, kept_at.to(tl.int32)
+        tl.store(run_slots + place, tl.where(in_run, slot, NULL_SLOT).to(tl.int32), mask=n < width)
+        tl.store(run_lines + place, tl.where(in_run, found_at, 0), mask=n < width)
         tl.store(seq_lens + row, tl.where(is_alive, length + count - 1, 0), mask=own)
         tl.store(query_start_loc + row + 1, start + count, mask=own)
     copied = own & (number < count)
@@ -99,13 +122,15 @@ def _runs_kernel(
 
 def prepare_runs(
     num_rows: int, width: int, row_slots: torch.Tensor, state: RowState, drafts: DraftState, block_size: int,
-    vocab_size: int,
+    vocab_size: int, held: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     """The num_rows * width lines of F, and where the next S finds their logits, after the drafter has proposed.
 
     row_slots: int32 [R] of the row list, of which the first `num_rows` are looked at. width: 1 + K, with the K of the
-    launch. A row that has ended, and a place past the list, has one line of length 0.
+    launch. A row that has ended, and a place past the list, has one line of length 0. held: int8 [slots], where rows
+    may be held: such a row has one, too, and the next S finds the run that it was held with.
     """
+    assert (held is not None) == drafts.holds
     by_line = drafts.block_tables.shape[0] != drafts.rows
     _runs_kernel[(drafts.rows, width if by_line else 1)](
         row_slots,
@@ -115,8 +140,10 @@ def prepare_runs(
         state.block_table,
         drafts.proposed,
         drafts.drafted,
+        drafts.drafted if held is None else held,
         drafts.run_slots,
         drafts.run_lines,
+        drafts.line_places if drafts.holds else drafts.run_lines,
         drafts.token_ids,
         drafts.positions,
         drafts.slot_mapping,
@@ -134,6 +161,7 @@ def prepare_runs(
         ROWS_PAD=triton.next_power_of_2(drafts.rows),
         NULL_SLOT=state.slots - 1,
         BY_LINE=by_line,
+        HOLDS=held is not None,
         TABLE_TILE=_TABLE_TILE,
         num_warps=1,
     )

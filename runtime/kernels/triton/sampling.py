@@ -131,7 +131,7 @@ def sample_rows_cuda(
     logit_rows: int32 or int64 [n], the row of `logits` that each slot samples from; `slots` itself where logits are
     kept by row slot. Without it, row i belongs to slots[i]. runs: n is a multiple of its width, and a row of a run that
     nothing was drafted for has a slot that is not alive. masks: rows with a grammar are among these, and were judged in
-    this launch: those that are held are passed over, like rows that are not alive. In the full form, without runs.
+    this launch: those that are held are passed over, like rows that are not alive. In the full form.
     Returns views of `buffers`, whose columns of top log-probabilities are `max_top`; valid until the next call.
     """
     count = slots.shape[0]
@@ -244,7 +244,8 @@ class _Run:
             MOST_DRAFTS=self.runs.drafts.shape[1],
             MASKED=masks is not None,
             MASK_AT=0 if masks is None else masks.mask_at,
-            MASK_LINE=0 if masks is None else masks.words.shape[1],
+            MASK_LINE=0 if masks is None else masks.words.shape[2],
+            MASK_LINES=0 if masks is None else masks.words.shape[1],
             MAX_STOP_IDS=state.stop_ids.shape[1],
             MAX_BIAS=state.bias_ids.shape[1],
             BIAS_BLOCK=_BIAS_BLOCK,

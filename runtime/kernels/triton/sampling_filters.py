@@ -49,6 +49,7 @@ def edit_kernel(
     MASKED: tl.constexpr,
     MASK_AT: tl.constexpr,
     MASK_LINE: tl.constexpr,
+    MASK_LINES: tl.constexpr,
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
     TILE: tl.constexpr,
@@ -61,7 +62,7 @@ def edit_kernel(
     the highest of each tile with its id.
 
     +inf where a penalty has left float32, masked or not, or a bias where the token is not masked: the row has failed.
-    masks: what the launch has copied of the rows' masks. MASKED: there are rows with a grammar.
+    masks: what the launch has copied of the rows' masks, MASK_LINES of each row. MASKED: there are rows with a grammar.
     """
     row, first, end = share_of_rows(kinds, EDITED, count, TILES, ROWS_PAD)
     if first < end:
@@ -87,7 +88,8 @@ def edit_kernel(
             word = tl.load(allowed + slot * mask_words + i // 32, mask=inside & limited, other=0)
             permitted = ((word >> (i % 32)) & 1) != 0
             if MASKED:
-                word = tl.load(masks + slot * MASK_LINE + MASK_AT + i // 32, mask=inside & ruled, other=0)
+                mask = masks + (slot * MASK_LINES + ahead) * MASK_LINE + MASK_AT
+                word = tl.load(mask + i // 32, mask=inside & ruled, other=0)
                 may_come = ((word >> (i % 32)) & 1) != 0
                 permitted = tl.where(ruled, may_come & (permitted | (limited == 0)), permitted)
                 x = tl.where(permitted | (ruled == 0), x, float("-inf"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Callable
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, Final
@@ -20,6 +21,7 @@ import torch
 from benchmarks.gpu_table.shapes import SHAPES
 from runahead.cuda_graphs.rings import allocate_rings
 from runahead.cuda_graphs.shape import Form, LaunchShape
+from runahead.runtime.kernels.reference.sampling import Sampled
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.weights import described
@@ -34,6 +36,7 @@ INSTRUCTIONS: Final = ("griddepcontrol.wait", "wgmma", "tcgen05")
 # Of what a form of a kernel has beside its epilogue. A part that no form compiled before had may not compile.
 _PARTS: Final = (
     "GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED", "GATE_FIRST", "EACH", "MASKED", "HOLDS", "EVERY", "SNAPSHOTS",
+    "FORCES", "DRAFTS",
 )  # fmt: skip
 # Models with recurrent states, which no other has, in small sizes that take less long: those of real sizes are among
 # the shapes of `make kernels`.
@@ -175,7 +178,7 @@ def _launch_everything(orders: Orders) -> None:
     """The largest launch of rows that verify drafts, in both forms, where the model may have any; decode launches,
     from the largest on, which comes in both forms; a launch with a prompt, one with its log-probabilities, the last;
     few rows once more, by the products that only a table of measured tilings asks for, and a launch with a prompt by
-    such a plan of attention; and launches whose S looks for masks."""
+    such a plan of attention; and launches whose S looks for masks, behind drafts too, with a drafter and without."""
     from runahead.cuda_graphs import marks
     from runahead.runtime.kernels.triton.gpu import use_as
     from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
@@ -237,10 +240,38 @@ def _launch_everything(orders: Orders) -> None:
     if orders.dtype != "float32":
         _give_chunks_a_plan(orders.capability)
         program.forward(mixed)
-    masked = program_with(masks=MaskMemory(settings.max_rows, config.vocab_size))
+    _launch_masked(program_with, rows, config.vocab_size, mixed)
+    if drafts:
+        _launch_masks_along_drafts(program_with, drafted, config.vocab_size, orders)
+
+
+def _launch_masked(program_with: Callable[..., Any], rows: int, vocab_size: int, mixed: LaunchShape) -> None:
+    """Launches whose S looks for masks, of rows without drafts. mixed: one with a prompt."""
+    masked = program_with(masks=MaskMemory(rows, vocab_size))
     for launch in (LaunchShape(0, rows, Form.FULL, rows, rows, is_decode=True, masked=True), mixed):
         masked.sample(launch)
         masked.apply(launch)
+
+
+def _launch_masks_along_drafts(
+    program_with: Callable[..., Any], drafted: LaunchShape, vocab_size: int, orders: Orders
+) -> None:
+    """Launches that verify drafts of rows with a grammar, with a drafter and without. drafted: the largest."""
+    few, memory = drafted.rows, MaskMemory(max(orders.rows), vocab_size, MOST)
+    for guessed in (MOST, 0):
+        along = program_with(masks=memory, drafts=guessed, draft_rows=few)
+        for launch in (drafted, LaunchShape(0, few, Form.FULL, few, few, is_decode=True)):
+            along.apply(launch)
+        if orders.each_kernel_once:  # the sampler's kernels were compiled for runs, and for masks
+            along.rows.judge(few, MOST)
+            along.rows.advance_runs(few, MOST, _nothing_sampled(few * (1 + MOST)))
+        else:
+            along.sample(drafted._replace(masked=True))
+
+
+def _nothing_sampled(lines: int) -> Sampled:
+    flags = torch.zeros(lines, dtype=torch.bool, device="meta")
+    return Sampled(torch.zeros(lines, dtype=torch.int64, device="meta"), flags, nothing_left=flags)
 
 
 def _give_chunks_a_plan(capability: tuple[int, int]) -> None:

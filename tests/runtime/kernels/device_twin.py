@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import FAULT_NONE, STATUS_BYTES, STATUS_FAULT, RingLayout, RingMemory, allocate_rings
+from runahead.runtime.kernels.reference.sampling import Sampled
 from runahead.runtime.kernels.triton.device_rows import DeviceRows
 from runahead.runtime.kernels.triton.draft_state import DraftState, make_draft_state
 from runahead.runtime.kernels.triton.mask_state import make_mask_state
@@ -55,21 +56,53 @@ class DeviceTwin:
         self._prompt = make_prompt_buffers(max_tokens, host.vocab_size, host.rings.layout.max_top, device)
 
     def _drafts(self, context_length: int, device: torch.device) -> DraftState | None:
-        """Where the reference's drafter knows the tokens of rows, the kernels do too."""
-        if self.host.drafter is None:
+        """Where the reference's drafter knows the tokens of rows, the kernels do too. Where there are masks behind
+        drafts, launches verify some."""
+        host, masks = self.host, self.host.masks
+        most = masks.drafts if masks is not None else int(host.drafter is not None)
+        if not most:
             return None
-        slots, blocks = self.host.block_table.shape
-        return make_draft_state(slots, context_length, blocks, self._max_rows, 1, False, device)
+        slots, blocks = host.block_table.shape
+        known = context_length if host.drafter is not None else 0
+        return make_draft_state(slots, known, blocks, self._max_rows, most, False, device, holds=masks is not None)
 
     # ------------------------------------------------------------ S
 
-    def judge(self, *, padding: int = 0) -> None:
-        """Whose mask is there, of the rows that the reference has judged already."""
-        self.device.judge(min(self.host.rows.size + padding, self._max_rows))
+    def judge(self, drafts: int = 0, *, padding: int = 0) -> None:
+        """Whose masks are there, of the rows that the reference has judged already. drafts: of a row, at most."""
+        self.device.judge(min(self.host.rows.size + padding, self._max_rows), drafts)
         self._synchronize()
         assert self.device.masks is not None
         slots = self.host.rows[self.host.samples]
         assert self.device.masks.held.cpu().numpy()[slots].tolist() == self.host.held[slots].tolist(), "who is held"
+        if self.device.drafts is not None:
+            compare_drafts(self.host, self.device, slots)
+
+    def advance_runs(
+        self, tokens: NDArray[np.int32], finite: NDArray[np.bool_], nothing_left: NDArray[np.bool_] | None, *,
+        padding: int = 0,
+    ) -> NDArray[np.int64]:  # fmt: skip
+        """Runs of the rows of the list, [rows, 1 + K], by which the reference has advanced them already; what it did
+        not sample may be anything. Returns the cells. nothing_left: of these, after `judge`."""
+        places, width = np.flatnonzero(self.host.samples), tokens.shape[1]
+        count = min(self.host.rows.size + padding, self._max_rows)
+
+        def padded(found: NDArray[np.generic]) -> torch.Tensor:
+            more = np.zeros((count - found.shape[0], width), found.dtype)
+            return torch.from_numpy(np.concatenate([found, more]).reshape(-1)).to(self.device.counter.device)
+
+        empty = None if nothing_left is None else padded(nothing_left)
+        self.device.advance_runs(
+            count, width - 1, Sampled(padded(tokens.astype(np.int64)), padded(finite), nothing_left=empty)
+        )
+        self._synchronize()
+        ring = self.host.rings.slot(self.host.number)
+        expected: NDArray[np.int64] = self.host.rings.cells[ring, places, :width]
+        assert self.rings.cells[ring, places, :width].tolist() == expected.tolist(), "the cells"
+        looked_at = self.host.rings.drafted[ring, places]
+        assert self.rings.drafted[ring, places].tolist() == looked_at.tolist(), "how many drafts were looked at"
+        self._compare_state()
+        return expected
 
     def advance(
         self, places: NDArray[np.intp], tokens: NDArray[np.int32], finite: NDArray[np.bool_], *, padding: int = 0,
@@ -109,17 +142,19 @@ class DeviceTwin:
         plan = read_plan(host.rings.plan[ring])
         rows, tokens = plan.num_rows, plan.tokens
         padding = min(padding, self._max_rows - rows) if rows else 0
+        if plan.drafts:
+            self._spoil_runs()
+            self.device.apply(rows + padding, (rows + padding) * (1 + plan.drafts), True, plan.drafts)
+            self._compare_applied(read)
+            compare_lines(host, self.device, plan.drafts, padding)
+            return 0
         queries, is_decode = self.device.queries, tokens == rows
         unowned = padding if is_decode else min(unowned, queries.token_ids.numel() - tokens)
         made = rows + padding, tokens + unowned, is_decode
         for left in (queries.token_ids, queries.positions, queries.slot_mapping, queries.seq_lens, queries.last_query):
             left.fill_(1 << 20)  # of an earlier launch
         self.device.apply(*made)
-        self._synchronize()
-        assert self.rings.status[ring, STATUS_FAULT] == FAULT_NONE
-        assert self.rings.status[ring, STATUS_BYTES] == read
-        assert int(self.device.counter) == host.number
-        self._compare_state()
+        self._compare_applied(read)
         if not rows:
             return 0
         expected = HostRows.queries(host)
@@ -133,7 +168,25 @@ class DeviceTwin:
                 held = self.device.state if names == ROW_TENSORS else self.device.penalties
                 getattr(held, name)[place] = torch.from_numpy(np.array(getattr(self.host, name)[place]))
 
+    def _spoil_runs(self) -> None:
+        """What an earlier launch has left of its lines."""
+        drafts = self.device.drafts
+        assert drafts is not None, "a launch with drafts"
+        for left in (drafts.token_ids, drafts.positions, drafts.slot_mapping, drafts.line_lens, drafts.seq_lens):
+            left.fill_(1 << 20)
+        for left in (drafts.run_slots, drafts.run_lines, drafts.line_places):
+            left.fill_(1 << 20)
+
     # ------------------------------------------------------------ what is compared
+
+    def _compare_applied(self, read: int) -> None:
+        """The plan of `read` bytes, which was applied."""
+        self._synchronize()
+        ring = self.host.rings.slot(self.host.number)
+        assert self.rings.status[ring, STATUS_FAULT] == FAULT_NONE
+        assert self.rings.status[ring, STATUS_BYTES] == read
+        assert int(self.device.counter) == self.host.number
+        self._compare_state()
 
     def _compare_state(self) -> None:
         read = dict(self.device.read())
@@ -195,3 +248,60 @@ class DeviceTwin:
     def _synchronize(self) -> None:
         if self.device.counter.device.type == "cuda":
             torch.cuda.synchronize()
+
+
+def compare_drafts(host: HostRows, device: DeviceRows, slots: NDArray[np.int64]) -> None:
+    """What was drafted of these rows, [n]."""
+    drafts = device.drafts
+    assert drafts is not None
+    expected, found = host.drafted[slots], drafts.drafted.cpu().numpy()[slots]
+    assert found.tolist() == expected.tolist(), "how many drafts"
+    there = np.arange(drafts.most) < expected[:, None]
+    proposed = drafts.proposed.cpu().numpy()[slots]
+    assert proposed[there].tolist() == host.proposed[slots][there].tolist(), "which drafts"
+    has_some = slots[expected > 0]
+    assert drafts.forced.cpu().numpy()[has_some].tolist() == host.forced[has_some].tolist(), "who says them"
+
+
+def compare_lines(host: HostRows, device: DeviceRows, count: int, padding: int) -> None:
+    """The lines of an F with `count` drafts of a row whose rows may be held, and where the next S finds the logits;
+    after the reference has drafted, too. padding: rows of a captured bucket beyond the list."""
+    drafts, listed = device.drafts, host.rows
+    assert drafts is not None and drafts.holds
+    compare_drafts(host, device, listed)
+    expected, slots, rows = HostRows.queries(host), host.alive.size, listed.size + padding
+    batch, counts = device.run_batch(rows, count), np.diff(expected.query_start_loc)
+    lines, starts = expected.token_ids.size, expected.query_start_loc.tolist()
+    assert batch.query_start_loc.tolist() == starts + [starts[-1] + 1 + i for i in range(padding)]
+    assert batch.seq_lens.tolist() == expected.seq_lens.tolist() + [0] * padding
+    assert batch.token_ids[:lines].tolist() == expected.token_ids.tolist()
+    computed = np.repeat(expected.seq_lens > 0, counts)
+    for name in ("positions", "slot_mapping"):
+        found, wanted = getattr(batch, name).cpu().numpy()[:lines], getattr(expected, name)
+        assert found[computed].tolist() == wanted[computed].tolist(), name
+    mapping, lens = batch.slot_mapping.cpu().numpy(), drafts.line_lens.cpu().numpy()[: batch.num_tokens]
+    assert (mapping[:lines][~computed] < host.block_size).all() and (mapping[lines:] < host.block_size).all()
+    assert lens[:lines][computed].tolist() == (expected.positions[computed] + 1).tolist()
+    assert not lens[:lines][~computed].any() and not lens[lines:].any()
+    tables = drafts.block_tables.cpu().numpy()
+    by_line = tables.shape[0] != drafts.rows
+    row_of = np.repeat(np.arange(listed.size), counts)
+    for line in np.flatnonzero(computed).tolist():
+        used = -(-int(expected.positions[line] + 1) // host.block_size)
+        table = tables[line if by_line else row_of[line]]
+        assert table[:used].tolist() == host.block_table[listed[row_of[line]], :used].tolist(), "tables"
+    is_held = (host.held & host.alive)[listed]
+    offset = np.arange(lines) - np.repeat(expected.query_start_loc[:-1], counts)
+    places = np.where(is_held[row_of], slots - 1, offset * slots + listed[row_of])
+    assert drafts.line_places[:lines].tolist() == places.tolist(), "where logits are left"
+    assert (drafts.line_places[lines : batch.num_tokens] == slots - 1).all(), "where nobody's are left"
+    # The next S finds the run of a row that is held where an F before has left it.
+    entries = np.arange(1 + count) <= np.minimum(host.drafted[listed], count)[:, None]
+    run_slots = np.full((drafts.rows, 1 + count), slots - 1)
+    run_lines = np.zeros((drafts.rows, 1 + count), np.int64)
+    run_slots[: listed.size] = np.where(entries, listed[:, None], slots - 1)
+    run_lines[: listed.size] = np.where(entries, np.arange(1 + count) * slots + listed[:, None], 0)
+    there = run_slots != slots - 1
+    assert drafts.run_slots[: run_slots.size].tolist() == run_slots.reshape(-1).tolist(), "whose logits"
+    found = drafts.run_lines[: run_lines.size].cpu().numpy()
+    assert found[there.reshape(-1)].tolist() == run_lines[there].tolist(), "where logits are"

@@ -13,12 +13,15 @@ import torch
 
 from runahead.cuda_graphs.host_device import HostDevice
 from runahead.cuda_graphs.rings import allocate_rings
+from runahead.runtime.drafters.drafter import Drafter
+from runahead.runtime.drafters.ngram import NgramDrafter
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
 from runahead.runtime.masks.masks import GivenUp
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.dense_decoder import DenseConfig
 from runahead.runtime.programs.reference import HostProgram
+from runahead.runtime.scheduler.draft_choice import DraftChoice
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.gpu import gpu_chain
@@ -27,15 +30,16 @@ from tests.runtime.late_masks import LateMasks, MadeUpMatcher
 from tests.runtime.programs.hash_model import EOS, VOCAB
 
 NUM_BLOCKS = 60
+Asked = tuple[list[int], SamplingParams, StoppingParams, str]  # the last: a grammar, or none
 GRAMMARS = ("any 9", "", "some 12", "", "one 5", "nothing 4", "", "any 14")
 
 
 class LaggingMasks(LateMasks):
     """Every second order or so is carried out when `lag` more launches have been committed than when it came: S looks
-    in vain meanwhile. lag: 0: none comes late."""
+    in vain meanwhile. lag: 0: none comes late. drafts, drafter: as of `LateMasks`."""
 
-    def __init__(self, max_rows: int, lag: int) -> None:
-        super().__init__(max_rows, seed=0)
+    def __init__(self, max_rows: int, lag: int, drafts: int = 0, drafter: Drafter | None = None) -> None:
+        super().__init__(max_rows, 0, drafts, drafter)
         self.committed: Callable[[], int] = lambda: 0
         self._lag = lag
         self._due: deque[int] = deque()
@@ -62,9 +66,23 @@ def masked_config() -> DenseConfig:
     )  # fmt: skip
 
 
-def masked_engine(device: torch.device, run_ahead: int, max_rows: int, lag: int) -> gpu_chain.EngineUnderTest:
-    """lag: of `LaggingMasks`. Free KV blocks are NaN at the start."""
-    config, layout, masks = masked_config(), gpu_chain.layout_for(run_ahead, max_rows), LaggingMasks(max_rows, lag)
+def lagging_masks(max_rows: int, lag: int, drafts: DraftChoice | None = None, forced: int = 0) -> LaggingMasks:
+    """Who makes them. drafts, forced: as `masked_engine`'s."""
+    if drafts is None:
+        return LaggingMasks(max_rows, lag, forced)
+    drafter = NgramDrafter(max_rows, masked_config().max_position_embeddings)
+    return LaggingMasks(max_rows, lag, max(drafts.most, forced), drafter)
+
+
+def masked_engine(
+    device: torch.device, run_ahead: int, max_rows: int, lag: int, *, drafts: DraftChoice | None = None,
+    forced: int = 0,
+) -> gpu_chain.EngineUnderTest:  # fmt: skip
+    """lag: of `LaggingMasks`. drafts: of `ngram`, in each launch whose rows all decode. forced: of
+    a row with a grammar in such a launch, where its grammar forces them. Free KV blocks are NaN at the start."""
+    config, masks = masked_config(), lagging_masks(max_rows, lag, drafts, forced)
+    layout = gpu_chain.layout_for(run_ahead, max_rows, masks.memory.drafts)
+    draft_rows = max_rows if masks.memory.drafts else 0
     if device.type == "cuda":
         from runahead.cuda_graphs.cuda_device import allocate_mapped_rings
 
@@ -81,12 +99,15 @@ def masked_engine(device: torch.device, run_ahead: int, max_rows: int, lag: int)
         block_size=gpu_chain.BLOCK_SIZE,
         context_length=config.max_position_embeddings,
         penalty_slots=gpu_chain.PENALTY_SLOTS,
+        drafts=0 if drafts is None else drafts.most,
+        draft_rows=draft_rows,
         masks=masks.memory,
     )
     program.poison_blocks(tuple(range(1, NUM_BLOCKS)))
     under_test = gpu_chain.engine_over(
-        config, HostDevice(program, rings), program, run_ahead, max_rows, NUM_BLOCKS, masks=masks
-    )
+        config, HostDevice(program, rings), program, run_ahead, max_rows, NUM_BLOCKS, drafts=drafts,
+        draft_rows=draft_rows, masks=masks, forced=masks.memory.drafts,
+    )  # fmt: skip
     masks.committed = lambda: under_test.engine.ledger.committed
     return under_test
 
@@ -110,7 +131,7 @@ def reference_engine(run_ahead: int, max_rows: int) -> gpu_chain.EngineUnderTest
     )
 
 
-def requests(count: int) -> list[tuple[list[int], SamplingParams, StoppingParams, str]]:
+def requests(count: int) -> list[Asked]:
     """Requests of every kind, most with a grammar."""
     made = []
     for index, (prompt, sampling, stopping) in enumerate(gpu_chain.random_requests(masked_config(), count, seed=11)):
@@ -121,13 +142,25 @@ def requests(count: int) -> list[tuple[list[int], SamplingParams, StoppingParams
     return made
 
 
-def served(under_test: gpu_chain.EngineUnderTest, count: int) -> TokensAndLogprobs:
+def long_requests() -> list[Asked]:
+    """As many as there are rows, whose grammars force much: few launches have a prompt beside them, so that most may
+    have drafts."""
+    made = []
+    for index, grammar in enumerate(("some 18", "one 13", "", "nothing 9")):
+        chosen = {"repetition_penalty": 1.2, "frequency_penalty": 0.3} if index == 0 else {"logprobs": 2}
+        drawn = SamplingParams(temperature=0.0 if index == 1 else 0.9, seed=7 + index, **chosen)
+        prompt = [3 + index, 9, 4 + index, 8] * 3
+        made.append((prompt, drawn, StoppingParams(max_tokens=15), grammar))
+    return made
+
+
+def served(under_test: gpu_chain.EngineUnderTest, asked: Sequence[Asked]) -> TokensAndLogprobs:
     """Tokens, finish reasons, and log-probabilities, by handle. Half way the device's rows are compared with the
     host's."""
     with torch.inference_mode():
-        for handle, (prompt, sampling, stopping, structure) in enumerate(requests(count)):
+        for handle, (prompt, sampling, stopping, structure) in enumerate(asked):
             under_test.submit(handle, prompt, sampling, stopping, structure)
-        while len(under_test.tokens()) < count // 2:
+        while len(under_test.tokens()) < len(asked) // 2:
             under_test.engine.turn()
         under_test.engine.drain("test")
         under_test.run()

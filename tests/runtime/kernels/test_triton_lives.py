@@ -17,6 +17,7 @@ from tests.runtime.kernels.triton_device import triton_device
 DEVICE = triton_device()
 
 from runahead.cuda_graphs.rings import HELD, NON_FINITE, NOTHING_LEFT, STOPPED, VOID  # noqa: E402
+from runahead.cuda_graphs.shape import LaunchShape  # noqa: E402
 from runahead.runtime.plan import HEADER_WORDS, read_plan  # noqa: E402
 from runahead.runtime.row_record import read_admission  # noqa: E402
 from tests.runtime.kernels.device_twin import DeviceTwin  # noqa: E402
@@ -25,8 +26,8 @@ from tests.simulation.life import Life  # noqa: E402
 from tests.simulation.programs import SimulatedRows  # noqa: E402
 from tests.simulation.script import SERIAL, Mode  # noqa: E402
 
-# The lives in which a row has one token a launch and no recurrent state: the row kernels of plain launches take no runs
-# of drafts, and states have no kernels yet. What grammars force is not drafted here.
+# The lives whose rows have no recurrent state, and no drafts but those that their grammars force: the made-up drafts of
+# others are in no row state, and states have kernels of their own.
 SEEDS: Final = [seed for seed in range(100) if mode_of(seed) in (Mode.PLAIN, Mode.MASKS)]
 # A launch takes 8 ms in the interpreter: a few lives in every run, each at one of its depths; all by `make kernels`.
 IN_EVERY_RUN: Final = 8
@@ -48,6 +49,10 @@ WANTED: Final = (
     "held",
     "held and in another place afterwards",
     "nothing left",
+    "launch with drafts",
+    "draft that was kept",
+    "held with drafts",
+    "held with drafts and sampled afterwards",
 )
 
 _FLAGS: Final = (
@@ -58,7 +63,28 @@ _FLAGS: Final = (
     ("nothing left", NOTHING_LEFT),
 )
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [
+    pytest.mark.timeout(900),
+    # The interpreter's own way with a loop whose length is read on the device.
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+]
+
+
+class Run:
+    """What an S that looks at drafts has sampled, token after token: [rows, 1 + K] each."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        self.tokens = np.full((rows, width), 7, np.int32)  # where nothing was sampled, anything
+        self.finite = np.ones((rows, width), np.bool_)
+        self.nothing_left = np.zeros((rows, width), np.bool_)
+
+    def note(
+        self, places: NDArray[np.intp], offset: int, tokens: NDArray[np.int32], finite: NDArray[np.bool_],
+        nothing_left: NDArray[np.bool_] | None,
+    ) -> None:  # fmt: skip
+        self.tokens[places, offset], self.finite[places, offset] = tokens, finite
+        if nothing_left is not None:
+            self.nothing_left[places, offset] = nothing_left
 
 
 class Follower:
@@ -77,9 +103,15 @@ class Follower:
         )
         self._advance, self._apply, self._read = self._rows.advance, self._rows.apply, program.read_rows
         self._poison_row_slot, self._poison_penalty_slot = program.poison_row_slot, program.poison_penalty_slot
-        self._judged = self._rows.judged
+        self._judged, self._begin_runs, self._draft = self._rows.judged, self._rows.begin_runs, self._rows.draft
+        self._sample = program.sample
         self._places: dict[int, int] = {}  # of rows that were held when they were judged last
+        self._waiting: set[int] = set()  # those of them that have drafts
         self._was_judged = False
+        self._run: Run | None = None  # of this S, where it looks at drafts
+        self._read_bytes = 0  # of the plan that was applied last
+        program.sample = self.sample  # type: ignore[method-assign]
+        self._rows.begin_runs, self._rows.draft = self.begin_runs, self.draft  # type: ignore[method-assign]
         self._rows.judged = self.judged  # type: ignore[method-assign]
         self._rows.advance, self._rows.apply = self.advance, self.apply  # type: ignore[method-assign]
         program.poison_row_slot, program.poison_penalty_slot = self.poison_row_slot, self.poison_penalty_slot  # type: ignore[method-assign]
@@ -89,20 +121,46 @@ class Follower:
         self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_],
         offset: int = 0, nothing_left: NDArray[np.bool_] | None = None,
     ) -> None:  # fmt: skip
-        assert offset == 0, "a row with a run, which these kernels do not take"
-        self._advance(places, slots, tokens, finite, nothing_left=nothing_left)
+        self._advance(places, slots, tokens, finite, offset, nothing_left)
+        if self._run is not None:
+            self._run.note(places, offset, tokens, finite, nothing_left)
+            return
         judged, self._was_judged = self._was_judged, False
         empty = np.zeros(places.size, np.bool_) if nothing_left is None and judged else nothing_left
-        cells = self._twin.advance(places, tokens, finite, padding=self._rows.number % 3, nothing_left=empty)
+        self._count(self._twin.advance(places, tokens, finite, padding=self._rows.number % 3, nothing_left=empty))
+
+    def _count(self, cells: NDArray[np.int64]) -> None:
         for name, flag in _FLAGS:
             self.seen[name] += int(np.count_nonzero(cells & flag))
+
+    def sample(self, shape: LaunchShape) -> None:
+        """Runs are compared when all of S has been done, token after token."""
+        self._sample(shape)
+        run, self._run = self._run, None
+        if run is not None:
+            empty, self._was_judged = run.nothing_left if self._was_judged else None, False
+            cells = self._twin.advance_runs(run.tokens, run.finite, empty, padding=self._rows.number % 3)
+            self._count(cells[:, 0])
+            self._count(cells[:, 1:][(cells[:, 1:] & VOID) == 0])
+            self.seen["draft that was kept"] += int(np.count_nonzero((cells[:, 1:] & VOID) == 0))
+
+    def begin_runs(self, places: NDArray[np.intp], slots: NDArray[np.int64], count: int) -> None:
+        self._begin_runs(places, slots, count)
+        self._run = Run(self._rows.rows.size, 1 + count)
 
     def judged(
         self, places: NDArray[np.intp], slots: NDArray[np.int64], drafts: int
     ) -> tuple[NDArray[np.intp], NDArray[np.int64], dict[int, list[NDArray[np.int32]]]]:
+        before = self._rows.drafted.copy()
         found = self._judged(places, slots, drafts)
-        self._twin.judge(padding=self._rows.number % 3)
+        self._twin.judge(drafts, padding=self._rows.number % 3)
         self._was_judged = True
+        held = {slot for slot in slots.tolist() if self._rows.held[slot]}
+        self.seen["held with drafts"] += sum(before[slot] > 0 for slot in held)
+        self.seen["held with drafts and sampled afterwards"] += sum(
+            slot not in held and self._rows.drafted[slot] > 0 for slot in self._waiting & set(slots.tolist())
+        )
+        self._waiting = {slot for slot in (self._waiting - set(slots.tolist())) | held if self._rows.drafted[slot]}
         now = dict(zip(slots.tolist(), places.tolist(), strict=True))
         self.seen["held and in another place afterwards"] += sum(
             now.get(slot, place) != place for slot, place in self._places.items()
@@ -111,10 +169,9 @@ class Follower:
         return found
 
     def apply(self) -> int:
-        read = self._apply()
-        self.seen["prompt log-probabilities"] += self._twin.apply(
-            read, padding=self._rows.number % 2, unowned=self._rows.number % 3
-        )
+        read = self._read_bytes = self._apply()
+        if not self._rows.most_drafts:
+            self._take_plan()
         ring = self._rows.rings.slot(self._rows.number)
         plan, bulk = read_plan(self._rows.rings.plan[ring]), self._rows.rings.bulk[ring]
         self.seen["steady launch"] += plan.num_rows > 0 and plan.words == HEADER_WORDS
@@ -128,6 +185,18 @@ class Follower:
             self.seen["admission with a cached prefix"] += record.blocks.size > 0
             self.seen["admission with penalties"] += record.counts.size > 0
         return read
+
+    def draft(self) -> None:
+        """A plan with drafts is taken by the kernels when the reference drafts: what is forced is read then."""
+        self._draft()
+        if self._rows.most_drafts:
+            self._take_plan()
+            self.seen["launch with drafts"] += 1
+
+    def _take_plan(self) -> None:
+        self.seen["prompt log-probabilities"] += self._twin.apply(
+            self._read_bytes, padding=self._rows.number % 2, unowned=self._rows.number % 3
+        )
 
     def poison_row_slot(self, slot: int) -> None:
         self._poison_row_slot(slot)
@@ -146,7 +215,7 @@ class Follower:
 @cache
 def followed(seed: int, depth: int) -> Counter[str]:
     """What happened in the life of this seed at this depth. Raises Broken where a kernel did anything else."""
-    life = Life(make_script(seed), depth, forces=False)
+    life = Life(make_script(seed), depth, forms=True)
     follower = Follower(life)
     life.live()
     return follower.seen

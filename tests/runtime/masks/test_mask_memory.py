@@ -123,10 +123,10 @@ def test_forced_tokens_that_are_half_written_are_none() -> None:
     memory, other = MaskMemory(1, VOCAB, 3), MaskMemory(1, VOCAB, 3)
     memory.write_forced(0, 7, 19, [5, 6, 7, 8])
     other.write_forced(0, 7, 20, [6, 9])
-    old, new = memory._forced[0].copy(), other._forced[0].copy()
+    old, new = memory.forced[0].copy(), other.forced[0].copy()
     different = np.flatnonzero(old != new).tolist()
     for count in range(1, len(different)):
         for order in (different, different[::-1]):
-            memory._forced[0] = old
-            memory._forced[0][order[:count]] = new[order[:count]]
+            memory.forced[0] = old
+            memory.forced[0][order[:count]] = new[order[:count]]
             assert not memory.read_forced(0, 7, 20, 5, 3).size

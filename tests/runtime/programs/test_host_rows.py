@@ -13,8 +13,12 @@ from runahead.cuda_graphs.rings import (
     STOPPED,
     TOKEN_MASK,
     VOID,
+    RingLayout,
+    allocate_rings,
 )
+from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.plan import stage
+from runahead.runtime.programs.host_rows import HostRows
 from tests.runtime.programs.host_rows import (
     BLOCK,
     MAX_ROWS,
@@ -33,6 +37,18 @@ from tests.runtime.programs.host_rows import (
 )
 
 # ---------------------------------------------------------------- what F runs on
+
+
+def test_a_row_that_was_left_out_of_plans_comes_back_without_the_drafts_that_it_had() -> None:
+    """Behind that F it may be held, and its run would be verified against logits of long ago."""
+    rings = allocate_rings(RingLayout(4, 256, 256, MAX_ROWS, 1, drafts=3))
+    rows = HostRows(rings, MAX_ROWS, 4, VOCAB, BLOCK, 4, 4, masks=MaskMemory(MAX_ROWS, VOCAB, 3))
+    decoding(rows, {0: 6, 2: 9})
+    rows.drafted[[0, 2]] = 2
+    for number, slots in ((1, [0]), (2, [0]), (3, [0, 2])):  # launches without drafts
+        run(rows, plan_of(number, slots))
+        rows.draft()
+    assert rows.drafted[[0, 2]].tolist() == [0, 0]
 
 
 def test_a_decode_row_asks_with_its_last_token_at_its_last_position() -> None:

@@ -6,7 +6,9 @@ import ast
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from runahead.cuda_graphs.rings import FORCED
 from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.plan import LaunchPlan
 from runahead.runtime.scheduler.course import Course
@@ -151,6 +153,36 @@ def test_a_row_that_is_held_and_in_no_plan_has_a_token_less_than_its_next_plan_c
     policy = draft_policy(FixedChoice(0), rows, ledger_at(3))
     policy.tighten(launch(4, slots), slots, brought(0), None)
     assert bounds(rows) == [(6, 6)]
+
+
+@pytest.mark.parametrize("guessed", [0, 1])
+def test_where_drafts_have_forms_nothing_is_forced_beside_chunks_or_in_a_launch_of_many_rows(guessed: int) -> None:
+    rows, slots = rows_of(DECODED, DECODED, DECODED), np.arange(3)
+    rows.may_hold[:] = (True, False, False)
+    policy = draft_policy(FixedChoice(guessed), rows, ledger_at(1), most_rows=4, forced=3, forced_rows=2)
+    found = []
+    for decoding, chunks in ((2, 0), (3, 0), (2, 1), (5, 0)):
+        guesses = policy.choose(6, decoding, chunks)
+        found.append((policy.most(slots, guesses), policy.most(slots[1:], guesses)))
+    assert found == [(3, guessed), (guessed, guessed), (0, 0), (0, 0)]
+    assert policy.cells == 4
+
+
+def test_what_a_launch_has_for_grammars_alone_is_not_counted_among_the_guesses_that_missed() -> None:
+    """It has three drafts of a row, one of which a drafter may make."""
+
+    class Learning(FixedChoice):
+        def learn(self, number: int, drafted: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
+            learnt.append((drafted.tolist(), accepted.tolist()))
+
+    learnt: list[tuple[list[int], list[int]]] = []
+    rows, slots = rows_of(DECODED, DECODED, drafts=1), np.arange(2)
+    rows.may_hold[:] = (True, False)
+    policy = draft_policy(Learning(1), rows, ledger_at(3), most_rows=4, forced=3, forced_rows=2)
+    looked_at = np.array([3 | FORCED, 1], np.int8)
+    policy.tighten(launch(4, slots, 3)._replace(sample_guesses=1), slots, brought(3, 1), looked_at)
+    assert learnt == [([1], [0])]
+    assert policy.drafted.tolist() == [2, 1, 1]
 
 
 def test_launches_have_something_in_common_only_where_nothing_is_drafted_or_held() -> None:
