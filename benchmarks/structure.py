@@ -3,7 +3,8 @@
 Plain streams complete heads of functions that the bundled model was not trained on. In turns, with which of the two
 comes first changing, the other rows of the batch are plain too, or are JSON by a schema. The gaps between tokens of the
 plain streams are compared, those of the first tokens left out, while prompts are read. *held* is the share of launches
-in which a JSON row was held. Then one row alone is JSON, and the same row without a structure.
+in which a JSON row was held. Below it stands what a launch takes of the processors, by what takes it: that hangs little
+on what else the machine does. Then one row alone is JSON, and the same row without a structure.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,7 +24,8 @@ import grpc
 
 from benchmarks.bundled_model.completions import choose_heads
 from benchmarks.bundled_model.corpus import collect, standard_library
-from benchmarks.local_service import local_service
+from benchmarks.local_service import LocalService, local_service
+from benchmarks.processor_time import PARTS, seconds_by_part
 from runahead.v1 import GenerateRequest, GenerationServiceStub, StatsRequest
 
 ROWS: Final = 64
@@ -55,11 +57,12 @@ SCHEMA: Final = json.dumps(
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Of one batch: the gaps between tokens of its watched streams, ascending, in seconds; launches; how often a row
-    was held in one."""
+    was held in one; processor time of the service's parts, in seconds."""
 
     gaps: tuple[float, ...]
     launches: int
     held: int
+    took: Mapping[str, float]
 
     def quantile(self, share: float) -> float:
         return self.gaps[int(share * (len(self.gaps) - 1))]
@@ -86,6 +89,18 @@ class Cell:
         share = held / self.beside / launches
         verdict = "met" if self.ratio(0.5) <= GOAL else "MISSED"
         return f"{ROWS - self.beside:>6}{self.beside:>6}{figures}{share:>8.1%}  {GOAL:g} {verdict}"
+
+    @property
+    def processor_line(self) -> str:
+        """ms of processor time a launch, beside none and beside JSON rows, and their ratio over all parts."""
+        figures, both = "", [0.0, 0.0]
+        for part in PARTS:
+            times = [
+                1e3 * statistics.median(batch.took[part] / batch.launches for batch in side) for side in self._sides
+            ]
+            figures += f"{part}: {times[0]:.2f} and {times[1]:.2f}, "
+            both = [whole + one for whole, one in zip(both, times, strict=True)]
+        return f"{'':14}{figures}all: {both[0]:.2f} and {both[1]:.2f}, ratio {both[1] / both[0]:.2f}"
 
     @property
     def _sides(self) -> tuple[tuple[Batch, ...], tuple[Batch, ...]]:
@@ -117,22 +132,23 @@ async def _gaps(stub: GenerationServiceStub, request: GenerateRequest) -> list[f
     return found
 
 
-async def _batch(url: str, prompts: Sequence[str], beside: int, *, is_json: bool) -> Batch:
+async def _batch(service: LocalService, prompts: Sequence[str], beside: int, *, is_json: bool) -> Batch:
     """All rows at once; the last `beside` of them are not watched, and JSON or not."""
-    async with grpc.aio.insecure_channel(url) as channel:
+    async with grpc.aio.insecure_channel(service.url) as channel:
         stub = GenerationServiceStub(channel)
-        before = (await stub.Stats(StatsRequest())).stats
+        before, took = (await stub.Stats(StatsRequest())).stats, seconds_by_part(service)
         watched = len(prompts) - beside
         streams = [
             _gaps(stub, _request(prompt, place, TOKENS, is_json=is_json and place >= watched))
             for place, prompt in enumerate(prompts)
         ]
         gaps = (await asyncio.gather(*streams))[:watched]
-        after = (await stub.Stats(StatsRequest())).stats
+        after, took_by_now = (await stub.Stats(StatsRequest())).stats, seconds_by_part(service)
         return Batch(
             tuple(sorted(gap for stream in gaps for gap in stream[WARM:])),
             after.chain.launches - before.chain.launches,
             after.tokens.held_rows - before.tokens.held_rows,
+            {part: took_by_now[part] - took[part] for part in PARTS},
         )
 
 
@@ -146,12 +162,12 @@ async def _speed(url: str, prompt: str, *, is_json: bool) -> tuple[float, float]
         return len(gaps) / sum(gaps), (1 + len(gaps)) / launches
 
 
-def _cell(url: str, heads: Sequence[str], beside: int) -> Cell:
+def _cell(service: LocalService, heads: Sequence[str], beside: int) -> Cell:
     pairs = []
     for number in range(ROUNDS):
         prompts = [heads[(number * ROWS + place) % len(heads)] for place in range(ROWS)]
         order = (False, True) if number % 2 else (True, False)
-        found = {is_json: asyncio.run(_batch(url, prompts, beside, is_json=is_json)) for is_json in order}
+        found = {is_json: asyncio.run(_batch(service, prompts, beside, is_json=is_json)) for is_json in order}
         pairs.append((found[False], found[True]))
     return Cell(beside, tuple(pairs))
 
@@ -165,13 +181,16 @@ def main(folder: Path) -> None:
     heads = choose_heads(files, 2 * ROWS)
     with contextlib.ExitStack() as stack:
         flags = ["--model", str(folder), "--threads", "1", "--max-rows", str(ROWS)]
-        url = stack.enter_context(local_service(flags)).url
-        asyncio.run(_batch(url, heads[:4], 2, is_json=True))  # the mask worker has started, and knows the schema
+        service = stack.enter_context(local_service(flags))
+        url = service.url
+        asyncio.run(_batch(service, heads[:4], 2, is_json=True))  # the mask worker has started, and knows the schema
         print(f"load of the machine before: {os.getloadavg()[0]:.1f}")
         quantiles = "".join(f"{f'{name} none':>10}{'beside':>10}{'ratio':>7}" for name in ("p50", "p99"))
         print(f"{'plain':>6}{'JSON':>6}{quantiles}{'held':>8}  goal")
         for beside in BESIDE:
-            print(_cell(url, heads, beside).line, flush=True)
+            cell = _cell(service, heads, beside)
+            print(cell.line, cell.processor_line, sep="\n", flush=True)
+        print(f"(processor time in ms a launch, beside none and beside JSON rows; load now {os.getloadavg()[0]:.1f})")
         rounds = [
             (asyncio.run(_speed(url, head, is_json=True)), asyncio.run(_speed(url, head, is_json=False)))
             for head in heads[:ROUNDS]
