@@ -319,7 +319,7 @@ class Engine:
             for ending in commit.endings:
                 self.registry.remove(ending.request)
             if self.structured.requests:
-                self.structured.committed(commit, launch.guesses)
+                self.structured.committed(commit, launch.shape.drafts, launch.guesses)
         self.recorder.committed(number, commit_s, publish_s, self._clock())
         self.ledger.commit(number)
 

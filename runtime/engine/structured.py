@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -12,7 +13,10 @@ from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.scheduler.holdings import Holdings
 from runahead.runtime.scheduler.outcomes import Commit
 from runahead.runtime.scheduler.request import Request
+from runahead.runtime.scheduler.rows import RowPhase
 from runahead.runtime.wire.parameters import FinishReason
+
+_FENCED: Final = int(RowPhase.FENCED)
 
 
 class Structured:
@@ -37,16 +41,13 @@ class Structured:
             epoch = int(self._holdings.rows.epoch[request.row_slot])
             self.masks.place(request.order, request.row_slot, epoch, request.tokens)
 
-    def committed(self, commit: Commit, guesses: int) -> None:
-        """A launch has brought tokens. Who has ended with one has no next position. guesses: drafts of each row in its
-        F, at most, that its drafter has made."""
-        rows = self._holdings.rows
-        places = rows.may_hold[commit.slots].nonzero()[0]
-        owners = [self._holdings.by_slot[slot] for slot in commit.slots[places].tolist()]
-        goes_on = np.array([owner is not None for owner in owners], np.bool_)
-        orders = np.array([owner.order for owner in owners if owner is not None], np.int64)
-        if orders.size:
-            self.masks.take(orders, commit.tokens[places[goes_on]], guesses)
+    def committed(self, commit: Commit, drafts: int, guesses: int) -> None:
+        """A launch has brought tokens. Who has ended with one has no next position. drafts: of each row in its F, at
+        most; guesses: of these, those that its drafter has made."""
+        rows, slots = self._holdings.rows, commit.slots
+        goes_on = rows.may_hold[slots] & (rows.phase[slots] != _FENCED)
+        if np.count_nonzero(goes_on):
+            self.masks.take(rows.order[slots[goes_on]], commit.tokens[goes_on], drafts, guesses)
 
     def ended(self, request: Request) -> None:
         """It has ended, for whatever reason."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -37,6 +37,7 @@ from runahead.runtime.token_mask import mask_words
 
 COMPILED_KEPT: Final = 32  # grammars that were asked for last
 _LOOK_NS: Final = 5_000_000  # a look ahead that took longer is a request's last: others wait for their masks meanwhile
+_TOGETHER: Final = 8  # rows whose masks are written at once: they wait for the slowest of so few
 _BITS: Final = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
 
 
@@ -156,9 +157,9 @@ class GrammarRows:
                 self._drafter.read(slot, 0, tokens)
             self._write(request)
 
-    def take(self, orders: NDArray[np.int64], tokens: NDArray[np.int32], guesses: int = 0) -> None:
-        """Each of these requests has got this token. Several of one come in their order. guesses: drafts that the
-        device's drafter has made behind them, at most. [n], [n]"""
+    def take(self, orders: NDArray[np.int64], tokens: NDArray[np.int32], drafts: int = 0, guesses: int = 0) -> None:
+        """Each of these requests has got this token. Several of one come in their order. drafts: that the launch may
+        have of each row behind them, at most; guesses: of these the drafter's. [n], [n]"""
         moved: dict[int, _Followed] = {}
         for order, token in zip(orders.tolist(), tokens.tolist(), strict=True):
             request = self._requests.get(order)
@@ -173,9 +174,11 @@ class GrammarRows:
             request.position += 1
             request.newest = token
             moved[order] = request
-        masks = {order: self._write_next(request) for order, request in moved.items()}
-        for order, request in moved.items():
-            self._write_ahead(request, masks[order], guesses, has_drafts=True)
+        requests = list(moved.values())
+        masks = self._write_next(requests)
+        if drafts:
+            for request, mask in zip(requests, masks, strict=True):
+                self._write_ahead(request, mask, guesses, has_drafts=True)
 
     def close(self, order: int) -> None:
         """The request has ended."""
@@ -187,18 +190,33 @@ class GrammarRows:
 
     def _write(self, request: _Followed) -> None:
         """The masks of the request's next positions, of which it has drafted none."""
-        self._write_ahead(request, self._write_next(request), guesses=0, has_drafts=False)
+        self._write_ahead(request, self._write_next([request])[0], guesses=0, has_drafts=False)
 
-    def _write_next(self, request: _Followed) -> NDArray[np.int32] | None:
-        """The mask of the request's next position, which is returned; None: it has no row, or its grammar is not there,
-        or it has ended."""
+    def _write_next(self, requests: Sequence[_Followed]) -> list[NDArray[np.int32] | None]:
+        """The masks of these requests' next positions, which are returned; None: the request has no row, or its grammar
+        is not there, or it has ended."""
+        masks = np.zeros((len(requests), self._mask.size), np.int32)
+        found: list[NDArray[np.int32] | None] = []
+        for first in range(0, len(requests), _TOGETHER):
+            begun, some, theirs = self._clock(), requests[first : first + _TOGETHER], masks[first : first + _TOGETHER]
+            made = [self._makes_next(request, mask) for request, mask in zip(some, theirs, strict=True)]
+            found += [mask if is_made else None for mask, is_made in zip(theirs, made, strict=True)]
+            tags = [(one.slot, one.epoch, one.position) for one, is_made in zip(some, made, strict=True) if is_made]
+            if tags:
+                self._memory.write_next(np.array(tags, np.int64), theirs[made])
+            self._memory.figures[MASKS] += len(tags)
+            self._memory.figures[MASK_NS] += self._clock() - begun
+        return found
+
+    def _makes_next(self, request: _Followed, mask: NDArray[np.int32]) -> bool:
+        """The mask of the request's next position is made, in `mask`."""
         matcher = request.matcher
         if matcher is None or request.slot < 0 or request.order not in self._requests:
-            return None
-        if not self._write_mask(request, matcher, NO_RUN):
+            return False
+        is_made = self._make(request, matcher, mask, 0)
+        if not is_made:
             self._lose(request)
-            return None
-        return self._mask.copy()
+        return is_made
 
     def _write_ahead(
         self, request: _Followed, mask: NDArray[np.int32] | None, guesses: int, *, has_drafts: bool
@@ -215,20 +233,17 @@ class GrammarRows:
             self._mask[:] = mask
             self._write_along(request, matcher.deep_copy(), run)
 
-    def _write_mask(self, request: _Followed, matcher: Matcher, run: NDArray[np.int32]) -> bool:
-        """The mask behind these drafts. matcher: behind them too. False: it has come to its limits."""
-        begun = self._clock()
-        matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+    def _make(self, request: _Followed, matcher: Matcher, mask: NDArray[np.int32], behind: int) -> bool:
+        """The mask behind so many drafts is made, in `mask`. matcher: behind them too. False: it has come to its
+        limits."""
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():  # its mask allows an end, which is not the grammar's
             return False
         if matcher.is_stopped() and not matcher.is_accepting():
-            self._mask[:] = 0  # nothing can follow, and nothing is complete: the matcher itself would allow an end
-        if request.position + run.size < request.stops.min_position:
+            mask[:] = 0  # nothing can follow, and nothing is complete: the matcher itself would allow an end
+        if request.position + behind < request.stops.min_position:
             for token in request.stops.token_ids:
-                self._mask[token // 32] &= ~_BITS[token % 32]
-        self._memory.write(request.slot, request.epoch, request.position, self._mask, run)
-        self._memory.figures[MASKS] += 1
-        self._memory.figures[MASK_NS] += self._clock() - begun
+                mask[token // 32] &= ~_BITS[token % 32]
         return True
 
     def _drafted(self, request: _Followed, guesses: int) -> NDArray[np.int32]:
@@ -255,11 +270,14 @@ class GrammarRows:
         """The masks behind the first of these drafts, the first two, and so on, until one is not allowed. matcher: one
         that nobody needs afterwards: where it comes to its limits, the row itself may never get there."""
         for count in range(1, run.size + 1):
-            token = int(run[count - 1])
+            begun, token = self._clock(), int(run[count - 1])
             if not self._mask[token // 32] & _BITS[token % 32] or not matcher.consume_token(token):
                 return
-            if not self._write_mask(request, matcher, run[:count]):
+            if not self._make(request, matcher, self._mask, count):
                 return
+            self._memory.write(request.slot, request.epoch, request.position, self._mask, run[:count])
+            self._memory.figures[MASKS] += 1
+            self._memory.figures[MASK_NS] += self._clock() - begun
 
     def _lose(self, request: _Followed) -> None:
         if self._requests.pop(request.order, None) is not None:

@@ -78,27 +78,42 @@ class MaskMemory:
         line[EPOCH], line[POSITION], line[RUN] = epoch, position, run.size
         line[TAG_WORDS : self.mask_at].view(np.int32)[: run.size] = run
         line[self.mask_at :].view(np.int32)[: mask.size] = mask
-        line[CHECKSUM] = _checksum(line)
+        line[CHECKSUM] = _checksums(line)
         self.lines[slot, run.size] = line
+
+    def write_next(self, tags: NDArray[np.int64], masks: NDArray[np.int32]) -> None:
+        """`write` for the next positions of several rows. tags: slot, epoch and position of each. [n, 3],
+        [n, mask_words(vocab)]"""
+        lines = np.zeros((len(tags), self.lines.shape[2]), np.int64)
+        lines[:, EPOCH], lines[:, POSITION] = tags[:, 1], tags[:, 2]
+        lines[:, self.mask_at :].view(np.int32)[:, : masks.shape[1]] = masks
+        lines[:, CHECKSUM] = _checksums(lines)
+        self.lines[tags[:, 0], 0] = lines
 
     def read(self, slot: int, epoch: int, position: int, run: NDArray[np.int32] = NO_RUN) -> NDArray[np.int32] | None:
         """That mask, a copy; None while it is not there, or if it is that behind other drafts. [mask_words(vocab)]"""
         line = self.lines[slot, run.size].copy()  # the only look at what another process writes
-        if line[EPOCH] != epoch or line[POSITION] != position or line[RUN] != run.size:
-            return None
-        if line[CHECKSUM] != _checksum(line):
+        if not _are_of(line[None], epoch, position, run.size):
             return None
         if run.size and not np.array_equal(line[TAG_WORDS : self.mask_at].view(np.int32)[: run.size], run):
             return None
         mask: NDArray[np.int32] = line[self.mask_at :].view(np.int32)[: self._mask_words]
         return mask
 
+    def read_next(
+        self, slots: NDArray[np.int64], epochs: NDArray[np.int32], positions: NDArray[np.int32]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
+        """`read` for the next positions of several rows: which masks are there, and those, or nonsense. [n], [n], [n];
+        returns [n], [n, mask_words(vocab)]"""
+        lines = self.lines[slots, 0]  # the only look at what another process writes
+        return _are_of(lines, epochs, positions, 0), lines[:, self.mask_at :].view(np.int32)[:, : self._mask_words]
+
     def write_forced(self, slot: int, epoch: int, position: int, tokens: Sequence[int]) -> None:
         """What must come from this position of the row on, [at most `most_forced`]; none: nothing is known."""
         line = np.zeros(self.forced.shape[1], np.int64)
         line[EPOCH], line[POSITION], line[RUN] = epoch, position, len(tokens)
         line[TAG_WORDS:].view(np.int32)[: len(tokens)] = tokens
-        line[CHECKSUM] = _checksum(line)
+        line[CHECKSUM] = _checksums(line)
         self.forced[slot] = line
 
     def read_forced(self, slot: int, epoch: int, position: int, newest: int, count: int) -> NDArray[np.int32]:
@@ -106,7 +121,7 @@ class MaskMemory:
         newest: its token before that. [n]"""
         line = self.forced[slot].copy()  # the only look
         ahead, known = position - int(line[POSITION]), int(line[RUN])
-        if line[EPOCH] != epoch or not 0 <= ahead < known or line[CHECKSUM] != _checksum(line):
+        if line[EPOCH] != epoch or not 0 <= ahead < known or line[CHECKSUM] != _checksums(line):
             return NO_RUN
         return tokens_behind(line[TAG_WORDS:].view(np.int32)[:known], ahead, newest)[:count]
 
@@ -142,7 +157,20 @@ def checksum_weights(words: int) -> NDArray[np.int64]:
     return weights
 
 
-def _checksum(line: NDArray[np.int64]) -> int:
-    """Of everything in a line but the checksum: the sum of its words, each times its weight, modulo 2**64, with the
-    bits of BASIS flipped. (Lemire and Kaser, "Strongly universal string hashing is fast", 2014.)"""
-    return int(line.dot(checksum_weights(line.size))) ^ BASIS
+def _are_of(
+    lines: NDArray[np.int64], epochs: NDArray[np.int32] | int, positions: NDArray[np.int32] | int, run: int
+) -> NDArray[np.bool_]:
+    """Which lines, [n, words], are whole, and of rows of these epochs at these positions, behind so many drafts. [n]"""
+    found: NDArray[np.bool_] = lines[:, CHECKSUM] == _checksums(lines)
+    found &= lines[:, RUN] == run
+    found &= lines[:, EPOCH] == epochs
+    found &= lines[:, POSITION] == positions
+    return found
+
+
+def _checksums(lines: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of everything in a line, or in each of several, but the checksum: the sum of its words, each times its weight,
+    modulo 2**64, with the bits of BASIS flipped. [..., words] (Lemire and Kaser, "Strongly universal string hashing is
+    fast", 2014.)"""
+    found: NDArray[np.int64] = lines @ checksum_weights(lines.shape[-1]) ^ BASIS
+    return found

@@ -46,10 +46,12 @@ class Place(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Take(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """orders: int64 [n]. tokens: int32 [n]. guesses: drafts of the drafter's in the F behind these tokens, at most."""
+    """orders: int64 [n]. tokens: int32 [n]. drafts: in the F behind these tokens, at most. guesses: of these, the
+    drafter's."""
 
     orders: bytes
     tokens: bytes
+    drafts: int = 0
     guesses: int = 0
 
 

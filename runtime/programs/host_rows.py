@@ -118,16 +118,16 @@ class HostRows(RowParameters[NDArray[Any]]):
         it is, the F of this launch leaves it alone, and the next S that looks at it finds its logits where they are. A
         draft behind which there is no mask is none any more: the run ends there. drafts: of a row in the F before.
         """
-        masks: dict[int, list[NDArray[np.int32]]] = {}
         goes_on = np.ones(slots.size, np.bool_)
-        for i in np.flatnonzero((self.mask_epoch[slots] != 0) & self.alive[slots]).tolist():
-            slot = int(slots[i])
-            found = self._masks_of(slot, min(int(self.drafted[slot]), drafts))
-            goes_on[i] = bool(found)
-            if found:
-                masks[slot] = found
-                self.drafted[slot] = len(found) - 1
-                self.proposed[slot, len(found) - 1 :] = NO_DRAFT
+        looked_at = np.flatnonzero((self.mask_epoch[slots] != 0) & self.alive[slots])
+        masks: dict[int, list[NDArray[np.int32]]] = {}
+        if looked_at.size:
+            assert self.masks is not None, "a row with a grammar was admitted where nobody makes masks"
+            rows = slots[looked_at]
+            there, found = self.masks.read_next(rows, self.mask_epoch[rows], self.seq_len[rows])
+            goes_on[looked_at] = there
+            masks = {slot: [mask] for slot, mask in zip(rows[there].tolist(), found[there], strict=True)}
+            self._look_along(rows[there], masks, drafts)
         self.held[slots] = ~goes_on
         if not goes_on.all():
             ring, held = self.rings.slot(self.number), places[~goes_on]
@@ -137,17 +137,22 @@ class HostRows(RowParameters[NDArray[Any]]):
             places, slots = places[goes_on], slots[goes_on]
         return places, slots, masks
 
-    def _masks_of(self, slot: int, drafts: int) -> list[NDArray[np.int32]]:
-        """The masks of a row's next position and of those behind its drafts, up to the first that is not there."""
-        assert self.masks is not None, "a row with a grammar was admitted where nobody makes masks"
-        found: list[NDArray[np.int32]] = []
-        for count in range(1 + drafts):
-            run = self.proposed[slot, :count]
-            mask = self.masks.read(slot, int(self.mask_epoch[slot]), int(self.seq_len[slot]), run)
-            if mask is None:
-                break
-            found.append(mask)
-        return found
+    def _look_along(self, slots: NDArray[np.int64], masks: dict[int, list[NDArray[np.int32]]], drafts: int) -> None:
+        """Behind the masks of these rows' next positions, [n], those behind their drafts, up to the first that is not
+        there. drafts: of a row, at most."""
+        if not drafts:
+            self.proposed[slots], self.drafted[slots] = NO_DRAFT, 0
+            return
+        assert self.masks is not None
+        for slot in slots.tolist():
+            found, epoch, length = masks[slot], int(self.mask_epoch[slot]), int(self.seq_len[slot])
+            for count in range(1, 1 + min(int(self.drafted[slot]), drafts)):
+                mask = self.masks.read(slot, epoch, length, self.proposed[slot, :count])
+                if mask is None:
+                    break
+                found.append(mask)
+            self.proposed[slot, len(found) - 1 :] = NO_DRAFT
+            self.drafted[slot] = len(found) - 1
 
     def advance(
         self, places: NDArray[np.intp], slots: NDArray[np.int64], tokens: NDArray[np.int32], finite: NDArray[np.bool_],

@@ -128,10 +128,10 @@ class NoDrafts:
             self._correct(launch, slots, _brought(found, slots.size), 0)
 
     def course(self, plan: LaunchPlan, block_size: int) -> Course | None:
-        return None if self._may_hold(plan.rows) else Course(plan, self._rows, block_size)
+        return Course(plan, self._rows, block_size)
 
     def kept(self, launch: Launch, commit: Commit) -> KeptRows | None:
-        return None if self._may_hold(launch.sample_slots) else KeptRows(launch, commit, self._rows)
+        return KeptRows(launch, commit, self._rows)
 
     def _may_hold(self, slots: NDArray[np.intp] | NDArray[np.int32]) -> bool:
         """One of these rows may be held. [n]"""
@@ -228,9 +228,9 @@ class Drafts(NoDrafts):
 
     def course(self, plan: LaunchPlan, block_size: int) -> Course | None:
         rows, slots = self._rows, plan.rows
-        if plan.drafts or (plan.chunks and self._choice.most) or self._may_hold(slots):
+        if plan.drafts or (plan.chunks and (self._choice.most or self._may_hold(slots))):
             return None  # K was chosen for the rows that decode: with chunks, more may in the next launch
-        if np.count_nonzero(rows.most_len[slots] - rows.least_len[slots]):
+        if np.count_nonzero((rows.most_len[slots] - rows.least_len[slots])[~rows.may_hold[slots]]):
             return None
         return Course(plan, rows, block_size, self._choice.stays_until(plan.number))
 

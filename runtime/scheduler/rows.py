@@ -31,8 +31,9 @@ class Rows:
     row's recurrent state is sure to stand for when that F has ended: the row's next F brings drafts into it that S has
     kept. `epoch` grows each time a slot changes hands or its row ends: a launch's row counts only while the epoch it
     was planned with is still the slot's. It begins at `epoch`, and like everything here that grows for as long as the
-    engine runs it has 64 bits. `changes` grows each time a row begins, ends or moves on to another phase: while it
-    stays the same, so do the rows that decode. `ended` counts rows that have ended.
+    engine runs it has 64 bits. `changes` grows each time a row begins, ends or moves on to another phase, and where a
+    commit shows that a row has fewer tokens than it might have had: while it stays the same, so do the rows that
+    decode, and each launch takes them one token further. `ended` counts rows that have ended.
     """
 
     def __init__(self, max_rows: int, max_stop_ids: int, context_length: int, *, epoch: int = 0) -> None:
@@ -59,6 +60,7 @@ class Rows:
         self.needs_full = np.zeros(max_rows, np.bool_)
         self.may_hold = np.zeros(max_rows, np.bool_)  # its tokens wait for something, and S may find that it is late
         self.finite = np.ones(max_rows, np.bool_)  # no launch that has retired left the row a NaN or an infinity
+        self.order = np.zeros(max_rows, np.int64)  # the request's place among all that were submitted
         self.owner = np.zeros(max_rows, np.int64)  # which front end
         self.handle = np.zeros(max_rows, np.int64)  # the front end's name for the request
         self.logprobs = np.full(max_rows, -1, np.int32)
@@ -145,7 +147,7 @@ class Rows:
         self.last_naming[slots] = number + samples
 
     def plan_one_more(self, step: NDArray[np.int64]) -> None:
-        """The next launch holds the rows of the one before, one token further. step: 1 for these rows. [max_rows]"""
+        """The next launch holds the rows of the one before, one token further. step: as `planned`."""
         self.planned += step
 
     def hold_blocks(self, slot: int, count: int) -> None:
@@ -176,6 +178,7 @@ class Rows:
     ) -> None:
         """A commit has shown by how much more, or less, the bounds of these rows' lengths are. planned: which of them a
         launch from the committed one on has: only that one's F brings their states further. [n], [n], [n], [n]"""
+        self.changes += bool(np.count_nonzero(most))
         self.least_len[slots] += least
         self.most_len[slots] += most
         self.state_len[slots] += least * planned

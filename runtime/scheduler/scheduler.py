@@ -183,6 +183,7 @@ class Scheduler:
             sample_rows=slots.size,
             needs_full=course.needs_full,
             is_decode=True,
+            masked=course.masked,
         )
         sampled, epochs, samples = self.ledger.last_rows()  # the rows of the course, as they were
         return Planned(

@@ -23,6 +23,7 @@ WRITTEN_BY_NEW_ROW: Final = frozenset(
         "may_hold",
         "min_position",
         "needs_full",
+        "order",
         "owner",
         "prompt_len",
         "prompt_logprobs",

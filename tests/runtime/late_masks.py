@@ -97,8 +97,8 @@ class LateMasks:
     def place(self, order: int, slot: int, epoch: int, tokens: NDArray[np.int32]) -> None:
         self._add(self._rows.place, order, slot, epoch, tokens.size, tokens)
 
-    def take(self, orders: NDArray[np.int64], tokens: NDArray[np.int32], guesses: int = 0) -> None:
-        self._add(self._rows.take, orders, tokens.copy(), guesses)
+    def take(self, orders: NDArray[np.int64], tokens: NDArray[np.int32], drafts: int = 0, guesses: int = 0) -> None:
+        self._add(self._rows.take, orders, tokens.copy(), drafts, guesses)
 
     def close(self, order: int) -> None:
         self._add(self._rows.close, order)

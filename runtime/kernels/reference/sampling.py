@@ -19,7 +19,7 @@ Ties go to the lowest id everywhere. A row's result depends on its own logits an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from runahead.cuda_graphs.shape import Form
 from runahead.runtime.kernels.reference import philox
 from runahead.runtime.kernels.reference.logprobs import log_probabilities
+from runahead.runtime.kernels.reference.masked_rows import Left, left_by_masks
 from runahead.runtime.kernels.reference.penalties import penalize
 from runahead.runtime.kernels.reference.sampling_filters import (
     Filters,
@@ -47,7 +48,6 @@ I64 = NDArray[np.int64]
 
 NO_MASKS: Final[Mapping[int, NDArray[np.int32]]] = MappingProxyType({})
 _NARROW: Final = 512  # a row with more tokens left than this draws noise for its whole vocabulary, four for one block
-_FEW: Final = 64  # of so many tokens that a mask leaves, noise is drawn for these alone
 _WIDE_BLOCKS: Final = 16384  # Philox blocks at a time: their words stay in the cache
 
 
@@ -126,18 +126,23 @@ def _sample_rows(
     tokens = np.zeros(rows, np.int64)
     nothing_left = np.zeros(rows, np.bool_)
     edited: dict[int, F32] = {}
-    few: dict[int, I64] = {}
+    left: Left | None = None
+    known = np.zeros(rows, np.bool_)  # the token that is likeliest after all changes is in `tokens`, or there is none
     if form is Form.FULL:
         needs_edit = _needs_edit(state, where, position)
-        masked = np.array([row for row in masks if live[row] and not needs_edit[row]], np.int64)
-        needs_edit[list(masks)] = True
-        if masked.size:
-            changed, nothing_left[masked], few = _masked(raw, masks, masked)
-            high[masked], tokens[masked] = changed.max(axis=1), changed.argmax(axis=1)
+        masked = np.array(sorted(masks), np.int64)
+        alone = masked[live[masked] & ~needs_edit[masked]]
+        needs_edit[masked], needs_edit[alone], known[alone] = True, False, True
+        if alone.size:
+            words = np.stack([masks[row] for row in alone.tolist()])
+            left = left_by_masks(raw, words, alone, Filters.of(state, where[alone]).are_on(vocab_size))
+            nothing_left[left.none] = True
             live, draws = live & ~nothing_left, draws & ~nothing_left
-            edited.update(zip(masked.tolist(), changed, strict=True))
-            needs_edit[masked] = False
+            tokens[left.few] = left.likeliest
+            draws[left.few[left.count == 1]] = False  # whatever the noise
+            tokens[left.many], high[left.many] = left.logits.argmax(axis=1), left.logits.max(axis=1)
         for row in np.flatnonzero(live & needs_edit).tolist():
+            known[row] = True
             allowed = _allowed(state, int(where[row]), masks.get(row))
             if allowed is not None and not allowed.any():
                 nothing_left[row], live[row], draws[row] = True, False, False
@@ -153,21 +158,17 @@ def _sample_rows(
                 tokens[row] = 0 if allowed is None else lowest_allowed(allowed, vocab_size)
             elif not draws[row]:
                 tokens[row] = logits_of_row.argmax()
-    for row in np.flatnonzero(live & ~draws).tolist():
-        if row not in edited:
-            tokens[row] = raw[row].argmax()
+    for row in np.flatnonzero(live & ~draws & ~known).tolist():
+        tokens[row] = raw[row].argmax()
 
     if draws.any():
-        drawn = np.flatnonzero(draws)
-        scores = raw[drawn]
-        for index, row in enumerate(drawn.tolist()):
-            if row in edited:
-                scores[index] = edited[row]
-        scores -= high[drawn, None]
-        scores /= temperature[drawn, None]
-        tokens[drawn] = _draw(
-            scores, state, where[drawn], position[drawn], form, [few.get(row) for row in drawn.tolist()]
-        )
+        few = _few_candidates(left, draws, temperature)
+        whole = draws.copy()
+        if few is not None:
+            whole[few.row] = False
+        drawn = np.flatnonzero(whole)
+        scores = _scores(raw, drawn, left, edited, high[drawn], temperature[drawn])
+        tokens[draws] = _draw(scores, drawn, state, where, position, form, few)
     result = Sampled(torch.from_numpy(tokens), torch.from_numpy(finite))
     if masks:
         result = replace(result, nothing_left=torch.from_numpy(nothing_left))
@@ -200,18 +201,6 @@ def _allowed(state: RowState, slot: int, mask: NDArray[np.int32] | None) -> NDAr
     return allowed if mask is None else allowed & mask
 
 
-def _masked(
-    raw: F32, masks: Mapping[int, NDArray[np.int32]], rows: I64
-) -> tuple[F32, NDArray[np.bool_], dict[int, I64]]:
-    """Of rows for which nothing but their masks says what may come: their logits, -inf where a token may not; where
-    none may; and the ids of those that may, by row, where these are few. [r, vocab], [r]"""
-    words = np.stack([masks[row] for row in rows.tolist()])
-    permitted = np.unpackbits(words.view(np.uint8), axis=1, count=raw.shape[1], bitorder="little").view(np.bool_)
-    count = np.count_nonzero(permitted, axis=1)
-    few = {int(rows[i]): np.flatnonzero(permitted[i]) for i in np.flatnonzero(count <= _FEW).tolist()}
-    return np.where(permitted, raw[rows], np.float32(-np.inf)), count == 0, few
-
-
 def _edit(
     raw: F32, state: RowState, penalties: PenaltyState, slot: int, position: int, allowed: NDArray[np.int32] | None
 ) -> F32 | None:
@@ -238,51 +227,78 @@ def _edit(
     return logits if add_bias(logits, ids, values) else None
 
 
-def _draw(scores: F32, state: RowState, slots: I64, position: I64, form: Form, few: Sequence[I64 | None]) -> I64:
-    """Tokens, [r], of rows with a temperature. scores: [r, vocab], the highest of each row 0; overwritten. few: [r] the
-    ids of all tokens whose score is not -inf, where these are known and few."""
+def _scores(raw: F32, rows: I64, left: Left | None, edited: Mapping[int, F32], high: F32, temperature: F32) -> F32:
+    """Of these rows, [r], ascending: the logits, under masks or as they were edited, less the highest of their row,
+    over its temperature. [r, vocab]"""
+    logits = raw[rows]
+    if left is not None:
+        there = np.isin(left.many, rows)
+        logits[np.searchsorted(rows, left.many[there])] = left.logits[there]
+    for place, row in enumerate(rows.tolist()) if edited else ():
+        if row in edited:
+            logits[place] = edited[row]
+    logits -= high[:, None]
+    logits /= temperature[:, None]
+    return logits
+
+
+def _few_candidates(left: Left | None, draws: NDArray[np.bool_], temperature: F32) -> _Candidates | None:
+    """What masks leave to rows that draw and have few tokens. [n], [n]"""
+    if left is None:
+        return None
+    drawn = draws[left.row]
+    row = left.row[drawn]
+    return _Candidates(row, left.token[drawn], left.distance[drawn] / temperature[row])
+
+
+def _draw(
+    scores: F32, rows: I64, state: RowState, slots: I64, position: I64, form: Form, few: _Candidates | None
+) -> I64:
+    """Tokens, [r], of the rows that draw, ascending: of `rows`, and of those of `few`.
+
+    scores: [rows, vocab], the highest of each row 0; overwritten. few: all tokens that may be drawn of other rows.
+    slots, position: of all rows, [n], those that do not draw too.
+    """
     seed: I64 = state.seed.numpy()[slots]
-    wide = np.ones(slots.shape[0], np.bool_)
-    parts: list[_Candidates] = []
+    wide = np.ones(rows.shape[0], np.bool_)
+    parts: list[_Candidates] = [] if few is None else [few]
     if form is Form.FULL:
         vocab_size = scores.shape[1]
-        filters = Filters.of(state, slots)
-        for row in np.flatnonzero(filters.are_on(vocab_size)).tolist():
-            kept = kept_tokens(scores[row], *filters.of_row(row))
+        filters = Filters.of(state, slots[rows])
+        for place in np.flatnonzero(filters.are_on(vocab_size)).tolist():
+            kept = kept_tokens(scores[place], *filters.of_row(place))
             if kept.shape[0] <= _NARROW:
-                wide[row] = False
-                parts.append(_Candidates(np.full(kept.shape, row, np.int64), kept, scores[row, kept]))
+                wide[place] = False
+                parts.append(_Candidates(np.full(kept.shape, rows[place], np.int64), kept, scores[place, kept]))
             else:
                 rest = np.ones(vocab_size, np.bool_)
                 rest[kept] = False
-                scores[row, rest] = -np.inf
-    for row, left in enumerate(few):
-        if left is not None and wide[row]:
-            wide[row] = False
-            parts.append(_Candidates(np.full(left.shape, row, np.int64), left, scores[row, left]))
+                scores[place, rest] = -np.inf
     drawn = np.flatnonzero(wide)
     step = max(1, _WIDE_BLOCKS * 4 // scores.shape[1])
     for start in range(0, drawn.shape[0], step):
         some = drawn[start : start + step]
-        parts.append(_wide_candidates(scores, seed, position, some))
+        these = scores[start : start + step] if drawn.shape[0] == rows.shape[0] else scores[some]
+        parts.append(_wide_candidates(these, seed[rows[some]], position[rows[some]], rows[some]))
     best = _best(parts, seed, position)
-    if best.shape[0] != slots.shape[0]:  # else NumPy could give one row's token to another
-        raise RuntimeError(f"the sampler found a token for {best.shape[0]} of {slots.shape[0]} rows that draw one")
+    wanted = rows.shape[0] + (0 if few is None else np.unique(few.row).shape[0])
+    if best.shape[0] != wanted:  # else NumPy could give one row's token to another
+        raise RuntimeError(f"the sampler found a token for {best.shape[0]} of {wanted} rows that draw one")
     return best
 
 
 def _wide_candidates(scores: F32, seed: I64, position: I64, rows: I64) -> _Candidates:
     """Every token that the exact noise could still choose: those within twice the error of the best estimate.
+    scores: [r, vocab]; the others [r].
 
     The estimate's own sums are rounded, by less than 2**-18, for scores that could win are no lower than -20.
     """
     vocab_size = scores.shape[1]
-    estimate = philox.approximate_gumbel(philox.row_words(seed[rows], position[rows], vocab_size))[:, :vocab_size]
-    estimate += scores if rows.shape[0] == scores.shape[0] else scores[rows]
+    estimate = philox.approximate_gumbel(philox.row_words(seed, position, vocab_size))[:, :vocab_size]
+    estimate += scores
     border = estimate.max(axis=1, keepdims=True) - np.float32(4 * philox.APPROXIMATION_ERROR)
     index, token = np.divmod(np.flatnonzero(estimate >= border), vocab_size)
-    row = rows[index]
-    return _Candidates(row, token, scores[row, token])
+    return _Candidates(rows[index], token, scores[index, token])
 
 
 def _best(parts: list[_Candidates], seed: I64, position: I64) -> I64:

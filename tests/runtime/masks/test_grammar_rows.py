@@ -13,7 +13,7 @@ from runahead.runtime.masks.grammar_rows import COMPILED_KEPT, GrammarRows
 from runahead.runtime.masks.mask_memory import COMPILED, FOUND, MASKS, MaskMemory
 from runahead.runtime.token_mask import token_mask
 from tests.runtime.late_masks import MadeUpMatcher
-from tests.runtime.programs.hash_model import VOCAB
+from tests.runtime.programs.hash_model import EOS, VOCAB
 
 
 class Kept:
@@ -30,7 +30,8 @@ class Kept:
         self.rows.compiled(grammar, matcher or MadeUpMatcher(grammar), 5)
 
     def take(self, order: int, *tokens: int, guesses: int = 0) -> None:
-        self.rows.take(np.full(len(tokens), order, np.int64), np.array(tokens, np.int32), guesses)
+        orders = np.full(len(tokens), order, np.int64)
+        self.rows.take(orders, np.array(tokens, np.int32), self.memory.drafts, guesses)
 
     def allowed(self, slot: int, epoch: int, position: int, *run: int) -> list[int] | None:
         found = self.memory.read(slot, epoch, position, np.array(run, np.int32))
@@ -186,6 +187,47 @@ def test_masks_are_made_along_what_the_drafter_of_the_device_has_guessed() -> No
         assert (kept.allowed(0, 3 + guesses, 6, tokens[1]) is not None) == bool(guesses)
 
 
+def test_where_a_launch_has_no_drafts_nobody_looks_for_what_must_come() -> None:
+    kept, tokens = Kept(drafts=3), said("one 9", 9)
+    kept.rows.open(1, "one 9")
+    kept.compile("one 9")
+    kept.rows.place(1, 0, 3, 10)
+    for at in range(8):  # as far as was known when the row began
+        kept.rows.take(np.array([1]), np.array([tokens[at]], np.int32))
+        assert kept.allowed(0, 3, 11 + at) == [tokens[at + 1]]
+        assert kept.allowed(0, 3, 11 + at, tokens[at + 1]) is None
+    assert not kept.memory.read_forced(0, 3, 18, tokens[7], 9).size
+    kept.take(1, tokens[8])
+    assert kept.memory.read_forced(0, 3, 19, tokens[8], 9).size == 0 and kept.allowed(0, 3, 19) == [EOS]
+
+
+def test_rows_wait_for_no_more_than_a_few_others_masks() -> None:
+    """Masks are written some at a time, those that take long among them."""
+    kept, seen = Kept(), list[int]()
+
+    class Watched(MadeUpMatcher):
+        """Counts the masks that are there when its own is made."""
+
+        def deep_copy(self) -> MadeUpMatcher:
+            return Watched(self._grammar, self._said)
+
+        def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int) -> None:
+            seen.append(int(kept.memory.figures[MASKS]))
+            super().unsafe_compute_mask_ptr(trg_pointer, trg_byte_size)
+
+    kept.memory = MaskMemory(20, VOCAB)
+    kept.rows = GrammarRows(kept.memory, VOCAB, kept.wanted.append)
+    kept.rows.open(0, "any 5")
+    kept.compile("any 5", Watched("any 5"))
+    for order in range(20):
+        if order:
+            kept.rows.open(order, "any 5")
+        kept.rows.place(order, order, 3, 10)
+    before = len(seen)
+    kept.rows.take(np.arange(20), np.full(20, MadeUpMatcher("any 5").allowed()[0], np.int32))
+    assert [count - before for count in seen[before:]] == [0] * 8 + [8] * 8 + [16] * 4
+
+
 def test_limits_that_are_met_along_drafts_are_not_the_rows() -> None:
     """It may go another way, and whatever is left of the run is cut off."""
 
@@ -216,7 +258,7 @@ def test_every_row_has_its_next_mask_before_any_has_those_along_its_drafts(monke
         if order:
             kept.rows.open(order, "one 9")
         kept.rows.place(order, order, 3, 10)
-    write = MaskMemory.write
+    write, write_next = MaskMemory.write, MaskMemory.write_next
 
     def written_down(
         memory: MaskMemory, slot: int, epoch: int, position: int, mask: NDArray[np.int32], run: NDArray[np.int32]
@@ -224,8 +266,13 @@ def test_every_row_has_its_next_mask_before_any_has_those_along_its_drafts(monke
         written.append((run.size, slot))
         write(memory, slot, epoch, position, mask, run)
 
+    def written_first(memory: MaskMemory, tags: NDArray[np.int64], masks: NDArray[np.int32]) -> None:
+        written.extend((0, slot) for slot, _, _ in tags.tolist())
+        write_next(memory, tags, masks)
+
     monkeypatch.setattr(MaskMemory, "write", written_down)
-    kept.rows.take(np.arange(3), np.full(3, tokens[0], np.int32))
+    monkeypatch.setattr(MaskMemory, "write_next", written_first)
+    kept.rows.take(np.arange(3), np.full(3, tokens[0], np.int32), drafts=3)
     assert written == [(0, 0), (0, 1), (0, 2)] + [(size, slot) for slot in range(3) for size in (1, 2, 3)]
     for order in range(3):
         assert kept.allowed(order, 3, 11, *tokens[1:4]) == [tokens[4]]

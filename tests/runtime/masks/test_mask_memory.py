@@ -16,13 +16,33 @@ VOCAB = 100
 MASK = token_mask((3, 64, 99), VOCAB)
 
 
+def read(memory: MaskMemory, slot: int, epoch: int, position: int) -> list[int] | None:
+    """The mask of a row's next position, read alone and beside that of row slot 0."""
+    slots, epochs, positions = np.array([0, slot]), np.array([9, epoch], np.int32), np.array([9, position], np.int32)
+    there, masks = memory.read_next(slots, epochs, positions)
+    alone = memory.read(slot, epoch, position)
+    found = None if alone is None else alone.tolist()
+    assert found == (masks[1].tolist() if there[1] else None)
+    return found
+
+
 def test_a_mask_is_read_as_it_was_written() -> None:
     memory = MaskMemory(4, VOCAB)
     memory.write(2, 7, 19, MASK)
-    found = memory.read(2, 7, 19)
-    assert found is not None and found.tolist() == MASK.tolist()
+    assert read(memory, 2, 7, 19) == MASK.tolist()
+    found, (_, together) = memory.read(2, 7, 19), memory.read_next(np.array([2]), np.array([7]), np.array([19]))
     memory.write(2, 7, 20, ~MASK)
-    assert found.tolist() == MASK.tolist(), "what was read once changes no more"
+    assert found is not None and found.tolist() == MASK.tolist(), "what was read once changes no more"
+    assert together[0].tolist() == MASK.tolist()
+
+
+def test_masks_of_several_rows_are_written_at_once_as_they_are_one_by_one() -> None:
+    together, alone = MaskMemory(4, VOCAB, drafts=2), MaskMemory(4, VOCAB, drafts=2)
+    tags, masks = np.array([(3, 7, 19), (0, 8, 4)]), np.stack([MASK, ~MASK])
+    together.write_next(tags, masks)
+    for (slot, epoch, position), mask in zip(tags.tolist(), masks, strict=True):
+        alone.write(slot, epoch, position, mask)
+    assert np.array_equal(together.words, alone.words)
 
 
 @pytest.mark.parametrize(("slot", "epoch", "position"), [(2, 8, 19), (2, 7, 20), (2, 7, 18), (1, 7, 19)])
@@ -30,27 +50,27 @@ def test_nobody_reads_the_mask_of_another_row_or_position(slot: int, epoch: int,
     """The row that had the slot before may have been at the same position."""
     memory = MaskMemory(4, VOCAB)
     memory.write(2, 7, 19, MASK)
-    assert memory.read(slot, epoch, position) is None
+    assert read(memory, slot, epoch, position) is None
 
 
 def test_memory_that_nobody_has_written_holds_no_mask() -> None:
-    assert MaskMemory(4, VOCAB).read(0, 0, 0) is None
+    assert read(MaskMemory(4, VOCAB), 1, 0, 0) is None
 
 
 def test_a_line_that_is_half_written_is_no_mask() -> None:
     """Whatever word of the old line is still there, or of the new one already."""
-    memory, other = MaskMemory(1, VOCAB), MaskMemory(1, VOCAB)
-    memory.write(0, 7, 19, MASK)
-    other.write(0, 7, 20, token_mask((1, 40, 80, 96), VOCAB))
-    old, new = memory.lines[0, 0].copy(), other.lines[0, 0].copy()
+    memory, other = MaskMemory(2, VOCAB), MaskMemory(2, VOCAB)
+    memory.write(1, 7, 19, MASK)
+    other.write(1, 7, 20, token_mask((1, 40, 80, 96), VOCAB))
+    old, new = memory.lines[1, 0].copy(), other.lines[1, 0].copy()
     different = np.flatnonzero(old != new).tolist()
     assert len(different) >= 4
     for count in range(1, len(different)):
         for order in (different, different[::-1]):
-            memory.lines[0, 0] = old
-            memory.lines[0, 0][order[:count]] = new[order[:count]]
+            memory.lines[1, 0] = old
+            memory.lines[1, 0][order[:count]] = new[order[:count]]
             for position in (19, 20):
-                assert memory.read(0, 7, position) is None, "words of two lines were taken for one"
+                assert read(memory, 1, 7, position) is None, "words of two lines were taken for one"
 
 
 def test_processes_share_a_file() -> None:
@@ -88,20 +108,25 @@ def test_a_mask_of_before_with_as_many_drafts_is_not_taken() -> None:
     assert memory.read(0, 7, 19, np.array([6, 6], np.int32)) is None
 
 
-def test_what_changes_behind_the_look_changes_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_what_changes_behind_the_look_changes_no_verdict(monkeypatch: pytest.MonkeyPatch, together: bool) -> None:
     """The worker writes another mask while a reader looks: at the tag, and then at what it is the tag of."""
     memory = MaskMemory(1, VOCAB, drafts=1)
     memory.write(0, 7, 19, MASK)
-    checksum = mask_memory._checksum
+    checksums = mask_memory._checksums
 
-    def written_meanwhile(line: NDArray[np.int64]) -> int:
-        found = checksum(line)
-        monkeypatch.setattr(mask_memory, "_checksum", checksum)
+    def written_meanwhile(lines: NDArray[np.int64]) -> NDArray[np.int64]:
+        found = checksums(lines)
+        monkeypatch.setattr(mask_memory, "_checksums", checksums)
         memory.write(0, 7, 20, ~MASK)
         return found
 
-    monkeypatch.setattr(mask_memory, "_checksum", written_meanwhile)
-    found = memory.read(0, 7, 19)
+    monkeypatch.setattr(mask_memory, "_checksums", written_meanwhile)
+    if together:
+        there, masks = memory.read_next(np.array([0]), np.array([7]), np.array([19]))
+        found = masks[0] if there[0] else None
+    else:
+        found = memory.read(0, 7, 19)
     assert found is not None and found.tolist() == MASK.tolist(), "a tag of one mask was taken for that of another"
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import FORCED
 from runahead.cuda_graphs.shape import Form, LaunchShape
-from runahead.runtime.plan import LaunchPlan
+from runahead.runtime.plan import Chunk, LaunchPlan
 from runahead.runtime.scheduler.course import Course
 from runahead.runtime.scheduler.draft_choice import FixedChoice
 from runahead.runtime.scheduler.drafts import draft_policy
@@ -185,7 +185,7 @@ def test_what_a_launch_has_for_grammars_alone_is_not_counted_among_the_guesses_t
     assert policy.drafted.tolist() == [2, 1, 1]
 
 
-def test_launches_have_something_in_common_only_where_nothing_is_drafted_or_held() -> None:
+def test_launches_have_something_in_common_only_where_nothing_is_drafted() -> None:
     """Each of the others may bring another number of tokens, so that each is planned and committed by itself."""
     rows, slots = rows_of(DECODED), np.zeros(1, np.int32)
     flags, tokens, numbers = np.ones(1, np.bool_), np.zeros(1, np.int32), np.zeros(1, np.int64)
@@ -200,10 +200,15 @@ def test_launches_have_something_in_common_only_where_nothing_is_drafted_or_held
     assert some.kept(launch(3, slots, 2), commit) is None, "it has looked at some"
     rows.most_len[:] += 1
     assert some.course(plan, 8) is None, "one before it has some that no commit has told of"
-    rows.most_len[:] -= 1
     rows.may_hold[:] = True
     for policy in (none, some):
-        assert policy.course(plan, 8) is None and policy.kept(launch(3, slots), commit) is None
+        assert isinstance(policy.course(plan, 8), Course), "a row that may be held has two bounds"
+        assert isinstance(policy.kept(launch(3, slots), commit), KeptRows)
+    beside_a_chunk = plan._replace(chunks=(Chunk(0, 0, np.zeros(3, np.int32), samples=True),))
+    forced = draft_policy(FixedChoice(0), rows, ledger_at(1), forced=3, forced_rows=8)
+    assert forced.course(beside_a_chunk, 8) is None, "what is drafted next hangs on how many rows decode by then"
+    rows.may_hold[:], rows.most_len[:] = False, rows.least_len
+    assert isinstance(forced.course(beside_a_chunk, 8), Course), "nothing is forced of a row without a grammar"
 
 
 def test_no_other_part_of_the_scheduler_asks_how_many_drafts_there_are() -> None:

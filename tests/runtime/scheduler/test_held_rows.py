@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import HELD
+from runahead.runtime.plan import stage
 from runahead.runtime.scheduler.ledger import LedgerError
+from runahead.runtime.scheduler.planned import Planned
 from tests.runtime.scheduler.played import Played, token
 
 DEPTHS = [0, 1, 2, 4]
@@ -76,6 +79,77 @@ def test_where_no_launch_of_a_while_has_drafts_its_plans_are_continued() -> None
     game = played(2, (0, 0, 0, 1), 1, 0.0, some_may_hold=False)
     unchanged = sum(not plan.row_list_changed and plan.drafts == 0 for plan in game.plans)
     assert unchanged > len(game.plans) // 3
+
+
+class Written(Played):
+    """Writes down what it plans, and the host's columns behind each launch and each commit."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.written: list[list[int]] = []
+        self.counts: Counter[str] = Counter()
+        continued = self.scheduler._continued
+
+        def counted() -> Planned | None:
+            planned = continued()
+            self.counts["plans"] += planned is not None
+            self.counts["borders"] += planned is not None and len(planned.plan.appends) > 0
+            return planned
+
+        self.scheduler._continued = counted  # type: ignore[method-assign]
+
+    def launch(self) -> bool:
+        if not super().launch():
+            return False
+        body, bulk = np.zeros(1 << 12, np.int32), np.zeros(1 << 14, np.int32)
+        stage(self.plans[-1], body, bulk)
+        self.written += [body.tolist(), bulk.tolist()]
+        return True
+
+    def commit(self) -> None:
+        kept = self.scheduler.commits._kept
+        super().commit()
+        self.counts["commits"] += kept is not None and kept is self.scheduler.commits._kept
+
+    def check(self) -> None:
+        super().check()
+        rows = self.scheduler.rows
+        self.written += [rows.planned.ravel().tolist(), rows.num_blocks.tolist(), rows.committed_len.tolist()]
+
+
+class Anew(Written):
+    """Makes every plan anew, and looks at every row of each commit."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.scheduler._continued = lambda: None  # type: ignore[method-assign]
+
+    def commit(self) -> None:
+        self.scheduler.commits._kept = None
+        super().commit()
+
+
+@pytest.mark.parametrize("holds", [0.0, 0.05, 0.5])
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_launches_of_rows_that_may_be_held_take_over_what_they_can_and_nothing_else(depth: int, holds: float) -> None:
+    """Each plan, each column: what would be there if each row were looked at each time."""
+    counts: Counter[str] = Counter()
+    for seed in range(4):
+        games: list[Written] = []
+        for kind in (Written, Anew):
+            game = kind(run_ahead=depth, seed=seed, holds=holds, blocks=(40, 18)[seed % 2], has_state=seed % 3 == 0)
+            dice = random.Random(seed)
+            for handle in range(1, 9):
+                game.submit(handle, dice.randint(1, 30), dice.randint(1, 60), may_hold=handle % 3 > 0)
+                for _ in range(dice.randint(0, 9)):
+                    game.turn()
+            game.run()
+            games.append(game)
+        assert games[0].written == games[1].written
+        assert games[0].said == games[1].said
+        counts += games[0].counts
+        assert not games[1].counts.total()
+    assert counts["plans"] > 20 and counts["commits"] > 20 and (counts["borders"] or holds)
 
 
 def test_a_row_that_waits_for_nothing_may_not_be_held() -> None:
