@@ -138,27 +138,24 @@ def _judge_kernel(
                 if found == count:
                     line = lines + (slot * LINES + count) * WORDS
                     copy = copies + (slot * LINES + count) * WORDS
-                    if ACQUIRE:
-                        newest = acquired(line + _POSITION)
-                    else:
-                        newest = tl.load(line + _POSITION)
-                    if newest == position:
-                        summed = tl.zeros([TILE], tl.int64)
-                        checksum = tl.zeros([TILE], tl.int64)
-                        differing = tl.zeros([TILE], tl.int32)
-                        for first in range(0, WORDS, TILE):
-                            i = first + tl.arange(0, TILE)
-                            word = tl.load(line + i, mask=i < WORDS, other=0, volatile=True)
-                            tl.store(copy + i, word, mask=i < WORDS)
-                            summed += word * tl.load(weights + i, mask=i < WORDS, other=0)
-                            checksum += tl.where(i == _CHECKSUM, word, 0)
-                            differing |= ((i == _EPOCH) & (word != epoch)).to(tl.int32)
-                            differing |= ((i == _POSITION) & (word != position)).to(tl.int32)
-                            differing |= ((i == _RUN) & (word != count)).to(tl.int32)
-                            if DRAFTS:
-                                differing |= _is_of_others(word, i, count, proposed + slot * MOST)
-                        is_whole = (tl.sum(summed, 0) ^ _BASIS) == tl.sum(checksum, 0)
-                        found = tl.where(is_whole & (tl.max(differing, 0) == 0), found + 1, found)
+                    if ACQUIRE:  # by each thread: what it reads now is as new as the newest tag that it can see
+                        acquired(line + _POSITION)
+                    summed = tl.zeros([TILE], tl.int64)
+                    checksum = tl.zeros([TILE], tl.int64)
+                    differing = tl.zeros([TILE], tl.int32)
+                    for first in range(0, WORDS, TILE):
+                        i = first + tl.arange(0, TILE)
+                        word = tl.load(line + i, mask=i < WORDS, other=0, volatile=True)
+                        tl.store(copy + i, word, mask=i < WORDS)
+                        summed += word * tl.load(weights + i, mask=i < WORDS, other=0)
+                        checksum += tl.where(i == _CHECKSUM, word, 0)
+                        differing |= ((i == _EPOCH) & (word != epoch)).to(tl.int32)
+                        differing |= ((i == _POSITION) & (word != position)).to(tl.int32)
+                        differing |= ((i == _RUN) & (word != count)).to(tl.int32)
+                        if DRAFTS:
+                            differing |= _is_of_others(word, i, count, proposed + slot * MOST)
+                    is_whole = (tl.sum(summed, 0) ^ _BASIS) == tl.sum(checksum, 0)
+                    found = tl.where(is_whole & (tl.max(differing, 0) == 0), found + 1, found)
             is_held = tl.where(found == 0, 1, 0)
             if DRAFTS:
                 if found > 0:  # a draft behind which there is no mask is none any more
