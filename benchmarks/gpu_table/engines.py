@@ -200,7 +200,15 @@ def opened(shape: Shape, settings: Mapping[str, int | float | str | bool], launc
         made, nodes, eagerly = _made(config, checkpoint, described, context)
         config = made.config
     held, front_end = HoldingDevice(made.device, eagerly), FrontEnd()
-    scheduler = make_scheduler(config, described, made.blocks, context)
+    scheduler = make_scheduler(
+        config,
+        described,
+        made.blocks,
+        context,
+        made.draft_rows,
+        draft_step=made.draft_step,
+        snapshots=made.snapshots,
+    )
     turn_work = config.max_rows * _REQUEST_WORK
     engine = Engine(held, scheduler, front_end, max_queue=config.max_rows, turn_work=turn_work)
     found = {

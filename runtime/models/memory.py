@@ -25,6 +25,11 @@ class KeptBytes:
     row: int
     snapshot: int = 0
 
+    @property
+    def holds_drafts(self) -> bool:
+        """A state slot has room for the inputs of drafts, which a snapshot has not."""
+        return self.row > self.snapshot > 0
+
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:

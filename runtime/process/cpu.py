@@ -43,7 +43,6 @@ from runahead.runtime.process.parts import (
     sized,
     snapshot_tokens,
     snapshots_in,
-    state_bytes_held,
 )
 from runahead.runtime.process.pool_fit import PoolFit, room_for_weights
 from runahead.runtime.process.progress import Progress
@@ -105,9 +104,8 @@ def make_on_cpu(
     def check(blocks: int) -> None:
         check_blocks(blocks, config, context, with_head, snapshots)
 
-    states = state_bytes_held(config, kept, snapshots)
     of_weights = head.weight_bytes if head is not None else 0
-    fit = PoolFit(config, weight_bytes(model.weights) + of_weights, with_head.block, states, program_with, check)
+    fit = PoolFit(config, weight_bytes(model.weights) + of_weights, with_head, snapshots, program_with, check)
     program, blocks = fit.built(blocks)
     of_drafts = _draft_memory(config, described, context, forced)
     if head is not None:

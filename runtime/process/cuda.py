@@ -177,8 +177,8 @@ class _Maker:
         return PoolFit(
             self.config,
             weight_bytes(self.model.weights),
-            kept.block,
-            self.states(kept),
+            kept,
+            self.snapshots,
             lambda blocks: self.device(blocks, capturing, is_trial=False),
             lambda blocks: check_blocks(blocks, self.config, self.context, kept, self.snapshots),
             lambda: torch.cuda.empty_cache(),

@@ -235,10 +235,10 @@ def check_blocks(blocks: int, config: EngineConfig, context: int, kept: KeptByte
         states = state_bytes_held(config, kept, snapshots) >> 20
         also = f" and {snapshots} snapshots of states" if snapshots else ""
         beside = f" beside the states of {config.max_rows} rows{also}, which take {states} MiB" if kept.row else ""
-        runs = kept.row > kept.snapshot > 0  # a slot holds the inputs of drafts as well
         shorter = blocks > 1 or not kept.row  # a context for which there would be room
         counted = (
-            ("context_length", shorter), ("max_rows", kept.row), ("state_snapshots", snapshots), ("draft_tokens", runs)
+            ("context_length", shorter), ("max_rows", kept.row), ("state_snapshots", snapshots),
+            ("draft_tokens", kept.holds_drafts),
         )  # fmt: skip
         settings = " or ".join(config.spelling(name) for name, counts in counted if counts)
         raise ConfigError(

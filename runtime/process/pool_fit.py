@@ -17,6 +17,7 @@ from typing import Final, Generic, TypeVar
 import structlog
 import torch
 
+from runahead.runtime.models.memory import KeptBytes
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 
 TRIAL_BLOCKS: Final = 2  # the null block and one more: launches that are tried out write to no other
@@ -58,15 +59,15 @@ def overhead(memory: int) -> int:
 class PoolFit(Generic[Built]):
     """Builds a device with a pool that fits.
 
-    weight_bytes: of the model, and of what drafts for it. block_bytes: of a KV block, with what a drafter keeps in it.
-    state_bytes: of all states that the model keeps. build: makes the device with so many blocks. check: raises
-    ConfigError for a pool that is too small. give_back: what nobody holds any more, to the device.
+    weight_bytes: of the model, and of what drafts for it. kept: with what a drafter keeps in a KV block. snapshots: of
+    states, that there is room for. build: makes the device with so many blocks. check: raises ConfigError for a pool
+    that is too small. give_back: what nobody holds any more, to the device.
     """
 
     config: EngineConfig
     weight_bytes: int
-    block_bytes: int
-    state_bytes: int
+    kept: KeptBytes
+    snapshots: int
     build: Callable[[int], Built]
     check: Callable[[int], None]
     give_back: Callable[[], None] = lambda: None
@@ -97,16 +98,25 @@ class PoolFit(Generic[Built]):
 
     def refusal(self, blocks: int, needs: Needs | None) -> str:
         """The sentence for memory that does not suffice. needs: None where the trial itself has failed."""
-        spelling = self.config.spelling
-        pool = blocks * self.block_bytes + self.state_bytes
-        parts = f"the weights take {_mib(self.weight_bytes)}, {blocks} KV blocks {_mib(pool)}"
+        config, kept, rows = self.config, self.kept, self.config.max_rows
+        parts = f"the weights take {_mib(self.weight_bytes)}, {blocks} KV blocks {_mib(blocks * kept.block)}"
+        if kept.row:
+            parts += f", the states of {rows} rows {_mib(rows * kept.row)}"
+        if self.snapshots:
+            parts += f", {self.snapshots} snapshots of states {_mib(self.snapshots * kept.snapshot)}"
         if needs is None:
             parts += ", and what launches need beside them does not fit"
         else:
             parts += f", buffers {_mib(needs.buffers + needs.launches)}, graphs {_mib(needs.graphs)}"
-        names = ["max_rows", "max_prefill_tokens", "context_length"]
-        names = ["num_blocks", *names] if self.config.num_blocks and needs is not None else names
-        settings = [spelling(name) for name in names]
+        counted = {
+            "num_blocks": config.num_blocks and needs is not None,
+            "state_snapshots": self.snapshots,
+            "draft_tokens": kept.holds_drafts,
+            "max_rows": True,
+            "max_prefill_tokens": True,
+            "context_length": True,
+        }
+        settings = [config.spelling(name) for name, counts in counted.items() if counts]
         return f"memory ran out: {parts}; set {', '.join(settings[:-1])} or {settings[-1]} to less"
 
     def _attempt(self, blocks: int) -> Built | OutOfMemory:

@@ -52,6 +52,15 @@ def test_through_the_engine_every_row_has_all_of_its_tokens_and_launches_overlap
     assert steps.overlap is not None and 0 < steps.overlap <= 1
 
 
+def test_a_hybrid_s_rows_leave_the_snapshots_that_its_device_has_room_for() -> None:
+    settings = {**SETTINGS, "prefix_cache": True, "state_snapshot_blocks": 1}
+    with opened(SHAPES["tiny-hybrid"], settings, SMALL.chained) as bench:
+        through_the_engine(bench, Batch((SMALL.prompt,) * ROWS), 1)
+        stats = bench.engine.stats()
+        assert bench.engine.scheduler.limits.snapshots == ROWS
+        assert stats.snapshots_kept > 0
+
+
 def test_a_step_is_the_longer_run_less_the_shorter_one(bench: Bench) -> None:
     steps = through_the_engine(bench, Batch((SMALL.prompt,)), 1)
     ((short, long),) = steps.runs

@@ -22,11 +22,12 @@ from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.log_output import LogOutput
 from runahead.runtime.models import draft_model
 from runahead.runtime.models.load import load_model
+from runahead.runtime.models.memory import KeptBytes
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.weights import described
 from runahead.runtime.process import cpu, cuda, main
 from runahead.runtime.process.assemble import assemble
-from runahead.runtime.process.pool_fit import TRIAL_BLOCKS, is_out_of_memory, overhead
+from runahead.runtime.process.pool_fit import TRIAL_BLOCKS, Needs, PoolFit, is_out_of_memory, overhead
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
 
 BUNDLED = Path(models.__path__[0]) / "bundled"
@@ -181,6 +182,26 @@ def test_memory_that_runs_out_twice_is_a_sentence_with_all_that_takes_memory(gpu
     )
     assert blocks == gpu.pools[2]
     assert 10 < weights < 30
+
+
+def test_states_and_their_snapshots_are_named_where_they_take_memory() -> None:
+    spelled = {name: f"--{name.replace('_', '-')}" for name in ("max_rows", "state_snapshots", "draft_tokens")}
+    config = EngineConfig(model="", max_rows=8, spelled=spelled)
+
+    def refused(kept: KeptBytes, snapshots: int) -> str:
+        fit = PoolFit(config, 100 * MIB, kept, snapshots, lambda blocks: None, lambda blocks: None)
+        return fit.refusal(50, Needs(buffers=MIB))
+
+    rest = "buffers 1 MiB, graphs 0 MiB; set"
+    assert refused(KeptBytes(block=MIB, row=5 * MIB, snapshot=4 * MIB), 3) == (
+        "memory ran out: the weights take 100 MiB, 50 KV blocks 50 MiB, the states of 8 rows 40 MiB, 3 snapshots of "
+        f"states 12 MiB, {rest} --state-snapshots, --draft-tokens, --max-rows, max_prefill_tokens or context_length to "
+        "less"
+    )
+    assert refused(KeptBytes(block=MIB, row=4 * MIB, snapshot=4 * MIB), 0) == (
+        "memory ran out: the weights take 100 MiB, 50 KV blocks 50 MiB, the states of 8 rows 32 MiB, "
+        f"{rest} --max-rows, max_prefill_tokens or context_length to less"
+    )
 
 
 def test_a_pool_that_somebody_has_set_is_never_made_smaller(gpu: NumbersOfAGpu) -> None:
