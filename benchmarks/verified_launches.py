@@ -126,6 +126,8 @@ class Bench:
         state.alive[:rows] = True
         state.seq_len[:rows] = PROMPT
         state.max_position[:rows] = CONTEXT - 1
+        state.state_slot[:rows] = slots
+        program.rows.places.lengths[:rows] = PROMPT - 1  # of models with states: nothing is replayed before the first
         state.block_table[:rows] = 1 + slots[:, None] * _EACH + torch.arange(_EACH, device="cuda")
         first = LaunchPlan(
             0, np.arange(rows, dtype=np.int32), np.ones(rows, np.bool_), True, _NO_APPENDS, tokens=rows * (1 + drafts),

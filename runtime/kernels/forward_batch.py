@@ -31,7 +31,7 @@ class ForwardBatch:
     max_seq_len: int  # an upper bound of seq_lens, known to the host
     is_decode: bool  # every row decodes
     decode_queries: int = 1  # query tokens of a row, at most, if all rows decode; 1 to 8
-    state_slots: torch.Tensor | None = None  # int32 [B] each row's; None only where no layer keeps a state
+    state_slots: torch.Tensor | None = None  # int32 [B] each row's; None where no layer keeps a state, and of lines
     # int32 [B] where the state is read that a row goes on with: a snapshot, where it begins behind a cached prefix.
     states_read_from: torch.Tensor | None = None  # None: every row reads its own slot
     # int32 [B] how many drafts of the forward before S has kept: their inputs, which that forward has left in the slot,
@@ -43,7 +43,13 @@ class ForwardBatch:
     # [B] behind how many tokens, the replayed ones and then the certain ones.
     states_copied_to: torch.Tensor | None = None  # None: nobody's is
     copied_after: torch.Tensor | None = None  # None: behind all of these
-    are_lines: bool = False  # rows with one query token each, some of which follow each other in the same blocks
+    # None: every row is one. Else the rows are *lines*, with one query token each, some of which follow each other in
+    # the same blocks; and these are the same query tokens in their rows, which alone name states.
+    in_rows: ForwardBatch | None = None
+
+    @property
+    def are_lines(self) -> bool:
+        return self.in_rows is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from runahead.runtime.kernels.triton.tiling_counts import tiling_counts
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.memory import memory_of
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.wire.messages import Exactness
 
@@ -122,10 +123,10 @@ class TritonProgram:
             )
         most = max(drafts, 0 if masks is None else masks.drafts) if draft_rows else 0
         vocab, slots, lines = model.config.vocab_size, max_rows + 1, draft_rows * (1 + most)
-        kept = None
+        of_drafts = None
         if most:
             max_blocks = ceil_div(context_length, block_size)
-            kept = make_draft_state(
+            of_drafts = make_draft_state(
                 slots, context_length if drafts else 0, max_blocks, draft_rows, most, exact, model.device,
                 holds=masks is not None,
             )  # fmt: skip
@@ -138,18 +139,19 @@ class TritonProgram:
             vocab_size=vocab,
             device=model.device,
             penalty_slots=penalty_slots,
-            drafts=kept,
+            drafts=of_drafts,
             masks=None if masks is None else make_mask_state(masks, model.device),
+            keeps_states=any(kept.state for kept in memory_of(model.weights.layers).kept),
             snapshot_tokens=snapshot_tokens if snapshots else 0,
         )
         self._model = model
         self._exact = exact
-        self._cache = model.make_cache(num_blocks, block_size, state_slots=max_rows + snapshots)
+        self._cache = model.make_cache(num_blocks, block_size, max_rows, snapshots, most)
         by_slot = slots * (1 + most) if masks is not None else slots
         self._logits = torch.zeros((by_slot, vocab), dtype=torch.float32, device=model.device)
         self._lines = torch.arange(lines, dtype=torch.int32, device=model.device)
         self._run_logits = self._logits
-        if kept is None or not kept.holds:
+        if of_drafts is None or not of_drafts.holds:
             self._run_logits = torch.zeros((lines, vocab), dtype=torch.float32, device=model.device)
         self._sampler = make_sampler_buffers(max(max_rows, lines), vocab, rings.layout.max_top, model.device)
         self._prompt = make_prompt_buffers(max_tokens, vocab, rings.layout.max_top, model.device)
@@ -263,3 +265,6 @@ class TritonProgram:
         for mixer in self._cache.states:
             for tensor in mixer:
                 tensor[slot] = float("nan")
+        if slot < self.rows.state.slots - 1:  # snapshots keep no inputs
+            for run in self._cache.runs:
+                run[slot] = float("nan")

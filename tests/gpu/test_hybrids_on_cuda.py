@@ -24,6 +24,8 @@ from tests.gpu.gpu_chain import (
     small_config,
 )
 from tests.runtime.chain import tell_of_marks_one_by_one
+from tests.runtime.kernels import drafted_engine
+from tests.runtime.kernels.drafted_engine import ChangingForms
 from tests.runtime.kernels.hybrid_configs import HYBRIDS, hybrid
 from tests.runtime.kernels.triton_device import synchronising_calls_raise
 
@@ -83,6 +85,52 @@ def test_prompts_that_come_again_begin_with_a_snapshot_and_say_the_same(architec
     with_snapshots = cuda_engine(config, weights, 2, snapshots=8)
     assert said(with_snapshots) == expected
     assert with_snapshots.engine.stats().snapshots_found == 3
+
+
+class Sometimes(ChangingForms):
+    """Three drafts in most launches."""
+
+    most = 3
+
+    def drafts(self, number: int, rows: int) -> int:
+        return 0 if number % 7 == 6 else 3
+
+
+@pytest.mark.parametrize("architecture", BITS)
+def test_drafts_change_no_bit_at_any_depth(architecture: str) -> None:
+    """By the exact kernels: tokens, reasons and log-probabilities, also where rows leave snapshots; and at a
+    drain the device's rows are the host's."""
+    config: Any = hybrid(architecture, dtype=torch.bfloat16, max_position_embeddings=96)
+    weights = random_weights(config, torch.bfloat16)
+
+    def engine(run_ahead: int, snapshots: int, *, drafts: bool) -> EngineUnderTest:
+        return cuda_engine(
+            config, weights, run_ahead, max_rows=4, num_blocks=65, exact=True, snapshots=snapshots,
+            drafts=Sometimes() if drafts else None, draft_rows=4 if drafts else 0, draft_forms=(3,) if drafts else (),
+        )  # fmt: skip
+
+    expected = drafted_engine.served(engine(0, 0, drafts=False), config, 6, few=True)
+    for run_ahead, snapshots in ((0, 0), (1, 0), (2, 8), (4, 0)):
+        drafted = engine(run_ahead, snapshots, drafts=True)
+        assert drafted_engine.served(drafted, config, 6, few=True) == expected, (
+            f"depth {run_ahead}, {snapshots} snapshots"
+        )
+        stats = drafted.engine.stats()
+        print(f"{architecture}, depth {run_ahead}: drafted {stats.drafted}, accepted {stats.accepted}")
+        assert stats.accepted[1] > 0, "no draft was right, as if none had been verified"
+        assert stats.fallbacks["drafts"] > 0, "the number of drafts never changed"
+
+
+@pytest.mark.parametrize("architecture", HYBRIDS)
+def test_drafts_give_the_tokens_of_the_cpu_in_float32(architecture: str) -> None:
+    config = hybrid(architecture, max_position_embeddings=96)
+    weights = random_weights(config)
+    expected = drafted_engine.served(cpu_engine(config, weights, 2, max_rows=4, num_blocks=65), config, 6, few=True)
+    drafted = cuda_engine(
+        config, weights, 2, max_rows=4, num_blocks=65, drafts=Sometimes(), draft_rows=4, draft_forms=(3,)
+    )
+    assert drafted_engine.served(drafted, config, 6, few=True)[:2] == expected[:2]
+    assert drafted.engine.stats().accepted[1] > 0
 
 
 def output_of(architecture: str, run_ahead: int, place: int, seed: int) -> tuple[list[int], list[tuple[float, ...]]]:

@@ -28,7 +28,7 @@ from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_wo
 from runahead.runtime.kernels.triton.expert_layers import PackedExperts, live_tokens
 from runahead.runtime.kernels.triton.logistic_gates import logistic_mul
 from runahead.runtime.kernels.triton.loose_products import scores_of, sizes_of, with_shared
-from runahead.runtime.kernels.triton.recurrent_layers import Recurrent, States, of_one_token
+from runahead.runtime.kernels.triton.recurrent_layers import Recurrent, States, of_decode_rows, states_in
 from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, STORE, row_product
 from runahead.runtime.kernels.triton.rows_product import Residual, columns_of, rows_product
 from runahead.runtime.kernels.triton.tilings import attention_plan, row_tiling, rows_tiling
@@ -67,11 +67,11 @@ class RowStream(ABC):
 
     def recurrent(self, weights: Recurrent, place: int) -> None:
         projected = self._normed_product(weights.norm, weights.proj, STORE)
-        self._add(self._mixed(projected, weights, self._cache.states[place]), weights.out, None)
+        self._add(self._mixed(projected, weights, states_in(self._cache, place)), weights.out, None)
 
     def _mixed(self, projected: torch.Tensor, weights: Recurrent, states: States) -> torch.Tensor:
         """What the mixer's second product reads, [rows, inner]; the states of live rows move on."""
-        return of_one_token(projected, weights, states, self._batch, self._buffers, dependent=self._depends(True))
+        return of_decode_rows(projected, weights, states, self._batch, self._buffers, dependent=self._depends(True))
 
     def _attended(self, qkv: torch.Tensor, weights: Attention, place: int) -> torch.Tensor:
         """The heads' results, [rows, heads * D], the cache being written first.

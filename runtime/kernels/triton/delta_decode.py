@@ -34,6 +34,29 @@ _LENGTH_EPS = tl.constexpr(1e-6)  # of a query's and a key's length
 
 
 @triton.jit
+def query_of(query, KEY_DIM: tl.constexpr):
+    """A query divided by its length, and scaled."""
+    return query * (tl.rsqrt(tl.sum(query * query, 0) + _LENGTH_EPS) * (KEY_DIM**-0.5))
+
+
+@triton.jit
+def written_to(held, key, value, b, dt, slope):
+    """A state [numbers of a head of values, numbers of a key] one token further. key: as it was convolved. dt: with its
+    bias."""
+    key = key * tl.rsqrt(tl.sum(key * key, 0) + _LENGTH_EPS)
+    held = held * tl.exp(softplus(dt) * slope)
+    known = tl.sum(held * key[None, :], 1)
+    return held + (logistic(b) * (value - known))[:, None] * key[None, :]
+
+
+@triton.jit
+def normed_and_gated(y, z, weight, eps, VALUE_DIM: tl.constexpr):
+    """Of one head of values."""
+    y = y * (tl.rsqrt(tl.sum(y * y, 0) / VALUE_DIM + eps) * weight)
+    return y * z * logistic(z)
+
+
+@triton.jit
 def _delta_row_kernel(
     projected, conv_weight, a, dt_bias, gamma, conv_state, state, state_slots, read_from, copied_to, seq_lens,
     positions, query_start_loc, made, out, arrived, eps, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
@@ -80,14 +103,10 @@ def _delta_row_kernel(
         query = convolved(q_sum, q_new, conv_weight, conv_weight, q_channel, in_key, WINDOW, False)
         key = convolved(k_sum, k_new, conv_weight, conv_weight, k_channel, in_key, WINDOW, False)
         value = convolved(v_sum, v_new, conv_weight, conv_weight, v_channel, in_head, WINDOW, False)
-        query *= tl.rsqrt(tl.sum(query * query, 0) + _LENGTH_EPS) * (KEY_DIM**-0.5)
-        key *= tl.rsqrt(tl.sum(key * key, 0) + _LENGTH_EPS)
-        beta = logistic(tl.load(line + INNER + CHANNELS + head).to(tl.float32))
+        query = query_of(query, KEY_DIM)
+        b = tl.load(line + INNER + CHANNELS + head).to(tl.float32)
         dt = tl.load(line + INNER + CHANNELS + VALUE_HEADS + head).to(tl.float32)
-        dt = softplus(dt + tl.load(dt_bias + head).to(tl.float32))
-        held *= tl.exp(dt * tl.load(a + head))
-        known = tl.sum(held * key[None, :], 1)
-        held += (beta * (value - known))[:, None] * key[None, :]
+        held = written_to(held, key, value, b, dt + tl.load(dt_bias + head).to(tl.float32), tl.load(a + head))
         tl.store(of_head + slot * SIZE, held, mask=in_tile)
         if SNAPSHOTS:
             tl.store(of_head + copy * SIZE, held, mask=in_tile & (copy >= 0))
@@ -113,8 +132,7 @@ def _delta_row_kernel(
                 at = (of_keys * EACH + further) * VALUE_DIM + j
                 y = tl.load(own + at, mask=ok, other=0.0, cache_modifier=".cg")
                 z = tl.load(line + at, mask=ok, other=0.0).to(tl.float32)
-                y *= tl.rsqrt(tl.sum(y * y, 0) / VALUE_DIM + eps) * weight
-                y = (y * z * logistic(z)).to(out.dtype.element_ty)
+                y = normed_and_gated(y, z, weight, eps, VALUE_DIM).to(out.dtype.element_ty)
                 tl.store(out + start.to(tl.int64) * INNER + at, y, mask=ok)
     elif count == 1:
         nothing = tl.zeros([TILE], out.dtype.element_ty)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from runahead.runtime.kernels.triton.ngram import propose_ngrams
 from runahead.runtime.kernels.triton.prompt_logprobs import PromptBuffers, find_targets, leave_prompt_logprobs
 from runahead.runtime.kernels.triton.queries import make_query_buffers, prepare_queries
 from runahead.runtime.kernels.triton.run_queries import prepare_runs
+from runahead.runtime.kernels.triton.state_places import make_state_places
 from runahead.runtime.kernels.triton.write_results import ResultRing, advance, write_logprobs
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS
@@ -34,8 +36,8 @@ class DeviceRows:
 
     rings: the host's views of mapped memory; kernels read and write it in place. max_tokens: query tokens of a launch,
     at most. context_length: the bound that every captured attention is made for. drafts: None where no launch verifies
-    any. masks: of rows with a grammar; None: no row has one. snapshot_tokens: between two borders at which a row's
-    recurrent state is kept; 0: none is.
+    any. masks: of rows with a grammar; None: no row has one. keeps_states: the model keeps a recurrent state of each
+    row. snapshot_tokens: between two borders at which a row's state is kept; 0: none is.
     """
 
     def __init__(
@@ -51,10 +53,10 @@ class DeviceRows:
         penalty_slots: int = 0,
         drafts: DraftState | None = None,
         masks: MaskState | None = None,
+        keeps_states: bool = False,
         snapshot_tokens: int = 0,
     ) -> None:
         self._max_blocks = max_blocks = ceil_div(context_length, block_size)
-        self._snapshot_tokens = snapshot_tokens
         borders = max_blocks * block_size // snapshot_tokens if snapshot_tokens else 0
         self._block_size = block_size
         self._context_length = context_length
@@ -79,6 +81,8 @@ class DeviceRows:
         self.penalties = make_penalty_state(penalty_slots, vocab_size, device)
         self.rows = make_row_list(max_rows, device)
         self.queries = make_query_buffers(max_rows, max_tokens, max_blocks + borders, device)
+        replays = keeps_states and drafts is not None
+        self.places = make_state_places(max_rows, max_blocks, device, snapshot_tokens, replays=replays)
         self.drafts = drafts
         self.masks = masks
         self._held = None if masks is None else masks.held
@@ -145,13 +149,12 @@ class DeviceRows:
                 self.rows,
                 self.state,
                 self.queries,
+                self.places,
                 self._block_size,
                 self._vocab_size,
                 self._history,
                 self._held,
                 None if self._runs is None else self._runs.drafted,
-                self._max_blocks,
-                self._snapshot_tokens,
             )
 
     def draft(self, num_rows: int, count: int) -> None:
@@ -165,8 +168,9 @@ class DeviceRows:
             assert self.masks is not None, "nobody proposes anything"
             propose_forced(num_rows, count, slots, self.state, self.drafts, self.masks)
         prepare_runs(
-            num_rows, 1 + count, slots, self.state, self.drafts, self._block_size, self._vocab_size, self._held
-        )
+            num_rows, 1 + count, slots, self.state, self.drafts, self.places, self._block_size, self._vocab_size,
+            self._held,
+        )  # fmt: skip
 
     # ------------------------------------------------------------ F
 
@@ -190,9 +194,7 @@ class DeviceRows:
             num_rows=num_rows,
             max_seq_len=self._context_length,
             is_decode=is_decode,
-            state_slots=queries.state_slots[:num_rows],
-            states_read_from=queries.states_read_from[:num_rows] if self._snapshot_tokens else None,
-            states_copied_to=queries.states_copied_to[:num_rows] if self._snapshot_tokens else None,
+            **self.places.of(num_rows),
         )
 
     def run_batch(self, num_rows: int, count: int) -> ForwardBatch:
@@ -211,20 +213,23 @@ class DeviceRows:
             max_seq_len=self._context_length,
             is_decode=True,
             decode_queries=1 + count,
+            **self.places.of(num_rows, has_drafts=True),
         )
 
     def line_batch(self, num_rows: int, count: int) -> ForwardBatch:
-        """The same, each line as a row with one query token, with a block table of its own."""
+        """The same, each line as a row with one query token, with a block table of its own. States are the rows'."""
         assert self.drafts is not None
-        lines = num_rows * (1 + count)
+        lines, in_rows = num_rows * (1 + count), self.run_batch(num_rows, count)
+        no_states: dict[str, Any] = dict.fromkeys(self.places.of(0))
         return replace(
-            self.run_batch(num_rows, count),
+            in_rows,
             query_start_loc=self._places[: lines + 1],
             seq_lens=self.drafts.line_lens[:lines],
             block_tables=self.drafts.block_tables[:lines],
             num_rows=lines,
             decode_queries=1,
-            are_lines=True,
+            in_rows=in_rows,
+            **no_states,
         )
 
     def write_finite(self, hidden: torch.Tensor, batch: ForwardBatch, prompt: PromptBuffers | None = None) -> None:
@@ -254,6 +259,7 @@ class DeviceRows:
         fresh = make_row_state(null_slot, self.state.block_table.shape[1], self._vocab_size, self.counter.device)
         for name in ROW_TENSORS:
             getattr(self.state, name).copy_(getattr(fresh, name))
+        self.places.lengths.zero_()
         if self.drafts is not None:
             forget_drafts(self.drafts)
         if self._held is not None:
@@ -267,7 +273,7 @@ class DeviceRows:
         """Row state and penalty state by field name, on the host. Only while nothing is in flight."""
         tensors = {name: getattr(self.state, name) for name in ROW_TENSORS}
         tensors |= {name: getattr(self.penalties, name) for name in PENALTY_TENSORS}
-        if self._snapshot_tokens:  # behind a row's blocks
+        if self.places.snapshot_tokens:  # behind a row's blocks
             tensors["snapshots"] = self.state.block_table[:, self._max_blocks :]
         if self._history is not None:
             tensors["history"] = self._history

@@ -32,6 +32,26 @@ STATE_WORDS: Final = 4096  # float32 numbers of a state that a program has
 
 
 @triton.jit
+def step_of(raw, bias, low, high):
+    """How long a head's step is, as the first product and the bias say it."""
+    dt = softplus(raw + bias)
+    return tl.minimum(tl.maximum(dt, low, tl.PropagateNan.ALL), high, tl.PropagateNan.ALL)
+
+
+@triton.jit
+def moved_on(held, x, b, dt, slope):
+    """A state [numbers of a head, numbers kept of each] one token further."""
+    return held * tl.exp(dt * slope) + (x * dt)[:, None] * b[None, :]
+
+
+@triton.jit
+def gated_output(held, c, x, straight, z):
+    """What a token reads of a state, before the norm."""
+    y = tl.sum(held * c[None, :], 1) + straight * x
+    return y * z * logistic(z)
+
+
+@triton.jit
 def _mamba2_row_kernel(
     projected, conv_weight, conv_bias, a, d, dt_bias, gamma, conv_state, state, state_slots, read_from, copied_to,
     seq_lens, positions, query_start_loc, made, out, arrived, low, high, eps, HEADS: tl.constexpr,
@@ -78,14 +98,14 @@ def _mamba2_row_kernel(
         x = convolved(x_sum, x_new, conv_weight, conv_bias, x_channel, in_head, WINDOW, HAS_BIAS)
         b = convolved(b_sum, b_new, conv_weight, conv_bias, b_channel, in_state, WINDOW, HAS_BIAS)
         c = convolved(c_sum, c_new, conv_weight, conv_bias, c_channel, in_state, WINDOW, HAS_BIAS)
-        dt = softplus(tl.load(line + INNER + CHANNELS + head).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32))
-        dt = tl.minimum(tl.maximum(dt, low, tl.PropagateNan.ALL), high, tl.PropagateNan.ALL)
-        held = held * tl.exp(dt * tl.load(a + head)) + (x * dt)[:, None] * b[None, :]
+        raw = tl.load(line + INNER + CHANNELS + head).to(tl.float32)
+        dt = step_of(raw, tl.load(dt_bias + head).to(tl.float32), low, high)
+        held = moved_on(held, x, b, dt, tl.load(a + head))
         tl.store(of_head + slot * SIZE, held, mask=in_tile)
         if SNAPSHOTS:
             tl.store(of_head + copy * SIZE, held, mask=in_tile & (copy >= 0))
-        y = tl.sum(held * c[None, :], 1) + tl.load(d + head).to(tl.float32) * x
-        tl.store(made + row.to(tl.int64) * INNER + x_channel, y * z * logistic(z), mask=in_head)
+        y = gated_output(held, c, x, tl.load(d + head).to(tl.float32), z)
+        tl.store(made + row.to(tl.int64) * INNER + x_channel, y, mask=in_head)
         tl.debug_barrier()
         shift_channels(
             conv_state, slot, source, copy, x_channel, x_new, in_head, goes_on, CHANNELS, WINDOW, KEPT, SNAPSHOTS

@@ -26,6 +26,7 @@ from runahead.runtime.kernels.triton.recurrent_layers import (
     chunk_rows,
     of_any_tokens,
     of_several_tokens,
+    states_in,
 )
 
 
@@ -48,7 +49,7 @@ class ManyRows:
 
     def recurrent(self, weights: Recurrent, place: int) -> None:
         projected = _product(self._sum.normed(weights.norm), weights.proj)
-        mixed = of_any_tokens(projected, weights, self._cache.states[place], self._rows, self._buffers)
+        mixed = of_any_tokens(projected, weights, states_in(self._cache, place), self._rows, self._buffers)
         self._sum.add(_product(mixed, weights.out))
 
     def dense(self, weights: Dense) -> None:

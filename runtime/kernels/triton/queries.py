@@ -14,13 +14,11 @@ import triton.language as tl
 
 from runahead.runtime.kernels.row_state import RowState
 from runahead.runtime.kernels.triton.apply_plan import NO_CHUNK, RowList
-from runahead.runtime.kernels.triton.row_parameters import int_of, place_of
+from runahead.runtime.kernels.triton.state_places import StatePlaces, leave_places
 
 _TOKEN_TILE: Final = 128
 _TABLE_TILE: Final = 256
 _NO_CHUNK = tl.constexpr(NO_CHUNK)
-_STATE_SLOT, _BEGINS_AS = place_of("state_slot"), place_of("begins_as")
-_BLOCK_COUNT = place_of("block_count")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +31,6 @@ class QueryBuffers:
     seq_lens: torch.Tensor  # int32 [R]
     block_tables: torch.Tensor  # int32 [R, max_blocks] only what a row's length covers is up to date
     last_query: torch.Tensor  # int64 [R] index of each row's last query token
-    state_slots: torch.Tensor  # int32 [R] each row's state slot; below 0: it has none
-    states_read_from: torch.Tensor  # int32 [R] the slot that it goes on from, where there are snapshots
-    states_copied_to: torch.Tensor  # int32 [R] the snapshot in which it leaves its state, too; below 0: in none
     # int32 [R] where rows may be held: the row slot that a row's logits go to, the null slot where it leaves none
     logit_slots: torch.Tensor
 
@@ -55,9 +50,6 @@ def make_query_buffers(max_rows: int, max_tokens: int, max_blocks: int, device: 
         seq_lens=zeros(torch.int32, rows),
         block_tables=zeros(torch.int32, rows, max_blocks),
         last_query=zeros(torch.int64, rows),
-        state_slots=zeros(torch.int32, rows),
-        states_read_from=zeros(torch.int32, rows),
-        states_copied_to=zeros(torch.int32, rows),
         logit_slots=torch.full((rows,), max_rows, dtype=torch.int32, device=device),
     )
 
@@ -80,9 +72,12 @@ def _queries_kernel(
     seq_lens,
     block_tables,
     last_query,
+    lengths,
     state_slots,
     states_read_from,
     states_copied_to,
+    replayed,
+    copied_after,
     history,
     held,
     drafted,
@@ -102,6 +97,7 @@ def _queries_kernel(
     NULL_SLOT: tl.constexpr,
     EVERY: tl.constexpr,
     BLOCKS: tl.constexpr,
+    REPLAYS: tl.constexpr,
     TOKENS: tl.constexpr,
     TABLE_TILE: tl.constexpr,
 ):
@@ -151,17 +147,10 @@ def _queries_kernel(
     tl.store(slot_mapping + start + i, mapping, mask=inside)
     if tl.program_id(1) == 0:
         tl.store(seq_lens + row, length)
-        own = int_of(parameters, slot, _STATE_SLOT)
-        tl.store(state_slots + row, own)
-        if EVERY > 0:
-            # Snapshots lie behind the state slots, which are as many as there are rows, and are numbered from 1 on.
-            begun_as = int_of(parameters, slot, _BEGINS_AS)
-            begins = (begun_as > 0) & (length - count == int_of(parameters, slot, _BLOCK_COUNT) * BLOCK_SIZE)
-            tl.store(states_read_from + row, tl.where(begins, NULL_SLOT - 1 + begun_as, own))
-            at_border = (length > 0) & (length % EVERY == 0)
-            border = block_table + slot * MAX_BLOCKS + BLOCKS - 1 + length // EVERY
-            taken = tl.load(border, mask=at_border, other=0)
-            tl.store(states_copied_to + row, tl.where(taken > 0, NULL_SLOT - 1 + taken, -1))
+        leave_places(
+            row, slot, length - count, length, parameters, block_table, lengths, state_slots, states_read_from,
+            states_copied_to, replayed, copied_after, MAX_BLOCKS, BLOCKS, BLOCK_SIZE, NULL_SLOT, EVERY, REPLAYS,
+        )  # fmt: skip
         tl.store(last_query + row, tl.maximum(start + count - 1, 0).to(tl.int64))
         for first in range(0, (length + BLOCK_SIZE - 1) // BLOCK_SIZE, TABLE_TILE):
             j = first + tl.arange(0, TABLE_TILE)
@@ -178,13 +167,12 @@ def prepare_queries(
     rows: RowList,
     state: RowState,
     out: QueryBuffers,
+    places: StatePlaces,
     block_size: int,
     vocab_size: int,
     history: torch.Tensor | None = None,
     held: torch.Tensor | None = None,
     drafted: torch.Tensor | None = None,
-    max_blocks: int = 0,
-    snapshot_tokens: int = 0,
 ) -> None:
     """The query tokens of the first `num_rows` places of the list: a decode row's newest token, a chunk's from the bulk
     slot [slots, bulk_words] of this launch.
@@ -193,9 +181,8 @@ def prepare_queries(
     ended, and places past the list, get seq_len 0 and a slot in the null block, and so do query tokens of no row.
     history: int32 [slots, context], where a drafter wants to know the chunks' tokens by their position. held: int8
     [slots], where rows may be held: those that are have no query token, and leave no logits. drafted: int32 [slots],
-    beside `held`, where rows may have drafts: this F has none of the rows that go through it. snapshot_tokens: from one
-    border with a snapshot of a row's state to the next, whose snapshots lie behind the `max_blocks` of its line of the
-    block table; 0: there are none.
+    beside `held`, where rows may have drafts: this F has none of the rows that go through it. places: of the states
+    that the rows go on with.
     """
     assert not is_decode or num_tokens == num_rows
     grid = (num_rows, 1) if is_decode else (num_rows + 1, triton.cdiv(num_tokens, _TOKEN_TILE))
@@ -216,9 +203,12 @@ def prepare_queries(
         out.seq_lens,
         out.block_tables,
         out.last_query,
-        out.state_slots,
-        out.states_read_from,
-        out.states_copied_to,
+        places.lengths,
+        places.slots,
+        places.read_from,
+        places.copied_to,
+        places.replayed,
+        places.copied_after,
         state.last_token if history is None else history,
         state.last_token if held is None else held,
         state.last_token if drafted is None else drafted,
@@ -236,8 +226,9 @@ def prepare_queries(
         HOLDS=held is not None,
         DRAFTS=drafted is not None,
         NULL_SLOT=state.slots - 1,
-        EVERY=snapshot_tokens,
-        BLOCKS=max_blocks,
+        EVERY=places.snapshot_tokens,
+        BLOCKS=places.max_blocks,
+        REPLAYS=places.replays,
         TOKENS=1 if is_decode else _TOKEN_TILE,
         TABLE_TILE=_TABLE_TILE,
         num_warps=1,

@@ -1,21 +1,29 @@
-"""Recurrent mixers as streams compute them, between their two products: of rows that decode by one kernel, of others by
-sub-chunks."""
+"""Recurrent mixers as streams compute them, between their two products: of rows that decode by one kernel, which is
+another where rows may have drafts; of other rows by sub-chunks."""
 
 from __future__ import annotations
 
 import torch
 
-from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.layers import GatedDelta, Mamba2
 from runahead.runtime.kernels.triton.decode_buffers import DecodeBuffers
 from runahead.runtime.kernels.triton.delta_chunks import delta_of_chunks
 from runahead.runtime.kernels.triton.delta_decode import delta_of_one_token
+from runahead.runtime.kernels.triton.delta_runs import delta_of_runs
 from runahead.runtime.kernels.triton.mamba2_chunks import mamba2_of_chunks
 from runahead.runtime.kernels.triton.mamba2_decode import mamba2_of_one_token
+from runahead.runtime.kernels.triton.mamba2_runs import mamba2_of_runs
 from runahead.runtime.kernels.triton.recurrent_chunks import ChunkRows, length_of_sub_chunks
 
 Recurrent = Mamba2 | GatedDelta
-States = tuple[torch.Tensor, ...]  # of one mixer, float32, each [state slots, *shape]
+# Of one mixer, float32: each [state slots, *shape], and behind them the inputs of drafts, [slots of rows, K, inputs].
+States = tuple[torch.Tensor, ...]
+
+
+def states_in(cache: KVCache, place: int) -> States:
+    """Of the mixer whose states are number `place` of the cache's."""
+    return *cache.states[place], cache.runs[place]
 
 
 def chunk_rows(batch: ForwardBatch, dtype: torch.dtype) -> ChunkRows:
@@ -23,7 +31,7 @@ def chunk_rows(batch: ForwardBatch, dtype: torch.dtype) -> ChunkRows:
     return ChunkRows(batch, length_of_sub_chunks(dtype))
 
 
-def of_one_token(
+def of_decode_rows(
     projected: torch.Tensor,
     weights: Recurrent,
     states: States,
@@ -33,26 +41,36 @@ def of_one_token(
     out: torch.Tensor | None = None,
     dependent: bool = False,
 ) -> torch.Tensor:
-    """What `weights.out` reads of rows with one query token, [T, inner], and their states one token further; masked
-    ones leave zeros. projected: what `weights.proj` gives. out: where it is put; other rows' tokens there stay as they
-    are."""
-    assert batch.decode_queries == 1 and not batch.are_lines, "drafts of models that keep states are refused"
+    """What `weights.out` reads of rows with one query token, or one and drafts, [T, inner], and their states as far as
+    their newest tokens; masked ones leave zeros. projected: what `weights.proj` gives. out: where it is put; other
+    rows' tokens there stay as they are.
+
+    Where rows may have drafts, every launch of theirs goes by the same kernel: a token has the same bits in each.
+    """
+    batch = batch.in_rows or batch
+    *of_rows, kept = states
+    has_drafts = kept.shape[1] > 0
+    assert has_drafts or batch.decode_queries == 1, "slots have no room for the inputs of drafts"
     groups = weights.shape.groups if isinstance(weights, Mamba2) else weights.shape.key_heads
     arrived = buffers.meetings(batch.num_rows * groups, projected.device)
     if out is None:
         out = projected.new_empty((projected.shape[0], weights.shape.inner))
     if isinstance(weights, Mamba2):
-        mamba2_of_one_token(projected, weights, states, batch, out, arrived, dependent=dependent)
+        of_mamba2, given = (mamba2_of_runs, states) if has_drafts else (mamba2_of_one_token, (*of_rows,))
+        of_mamba2(projected, weights, given, batch, out, arrived, dependent=dependent)
     else:
-        delta_of_one_token(projected, weights, states, batch, out, arrived, dependent=dependent)
+        of_delta, given = (delta_of_runs, states) if has_drafts else (delta_of_one_token, (*of_rows,))
+        of_delta(projected, weights, given, batch, out, arrived, dependent=dependent)
     return out
 
 
 def of_several_tokens(projected: torch.Tensor, weights: Recurrent, states: States, rows: ChunkRows) -> torch.Tensor:
-    """The same of rows with several query tokens, [T, inner]; zeros of all other tokens and padding."""
+    """The same of rows with a chunk of several query tokens, [T, inner]; zeros of all other tokens and padding. All of
+    a chunk is certain, and nothing is replayed before it."""
+    *of_rows, _ = states
     if isinstance(weights, Mamba2):
-        return mamba2_of_chunks(projected, weights, states, rows)
-    return delta_of_chunks(projected, weights, states, rows)
+        return mamba2_of_chunks(projected, weights, (*of_rows,), rows)
+    return delta_of_chunks(projected, weights, (*of_rows,), rows)
 
 
 def of_any_tokens(
@@ -60,4 +78,4 @@ def of_any_tokens(
 ) -> torch.Tensor:
     """The same of all rows."""
     out = of_several_tokens(projected, weights, states, rows)
-    return of_one_token(projected, weights, states, rows.batch, buffers, out=out)
+    return of_decode_rows(projected, weights, states, rows.batch, buffers, out=out)

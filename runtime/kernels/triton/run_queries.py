@@ -13,6 +13,7 @@ import triton.language as tl
 
 from runahead.runtime.kernels.row_state import RowState
 from runahead.runtime.kernels.triton.draft_state import DraftState
+from runahead.runtime.kernels.triton.state_places import StatePlaces, leave_places
 
 _TABLE_TILE: Final = 256
 
@@ -24,6 +25,7 @@ def _runs_kernel(
     seq_len,
     last_token,
     block_table,
+    parameters,
     proposed,
     drafted,
     held,
@@ -37,20 +39,30 @@ def _runs_kernel(
     query_start_loc,
     seq_lens,
     block_tables,
+    lengths,
+    state_slots,
+    states_read_from,
+    states_copied_to,
+    replayed,
+    copied_after,
     num_rows,
     width,
     VOCAB: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     MAX_BLOCKS: tl.constexpr,
+    TABLE: tl.constexpr,
     MOST: tl.constexpr,
     WIDTH_PAD: tl.constexpr,
     ROWS_PAD: tl.constexpr,
     NULL_SLOT: tl.constexpr,
     BY_LINE: tl.constexpr,
     HOLDS: tl.constexpr,
+    EVERY: tl.constexpr,
+    REPLAYS: tl.constexpr,
     TABLE_TILE: tl.constexpr,
 ):
-    """One program for a row and a token of its run: the first writes all but the block tables of the others.
+    """One program for a row and a token of its run: the first writes all but the block tables of the others. TABLE:
+    words of a row's line of the block table, of which the first MAX_BLOCKS are blocks.
 
     HOLDS: rows may be held. Such a one has been through an F with the drafts that it still has: it brings no more than
     a line of length 0, and the next S finds its run where that F left it.
@@ -81,7 +93,7 @@ def _runs_kernel(
         token = tl.where(n == 0, tl.load(last_token + slot), token)
         token = tl.minimum(tl.maximum(token, 0), VOCAB - 1)
         position = tl.maximum(length - 1 + n, 0)
-        block = tl.load(block_table + slot * MAX_BLOCKS + position // BLOCK_SIZE, mask=there & is_alive, other=0)
+        block = tl.load(block_table + slot * TABLE + position // BLOCK_SIZE, mask=there & is_alive, other=0)
         tl.store(token_ids + line, token.to(tl.int64), mask=there)
         tl.store(positions + line, position.to(tl.int64), mask=there)
         mapping = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
@@ -108,6 +120,11 @@ def _runs_kernel(
         tl.store(run_lines + place, tl.where(in_run, found_at, 0), mask=n < width)
         tl.store(seq_lens + row, tl.where(is_alive, length + count - 1, 0), mask=own)
         tl.store(query_start_loc + row + 1, start + count, mask=own)
+        if REPLAYS:  # what is certain of a row is its newest token
+            leave_places(
+                row, slot, length - 1, length, parameters, block_table, lengths, state_slots, states_read_from,
+                states_copied_to, replayed, copied_after, TABLE, MAX_BLOCKS, BLOCK_SIZE, NULL_SLOT, EVERY, REPLAYS,
+            )  # fmt: skip
     copied = own & (number < count)
     target = row
     covered = length + count - 1
@@ -116,19 +133,20 @@ def _runs_kernel(
         covered = length + number
     for first in range(0, tl.where(copied, (covered + BLOCK_SIZE - 1) // BLOCK_SIZE, 0), TABLE_TILE):
         i = first + tl.arange(0, TABLE_TILE)
-        blocks = tl.load(block_table + slot * MAX_BLOCKS + i, mask=i < MAX_BLOCKS, other=0)
+        blocks = tl.load(block_table + slot * TABLE + i, mask=i < MAX_BLOCKS, other=0)
         tl.store(block_tables + target.to(tl.int64) * MAX_BLOCKS + i, blocks, mask=i < MAX_BLOCKS)
 
 
 def prepare_runs(
-    num_rows: int, width: int, row_slots: torch.Tensor, state: RowState, drafts: DraftState, block_size: int,
-    vocab_size: int, held: torch.Tensor | None = None,
+    num_rows: int, width: int, row_slots: torch.Tensor, state: RowState, drafts: DraftState, places: StatePlaces,
+    block_size: int, vocab_size: int, held: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     """The num_rows * width lines of F, and where the next S finds their logits, after the drafter has proposed.
 
     row_slots: int32 [R] of the row list, of which the first `num_rows` are looked at. width: 1 + K, with the K of the
-    launch. A row that has ended, and a place past the list, has one line of length 0. held: int8 [slots], where rows
-    may be held: such a row has one, too, and the next S finds the run that it was held with.
+    launch. places: of the states that the rows go on with. A row that has ended, and a place past the list, has one
+    line of length 0. held: int8 [slots], where rows may be held: such a row has one, too, and the next S finds the run
+    that it was held with.
     """
     assert (held is not None) == drafts.holds
     by_line = drafts.block_tables.shape[0] != drafts.rows
@@ -138,6 +156,7 @@ def prepare_runs(
         state.seq_len,
         state.last_token,
         state.block_table,
+        state.parameters,
         drafts.proposed,
         drafts.drafted,
         drafts.drafted if held is None else held,
@@ -151,17 +170,26 @@ def prepare_runs(
         drafts.query_start_loc,
         drafts.seq_lens,
         drafts.block_tables,
+        places.lengths,
+        places.slots,
+        places.read_from,
+        places.copied_to,
+        places.replayed,
+        places.copied_after,
         num_rows,
         width,
         VOCAB=vocab_size,
         BLOCK_SIZE=block_size,
-        MAX_BLOCKS=state.block_table.shape[1],
+        MAX_BLOCKS=drafts.block_tables.shape[1],
+        TABLE=state.block_table.shape[1],
         MOST=drafts.most,
         WIDTH_PAD=triton.next_power_of_2(1 + drafts.most),
         ROWS_PAD=triton.next_power_of_2(drafts.rows),
         NULL_SLOT=state.slots - 1,
         BY_LINE=by_line,
         HOLDS=held is not None,
+        EVERY=places.snapshot_tokens,
+        REPLAYS=places.replays,
         TABLE_TILE=_TABLE_TILE,
         num_warps=1,
     )

@@ -36,7 +36,7 @@ INSTRUCTIONS: Final = ("griddepcontrol.wait", "wgmma", "tcgen05")
 # Of what a form of a kernel has beside its epilogue. A part that no form compiled before had may not compile.
 _PARTS: Final = (
     "GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED", "GATE_FIRST", "EACH", "MASKED", "HOLDS", "EVERY", "SNAPSHOTS",
-    "FORCES", "DRAFTS",
+    "FORCES", "DRAFTS", "REPLAYS",
 )  # fmt: skip
 # Models with recurrent states, which no other has, in small sizes that take less long: those of real sizes are among
 # the shapes of `make kernels`.
@@ -175,10 +175,11 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
 
 
 def _launch_everything(orders: Orders) -> None:
-    """The largest launch of rows that verify drafts, in both forms, where the model may have any; decode launches,
-    from the largest on, which comes in both forms; a launch with a prompt, one with its log-probabilities, the last;
-    few rows once more, by the products that only a table of measured tilings asks for, and a launch with a prompt by
-    such a plan of attention; and launches whose S looks for masks, behind drafts too, with a drafter and without."""
+    """The largest launch of rows that verify drafts, in both forms; decode launches, from the largest on, which comes
+    in both forms; a launch with a prompt, one with its log-probabilities, the last; of a model with states those once
+    more where nobody drafts; few rows once more, by the products that only a table of measured tilings asks for, and a
+    launch with a prompt by such a plan of attention; and launches whose S looks for masks, behind drafts too, with a
+    drafter and without."""
     from runahead.cuda_graphs import marks
     from runahead.runtime.kernels.triton.gpu import use_as
     from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
@@ -187,14 +188,13 @@ def _launch_everything(orders: Orders) -> None:
     if orders.used_as != "auto":
         use_as(orders.used_as)
 
-    keys = {**SHAPES[orders.shape].keys, **orders.changes}
-    keys = {key: value for key, value in keys.items() if value is not None}
+    keys = {key: value for key, value in {**SHAPES[orders.shape].keys, **orders.changes}.items() if value is not None}
     shape = dataclasses.replace(SHAPES[orders.shape], keys=keys)
     config = shape.described()
-    drafts = 0 if state_bytes(config) else MOST  # drafts of models with states are refused
+    has_states = state_bytes(config) > 0
     settings = EngineConfig(
         model="", device="cuda", max_rows=max(orders.rows), max_prefill_tokens=256,
-        context_length=shape.workload.context, drafter="ngram" if drafts else "none", draft_tokens=MOST,
+        context_length=shape.workload.context, drafter="ngram", draft_tokens=MOST,
     )  # fmt: skip
     weights = _without_memory(described(config), getattr(torch, orders.dtype))
     rings = allocate_rings(ring_layout(settings, config, settings.context_length))
@@ -210,10 +210,11 @@ def _launch_everything(orders: Orders) -> None:
         context_length=settings.context_length,
         penalty_slots=settings.penalty_slots,
         exact=orders.exact,
-        snapshots=0 if drafts else _SNAPSHOTS,
+        snapshots=_SNAPSHOTS if has_states else 0,
         snapshot_tokens=snapshot_tokens(settings),
     )
-    program = program_with(drafts=drafts, draft_rows=min(settings.max_rows, _DRAFT_ROWS) if drafts else 0)
+    program = program_with(drafts=MOST, draft_rows=min(settings.max_rows, _DRAFT_ROWS))
+    without_drafts = program_with() if has_states else None
     counter = torch.zeros(1, dtype=torch.int64, device="meta")
     stamps, seen = torch.from_numpy(rings.start_ns), torch.zeros(marks.MARKS, dtype=torch.int64)
     rows = max(orders.rows)
@@ -221,7 +222,8 @@ def _launch_everything(orders: Orders) -> None:
     drafted = LaunchShape(0, few, Form.FULL, few, few * (1 + MOST), is_decode=True, drafts=MOST, sample_drafts=MOST)
     mixed = LaunchShape(0, 1, Form.PLAIN, rows=1, tokens=settings.max_prefill_tokens, is_decode=False)
     for launch in (
-        *((drafted, drafted._replace(form=Form.PLAIN)) if drafts else ()),
+        drafted,
+        drafted._replace(form=Form.PLAIN),
         LaunchShape(0, rows, Form.FULL, rows, rows, is_decode=True),
         *(LaunchShape(0, some, Form.PLAIN, some, some, is_decode=True) for some in sorted(orders.rows, reverse=True)),
         mixed,
@@ -234,15 +236,23 @@ def _launch_everything(orders: Orders) -> None:
         program.apply(launch)
         program.forward(launch)
         marks.ended(counter, seen, stamps)
+        if without_drafts is not None and not launch.drafts:
+            without_drafts.apply(launch)
+            without_drafts.forward(launch)
+    _launch_by_tables(program, rows, mixed, orders)
+    _launch_masked(program_with, rows, config.vocab_size, mixed)
+    if not has_states:
+        _launch_masks_along_drafts(program_with, drafted, config.vocab_size, orders)
+
+
+def _launch_by_tables(program: Any, rows: int, mixed: LaunchShape, orders: Orders) -> None:
+    """What only a table of measured tilings, or of plans of attention, asks for."""
     _give_small_products_lanes()
     some = min(rows, 8)
     program.forward(LaunchShape(0, some, Form.PLAIN, some, some, is_decode=True))
     if orders.dtype != "float32":
         _give_chunks_a_plan(orders.capability)
         program.forward(mixed)
-    _launch_masked(program_with, rows, config.vocab_size, mixed)
-    if drafts:
-        _launch_masks_along_drafts(program_with, drafted, config.vocab_size, orders)
 
 
 def _launch_masked(program_with: Callable[..., Any], rows: int, vocab_size: int, mixed: LaunchShape) -> None:

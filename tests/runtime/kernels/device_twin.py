@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import FAULT_NONE, STATUS_BYTES, STATUS_FAULT, RingLayout, RingMemory, allocate_rings
+from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.reference.sampling import Sampled
 from runahead.runtime.kernels.triton.device_rows import DeviceRows
 from runahead.runtime.kernels.triton.draft_state import DraftState, make_draft_state
@@ -15,6 +19,7 @@ from runahead.runtime.kernels.triton.prompt_logprobs import find_targets, make_p
 from runahead.runtime.plan import read_plan
 from runahead.runtime.programs.host_queries import Queries
 from runahead.runtime.programs.host_rows import HostRows
+from runahead.runtime.programs.host_states import NOWHERE, StatePlaces, state_places_of
 from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS
 
 
@@ -31,12 +36,14 @@ def mapped_rings(layout: RingLayout, device: torch.device) -> RingMemory:
 class DeviceTwin:
     """S and apply by the kernels, after the same of `host` by the reference. Everything is compared after each.
 
-    It has rings of its own, of the layout of the host's. max_tokens: query tokens of a launch, at most.
+    It has rings of its own, of the layout of the host's. max_tokens: query tokens of a launch, at most. keeps_states:
+    the rows have recurrent states. replays: the kernels count what each state stands for, as where rows have drafts.
     """
 
     def __init__(
-        self, host: HostRows, device: torch.device, *, max_tokens: int, context_length: int, launched: int = 0
-    ) -> None:
+        self, host: HostRows, device: torch.device, *, max_tokens: int, context_length: int, launched: int = 0,
+        keeps_states: bool = False, replays: bool = False,
+    ) -> None:  # fmt: skip
         self.host = host
         self._max_rows = host.alive.size - 1
         self.rings = mapped_rings(host.rings.layout, device)
@@ -51,7 +58,12 @@ class DeviceTwin:
             penalty_slots=len(host.counts) - 1,
             drafts=self._drafts(context_length, device),
             masks=None if host.masks is None else make_mask_state(host.masks, device),
+            keeps_states=keeps_states,
+            snapshot_tokens=host.snapshot_tokens,
         )
+        self.device.places = replace(self.device.places, replays=replays)
+        self._keeps_states = keeps_states
+        self.seen = Counter[str]()  # of places of states
         self.device.reset(launched)
         self._prompt = make_prompt_buffers(max_tokens, host.vocab_size, host.rings.layout.max_top, device)
 
@@ -62,7 +74,7 @@ class DeviceTwin:
         most = masks.drafts if masks is not None else int(host.drafter is not None)
         if not most:
             return None
-        slots, blocks = host.block_table.shape
+        slots, blocks = host.alive.size, host.max_blocks
         known = context_length if host.drafter is not None else 0
         return make_draft_state(slots, known, blocks, self._max_rows, most, False, device, holds=masks is not None)
 
@@ -136,6 +148,8 @@ class DeviceTwin:
         many query tokens leave prompt log-probabilities. padding, unowned: rows and query tokens beyond the list, of a
         captured bucket; a launch of decode rows alone has as many query tokens as rows."""
         host = self.host
+        if self.device.places.replays:
+            assert self.device.places.lengths.tolist() == host.state_len.tolist(), "what the states stand for"
         ring = host.rings.slot(host.number)
         for mine, theirs in ((self.rings.plan, host.rings.plan), (self.rings.bulk, host.rings.bulk)):
             mine[ring] = theirs[ring]
@@ -159,6 +173,8 @@ class DeviceTwin:
             return 0
         expected = HostRows.queries(host)
         self._compare_queries(expected, *made)
+        if self._keeps_states:
+            self._compare_places(expected, *made)
         return self._compare_prompts(expected)
 
     def forget(self, *, slot: int = -1, penalty_slot: int = -1) -> None:
@@ -190,13 +206,16 @@ class DeviceTwin:
 
     def _compare_state(self) -> None:
         read = dict(self.device.read())
-        if self.host.drafter is not None:
-            found, expected = read.pop("history"), self.host.drafter.memory()["history"]
+        known = {} if self.host.drafter is None else self.host.drafter.memory()
+        history = read.pop("history", None)
+        if history is not None and "history" in known:
+            told = known["history"]
             for slot in np.flatnonzero(self.host.alive).tolist():
-                known = slice(int(self.host.seq_len[slot]))
-                assert found[slot, known].tolist() == expected[slot, known].tolist(), f"what is known of row {slot}"
+                here = slice(int(self.host.seq_len[slot]))
+                assert history[slot, here].tolist() == told[slot, here].tolist(), f"what is known of row {slot}"
         for name, found in read.items():
-            expected = getattr(self.host, name)
+            held = self.host.block_table[:, self.host.max_blocks :] if name == "snapshots" else getattr(self.host, name)
+            expected = np.asarray(held)
             if not np.array_equal(found, expected):
                 lines = np.unique(np.argwhere(found != expected)[:, 0]).tolist()
                 raise AssertionError(f"launch {self.host.number}: {name} of {lines}: {found[lines]}, {expected[lines]}")
@@ -230,6 +249,28 @@ class DeviceTwin:
         left = np.where(sampled, expected.slots, self._max_rows)
         assert self.device.logit_slots[:rows].tolist() == left.tolist(), "where logits are left"
         assert bool((self.device.logit_slots[rows:num_rows] == self._max_rows).all()), "padding leaves none"
+
+    def _compare_places(self, queries: Queries, num_rows: int, num_tokens: int, is_decode: bool) -> None:
+        """Which states live rows go on with, and where they leave them."""
+        expected, live = state_places_of(self.host, queries), queries.seq_lens > 0
+        batch = self.device.batch(num_rows, num_tokens, is_decode)
+        self._compare_places_of(batch, expected, live)
+
+    def _compare_places_of(self, batch: ForwardBatch, expected: StatePlaces, live: NDArray[np.bool_]) -> None:
+        """live: rows of F that are not masked, [B]. Of others nothing is read."""
+        pairs = {"state_slots": expected.slots}
+        if self.host.snapshot_tokens:
+            pairs |= {"states_read_from": expected.read_from, "states_copied_to": expected.copied_to}
+        if self.device.places.replays:
+            pairs["replayed"] = expected.replayed
+        for name, column in pairs.items():
+            assert getattr(batch, name).cpu().numpy()[: live.size][live].tolist() == column[live].tolist(), name
+        copied = live & (expected.copied_to != NOWHERE)
+        if batch.copied_after is not None:
+            after = batch.copied_after.cpu().numpy()[: live.size]
+            assert after[copied].tolist() == expected.copied_after[copied].tolist(), "copied_after"
+        self.seen["state left in a snapshot"] += int(np.count_nonzero(copied))
+        self.seen["state from a snapshot"] += int(np.count_nonzero(live & (expected.read_from != expected.slots)))
 
     def _compare_prompts(self, queries: Queries) -> int:
         wanted = self.host.prompt_queries(queries)

@@ -16,6 +16,7 @@ from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.programs.triton import TritonProgram
+from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.gpu import gpu_chain
@@ -58,9 +59,11 @@ class SynchronousProgram(TritonProgram):
 
 
 def drafted_engine(
-    config: ModelConfig, device: torch.device, run_ahead: int, max_rows: int, *, drafts: bool, exact: bool = False
-) -> gpu_chain.EngineUnderTest:
-    """drafts: launches of up to max_rows - 1 rows have some. Free KV blocks are NaN at the start."""
+    config: ModelConfig, device: torch.device, run_ahead: int, max_rows: int, *, drafts: bool, exact: bool = False,
+    snapshots: int = 0,
+) -> gpu_chain.EngineUnderTest:  # fmt: skip
+    """drafts: launches of up to max_rows - 1 rows have some. snapshots: of states, that there is room for. Free KV
+    blocks and state slots are NaN at the start."""
     choice = ChangingForms() if drafts else None
     most, draft_rows = (ChangingForms.most, max_rows - 1) if drafts else (0, 0)
     layout = gpu_chain.layout_for(run_ahead, max_rows, most)
@@ -85,17 +88,23 @@ def drafted_engine(
         drafts=most,
         draft_rows=draft_rows,
         exact=exact,
+        snapshots=snapshots,
+        snapshot_tokens=gpu_chain.SNAPSHOT_TOKENS,
     )
     program.poison_blocks(tuple(range(1, NUM_BLOCKS)))
+    for slot in range(max_rows + snapshots):
+        program.poison_state_slot(slot)
     return gpu_chain.engine_over(
         config, HostDevice(program, rings), program, run_ahead, max_rows, NUM_BLOCKS, drafts=choice,
-        draft_rows=draft_rows,
+        draft_rows=draft_rows, snapshots=snapshots,
     )  # fmt: skip
 
 
-def requests(config: ModelConfig, count: int) -> list[tuple[list[int], SamplingParams, StoppingParams]]:
+def requests(
+    config: ModelConfig, count: int, few: bool = False
+) -> list[tuple[list[int], SamplingParams, StoppingParams]]:
     """Requests of every kind whose prompts repeat themselves, so that drafts are right now and then; two have
-    penalties."""
+    penalties. few: each may say two tokens alone, as models need that do not repeat themselves."""
     made = []
     for index, (prompt, sampling, stopping) in enumerate(gpu_chain.random_requests(config, count, seed=7)):
         fields = {name: getattr(sampling, name) for name in sampling.__struct_fields__}
@@ -105,6 +114,8 @@ def requests(config: ModelConfig, count: int) -> list[tuple[list[int], SamplingP
             fields["temperature"] = 0.0  # a small random model then soon says the same again and again
         elif index % 3 == 2:
             fields |= {"temperature": 0.05, "logprobs": 2}
+        if few:
+            fields["allowed_mask"] = token_mask(range(3, 5), config.vocab_size).tobytes()
         stopping = StoppingParams(
             max_tokens=10 + stopping.max_tokens % 16,
             min_tokens=stopping.min_tokens,
@@ -114,11 +125,13 @@ def requests(config: ModelConfig, count: int) -> list[tuple[list[int], SamplingP
     return made
 
 
-def served(under_test: gpu_chain.EngineUnderTest, config: ModelConfig, count: int) -> TokensAndLogprobs:
+def served(
+    under_test: gpu_chain.EngineUnderTest, config: ModelConfig, count: int, few: bool = False
+) -> TokensAndLogprobs:
     """Tokens, finish reasons, and log-probabilities, by handle. Half way the device's rows are compared
     with the host's, what the drafter knows too."""
     with torch.inference_mode():
-        for handle, (prompt, sampling, stopping) in enumerate(requests(config, count)):
+        for handle, (prompt, sampling, stopping) in enumerate(requests(config, count, few)):
             under_test.submit(handle, prompt, sampling, stopping)
         while len(under_test.tokens()) < count // 2:
             under_test.engine.turn()

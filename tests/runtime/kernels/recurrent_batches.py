@@ -13,7 +13,8 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch
 @dataclass(frozen=True, slots=True)
 class Row:
     """first: position of its first query token. alive: not masked. begins_as: the slot that it goes on from, if that is
-    not its own. left_in: a slot in which its state is left, too; -1: in none. replayed: of the drafts of its run
+    not its own. left_in: a slot in which its state is left, too; -1: in none. left_after: behind so many tokens, those
+    that are replayed and then those that are certain; None: behind all of these. replayed: of the drafts of its run
     before, those that were kept. drafts: query tokens that may not be."""
 
     state_slot: int
@@ -22,6 +23,7 @@ class Row:
     alive: bool = True
     begins_as: int | None = None
     left_in: int = -1
+    left_after: int | None = None
     replayed: int = 0
     drafts: int = 0
 
@@ -31,6 +33,10 @@ def batch_of(rows: Sequence[Row]) -> ForwardBatch:
     tokens = sum(counts)
     reads = [row.state_slot if row.begins_as is None else row.begins_as for row in rows]
     copies = [row.left_in for row in rows]
+    certain = [row.count - row.drafts for row in rows]
+    ends = [row.replayed + row.count - row.drafts for row in rows]
+    copied_after = [end if row.left_after is None else row.left_after for row, end in zip(rows, ends, strict=True)]
+    decodes = max(certain) == 1
     snapshots = any(row.begins_as is not None or row.left_in >= 0 for row in rows)
     return ForwardBatch(
         token_ids=torch.zeros(tokens, dtype=torch.int64),
@@ -42,10 +48,12 @@ def batch_of(rows: Sequence[Row]) -> ForwardBatch:
         num_tokens=tokens,
         num_rows=len(rows),
         max_seq_len=max(row.first + row.count for row in rows),
-        is_decode=max(counts) == 1,
+        is_decode=decodes,
+        decode_queries=max(counts) if decodes else 1,
         state_slots=torch.tensor([row.state_slot for row in rows], dtype=torch.int32),
         states_read_from=torch.tensor(reads, dtype=torch.int32) if snapshots else None,
         states_copied_to=torch.tensor(copies, dtype=torch.int32) if snapshots else None,
         replayed=torch.tensor([row.replayed for row in rows], dtype=torch.int32),
-        certain=torch.tensor([row.count - row.drafts for row in rows], dtype=torch.int32),
+        certain=torch.tensor(certain, dtype=torch.int32),
+        copied_after=torch.tensor(copied_after, dtype=torch.int32) if snapshots else None,
     )

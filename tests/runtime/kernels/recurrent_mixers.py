@@ -97,6 +97,11 @@ def held_states(mixer: Mixer, seed: int = 0) -> tuple[torch.Tensor, ...]:
     return tuple(torch.randn(SLOTS, *shape, generator=draw) for shape in mixer.keeps.state)
 
 
+def with_runs(mixer: Mixer, states: tuple[torch.Tensor, ...], drafts: int) -> tuple[torch.Tensor, ...]:
+    """The same states, and behind them room for the inputs of so many drafts of a row, which holds NaN."""
+    return *states, torch.full((SLOTS, drafts, mixer.keeps.inputs), torch.nan)
+
+
 @dataclass(frozen=True, slots=True)
 class _Given:
     """In the place of the first product: what it gives."""
@@ -111,9 +116,12 @@ class _Given:
 def by_the_reference(
     mixer: Mixer, projected: torch.Tensor, states: tuple[torch.Tensor, ...], rows: Sequence[Row]
 ) -> torch.Tensor:
-    """What `mixer.out` reads, float32 [T, inner]. states: changed in place."""
+    """What `mixer.out` reads, float32 [T, inner]. states: changed in place; the inputs of drafts behind them, if rows
+    have any."""
     products = choose_products()
-    held = [*(tensor.numpy() for tensor in states), np.zeros((states[0].shape[0], 0, 0), np.float32)]  # without drafts
+    held = [tensor.numpy() for tensor in states]
+    if len(held) == len(mixer.keeps.state):
+        held.append(np.zeros((len(held[0]), 0, 0), np.float32))
     given: Any = _Given(projected)
     bound: Any
     own: Any

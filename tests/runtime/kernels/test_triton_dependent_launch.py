@@ -22,11 +22,13 @@ from runahead.runtime.kernels.triton import (  # noqa: E402
     decode_attention,
     decode_streams,
     delta_decode,
+    delta_runs,
     expert_products,
     expert_row,
     lanes_product,
     loose_products,
     mamba2_decode,
+    mamba2_runs,
     norms,
     routing,
     row_product,
@@ -259,6 +261,31 @@ def test_a_recurrent_mixer_may_ask_for_its_states(monkeypatch: pytest.MonkeyPatc
         of(projected, mixer, states, batch, out, arrived, dependent=False)
 
     heads = shape.value_heads if module is delta_decode else shape.heads
+    check(monkeypatch, module, [projected], [out, *states], run, 3 * heads)
+
+
+@pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("shape", "module"),
+    [
+        (recurrent_mixers.MAMBA2[1], mamba2_runs),
+        pytest.param(recurrent_mixers.DELTA[1], delta_runs, marks=pytest.mark.large),
+    ],
+)
+def test_a_recurrent_mixer_may_ask_for_its_states_where_rows_have_drafts(
+    monkeypatch: pytest.MonkeyPatch, shape: Any, module: Any
+) -> None:
+    mixer: Any = recurrent_mixers.mixer_of(shape)
+    rows = [Row(2, 7, 2, drafts=1, replayed=2, left_in=4, left_after=1), Row(0, 3, 1), Row(3, 5, 1, alive=False)]
+    projected, states = recurrent_mixers.drawn(4, shape), recurrent_mixers.held_states(mixer)
+    states = (*states, torch.randn(len(states[0]), 2, mixer.keeps.inputs))
+    arrived, out = torch.zeros(16, dtype=torch.int32), torch.full((4, shape.inner), NAN)
+    of = module.delta_of_runs if module is delta_runs else module.mamba2_of_runs
+
+    def run() -> None:
+        of(projected, mixer, states, batch_of(rows), out, arrived, dependent=False)
+
+    heads = shape.value_heads if module is delta_runs else shape.heads
     check(monkeypatch, module, [projected], [out, *states], run, 3 * heads)
 
 

@@ -117,7 +117,8 @@ def test_a_plain_launch_leaves_no_drafts_to_a_row_that_is_held_behind_it() -> No
     device = device_rows(host, 5)
     assert device.drafts is not None
     prepare_queries(
-        ROWS, ROWS, True, device.counter, device._bulk, device.rows, device.state, device.queries, BLOCK_SIZE, 30,
+        ROWS, ROWS, True, device.counter, device._bulk, device.rows, device.state, device.queries, device.places,
+        BLOCK_SIZE, 30,
         device.drafts.history, device.masks.held if device.masks else None, device.drafts.drafted,
     )  # fmt: skip
     host.most_drafts = host.most_guesses = 0

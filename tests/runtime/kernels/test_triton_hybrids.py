@@ -42,6 +42,7 @@ OFTEN = (
     (OneRow, "Qwen3NextForCausalLM"),
     (VendorRows, "BambaForCausalLM"),
 )
+DRAFTED_OFTEN = "GraniteMoeHybridForCausalLM", HALF
 
 
 @pytest.fixture(autouse=True)
@@ -62,10 +63,10 @@ def launch(lengths: list[int], queries: list[int], model: Decoder) -> ForwardBat
     return replace(batch, is_decode=max(queries) == 1, state_slots=slots.int().to(model.device))
 
 
-def poisoned_cache(model: Decoder, rows: int) -> KVCache:
+def poisoned_cache(model: Decoder, rows: int, drafts: int = 0) -> KVCache:
     """Its state slots hold what is no number: rows begin with zeros all the same."""
-    cache = model.make_cache(rows * BLOCKS_A_ROW + 1, BLOCK_SIZE, STATE_SLOTS)
-    for mixer in cache.states:
+    cache = model.make_cache(rows * BLOCKS_A_ROW + 1, BLOCK_SIZE, STATE_SLOTS, 0, drafts)
+    for mixer in (*cache.states, cache.runs):
         for tensor in mixer:
             tensor.fill_(torch.nan)
     return cache
@@ -97,6 +98,62 @@ def lives(models: tuple[Decoder, ...], lengths: list[int], stream: type | None =
             hidden.append(model.forward(batch, cache).cpu()[alive])
         found.append(hidden)
     return found
+
+
+# Rows of a launch that verifies up to three drafts, in order: query tokens, and drafts of the launch before that are
+# replayed before them. The second row begins in the last one, which has a prompt in it.
+DRAFTED = (
+    ((4, 1, 3), (0, 0, 0)),
+    ((1, 1, 1), (2, 0, 0)),
+    ((3, 1, 4), (0, 0, 0)),
+    ((1, 9, 1), (2, 0, 3)),
+)
+
+
+def drafted_lives(models: tuple[Decoder, ...], lengths: list[int]) -> list[list[torch.Tensor]]:
+    """By each model: prompts of all rows but a token each, and launches with drafts. What they leave of the tokens of
+    live rows."""
+    found = []
+    for model in models:
+        cache, known = poisoned_cache(model, len(lengths), drafts=3), list(lengths)
+        prompts = launch([length - 1 if length else 0 for length in lengths], [max(n - 1, 1) for n in lengths], model)
+        prompts = replace(prompts, replayed=torch.zeros(3, dtype=torch.int32, device=model.device))
+        hidden = [model.forward(prompts, cache).cpu()[: lengths[0] - 1]]
+        for number, (counts, replayed) in enumerate(DRAFTED):
+            has_prompt = number == len(DRAFTED) - 1
+            if has_prompt:
+                known[1] = 1
+            # Tokens that S has kept since: the newest one of each row, and the drafts before it.
+            known = [length + again for length, again in zip(known, replayed, strict=True)]
+            ends = [length + count - 1 if length else 0 for length, count in zip(known, counts, strict=True)]
+            batch = launch(ends, list(counts), model)
+            batch = replace(
+                batch,
+                token_ids=(batch.token_ids + 11 * number) % 150,
+                is_decode=not has_prompt,
+                decode_queries=1 if has_prompt else max(counts),
+                replayed=torch.tensor(replayed, dtype=torch.int32, device=model.device),
+                certain=None if has_prompt else torch.ones(3, dtype=torch.int32, device=model.device),
+            )
+            alive = (torch.tensor(ends) > 0).repeat_interleave(torch.tensor(counts))
+            hidden.append(model.forward(batch, cache).cpu()[alive])
+            known = [length + (length > 0) for length in known]
+        found.append(hidden)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dtype"),
+    [
+        pytest.param(name, dtype, marks=() if (name, dtype) == DRAFTED_OFTEN else pytest.mark.large)
+        for name in HYBRIDS
+        for dtype in (HALF, torch.float32)
+    ],
+)
+def test_lives_of_rows_with_drafts(architecture: str, dtype: torch.dtype) -> None:
+    found, expected = drafted_lives(pair(architecture, dtype), list(LENGTHS))
+    for one, other in zip(found, expected, strict=True):
+        assert relative_error(one, other) < NEAR[dtype]
 
 
 def cases() -> Iterator[Any]:

@@ -26,6 +26,7 @@ from runahead.runtime.kernels.triton.sampling import Runs, make_sampler_buffers,
 from runahead.runtime.programs.host_queries import Queries  # noqa: E402
 from runahead.runtime.programs.host_rows import HostRows  # noqa: E402
 from runahead.runtime.programs.host_sampler import HostSampler  # noqa: E402
+from runahead.runtime.programs.host_states import NOWHERE, state_places_of  # noqa: E402
 from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS  # noqa: E402
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS  # noqa: E402
 from tests.runtime.kernels.device_twin import mapped_rings  # noqa: E402
@@ -43,11 +44,12 @@ RUNS = ((1, 1), (2, 3), (3, 7), (4, 7), (5, 5), (6, 7))  # seeds, and drafts of 
 class GuessingRows(HostRows):
     """Host rows whose drafts are most often right, as it turns out while they are verified."""
 
-    def __init__(self, random: np.random.Generator, vocab_size: int, number: int) -> None:
+    def __init__(self, random: np.random.Generator, vocab_size: int, number: int, *, snapshot_tokens: int = 0) -> None:
         layout = RingLayout(slots=4, plan_words=16, bulk_words=16, rows=ROWS, max_top=TOP, drafts=MOST)
         super().__init__(
             allocate_rings(layout), ROWS, CONTEXT // BLOCK_SIZE, vocab_size, BLOCK_SIZE, MAX_STOP_IDS, MAX_BIAS,
             penalty_slots=ROWS, launched=number, drafter=NgramDrafter(ROWS, CONTEXT),
+            snapshot_tokens=snapshot_tokens,
         )  # fmt: skip
         self._random = random
 
@@ -58,14 +60,15 @@ class GuessingRows(HostRows):
         return super().goes_on(slots, tokens, offset)
 
 
-def device_rows(host: HostRows, launched: int, by_line: bool = False) -> DeviceRows:
+def device_rows(host: HostRows, launched: int, by_line: bool = False, keeps_states: bool = False) -> DeviceRows:
     """Rows of the kernels that hold what these rows do; poison in what they are going to leave."""
     slots, vocab = host.alive.size, host.vocab_size
-    drafts = make_draft_state(slots, CONTEXT, host.block_table.shape[1], ROWS, MOST, by_line, DEVICE)
+    drafts = make_draft_state(slots, CONTEXT, host.max_blocks, ROWS, MOST, by_line, DEVICE)
     rings = mapped_rings(host.rings.layout, DEVICE)
     device = DeviceRows(
         rings, max_rows=slots - 1, max_tokens=ROWS, block_size=BLOCK_SIZE, context_length=CONTEXT, vocab_size=vocab,
-        device=DEVICE, penalty_slots=len(host.counts) - 1, drafts=drafts,
+        device=DEVICE, penalty_slots=len(host.counts) - 1, drafts=drafts, keeps_states=keeps_states,
+        snapshot_tokens=host.snapshot_tokens,
     )  # fmt: skip
     device.reset(launched)
     for name in ROW_TENSORS:
@@ -267,7 +270,7 @@ def test_drafts_and_the_lines_of_f_are_those_of_the_cpu(seed: int, by_line: bool
     padding = int(random.integers(0, ROWS - host.rows.size + 1))
     rows = host.rows.size + padding
     propose_ngrams(rows, count, device.rows.slots, device.state, drafts)
-    prepare_runs(rows, 1 + count, device.rows.slots, device.state, drafts, BLOCK_SIZE, 30)
+    prepare_runs(rows, 1 + count, device.rows.slots, device.state, drafts, device.places, BLOCK_SIZE, 30)
     expected: Queries = HostRows.queries(host)
     listed = host.rows
     assert drafts.drafted.cpu().numpy()[listed].tolist() == host.drafted[listed].tolist()
@@ -302,3 +305,42 @@ def test_drafts_and_the_lines_of_f_are_those_of_the_cpu(seed: int, by_line: bool
         used = -(-int(expected.positions[line] + 1) // BLOCK_SIZE)
         table = tables[line if by_line else place]
         assert table[:used].tolist() == host.block_table[listed[place], :used].tolist()
+
+
+@pytest.mark.parametrize("by_line", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_states_that_rows_with_drafts_go_on_with_are_those_of_the_cpu(seed: int, by_line: bool) -> None:
+    """What is replayed of each row, borders inside that, behind it and none, places without a snapshot; and what the
+    states stand for afterwards, which of rows that have ended stays."""
+    random = np.random.default_rng(200 + seed)
+    host = GuessingRows(random, 30, 0, snapshot_tokens=(BLOCK_SIZE, 2 * BLOCK_SIZE)[seed % 2])
+    fill(host, random_specs(random, 30, Form.PLAIN), random)
+    host.rows = random.permutation(ROWS)[: ROWS - seed % 2].astype(np.int64)
+    host.samples = np.ones(host.rows.size, np.bool_)
+    host.seq_len[:ROWS] = np.maximum(host.seq_len[:ROWS], MOST + 2)
+    borders = host.block_table[:, host.max_blocks :]
+    borders[:] = random.integers(0, 3, borders.shape)  # 0: the border has no snapshot
+    host.state_slot[:ROWS] = random.permutation(ROWS)
+    host.begins_as[:ROWS] = 2  # they have begun long ago, behind other blocks
+    host.state_len[:] = np.maximum(host.seq_len - 1 - random.integers(0, MOST + 1, ROWS + 1), 0)
+    device = device_rows(host, 5, by_line, keeps_states=True)
+    drafts = device.drafts
+    assert drafts is not None
+    device.places.lengths.copy_(torch.from_numpy(host.state_len))
+    host.most_drafts = host.most_guesses = 3
+    host.draft()
+    rows = ROWS  # of a captured bucket
+    device.draft(rows, 3)
+    queries: Queries = HostRows.queries(host)
+    expected, batch, live = state_places_of(host, queries), device.run_batch(rows, 3), queries.seq_lens > 0
+    names = {"state_slots": "slots", "states_read_from": "read_from", "replayed": "replayed", "certain": "certain"}
+    for name, of_host in names.items():
+        found = getattr(batch, name).cpu().numpy()[: host.rows.size]
+        assert found[live].tolist() == getattr(expected, of_host)[live].tolist(), name
+    copied = live & (expected.copied_to != NOWHERE)
+    assert batch.states_copied_to is not None and batch.copied_after is not None
+    assert batch.states_copied_to.cpu().numpy()[: live.size][live].tolist() == expected.copied_to[live].tolist()
+    assert batch.copied_after.cpu().numpy()[: live.size][copied].tolist() == expected.copied_after[copied].tolist()
+    assert expected.replayed.any() and copied.any()
+    host.leave_states(queries.slots, expected.lengths)
+    assert device.places.lengths.tolist() == host.state_len.tolist()

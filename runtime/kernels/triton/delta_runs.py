@@ -1,0 +1,206 @@
+"""The gated delta net of rows that decode where rows may have drafts, in one kernel: what `delta_decode` does, for the
+tokens of a run one after the other, of which the first are replayed from the inputs in the row's slot.
+
+A row's state is read and written once, behind its newest token; what drafts make of it stays in registers. The inputs
+that programs share are kept by the one that comes last of the heads that share a key.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# (a kernel's pointers have no Python type)
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch
+from runahead.runtime.kernels.layers import GatedDelta
+from runahead.runtime.kernels.triton.delta_decode import normed_and_gated, query_of, written_to
+from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
+from runahead.runtime.kernels.triton.mamba2_decode import state_tile
+from runahead.runtime.kernels.triton.recurrent_rows import row_of
+from runahead.runtime.kernels.triton.recurrent_runs import (
+    convolved_of,
+    input_of,
+    keep_inputs,
+    leave_channels,
+    places_of,
+)
+
+
+@triton.jit(do_not_specialize=["queries"])
+def _delta_run_kernel(
+    projected, conv_weight, a, dt_bias, gamma, conv_state, state, kept, state_slots, read_from, copied_to, copied_after,
+    replayed, seq_lens, positions, query_start_loc, made, out, arrived, eps, queries, KEY_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr, VALUE_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr,
+    MOST: tl.constexpr, TILE: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, EACH_PAD: tl.constexpr,
+    MOST_PAD: tl.constexpr, KEPT: tl.constexpr, DEPENDENT: tl.constexpr, SNAPSHOTS: tl.constexpr,
+):  # fmt: skip
+    """One program for TILE numbers of a head of values of a row with up to `queries` query tokens."""
+    let_dependents_start(DEPENDENT)
+    KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
+    INNER: tl.constexpr = VALUE_HEADS * VALUE_DIM
+    CHANNELS: tl.constexpr = 2 * KEYS + INNER
+    INPUTS: tl.constexpr = CHANNELS + 2 * VALUE_HEADS
+    WIDTH: tl.constexpr = INNER + INPUTS
+    SIZE: tl.constexpr = VALUE_HEADS * VALUE_DIM * KEY_DIM  # numbers of a slot
+    EACH: tl.constexpr = VALUE_HEADS // KEY_HEADS
+    TILES: tl.constexpr = (VALUE_DIM + TILE - 1) // TILE
+    row, program = tl.program_id(0), tl.program_id(1)
+    head = program // TILES
+    of_keys = head // EACH
+    dim = program % TILES * TILE + tl.arange(0, TILE)
+    i = tl.arange(0, KEY_PAD)
+    in_head, in_key = dim < VALUE_DIM, i < KEY_DIM
+    q_channel = of_keys * KEY_DIM + i
+    k_channel = q_channel + KEYS
+    place = head * VALUE_DIM + dim  # among all values
+    v_channel = 2 * KEYS + place
+    # Lengths, slots and what earlier launches have left are constant until this kernel writes it.
+    start, count, slot, source, copy, live, goes_on = row_of(
+        row, state_slots, read_from, copied_to, seq_lens, positions, query_start_loc, SNAPSHOTS
+    )
+    live = live & (count <= queries)
+    goes_on = goes_on & live
+    again = tl.load(replayed + row, mask=live, other=0)
+    after = again
+    if SNAPSHOTS:
+        after = tl.load(copied_after + row, mask=live, other=0)
+    of_head = state + (head * VALUE_DIM + dim[:, None]) * KEY_DIM + i[None, :]
+    in_tile = in_head[:, None] & in_key[None, :]
+    held = tl.load(of_head + source * SIZE, mask=in_tile & goes_on, other=0.0)
+    wait_for_predecessors(DEPENDENT)
+    line = start.to(tl.int64)
+    own = made + row.to(tl.int64) * queries * INNER
+    if live:
+        slope = tl.load(a + head)
+        bias = tl.load(dt_bias + head).to(tl.float32)
+        for step in range(again + count):
+            key = convolved_of(
+                projected, kept, conv_state, conv_weight, conv_weight, line, slot, source, k_channel, step, again,
+                in_key, goes_on, INNER, WIDTH, INPUTS, CHANNELS, WINDOW, MOST, False,
+            )  # fmt: skip
+            value = convolved_of(
+                projected, kept, conv_state, conv_weight, conv_weight, line, slot, source, v_channel, step, again,
+                in_head, goes_on, INNER, WIDTH, INPUTS, CHANNELS, WINDOW, MOST, False,
+            )  # fmt: skip
+            b = input_of(
+                projected, kept, conv_state, line, slot, source, CHANNELS + head, step, again, live, goes_on, INNER,
+                WIDTH, INPUTS, CHANNELS, WINDOW, MOST,
+            )  # fmt: skip
+            dt = input_of(
+                projected, kept, conv_state, line, slot, source, CHANNELS + VALUE_HEADS + head, step, again, live,
+                goes_on, INNER, WIDTH, INPUTS, CHANNELS, WINDOW, MOST,
+            )  # fmt: skip
+            held = written_to(held, key, value, b, dt + bias, slope)
+            if step == again:  # the newest token: what follows is not certain
+                tl.store(of_head + slot * SIZE, held, mask=in_tile)
+            if SNAPSHOTS:
+                if (copy >= 0) & (step + 1 == after):
+                    tl.store(of_head + copy * SIZE, held, mask=in_tile)
+            if step >= again:
+                query = convolved_of(
+                    projected, kept, conv_state, conv_weight, conv_weight, line, slot, source, q_channel, step, again,
+                    in_key, goes_on, INNER, WIDTH, INPUTS, CHANNELS, WINDOW, MOST, False,
+                )  # fmt: skip
+                y = tl.sum(held * query_of(query, KEY_DIM)[None, :], 1)
+                tl.store(own + (step - again) * INNER + place, y, mask=in_head)
+        tl.debug_barrier()
+        leave_channels(
+            projected, kept, conv_state, line, slot, source, copy, v_channel, again, count, after, in_head, goes_on,
+            INNER, WIDTH, INPUTS, CHANNELS, WINDOW, MOST, MOST_PAD, KEPT, SNAPSHOTS,
+        )  # fmt: skip
+        meeting = arrived + row * KEY_HEADS + of_keys
+        if tl.atomic_add(meeting, 1, sem="acq_rel") == EACH * TILES - 1:
+            tl.store(meeting, 0)
+            leave_channels(
+                projected, kept, conv_state, line, slot, source, copy, q_channel, again, count, after, in_key, goes_on,
+                INNER, WIDTH, INPUTS, CHANNELS, WINDOW, MOST, MOST_PAD, KEPT, SNAPSHOTS,
+            )  # fmt: skip
+            leave_channels(
+                projected, kept, conv_state, line, slot, source, copy, k_channel, again, count, after, in_key, goes_on,
+                INNER, WIDTH, INPUTS, CHANNELS, WINDOW, MOST, MOST_PAD, KEPT, SNAPSHOTS,
+            )  # fmt: skip
+            each = tl.arange(0, EACH_PAD)
+            steps = CHANNELS + of_keys * EACH + each
+            is_own = each < EACH
+            keep_inputs(projected, kept, line, slot, steps, count, is_own, INNER, WIDTH, INPUTS, MOST, MOST_PAD)
+            steps += VALUE_HEADS
+            keep_inputs(projected, kept, line, slot, steps, count, is_own, INNER, WIDTH, INPUTS, MOST, MOST_PAD)
+            j = tl.arange(0, VALUE_PAD)
+            ok = j < VALUE_DIM
+            weight = tl.load(gamma + j, mask=ok, other=0.0).to(tl.float32)
+            for number in range(count * EACH):
+                token = number // EACH
+                at = (of_keys * EACH + number % EACH) * VALUE_DIM + j
+                y = tl.load(own + token * INNER + at, mask=ok, other=0.0, cache_modifier=".cg")
+                z = tl.load(projected + (line + token) * WIDTH + at, mask=ok, other=0.0).to(tl.float32)
+                y = normed_and_gated(y, z, weight, eps, VALUE_DIM).to(out.dtype.element_ty)
+                tl.store(out + (line + token) * INNER + at, y, mask=ok)
+    elif count <= queries:
+        nothing = tl.zeros([TILE], out.dtype.element_ty)
+        for token in range(count):
+            tl.store(out + (line + token) * INNER + place, nothing, mask=in_head)
+
+
+def delta_of_runs(
+    projected: torch.Tensor,
+    weights: GatedDelta,
+    states: tuple[torch.Tensor, ...],
+    batch: ForwardBatch,
+    out: torch.Tensor,
+    arrived: torch.Tensor,
+    *,
+    dependent: bool,
+) -> None:
+    """What `weights.out` reads of rows that decode, which have up to `batch.decode_queries` query tokens, and their
+    states as far as their newest tokens, in place.
+
+    states: as `delta_of_one_token` has them, and behind them the inputs of drafts, float32 [state slots of rows, K,
+    `Kept.inputs`]: as many as `batch.replayed` says are replayed, then those of the row's new drafts are kept. Slots of
+    rows that are masked or have more query tokens stay as they are. The rest is as there.
+    """
+    shape, rows, queries = weights.shape, batch.num_rows, batch.decode_queries
+    conv_state, state, kept = states
+    most = kept.shape[1]
+    assert queries <= 1 + most, "more drafts than a slot has room for"
+    tile = state_tile(shape.value_dim, shape.key_dim)
+    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
+    _delta_run_kernel[(rows, shape.value_heads * triton.cdiv(shape.value_dim, tile))](
+        projected,
+        weights.conv_weight,
+        weights.a,
+        weights.dt_bias,
+        weights.gated_norm.weight,
+        conv_state,
+        state,
+        kept,
+        *places_of(batch),
+        batch.seq_lens,
+        batch.positions,
+        batch.query_start_loc,
+        torch.empty((rows * queries, shape.inner), dtype=torch.float32, device=projected.device),
+        out,
+        arrived,
+        weights.gated_norm.eps,
+        queries,
+        KEY_HEADS=shape.key_heads,
+        KEY_DIM=shape.key_dim,
+        VALUE_HEADS=shape.value_heads,
+        VALUE_DIM=shape.value_dim,
+        WINDOW=shape.window,
+        MOST=most,
+        TILE=tile,
+        KEY_PAD=triton.next_power_of_2(shape.key_dim),
+        VALUE_PAD=triton.next_power_of_2(shape.value_dim),
+        EACH_PAD=triton.next_power_of_2(shape.value_heads // shape.key_heads),
+        MOST_PAD=triton.next_power_of_2(most),
+        KEPT=triton.next_power_of_2(shape.window - 1),
+        DEPENDENT=dependent,
+        SNAPSHOTS=batch.states_read_from is not None,
+        num_warps=4,
+        **options,
+    )
