@@ -278,7 +278,7 @@ def _draw(
     step = max(1, _WIDE_BLOCKS * 4 // scores.shape[1])
     for start in range(0, drawn.shape[0], step):
         some = drawn[start : start + step]
-        these = scores[start : start + step] if drawn.shape[0] == rows.shape[0] else scores[some]
+        these = scores if some.shape[0] == scores.shape[0] else scores[some]
         parts.append(_wide_candidates(these, seed[rows[some]], position[rows[some]], rows[some]))
     best = _best(parts, seed, position)
     wanted = rows.shape[0] + (0 if few is None else np.unique(few.row).shape[0])
