@@ -14,6 +14,7 @@ from typing import Final
 import torch
 
 from benchmarks.tune.trial import READ_BYTES_PER_S, compile_side_by_side, graph_us, part_of
+from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Norm
 from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works
 from runahead.runtime.kernels.triton.expert_products import ExpertTiling, expert_product, expert_sums, expert_tiling
@@ -43,6 +44,7 @@ class Bench:
     def __init__(self, name: str, rows: int) -> None:
         hidden, count, width, chosen = SHAPES[name]
         self.rows, self.chosen, self.dependent = rows, chosen, dependent_launch_works()
+        self.choice = Choice(chosen, renormalised=True)
 
         def weights(*sizes: int) -> torch.Tensor:
             return torch.randn(sizes, device="cuda", dtype=torch.bfloat16).mul_(sizes[-1] ** -0.5)
@@ -62,7 +64,7 @@ class Bench:
     def route(self) -> Routing:
         squares = self.squares, 32, 1e-6
         return route(
-            self.scores, self.live, self.chosen, True, self.arrived, squares=squares, depth=self.x.shape[1],
+            self.scores, self.live, self.choice, self.arrived, squares=squares, depth=self.x.shape[1],
             dependent=self.dependent,
         )  # fmt: skip
 
@@ -89,7 +91,7 @@ class Bench:
     def lone_row(self) -> None:
         for gate_up, down in zip(self.gate_up, self.down, strict=True):
             experts_of_one_row(
-                self.x, self.scores, self.live, self.norm, gate_up, down, self.chosen, True, dependent=self.dependent
+                self.x, self.scores, self.live, self.norm, gate_up, down, self.choice, dependent=self.dependent
             )
 
 

@@ -14,7 +14,10 @@ from typing import Final, Literal, TypeAlias
 
 import torch
 
+from runahead.runtime.kernels.choice import Choice
+
 Activation: TypeAlias = Literal["silu", "gelu_tanh"]
+ExpertActivation: TypeAlias = Literal["silu", "squared_relu"]
 # gelu(x) is x times the logistic function of GELU_SLOPE * (x + GELU_CUBE * x^3).
 GELU_SLOPE: Final = 2.0 * math.sqrt(2.0 / math.pi)
 GELU_CUBE: Final = 0.044715
@@ -276,10 +279,10 @@ class Ungated:
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """What every token gets beside its experts: down(silu(gate) * up), times the logistic function of the dot product
-    of its input with `share` if there is one."""
+    """What every token gets beside its experts: what one of their kind makes of it, times the logistic function of the
+    dot product of its input with `share` if there is one."""
 
-    gate_up: Linear  # hidden to 2 * intermediate
+    gate_up: Linear  # as of the experts beside it, hidden to 2 * intermediate or to intermediate
     down: Linear  # intermediate to hidden
     share: torch.Tensor | None = None  # [hidden]
 
@@ -292,27 +295,31 @@ class SharedExpert:
 @dataclass(frozen=True, slots=True)
 class Experts:
     """A feed-forward in which each token is sent to a few of many experts: x += the sum, over the experts that the
-    token's router chooses, of share * down(silu(gate) * up), gate and up of norm(x), which are one product.
+    token's router chooses, of share * down(silu(gate) * up), gate and up of norm(x), which are one product. activation:
+    with squared_relu experts have no gate, and make down(relu(up)^2).
 
-    The router's scores are a product of norm(x). Shares are their softmax over all experts, in float32; those of the
-    `chosen` highest scores count, of equal scores the experts of the lowest numbers, and they are divided by their own
-    sum if `renormalised`. A token's sum is taken in the order of the experts' numbers, whatever its neighbours choose,
-    and what the shared expert makes of norm(x) comes last. Tokens of masked rows, and padding, choose none, and nothing
-    is added to them.
+    The router's scores are a product of norm(x); `choice` says which experts they choose and what the shares are. A
+    token's sum is taken in the order of the experts' numbers, whatever its neighbours choose, and what the shared
+    expert makes of norm(x) comes last. Tokens of masked rows, and padding, choose none, and nothing is added to them.
     """
 
     norm: Norm  # over hidden
     router: Linear  # hidden to experts
-    gate_up: tuple[Linear, ...]  # of each expert, hidden to 2 * intermediate
+    gate_up: tuple[Linear, ...]  # of each expert, hidden to 2 * intermediate, or to intermediate without gates
     down: tuple[Linear, ...]  # of each expert, intermediate to hidden
-    chosen: int  # experts of a token
-    renormalised: bool
+    choice: Choice
     shared: SharedExpert | None = None
+    activation: ExpertActivation = "silu"
 
     @property
     def count(self) -> int:
         """How many experts there are."""
         return len(self.gate_up)
+
+    @property
+    def chosen(self) -> int:
+        """Experts of a token."""
+        return self.choice.chosen
 
     @property
     def width(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from runahead.runtime.checkpoint import StoredTensor
-from runahead.runtime.kernels.layers import Attention, FeedForward, Fuse, Layer, Linear, Norm
+from runahead.runtime.kernels.layers import Attention, Experts, FeedForward, Fuse, Layer, Linear, Norm
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_keys import Unread
 from runahead.runtime.models.rope import Rope
@@ -19,11 +19,13 @@ ConfigT = TypeVar("ConfigT", bound=ModelConfig)  # an architecture's own
 
 @dataclass(frozen=True, slots=True)
 class TensorStack:
-    """Tensors of a checkpoint that are stacked, by rows, into one of ours. rows: of each of them."""
+    """Tensors of a checkpoint that are stacked, by rows, into one of ours. rows: of each of them. dtype: of ours; None:
+    the model's."""
 
     names: tuple[str, ...]
     rows: tuple[int, ...]
     columns: tuple[int, ...] = ()  # (in,) for a matrix, () for a vector
+    dtype: torch.dtype | None = None
 
     def shape(self, index: int) -> tuple[int, ...]:
         return (self.rows[index], *self.columns)
@@ -49,9 +51,11 @@ class TensorReader:
 
         return TensorReader(fill, self.pack)
 
-    def tensor(self, names: tuple[str, ...], rows: tuple[int, ...], *columns: int) -> torch.Tensor:
-        """The tensors of these names, stacked. rows: of each."""
-        tensor = self._fill(TensorStack(names, rows, columns))
+    def tensor(
+        self, names: tuple[str, ...], rows: tuple[int, ...], *columns: int, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """The tensors of these names, stacked. rows: of each. dtype: None: the model's."""
+        tensor = self._fill(TensorStack(names, rows, columns, dtype))
         self.parameters += tensor.numel()
         return tensor
 
@@ -103,6 +107,11 @@ class ModelWeights:
     parameters: int
     embedding_scale: float = 1.0
     logit_cap: float = 0.0
+
+    @property
+    def experts(self) -> tuple[Experts, ...]:
+        """Of the layers that have any."""
+        return tuple(layer.feed_forward for layer in self.layers if isinstance(layer.feed_forward, Experts))
 
     @property
     def bounds(self) -> bool:

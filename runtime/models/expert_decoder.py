@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 from runahead.runtime.checkpoint import CheckpointError, StoredTensor
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
+from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Experts
 from runahead.runtime.models.architecture import TensorReader
 from runahead.runtime.models.config_keys import unread
@@ -80,8 +81,7 @@ def experts(
         router=tensors.linear((f"{own}{block}.gate",), (config.experts,), hidden, bias=False),
         gate_up=tensors.linears([(prefix + gate, prefix + up) for prefix in each], (width, width), hidden),
         down=tensors.linears([(prefix + down,) for prefix in each], (hidden,), width),
-        chosen=config.chosen,
-        renormalised=config.renormalised,
+        choice=Choice(config.chosen, config.renormalised),
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Dense, Experts, FeedForward, Layer, Norm, SharedExpert
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
 from runahead.runtime.models.config_keys import BIASES_AS_THEY_ARE, unread
@@ -102,8 +103,7 @@ def _feed_forward(config: GraniteHybridConfig, layer: int, tensors: TensorReader
         router=tensors.linear((f"{block}router.layer",), (config.experts,), hidden, bias=False),
         gate_up=tensors.linears_of_one(f"{block}input_linear", config.experts, 2 * size, hidden),
         down=tensors.linears_of_one(f"{block}output_linear", config.experts, hidden, size),
-        chosen=config.chosen,
-        renormalised=True,
+        choice=Choice(config.chosen, renormalised=True),
         shared=SharedExpert(gate_up, down),
     )
 

@@ -1,6 +1,7 @@
 """Nemotron-H: layers that are a mixer or a feed-forward, one of the two, in the order of a pattern.
 
-Mixers are Mamba-2, or attention that rotates nothing; the feed-forward has no gate, and squares a ReLU.
+Mixers are Mamba-2, or attention that rotates nothing; a feed-forward has no gate, and squares a ReLU: it is one for all
+tokens, or experts beside one that every token gets.
 """
 
 from __future__ import annotations
@@ -12,10 +13,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from runahead.runtime.checkpoint import CheckpointError
-from runahead.runtime.kernels.layers import Layer, Mamba2Shape, Ungated
+from runahead.runtime.kernels.layers import Experts, Layer, Mamba2Shape, Ungated
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
 from runahead.runtime.models.config_keys import BIASES_AS_THEY_ARE, READ_BY_ALL, unread
 from runahead.runtime.models.config_values import flag, number
+from runahead.runtime.models.corrected_experts import (
+    READ_BY_CORRECTED,
+    CorrectedExperts,
+    corrected_experts,
+    read_corrected,
+)
 from runahead.runtime.models.dense_decoder import attention, dense_weights, passed_over, read_dense, rope_of
 from runahead.runtime.models.mamba2_decoder import SCANS_IN_CHUNKS, Mamba2Config, mamba2, read_limits
 from runahead.runtime.models.rope import RopeScaling
@@ -25,6 +32,7 @@ _PATTERN: Final = "hybrid_override_pattern"
 _KINDS: Final = "layers_block_type"
 _LAYERS: Final = "num_hidden_layers"
 _HEAD: Final = "head_dim"
+_SHARED: Final = "moe_shared_expert_intermediate_size"
 _MAMBA2, _ATTENTION, _FEED_FORWARD, _EXPERTS = "M", "*", "-", "E"
 # How a list names what a pattern has a letter for: as the models' makers do, and as transformers 5 does.
 _LETTERS: Final = {
@@ -47,9 +55,12 @@ _THEIRS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NemotronHConfig(Mamba2Config):
-    """pattern: a letter a layer: M is Mamba-2, * attention, - a feed-forward. mlp_bias: of its products."""
+    """pattern: a letter a layer: M is Mamba-2, * attention, - a feed-forward, E experts. routed: of layers with
+    experts, whether there are any or not. mlp_bias: of a feed-forward's products, and of what every token gets beside
+    experts."""
 
     pattern: str
+    routed: CorrectedExperts
     mlp_bias: bool = False
 
 
@@ -64,12 +75,7 @@ def _pattern(raw: Mapping[str, Any]) -> str:
             raise CheckpointError(f"{_PATTERN} is {pattern!r}, and {_KINDS} is {named!r}: they contradict each other")
         pattern = listed
     if not isinstance(pattern, str) or not pattern or set(pattern) - set(_LETTERS.values()):
-        raise CheckpointError(f"{_PATTERN} is {pattern!r}; it must have a letter of M, * and - for each layer")
-    if _EXPERTS in pattern:
-        raise CheckpointError(
-            f"{_PATTERN} is {pattern!r}: E stands for experts without gates, which {_NAME} is not served with; a "
-            "model of M, * and - alone is"
-        )
+        raise CheckpointError(f"{_PATTERN} is {pattern!r}; it must have a letter of M, *, - and E for each layer")
     if layers not in (None, len(pattern)):
         raise CheckpointError(f"{_LAYERS} is {layers!r}, and {_PATTERN} has {len(pattern)} layers")
     return pattern
@@ -95,6 +101,7 @@ def _refuse_others(raw: Mapping[str, Any]) -> None:
     """What no class of this architecture computes, or computes in one way."""
     only: dict[str, tuple[Any, ...]] = {
         "mamba_hidden_act": ("silu",), "sliding_window": (None,), "tie_word_embeddings": (None, False),
+        "moe_latent_size": (None,),
     }  # fmt: skip
     for key, values in only.items():
         if raw.get(key, values[0]) not in values:
@@ -137,6 +144,8 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> NemotronHCo
     own |= {"mamba": _mamba2(raw), "conv_bias": flag(raw, "use_conv_bias", default=True)}
     own |= {"proj_bias": flag(raw, "use_bias"), "mlp_bias": flag(raw, "mlp_bias")}
     own |= {"dt_limits": (number(raw, "time_step_min", float, 0.001), math.inf)}
+    shared_size = number(raw, _SHARED, int, 7688)
+    own |= {"routed": read_corrected(raw, experts=8, chosen=2, size=7688, shared_size=shared_size)}
     return read_dense(
         NemotronHConfig, sizes, eos_token_ids, architecture=_NAME, kv_heads=8, positions=4096, windows=_windows,
         rope=_plain, activation=("mlp_hidden_act", "relu2"), **own,
@@ -157,13 +166,20 @@ def _feed_forward(config: NemotronHConfig, layer: int, tensors: TensorReader) ->
     )
 
 
+def _experts(config: NemotronHConfig, layer: int, tensors: TensorReader) -> Experts:
+    return corrected_experts(
+        config.routed, config.hidden_size, config.rms_norm_eps, layer, tensors, first=("up_proj",),
+        activation="squared_relu", shared_bias=config.mlp_bias,
+    )  # fmt: skip
+
+
 def _layer(config: NemotronHConfig, number: int, tensors: TensorReader) -> Layer:
     letter = config.pattern[number]
     if letter == _MAMBA2:
         return Layer(mamba2(config, number, tensors), None)
     if letter == _ATTENTION:
         return Layer(attention(config, number, tensors), None)
-    return Layer(None, _feed_forward(config, number, tensors))
+    return Layer(None, (_experts if letter == _EXPERTS else _feed_forward)(config, number, tensors))
 
 
 def _renamed(name: str) -> str:
@@ -190,10 +206,12 @@ def _small(config: NemotronHConfig, tokens: int) -> NemotronHConfig:
 NEMOTRON_H: Final = Architecture(
     name=_NAME,
     model_type="nemotron_h",
-    models="Nemotron-H 4B, 8B, 47B and 56B, and Nemotron Nano 2",
-    layers=("attention", "mamba2", "ungated"),
+    models="Nemotron-H 4B, 8B, 47B and 56B, Nemotron Nano 2, and Nemotron 3 Nano 30B-A3B",
+    layers=("attention", "mamba2", "ungated", "experts"),
     understood=READ_BY_ALL.union(
         _AS_OTHERS,
+        READ_BY_CORRECTED,
+        (_SHARED, "moe_latent_size"),
         (_PATTERN, _KINDS, _HEAD, "attention_head_dim", "intermediate_size", "layer_norm_epsilon", "mlp_bias"),
         "mamba_num_heads mamba_head_dim n_groups ssm_state_size conv_kernel use_conv_bias use_bias".split(),
         "time_step_min time_step_limit mamba_hidden_act sliding_window auto_map".split(),
@@ -206,7 +224,7 @@ NEMOTRON_H: Final = Architecture(
             "chunk_size mamba_ssm_cache_dtype residual_in_fp32",
         ),
         unread("Follows from the heads: `mamba_num_heads` times `mamba_head_dim`.", "expand"),
-        unread("The epsilon of norms is `layer_norm_epsilon`.", "rms_norm_eps"),
+        unread("The epsilon of norms is `layer_norm_epsilon`.", "rms_norm_eps norm_eps"),
         unread("Attention rotates nothing.", "rope_theta rope_scaling rope_parameters partial_rotary_factor"),
         unread(BIASES_AS_THEY_ARE, "attention_bias mamba_proj_bias"),
         unread(
@@ -215,10 +233,9 @@ NEMOTRON_H: Final = Architecture(
         ),
         unread("Which logits a library returns.", "num_logits_to_keep output_router_logits"),
         unread(
-            "Of layers with experts, which no model has that is served.",
-            "n_routed_experts n_shared_experts num_local_experts num_experts_per_tok moe_intermediate_size "
-            "moe_shared_expert_intermediate_size moe_latent_size moe_shared_expert_overlap routed_scaling_factor "
-            "n_group topk_group norm_topk_prob",
+            "Of what every token gets beside experts: `moe_shared_expert_intermediate_size` says how wide all of it "
+            "is, and when a library computes it changes nothing.",
+            "n_shared_experts moe_shared_expert_overlap",
         ),
         unread(
             "Of layers that guess further tokens, which are not read.",

@@ -8,11 +8,13 @@ its half of what is rotated. Scores are sums over a head and do not change.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 
 from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.kernels.layers import Attention, Norm
 from runahead.runtime.models.config_values import number
 from runahead.runtime.models.dense_decoder import DenseConfig
 from runahead.runtime.models.rope_values import rope_object
@@ -52,3 +54,13 @@ def order_of_qkv(config: DenseConfig, rotated: int) -> torch.Tensor | None:
     turned = config.num_heads + config.num_kv_heads
     heads = torch.arange(turned)[:, None] * size + head_order(size, rotated)
     return torch.cat([heads.flatten(), torch.arange(turned * size, (turned + config.num_kv_heads) * size)])
+
+
+def norms_in_order(mixer: Attention, rotated: int) -> Attention:
+    """Its norms of heads, where it has any, for queries and keys in the order of `order_of_qkv`."""
+    order = head_order(mixer.shape.head_dim, rotated)
+
+    def ordered(norm: Norm | None) -> Norm | None:
+        return None if norm is None else Norm(norm.weight[order.to(norm.weight.device)], norm.eps)
+
+    return replace(mixer, q_norm=ordered(mixer.q_norm), k_norm=ordered(mixer.k_norm))

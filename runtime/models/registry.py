@@ -8,6 +8,7 @@ from runahead.runtime.models.architecture import Architecture
 from runahead.runtime.models.bamba import BAMBA
 from runahead.runtime.models.gemma2 import GEMMA2
 from runahead.runtime.models.gemma3 import GEMMA3
+from runahead.runtime.models.glm4_moe import GLM4_MOE
 from runahead.runtime.models.granite import GRANITE
 from runahead.runtime.models.granite_hybrid import GRANITE_HYBRID
 from runahead.runtime.models.llama import LLAMA
@@ -46,11 +47,11 @@ _SERVED: Final[tuple[Architecture[Any], ...]] = (
     QWEN3_5,
     QWEN3_5_MOE,
     GEMMA2,
+    GLM4_MOE,
 )
 ARCHITECTURES: Final = {found.name: found for found in _SERVED}
 
 # Asked for, and not served: what their layers have that no kernel here computes.
 NOT_SERVED: Final = {
     "GptOssForCausalLM": "gpt-oss keeps its experts in MXFP4 and gives each head of its attention a sink",
-    "Glm4MoeForCausalLM": "GLM-4.5 chooses experts by groups and a correction of its router's scores, and shares one",
 }

@@ -43,7 +43,7 @@ def load_weights(
 
     def fill(stack: TensorStack) -> torch.Tensor:
         nonlocal done
-        whole = torch.empty((sum(stack.rows), *stack.columns), dtype=dtype, device=device)
+        whole = torch.empty((sum(stack.rows), *stack.columns), dtype=stack.dtype or dtype, device=device)
         for name, part in zip(stack.names, whole.split(stack.rows), strict=True):
             copy_stored(stored[name], part)
             done += stored[name].size_bytes
@@ -69,7 +69,7 @@ def drawing(dtype: torch.dtype, device: torch.device, seed: int = 0) -> Callable
     generator = torch.Generator(device=device).manual_seed(seed)
 
     def fill(stack: TensorStack) -> torch.Tensor:
-        whole = torch.empty((sum(stack.rows), *stack.columns), dtype=dtype, device=device)
+        whole = torch.empty((sum(stack.rows), *stack.columns), dtype=stack.dtype or dtype, device=device)
         for piece in whole.view(-1).split(_DRAWN_AT_ONCE):
             drawn = torch.randn(piece.shape, generator=generator, device=device, dtype=torch.float32)
             if stack.columns:
@@ -93,7 +93,7 @@ def _described(config: ModelConfig) -> tuple[ModelWeights, list[TensorStack]]:
 
     def fill(stack: TensorStack) -> torch.Tensor:
         stacks.append(stack)
-        return torch.empty((sum(stack.rows), *stack.columns), device="meta")
+        return torch.empty((sum(stack.rows), *stack.columns), dtype=stack.dtype, device="meta")
 
     return ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, lambda weight: weight)), stacks
 

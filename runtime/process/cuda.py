@@ -282,10 +282,16 @@ def check_layers(described: ModelConfig) -> None:
             f"{described.architecture} bounds scores or logits by a tanh, for which there are no kernels for GPUs yet; "
             "--device cpu serves it"
         )
-    if any(kind.feed_forward == "ungated" for kind in layer_kinds(model.layers)):
+    without_gates = any(kind.feed_forward == "ungated" for kind in layer_kinds(model.layers))
+    if without_gates or any(experts.activation != "silu" for experts in model.experts):
         raise ConfigError(
             f"{described.architecture} has feed-forwards without a gate, for which there are no kernels for GPUs yet; "
             "--device cpu serves it"
+        )
+    if not all(experts.choice.by_score and experts.choice.scale == 1.0 for experts in model.experts):
+        raise ConfigError(
+            f"{described.architecture} chooses experts otherwise than by the highest of its scores alone, and the "
+            "kernels for that have not run on a GPU yet; --device cpu serves it"
         )
 
 

@@ -24,6 +24,7 @@ from tests.gpu.gpu_chain import (
     small_config,
 )
 from tests.runtime.chain import tell_of_marks_one_by_one
+from tests.runtime.kernels.expert_configs import GLM4_MOE
 from tests.runtime.kernels.triton_device import synchronising_calls_raise
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
@@ -65,7 +66,7 @@ def served(under_test: EngineUnderTest) -> tuple[dict[int, list[int]], dict[int,
 
 
 @pytest.mark.parametrize("run_ahead", [0, 1, 2, 4])
-@pytest.mark.parametrize("changes", [MIXTRAL, QWEN3_MOE], ids=["mixtral", "qwen3 with experts"])
+@pytest.mark.parametrize("changes", [MIXTRAL, QWEN3_MOE, GLM4_MOE], ids=["mixtral", "qwen3 with experts", "glm 4.5"])
 def test_experts_give_the_tokens_of_the_cpu_in_float32(run_ahead: int, changes: Mapping[str, Any]) -> None:
     config = small_config(**changes)
     weights = random_weights(config)

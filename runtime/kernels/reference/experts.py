@@ -14,18 +14,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from runahead.runtime.kernels.choice import LEAST_SUM, Choice
 from runahead.runtime.kernels.forward_batch import ForwardBatch
-from runahead.runtime.kernels.layers import Experts, Linear, SharedExpert
+from runahead.runtime.kernels.layers import ExpertActivation, Experts, Linear, SharedExpert
 from runahead.runtime.kernels.reference.buffers import Buffers
 from runahead.runtime.kernels.reference.linear import Product, Products
-from runahead.runtime.kernels.reference.norm import silu_mul
+from runahead.runtime.kernels.reference.norm import silu_mul, squared_relu
 
 # Floats are float32. A tensor and an array of one name are the same memory.
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertBuffers:
-    """Of layers with as many experts of one width. T rows are enough for any group: a token is in a group once."""
+    """Of layers with as many experts of one width. T rows are enough for any group: a token is in a group once. What
+    gates and ups are computed in has no columns where experts have no gates."""
 
     scores: torch.Tensor  # [T, experts]
     x: torch.Tensor  # [T, hidden] what a group reads
@@ -36,9 +38,12 @@ class ExpertBuffers:
     shared_gated: torch.Tensor  # [T, width of the shared expert]
 
     @staticmethod
-    def make(tokens: int, hidden: int, count: int, width: int, shared: int = 0) -> ExpertBuffers:
+    def make(
+        tokens: int, hidden: int, count: int, width: int, shared: int = 0, activation: ExpertActivation = "silu"
+    ) -> ExpertBuffers:
         """shared: the width of the shared expert; 0: there is none."""
-        columns = (count, hidden, 2 * width, width, hidden, 2 * shared, shared)
+        both = 2 if activation == "silu" else 0
+        columns = (count, hidden, both * width, width, hidden, both * shared, shared)
         return ExpertBuffers(*(torch.zeros((tokens, each)) for each in columns))
 
 
@@ -57,29 +62,94 @@ def live_tokens(batch: ForwardBatch) -> NDArray[np.intp]:
     return np.flatnonzero(np.repeat(batch.seq_lens.numpy() > 0, queries))
 
 
-def route(scores: NDArray[np.float32], live: NDArray[np.intp], chosen: int, renormalised: bool) -> Iterator[Group]:
+def route(scores: NDArray[np.float32], live: NDArray[np.intp], choice: Choice) -> Iterator[Group]:
     """The groups, by ascending expert. scores: [T, experts]. live: tokens that choose.
 
     A NaN among a token's scores is in all of its shares, so that it reaches the token's sum.
     """
     if not len(live):
         return
-    mine = scores[live]
-    order = np.argsort(-mine, axis=1, kind="stable")[:, :chosen]
-    np.subtract(mine, mine.max(axis=1, keepdims=True), out=mine)
-    np.exp(mine, out=mine)
-    np.divide(mine, mine.sum(axis=1, keepdims=True), out=mine)
-    shares = np.take_along_axis(mine, order, axis=1)
-    if renormalised:
-        total = shares[:, 0].copy()
-        for place in range(1, chosen):  # one order of sums, however the array lies in memory
-            total += shares[:, place]
-        shares /= total[:, None]
-    named = order.ravel()
+    order, shares = chosen_experts(scores[live], choice)
+    chosen, named = choice.chosen, order.ravel()
     by_expert = np.argsort(named, kind="stable")
     experts, firsts = np.unique(named[by_expert], return_index=True)
     for expert, places in zip(experts.tolist(), np.split(by_expert, firsts[1:]), strict=True):
         yield Group(expert, live[places // chosen], shares.ravel()[places, None])
+
+
+def chosen_experts(scores: NDArray[np.float32], choice: Choice) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
+    """The experts of each token, the best one first, and their shares: [n, chosen] both. scores: [n, experts], which
+    becomes the experts' values."""
+    order = _highest(scores, choice.chosen) if choice.by_score else None
+    values = _softmax(scores) if choice.scoring == "softmax" else _logistic(scores)
+    if order is None:
+        order = _highest(_chosen_by(values, choice), choice.chosen)
+    shares = np.take_along_axis(values, order, axis=1)
+    if choice.renormalised:
+        total = shares[:, 0].copy()
+        for place in range(1, choice.chosen):  # one order of sums, however the array lies in memory
+            total += shares[:, place]
+        if choice.scoring == "logistic":
+            total += np.float32(LEAST_SUM)
+        shares /= total[:, None]
+    if choice.scale != 1.0:
+        shares *= np.float32(choice.scale)
+    return order, shares
+
+
+def _highest(values: NDArray[np.float32], count: int) -> NDArray[np.intp]:
+    """Which of each row's values are the highest, the highest first, of equal ones the first. [n, count]"""
+    return np.argsort(-values, axis=1, kind="stable")[:, :count]
+
+
+def _softmax(scores: NDArray[np.float32]) -> NDArray[np.float32]:
+    """In place."""
+    np.subtract(scores, scores.max(axis=1, keepdims=True), out=scores)
+    np.exp(scores, out=scores)
+    np.divide(scores, scores.sum(axis=1, keepdims=True), out=scores)
+    return scores
+
+
+def _logistic(scores: NDArray[np.float32]) -> NDArray[np.float32]:
+    """In place; of a row with a NaN all is NaN."""
+    scores[np.isnan(scores).any(axis=1)] = np.nan
+    np.exp(np.negative(scores, out=scores), out=scores)
+    scores += np.float32(1.0)
+    np.reciprocal(scores, out=scores)
+    return scores
+
+
+def _chosen_by(values: NDArray[np.float32], choice: Choice) -> NDArray[np.float32]:
+    """The values that choose, [n, experts]: corrected, and below all others those of groups that are not chosen."""
+    if choice.correction is not None:
+        values = values + choice.correction.numpy()
+    if not choice.limits_groups:
+        return values
+    by_group = values.reshape(len(values), choice.groups, -1)
+    of_groups = np.partition(by_group, -2, axis=2)[:, :, -2:].sum(axis=2)
+    best = np.zeros(of_groups.shape, bool)
+    np.put_along_axis(best, _highest(of_groups, choice.chosen_groups), True, axis=1)
+    return np.where(best[:, :, None], by_group, np.float32(-np.inf)).reshape(values.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstProduct:
+    """The first product of an expert, and the activation behind it."""
+
+    product: Product
+    activation: ExpertActivation
+
+    def write(self, x: tuple[torch.Tensor, ...], both: torch.Tensor, out: torch.Tensor) -> None:
+        """x: [n, hidden], cut for a product. both: [n, 2 * width], for a gate and what it multiplies, or no columns.
+        out: [n, width]."""
+        made = out.numpy()
+        if self.activation == "squared_relu":
+            self.product.write(x, out)
+            squared_relu(made)
+            return
+        self.product.write(x, both)
+        width, halves = made.shape[1], both.numpy()
+        silu_mul(halves[:, :width], halves[:, width:], made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,24 +160,24 @@ class BoundSharedExpert:
     product of its own.
     """
 
-    gate_up: Product
+    first: FirstProduct
     down: Product
     share: NDArray[np.float32] | None
     products: Products
 
     @staticmethod
-    def of(weights: SharedExpert, products: Products) -> BoundSharedExpert:
+    def of(weights: SharedExpert, activation: ExpertActivation, products: Products) -> BoundSharedExpert:
         def bound(linear: Linear) -> Product:
             return products.bind(linear.weight, linear.bias)
 
         share = None if weights.share is None else weights.share.float().numpy()[:, None]
-        return BoundSharedExpert(bound(weights.gate_up), bound(weights.down), share, products)
+        first = FirstProduct(bound(weights.gate_up), activation)
+        return BoundSharedExpert(first, bound(weights.down), share, products)
 
     def of_all(self, buffers: Buffers, own: ExpertBuffers) -> NDArray[np.float32]:
         """What it makes of the residual's norm, of every token. [T, hidden]"""
-        self.gate_up.write(buffers.normed_parts, own.shared_gate_up)
-        gate_up, gated, y = own.shared_gate_up.numpy(), own.shared_gated.numpy(), own.y.numpy()
-        silu_mul(gate_up[:, : gated.shape[1]], gate_up[:, gated.shape[1] :], gated)
+        y = own.y.numpy()
+        self.first.write(buffers.normed_parts, own.shared_gate_up, own.shared_gated)
         self.down.write(self.products.cut(own.shared_gated), own.y)
         if self.share is not None:
             y /= np.exp(-np.matmul(buffers.norm.out[:, None], self.share)[:, 0]) + np.float32(1.0)
@@ -119,23 +189,22 @@ class BoundExperts:
     """The products of a layer."""
 
     router: Product
-    gate_up: tuple[Product, ...]
+    first: tuple[FirstProduct, ...]
     down: tuple[Product, ...]
-    chosen: int
-    renormalised: bool
+    choice: Choice
     products: Products
     shared: BoundSharedExpert | None
 
     @staticmethod
     def of(weights: Experts, products: Products) -> BoundExperts:
+        kind, shared = weights.activation, weights.shared
         return BoundExperts(
             products.bind(weights.router.weight, weights.router.bias),
-            tuple(products.bind(linear.weight, linear.bias) for linear in weights.gate_up),
+            tuple(FirstProduct(products.bind(linear.weight, linear.bias), kind) for linear in weights.gate_up),
             tuple(products.bind(linear.weight, linear.bias) for linear in weights.down),
-            weights.chosen,
-            weights.renormalised,
+            weights.choice,
             products,
-            None if weights.shared is None else BoundSharedExpert.of(weights.shared, products),
+            None if shared is None else BoundSharedExpert.of(shared, kind, products),
         )
 
     def add(self, buffers: Buffers, own: ExpertBuffers, live: NDArray[np.intp]) -> None:
@@ -143,7 +212,7 @@ class BoundExperts:
         self.router.write(buffers.normed_parts, own.scores)
         total = buffers.branch_array
         total[:] = 0.0
-        for group in route(own.scores.numpy(), live, self.chosen, self.renormalised):
+        for group in route(own.scores.numpy(), live, self.choice):
             y = self._of(group, buffers.norm.out, own)
             np.multiply(y, group.shares, out=y)
             total[group.tokens] += y
@@ -158,9 +227,7 @@ class BoundExperts:
         x, gate_up, gated, y = own.x[:rows], own.gate_up[:rows], own.gated[:rows], own.y[:rows]
         x.numpy()[:count] = normed[group.tokens]
         x.numpy()[count:] = 0.0
-        self.gate_up[group.expert].write(self.products.cut(x), gate_up)
-        width = gated.shape[1]
-        silu_mul(gate_up.numpy()[:, :width], gate_up.numpy()[:, width:], gated.numpy())
+        self.first[group.expert].write(self.products.cut(x), gate_up, gated)
         self.down[group.expert].write(self.products.cut(gated), y)
         found: NDArray[np.float32] = y.numpy()[:count]
         return found

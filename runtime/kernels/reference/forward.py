@@ -22,6 +22,7 @@ from runahead.runtime.kernels.layers import (
     DeltaShape,
     Dense,
     Ends,
+    ExpertActivation,
     Experts,
     Fuse,
     GatedDelta,
@@ -119,7 +120,8 @@ class ReferenceBoundKernels:
         self._windows: list[tuple[int, int, int]] = []  # the number of these two, a window, and `Attention.first`
         self._widths: list[int] = []
         self._ungated: list[int] = []
-        self._experts: list[tuple[int, int, int]] = []  # how many, their width, and that of the shared one
+        # How many, their width, that of the shared one, and what is between their products.
+        self._experts: list[tuple[int, int, int, ExpertActivation]] = []
         self._mamba2: list[Mamba2Shape] = []
         self._gated_delta: list[DeltaShape] = []
         self._gates: list[int] = []  # heads * head_dim
@@ -227,7 +229,7 @@ class ReferenceBoundKernels:
     def experts(self, weights: Experts) -> Callable[[ReferenceStream], None]:
         """See `BoundKernels.experts`."""
         shared = 0 if weights.shared is None else weights.shared.width
-        kind = _number(self._experts, (weights.count, weights.width, shared))
+        kind = _number(self._experts, (weights.count, weights.width, shared, weights.activation))
         norm, bound = NormWeight.of(weights.norm), BoundExperts.of(weights, self._products)
 
         def feed_forward(stream: ReferenceStream) -> None:

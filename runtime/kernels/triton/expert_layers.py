@@ -57,9 +57,7 @@ class PackedExperts:
         """
         weights, (_, hidden, width) = self.weights, self.down.shape
         chosen = weights.chosen
-        routed = route(
-            scores, live, chosen, weights.renormalised, arrived, squares=squares, depth=hidden, dependent=depends(True)
-        )
+        routed = route(scores, live, weights.choice, arrived, squares=squares, depth=hidden, dependent=depends(True))
         entries = x.shape[0] * chosen
         gated = x.new_empty((entries, width))
         scaled = squares is not None
@@ -113,8 +111,7 @@ class PackedExperts:
             weights.norm,
             self.gate_up,
             self.down,
-            weights.chosen,
-            weights.renormalised,
+            weights.choice,
             dependent=dependent,
         )
 

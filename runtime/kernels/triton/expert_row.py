@@ -15,10 +15,11 @@ import torch
 import triton
 import triton.language as tl
 
+from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Norm
 from runahead.runtime.kernels.triton.activation import gated
+from runahead.runtime.kernels.triton.choosing import choice_parts, chosen_experts
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
-from runahead.runtime.kernels.triton.routing import chosen_experts, compared, padded
 
 _ROWS: Final = 4  # outputs of a program
 _WEIGHTS: Final = 8192  # that a program asks for together
@@ -26,8 +27,10 @@ _WEIGHTS: Final = 8192  # that a program asks for together
 
 @triton.jit
 def _gate_up_kernel(
-    x, scores, live, weight, gamma, named, shares, out, eps, COUNT: tl.constexpr, CHOSEN: tl.constexpr,
-    PADDED: tl.constexpr, COMPARED: tl.constexpr, RENORMALISED: tl.constexpr, OUTPUTS: tl.constexpr,
+    x, scores, correction, live, weight, gamma, named, shares, out, eps, COUNT: tl.constexpr, CHOSEN: tl.constexpr,
+    PADDED: tl.constexpr, COMPARED: tl.constexpr, RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr,
+    CORRECTED: tl.constexpr, GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr,
+    FACTOR: tl.constexpr, OUTPUTS: tl.constexpr,
     DEPTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs of one of the row's experts."""
@@ -36,7 +39,10 @@ def _gate_up_kernel(
     k = tl.arange(0, BLOCK)
     wait_for_predecessors(DEPENDENT)
     if tl.load(live) > 0:
-        chosen, places, share = chosen_experts(scores, 0 * tile, COUNT, CHOSEN, PADDED, COMPARED, RENORMALISED)
+        chosen, places, share = chosen_experts(
+            scores, correction, 0 * tile, COUNT, CHOSEN, PADDED, COMPARED, RENORMALISED, LOGISTIC, CORRECTED, GROUPS,
+            PADDED_GROUPS, CHOSEN_GROUPS, FACTOR,
+        )  # fmt: skip
         mine = chosen & (places == place)
         expert = tl.sum(tl.where(mine, tl.arange(0, PADDED), 0), 0)
         if tile == 0:
@@ -102,8 +108,7 @@ def experts_of_one_row(
     norm: Norm,
     gate_up: torch.Tensor,
     down: torch.Tensor,
-    chosen: int,
-    renormalised: bool,
+    choice: Choice,
     *,
     dependent: bool,
 ) -> None:
@@ -114,7 +119,7 @@ def experts_of_one_row(
     [experts, hidden, width]. dependent: both kernels are launched programmatically.
     """
     count, hidden, width = down.shape
-    device = residual.device
+    device, chosen = residual.device, choice.chosen
     named = torch.empty(chosen, dtype=torch.int32, device=device)
     shares = torch.empty(chosen, dtype=torch.float32, device=device)
     both = residual.new_empty((chosen, width))
@@ -122,6 +127,7 @@ def experts_of_one_row(
     _gate_up_kernel[(triton.cdiv(width, _ROWS), chosen)](
         residual,
         scores,
+        scores if choice.correction is None else choice.correction,
         live,
         gate_up,
         norm.weight,
@@ -129,17 +135,13 @@ def experts_of_one_row(
         shares,
         both,
         norm.eps,
-        COUNT=count,
-        CHOSEN=chosen,
-        PADDED=padded(count),
-        COMPARED=compared(count),
-        RENORMALISED=renormalised,
         OUTPUTS=width,
         DEPTH=hidden,
         ROWS=_ROWS,
         BLOCK=min(triton.next_power_of_2(hidden), _WEIGHTS // (2 * _ROWS)),
         DEPENDENT=dependent,
         num_warps=4,
+        **choice_parts(choice, count),
         **options,
     )
     places = triton.next_power_of_2(chosen)

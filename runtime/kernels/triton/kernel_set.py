@@ -59,6 +59,7 @@ class TritonBoundKernels:
         raise AssertionError("a model with such layers is refused before its weights are read")
 
     def experts(self, weights: Experts) -> Callable[[Stream], None]:
+        assert weights.activation == "silu", "a model whose experts have no gates is refused before"
         self._look_at(weights.router, weights.gate_up[0], weights.down[0])
         if weights.shared is not None:
             self._look_at(weights.shared.gate_up, weights.shared.down)

@@ -19,17 +19,17 @@ import torch
 import triton
 import triton.language as tl
 
+from runahead.runtime.kernels.choice import Choice
+from runahead.runtime.kernels.triton.choosing import choice_parts, chosen_experts, padded
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 from runahead.runtime.rounding import ceil_div
 
 ITEM: Final = 4  # numbers of an item, so that each begins at 16 bytes: expert, first of its entries, how many; nothing
 FEW_TOKENS: Final = 64  # up to so many, the program that comes last lists them by itself
 MOST_CHOSEN: Final = 127  # experts of a token: a place among them is kept in 8 bits
-_COMPARED: Final = 32  # scores that every other is compared with at a time
 _LISTED: Final = 1024  # tokens that a program lists at a time
 _ITEMS_AT_ONCE: Final = 64
 _ITEM, _AT_ONCE = tl.constexpr(ITEM), tl.constexpr(_ITEMS_AT_ONCE)
-_NEVER = tl.constexpr(float("-inf"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,37 +44,6 @@ class Routing:
     items: torch.Tensor  # int32 [as many as there may be, ITEM] by ascending expert; then some of 0 entries
     scale: torch.Tensor  # float32 [T] of the norm before, where there was one to find
     block: int
-
-
-@triton.jit
-def chosen_experts(
-    scores, token, COUNT: tl.constexpr, CHOSEN: tl.constexpr, PADDED: tl.constexpr, COMPARED: tl.constexpr,
-    RENORMALISED: tl.constexpr,
-):  # fmt: skip
-    """Which of COUNT experts a token is sent to, the place of each among its own, and the shares; all [PADDED].
-
-    An expert is chosen if fewer than CHOSEN are ahead of it: those of higher scores, and of equal ones those of lower
-    numbers. A score that is no number is behind all others, and makes every share of its token one.
-    """
-    e = tl.arange(0, PADDED)
-    inside = e < COUNT
-    row = scores + token.to(tl.int64) * COUNT
-    score = tl.load(row + e, mask=inside, other=_NEVER)
-    known = tl.where(score == score, score, _NEVER)
-    ahead = tl.zeros([PADDED], tl.int32)
-    for first in tl.static_range(0, PADDED, COMPARED):
-        o = first + tl.arange(0, COMPARED)
-        other = tl.load(row + o, mask=o < COUNT, other=_NEVER)
-        other = tl.where(other == other, other, _NEVER)[None, :]
-        before = (other == known[:, None]) & (o[None, :] < e[:, None])
-        ahead += tl.sum(((other > known[:, None]) | before).to(tl.int32), 1)
-    chosen = (ahead < CHOSEN) & inside
-    place = tl.cumsum(chosen.to(tl.int32), 0) - 1
-    share = tl.where(inside, tl.exp(score - tl.max(known, 0)), 0.0)
-    share = share / tl.sum(share, 0)
-    if RENORMALISED:
-        share = share / tl.sum(tl.where(chosen, share, 0.0), 0)
-    return chosen, place, share
 
 
 @triton.jit
@@ -98,17 +67,22 @@ def _write_items(counts, items, num_items, PADDED: tl.constexpr, BLOCK: tl.const
 
 @triton.jit(do_not_specialize=["num_tokens", "num_items"])
 def _route_kernel(
-    scores, live, squares, shares, places, scale, entries, items, arrived, eps, num_tokens, num_items,
+    scores, correction, live, squares, shares, places, scale, entries, items, arrived, eps, num_tokens, num_items,
     COUNT: tl.constexpr, CHOSEN: tl.constexpr, PADDED: tl.constexpr, COMPARED: tl.constexpr,
-    RENORMALISED: tl.constexpr, DEPTH: tl.constexpr, SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr,
-    STRIDE: tl.constexpr, ALL: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+    RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr, GROUPS: tl.constexpr,
+    PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, FACTOR: tl.constexpr, DEPTH: tl.constexpr,
+    SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr, ALL: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program for a token. ALL: tokens, rounded up, if the program that comes last is to list them; else 0."""
     let_dependents_start(DEPENDENT)
     token = tl.program_id(0)
     e = tl.arange(0, PADDED)
     wait_for_predecessors(DEPENDENT)
-    chosen, place, share = chosen_experts(scores, token, COUNT, CHOSEN, PADDED, COMPARED, RENORMALISED)
+    chosen, place, share = chosen_experts(
+        scores, correction, token, COUNT, CHOSEN, PADDED, COMPARED, RENORMALISED, LOGISTIC, CORRECTED, GROUPS,
+        PADDED_GROUPS, CHOSEN_GROUPS, FACTOR,
+    )  # fmt: skip
     chosen = chosen & (tl.load(live + token) > 0)
     tl.store(places + token.to(tl.int64) * COUNT + e, tl.where(chosen, place, -1).to(tl.int8), mask=e < COUNT)
     tl.store(shares + token * CHOSEN + place, share, mask=chosen)
@@ -154,16 +128,6 @@ def _list_kernel(
         _write_items(found, items, num_items, PADDED, BLOCK)
 
 
-def padded(count: int) -> int:
-    """Experts, as a program of `chosen_experts` takes them."""
-    return max(1 << (count - 1).bit_length(), 16)
-
-
-def compared(count: int) -> int:
-    """Scores that it compares at a time."""
-    return min(padded(count), _COMPARED)
-
-
 def block_of(tokens: int, count: int, chosen: int) -> int:
     """Entries of an item: 16 in a decode launch of few rows, of more tokens about as many as an expert has on average,
     up to 128."""
@@ -175,8 +139,7 @@ def block_of(tokens: int, count: int, chosen: int) -> int:
 def route(
     scores: torch.Tensor,
     live: torch.Tensor,
-    chosen: int,
-    renormalised: bool,
+    choice: Choice,
     arrived: torch.Tensor,
     *,
     squares: tuple[torch.Tensor, int, float] | None = None,
@@ -189,9 +152,9 @@ def route(
     before and after. squares: float64 [tiles, T or more] sums of squares of what the scores were made of, how many
     tiles, and the eps of its norm over `depth` numbers: its scale is left too. dependent: launched programmatically.
     """
-    tokens, count = scores.shape
+    (tokens, count), chosen = scores.shape, choice.chosen
     assert 0 < chosen <= min(count, MOST_CHOSEN)
-    block, device, wide = block_of(tokens, count, chosen), scores.device, padded(count)
+    block, device = block_of(tokens, count, chosen), scores.device
     items = min(count, tokens * chosen) + tokens * chosen // block
     found = Routing(
         torch.empty(tokens * chosen, dtype=torch.float32, device=device),
@@ -203,10 +166,10 @@ def route(
     places = torch.empty((tokens, count), dtype=torch.int8, device=device)
     made, tiles, eps = (scores, 0, 0.0) if squares is None else squares
     few = tokens <= FEW_TOKENS
-    sizes: dict[str, Any] = {"COUNT": count, "CHOSEN": chosen, "PADDED": wide, "BLOCK": block}
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _route_kernel[(tokens,)](
         scores,
+        scores if choice.correction is None else choice.correction,
         live,
         made,
         found.shares,
@@ -218,21 +181,21 @@ def route(
         eps,
         tokens,
         items,
-        COMPARED=compared(count),
-        RENORMALISED=renormalised,
         DEPTH=depth,
         SQUARES=tiles,
         ALL_SQUARES=triton.next_power_of_2(max(tiles, 1)),
         STRIDE=0 if squares is None else made.shape[1],
         ALL=triton.next_power_of_2(tokens) if few else 0,
+        BLOCK=block,
         DEPENDENT=dependent,
         num_warps=4,
-        **sizes,
+        **choice_parts(choice, count),
         **options,
     )
     if not few:
         counts = torch.empty(count, dtype=torch.int32, device=device)
         _list_kernel[(count,)](
-            places, found.entries, counts, found.items, arrived, tokens, items, LISTED=_LISTED, num_warps=4, **sizes
-        )
+            places, found.entries, counts, found.items, arrived, tokens, items, COUNT=count, CHOSEN=chosen,
+            PADDED=padded(count), LISTED=_LISTED, BLOCK=block, num_warps=4,
+        )  # fmt: skip
     return found

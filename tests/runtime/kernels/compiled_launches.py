@@ -36,7 +36,7 @@ INSTRUCTIONS: Final = ("griddepcontrol.wait", "wgmma", "tcgen05")
 # Of what a form of a kernel has beside its epilogue. A part that no form compiled before had may not compile.
 _PARTS: Final = (
     "GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED", "GATE_FIRST", "EACH", "MASKED", "HOLDS", "EVERY", "SNAPSHOTS",
-    "FORCES", "DRAFTS", "REPLAYS",
+    "FORCES", "DRAFTS", "REPLAYS", "LOGISTIC", "CORRECTED", "GROUPS",
 )  # fmt: skip
 # Models with recurrent states, which no other has, in small sizes that take less long: those of real sizes are among
 # the shapes of `make kernels`.
@@ -62,6 +62,19 @@ _GATED_DELTA: Final = {
     "moe_intermediate_size": 768,
     "shared_expert_intermediate_size": 512,
 }
+# Experts that are chosen otherwise than by the highest scores alone.
+_GROUPED: Final = {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "model_type": "glm4_moe",
+    "num_hidden_layers": 1,
+    "first_k_dense_replace": 0,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+}
 _OLDEST: Final = (8, 0)
 _PROCESSORS: Final = 132
 _BLOCKS: Final = 64
@@ -75,8 +88,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     programmatically, those that can be. used_as: an older compute capability that the GPU stands for. exact: by the
     kernels of which a row's bits hang on itself alone. rows: of decode launches. each_kernel_once: products without
     lanes with each epilogue, attention for one and for several query tokens a row, the sampler for one and for several
-    tokens a row, each kernel with every set of the parts that it may have or lack, those of recurrent states, and all
-    else in its largest form. further: changes of models whose launches come after."""
+    tokens a row, each kernel with every set of the parts that it may have or lack, those of recurrent states and of
+    experts by groups, and all else in its largest form. further: changes of models whose launches come after."""
 
     shape: str
     changes: dict[str, Any] = {}
@@ -132,8 +145,8 @@ def compiled_launches(orders: Orders) -> list[Compiled]:
     found: dict[str, Compiled] = {}
     _pretend(orders, found)
     with torch.inference_mode():
-        recurrent = (_MAMBA2, _GATED_DELTA) if orders.each_kernel_once else ()
-        for changes in (orders.changes, *orders.further, *recurrent):
+        own = (_GROUPED, _MAMBA2, _GATED_DELTA) if orders.each_kernel_once else ()
+        for changes in (orders.changes, *orders.further, *own):
             _launch_everything(msgspec.structs.replace(orders, changes=changes))
     return list(found.values())
 

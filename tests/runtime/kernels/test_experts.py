@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
+from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.forward_batch import ForwardBatch
-from runahead.runtime.kernels.layers import Experts, Linear, Norm, SharedExpert
+from runahead.runtime.kernels.layers import ExpertActivation, Experts, Linear, Norm, SharedExpert
 from runahead.runtime.kernels.reference.buffers import Buffers
 from runahead.runtime.kernels.reference.experts import BoundExperts, ExpertBuffers, live_tokens, route
 from runahead.runtime.kernels.reference.linear import Products, choose_products
@@ -19,11 +22,13 @@ from runahead.runtime.kernels.reference.norm import NormWeight
 HIDDEN, WIDTH, COUNT, SHARED = 24, 16, 7, 12
 
 
-def routed(scores: list[list[float]], chosen: int, renormalised: bool = False) -> list[dict[int, float]]:
-    """By token, the share of each expert that it is sent to."""
+def routed(
+    scores: list[list[float]], chosen: int, renormalised: bool = False, **further: Any
+) -> list[dict[int, float]]:
+    """By token, the share of each expert that it is sent to. further: of the choice."""
     found: list[dict[int, float]] = [{} for _ in scores]
-    everybody = np.arange(len(scores))
-    for group in route(np.array(scores, np.float32), everybody, chosen, renormalised):
+    everybody, choice = np.arange(len(scores)), Choice(chosen, renormalised, **further)
+    for group in route(np.array(scores, np.float32), everybody, choice):
         for token, share in zip(group.tokens.tolist(), group.shares[:, 0].tolist(), strict=True):
             found[token][group.expert] = share
     return found
@@ -58,9 +63,68 @@ def test_a_score_that_is_no_number_is_in_all_of_its_token_s_shares_and_in_no_oth
     assert all(np.isfinite(share) for share in sound.values())
 
 
+def logistic(score: float) -> float:
+    return 1.0 / (1.0 + math.exp(-score))
+
+
+def test_by_the_logistic_function_a_share_is_the_experts_own() -> None:
+    (found,) = routed([[0.0, 2.0, 1.0, -1.0]], chosen=2, scoring="logistic")
+    assert found == pytest.approx({1: logistic(2.0), 2: logistic(1.0)}, rel=1e-6)
+    (found,) = routed([[0.0, 2.0, 1.0, -1.0]], chosen=2, renormalised=True, scoring="logistic", scale=2.5)
+    assert sum(found.values()) == pytest.approx(2.5, rel=1e-6)
+    assert found[1] / found[2] == pytest.approx(logistic(2.0) / logistic(1.0), rel=1e-6)
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "logistic"])
+def test_a_correction_chooses_and_is_in_no_share(scoring: str) -> None:
+    correction = torch.tensor([0.0, -9.0, 0.0, 1.0])
+    (found,) = routed([[0.0, 2.0, 1.0, -1.0]], chosen=2, scoring=scoring, correction=correction)
+    exponents = np.exp([0.0, 2.0, 1.0, -1.0])
+    values = exponents / exponents.sum() if scoring == "softmax" else exponents / (1.0 + exponents)
+    assert found == pytest.approx({2: values[2], 3: values[3]}, rel=1e-6)
+
+
+def test_only_the_best_groups_are_chosen_from_by_their_two_highest() -> None:
+    # The highest of all is in the first group, whose others are low; the third has two that are high.
+    scores = [[5.0, -6.0, -6.0, 1.0, 0.0, -6.0, 2.0, -1.5, 2.0]]
+    assert sorted(routed(scores, chosen=3, scoring="logistic", groups=3, chosen_groups=1)[0]) == [6, 7, 8]
+    assert sorted(routed(scores, chosen=3, scoring="logistic", groups=3, chosen_groups=2)[0]) == [3, 6, 8]
+    assert sorted(routed(scores, chosen=3, scoring="logistic", groups=3, chosen_groups=3)[0]) == [0, 6, 8]
+    assert sorted(routed(scores, chosen=2, groups=3, chosen_groups=1)[0]) == [0, 1], "by the softmax"
+
+
+def test_a_correction_counts_for_groups_too() -> None:
+    correction = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.9, 0.9])
+    scores = [[3.0, 2.0, 1.0, 1.0, -3.0, -3.0]]
+    (found,) = routed(scores, chosen=2, scoring="logistic", correction=correction, groups=3, chosen_groups=1)
+    assert found == pytest.approx({4: logistic(-3.0), 5: logistic(-3.0)}, rel=1e-6)
+
+
+def test_of_equal_groups_the_first_and_of_equal_values_the_lowest_numbers_are_chosen() -> None:
+    found = routed([[1.0] * 6, [0.0, 1.0, 1.0, 2.0, 2.0, 2.0]], 2, scoring="logistic", groups=3, chosen_groups=2)
+    assert [sorted(each) for each in found] == [[0, 1], [3, 4]]
+    correction = torch.zeros(6)
+    found = routed([[1.0] * 6, [0.0, 1.0, 1.0, 2.0, 2.0, 2.0]], 2, correction=correction)
+    assert [sorted(each) for each in found] == [[0, 1], [3, 4]]
+
+
+def test_where_no_value_is_left_shares_are_zero_and_not_no_number() -> None:
+    with np.errstate(over="ignore"):  # as a forward computes
+        (found,) = routed([[-3e38] * 4], chosen=2, renormalised=True, scoring="logistic")
+    assert found == {0: 0.0, 1: 0.0}
+
+
+def test_one_score_that_is_no_number_is_in_all_shares_by_the_logistic_function_too() -> None:
+    broken, sound = routed(
+        [[0.0, float("nan"), 1.0, 2.0], [0.0, 2.0, 1.0, 1.0]], 2, scoring="logistic", groups=2, chosen_groups=1
+    )
+    assert len(broken) == 2 and all(np.isnan(share) for share in broken.values())
+    assert all(np.isfinite(share) for share in sound.values())
+
+
 def test_groups_come_by_ascending_expert_and_a_group_s_tokens_ascend() -> None:
     scores = np.random.default_rng(3).standard_normal((40, COUNT)).astype(np.float32)
-    groups = list(route(scores, np.arange(40), 3, renormalised=True))
+    groups = list(route(scores, np.arange(40), Choice(3, renormalised=True)))
     experts = [group.expert for group in groups]
     assert experts == sorted(set(experts))
     assert all(np.all(np.diff(group.tokens) > 0) for group in groups)
@@ -86,10 +150,20 @@ def test_tokens_of_masked_rows_are_not_live() -> None:
 class Layer:
     """Experts with random weights, and what they add to rows of a residual."""
 
-    def __init__(self, chosen: int, renormalised: bool, *, shared: bool = False, share: bool = False) -> None:
+    def __init__(
+        self,
+        chosen: int,
+        renormalised: bool,
+        *,
+        shared: bool = False,
+        share: bool = False,
+        activation: ExpertActivation = "silu",
+        **further: Any,
+    ) -> None:
         self.products: Products = choose_products()
         draw = torch.Generator().manual_seed(5)
 
+        halves = 2 if activation == "silu" else 1
         self.plain: dict[int, torch.Tensor] = {}  # by the identity of what it is packed into
 
         def linear(rows: int, columns: int) -> Linear:
@@ -101,12 +175,12 @@ class Layer:
         self.weights = Experts(
             norm=Norm(torch.ones(HIDDEN), 1e-6),
             router=linear(COUNT, HIDDEN),
-            gate_up=tuple(linear(2 * WIDTH, HIDDEN) for _ in range(COUNT)),
+            gate_up=tuple(linear(halves * WIDTH, HIDDEN) for _ in range(COUNT)),
             down=tuple(linear(HIDDEN, WIDTH) for _ in range(COUNT)),
-            chosen=chosen,
-            renormalised=renormalised,
+            choice=Choice(chosen, renormalised, **further),
+            activation=activation,
             shared=SharedExpert(
-                linear(2 * SHARED, HIDDEN),
+                linear(halves * SHARED, HIDDEN),
                 linear(HIDDEN, SHARED),
                 torch.randn(HIDDEN, generator=draw) if share else None,
             )
@@ -120,7 +194,7 @@ class Layer:
         count = len(residual)
         rows = count + -count % self.products.row_multiple
         buffers = Buffers.make(rows, HIDDEN, self.products)
-        own = ExpertBuffers.make(rows, HIDDEN, COUNT, WIDTH, SHARED)
+        own = ExpertBuffers.make(rows, HIDDEN, COUNT, WIDTH, SHARED, self.weights.activation)
         for field in fields(own):
             getattr(own, field.name).fill_(float("nan"))
         buffers.branch_array[:] = np.nan
@@ -188,6 +262,30 @@ def test_what_every_token_gets_is_added_behind_its_experts(share: bool) -> None:
     residual[4] = np.nan
     among_masked = layer.added(residual, live=np.array([0, 1, 2, 3, 5, 6, 7, 8]))
     np.testing.assert_array_equal(np.delete(among_masked, 4, 0), np.delete(alone, 4, 0))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_experts_without_gates_square_what_is_above_zero(shared: bool) -> None:
+    layer = Layer(3, renormalised=True, shared=shared, activation="squared_relu", scoring="logistic", scale=2.5)
+    weights, residual = layer.weights, rows_of(9)
+    x = torch.from_numpy(residual).double()
+    normed = x / torch.sqrt((x * x).mean(1, keepdim=True) + 1e-6)
+    shares, named = torch.sigmoid(normed @ layer.plain[id(weights.router)].t()).topk(3)
+    shares *= 2.5 / shares.sum(1, keepdim=True)
+
+    def made(first: Linear, down: Linear, row: torch.Tensor) -> torch.Tensor:
+        return (row @ layer.plain[id(first)].t()).relu().square() @ layer.plain[id(down)].t()
+
+    expected = x.clone()
+    for token in range(len(x)):
+        for share, expert in zip(shares[token], named[token].tolist(), strict=True):
+            expected[token] += share * made(weights.gate_up[expert], weights.down[expert], normed[token])
+        if weights.shared is not None:
+            expected[token] += made(weights.shared.gate_up, weights.shared.down, normed[token])
+    found = layer.added(residual)
+    np.testing.assert_allclose(found, expected.numpy(), rtol=5e-5, atol=5e-4)
+    alone = np.concatenate([layer.added(residual[i : i + 1]) for i in range(len(residual))])
+    np.testing.assert_array_equal(found, alone)
 
 
 def test_where_nobody_lives_no_expert_is_read() -> None:

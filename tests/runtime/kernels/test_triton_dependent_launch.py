@@ -17,6 +17,7 @@ from tests.runtime.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
 
+from runahead.runtime.kernels.choice import Choice  # noqa: E402
 from runahead.runtime.kernels.layers import Linear, Norm  # noqa: E402
 from runahead.runtime.kernels.triton import (  # noqa: E402
     decode_attention,
@@ -164,9 +165,10 @@ def test_what_sends_tokens_to_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(3)
     scores, squares, shares = torch.randn(5, 7), torch.rand(4, 8, dtype=torch.float64), torch.full((10,), NAN)
     live, arrived = torch.ones(5, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    choice = Choice(2, renormalised=True)
 
     def run() -> None:
-        shares.copy_(routing.route(scores, live, 2, True, arrived, squares=(squares, 4, 1e-5), depth=64).shares)
+        shares.copy_(routing.route(scores, live, choice, arrived, squares=(squares, 4, 1e-5), depth=64).shares)
 
     check(monkeypatch, routing, [scores, squares], [shares], run, 5)
 
@@ -174,7 +176,7 @@ def test_what_sends_tokens_to_experts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_products_and_the_sum_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(3)
     live, arrived = torch.ones(3, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-    routed = routing.route(torch.randn(3, 5), live, 2, True, arrived)
+    routed = routing.route(torch.randn(3, 5), live, Choice(2, renormalised=True), arrived)
     x, weight, results = torch.randn(3, DEPTH), torch.randn(5, 2 * OUTPUTS, DEPTH), torch.full((6, OUTPUTS), NAN)
 
     def multiply() -> None:
@@ -195,9 +197,10 @@ def test_experts_of_a_lone_row(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(3)
     residual, scores, live = torch.randn(1, DEPTH), torch.randn(1, 5), torch.ones(1, dtype=torch.int32)
     norm, gate_up, down = Norm(torch.rand(DEPTH), 1e-5), torch.randn(5, 32, DEPTH), torch.randn(5, DEPTH, 16)
+    choice = Choice(2, renormalised=True)
 
     def run() -> None:
-        expert_row.experts_of_one_row(residual, scores, live, norm, gate_up, down, 2, True, dependent=False)
+        expert_row.experts_of_one_row(residual, scores, live, norm, gate_up, down, choice, dependent=False)
 
     check(monkeypatch, expert_row, [residual], [residual], run, 16 // 4 * 2 + DEPTH // 4)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from tests.runtime.kernels.triton_device import relative_error, triton_device
 
 DEVICE = triton_device()
 
+from runahead.runtime.kernels.choice import Choice  # noqa: E402
 from runahead.runtime.kernels.forward_batch import ForwardBatch  # noqa: E402
 from runahead.runtime.kernels.layers import Experts, Linear, Norm  # noqa: E402
+from runahead.runtime.kernels.reference import experts as reference  # noqa: E402
 from runahead.runtime.kernels.triton.expert_layers import PackedExperts, live_tokens  # noqa: E402
 from runahead.runtime.kernels.triton.routing import Routing, route  # noqa: E402
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
@@ -33,9 +36,9 @@ def drawn(*sizes: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(sizes, generator=torch.Generator().manual_seed(seed))
 
 
-def routed(scores: torch.Tensor, live: torch.Tensor, chosen: int, renormalised: bool = True) -> Routing:
-    arrived = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    found = route(scores.to(DEVICE), live.int().to(DEVICE), chosen, renormalised, arrived)
+def routed(scores: torch.Tensor, live: torch.Tensor, chosen: int, renormalised: bool = True, **further: Any) -> Routing:
+    arrived, choice = torch.zeros(1, dtype=torch.int32, device=DEVICE), Choice(chosen, renormalised, **further)
+    found = route(scores.to(DEVICE), live.int().to(DEVICE), choice, arrived)
     assert int(arrived) == 0
     return found
 
@@ -125,6 +128,70 @@ def test_a_score_that_is_no_number_is_in_all_of_its_token_s_shares_and_in_no_oth
     assert sum(map(len, entries_by_expert(found).values())) == 6
 
 
+def by_the_reference(scores: torch.Tensor, choice: Choice) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts of each token by ascending number, and their shares. [T, chosen]"""
+    own = choice if choice.correction is None else replace(choice, correction=choice.correction.cpu())
+    named, shares = map(torch.from_numpy, reference.chosen_experts(scores.cpu().clone().numpy(), own))
+    named, order = named.sort(1)
+    return named, shares.gather(1, order)
+
+
+def correction_of(experts: int) -> torch.Tensor:
+    return drawn(experts, seed=9).to(DEVICE)
+
+
+# Experts and how they are chosen: each part by itself, and all of them. Groups of which no size is a power of two.
+CHOICES: Final[dict[str, tuple[int, Choice]]] = {
+    "logistic": (11, Choice(3, False, "logistic")),
+    "renormalised and scaled": (40, Choice(3, True, "logistic", scale=2.5)),
+    "softmax, scaled": (11, Choice(3, True, scale=1.5)),
+    "corrected": (40, Choice(4, True, "logistic", correction_of(40))),
+    "softmax, corrected": (11, Choice(3, False, correction=correction_of(11))),
+    "groups": (12, Choice(3, False, "logistic", groups=4, chosen_groups=2)),
+    "softmax, groups": (10, Choice(3, True, groups=2, chosen_groups=1)),
+    "all": (35, Choice(4, True, "logistic", correction_of(35), groups=5, chosen_groups=3, scale=2.5)),
+}
+
+
+@pytest.mark.parametrize("kind", ["random", "ties"])
+@pytest.mark.parametrize(("experts", "choice"), CHOICES.values(), ids=CHOICES)
+def test_each_kind_of_choice_is_that_of_the_reference(experts: int, choice: Choice, kind: str) -> None:
+    """Of several tokens by the routing kernel, and of a lone one, whose programs choose by themselves."""
+    if kind == "ties" and choice.correction is not None:
+        choice = replace(choice, correction=choice.correction.round())
+    scores, arrived = scores_for(kind, 9, experts), torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    live = torch.arange(9, device=DEVICE) % 4 != 2
+    found = route(scores.to(DEVICE), live.int(), choice, arrived)
+    named, shares = by_the_reference(scores, choice)
+    expected: dict[int, list[int]] = {}
+    for token in live.nonzero()[:, 0].tolist():
+        for place, expert in enumerate(named[token].tolist()):
+            expected.setdefault(expert, []).append(token * choice.chosen + place)
+    assert entries_by_expert(found) == expected
+    mine = live.cpu()
+    torch.testing.assert_close(found.shares.view(9, -1).cpu()[mine], shares[mine], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(("experts", "choice"), CHOICES.values(), ids=CHOICES)
+def test_a_lone_row_is_chosen_for_in_the_same_way(experts: int, choice: Choice) -> None:
+    case = Case.of(1, experts, choice, "random", torch.float32, hidden=16, width=8)
+    root = case.x.double().pow(2).mean().add(1e-6).sqrt().cpu()
+    residual = case.x.clone()
+    case.packed.add_of_one_row(residual, case.scores, case.live, dependent=False)
+    normed = Case(case.packed, (case.x / root.to(DEVICE)).to(torch.float32), case.live, case.scores)
+    assert relative_error(residual, case.x.double().cpu() + normed.expected()) < 1e-5
+
+
+def test_by_the_logistic_function_too_one_score_that_is_no_number_is_in_all_shares() -> None:
+    scores, choice = drawn(3, 12), CHOICES["groups"][1]
+    scores[1, 4] = torch.nan
+    found = routed(scores, torch.ones(3), 3, scoring="logistic", groups=choice.groups, chosen_groups=1)
+    shares = found.shares.view(3, 3).cpu()
+    assert shares[1].isnan().all()
+    assert shares[[0, 2]].isfinite().all()
+    assert sum(map(len, entries_by_expert(found).values())) == 9
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """A layer of random experts, its tokens, which of them live, and their scores."""
@@ -136,7 +203,13 @@ class Case:
 
     @staticmethod
     def of(
-        tokens: int, experts: int, chosen: int, kind: str, dtype: torch.dtype, hidden: int = 64, width: int = 64
+        tokens: int,
+        experts: int,
+        chosen: int | Choice,
+        kind: str,
+        dtype: torch.dtype,
+        hidden: int = 64,
+        width: int = 64,
     ) -> Case:
         def linears(rows: int, columns: int, seed: int) -> tuple[Linear, ...]:
             every = (drawn(experts, rows, columns, seed=seed) * columns**-0.5).to(DEVICE, dtype)
@@ -145,7 +218,8 @@ class Case:
         gate_up, down = linears(2 * width, hidden, 1), linears(hidden, width, 2)
         norm = Norm(torch.ones(hidden, dtype=dtype, device=DEVICE), 1e-6)
         router = Linear(drawn(experts, hidden, seed=4).to(DEVICE, dtype), None)
-        packed = PackedExperts.of(Experts(norm, router, gate_up, down, chosen, renormalised=True))
+        choice = Choice(chosen, renormalised=True) if isinstance(chosen, int) else chosen
+        packed = PackedExperts.of(Experts(norm, router, gate_up, down, choice))
         assert packed.gate_up.data_ptr() == gate_up[0].weight.data_ptr(), "what lies packed was copied"
         live = torch.arange(tokens) % 4 != 2
         x = drawn(tokens, hidden, seed=3).to(DEVICE, dtype)
@@ -162,14 +236,13 @@ class Case:
 
     def expected(self) -> torch.Tensor:
         """The same in float64."""
-        scores, x = self.scores.double().cpu(), self.x.double().cpu()
-        shares, named = torch.softmax(scores, 1).topk(self.packed.weights.chosen)
-        shares /= shares.sum(1, keepdim=True)
+        x = self.x.double().cpu()
+        named, shares = by_the_reference(self.scores, self.packed.weights.choice)
         gate_up, down = self.packed.gate_up.double().cpu(), self.packed.down.double().cpu()
         width = down.shape[2]
         total = torch.zeros_like(x)
         for token in self.live.nonzero()[:, 0].tolist():
-            for share, expert in zip(shares[token], named[token].tolist(), strict=True):
+            for share, expert in zip(shares[token].tolist(), named[token].tolist(), strict=True):
                 both = gate_up[expert] @ x[token]
                 total[token] += share * (down[expert] @ (torch.nn.functional.silu(both[:width]) * both[width:]))
         return total

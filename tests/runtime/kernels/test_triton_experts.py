@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: 
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from runahead.runtime.models.dense_decoder import DenseConfig  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
+from tests.runtime.kernels.expert_configs import GLM4_MOE  # noqa: E402
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
 from tests.runtime.kernels.poisoned_memory import poison_new_memory  # noqa: E402
 from tests.runtime.kernels.test_triton_decode_streams import (  # noqa: E402
@@ -37,6 +39,8 @@ NEAR = {**ERROR, HALF: 0.1}
 
 def config_of(architecture: str, chosen: int = 3) -> DenseConfig:
     """Two layers of which the second has experts, or both; as many experts as no power of two."""
+    if architecture == "Glm4MoeForCausalLM":
+        return gpu_chain.small_config(**GLM4_MOE)
     both = architecture == "MixtralForCausalLM"
     return gpu_chain.small_config(
         architecture=architecture,
@@ -61,17 +65,15 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     poison_new_memory(monkeypatch)
 
 
-@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen3MoeForCausalLM"])
-@pytest.mark.parametrize(
-    ("rows", "dtype", "stream"),
-    [
-        (1, HALF, OneRow),
-        (1, torch.float32, OneRow),
-        (3, HALF, FusedRows),
-        (9, HALF, FusedRows),
-        (3, torch.float32, VendorRows),
-    ],
-)
+STREAMS = ((1, HALF, OneRow), (3, HALF, FusedRows), (3, torch.float32, VendorRows))
+FURTHER = ((1, torch.float32, OneRow), (9, HALF, FusedRows))
+LAUNCHES = [
+    *itertools.product(("MixtralForCausalLM", "Qwen3MoeForCausalLM"), (*STREAMS, *FURTHER)),
+    *itertools.product(("Glm4MoeForCausalLM",), STREAMS),
+]
+
+
+@pytest.mark.parametrize(("architecture", "rows", "dtype", "stream"), [(name, *launch) for name, launch in LAUNCHES])
 def test_decode_launches_between_chunks(architecture: str, rows: int, dtype: torch.dtype, stream: type) -> None:
     lengths, found = list(LENGTHS[:rows]), []
     for model in pair(architecture, dtype):

@@ -13,6 +13,7 @@ from transformers import (
     BambaConfig,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4MoeConfig,
     GraniteConfig,
     GraniteMoeHybridConfig,
     LlamaConfig,
@@ -36,6 +37,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen3_5_moe
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
+from tests.runtime.models.grouped_experts import GLM4_MOE, GLM4_MOE_TWO_SHARED, NEMOTRON_H_EXPERTS
 from tests.runtime.models.mimo import MiMoConfig
 
 # Of a whole prompt `transformers` computes the delta rule in chunks, and is off by up to 6e-4 what it computes token by
@@ -342,6 +344,15 @@ CASES = (
         shard_size="60KB",
         written={"layers_block_type": None, "hybrid_override_pattern": "-*MM"},
     ),
+    Case("glm4_moe", Glm4MoeConfig, {**IDS, **GLM4_MOE, **ODD_HEADS}),
+    Case(
+        "glm4_moe_bfloat16_two_shared",
+        Glm4MoeConfig,
+        {**IDS, **GLM4_MOE, **GLM4_MOE_TWO_SHARED},
+        torch.bfloat16,
+        "60KB",
+    ),
+    Case("nemotron_h_experts", NemotronHConfig, {**IDS, **NEMOTRON_H, **ODD_HEADS, **NEMOTRON_H_EXPERTS}),
     Case("llama_yarn_all_keys", LlamaConfig, {"rope_parameters": {**YARN_ROPE, **YARN_KEYS}}),
 )
 
@@ -358,6 +369,9 @@ def save(case: Case, folder: Path, seed: int = 0) -> PreTrainedModel:
                 parameter.add_(torch.randn_like(parameter), alpha=0.3)
             elif "norm" in name:
                 parameter.normal_(mean=1.0, std=0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # zeros, and as large as what it is added to
+                buffer.normal_(std=0.3)
     model.to(case.dtype).save_pretrained(folder, max_shard_size=case.shard_size)
     config = folder / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), **case.written}))

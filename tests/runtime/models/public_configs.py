@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from tests.runtime.models.grouped_experts import GLM45, GLM45_AIR
+
 _LLAMA2: Final[dict[str, Any]] = {
     "_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"], "bos_token_id": 1,
     "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
@@ -298,6 +300,18 @@ _QWEN3_5: Final[dict[str, Any]] = {
     "vision_config": {"depth": 27, "hidden_size": 1152, "model_type": "qwen3_5"},
 }  # fmt: skip
 
+# The same as for Nemotron-H 8B, of Nemotron 3 Nano 30B-A3B.
+_NEMOTRON3_NANO: Final[dict[str, Any]] = {
+    **{key: value for key, value in _NEMOTRON_H.items() if key != "attention_head_dim"},
+    "chunk_size": 128, "head_dim": 128, "hidden_size": 2688,
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "intermediate_size": 1856,
+    "mamba_num_heads": 64, "mamba_ssm_cache_dtype": "float32", "max_position_embeddings": 262144,
+    "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712, "n_group": 1,
+    "n_routed_experts": 128, "n_shared_experts": 1, "norm_eps": 1e-05, "norm_topk_prob": True,
+    "num_experts_per_tok": 6, "num_key_value_heads": 2, "partial_rotary_factor": 1.0, "rope_theta": 10000,
+    "routed_scaling_factor": 2.5, "topk_group": 1, "transformers_version": "4.55.4",
+}  # fmt: skip
+
 PUBLIC: Final[dict[str, dict[str, Any]]] = {
     "Llama 1 7B": _LLAMA1,
     "Llama 2 7B": _LLAMA2,
@@ -355,7 +369,10 @@ PUBLIC: Final[dict[str, dict[str, Any]]] = {
     "Granite 4.0 H Tiny": _GRANITE_HYBRID,
     "Qwen3-Next 80B-A3B": _QWEN3_NEXT,
     "Nemotron-H 8B": _NEMOTRON_H,
+    "Nemotron 3 Nano 30B-A3B": _NEMOTRON3_NANO,
     "Gemma 2 2B": _GEMMA2,
+    "GLM-4.5 Air": GLM45_AIR,
+    "GLM-4.5": GLM45,
     "Qwen3.5 27B": _QWEN3_5,
     "Qwen3.5 35B-A3B": _QWEN3_5_MOE,
     "Qwen3 235B-A22B": {

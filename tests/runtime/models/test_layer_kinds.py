@@ -47,6 +47,19 @@ def test_a_layer_that_is_half_of_one_says_which_half() -> None:
     assert kinds == (LayerKind(24, "mamba2", 0, ""), LayerKind(24, "", 0, "ungated"), LayerKind(4, "attention", 0, ""))
 
 
+def test_experts_of_half_a_layer_and_those_behind_dense_layers_are_counted() -> None:
+    experts = ExpertCounts(128, 6, 1)
+    kinds = kinds_of("Nemotron 3 Nano 30B-A3B")
+    assert kinds == (
+        LayerKind(23, "mamba2", 0, ""),
+        LayerKind(23, "", 0, "experts", experts),
+        LayerKind(6, "attention", 0, ""),
+    )
+    dense, sparse = kinds_of("GLM-4.5")
+    assert dense == LayerKind(3, "attention", 0, "dense")
+    assert sparse == LayerKind(89, "attention", 0, "experts", ExpertCounts(160, 8, 1))
+
+
 def test_windows_and_kinds_of_feed_forward_are_told_apart_in_the_order_of_layers() -> None:
     raw = {**PUBLIC["Qwen3 30B-A3B"], "num_hidden_layers": 5, "mlp_only_layers": [0, 3]}
     found = layer_kinds(described(parse_config(raw, ())).layers)

@@ -75,7 +75,7 @@ def test_experts_of_a_sharded_checkpoint_are_packed_as_they_are_stored(tmp_path:
     experts = weights.layers[1].feed_forward
     assert len(shards) > 1
     assert isinstance(experts, Experts)
-    assert (experts.count, experts.width, experts.chosen, experts.renormalised) == (11, 40, 3, True)
+    assert (experts.count, experts.width, experts.chosen, experts.choice.renormalised) == (11, 40, 3, True)
     prefix = "model.layers.1.mlp."
     assert torch.equal(experts.router.weight, stored[f"{prefix}gate.weight"].float())
     for number in (0, 4, 10):

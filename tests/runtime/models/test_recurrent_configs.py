@@ -70,7 +70,16 @@ def recurrent_of_theirs(config: Any) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize(
-    "name", ["Bamba 9B", "Granite 4.0 H Tiny", "Qwen3-Next 80B-A3B", "Nemotron-H 8B", "Qwen3.5 27B", "Qwen3.5 35B-A3B"]
+    "name",
+    [
+        "Bamba 9B",
+        "Granite 4.0 H Tiny",
+        "Qwen3-Next 80B-A3B",
+        "Nemotron-H 8B",
+        "Nemotron 3 Nano 30B-A3B",
+        "Qwen3.5 27B",
+        "Qwen3.5 35B-A3B",
+    ],
 )
 def test_a_public_checkpoint_has_the_states_that_transformers_gives_it(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(PUBLIC[name]), encoding="utf-8")
@@ -134,7 +143,13 @@ def test_what_is_left_out_counts_as_transformers_counts_it(architecture: str) ->
             r"linear_num_value_heads \(9\) must be a multiple of linear_num_key",
         ),
         (NEMOTRON_H, {"layers_block_type": None}, "hybrid_override_pattern is None; it must have a letter of M, "),
-        (NEMOTRON_H, {"layers_block_type": ["mamba", "moe", "mlp"]}, "is 'ME-': E stands for experts without gates"),
+        (
+            NEMOTRON_H,
+            {"layers_block_type": None, "hybrid_override_pattern": "MXE"},
+            r"it must have a letter of M, \*, - and E for each layer",
+        ),
+        (NEMOTRON_H, {"moe_latent_size": 64}, "moe_latent_size is 64; only None is supported for NemotronH"),
+        (NEMOTRON_H, {"n_group": 3}, "n_group is 3, and there are 8 experts; groups must be alike"),
         (NEMOTRON_H, {"layers_block_type": ["mamba"] * 2}, "num_hidden_layers is 3, and hybrid_.* has 2 layers"),
         (
             NEMOTRON_H,

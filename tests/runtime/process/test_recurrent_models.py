@@ -241,6 +241,14 @@ def test_a_model_without_states_but_with_feed_forwards_without_gates_is_refused_
         check_layers(parse_config(raw, ()))
 
 
+def test_models_whose_experts_are_chosen_otherwise_or_have_no_gates_are_refused_there_too() -> None:
+    with pytest.raises(ConfigError, match=r"Glm4MoeForCausalLM chooses experts otherwise.*; --device cpu serves it"):
+        check_layers(parse_config(PUBLIC["GLM-4.5 Air"], ()))
+    raw = {**PUBLIC["Nemotron 3 Nano 30B-A3B"], "hybrid_override_pattern": "*E" * 26}
+    with pytest.raises(ConfigError, match=r"NemotronHForCausalLM has feed-forwards without a gate.*; --device cpu"):
+        check_layers(parse_config(raw, ()))
+
+
 def test_a_model_whose_scores_or_logits_are_bounded_is_refused_there_too() -> None:
     for other in ({}, {"final_logit_softcapping": None}, {"attn_logit_softcapping": None}):
         with pytest.raises(ConfigError, match=r"Gemma2ForCausalLM bounds scores or logits by a tanh.*; --device cpu"):
