@@ -40,6 +40,8 @@ def _drafts(launch: Launch, scheduler: Scheduler, decoding: NDArray[np.int32], c
     scheduler's to say."""
     if scheduler.limits.draft_rows and (chunks or decoding.size > scheduler.limits.draft_rows):
         return 0
+    if scheduler.limits.draft_rows and not launch.shape.drafts:
+        return 0  # a chunk that might have come found no room
     guesses = scheduler.drafts.choose(launch.number, decoding.size, 0) if decoding.size else 0
     if not scheduler.rows.may_hold[decoding].any():
         return guesses

@@ -317,6 +317,7 @@ def test_the_states_that_rows_with_drafts_go_on_with_are_those_of_the_cpu(seed: 
     fill(host, random_specs(random, 30, Form.PLAIN), random)
     host.rows = random.permutation(ROWS)[: ROWS - seed % 2].astype(np.int64)
     host.samples = np.ones(host.rows.size, np.bool_)
+    host.alive[host.rows] = np.arange(host.rows.size) > 0  # one has ended
     host.seq_len[:ROWS] = np.maximum(host.seq_len[:ROWS], MOST + 2)
     borders = host.block_table[:, host.max_blocks :]
     borders[:] = random.integers(0, 3, borders.shape)  # 0: the border has no snapshot
