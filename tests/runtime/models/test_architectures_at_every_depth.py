@@ -33,7 +33,7 @@ def prompts(vocab: int) -> list[list[int]]:
     return [[(37 * i + 11 * j) % vocab for j in range(length)] for i, length in enumerate(LENGTHS)]
 
 
-def completions(folder: Path, depth: int, vocab: int, drawn: bool = False) -> dict[int, list[int]]:
+def completions(folder: Path, depth: int, vocab: int, drawn: bool = False, count: int = TOKENS) -> dict[int, list[int]]:
     """What the engine generates, in the CPU device's test mode: delays, and poison in what is given back."""
     config = EngineConfig(
         model=str(folder), load_format="dummy" if drawn else "auto", run_ahead=depth, max_rows=4, block_size=8,
@@ -42,7 +42,7 @@ def completions(folder: Path, depth: int, vocab: int, drawn: bool = False) -> di
     parts = assemble(config, lambda done, total: None)
     links = MemoryLinks()
     engine = Engine(parts.device, parts.scheduler, links, max_queue=10, poison=parts.poison)
-    stopping = StoppingParams(TOKENS, ignore_eos=True)
+    stopping = StoppingParams(count, ignore_eos=True)
     for handle, prompt in enumerate(prompts(vocab)):
         tokens = np.asarray(prompt, np.int32).tobytes()
         links.tell(1, m.Submit(handle, f"r{handle}", tokens, SamplingParams(temperature=0.0), stopping))
@@ -86,7 +86,7 @@ def test_random_weights_need_no_more_than_a_config(tmp_path: Path, architecture:
     raw.update(WITHOUT_DEFAULT.get(architecture, {}))
     (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     vocab = int(raw["vocab_size"])
-    found = completions(tmp_path, DEPTHS[-1], vocab, drawn=True)
+    found = completions(tmp_path, DEPTHS[-1], vocab, drawn=True, count=8)
     assert sorted(found) == list(range(len(LENGTHS)))
     for tokens in found.values():
-        assert len(tokens) == TOKENS and max(tokens) < vocab
+        assert len(tokens) == 8 and max(tokens) < vocab
