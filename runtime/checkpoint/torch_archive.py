@@ -35,6 +35,19 @@ _MAY_NAME: Final = frozenset(
 )
 # Instructions that name what they call in other ways than torch.save does, or call it.
 _OTHER_CALLS: Final = frozenset({"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4"})
+_TUPLES: Final = frozenset({"EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"})
+_PUTS: Final = frozenset({"BINPUT", "LONG_BINPUT"})
+_GETS: Final = frozenset({"BINGET", "LONG_BINGET"})
+# All others that torch.save writes of texts, numbers, containers and tensors.
+_HARMLESS: Final = frozenset(
+    {"PROTO", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"}
+    | {"BINUNICODE", "EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "APPEND", "APPENDS"}
+    | {"GLOBAL", "BINPERSID", "REDUCE", "BUILD"}
+)
+# What ends an archive: the record of all, and in front of it a larger one with its place, where numbers may be large.
+_END: Final = struct.Struct("<4s4H2LH")
+_PLACE: Final = struct.Struct("<4sLQL")
+_LARGE_END: Final = struct.Struct("<4sQ2H2L4Q")
 # What the standard library raises where an archive's own numbers are not true.
 _NOT_TRUE: Final = (
     zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, ValueError, KeyError, IndexError, OverflowError,
@@ -73,6 +86,8 @@ def check_archive(path: Path) -> None:
             f"looked at beforehand; {making_safetensors(path)}"
         )
     try:
+        with _Bounded(path) as bounded:
+            _check_directory(bounded, size)
         with _Bounded(path) as bounded, zipfile.ZipFile(bounded) as archive:
             program = _program_of(path, archive, size)
         _check_program(path, program)
@@ -84,11 +99,31 @@ def check_archive(path: Path) -> None:
         raise CheckpointError(f"{path} is cut off or damaged: {error}; {AGAIN}") from error
 
 
+def _check_directory(file: _Bounded, size: int) -> None:
+    """Raises BadZipFile unless the archive has one directory, which ends where the records behind it begin. One reader
+    looks for it there, another where these records say that it begins: with two, what is looked at here and what torch
+    reads would not be the same."""
+    file.seek(max(0, size - _END.size - _PLACE.size - _LARGE_END.size))
+    tail = file.read()
+    sign, *_, length, begin, comment = _END.unpack(tail[-_END.size :])
+    end, tail = size - _END.size, tail[: -_END.size]
+    if sign != b"PK\x05\x06" or comment:
+        raise zipfile.BadZipFile("it does not end as an archive does")
+    sign, _, place, _ = _PLACE.unpack(tail[-_PLACE.size :])
+    if sign == b"PK\x06\x07":
+        end -= _PLACE.size + _LARGE_END.size
+        sign, *_, length, begin = _LARGE_END.unpack(tail[: -_PLACE.size])
+        if sign != b"PK\x06\x06" or place != end:
+            raise zipfile.BadZipFile("its directory's record is not where it is said to be")
+    if begin + length != end:
+        raise zipfile.BadZipFile("its directory is not where it is said to be")
+
+
 def _program_of(path: Path, archive: zipfile.ZipFile, size: int) -> bytes:
     parts = archive.infolist()
     for part in parts:
-        if not _PART.fullmatch(part.filename):
-            raise CheckpointError(f"{path} has a part {part.filename!r}, which no file of tensors has")
+        if not _PART.fullmatch(part.filename) or part.filename != part.orig_filename:
+            raise CheckpointError(f"{path} has a part {part.orig_filename!r}, which no file of tensors has")
         if part.compress_type != zipfile.ZIP_STORED or part.file_size != part.compress_size or part.flag_bits & 1:
             raise CheckpointError(f"{path} has a part {part.filename!r} that is packed, and torch.save packs none")
     if sum(part.file_size for part in parts) > size:
@@ -102,6 +137,8 @@ def _program_of(path: Path, archive: zipfile.ZipFile, size: int) -> bytes:
 
 
 def _check_program(path: Path, program: bytes) -> None:
+    tuples: set[object] = set()  # where one is remembered
+    before = ""
     for instruction, named, _ in pickletools.genops(program):
         if instruction.name in _OTHER_CALLS or (instruction.name == "GLOBAL" and named not in _MAY_NAME):
             what = str(named).replace(" ", ".") if instruction.name == "GLOBAL" else f"something by {instruction.name}"
@@ -109,3 +146,10 @@ def _check_program(path: Path, program: bytes) -> None:
                 f"{path} would call {what}, which no file of tensors does: nothing of it was run; it is no draft head, "
                 "and may be meant to do harm"
             )
+        name = instruction.name
+        if name in _PUTS and before in _TUPLES:
+            tuples.add(named)
+        # A tuple of a tuple twice, of that one twice, and so on: a short program makes more than there is time for.
+        if (name in _GETS and named in tuples) or name not in _HARMLESS | _TUPLES | _PUTS | _GETS:
+            raise CheckpointError(f"{path} has a program that torch.save does not write ({name}); it is no draft head")
+        before = before if name in _PUTS else name

@@ -116,6 +116,10 @@ def open_eagle3(
     if len(stored) < len(tensors_of_files):
         raise CheckpointError(f"{called} has a tensor twice, by two of the names that it may have")
     vocab = target.vocab_size
+    if _TO_DRAFT in stored and stored[_TO_DRAFT].shape not in ((vocab,), (config.vocab_size,)):
+        raise CheckpointError(
+            f"{called}: tensor t2d must say of each of the model's {vocab} tokens whether the draft vocabulary has it"
+        )
     if config.vocab_size > vocab:
         check_tokens_end(called, checkpoint, stored.get(_TO_DRAFT), vocab)
     if _TO_TARGET not in stored and is_padded(known, vocab):
@@ -126,10 +130,6 @@ def open_eagle3(
         if _TO_TARGET in stored
         else None
     )
-    if _TO_DRAFT in stored and stored[_TO_DRAFT].shape not in ((vocab,), (config.vocab_size,)):
-        raise CheckpointError(
-            f"{called}: tensor t2d must say of each of the model's {vocab} tokens whether the draft vocabulary has it"
-        )
 
     read_apart = {name: tensor for name, tensor in stored.items() if name not in (_TO_TARGET, _TO_DRAFT)}
     for name, tokens in ((_EMBEDDING, vocab), (_HEAD, known)):
@@ -184,7 +184,11 @@ def _layers_read(own: Mapping[str, Any], target: ModelConfig, *, entered: bool) 
     as in the authors' own code.
     """
     layers = target.num_layers
-    given = own.get(_LAYER_IDS) or (2, layers // 2, layers - _READ)
+    given = own.get(_LAYER_IDS)
+    if given is None or given == []:
+        if layers < _READ:
+            raise CheckpointError(f"it reads what {_READ} layers leave, and the model has {layers} layers")
+        given = (2, layers // 2, layers - _READ)
     if (
         not isinstance(given, list | tuple)
         or len(given) != _READ

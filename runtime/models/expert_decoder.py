@@ -104,7 +104,10 @@ def one_by_one(config: ExpertsConfig, stored: Mapping[str, StoredTensor]) -> dic
         tensor.check((config.experts, rows, columns))
         for expert in range(config.experts):
             for part, begin, end in names:
-                found[f"{stacked['of']}.{expert}.{part}.weight"] = tensor.rows_of(expert, begin, end)
+                own = f"{stacked['of']}.{expert}.{part}.weight"
+                if own in stored:
+                    raise CheckpointError(f"tensor {own} is there twice: by itself, and in {name}")
+                found[own] = tensor.rows_of(expert, begin, end)
     return found
 
 

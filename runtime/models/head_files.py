@@ -177,6 +177,8 @@ def check_width(head: str, width: int, target: ModelConfig) -> None:
 def targets_of(called: str, stored: StoredTensor, known: int, target: ModelConfig, why: str) -> torch.Tensor:
     """The target's tokens that the head's are, int64 [known]. stored: tensor d2t, what is added to each of the head's.
     why: there must be as many, for messages. Raises CheckpointError."""
+    if known > target.vocab_size:
+        raise CheckpointError(f"{called}: tensor d2t has {known} tokens, and the model {target.vocab_size}")
     added = whole_tensor(stored) if stored.shape == (known,) else None
     if added is None or added.dtype not in _INTEGERS:
         raise CheckpointError(f"{called}: tensor d2t must be {known} integers of 64 or 32 bits, {why}")

@@ -66,4 +66,6 @@ def open_mtp(checkpoint: Checkpoint, target: ModelConfig, asked: str, *, has_wei
         )
     if has_weights:
         head.check()
+    else:
+        head.expected()  # which refuses a head that its configuration describes otherwise
     return head

@@ -68,7 +68,10 @@ def read_torch_file(path: Path, most: int) -> dict[str, TorchTensor]:
     Raises CheckpointError for a file that is larger than that with `MOST_AROUND` bytes more, which is not opened; for
     what `check_archive` refuses; and for one that can't be read, or holds something else than tensors.
     """
-    size = path.stat().st_size
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror}") from error
     if size > most + MOST_AROUND:
         raise CheckpointError(
             f"{path} has {size} bytes, and the tensors of a head as its config.json describes it take at most {most}: "
@@ -95,7 +98,8 @@ def _tensor(path: Path, name: str, value: object) -> TorchTensor:
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
         raise CheckpointError(f"{path} holds {name}, an object of {type(value).__name__}; tensors alone are read")
     assert isinstance(value, torch.Tensor)
-    if value.layout is not torch.strided or value.device.type != "cpu" or value.dtype not in _WITH_INTEGERS:
+    of_others = value.layout is not torch.strided or value.device.type != "cpu" or value.is_neg()
+    if of_others or value.dtype not in _WITH_INTEGERS:
         raise CheckpointError(
             f"{path} holds {name}, a tensor of {value.dtype}, {value.layout}, on {value.device}; ordinary ones of "
             f"{', '.join(map(str, _WITH_INTEGERS))} are read"

@@ -44,6 +44,16 @@ def test_they_compute_what_experts_that_lie_alone_compute(name: str, tmp_path: P
     assert size_of(tmp_path) == bytes_alone
 
 
+def test_experts_that_are_there_in_both_forms_are_refused(tmp_path: Path) -> None:
+    save_with_qwen_head(tmp_path, HEADED["qwen3_next"])
+    path = tmp_path / "model.safetensors"
+    alone = load_file(path)
+    stack(tmp_path)
+    save_file({**alone, **load_file(path)}, path, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"experts\.0\.\w+_proj\.weight is there twice: by itself, and in model"):
+        logits(tmp_path)
+
+
 def size_of(folder: Path) -> int:
     checkpoint = open_checkpoint(folder)
     return sum(tensor.size_bytes for tensor in check_weights(checkpoint, load_config(checkpoint)).values())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pickletools
+import struct
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,7 +19,7 @@ import pytest
 import torch
 
 from runahead.runtime.checkpoint import CheckpointError, open_head, torch_archive
-from runahead.runtime.checkpoint.torch_archive import MOST_AROUND, MOST_BYTES
+from runahead.runtime.checkpoint.torch_archive import MOST_AROUND, MOST_BYTES, check_archive
 from runahead.runtime.models import torch_file
 from runahead.runtime.models.eagle import open_eagle
 from runahead.runtime.models.torch_file import read_torch_file
@@ -144,7 +145,9 @@ def test_who_reads_it_would_run_nothing_either(tmp_path: Path, monkeypatch: pyte
 )
 def test_nor_does_one_in_another_dialect(how: dict[str, Any], tmp_path: Path) -> None:
     folder, left = harmful(tmp_path / "head", **how)
-    with pytest.raises(CheckpointError, match=r"would call something by STACK_GLOBAL|is no zip archive"):
+    with pytest.raises(
+        CheckpointError, match=r"would call something by STACK_GLOBAL|torch.save does not write|is no zip archive"
+    ):
         opened(folder)
     assert not left.exists()
 
@@ -170,6 +173,7 @@ def test_nor_does_one_in_another_dialect(how: dict[str, Any], tmp_path: Path) ->
         ({**TENSORS, "fc.weight": torch.zeros(64, 128).int()}, "fc.weight of .* is of torch.int32; supported are"),
         ({**TENSORS, "scale": torch.ones(1)}, "has a tensor scale, which a head of EAGLE-1 does not have"),
         ({**TENSORS, "d2t": torch.zeros(4)}, "tensor d2t must be 4 integers of 64 or 32 bits"),
+        ({**TENSORS, "fc.weight": torch._neg_view(torch.zeros(64, 128))}, "would call|ordinary ones of|does not write"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -182,6 +186,12 @@ def test_a_tensor_that_says_it_is_larger_than_it_is_takes_no_memory(tmp_path: Pa
     """All of its numbers are one in the file."""
     held = {**TENSORS, "fc.weight": torch.zeros(1).expand(1 << 30, 1 << 20)}
     with pytest.raises(CheckpointError, match=r"fc.weight of .* has shape \[1073741824, 1048576\]; config.json asks"):
+        opened(written(tmp_path, held))
+
+
+def test_nor_does_one_whose_numbers_are_looked_at(tmp_path: Path) -> None:
+    held = {**TENSORS, "d2t": torch.zeros(1, dtype=torch.int64).expand(1 << 40)}
+    with pytest.raises(CheckpointError, match=r"tensor d2t has 1099511627776 tokens, and the model 160"):
         opened(written(tmp_path, held))
 
 
@@ -250,6 +260,37 @@ def test_a_huge_file_is_refused_by_its_size(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(zipfile, "ZipFile", not_opened)
     with pytest.raises(CheckpointError, match=f"has {MOST_BYTES + 1} bytes, and a draft head's file at most"):
         open_head(folder)
+
+
+def test_a_second_directory_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    """Where the records at the end name one directory, and another one lies right in front of them, Python reads the
+    latter and torch the former."""
+    path = written(tmp_path, TENSORS) / "pytorch_model.bin"
+    whole = path.read_bytes()
+    place = whole.rindex(b"PK\x06\x06")
+    length, begin = struct.unpack("<2Q", whole[place + 40 : place + 56])
+    assert begin + length == place, "as torch.save writes it"
+    directory = whole[begin:place]
+    moved = whole[place + 56 : place + 64] + struct.pack("<Q", place + length) + whole[place + 72 :]
+    path.write_bytes(whole[:place] + directory + whole[place : place + 56] + moved)
+    with pytest.raises(CheckpointError, match="damaged: its directory is not where it is said to be"):
+        check_archive(path)
+    place_alone = whole[: place + 64] + struct.pack("<Q", place - 1) + whole[place + 72 :]
+    path.write_bytes(place_alone)
+    with pytest.raises(CheckpointError, match="damaged: its directory's record is not where it is said to be"):
+        check_archive(path)
+    path.write_bytes(whole + b"more")
+    with pytest.raises(CheckpointError, match="damaged: it does not end as an archive does"):
+        check_archive(path)
+
+
+def test_a_program_that_would_run_without_end_is_refused(tmp_path: Path) -> None:
+    """A tuple of a tuple twice, of that one twice, and so on 64 times, as the key of a dictionary."""
+    program = b"\x80\x02})q\x00" + b"h\x00h\x00\x86q\x00" * 64 + b"Ns."
+    with pytest.raises(CheckpointError, match=r"a program that torch.save does not write \(BINGET\)"):
+        opened(packed_anew(tmp_path / "twice", add("data.pkl", program)))
+    with pytest.raises(CheckpointError, match=r"a program that torch.save does not write \(DUP\)"):
+        opened(packed_anew(tmp_path / "doubled", add("data.pkl", b"\x80\x02})" + b"2\x86" * 64 + b"Ns.")))
 
 
 def program_in(parts: dict[str, bytes]) -> str:
