@@ -37,7 +37,8 @@ from runahead.runtime.token_mask import mask_words
 
 COMPILED_KEPT: Final = 32  # grammars that were asked for last
 _LOOK_NS: Final = 5_000_000  # a look ahead that took longer is a request's last: others wait for their masks meanwhile
-_TOGETHER: Final = 8  # rows whose masks are written at once: they wait for the slowest of so few
+_TOGETHER: Final = 8  # rows whose masks are written at once, at most
+_TOGETHER_NS: Final = 500_000  # beyond which those that are made are written: nobody waits for one that is slow
 _BITS: Final = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
 
 
@@ -197,15 +198,22 @@ class GrammarRows:
         is not there, or it has ended."""
         masks = np.zeros((len(requests), self._mask.size), np.int32)
         found: list[NDArray[np.int32] | None] = []
-        for first in range(0, len(requests), _TOGETHER):
-            begun, some, theirs = self._clock(), requests[first : first + _TOGETHER], masks[first : first + _TOGETHER]
-            made = [self._makes_next(request, mask) for request, mask in zip(some, theirs, strict=True)]
-            found += [mask if is_made else None for mask, is_made in zip(theirs, made, strict=True)]
-            tags = [(one.slot, one.epoch, one.position) for one, is_made in zip(some, made, strict=True) if is_made]
-            if tags:
-                self._memory.write_next(np.array(tags, np.int64), theirs[made])
-            self._memory.figures[MASKS] += len(tags)
+        made: list[int] = []  # and not written yet
+        begun = self._clock()
+        for i, request in enumerate(requests):
+            is_made = self._makes_next(request, masks[i])
+            found.append(masks[i] if is_made else None)
+            if is_made:
+                made.append(i)
+            taken = self._clock() - begun
+            if len(made) < _TOGETHER and taken < _TOGETHER_NS and i + 1 < len(requests):
+                continue
+            if made:
+                tags = [(one.slot, one.epoch, one.position) for one in map(requests.__getitem__, made)]
+                self._memory.write_next(np.array(tags, np.int64), masks[made])
+            self._memory.figures[MASKS] += len(made)
             self._memory.figures[MASK_NS] += self._clock() - begun
+            made, begun = [], self._clock()
         return found
 
     def _makes_next(self, request: _Followed, mask: NDArray[np.int32]) -> bool:

@@ -101,7 +101,7 @@ class MaskMemory:
         return mask
 
     def read_next(
-        self, slots: NDArray[np.int64], epochs: NDArray[np.int32], positions: NDArray[np.int32]
+        self, slots: NDArray[np.int64], epochs: NDArray[np.int64], positions: NDArray[np.int32]
     ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
         """`read` for the next positions of several rows: which masks are there, and those, or nonsense. [n], [n], [n];
         returns [n], [n, mask_words(vocab)]"""
@@ -158,7 +158,7 @@ def checksum_weights(words: int) -> NDArray[np.int64]:
 
 
 def _are_of(
-    lines: NDArray[np.int64], epochs: NDArray[np.int32] | int, positions: NDArray[np.int32] | int, run: int
+    lines: NDArray[np.int64], epochs: NDArray[np.int64] | int, positions: NDArray[np.int32] | int, run: int
 ) -> NDArray[np.bool_]:
     """Which lines, [n, words], are whole, and of rows of these epochs at these positions, behind so many drafts. [n]"""
     found: NDArray[np.bool_] = lines[:, CHECKSUM] == _checksums(lines)

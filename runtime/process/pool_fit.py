@@ -110,7 +110,7 @@ class PoolFit(Generic[Built]):
             parts += f", buffers {_mib(needs.buffers + needs.launches)}, graphs {_mib(needs.graphs)}"
         counted = {
             "num_blocks": config.num_blocks and needs is not None,
-            "state_snapshots": self.snapshots,
+            "state_snapshots": self.snapshots > 1 or config.state_snapshots > 1,  # 0 would leave it to the start again
             "draft_tokens": kept.holds_drafts,
             "max_rows": True,
             "max_prefill_tokens": True,

@@ -87,7 +87,7 @@ def with_sizes(config: EngineConfig, machine: Gpu | Cpu, model: ModelSize) -> tu
     best = _on_a_cpu(machine, model) if isinstance(machine, Cpu) else _on_a_gpu(machine, model)
     sizes = _fitting(config, best | asked, asked)
     found = [name for name in NAMES if name not in asked]
-    why = _why(machine, model, sizes) if found else "all of them were set"
+    why = _why(machine, model, sizes, asked) if found else "all of them were set"
     if asked and found:
         why += "; set: " + ", ".join(asked)
     return msgspec.structs.replace(config, **sizes), why
@@ -131,12 +131,11 @@ def _fitting(config: EngineConfig, sizes: dict[str, int], asked: dict[str, int])
     return sizes
 
 
-def _why(machine: Gpu | Cpu, model: ModelSize, sizes: dict[str, int]) -> str:
+def _why(machine: Gpu | Cpu, model: ModelSize, sizes: dict[str, int], asked: dict[str, int]) -> str:
     if isinstance(machine, Cpu):
-        states = (
-            f", with rows whose states take half of {machine.cache / GIB:.0f} GiB at most" if model.row_bytes else ""
-        )
-        return f"what a CPU gets{states}"
+        if not model.row_bytes or "max_rows" in asked:
+            return "what a CPU gets"
+        return f"what a CPU gets, with rows whose states take half of {machine.cache / GIB:.0f} GiB at most"
     weights = f"weights of {model.weight_bytes / GIB:.1f} GiB"
     for known in _MEASURED:
         least, most = known.weights

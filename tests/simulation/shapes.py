@@ -9,6 +9,7 @@ from runahead.cuda_graphs.rings import RingMemory
 from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.plan import CHUNK_ROW, CHUNK_TOKENS, read_plan
 from runahead.runtime.scheduler.ledger import Launch
+from runahead.runtime.scheduler.rows import RowPhase
 from runahead.runtime.scheduler.scheduler import Scheduler
 
 
@@ -40,8 +41,11 @@ def _drafts(launch: Launch, scheduler: Scheduler, decoding: NDArray[np.int32], c
     scheduler's to say."""
     if scheduler.limits.draft_rows and (chunks or decoding.size > scheduler.limits.draft_rows):
         return 0
-    if scheduler.limits.draft_rows and not launch.shape.drafts:
+    phases = scheduler.rows.phase
+    if scheduler.limits.draft_rows and not launch.shape.drafts and (phases == RowPhase.PREFILL).any():
         return 0  # a chunk that might have come found no room
+    if scheduler.limits.draft_rows and not launch.shape.drafts and (phases == RowPhase.LEAVING).any():
+        return 0  # it was of the row that had to leave for another
     guesses = scheduler.drafts.choose(launch.number, decoding.size, 0) if decoding.size else 0
     if not scheduler.rows.may_hold[decoding].any():
         return guesses

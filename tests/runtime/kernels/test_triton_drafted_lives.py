@@ -152,7 +152,7 @@ class Follower:
 
 
 def script_of(seed: int) -> Script:
-    """Without grammars: what they force is no draft of a drafter, and a GPU verifies no drafts beside them."""
+    """Without grammars: what they force is no draft of a drafter."""
     script = make_script(seed)
     return replace(script, asks=tuple(replace(ask, grammar="") for ask in script.asks))
 

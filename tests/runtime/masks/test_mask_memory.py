@@ -18,7 +18,7 @@ MASK = token_mask((3, 64, 99), VOCAB)
 
 def read(memory: MaskMemory, slot: int, epoch: int, position: int) -> list[int] | None:
     """The mask of a row's next position, read alone and beside that of row slot 0."""
-    slots, epochs, positions = np.array([0, slot]), np.array([9, epoch], np.int32), np.array([9, position], np.int32)
+    slots, epochs, positions = np.array([0, slot]), np.array([9, epoch]), np.array([9, position], np.int32)
     there, masks = memory.read_next(slots, epochs, positions)
     alone = memory.read(slot, epoch, position)
     found = None if alone is None else alone.tolist()
@@ -43,6 +43,14 @@ def test_masks_of_several_rows_are_written_at_once_as_they_are_one_by_one() -> N
     for (slot, epoch, position), mask in zip(tags.tolist(), masks, strict=True):
         alone.write(slot, epoch, position, mask)
     assert np.array_equal(together.words, alone.words)
+
+
+def test_a_row_of_a_service_that_has_run_for_years_has_its_mask() -> None:
+    """Epochs are launches' numbers."""
+    memory = MaskMemory(4, VOCAB)
+    memory.write(2, 7 << 40, 19, MASK)
+    assert read(memory, 2, 7 << 40, 19) == MASK.tolist()
+    assert read(memory, 2, 0, 19) is None
 
 
 @pytest.mark.parametrize(("slot", "epoch", "position"), [(2, 8, 19), (2, 7, 20), (2, 7, 18), (1, 7, 19)])

@@ -121,6 +121,8 @@ def test_rows_whose_states_would_fill_a_cpus_cache_are_fewer() -> None:
         found, why = with_sizes(ON_CPU, CPU, ModelSize(GIB, 8192, 4096, row_bytes))
         assert found.max_rows == rows
         assert why == "what a CPU gets, with rows whose states take half of 1 GiB at most"
+        asked = msgspec.structs.replace(ON_CPU, max_rows=64)
+        assert with_sizes(asked, CPU, ModelSize(GIB, 8192, 4096, row_bytes))[1] == "what a CPU gets; set: max_rows"
 
 
 def test_a_launch_that_was_set_may_be_queued_on_a_cpu() -> None:
