@@ -15,7 +15,9 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -24,8 +26,9 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from benchmarks.bundled_model.batches import STREAM_TOKENS, Batches, Encoded, encode
+from benchmarks.bundled_model.batches import PIECE_TOKENS, STREAM_TOKENS, Batches, Encoded, encode
 from benchmarks.bundled_model.hybrid_network import HybridNetwork, HybridShape
+from benchmarks.bundled_model.muon import BatchedMuon
 from benchmarks.bundled_model.network import Network, Shape
 from benchmarks.bundled_model.tokenizer import end_token
 from benchmarks.bundled_model.training_state import STATE, Progress, load_state, save_state
@@ -43,7 +46,8 @@ class Recipe:
     """How one network is trained. `tokens` is the batch; `distil` the weight of the teachers' distribution, `balance`
     that of how unevenly experts are chosen.
 
-    Training ends after `steps`, or after `limit_s` seconds if that is sooner; the learning rate follows either.
+    Training ends after `steps`, after `limit_s` seconds, or when `time.monotonic()` is `until`, whichever is soonest;
+    the learning rate follows that. Seconds begin when everything is compiled.
     """
 
     name: str
@@ -59,6 +63,7 @@ class Recipe:
     balance: float = 0.0
     seed: int = 0
     limit_s: float = math.inf
+    until: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,9 @@ class Machine:
 
     def products(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16)
+
+    def loss(self) -> Callable[[Tensor, Tensor, Tensor | None, float], Tensor]:
+        return compiled_loss() if self.compiles else loss_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +112,7 @@ def optimizers_of(network: AnyNetwork, recipe: Recipe) -> list[torch.optim.Optim
         else:
             (embedding if "embed" in name else others).append(parameter)
     return [
-        torch.optim.Muon(inside, lr=recipe.muon_rate, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"),
+        BatchedMuon(inside, recipe.muon_rate, recipe.weight_decay),
         torch.optim.AdamW(
             [{"params": embedding, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}],
             lr=recipe.adam_rate,
@@ -147,6 +155,12 @@ def loss_of(logits: Tensor, targets: Tensor, wanted: Tensor | None, distil: floa
     return (1 - distil) * text - distil * (wanted * logs).sum(-1).mean()
 
 
+@cache
+def compiled_loss() -> Callable[[Tensor, Tensor, Tensor | None, float], Tensor]:
+    """`loss_of` as a few kernels: in pieces it reads and writes a batch's logits some twenty times."""
+    return torch.compile(loss_of, dynamic=False)
+
+
 def train_step(
     network: AnyNetwork,
     teachers: list[AnyNetwork],
@@ -156,18 +170,36 @@ def train_step(
     machine: Machine,
 ) -> Tensor:
     """One update from ids [rows, length + 1]; returns the loss, not yet waited for."""
-    with machine.products():
-        with torch.no_grad():
-            votes = [F.softmax(teacher(ids[:, :-1])[0].float(), dim=-1) for teacher in teachers]
-        logits, uneven = network(ids[:, :-1])
-    wanted = torch.stack(votes).mean(0) if votes else None
-    loss = loss_of(logits, ids[:, 1:], wanted, recipe.distil)
-    (loss + recipe.balance * uneven).backward()
+    loss = learn(network, teachers, ids, recipe, machine)
     nn.utils.clip_grad_norm_(network.parameters(), 1.0)
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad()
+    return loss
+
+
+def learn(network: AnyNetwork, teachers: list[AnyNetwork], ids: Tensor, recipe: Recipe, machine: Machine) -> Tensor:
+    """Leave the gradients of ids [rows, length + 1] with the parameters; returns the loss, not yet waited for."""
+    with machine.products():
+        with torch.no_grad():
+            votes = [F.softmax(teacher(ids[:, :-1])[0].float(), dim=-1) for teacher in teachers]
+        logits, uneven = network(ids[:, :-1])
+    wanted = torch.stack(votes).mean(0) if len(votes) > 1 else votes[0] if votes else None
+    loss = machine.loss()(logits, ids[:, 1:], wanted, recipe.distil)
+    (loss + recipe.balance * uneven).backward()
     return loss.detach()
+
+
+def compile_all(
+    network: AnyNetwork, teachers: list[AnyNetwork], windows: Tensor, data: Data, recipe: Recipe, machine: Machine
+) -> None:
+    """Compile for both lengths of a batch and for the dev files, before the clock by which the learning rate goes."""
+    for length in (PIECE_TOKENS, STREAM_TOKENS):
+        ids = torch.zeros(recipe.tokens // length, length + 1, dtype=torch.int64, device=machine.device)
+        learn(network, teachers, ids, recipe, machine)
+    network.zero_grad()
+    bits_per_byte(network, windows, data.dev.bytes, recipe.tokens // STREAM_TOKENS, machine)
+    torch.manual_seed(recipe.seed)
 
 
 def train(
@@ -191,7 +223,12 @@ def train(
     parameters = sum(p.numel() for p in network.parameters())
     epoch = sum(len(file) for file in data.train[0].files)
     print(f"{recipe.name}: {parameters:,} parameters, {recipe.steps * recipe.tokens / epoch:.0f} epochs of {epoch:,}")
+    if machine.compiles:
+        before = time.monotonic()
+        compile_all(network, teachers, windows, data, recipe, machine)
+        print(f"{recipe.name}: compiled in {time.monotonic() - before:.0f} s", flush=True)
     started = time.monotonic() - at.seconds
+    recipe = replace(recipe, limit_s=max(1e-3, min(recipe.limit_s, recipe.until - started)))
     step, best, progress = at.step, at.best, _share_done(recipe, at.step, at.seconds)
     checked = int(progress * CHECKS)
     while progress < 1:
@@ -256,6 +293,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--decay", type=float, default=0.2)
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--seconds", type=float, default=math.inf, help="the longest the bundled network may train")
+    parser.add_argument(
+        "--whole", type=float, default=math.inf, help="seconds that encoding, compiling, training may take"
+    )
     parser.add_argument("--distil", type=float, default=0.7)
     parser.add_argument("--balance", type=float, default=0.01, help="weight of how unevenly experts are chosen")
     parser.add_argument("--piece-share", type=float, default=0.5)
@@ -294,8 +334,12 @@ def main() -> None:
         distil=arguments.distil,
         balance=arguments.balance,
         limit_s=arguments.seconds,
+        until=began + arguments.whole,
     )
     teachers: list[AnyNetwork] = [Network.load(folder).to(device) for folder in arguments.teacher or ()]
+    if machine.compiles:
+        for teacher in teachers:
+            teacher.compile_layers()
     for number in range(1, arguments.teachers + 1 if not teachers else 1):
         recipe = replace(
             student,
@@ -308,6 +352,7 @@ def main() -> None:
             adam_rate=arguments.teacher_rate,
             seed=number,
             limit_s=math.inf,
+            until=math.inf,
         )
         teachers.append(train(recipe, data, [], machine, None, None).eval())
     if arguments.steps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import runahead.runtime.models
 from benchmarks.bundled_model import train as training
 from benchmarks.bundled_model.batches import Encoded
 from benchmarks.bundled_model.hybrid_network import ATTENTION, CHUNK, MAMBA, Experts, HybridNetwork, HybridShape
+from benchmarks.bundled_model.muon import BatchedMuon
 from benchmarks.bundled_model.network import Network
 from benchmarks.bundled_model.train import Data, Machine, Recipe
 from benchmarks.bundled_model.training_state import STATE, load_state, save_state
@@ -114,3 +116,37 @@ def test_a_run_goes_on_where_another_process_left_it(tmp_path: Path, capsys: pyt
     training.train(recipe(3), data(), [], CPU, None, tmp_path / "state")
     said = capsys.readouterr().out
     assert "goes on from step 2" in said and "step      3" in said and "step      1 " not in said
+
+
+def test_matrices_updated_in_batches_are_what_each_would_be_by_itself() -> None:
+    """Wide, tall and square ones, for three steps, against torch's; matrices are as far apart as bfloat16 rounds."""
+    torch.manual_seed(1)
+    shapes = [(24, 64), (64, 24), (32, 32), (24, 64), (24, 64)]
+    ours, theirs = (
+        [torch.nn.Parameter(start.clone()) for start in starts]
+        for starts in [[torch.randn(shape) for shape in shapes]] * 2
+    )
+    batched = BatchedMuon(ours, 0.05, 0.2)
+    single = torch.optim.Muon(theirs, lr=0.05, weight_decay=0.2, adjust_lr_fn="match_rms_adamw")
+    for _ in range(3):
+        for mine, other in zip(ours, theirs, strict=True):
+            mine.grad = other.grad = torch.randn_like(mine)
+        batched.step()
+        single.step()
+    for shape, mine, other in zip(shapes, ours, theirs, strict=True):
+        moved = 3 * 0.05 * 0.2 * max(shape) ** 0.5 / min(shape) ** 0.5
+        assert (mine - other).abs().max() <= 0.05 * moved
+
+
+def test_what_is_no_matrix_is_refused_by_its_shape() -> None:
+    with pytest.raises(ValueError, match=r"the shape \(3,\)"):
+        BatchedMuon([torch.nn.Parameter(torch.zeros(3))], 0.1, 0.0)
+
+
+def test_a_run_ends_when_its_time_is_over_and_leaves_what_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training.train(replace(recipe(1000), until=time.monotonic()), data(), [], CPU, tmp_path, None)
+    said = capsys.readouterr().out
+    assert "small step      1 " in said and "step      2" not in said
+    assert (tmp_path / "model.safetensors").exists()
