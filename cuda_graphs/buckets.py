@@ -121,12 +121,12 @@ class Buckets:
         return sorted(keys, key=lambda key: (-key.shape.tokens, -key.rows))
 
     def largest_keys(self) -> list[GraphKey]:
-        """Of each piece and number of drafts the graph that holds most, the largest first: the others fit into the
-        memory that these take, but for what a graph takes by itself."""
-        largest: dict[tuple[Piece, int], GraphKey] = {}
+        """Of each piece and number of drafts, with masks and without, the graph that holds most, the largest first: the
+        others fit into the memory that these take, but for what a graph takes by itself."""
+        largest: dict[tuple[Piece, int, bool], GraphKey] = {}
         for key in self.every_key():
             if key.form is Form.FULL or key.piece is Piece.FORWARD:
-                largest.setdefault((key.piece, key.drafts), key)
+                largest.setdefault((key.piece, key.drafts, key.masked), key)
         return list(largest.values())
 
     def holds(self, shape: LaunchShape) -> bool:

@@ -15,9 +15,7 @@ from runahead.cuda_graphs.host_device import HostDevice, no_delay, seeded_delays
 from runahead.cuda_graphs.rings import RingMemory, allocate_rings
 from runahead.runtime.checkpoint import Checkpoint, open_checkpoint, open_head
 from runahead.runtime.drafters.ngram import NgramDrafter
-from runahead.runtime.grammar.extra import is_installed
-from runahead.runtime.masks.mask_worker import SILENT_S, MaskWorker
-from runahead.runtime.masks.orders import Begin
+from runahead.runtime.masks.mask_worker import MaskWorker
 from runahead.runtime.models import weights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.cpu_kernels import choose_kernels, choose_kernels_and_threads
@@ -29,6 +27,7 @@ from runahead.runtime.models.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import weight_bytes
 from runahead.runtime.models.mtp import open_mtp
+from runahead.runtime.process.grammar_masks import make_masks
 from runahead.runtime.process.parts import (
     MadeOnDevice,
     blocks_in,
@@ -94,7 +93,7 @@ def make_on_cpu(
             # A head of a folder of its own is what it is.
             drawn = config.load_format == "dummy" and config.drafter != "eagle"
             head = files.load(model, kernels, context, drawn=drawn)
-    masks = _masks(config, checkpoint, described, context)
+    masks = make_masks(config, checkpoint, described, context)
     forced = forced_drafts(config, described) if masks else 0
     rings = allocate_rings(ring_layout(config, described, context, forced))
 
@@ -172,22 +171,3 @@ def _drafting_files(
         own = open_checkpoint(folder)
         return open_draft_model(own, model, checkpoint, context, *settings, has_weights=has_weights)
     return None
-
-
-def _masks(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, context: int) -> MaskWorker | None:
-    """Who makes the masks of rows with a grammar. None where the library is not there, and where the model has no
-    tokenizer or no end of its sequences: no completion could be told to fit."""
-    if not (is_installed() and checkpoint.has_tokenizer and model.eos_token_ids):
-        return None
-    log = structlog.get_logger("engine")
-    begin = Begin(
-        config.model,
-        model.vocab_size,
-        model.eos_token_ids,
-        config.max_rows,
-        drafts=forced_drafts(config, model),
-        context_length=context if config.drafter == "ngram" else 0,  # a head guesses nothing of these rows
-    )
-    # It is ended before the engine is, which stops where nobody's request comes further.
-    silent_s = min(SILENT_S, config.launch_timeout_s / 2)
-    return MaskWorker(begin, lambda what: log.error("mask_worker", what=what), silent_s=silent_s)

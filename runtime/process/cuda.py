@@ -14,12 +14,14 @@ from runahead.cuda_graphs.buckets import buckets_for
 from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings, free_bytes
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime.checkpoint import Checkpoint
+from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models import weights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.layer_kinds import layer_kinds
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import KeptBytes, weight_bytes
+from runahead.runtime.process.grammar_masks import make_masks
 from runahead.runtime.process.parts import (
     MadeOnDevice,
     blocks_in,
@@ -27,6 +29,7 @@ from runahead.runtime.process.parts import (
     check_blocks,
     check_tensors,
     dtype_of,
+    forced_drafts,
     memory_facts,
     most_drafts,
     ring_layout,
@@ -50,6 +53,7 @@ from runahead.runtime.programs.triton import (
 )
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.draft_choice import FORMS
+from runahead.runtime.scheduler.plan_bounds import FORCED_ROWS
 from runahead.runtime.wire.engine_config import AUTO_DRAFTS, ConfigError, EngineConfig
 from runahead.runtime.wire.messages import Exactness
 
@@ -66,7 +70,7 @@ def make_on_cuda(
     loading: Progress,
     capturing: Progress,
 ) -> MadeOnDevice:
-    """A `MakeOnDevice`, of the current GPU. Its graphs are captured here.
+    """A `MakeOnDevice`, of the current GPU. Its graphs are captured here. No row has a grammar.
 
     Raises ConfigError for a GPU that the kernels do not run on or that is too small and for a model whose kernels have
     not run on one yet, and OSError where a kernel must be compiled and can't.
@@ -82,9 +86,11 @@ def make_any_on_cuda(
     context: int,
     loading: Progress,
     capturing: Progress,
+    *,
+    with_grammars: bool = False,
 ) -> MadeOnDevice:
     """As `make_on_cuda`, of any model that there are kernels for: those that have not run on a GPU yet are measured and
-    compared by it."""
+    compared by it. with_grammars: rows may have one, where somebody can follow it."""
     device = torch.device("cuda", torch.cuda.current_device())
     name = torch.cuda.get_device_name(device)
     check_gpu(name, torch.cuda.get_device_capability(device))
@@ -102,20 +108,22 @@ def make_any_on_cuda(
     with room_for_weights(weights.described(described).parameters * dtype.itemsize):
         model = load_model(checkpoint, device, dtype, config.load_format, kernels, loading, context, described)
     log.info("tilings", **tilings_of(model, buckets_for(config.max_rows), exactness.exact))
-    rings = allocate_mapped_rings(ring_layout(config, described, context))
+    masks = make_masks(config, checkpoint, described, context) if with_grammars else None
+    forced = forced_drafts(config, described) if masks is not None else 0
+    rings = allocate_mapped_rings(ring_layout(config, described, context, forced))
     kept = bytes_kept(config, described, model.dtype)
     snapshots = snapshots_in(config, kept, context, None if config.num_blocks else free_bytes() - overhead(memory))
-    make = _Maker(config, model, rings, context, exactness.exact, snapshots)
+    make = _Maker(config, model, rings, context, exactness.exact, snapshots, None if masks is None else masks.memory)
     found, blocks, snapshots = _fitted(make, kept, memory, capturing)
     return MadeOnDevice(
-        config, why_sizes, model, blocks, found, None, exactness, draft_rows=rows_with_drafts(config),
+        config, why_sizes, model, blocks, found, None, exactness, masks, draft_rows=make.draft_rows,
         snapshots=snapshots,
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """Makes devices for a model with pools of any size, one after the other: they share the rings."""
+    """Makes devices for a model with pools of any size, one after the other: they share the rings, and the masks."""
 
     config: EngineConfig
     model: Decoder
@@ -123,6 +131,16 @@ class _Maker:
     context: int
     exact: bool
     snapshots: int
+    masks: MaskMemory | None
+
+    @property
+    def draft_rows(self) -> int:
+        return rows_with_drafts(self.config, self.forced)
+
+    @property
+    def forced(self) -> int:
+        """Drafts of a row with a grammar, at most; 0: no row has one."""
+        return 0 if self.masks is None else self.masks.drafts
 
     def device(self, blocks: int, progress: Progress, is_trial: bool) -> CudaDevice:
         """Nothing but this holds its program, with the pool.
@@ -142,8 +160,9 @@ class _Maker:
             context_length=self.context,
             penalty_slots=config.penalty_slots,
             drafts=most_drafts(config),
-            draft_rows=rows_with_drafts(config),
+            draft_rows=self.draft_rows,
             exact=self.exact,
+            masks=self.masks,
             snapshots=self.snapshots,
             snapshot_tokens=snapshot_tokens(config),
         )
@@ -154,9 +173,10 @@ class _Maker:
             mixed_tokens=mixed_tokens,
             progress=progress,
             launched=config.counters_from,
-            draft_forms=draft_forms(config),
-            draft_rows=rows_with_drafts(config),
+            draft_forms=draft_forms(config, self.forced),
+            draft_rows=self.draft_rows,
             is_trial=is_trial,
+            masked=self.masks is not None,
         )
         left, wanted = free_bytes(), device.taken.launches
         if left < wanted:
@@ -212,7 +232,7 @@ def _fitted(make: _Maker, kept: KeptBytes, memory: int, capturing: Progress) -> 
     log.info(
         "memory",
         **memory_facts(config, make.model, kept, blocks, make.snapshots),
-        **draft_memory(config, make.model.config, make.context, make.exact),
+        **draft_memory(config, make.model.config, make.context, make.exact, make.masks),
         **needs.by_name(),
         overhead_bytes=spare,
         free_bytes=free,
@@ -229,34 +249,46 @@ def _fitted(make: _Maker, kept: KeptBytes, memory: int, capturing: Progress) -> 
     return device, held, make.snapshots
 
 
-def draft_forms(config: EngineConfig) -> tuple[int, ...]:
-    """Numbers of drafts, above 0, that launches are captured with."""
+def draft_forms(config: EngineConfig, forced: int = 0) -> tuple[int, ...]:
+    """Numbers of drafts, above 0, that launches are captured with: those of a drafter, among which is what grammars may
+    force, or without one that alone. forced: drafts of a row with a grammar, at most; 0: no row has one."""
     if config.drafter == "none":
-        return ()
+        return (forced,) if forced else ()
     return FORMS if config.draft_tokens == AUTO_DRAFTS else (config.draft_tokens,)
 
 
-def rows_with_drafts(config: EngineConfig) -> int:
-    """Most rows of a launch that verifies drafts: a number that graphs are captured for. 0: nobody drafts."""
-    if config.drafter == "none":
+def rows_with_drafts(config: EngineConfig, forced: int = 0) -> int:
+    """Most rows of a launch that verifies drafts: a number that graphs are captured for. 0: nobody drafts. forced: as
+    `draft_forms`'."""
+    most = DRAFT_ROWS if config.drafter != "none" else FORCED_ROWS
+    if config.drafter == "none" and not forced:
         return 0
-    return max(rows for rows in buckets_for(config.max_rows) if rows <= DRAFT_ROWS)
+    return max(rows for rows in buckets_for(config.max_rows) if rows <= most)
 
 
-def draft_memory(config: EngineConfig, model: ModelConfig, context: int, exact: bool) -> dict[str, int]:
-    """Bytes that drafts take, by name: the logits of runs and what samples them, the tokens of rows by position, and
-    block tables."""
-    rows, slots = rows_with_drafts(config), config.max_rows + 1
-    if not rows:
-        return {}
-    lines = rows * (1 + most_drafts(config))
-    sampled = SAMPLER_BYTES * max(0, lines - config.max_rows)  # the sampler's buffers serve plain rows too
-    tables = lines if exact else rows
-    return {
-        "run_logits_bytes": (4 * lines + sampled) * model.vocab_size,
-        "history_bytes": 4 * slots * context,
-        "run_table_bytes": 4 * tables * ceil_div(context, config.block_size),
-    }
+def draft_memory(
+    config: EngineConfig, model: ModelConfig, context: int, exact: bool, masks: MaskMemory | None = None
+) -> dict[str, int]:
+    """Bytes that drafts and masks take, by name: the logits of runs and what samples them, which lie by row slot where
+    rows may be held; the tokens of rows by position; block tables; masks, on the GPU and in the host's memory, which is
+    pinned. All but the last are among the buffers that the trial finds. masks: None: no row has a grammar."""
+    forced = 0 if masks is None else masks.drafts
+    rows, slots, most = rows_with_drafts(config, forced), config.max_rows + 1, max(most_drafts(config), forced)
+    found: dict[str, int] = {}
+    if rows:
+        lines = rows * (1 + most)
+        kept = lines if masks is None else slots * most  # beyond the logits of plain rows
+        sampled = SAMPLER_BYTES * max(0, lines - config.max_rows)  # the sampler's buffers serve plain rows too
+        tables = lines if exact else rows
+        found |= {
+            "run_logits_bytes": (4 * kept + sampled) * model.vocab_size,
+            "history_bytes": 4 * slots * context if most_drafts(config) else 0,
+            "run_table_bytes": 4 * tables * ceil_div(context, config.block_size),
+        }
+    if masks is not None:
+        line = masks.lines[0].nbytes  # of a row slot, with what lies behind drafts
+        found |= {"mask_bytes": slots * line, "mask_host_bytes": masks.words.nbytes}
+    return found
 
 
 def check_gpu(name: str, capability: tuple[int, int]) -> None:

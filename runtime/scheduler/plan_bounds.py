@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+FORCED_ROWS: Final = 8  # that decode in a launch in which something is forced, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class SchedulerLimits:
     drafts: int = 0
     draft_rows: int = 0
     forced_drafts: int = 0
-    forced_rows: int = 8
+    forced_rows: int = FORCED_ROWS
     history: bool = False
     has_state: bool = False
     snapshots: int = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from runahead.cuda_graphs.buckets import MOST_MIXED_TOKENS, Buckets, Piece, buckets_for
@@ -127,6 +129,15 @@ def test_a_launch_takes_a_call_for_each_graph_and_one_in_pieces_as_many_as_it_ha
     shape: LaunchShape, calls: int
 ) -> None:
     assert Buckets.up_to(64, 4096, draft_forms=(1,), draft_rows=8).calls(shape, 270) == calls
+
+
+@pytest.mark.parametrize("forms", [(), (1, 3)])
+def test_a_trial_captures_the_largest_graphs_that_look_for_masks_too(forms: tuple[int, ...]) -> None:
+    plain = Buckets.up_to(96, 300, forms, 32).largest_keys()
+    found = Buckets.up_to(96, 300, forms, 32, masked=True).largest_keys()
+    sampling = [key for key in plain if key.piece is not Piece.FORWARD]
+    assert set(found) == {*plain, *(dataclasses.replace(key, masked=True) for key in sampling)}
+    assert len(found) == len(plain) + len(sampling)
 
 
 def test_the_largest_graph_of_each_piece_is_what_a_trial_captures() -> None:

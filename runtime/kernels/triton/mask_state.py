@@ -56,10 +56,10 @@ class MaskState:
 def make_mask_state(memory: MaskMemory, device: torch.device) -> MaskState:
     """Nobody is held. The memory stays where it is: on CUDA it is mapped, so that kernels read it in place.
 
-    Raises torch.cuda.CudaError where it can't be mapped.
+    Raises OSError where it can't be mapped.
     """
     if device.type == "cuda":
-        _map(memory)
+        map_once(memory)
     _, drafted, words = memory.lines.shape
     slots = memory.lines.shape[0] + 1
 
@@ -80,10 +80,19 @@ def make_mask_state(memory: MaskMemory, device: torch.device) -> MaskState:
     )
 
 
-def _map(memory: MaskMemory) -> None:
-    """Pin the memory, so that the GPU reaches it, until nobody holds it any more."""
+def map_once(memory: MaskMemory) -> None:
+    """Pin the memory, so that the GPU reaches it, until nobody holds it any more. What a program before has mapped is
+    left as it is: the driver refuses to map memory twice.
+
+    Raises OSError where it can't be mapped.
+    """
+    if torch.from_numpy(memory.words).is_pinned():
+        return
     address, runtime = memory.words.ctypes.data, torch.cuda.cudart()
-    torch.cuda.check_error(int(runtime.cudaHostRegister(address, memory.words.nbytes, 0)))
+    try:
+        torch.cuda.check_error(int(runtime.cudaHostRegister(address, memory.words.nbytes, 0)))
+    except torch.cuda.CudaError as error:
+        raise OSError(f"{memory.words.nbytes} bytes of masks can't be mapped for the GPU: {error}") from error
     weakref.finalize(memory, runtime.cudaHostUnregister, address)
 
 

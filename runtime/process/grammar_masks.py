@@ -1,0 +1,35 @@
+"""Who makes the masks of rows with a grammar, on whatever device."""
+
+from __future__ import annotations
+
+import structlog
+
+from runahead.runtime.checkpoint import Checkpoint
+from runahead.runtime.grammar.extra import is_installed
+from runahead.runtime.masks.mask_worker import SILENT_S, MaskWorker
+from runahead.runtime.masks.orders import Begin
+from runahead.runtime.models.config import ModelConfig
+from runahead.runtime.process.parts import forced_drafts
+from runahead.runtime.wire.engine_config import EngineConfig
+
+
+def make_masks(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, context: int) -> MaskWorker | None:
+    """None where the library is not there, and where the model has no tokenizer or no end of its sequences: no
+    completion could be told to fit. config: with every size in it.
+
+    Raises OSError where there is no memory for masks.
+    """
+    if not (is_installed() and checkpoint.has_tokenizer and model.eos_token_ids):
+        return None
+    log = structlog.get_logger("engine")
+    begin = Begin(
+        config.model,
+        model.vocab_size,
+        model.eos_token_ids,
+        config.max_rows,
+        drafts=forced_drafts(config, model),
+        context_length=context if config.drafter == "ngram" else 0,  # a head guesses nothing of these rows
+    )
+    # It is ended before the engine is, which stops where nobody's request comes further.
+    silent_s = min(SILENT_S, config.launch_timeout_s / 2)
+    return MaskWorker(begin, lambda what: log.error("mask_worker", what=what), silent_s=silent_s)
