@@ -41,18 +41,26 @@ class StepBytes:
     def floor_ms(self, tokens: float, experts: float = 0.0, rows: int = 0) -> float:
         """Of a step whose rows hold so many tokens together. experts: that they name in a layer, each counted once.
         rows: how many they are, where they have states."""
-        named = self.expert * self.expert_layers * experts
-        return (self.weights + named + self.kv_token * tokens + 2 * self.state * rows) / BANDWIDTH * 1e3
+        read = self.weights + self._named(experts) + self.kv_token * tokens + self._states(rows)
+        return read / BANDWIDTH * 1e3
 
-    def role_floor_us(self, role: str, tokens: float) -> float | None:
-        """Of all kernels of a step that do this work; None where no bytes are known of it."""
+    def role_floor_us(self, role: str, tokens: float, experts: float = 0.0, rows: int = 0) -> float | None:
+        """Of all kernels of a step that do this work; None where no bytes of it are known. See also `floor_ms`."""
         known: dict[str, Callable[[], float]] = {
             "attention": lambda: self.kv_token * tokens,
             "head": lambda: self.roles["head"],
+            "experts": lambda: self._named(experts),
+            "states": lambda: self._states(rows),
         }
         if role in known:
             return known[role]() / BANDWIDTH * 1e6
         return self.layers * self.roles[role] / BANDWIDTH * 1e6 if role in self.roles else None
+
+    def _named(self, experts: float) -> float:
+        return self.expert * self.expert_layers * experts
+
+    def _states(self, rows: int) -> float:
+        return 2 * self.state * rows
 
 
 def step_bytes(config: ModelConfig, dtype: torch.dtype) -> StepBytes:

@@ -45,8 +45,9 @@ def on_the_gpu(work: Callable[[], None]) -> list[Ran]:
         return read_trace(json.loads(path.read_text(encoding="utf-8")))
 
 
-def traced(bench: Bench, batch: Batch, bytes_: StepBytes, trace: Trace = on_the_gpu) -> Breakdown:
+def traced(bench: Bench, batch: Batch, bytes_: StepBytes, trace: Trace = on_the_gpu, experts: float = 0.0) -> Breakdown:
     """Of LAUNCHES launches in the middle of the steps that the tables are about. The tracing itself costs a little.
+    experts: that the rows name in a layer, each counted once.
 
     Raises BenchmarkError where no kernel is seen.
     """
@@ -62,7 +63,7 @@ def traced(bench: Bench, batch: Batch, bytes_: StepBytes, trace: Trace = on_the_
     bench.front_end.check(batch.rows, workload.long)
     step_us = (int(starts[-1]) - int(starts[0])) / (len(launched) - 1) / 1e3
     context = batch.context(workload)
-    return breakdown(kernels, len(launched), step_us, bench.shape.name, batch.rows, context, bytes_)
+    return breakdown(kernels, len(launched), step_us, bench.shape.name, batch.rows, context, bytes_, experts)
 
 
 def read_trace(trace: Mapping[str, Any]) -> list[Ran]:
@@ -72,9 +73,16 @@ def read_trace(trace: Mapping[str, Any]) -> list[Ran]:
 
 
 def breakdown(
-    ran: Sequence[Ran], launches: int, step_us: float, shape: str, rows: int, context: float, bytes_: StepBytes
+    ran: Sequence[Ran],
+    launches: int,
+    step_us: float,
+    shape: str,
+    rows: int,
+    context: float,
+    bytes_: StepBytes,
+    experts: float = 0.0,
 ) -> Breakdown:
-    """ran: of all launches together, in their order. Raises BenchmarkError where nothing ran."""
+    """ran: of all launches together, in their order. experts: see `traced`. Raises BenchmarkError where nothing ran."""
     if not ran:
         raise BenchmarkError("the profiler has seen no kernel: is tracing allowed on this machine?")
     roles = _roles_of_all([kernel.name for kernel in ran], launches, bytes_.layers)
@@ -97,9 +105,9 @@ def breakdown(
         launches=launches,
         context=context,
         step_us=step_us,
-        floor_us=bytes_.floor_ms(context * rows) * 1e3,
+        floor_us=bytes_.floor_ms(context * rows, experts, rows) * 1e3,
         kernels=tuple(sorted(kernels, key=lambda kernel: -kernel.total_us)),
-        roles=tuple(_role_times(kernels, bytes_, context * rows)),
+        roles=tuple(_role_times(kernels, lambda role: bytes_.role_floor_us(role, context * rows, experts, rows))),
     )
 
 
@@ -112,11 +120,11 @@ def _roles_of_all(names: Sequence[str], launches: int, layers: int) -> list[str]
     return roles_of(one, layers) * launches
 
 
-def _role_times(kernels: Iterable[KernelTime], bytes_: StepBytes, tokens: float) -> list[RoleTime]:
+def _role_times(kernels: Iterable[KernelTime], floor_us: Callable[[str], float | None]) -> list[RoleTime]:
     totals: defaultdict[str, float] = defaultdict(float)
     own: defaultdict[str, float] = defaultdict(float)
     for kernel in kernels:
         totals[kernel.role] += kernel.total_us
         own[kernel.role] += kernel.own_us or 0.0
     ordered = sorted(totals.items(), key=lambda item: -own[item[0]])
-    return [RoleTime(role, total, bytes_.role_floor_us(role, tokens), own[role]) for role, total in ordered]
+    return [RoleTime(role, total, floor_us(role), own[role]) for role, total in ordered]

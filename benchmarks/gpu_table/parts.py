@@ -209,10 +209,10 @@ def _kernels(shape: Shape, run: Run) -> Found:
     settings, bytes_ = run.settings(most, shape.workload.context), _bytes_on(run.device, shape)
     with measured_engine(shape, settings, LAUNCHES + max(DEPTHS)) as measured:
         settings = measured.subject.settings
-        traces = [
-            measured.measure(partial(traced, batch=Batch((prompt,) * rows), bytes_=bytes_))
-            for rows in (shape.batches[0], most)
-        ]
+        traces = []
+        for batch in (Batch((prompt,) * rows) for rows in (shape.batches[0], most)):
+            named, _ = measured.measure(partial(experts_named, batch=batch))
+            traces.append(measured.measure(partial(traced, batch=batch, bytes_=bytes_, experts=named or 0.0)))
     return Found(settings, breakdowns=[found for found, _ in traces if found], failures=measured.failures)
 
 
@@ -245,7 +245,7 @@ _KINDS: Final = (
         {"0.6B": 3, "8B": 6, "7B-A1B": 6, "tiny": 1},
     ),
     ("prompts-exact", "the same with exact kernels", _first_tokens_exactly, {"0.6B": 3, "8B": 6, "tiny": 1}),
-    ("kernels", "every kernel of a launch", _kernels, {"0.6B": 2, "8B": 3, "tiny": 1}),
+    ("kernels", "every kernel of a launch", _kernels, {"0.6B": 2, "8B": 3, "30B-A3B": 3, "7B-A1B": 4, "tiny": 1}),
 )
 # By name, shape, load, launches ahead, and minutes. Each must be over before a part's time is.
 _LOADS: Final = (

@@ -57,6 +57,10 @@ def test_a_state_is_read_and_written() -> None:
     assert bytes_.kv_token == 4 * 2 * 4 * 128 * 2
     alone, with_states = bytes_.floor_ms(64 * CONTEXT, 62.0), bytes_.floor_ms(64 * CONTEXT, 62.0, 64)
     assert with_states - alone == pytest.approx(2 * 64 * bytes_.state / BANDWIDTH * 1e3)
+    states = bytes_.role_floor_us("states", 64 * CONTEXT, 62.0, 64)
+    assert states == pytest.approx((with_states - alone) * 1e3)
+    experts = bytes_.role_floor_us("experts", 64 * CONTEXT, 62.0, 64)
+    assert experts == pytest.approx((alone - bytes_.floor_ms(64 * CONTEXT)) * 1e3)
     assert bytes_of("40B-A3B-delta").state == 18 * 4 * (32 * 128 * 128 + 3 * (2 * 16 * 128 + 32 * 128))
     assert (bytes_of("8B").state, bytes_of("9B-hybrid").expert) == (0, 0)
 

@@ -44,6 +44,17 @@ def test_products_that_share_a_name_are_told_apart_by_their_places() -> None:
     assert roles == [*before, "norm", *layer * LAYERS, "head", "copy", "finite", "marks"]
 
 
+def test_kernels_of_recurrent_states_and_experts_are_told_by_their_names() -> None:
+    names = [
+        "_mamba2_row_kernel",
+        "_delta_run_kernel",
+        "_convolve_kernel",
+        "_gated_norm_kernel",
+        "_expert_product_kernel",
+    ]
+    assert [role_of(name) for name in names] == ["states"] * 4 + ["experts"]
+
+
 def test_products_of_several_names_are_told_apart_too() -> None:
     """As the vendor's library picks another kernel for another shape, and adds up parts in a kernel of its own."""
     layer = [
