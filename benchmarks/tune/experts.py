@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import astuple
+from functools import partial
 from typing import Final
 
 import torch
@@ -18,11 +20,14 @@ from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Norm
 from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works
 from runahead.runtime.kernels.triton.expert_products import ExpertTiling, expert_product, expert_sums, expert_tiling
-from runahead.runtime.kernels.triton.expert_row import experts_of_one_row
+from runahead.runtime.kernels.triton.expert_row import DOWNS, GATES, RowTiling, experts_of_one_row
 from runahead.runtime.kernels.triton.gpu import LEAST_SHARED_MEMORY, current_gpu
 from runahead.runtime.kernels.triton.routing import Routing, route
 
-SHAPES: Final = {"30B-A3B": (2048, 128, 768, 8)}  # hidden, experts, their width, experts of a token
+SHAPES: Final = {
+    "30B-A3B": (2048, 128, 768, 8),
+    "7B-A1B": (1536, 64, 512, 6),
+}  # hidden, experts, their width, experts of a token
 _LAYERS: Final = 2  # by turns, so that a lone row's experts are not in the caches
 
 
@@ -36,6 +41,13 @@ def tilings(columns: int, halves: int, depth: int) -> Iterator[ExpertTiling]:
         taken = (tile + columns) * block * 2 * stages
         if depth % block == 0 and 32 << 10 <= taken <= min(memory, 128 << 10):
             yield ExpertTiling(tile // halves, block, stages, some)
+
+
+def row_tilings() -> Iterator[RowTiling]:
+    """Candidates for either kernel of a lone row."""
+    for rows, weights, warps in itertools.product((1, 2, 4, 8, 16), (4096, 8192, 16384), (2, 4, 8)):
+        if 32 <= weights // (warps * 32) <= 128:  # numbers of a thread
+            yield RowTiling(rows, weights, warps)
 
 
 class Bench:
@@ -88,11 +100,12 @@ class Bench:
             scaled=torch.empty_like(self.x), squares=self.squares, dependent=self.dependent,
         )  # fmt: skip
 
-    def lone_row(self) -> None:
+    def lone_row(self, gates: RowTiling = GATES, downs: RowTiling = DOWNS) -> None:
         for gate_up, down in zip(self.gate_up, self.down, strict=True):
             experts_of_one_row(
-                self.x, self.scores, self.live, self.norm, gate_up, down, self.choice, dependent=self.dependent
-            )
+                self.x, self.scores, self.live, self.norm, gate_up, down, self.choice, dependent=self.dependent,
+                gates=gates, downs=downs,
+            )  # fmt: skip
 
 
 def main() -> None:
@@ -110,8 +123,9 @@ def main() -> None:
             print(f"{chosen.shape}, {rows} rows name {bench.named} experts", flush=True)
             _print("routing", bench.route, 1, 0)
             _print("sum", bench.sums, 1, 0)
-            if rows == 1:
-                _print("a lone row's", bench.lone_row, _LAYERS, bench.named * 3 * width * hidden * 2)
+        if rows == 1:
+            floor = bench.named * 3 * width * hidden * 2 / READ_BYTES_PER_S * 1e6
+            _lone_row(bench, part_of(chosen.compile), None if chosen.compile is not None else floor)
         for gates in (True, False):
             outputs, depth, halves = (width, hidden, 2) if gates else (hidden, width, 1)
             default = expert_tiling(outputs, depth, bench.routed.block, halves, 2)
@@ -124,10 +138,27 @@ def main() -> None:
                     print(f"    {took:.1f} {tiling}", flush=True)
 
 
+def _lone_row(bench: Bench, part: slice, floor_us: float | None) -> None:
+    """Either kernel's candidates beside the other's default. floor_us: None prints nothing."""
+    for which in ("gates", "downs"):
+        tried = [RowTiling(*one) for one in sorted({astuple(one) for one in (GATES, DOWNS, *row_tilings())})]
+        found = []
+        for tiling in tried[part]:
+            found.append((_graph_us(partial(bench.lone_row, **{which: tiling}), tiling) / _LAYERS, str(tiling)))
+        if floor_us is not None:
+            print(f"  a lone row's {which}, with the other's default: floor of both {floor_us:.1f} µs")
+            for took, name in [*sorted(found)[:5], *(one for one in found if one[1] == str(GATES))]:
+                print(f"    {took:.1f} {name}", flush=True)
+
+
 def _us(bench: Bench, gates: bool, tiling: ExpertTiling) -> float:
     """Of one product; infinite where this GPU can't hold it."""
+    return _graph_us(lambda: bench.product(gates, tiling), tiling) / _LAYERS
+
+
+def _graph_us(work: Callable[[], object], tiling: object) -> float:
     try:
-        return graph_us(lambda: bench.product(gates, tiling)) / _LAYERS
+        return graph_us(work)
     except Exception as error:  # by Triton, of several kinds
         print("   ", tiling, str(error)[:80].replace("\n", " "))
         return float("inf")

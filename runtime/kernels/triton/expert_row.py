@@ -9,6 +9,7 @@ the second has each output's sum over all experts of the row. Nothing has to be 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -21,8 +22,19 @@ from runahead.runtime.kernels.triton.activation import gated
 from runahead.runtime.kernels.triton.choosing import choice_parts, chosen_experts
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 
-_ROWS: Final = 4  # outputs of a program
-_WEIGHTS: Final = 8192  # that a program asks for together
+
+@dataclass(frozen=True, slots=True)
+class RowTiling:
+    """How a lone row's kernel is cut. rows: outputs of a program, of the first kernel with a gate and an `up` each.
+    weights: that a program asks for together. warps: of a program."""
+
+    rows: int
+    weights: int
+    warps: int
+
+
+GATES: Final = RowTiling(4, 8192, 4)  # nothing was measured
+DOWNS: Final = RowTiling(4, 8192, 4)
 
 
 @triton.jit
@@ -111,12 +123,15 @@ def experts_of_one_row(
     choice: Choice,
     *,
     dependent: bool,
+    gates: RowTiling = GATES,
+    downs: RowTiling = DOWNS,
 ) -> None:
     """residual += what the row's experts make of its norm; nothing, and no expert is read, if the row is masked.
 
     residual: contiguous, its first row is used, [hidden]. scores: float32, of the first row [experts]. live: int [1],
     more than 0 for a row that is not masked. gate_up: contiguous [experts, 2 * width, hidden]. down: contiguous
     [experts, hidden, width]. dependent: both kernels are launched programmatically.
+    gates, downs: how the first and the second are cut.
     """
     count, hidden, width = down.shape
     device, chosen = residual.device, choice.chosen
@@ -124,7 +139,7 @@ def experts_of_one_row(
     shares = torch.empty(chosen, dtype=torch.float32, device=device)
     both = residual.new_empty((chosen, width))
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-    _gate_up_kernel[(triton.cdiv(width, _ROWS), chosen)](
+    _gate_up_kernel[(triton.cdiv(width, gates.rows), chosen)](
         residual,
         scores,
         scores if choice.correction is None else choice.correction,
@@ -137,15 +152,15 @@ def experts_of_one_row(
         norm.eps,
         OUTPUTS=width,
         DEPTH=hidden,
-        ROWS=_ROWS,
-        BLOCK=min(triton.next_power_of_2(hidden), _WEIGHTS // (2 * _ROWS)),
+        ROWS=gates.rows,
+        BLOCK=min(triton.next_power_of_2(hidden), gates.weights // (2 * gates.rows)),
         DEPENDENT=dependent,
-        num_warps=4,
+        num_warps=gates.warps,
         **choice_parts(choice, count),
         **options,
     )
     places = triton.next_power_of_2(chosen)
-    _down_kernel[(triton.cdiv(hidden, _ROWS),)](
+    _down_kernel[(triton.cdiv(hidden, downs.rows),)](
         both,
         live,
         down,
@@ -156,9 +171,9 @@ def experts_of_one_row(
         PLACES=places,
         OUTPUTS=hidden,
         DEPTH=width,
-        ROWS=_ROWS,
-        BLOCK=max(min(triton.next_power_of_2(width), _WEIGHTS // (places * _ROWS)), 16),
+        ROWS=downs.rows,
+        BLOCK=max(min(triton.next_power_of_2(width), downs.weights // (places * downs.rows)), 16),
         DEPENDENT=dependent,
-        num_warps=4,
+        num_warps=downs.warps,
         **options,
     )

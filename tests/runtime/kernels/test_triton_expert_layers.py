@@ -17,6 +17,7 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch  # noqa: E402
 from runahead.runtime.kernels.layers import Experts, Linear, Norm  # noqa: E402
 from runahead.runtime.kernels.reference import experts as reference  # noqa: E402
 from runahead.runtime.kernels.triton.expert_layers import PackedExperts, live_tokens  # noqa: E402
+from runahead.runtime.kernels.triton.expert_row import RowTiling, experts_of_one_row  # noqa: E402
 from runahead.runtime.kernels.triton.routing import Routing, route  # noqa: E402
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
 from tests.runtime.kernels.poisoned_memory import poison_new_memory  # noqa: E402
@@ -297,6 +298,24 @@ def test_a_lone_row_gets_its_sum(experts: int, chosen: int, hidden: int, width: 
     case.packed.add_of_one_row(residual, case.scores, case.live, dependent=False)
     normed = Case(case.packed, (case.x / root.to(DEVICE)).to(torch.float32), case.live, case.scores)
     assert relative_error(residual, case.x.double().cpu() + normed.expected()) < CLOSE[dtype]
+
+
+@pytest.mark.parametrize(
+    ("gates", "downs"),
+    [(RowTiling(1, 512, 2), RowTiling(16, 4096, 2)), (RowTiling(16, 1024, 8), RowTiling(1, 2048, 4))],
+    ids=["few and many", "many and few"],
+)
+def test_a_lone_row_gets_its_sum_however_its_kernels_are_cut(gates: RowTiling, downs: RowTiling) -> None:
+    case = Case.of(1, 11, 3, "random", torch.float32, 72, 40)
+    expected, found = case.x.clone(), case.x.clone()
+    weights, packed = case.packed.weights, case.packed
+    packed.add_of_one_row(expected, case.scores, case.live, dependent=False)
+    experts_of_one_row(
+        found, case.scores, case.live, weights.norm, packed.gate_up, packed.down, weights.choice,
+        dependent=False, gates=gates, downs=downs,
+    )  # fmt: skip
+    assert relative_error(found, expected) < CLOSE[torch.float32]
+    assert not torch.equal(found, case.x)
 
 
 def test_a_masked_lone_row_reads_no_expert() -> None:
