@@ -81,7 +81,7 @@ class Engine:
         self.scheduler = scheduler
         self.ledger: Ledger[Deferred] = scheduler.ledger
         self.figures = Figures()
-        self.structured = Structured(masks or NoMasks(), scheduler.holdings, scheduler.limits.eos_token_ids)
+        self.structured = Structured(masks or NoMasks(), scheduler.holdings, scheduler.limits)
         self.registry = Registry(self.structured.ended)
         self.publisher = Publisher(links, scheduler.rows, device.rings, self.registry)
         self._prompt_calls = prompt_calls(device, scheduler)

@@ -12,6 +12,7 @@ from runahead.runtime.masks.stops import Stops
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.scheduler.holdings import Holdings
 from runahead.runtime.scheduler.outcomes import Commit
+from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import RowPhase
 from runahead.runtime.wire.parameters import FinishReason
@@ -22,11 +23,12 @@ _FENCED: Final = int(RowPhase.FENCED)
 class Structured:
     """requests: those that live, by their `Request.order`. While there are none, nothing here need be called."""
 
-    def __init__(self, masks: Masks, holdings: Holdings, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, masks: Masks, holdings: Holdings, limits: SchedulerLimits) -> None:
         self.requests: dict[int, Request] = {}
         self.masks = masks
         self._holdings = holdings
-        self._eos_token_ids = eos_token_ids
+        self._eos_token_ids = limits.eos_token_ids
+        self._forced_rows = limits.forced_rows if limits.forced_drafts else 0
 
     def begin(self, request: Request, grammar: str) -> None:
         """It was queued."""
@@ -43,11 +45,15 @@ class Structured:
 
     def committed(self, commit: Commit, drafts: int, guesses: int) -> None:
         """A launch has brought tokens. Who has ended with one has no next position. drafts: of each row in its F, at
-        most; guesses: of these, those that its drafter has made."""
+        most; guesses: of these, those that its drafter has made.
+
+        Where few rows go on, the next launch may have drafts though this one has none: what must come is looked for.
+        """
         rows, slots = self._holdings.rows, commit.slots
         goes_on = rows.may_hold[slots] & (rows.phase[slots] != _FENCED)
         if np.count_nonzero(goes_on):
-            self.masks.take(rows.order[slots[goes_on]], commit.tokens[goes_on], drafts, guesses)
+            soon = drafts > 0 or rows.decoding().size <= self._forced_rows
+            self.masks.take(rows.order[slots[goes_on]], commit.tokens[goes_on], drafts, guesses, soon=soon)
 
     def ended(self, request: Request) -> None:
         """It has ended, for whatever reason."""

@@ -38,7 +38,7 @@ class ForwardBatch:
     # come before those of the row's query tokens. No slot has their states.
     replayed: torch.Tensor | None = None  # None: nobody's are
     # int32 [B] query tokens, the first ones, whose states are written: the others are drafts, whose inputs are left.
-    certain: torch.Tensor | None = None  # None: all are
+    certain: torch.Tensor | None = None  # None: all are; for kernels of a GPU, the newest token of a row with drafts
     # int32 [B] where a state of the row is written beside its own slot: a snapshot; -1: nowhere. copied_after: int32
     # [B] behind how many tokens, the replayed ones and then the certain ones.
     states_copied_to: torch.Tensor | None = None  # None: nobody's is

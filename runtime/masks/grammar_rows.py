@@ -158,9 +158,13 @@ class GrammarRows:
                 self._drafter.read(slot, 0, tokens)
             self._write(request)
 
-    def take(self, orders: NDArray[np.int64], tokens: NDArray[np.int32], drafts: int = 0, guesses: int = 0) -> None:
+    def take(
+        self, orders: NDArray[np.int64], tokens: NDArray[np.int32], drafts: int = 0, guesses: int = 0, *,
+        soon: bool = False,
+    ) -> None:  # fmt: skip
         """Each of these requests has got this token. Several of one come in their order. drafts: that the launch may
-        have of each row behind them, at most; guesses: of these the drafter's. [n], [n]"""
+        have of each row behind them, at most; guesses: of these the drafter's. soon: a launch behind it may have some,
+        too, so that what must come is looked for. [n], [n]"""
         moved: dict[int, _Followed] = {}
         for order, token in zip(orders.tolist(), tokens.tolist(), strict=True):
             request = self._requests.get(order)
@@ -177,9 +181,9 @@ class GrammarRows:
             moved[order] = request
         requests = list(moved.values())
         masks = self._write_next(requests)
-        if drafts:
+        if drafts or soon:
             for request, mask in zip(requests, masks, strict=True):
-                self._write_ahead(request, mask, guesses, has_drafts=True)
+                self._write_ahead(request, mask, guesses, has_drafts=drafts > 0)
 
     def close(self, order: int) -> None:
         """The request has ended."""

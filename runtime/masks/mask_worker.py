@@ -90,8 +90,11 @@ class MaskWorker:
         looked_up = tokens.tobytes() if self._begin.context_length else b""
         self._send(o.Place(order, slot, epoch, tokens.size, looked_up))
 
-    def take(self, orders: NDArray[np.int64], tokens: NDArray[np.int32], drafts: int = 0, guesses: int = 0) -> None:
-        self._send(o.Take(orders.tobytes(), tokens.tobytes(), drafts, guesses))
+    def take(
+        self, orders: NDArray[np.int64], tokens: NDArray[np.int32], drafts: int = 0, guesses: int = 0, *,
+        soon: bool = False,
+    ) -> None:  # fmt: skip
+        self._send(o.Take(orders.tobytes(), tokens.tobytes(), drafts, guesses, soon))
 
     def close(self, order: int) -> None:
         if order in self._open:

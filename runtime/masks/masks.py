@@ -48,10 +48,13 @@ class Masks(Protocol):
         """It has a row, and these tokens, [n]: the masks of the position behind them and of those after it go to that
         slot, under this epoch."""
 
-    def take(self, orders: NDArray[np.int64], tokens: NDArray[np.int32], drafts: int = 0, guesses: int = 0) -> None:
+    def take(
+        self, orders: NDArray[np.int64], tokens: NDArray[np.int32], drafts: int = 0, guesses: int = 0, *,
+        soon: bool = False,
+    ) -> None:  # fmt: skip
         """A launch was committed, and has brought each of these requests this token, and none of them its end. Several
         of a request come in their order. drafts: that the launch's F may have of each row; guesses: of these, those
-        that its drafter may have made. [n], [n]"""
+        that its drafter may have made. soon: a launch behind it may have some, too. [n], [n]"""
 
     def close(self, order: int) -> None:
         """The request has ended. One that was lost, or never opened, is passed over."""
@@ -76,7 +79,10 @@ class NoMasks:
     def place(self, order: int, slot: int, epoch: int, tokens: NDArray[np.int32]) -> None:
         raise RuntimeError("a structured request was given a row by an engine that makes no masks")
 
-    def take(self, orders: NDArray[np.int64], tokens: NDArray[np.int32], drafts: int = 0, guesses: int = 0) -> None:
+    def take(
+        self, orders: NDArray[np.int64], tokens: NDArray[np.int32], drafts: int = 0, guesses: int = 0, *,
+        soon: bool = False,
+    ) -> None:  # fmt: skip
         raise RuntimeError("a structured request got a token from an engine that makes no masks")
 
     def close(self, order: int) -> None:

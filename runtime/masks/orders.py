@@ -47,12 +47,13 @@ class Place(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 class Take(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """orders: int64 [n]. tokens: int32 [n]. drafts: in the F behind these tokens, at most. guesses: of these, the
-    drafter's."""
+    drafter's. soon: a later F may have some, too."""
 
     orders: bytes
     tokens: bytes
     drafts: int = 0
     guesses: int = 0
+    soon: bool = False
 
 
 class Close(msgspec.Struct, frozen=True, array_like=True, tag=5):

@@ -125,7 +125,7 @@ def _carry_out(message: orders.Order, rows: GrammarRows) -> None:
             rows.place(message.order, message.slot, message.epoch, message.position, tokens)
         case orders.Take():
             orders_of, tokens = np.frombuffer(message.orders, np.int64), np.frombuffer(message.tokens, np.int32)
-            rows.take(orders_of, tokens, message.drafts, message.guesses)
+            rows.take(orders_of, tokens, message.drafts, message.guesses, soon=message.soon)
         case orders.Close():
             rows.close(message.order)
 

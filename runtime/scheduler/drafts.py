@@ -125,7 +125,7 @@ class NoDrafts:
         self, launch: Launch, slots: NDArray[np.intp], found: SampledTokens, drafted: NDArray[np.int8] | None
     ) -> None:
         if self._may_hold(slots):
-            self._correct(launch, slots, _brought(found, slots.size), 0)
+            self._rows.correct_bounds(slots, launch.number, _brought(found, slots.size))
 
     def course(self, plan: LaunchPlan, block_size: int) -> Course | None:
         return Course(plan, self._rows, block_size)
@@ -151,21 +151,6 @@ class NoDrafts:
         """The most tokens that these rows can have in the F of the next launch. [n]"""
         most: NDArray[np.int64] = self._rows.most_len[slots] + 1
         return most
-
-    def _correct(
-        self, launch: Launch, slots: NDArray[np.intp], brought: NDArray[np.int64], allowed: NDArray[np.int64] | int
-    ) -> None:
-        """The launch has brought so many tokens of these rows. allowed: how many of the drafts it might have kept.
-
-        A row that is in no plan from this launch on was allowed for nothing yet: the next plan allows for one token.
-        """
-        rows = self._rows
-        planned = rows.last_launch[slots] >= launch.number
-        if not np.minimum.reduce(brought, initial=1):
-            rows.note_held(slots[(brought == 0) & ~planned])
-        rows.correct_bounds(
-            slots, brought - 1 + (planned & rows.may_hold[slots]), brought - 1 - np.where(planned, allowed, 0), planned
-        )
 
 
 class Drafts(NoDrafts):
@@ -202,7 +187,8 @@ class Drafts(NoDrafts):
         brought = _brought(found, slots.size)
         allowed = self._of_each(slots, launch.sample_guesses, launch.shape.sample_drafts)
         # Of a row whose first token this is F had a chunk, and no drafts.
-        self._correct(launch, slots, brought, allowed * (self._rows.first_sample[slots] < launch.number))
+        allowed = allowed * (self._rows.first_sample[slots] < launch.number)
+        self._rows.correct_bounds(slots, launch.number, brought, allowed)
         guessed = (drafted & FORCED) == 0
         self._count(launch, slots, drafted.astype(np.int64) & ~FORCED, np.maximum(brought - 1, 0), guessed)
 

@@ -30,7 +30,7 @@ class KeptRows:
         "_firsts",
         "_last",
         "_may_hold",
-        "_none",
+        "_one_each",
         "_places",
         "_rows",
         "_slots",
@@ -53,7 +53,7 @@ class KeptRows:
         self._step = np.zeros(rows.max_rows, np.int32)  # [max_rows] tokens that a launch brings of each row
         self._step[slots] = 1
         self._may_hold = slots[rows.may_hold[slots]]  # [m] those that S may hold
-        self._none = np.zeros(self._may_hold.size, np.int64)  # [m]
+        self._one_each = np.ones(self._may_hold.size, np.int64)  # [m]
         stops = rows.stop_ids[slots, : rows.stop_width]
         self._stops = stops if np.count_nonzero(stops >= 0) else None  # [n, stop ids]
 
@@ -72,8 +72,7 @@ class KeptRows:
         if self._stops is not None and np.count_nonzero(self._stops == tokens[:, None]):
             return None
         rows.commit_one_each(self._places + number, tokens, self._step)
-        if self._may_hold.size:  # it has held none: their bounds come together
-            planned = rows.last_launch[self._may_hold] >= number
-            rows.correct_bounds(self._may_hold, planned.astype(np.int64), self._none, planned)
+        if self._may_hold.size:  # it has held none
+            rows.correct_bounds(self._may_hold, number, self._one_each)
         same = self._columns
         return Commit(number, same.cells, same.slots, tokens, same.owners, same.handles, self._firsts, ())

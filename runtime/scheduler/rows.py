@@ -22,6 +22,9 @@ class RowPhase(enum.IntEnum):
     FENCED = 4  # the row has ended; launches in flight may still name its slot
 
 
+_DECODE = int(RowPhase.DECODE)  # members of an enum are looked up slowly
+
+
 class Rows:
     """Columns [max_rows].
 
@@ -128,6 +131,11 @@ class Rows:
         self.least_len[slot] = self.most_len[slot] = self.state_len[slot] = end
         self.first_sample[slot] = number + 1  # that of the last chunk stays
 
+    def decoding(self) -> NDArray[np.int64]:
+        """Rows that may go on decoding: the fewest tokens that they can have leave them room for one more. [n]"""
+        slots: NDArray[np.int64] = ((self.phase == _DECODE) & (self.least_len < self.max_len - 1)).nonzero()[0]
+        return slots
+
     def plan_decode(
         self,
         slots: NDArray[np.int64],
@@ -174,22 +182,25 @@ class Rows:
         self.committed_len += step
 
     def correct_bounds(
-        self, slots: NDArray[np.intp], least: NDArray[np.int64], most: NDArray[np.int64], planned: NDArray[np.bool_]
+        self, slots: NDArray[np.intp], number: int, brought: NDArray[np.int64], allowed: NDArray[np.int64] | int = 0
     ) -> None:
-        """A commit has shown by how much more, or less, the bounds of these rows' lengths are. planned: which of them a
-        launch from the committed one on has: only that one's F brings their states further. [n], [n], [n], [n]"""
+        """Launch `number` is committed, and has brought so many tokens of these rows: the bounds of their lengths come
+        together. allowed: how many of the drafts it might have kept. [n], [n], [n]
+
+        A row that is in no plan from this launch on was allowed for nothing yet: the next plan allows for one token.
+        """
+        planned = self.last_launch[slots] >= number
+        if not np.minimum.reduce(brought, initial=1):
+            self.waits[slots[(brought == 0) & ~planned]] = True
+        least, most = brought - 1 + (planned & self.may_hold[slots]), brought - 1 - np.where(planned, allowed, 0)
         self.changes += bool(np.count_nonzero(most))
         self.least_len[slots] += least
         self.most_len[slots] += most
-        self.state_len[slots] += least * planned
+        self.state_len[slots] += least * planned  # only the F of a launch from that one on brings it further
 
     def drop_drafts(self, slots: NDArray[np.int32]) -> None:
         """The next F has these rows without drafts. [n]"""
         self.drafts[slots] = 0
-
-    def note_held(self, slots: NDArray[np.intp]) -> None:
-        """A launch has held these rows, and none that was planned since has them. [n]"""
-        self.waits[slots] = True
 
     def count_drafts(self, slots: NDArray[np.intp], drafted: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
         """A launch has looked at so many drafts of these rows, and so many of them were right. [n], [n], [n]"""

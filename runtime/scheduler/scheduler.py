@@ -42,7 +42,6 @@ from runahead.runtime.wire.parameters import FinishReason
 
 # Members of an enum are looked up slowly; the steady step reads these thousands of times a second.
 _PREFILL = int(RowPhase.PREFILL)
-_DECODE = int(RowPhase.DECODE)
 _LEAVING = int(RowPhase.LEAVING)
 
 
@@ -199,7 +198,7 @@ class Scheduler:
 
     def _made_anew(self) -> Planned | None:
         """The next plan, from what every row needs."""
-        number, slots = self.ledger.launched + 1, self._decoding()
+        number, slots = self.ledger.launched + 1, self.rows.decoding()
         chunks = (self.rows.phase == _PREFILL).nonzero()[0]
         guesses, self._course = self.drafts.choose(number, slots.size, chunks.size), None
         builder, wanted = self._builder(number), self.drafts.held(slots, guesses)
@@ -261,12 +260,6 @@ class Scheduler:
             limits.bulk_words,
             min(limits.max_prefill_tokens, self.ledger.prompt_room),
         )
-
-    def _decoding(self) -> NDArray[np.int64]:
-        """Rows that may go on decoding: the fewest tokens that they can have leave them room for one more. [n]"""
-        rows = self.rows
-        slots: NDArray[np.int64] = ((rows.phase == _DECODE) & (rows.least_len < rows.max_len - 1)).nonzero()[0]
-        return slots
 
     def _share_out(self, crossing: NDArray[np.int64], wanted: NDArray[np.int64], chunks: NDArray[np.int64]) -> None:
         """Decide which rows wait for blocks, and whether one gives up its own."""

@@ -6,6 +6,7 @@ import ctypes
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -97,8 +98,11 @@ class LateMasks:
     def place(self, order: int, slot: int, epoch: int, tokens: NDArray[np.int32]) -> None:
         self._add(self._rows.place, order, slot, epoch, tokens.size, tokens)
 
-    def take(self, orders: NDArray[np.int64], tokens: NDArray[np.int32], drafts: int = 0, guesses: int = 0) -> None:
-        self._add(self._rows.take, orders, tokens.copy(), drafts, guesses)
+    def take(
+        self, orders: NDArray[np.int64], tokens: NDArray[np.int32], drafts: int = 0, guesses: int = 0, *,
+        soon: bool = False,
+    ) -> None:  # fmt: skip
+        self._add(partial(self._rows.take, soon=soon), orders, tokens.copy(), drafts, guesses)
 
     def close(self, order: int) -> None:
         self._add(self._rows.close, order)

@@ -213,7 +213,7 @@ class DeviceRows:
             max_seq_len=self._context_length,
             is_decode=True,
             decode_queries=1 + count,
-            **self.places.of(num_rows, has_drafts=True),
+            **self.places.of(num_rows),
         )
 
     def line_batch(self, num_rows: int, count: int) -> ForwardBatch:

@@ -37,23 +37,21 @@ class StatePlaces:
     copied_to: torch.Tensor  # [R] the snapshot in which it leaves its state, too; below 0: in none
     # Where rows have drafts, as the same names of `ForwardBatch`.
     replayed: torch.Tensor  # [R]
-    certain: torch.Tensor  # [R] ones: of a row that decodes its newest token alone
     copied_after: torch.Tensor  # [R]
     lengths: torch.Tensor  # [S] by row slot: tokens that the row's state stands for, behind the newest F that had it
     snapshot_tokens: int
     max_blocks: int
     replays: bool
 
-    def of(self, num_rows: int, *, has_drafts: bool = False) -> dict[str, Any]:
-        """Fields of the `ForwardBatch` of so many rows. has_drafts: they decode, and what follows their newest tokens
-        are drafts."""
+    def of(self, num_rows: int) -> dict[str, Any]:
+        """Fields of the `ForwardBatch` of so many rows. What is certain of a row with drafts the kernels know: it
+        decodes, and that is its newest token."""
         snapshots, here = self.snapshot_tokens > 0, slice(num_rows)
         return {
             "state_slots": self.slots[here],
             "states_read_from": self.read_from[here] if snapshots else None,
             "states_copied_to": self.copied_to[here] if snapshots else None,
             "replayed": self.replayed[here] if self.replays else None,
-            "certain": self.certain[here] if self.replays and has_drafts else None,
             "copied_after": self.copied_after[here] if self.replays and snapshots else None,
         }
 
@@ -67,10 +65,9 @@ def make_state_places(
     def zeros(count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int32, device=device)
 
-    ones, lengths = torch.ones_like(zeros(rows)), zeros(max_rows + 1)
     return StatePlaces(
-        zeros(rows), zeros(rows), zeros(rows), zeros(rows), ones, zeros(rows), lengths, snapshot_tokens, max_blocks,
-        replays,
+        zeros(rows), zeros(rows), zeros(rows), zeros(rows), zeros(rows), zeros(max_rows + 1), snapshot_tokens,
+        max_blocks, replays,
     )  # fmt: skip
 
 

@@ -8,11 +8,12 @@ from unittest.mock import Mock
 
 import pytest
 
+from runahead.cuda_graphs.rings import FORCED
 from runahead.cuda_graphs.simulated_device import seeded_schedule
 from runahead.runtime.engine.row_check import check_rows
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams
-from tests.runtime.chain import Chain
+from tests.runtime.chain import Chain, tell_of_marks_one_by_one
 from tests.runtime.late_masks import LateMasks, make_masked_chain
 
 DEPTHS = (0, 1, 2, 4)
@@ -187,4 +188,30 @@ def test_below_min_tokens_a_stop_of_the_callers_is_not_drawn_even_if_the_grammar
     assert chain.finished()[1][0].reason == FinishReason.NOTHING_LEFT and 1 not in chain.tokens()
     assert chain.finished()[2][0].reason == FinishReason.STOP and chain.tokens()[2] == [first, second]
     assert len(chain.tokens()[3]) == 30
+    chain.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_the_first_launch_with_drafts_has_what_a_grammar_forces(depth: int) -> None:
+    """Launches of nine rows have none. When one of them ends, the next launch drafts at once. (This device is done with
+    a launch before the host hears of the one before, so that deeper chains hold the row half of the time.)"""
+    chain, _ = make_masked_chain(depth, None, max_rows=9, forced_drafts=3, num_blocks=200)
+    tell_of_marks_one_by_one(chain.device)
+    looked_at: list[int] = []
+    commit = chain.engine.scheduler.commits.commit
+
+    def watched(launch: Any, cells: Any, drafted: Any) -> Any:
+        if drafted is not None:
+            looked_at.append(int(drafted.max()) & ~FORCED)
+        return commit(launch, cells, drafted)
+
+    chain.engine.scheduler.commits.commit = watched  # type: ignore[method-assign, assignment]
+    chain.submit(1, [5, 6, 7], structure="one 40", max_tokens=60)
+    for handle in range(2, 10):
+        chain.submit(handle, [5, handle], max_tokens=20 if handle == 9 else 60, ignore_eos=True)
+    chain.turn_until(lambda: len(chain.tokens().get(9, ())) >= 12)
+    assert not looked_at, "nine rows"
+    chain.turn_until(lambda: looked_at)
+    assert looked_at[0] == 3, "the first launch of eight rows"
+    chain.run()
     chain.check_nothing_is_left()

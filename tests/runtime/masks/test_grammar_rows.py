@@ -187,6 +187,18 @@ def test_masks_are_made_along_what_the_drafter_of_the_device_has_guessed() -> No
         assert (kept.allowed(0, 3 + guesses, 6, tokens[1]) is not None) == bool(guesses)
 
 
+def test_what_must_come_is_looked_for_before_a_launch_has_drafts_if_one_may_soon() -> None:
+    """No mask is made along anything: nothing was drafted."""
+    kept, tokens = Kept(drafts=3), said("one 9", 9)
+    kept.rows.open(1, "one 9")
+    kept.compile("one 9")
+    kept.rows.place(1, 0, 3, 10)
+    for at in range(7):
+        kept.rows.take(np.array([1]), np.array([tokens[at]], np.int32), soon=True)
+        assert kept.memory.read_forced(0, 3, 11 + at, tokens[at], 9).tolist() == tokens[at + 1 :][:8]
+        assert kept.allowed(0, 3, 11 + at, tokens[at + 1]) is None
+
+
 def test_where_a_launch_has_no_drafts_nobody_looks_for_what_must_come() -> None:
     kept, tokens = Kept(drafts=3), said("one 9", 9)
     kept.rows.open(1, "one 9")
