@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[], help="tables to print")
     parser.add_argument("--model", type=Path, default=BUNDLED, help="checkpoint folder (the bundled model)")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the table of depths")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of depths, drafts and structure")
     parser.add_argument("--beside", type=Path, help="host-time, front-ends: another checkout, measured alternately")
     chosen = parser.parse_args()
     parts = chosen.parts or PARTS
@@ -58,11 +58,12 @@ def main() -> None:
         print(f"\nTokens a second at each depth, device {chosen.device}")
         depths.main(chosen.model, chosen.device)
     if "drafts" in parts:
-        print("\nTokens a second of code completion on the CPU, without drafts and with those of each drafter")
-        drafts.main(chosen.model)
+        said = f"\nTokens a second of code completion, device {chosen.device}, without drafts and with those of each"
+        print(f"{said} drafter")
+        drafts.main(chosen.model, chosen.device)
     if "structure" in parts:
-        print("\nStructured output on the CPU: gaps between tokens of plain rows beside JSON rows, in ms")
-        structure.main(chosen.model)
+        print(f"\nStructured output, device {chosen.device}: gaps between tokens of plain rows beside JSON rows, in ms")
+        structure.main(chosen.model, chosen.device)
     if "first-token" in parts:
         print(f"\nTime to first token while {first_token.BACKGROUND} other streams run")
         first_token.main(chosen.model)

@@ -1,8 +1,9 @@
-"""What drafts bring: tokens a second of code completion with each drafter, beside none, in turns, on the CPU.
+"""What drafts bring: tokens a second of code completion with each drafter, beside none, in turns.
 
 The prompts are heads of functions from files that neither the bundled model nor its head was trained on, each a stream
-of its own; the end token is ignored, so that all services say the same tokens. Services live side by side, all but one
-of them idle.
+of its own; the end token is ignored, so that all services say as many tokens. Services live side by side, all but one
+of them idle. Below each line stands what the chain did of each service, by its own figures: on a GPU the client that
+reads the streams may be slower than what it measures.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import grpc
 
 from benchmarks.bundled_model.completions import choose_heads
 from benchmarks.bundled_model.corpus import collect, standard_library
+from benchmarks.chain_figures import ChainFigures, chain_figures, flags_of
 from benchmarks.local_service import local_service
 from runahead.runtime.checkpoint import BUNDLED_FOLDER
 from runahead.v1 import GenerateRequest, GenerationServiceStub
@@ -36,11 +38,12 @@ NEVER_BELOW: Final = 0.97
 @dataclass(frozen=True, slots=True)
 class Cell:
     """So many streams at a temperature. rounds: tokens a second without drafts, and with those of each drafter,
-    in turns, a tuple a round."""
+    in turns, a tuple a round. chains: of the same services, over all rounds."""
 
     temperature: float
     streams: int
     rounds: tuple[tuple[float, ...], ...]
+    chains: tuple[ChainFigures, ...]
 
     @property
     def ratios(self) -> tuple[float, ...]:
@@ -71,44 +74,58 @@ async def _said(stub: GenerationServiceStub, prompt: str, place: int, temperatur
     return sum([len(r.delta.tokens) async for r in stub.Generate(request) if r.WhichOneof("event") == "delta"])
 
 
-async def _speed(url: str, prompts: Sequence[tuple[int, str]], temperature: float, tokens: int) -> float:
-    """Tokens a second over all streams, from the first call to the last end."""
+async def _speed(
+    url: str, prompts: Sequence[tuple[int, str]], temperature: float, tokens: int
+) -> tuple[float, ChainFigures]:
+    """Tokens a second over all streams, from the first call to the last end, and what the chain did."""
     async with grpc.aio.insecure_channel(url) as channel:
         stub = GenerationServiceStub(channel)
-        begun = time.perf_counter()
+        before, begun = await chain_figures(stub), time.perf_counter()
         counts = await asyncio.gather(*(_said(stub, text, place, temperature, tokens) for place, text in prompts))
-        return sum(counts) / (time.perf_counter() - begun)
+        took = time.perf_counter() - begun
+        return sum(counts) / took, (await chain_figures(stub)).since(before)
 
 
 def _cell(urls: Sequence[str], heads: Sequence[str], temperature: float, streams: int, tokens: int) -> Cell:
     """Rounds in turns: which service is first changes with each."""
-    rounds = []
+    rounds, chains = [], [ChainFigures() for _ in urls]
     for number in range(ROUNDS):
         prompts = [(place, heads[place % len(heads)]) for place in range(number * streams, (number + 1) * streams)]
         turn = [(number + place) % len(urls) for place in range(len(urls))]
-        speeds = {which: asyncio.run(_speed(urls[which], prompts, temperature, tokens)) for which in turn}
-        rounds.append(tuple(speeds[which] for which in range(len(urls))))
-    return Cell(temperature, streams, tuple(rounds))
+        found = {which: asyncio.run(_speed(urls[which], prompts, temperature, tokens)) for which in turn}
+        rounds.append(tuple(found[which][0] for which in range(len(urls))))
+        chains = [chain.and_of(found[which][1]) for which, chain in enumerate(chains)]
+    return Cell(temperature, streams, tuple(rounds), tuple(chains))
 
 
-def main(folder: Path, tokens: int = TOKENS) -> None:
+def drafters_of(folder: Path, device: str) -> tuple[str, ...]:
+    """Those that are measured: on a GPU the one that works there, of a model without a head of its own too."""
+    is_bundled = folder.resolve() == BUNDLED_FOLDER.resolve()
+    return DRAFTERS if device == "cpu" and is_bundled else ("ngram",)
+
+
+def main(folder: Path, device: str = "cpu", tokens: int = TOKENS) -> None:
     """Print the table."""
     files = [file for file in collect(standard_library())[0] if file.split == "held_out"]
     if not files:
         print(f"no held-out source files under {standard_library()}: this Python ships its library without source")
         return
     heads = choose_heads(files, ROUNDS * max(STREAMS))
-    drafters = DRAFTERS if folder.resolve() == BUNDLED_FOLDER.resolve() else ("ngram",)
+    drafters = drafters_of(folder, device)
     if drafters != DRAFTERS:
-        print(f"{folder.name} has no draft head of its own: eagle is left out")
+        why = f"{folder.name} has no draft head of its own" if device == "cpu" else f"not on {device} so far"
+        print(f"{why}: eagle is left out")
     columns = "".join(f"{name:>9}{'ratio':>8}{'':7}" for name in drafters)
     print(f"{'temperature':>11}{'streams':>9}{'none':>9}{columns}{'goal':>7}")
     with contextlib.ExitStack() as stack:
-        flags = ["--model", str(folder), "--threads", "1"]
+        flags = ["--model", str(folder), *flags_of(device)]
         services = [stack.enter_context(local_service([*flags, "--drafter", name])) for name in ("none", *drafters)]
         urls = [service.url for service in services]
         for url in urls:
             asyncio.run(_speed(url, list(enumerate(heads[:16])), 0.0, 16))
         for temperature in TEMPERATURES:
             for streams in STREAMS:
-                print(_cell(urls, heads, temperature, streams, tokens).line, flush=True)
+                cell = _cell(urls, heads, temperature, streams, tokens)
+                print(cell.line, flush=True)
+                for name, chain in zip(("none", *drafters), cell.chains, strict=True):
+                    print(f"{name:>20}: {chain.line}", flush=True)

@@ -1,10 +1,11 @@
-"""What a structure costs: the rows beside it, and the row itself, on the CPU.
+"""What a structure costs: the rows beside it, and the row itself.
 
 Plain streams complete heads of functions that the bundled model was not trained on. In turns, with which of the two
 comes first changing, the other rows of the batch are plain too, or are JSON by a schema. The gaps between tokens of the
 plain streams are compared, those of the first tokens left out, while prompts are read. *held* is the share of launches
-in which a JSON row was held. Below it stands what a launch takes of the processors, by what takes it: that hangs little
-on what else the machine does. Then one row alone is JSON, and the same row without a structure.
+in which a JSON row was held. Below it stands what the chain did, by the service's own figures (on a GPU the client that
+reads 64 streams is slower than what it measures), and what a launch takes of the processors, by what takes it: that
+hangs little on what else the machine does. Then one row alone is JSON, and the same row without a structure.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Final
 
@@ -24,13 +26,14 @@ import grpc
 
 from benchmarks.bundled_model.completions import choose_heads
 from benchmarks.bundled_model.corpus import collect, standard_library
+from benchmarks.chain_figures import ChainFigures, chain_figures, flags_of
 from benchmarks.local_service import LocalService, local_service
 from benchmarks.processor_time import PARTS, seconds_by_part
-from runahead.v1 import GenerateRequest, GenerationServiceStub, StatsRequest
+from runahead.v1 import GenerateRequest, GenerationServiceStub
 
 ROWS: Final = 64
 BESIDE: Final = (1, 32)  # of these rows, so many are JSON
-TOKENS: Final = 96
+TOKENS: Final = {"cpu": 96, "cuda": 192}
 WARM: Final = 16  # first gaps of a stream that don't count
 ROUNDS: Final = 5
 GOAL: Final = 1.02  # of the median gap beside JSON rows, to that beside none
@@ -56,12 +59,11 @@ SCHEMA: Final = json.dumps(
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Of one batch: the gaps between tokens of its watched streams, ascending, in seconds; launches; how often a row
-    was held in one; processor time of the service's parts, in seconds."""
+    """Of one batch: the gaps between tokens of its watched streams, ascending, in seconds; what the chain did;
+    processor time of the service's parts, in seconds."""
 
     gaps: tuple[float, ...]
-    launches: int
-    held: int
+    chain: ChainFigures
     took: Mapping[str, float]
 
     def quantile(self, share: float) -> float:
@@ -85,10 +87,17 @@ class Cell:
         for share in (0.5, 0.99):
             none, json_ = (statistics.median(batch.quantile(share) for batch in side) for side in self._sides)
             figures += f"{none * 1e3:>10.1f}{json_ * 1e3:>10.1f}{self.ratio(share):>7.2f}"
-        launches, held = (sum(getattr(b, name) for _, b in self.pairs) for name in ("launches", "held"))
-        share = held / self.beside / launches
+        chain = self._chains[1]
+        share = chain.held / self.beside / chain.launches
         verdict = "met" if self.ratio(0.5) <= GOAL else "MISSED"
         return f"{ROWS - self.beside:>6}{self.beside:>6}{figures}{share:>8.1%}  {GOAL:g} {verdict}"
+
+    @property
+    def chain_lines(self) -> str:
+        """What the chain did beside none and beside JSON rows, and how much longer a launch was on the device."""
+        none, json_ = self._chains
+        each = statistics.median(b.chain.launch_ms / a.chain.launch_ms for a, b in self.pairs) if none.device_s else 1.0
+        return f"{'':14}none: {none.line}\n{'':14}beside: {json_.line}; {each:.3f} times as long"
 
     @property
     def processor_line(self) -> str:
@@ -96,11 +105,17 @@ class Cell:
         figures, both = "", [0.0, 0.0]
         for part in PARTS:
             times = [
-                1e3 * statistics.median(batch.took[part] / batch.launches for batch in side) for side in self._sides
+                1e3 * statistics.median(batch.took[part] / batch.chain.launches for batch in side)
+                for side in self._sides
             ]
             figures += f"{part}: {times[0]:.2f} and {times[1]:.2f}, "
             both = [whole + one for whole, one in zip(both, times, strict=True)]
         return f"{'':14}{figures}all: {both[0]:.2f} and {both[1]:.2f}, ratio {both[1] / both[0]:.2f}"
+
+    @property
+    def _chains(self) -> tuple[ChainFigures, ChainFigures]:
+        none, json_ = (reduce(ChainFigures.and_of, (batch.chain for batch in side)) for side in self._sides)
+        return none, json_
 
     @property
     def _sides(self) -> tuple[tuple[Batch, ...], tuple[Batch, ...]]:
@@ -132,22 +147,21 @@ async def _gaps(stub: GenerationServiceStub, request: GenerateRequest) -> list[f
     return found
 
 
-async def _batch(service: LocalService, prompts: Sequence[str], beside: int, *, is_json: bool) -> Batch:
+async def _batch(service: LocalService, prompts: Sequence[str], beside: int, tokens: int, *, is_json: bool) -> Batch:
     """All rows at once; the last `beside` of them are not watched, and JSON or not."""
     async with grpc.aio.insecure_channel(service.url) as channel:
         stub = GenerationServiceStub(channel)
-        before, took = (await stub.Stats(StatsRequest())).stats, seconds_by_part(service)
+        before, took = await chain_figures(stub), seconds_by_part(service)
         watched = len(prompts) - beside
         streams = [
-            _gaps(stub, _request(prompt, place, TOKENS, is_json=is_json and place >= watched))
+            _gaps(stub, _request(prompt, place, tokens, is_json=is_json and place >= watched))
             for place, prompt in enumerate(prompts)
         ]
         gaps = (await asyncio.gather(*streams))[:watched]
-        after, took_by_now = (await stub.Stats(StatsRequest())).stats, seconds_by_part(service)
+        after, took_by_now = await chain_figures(stub), seconds_by_part(service)
         return Batch(
             tuple(sorted(gap for stream in gaps for gap in stream[WARM:])),
-            after.chain.launches - before.chain.launches,
-            after.tokens.held_rows - before.tokens.held_rows,
+            after.since(before),
             {part: took_by_now[part] - took[part] for part in PARTS},
         )
 
@@ -156,23 +170,23 @@ async def _speed(url: str, prompt: str, *, is_json: bool) -> tuple[float, float]
     """Tokens a second of one stream alone, from its first token on, and tokens a launch."""
     async with grpc.aio.insecure_channel(url) as channel:
         stub = GenerationServiceStub(channel)
-        before = (await stub.Stats(StatsRequest())).stats.chain.launches
+        before = await chain_figures(stub)
         gaps = (await _gaps(stub, _request(prompt, 1, ALONE_TOKENS, is_json=is_json)))[1:]
-        launches = (await stub.Stats(StatsRequest())).stats.chain.launches - before
+        launches = (await chain_figures(stub)).since(before).launches
         return len(gaps) / sum(gaps), (1 + len(gaps)) / launches
 
 
-def _cell(service: LocalService, heads: Sequence[str], beside: int) -> Cell:
+def _cell(service: LocalService, heads: Sequence[str], beside: int, tokens: int) -> Cell:
     pairs = []
     for number in range(ROUNDS):
         prompts = [heads[(number * ROWS + place) % len(heads)] for place in range(ROWS)]
         order = (False, True) if number % 2 else (True, False)
-        found = {is_json: asyncio.run(_batch(service, prompts, beside, is_json=is_json)) for is_json in order}
+        found = {is_json: asyncio.run(_batch(service, prompts, beside, tokens, is_json=is_json)) for is_json in order}
         pairs.append((found[False], found[True]))
     return Cell(beside, tuple(pairs))
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, device: str = "cpu") -> None:
     """Print the tables."""
     files = [file for file in collect(standard_library())[0] if file.split == "held_out"]
     if not files:
@@ -180,16 +194,18 @@ def main(folder: Path) -> None:
         return
     heads = choose_heads(files, 2 * ROWS)
     with contextlib.ExitStack() as stack:
-        flags = ["--model", str(folder), "--threads", "1", "--max-rows", str(ROWS)]
+        flags = ["--model", str(folder), "--max-rows", str(ROWS), *flags_of(device)]
         service = stack.enter_context(local_service(flags))
         url = service.url
-        asyncio.run(_batch(service, heads[:4], 2, is_json=True))  # the mask worker has started, and knows the schema
+        asyncio.run(
+            _batch(service, heads[:4], 2, TOKENS[device], is_json=True)
+        )  # the mask worker has started, and knows the schema
         print(f"load of the machine before: {os.getloadavg()[0]:.1f}")
         quantiles = "".join(f"{f'{name} none':>10}{'beside':>10}{'ratio':>7}" for name in ("p50", "p99"))
         print(f"{'plain':>6}{'JSON':>6}{quantiles}{'held':>8}  goal")
         for beside in BESIDE:
-            cell = _cell(service, heads, beside)
-            print(cell.line, cell.processor_line, sep="\n", flush=True)
+            cell = _cell(service, heads, beside, TOKENS[device])
+            print(cell.line, cell.chain_lines, cell.processor_line, sep="\n", flush=True)
         print(f"(processor time in ms a launch, beside none and beside JSON rows; load now {os.getloadavg()[0]:.1f})")
         rounds = [
             (asyncio.run(_speed(url, head, is_json=True)), asyncio.run(_speed(url, head, is_json=False)))
