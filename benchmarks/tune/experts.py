@@ -19,7 +19,14 @@ from benchmarks.tune.trial import READ_BYTES_PER_S, compile_side_by_side, graph_
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Norm
 from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works
-from runahead.runtime.kernels.triton.expert_products import ExpertTiling, expert_product, expert_sums, expert_tiling
+from runahead.runtime.kernels.triton.expert_products import (
+    FIRST_GATED,
+    LAST,
+    ExpertTiling,
+    expert_product,
+    expert_sums,
+    expert_tiling,
+)
 from runahead.runtime.kernels.triton.expert_row import DOWNS, GATES, RowTiling, experts_of_one_row
 from runahead.runtime.kernels.triton.gpu import LEAST_SHARED_MEMORY, current_gpu
 from runahead.runtime.kernels.triton.routing import Routing, route
@@ -90,7 +97,7 @@ class Bench:
         for gate_up, down in zip(self.gate_up, self.down, strict=True):
             x, weight, out = (self.x, gate_up, self.gated) if gates else (self.gated, down, self.results)
             expert_product(
-                x, weight, self.routed, self.chosen, out, gates=gates, scaled=gates, tiling=tiling,
+                x, weight, self.routed, self.chosen, out, FIRST_GATED if gates else LAST, scaled=gates, tiling=tiling,
                 dependent=self.dependent,
             )  # fmt: skip
 

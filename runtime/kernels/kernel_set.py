@@ -89,10 +89,12 @@ class KernelSet(Protocol):
     def bound(self, logits: torch.Tensor, cap: float) -> None:
         """logits = cap * tanh(logits / cap), in place. logits: float32, contiguous, of any shape."""
 
-    def logits_into(self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, places: torch.Tensor) -> None:
-        """The head's product. hidden: [n, hidden], any n. weight: [vocab, hidden], packed. out: float32 [m, vocab].
-        places: int32 [n], the row of `out` to which each row goes. Where several go to one place, what is there
-        afterwards is nobody's; other rows of `out` stay as they are."""
+    def logits_into(
+        self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, places: torch.Tensor, cap: float = 0.0
+    ) -> None:
+        """The head's product, bounded as by `bound` if cap is above 0. hidden: [n, hidden], any n. weight: [vocab,
+        hidden], packed. out: float32 [m, vocab]. places: int32 [n], the row of `out` to which each row goes. Where
+        several go to one place, what is there afterwards is nobody's; other rows of `out` stay as they are."""
 
     def bind(self, ends: Ends) -> BoundKernels[Any]:
         """Prepare for one model. Its layers follow, by the functions of what is returned."""

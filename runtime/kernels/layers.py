@@ -89,9 +89,8 @@ class Attention:
     this position is attended to; a token before it attends to nothing. Triton's kernels know 0 alone. q_norm, k_norm:
     of every head before its rotation, both or neither; norms_span_heads: of all heads of a token together. Queries,
     keys and values are one product. rope: which of the model's tables of angles, by number in `Ends.ropes`.
-    score_cap: scores become score_cap * tanh(score / score_cap); 0: they stay as they are, which is all that Triton's
-    kernels know. gate: what is attended is multiplied by the logistic function of this product of what queries are made
-    of, before `o`.
+    score_cap: scores become score_cap * tanh(score / score_cap); 0: they stay as they are. gate: what is
+    attended is multiplied by the logistic function of this product of what queries are made of, before `o`.
     """
 
     shape: AttentionShape

@@ -311,13 +311,13 @@ def check_layers(described: ModelConfig) -> None:
     model = weights.described(described)
     if model.bounds:
         raise ConfigError(
-            f"{described.architecture} bounds scores or logits by a tanh, for which there are no kernels for GPUs yet; "
-            "--device cpu serves it"
+            f"{described.architecture} bounds scores or logits by a tanh, and the kernels for that have not run on a "
+            "GPU yet; --device cpu serves it"
         )
     without_gates = any(kind.feed_forward == "ungated" for kind in layer_kinds(model.layers))
     if without_gates or any(experts.activation != "silu" for experts in model.experts):
         raise ConfigError(
-            f"{described.architecture} has feed-forwards without a gate, for which there are no kernels for GPUs yet; "
+            f"{described.architecture} has feed-forwards without a gate, whose kernels have not run on a GPU yet; "
             "--device cpu serves it"
         )
     if not all(experts.choice.by_score and experts.choice.scale == 1.0 for experts in model.experts):

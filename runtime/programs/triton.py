@@ -206,7 +206,7 @@ class TritonProgram:
         if not batch.is_decode:
             last = hidden.index_select(0, self.rows.queries.last_query[: shape.rows])
         slots = self.rows.logit_slots[: shape.rows]
-        self._model.kernels.logits_into(last, self._model.weights.lm_head, self._logits, slots)
+        self._leave_logits(last, self._logits, slots)
         if shape.prompt_logprobs:
             self.rows.write_prompt_logprobs(hidden, batch, self._raw_logits, self._prompt)
         self.rows.write_finite(hidden, batch, self._prompt if shape.prompt_logprobs else None)
@@ -218,11 +218,17 @@ class TritonProgram:
         lines = self.rows.line_batch(shape.rows, shape.drafts) if self._exact else batch
         hidden = self._model.forward(lines, self._cache, between)
         places = (drafts.line_places if drafts.holds else self._lines)[: batch.num_tokens]
-        self._model.kernels.logits_into(hidden, self._model.weights.lm_head, self._run_logits, places)
+        self._leave_logits(hidden, self._run_logits, places)
         self.rows.write_finite(hidden, batch)
 
+    def _leave_logits(self, hidden: torch.Tensor, logits: torch.Tensor, places: torch.Tensor) -> None:
+        weights = self._model.weights
+        self._model.kernels.logits_into(hidden, weights.lm_head, logits, places, weights.logit_cap)
+
     def _raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """In the model's dtype: of many prompt tokens, float32 would take twice the memory."""
+        """In the model's dtype, or float32 where a tanh bounds them: of some prompt tokens at a time."""
+        if self._model.weights.logit_cap:
+            return self._model.logits(hidden)
         return self._model.kernels.linear(hidden, self._model.weights.lm_head)
 
     def reset(self, launched: int) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.gpu_table.shapes import SHAPES
 from runahead.cuda_graphs.shape import Form
+from runahead.runtime.models.dense_decoder import DenseConfig
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.gpu.gpu_chain import (
@@ -133,9 +134,10 @@ def test_drafts_give_the_tokens_of_the_cpu_in_float32(architecture: str) -> None
     assert drafted.engine.stats().accepted[1] > 0
 
 
-def output_of(architecture: str, run_ahead: int, place: int, seed: int) -> tuple[list[int], list[tuple[float, ...]]]:
+def output_among(
+    config: DenseConfig, run_ahead: int, place: int, seed: int
+) -> tuple[list[int], list[tuple[float, ...]]]:
     """Tokens and log-probabilities of one bfloat16 request, by the exact kernels, among `place` others with prompts."""
-    config: Any = hybrid(architecture, dtype=torch.bfloat16)
     weights = random_weights(config, torch.bfloat16)
     under_test = cuda_engine(config, weights, run_ahead, max_rows=ROWS, exact=True)
     dice = np.random.default_rng(seed)
@@ -159,10 +161,11 @@ def output_of(architecture: str, run_ahead: int, place: int, seed: int) -> tuple
 @pytest.mark.parametrize("architecture", BITS)
 def test_with_exact_kernels_a_request_says_the_same_to_the_bit_in_any_crowd_at_every_depth(architecture: str) -> None:
     """Its prompt is cut at the same positions whoever else there is."""
-    expected = output_of(architecture, 0, place=0, seed=1)
+    config = hybrid(architecture, dtype=torch.bfloat16)
+    expected = output_among(config, 0, place=0, seed=1)
     assert len(expected[0]) == len(expected[1]) == 40
     for run_ahead, place, seed in ((0, 5, 2), (1, 3, 3), (2, 7, 4), (4, 1, 5), (4, 7, 6)):
-        assert output_of(architecture, run_ahead, place, seed) == expected, (run_ahead, place, seed)
+        assert output_among(config, run_ahead, place, seed) == expected, (run_ahead, place, seed)
 
 
 @pytest.mark.parametrize("rows", [1, ROWS])

@@ -360,8 +360,11 @@ class ReferenceKernels:
         RmsNorm.of(x.numpy(), found).apply(NormWeight.of(norm))
         return torch.from_numpy(found)
 
-    def logits_into(self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, places: torch.Tensor) -> None:
-        out[places.long()] = self.linear(hidden, weight)
+    def logits_into(
+        self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, places: torch.Tensor, cap: float = 0.0
+    ) -> None:
+        found = self.linear(hidden, weight)
+        out[places.long()] = torch.from_numpy(bound(found.numpy(), cap)) if cap else found
 
     def bind(self, ends: Ends) -> ReferenceBoundKernels:
         return ReferenceBoundKernels(ends, self._products)

@@ -87,11 +87,11 @@ def gelu_mul(gate: NDArray[np.float32], up: NDArray[np.float32], out: NDArray[np
     _sigmoid_mul(gate, up, out)
 
 
-def bound(x: NDArray[np.float32], cap: float) -> None:
-    """x = cap * tanh(x / cap), of any shape."""
+def bound(x: NDArray[np.float32], cap: float) -> NDArray[np.float32]:
+    """x = cap * tanh(x / cap), of any shape. Returns x."""
     np.divide(x, np.float32(cap), out=x)
     np.tanh(x, out=x)
-    np.multiply(x, np.float32(cap), out=x)
+    return np.multiply(x, np.float32(cap), out=x)
 
 
 def squared_relu(x: NDArray[np.float32]) -> None:

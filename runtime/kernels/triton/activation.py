@@ -1,4 +1,4 @@
-"""The gated activations of a dense MLP."""
+"""The activations of feed-forwards: gated ones, and a squared ReLU."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
@@ -26,6 +26,21 @@ def gated(gate, up, GELU: tl.constexpr):
     if GELU:
         slope = _SLOPE * (gate + _CUBE * gate * gate * gate)
     return gate / (1.0 + tl.exp(-slope)) * up
+
+
+@triton.jit
+def squared_relu(x):
+    """The square of what is above zero of float32 numbers; of what is no number, no number."""
+    above = tl.where(x < 0.0, 0.0, x)
+    return above * above
+
+
+@triton.jit
+def _squared_relu_kernel(x, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
+    i = tl.program_id(1) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
+    at = x + tl.program_id(0).to(tl.int64) * WIDTH + i
+    found = tl.load(at, mask=i < WIDTH, other=0.0).to(tl.float32)
+    tl.store(at, squared_relu(found).to(x.dtype.element_ty), mask=i < WIDTH)
 
 
 @triton.jit
@@ -62,3 +77,10 @@ def gated_mul(gate_up: torch.Tensor, activation: Activation = "silu") -> torch.T
     else:
         _gelu_mul_kernel[grid](gate_up, out, WIDTH=width, BLOCK_WIDTH=BLOCK, num_warps=4)
     return out
+
+
+def squared_relu_of(x: torch.Tensor) -> torch.Tensor:
+    """relu(x)^2 in place, in float32, rounded once; returns it. x: contiguous [T, F]."""
+    tokens, width = x.shape
+    _squared_relu_kernel[(tokens, triton.cdiv(width, BLOCK))](x, WIDTH=width, BLOCK_WIDTH=BLOCK, num_warps=4)
+    return x

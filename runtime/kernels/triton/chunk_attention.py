@@ -21,7 +21,7 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.layers import Attention, AttentionShape, RopeTable
 from runahead.runtime.kernels.triton.chunk_plans import ChunkPlan, chunk_plan
 from runahead.runtime.kernels.triton.chunk_work import ChunkWork, cut_chunks, rows_looked_at
-from runahead.runtime.kernels.triton.decode_attention import LOG2_E
+from runahead.runtime.kernels.triton.decode_queries import LOG2_E, bounded
 from runahead.runtime.kernels.triton.line_attention import line_attention
 from runahead.runtime.kernels.triton.rotary import rotate_and_write
 
@@ -50,6 +50,7 @@ def _chunk_kernel(
     TILE_TOKENS: tl.constexpr,
     DIM_PAD: tl.constexpr,
     ROWS: tl.constexpr,
+    CAP: tl.constexpr,
 ):
     """One program for a tile of a row's queries and a query head. The tiles of all rows lie one behind the other, so
     that the grid does not hang on how the launch's tokens are shared out among rows."""
@@ -90,7 +91,7 @@ def _chunk_kernel(
         kv_ok = ok[:, None] & in_dim[None, :]
         key = tl.load(keys + at[:, None] + d[None, :], mask=kv_ok, other=0.0)
         value = tl.load(values + at[:, None] + d[None, :], mask=kv_ok, other=0.0)
-        score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        score = bounded(tl.dot(query, tl.trans(key), input_precision="ieee") * scale, CAP)
         seen = token[None, :] <= position[:, None]
         if WINDOW > 0:
             seen = seen & (token[None, :] > position[:, None] - WINDOW)
@@ -115,13 +116,14 @@ def chunk_attention(
     query_start_loc: torch.Tensor,
     scale: float,
     window: int,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     """Causal attention of each row's last queries over all of its tokens, which the cache already holds.
 
     q: contiguous [T, q_heads, D]. keys, values: one layer's [num_blocks, block_size, kv_heads, D]. block_tables: int32
     [B, max_blocks]. seq_lens: int32 [B], the queries included; 0 gives zeros. query_start_loc: int32 [B + 1], of any
     shares of the T query tokens; zeros for those that no row has. window: tokens a query sees, itself included; 0: all.
-    Returns [T, q_heads, D].
+    cap: as `Attention.score_cap`. Returns [T, q_heads, D].
     """
     _, q_heads, head_dim = q.shape
     rows, block_size, kv_heads = seq_lens.shape[0], keys.shape[1], keys.shape[2]
@@ -146,6 +148,7 @@ def chunk_attention(
         TILE_TOKENS=KEY_TILE,
         DIM_PAD=max(triton.next_power_of_2(head_dim), 16),
         ROWS=rows_looked_at(rows),
+        CAP=cap * LOG2_E,
         num_warps=4,
     )
     return out
@@ -175,10 +178,12 @@ class ChunkAttention:
         if planned is None:
             attended = chunk_attention(
                 q, keys, values, batch.block_tables, batch.seq_lens, batch.query_start_loc, shape.scale,
-                weights.window,
+                weights.window, weights.score_cap,
             )  # fmt: skip
         else:
-            attended = line_attention(q, keys, values, batch, shape.scale, weights.window, *planned)
+            attended = line_attention(
+                q, keys, values, batch, shape.scale, weights.window, *planned, cap=weights.score_cap
+            )
         return attended.view(qkv.shape[0], shape.q_size)
 
     def _work(self, shape: AttentionShape, dtype: torch.dtype) -> tuple[ChunkPlan, ChunkWork] | None:

@@ -24,6 +24,7 @@ import triton.language as tl
 from runahead.runtime.kernels.layers import Attention, RopeTable
 from runahead.runtime.kernels.triton.decode_parts import PartBuffers, add_parts, parts_at_a_time, with_part
 from runahead.runtime.kernels.triton.decode_queries import (
+    LOG2_E,
     MAX_QUERIES,
     angle_of,
     fold,
@@ -41,7 +42,6 @@ from runahead.runtime.kernels.triton.decode_queries import (
 from runahead.runtime.kernels.triton.decode_work import MAX_PARTS, RECORD, AttentionPlan
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 
-LOG2_E: Final = 1.4426950408889634
 _MAX_PARTS, _RECORD = tl.constexpr(MAX_PARTS), tl.constexpr(RECORD)
 _WARPS_OF_SEVERAL: Final = 4  # of a program where rows may have several query tokens, at least
 
@@ -95,7 +95,7 @@ def _decode_kernel(
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr,
     QUERIES: tl.constexpr, SHARE: tl.constexpr, LINES: tl.constexpr, PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr,
     PARTS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, EXACT: tl.constexpr,
-    HAS_NORM: tl.constexpr, DEPENDENT: tl.constexpr,
+    HAS_NORM: tl.constexpr, CAP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """EARLY: an item's first tile is asked for early, before the wait for the program's first item, and while the item
     before is finished for the others."""
@@ -155,17 +155,17 @@ def _decode_kernel(
                 )
                 top, total, acc = fold_new_token(
                     query, turned, new_value, home, keys, values, position, scale, kv_head, acc, KV_HEADS, HEAD_DIM,
-                    BLOCK_SIZE, DIM_PAD,
+                    BLOCK_SIZE, DIM_PAD, CAP,
                 )  # fmt: skip
             else:
                 top, total, acc = fold_new_tokens(
                     lines, qkv, keys, values, table, k_weight, k_of_partner, cos, sin, old_len, num_positions, scale,
                     eps, first_query, count, of_line, kv_head, head_share % SHARES == 0, top, total, acc, Q_HEADS,
-                    KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, DIM_PAD, HAS_NORM,
+                    KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, DIM_PAD, HAS_NORM, CAP,
                 )  # fmt: skip
         if EARLY:
             seen = _seen_by_lines(seen, first_token, old_len, of_line, QUERIES, WINDOW, TILE)
-            top, total, acc = fold(lines, key, value, seen, scale, top, total, acc)
+            top, total, acc = fold(lines, key, value, seen, scale, top, total, acc, CAP)
         last = first_token
         if EXACT:
             # Of an item's parts the last one comes first, which has begun with the newest tokens; then the others in
@@ -191,7 +191,7 @@ def _decode_kernel(
                     top = tl.full([LINES], float("-inf"), tl.float32)
                     total = tl.zeros([LINES], tl.float32)
                     acc = tl.zeros([LINES, DIM_PAD], tl.float32)
-            top, total, acc = fold(lines, k, v, in_tile, scale, top, total, acc)
+            top, total, acc = fold(lines, k, v, in_tile, scale, top, total, acc, CAP)
         if EXACT:
             top, total, acc = with_part(sum_top, sum_total, sum_acc, top, total, acc)
 
@@ -246,10 +246,10 @@ def decode_attention(
     rotated. out: contiguous [T or more, heads * D]; zeros for rows of length 0. keys, values: one layer's [num_blocks,
     block_size, kv_heads, D]. block_tables: int32 [R, max_blocks]. seq_lens: int32 [R], the query tokens included: a
     row's last one has the position before, which is also its place in the block table. items, num_items: one window's
-    of the `AttentionWork` that `decode_work` has cut for this plan and these query tokens. weights: their shape, window
-    and head norms count. queries: the most query tokens of a row, 1 to MAX_QUERIES. query_start_loc: int32 [R + 1]
-    where each row's query tokens begin, needed if it may have more than one; a query token before position 0 gets
-    zeros, and one that belongs to no row gets nothing.
+    of the `AttentionWork` that `decode_work` has cut for this plan and these query tokens. weights: their shape,
+    window, head norms and score_cap count. queries: the most query tokens of a row, 1 to MAX_QUERIES. query_start_loc:
+    int32 [R + 1] where each row's query tokens begin, needed if it may have more than one; a query token before
+    position 0 gets zeros, and one that belongs to no row gets nothing.
     """
     assert 1 <= queries <= MAX_QUERIES and (queries == 1 or query_start_loc is not None)
     rows, block_size, shape = seq_lens.shape[0], keys.shape[1], weights.shape
@@ -297,6 +297,7 @@ def decode_attention(
         EARLY=plan.early,
         EXACT=plan.exact,
         HAS_NORM=q_norm is not None,
+        CAP=weights.score_cap * LOG2_E,
         DEPENDENT=dependent,
         num_warps=plan.warps if queries == 1 else max(plan.warps, _WARPS_OF_SEVERAL),
         enable_fp_fusion=not plan.exact,

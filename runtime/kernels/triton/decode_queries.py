@@ -15,8 +15,10 @@ from typing import Final
 import triton
 import triton.language as tl
 
+LOG2_E: Final = 1.4426950408889634
 MAX_QUERIES: Final = 8  # of a row in a decode launch
 _MAX_SUMS: Final = 8192  # float32 numbers that a program adds up for its lines, if they have several query tokens
+_TWICE_LOG2_E = tl.constexpr(2.0 * LOG2_E)
 _NEW_TILE = tl.constexpr(16)  # tokens that the matrix units take, at least; a row has at most MAX_QUERIES new ones
 
 
@@ -129,10 +131,18 @@ def repeated_lines(x, LINES: tl.constexpr):
 
 
 @triton.jit
-def fold(query, key, value, seen, scale, top, total, acc):
+def bounded(score, CAP: tl.constexpr):
+    """CAP * tanh(score / CAP), float32, if CAP is above 0. The error is some 1e-7 of CAP."""
+    if CAP > 0.0:
+        score = CAP * (2.0 / (1.0 + tl.exp2(score * (-_TWICE_LOG2_E / CAP))) - 1.0)
+    return score
+
+
+@triton.jit
+def fold(query, key, value, seen, scale, top, total, acc, CAP: tl.constexpr):
     """One tile of tokens more in the softmax. seen: [1, tokens], or [lines, tokens] where it is not the same for all of
-    them."""
-    score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+    them. CAP: by which scores are bounded, times LOG2_E as they are; 0: by none."""
+    score = bounded(tl.dot(query, tl.trans(key), input_precision="ieee") * scale, CAP)
     score = tl.where(seen, score, float("-inf"))
     new_top = tl.maximum(top, tl.max(score, 1))
     # A tile in which every token is hidden leaves the maximum at -inf; -inf - -inf would be NaN.
@@ -162,7 +172,7 @@ def new_token_of(
 @triton.jit
 def fold_new_token(
     query, new_key, new_value, home, keys, values, position, scale, kv_head, acc, KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, DIM_PAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, DIM_PAD: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """A row's only query token: its key and value go into the cache, and into the softmax, ahead of every tile. query:
     [lines that there are, DIM_PAD]. acc: [lines, DIM_PAD]."""
@@ -174,7 +184,8 @@ def fold_new_token(
     cell = ((home * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + kv_head) * HEAD_DIM
     tl.store(keys + cell + d[None, :] + one, new_key, mask=in_dim[None, :])
     tl.store(values + cell + d, new_value, mask=in_dim)
-    top = repeated_lines(tl.sum(query.to(tl.float32) * new_key.to(tl.float32), 1) * scale, acc.shape[0])
+    score = bounded(tl.sum(query.to(tl.float32) * new_key.to(tl.float32), 1) * scale, CAP)
+    top = repeated_lines(score, acc.shape[0])
     total = tl.exp2(top - top)  # 1, or NaN where the score is not finite
     acc += new_value.to(tl.float32)[None, :]
     return top, total, acc
@@ -185,7 +196,7 @@ def fold_new_tokens(
     query, qkv, keys, values, table, k_weight, k_of_partner, cos, sin, old_len, num_positions, scale, eps, first_query,
     count, of_line, kv_head, writes, top, total, acc, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, DIM_PAD: tl.constexpr,
-    HAS_NORM: tl.constexpr,
+    HAS_NORM: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """All query tokens of a row: their keys and values go into the cache if the program `writes`, and as a tile of
     their own into the softmax. A query token sees itself and those before it. of_line: which of them a line has,
@@ -213,6 +224,6 @@ def fold_new_tokens(
     # A weight of zero hides no value that is not finite, and a draft must not spoil the tokens before it.
     bad = tl.max((tl.abs(new_value.to(tl.float32)) < float("inf")).to(tl.int32) ^ 1, 1) > 0
     new_value = tl.where(bad[:, None], 0.0, new_value).to(values.dtype.element_ty)
-    top, total, acc = fold(query, new_key, new_value, seen, scale, top, total, acc)
+    top, total, acc = fold(query, new_key, new_value, seen, scale, top, total, acc, CAP)
     spoilt = tl.max((seen & bad[None, :]).to(tl.int32), 1) > 0
     return top, tl.where(spoilt, float("nan"), total), acc

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as functional
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Activation, Attention, Dense, Ends, Linear, Norm
+from runahead.runtime.kernels.layers import Activation, Attention, Dense, Ends, Linear, Norm, Ungated
 from runahead.runtime.kernels.triton import norms
-from runahead.runtime.kernels.triton.activation import gated_mul
+from runahead.runtime.kernels.triton.activation import gated_mul, squared_relu_of
 from runahead.runtime.kernels.triton.decode_attention import decode_attention
 from runahead.runtime.kernels.triton.decode_buffers import DecodeBuffers
 from runahead.runtime.kernels.triton.decode_work import AttentionWork, begin_decode
@@ -29,7 +29,7 @@ from runahead.runtime.kernels.triton.expert_layers import PackedExperts, live_to
 from runahead.runtime.kernels.triton.logistic_gates import logistic_mul
 from runahead.runtime.kernels.triton.loose_products import scores_of, sizes_of, with_shared
 from runahead.runtime.kernels.triton.recurrent_layers import Recurrent, States, of_decode_rows, states_in
-from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, STORE, row_product
+from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, SQUARED, STORE, row_product
 from runahead.runtime.kernels.triton.rows_product import Residual, columns_of, rows_product
 from runahead.runtime.kernels.triton.tilings import attention_plan, row_tiling, rows_tiling
 from runahead.runtime.rounding import ceil_div
@@ -115,6 +115,9 @@ class RowStream(ABC):
         gated = self._normed_product(weights.norm, weights.gate_up, GATED, weights.activation)
         self._add(gated, weights.down, weights.post_norm)
 
+    def ungated(self, weights: Ungated) -> None:
+        self._add(self._normed_product(weights.norm, weights.up, SQUARED), weights.down, None)
+
     @abstractmethod
     def experts(self, experts: PackedExperts) -> None: ...
 
@@ -192,7 +195,7 @@ class OneRow(RowStream):
         norm, router, shared = experts.weights.norm, experts.weights.router, experts.shared
         scores = torch.empty((1, experts.weights.count), dtype=torch.float32, device=self._device)
         self._product(self._residual, router, norm, scores, STORE)
-        gated = None if shared is None else self._normed_product(norm, shared.gate_up, GATED)
+        gated = None if shared is None else self._normed_product(norm, shared.gate_up, experts.epilogue)
         if gated is not None and experts.share is not None:
             share = torch.empty((1, 1), dtype=torch.float32, device=self._device)
             self._product(self._residual, experts.share, norm, share, STORE)
@@ -267,7 +270,7 @@ class FusedRows(RowStream):
         shared, norm = experts.shared, experts.weights.norm
         if shared is None:
             return None
-        gated = self._normed_product(norm, shared.gate_up, GATED)
+        gated = self._normed_product(norm, shared.gate_up, experts.epilogue)
         if experts.share is not None:
             sums = self._sums
             share = torch.empty((self._rows, 1), dtype=torch.float32, device=self._device)
@@ -347,6 +350,8 @@ class VendorRows(RowStream):
         self, norm: Norm | None, linear: Linear, epilogue: int, activation: Activation = "silu"
     ) -> torch.Tensor:
         product = functional.linear(self._sum.normed(norm), linear.weight, linear.bias)
+        if epilogue == SQUARED:
+            return squared_relu_of(product)
         return gated_mul(product, activation) if epilogue == GATED else product
 
     def _add(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None) -> None:

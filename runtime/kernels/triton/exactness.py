@@ -37,16 +37,18 @@ def shape_key(layers: Sequence[Layer], vocab_size: int, dtype: torch.dtype) -> s
 
 def _kind(layer: Layer) -> str:
     mixer, dense = layer.mixer, layer.feed_forward
-    assert mixer is not None, "models with half a layer are refused before"
+    parts = [] if mixer is None else [_mixer(mixer)]
+    behind = isinstance(mixer, Attention) and mixer.post_norm is not None
     if isinstance(dense, Experts):
-        width, post_norm = f"{dense.count} experts of {dense.width}, {dense.chosen} a token", None
-        width += "" if dense.shared is None else f", a shared one of {dense.shared.width}"
-    else:
-        assert isinstance(dense, Dense), "models with other feed-forwards are refused before"
-        width, post_norm = f"feed-forward {dense.down.weight.shape[1]}", dense.post_norm
-    behind = isinstance(mixer, Attention) and mixer.post_norm is not None, post_norm is not None
-    own = f"{_mixer(mixer)}, {width}"
-    return f"{own}, norms behind" if any(behind) else own
+        gates = "" if dense.activation == "silu" else " without gates"
+        parts += [f"{dense.count} experts of {dense.width}{gates}, {dense.chosen} a token"]
+        parts += [] if dense.shared is None else [f"a shared one of {dense.shared.width}"]
+    elif isinstance(dense, Dense):
+        parts += [f"feed-forward {dense.down.weight.shape[1]}"]
+        behind = behind or dense.post_norm is not None
+    elif dense is not None:
+        parts += [f"feed-forward {dense.down.weight.shape[1]} without a gate"]
+    return ", ".join([*parts, *(["norms behind"] if behind else [])])
 
 
 def _mixer(mixer: Mixer) -> str:

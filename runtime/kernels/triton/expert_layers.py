@@ -9,9 +9,16 @@ import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Experts, Linear, Norm, SharedExpert
-from runahead.runtime.kernels.triton.expert_products import expert_product, expert_sums
+from runahead.runtime.kernels.triton.expert_products import (
+    FIRST_GATED,
+    FIRST_SQUARED,
+    LAST,
+    expert_product,
+    expert_sums,
+)
 from runahead.runtime.kernels.triton.expert_row import experts_of_one_row
 from runahead.runtime.kernels.triton.routing import route
+from runahead.runtime.kernels.triton.row_product import GATED, SQUARED
 
 
 def _as_launched(wanted: bool) -> bool:
@@ -24,7 +31,7 @@ class PackedExperts:
     shared expert, as a product of one output; None where it has none."""
 
     weights: Experts
-    gate_up: torch.Tensor  # [experts, 2 * width, hidden]
+    gate_up: torch.Tensor  # [experts, 2 * width, hidden], or [experts, width, hidden] without gates
     down: torch.Tensor  # [experts, hidden, width]
     share: Linear | None = None
 
@@ -33,6 +40,15 @@ class PackedExperts:
         shared = weights.shared
         share = None if shared is None or shared.share is None else Linear(shared.share[None], None)
         return PackedExperts(weights, _whole(weights.gate_up), _whole(weights.down), share)
+
+    @property
+    def has_gates(self) -> bool:
+        return self.weights.activation == "silu"
+
+    @property
+    def epilogue(self) -> int:
+        """What follows the first product of the shared expert."""
+        return GATED if self.has_gates else SQUARED
 
     @property
     def shared(self) -> SharedExpert | None:
@@ -61,9 +77,12 @@ class PackedExperts:
         entries = x.shape[0] * chosen
         gated = x.new_empty((entries, width))
         scaled = squares is not None
-        expert_product(x, self.gate_up, routed, chosen, gated, gates=True, scaled=scaled, dependent=depends(True))
+        expert_product(
+            x, self.gate_up, routed, chosen, gated, FIRST_GATED if self.has_gates else FIRST_SQUARED, scaled=scaled,
+            dependent=depends(True),
+        )  # fmt: skip
         found = torch.empty((entries, hidden), dtype=torch.float32, device=x.device)
-        expert_product(gated, self.down, routed, chosen, found, gates=False, dependent=depends(True))
+        expert_product(gated, self.down, routed, chosen, found, LAST, dependent=depends(True))
         return found
 
     def add(
@@ -112,6 +131,7 @@ class PackedExperts:
             self.gate_up,
             self.down,
             weights.choice,
+            has_gates=self.has_gates,
             dependent=dependent,
         )
 

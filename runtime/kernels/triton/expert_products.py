@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.triton import routing
-from runahead.runtime.kernels.triton.activation import gated
+from runahead.runtime.kernels.triton.activation import gated, squared_relu
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 from runahead.runtime.kernels.triton.gpu import LEAST_SHARED_MEMORY, current_gpu
 from runahead.runtime.kernels.triton.norms import exact_square
@@ -31,6 +31,10 @@ from runahead.runtime.kernels.triton.product_end import gated_row
 from runahead.runtime.kernels.triton.routing import Routing
 from runahead.runtime.rounding import ceil_div
 
+FIRST_GATED: Final = 0  # which of an expert's products: out = silu(gate) * up, of the product's two halves
+FIRST_SQUARED: Final = 1  # out = relu(product)^2
+LAST: Final = 2  # out = product times the token's share of the expert
+_FIRST_GATED, _FIRST_SQUARED, _LAST = tl.constexpr(FIRST_GATED), tl.constexpr(FIRST_SQUARED), tl.constexpr(LAST)
 _SUMMED: Final = 1024  # numbers of a token that a program adds up
 _ITEM = tl.constexpr(routing.ITEM)
 
@@ -49,7 +53,7 @@ class ExpertTiling:
 def _expert_product_kernel(
     x, weight, items, entries, shares, scale, out, num_tokens, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
     CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-    EVEN: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr, DEPENDENT: tl.constexpr,
+    EVEN: tl.constexpr, WHICH: tl.constexpr, SCALED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs of an item. EVEN: BLOCK divides DEPTH."""
     let_dependents_start(DEPENDENT)
@@ -61,16 +65,17 @@ def _expert_product_kernel(
         c = tl.arange(0, COLUMNS)
         ok = c < count
         entry = tl.load(entries + expert * num_tokens + tl.load(item + 1) + c, mask=ok, other=0).to(tl.int64)
-        TILE_ROWS: tl.constexpr = 2 * ROWS if GATED else ROWS
+        TILE_ROWS: tl.constexpr = 2 * ROWS if WHICH == _FIRST_GATED else ROWS
         r = tl.arange(0, TILE_ROWS)
-        if GATED:
+        if WHICH == _FIRST_GATED:
             row = gated_row(tile, r, OUTPUTS, ROWS)
-            source = entry // CHOSEN
         else:
             row = tl.minimum(tile * ROWS + r, OUTPUTS - 1)
-            source = entry
+        source = entry
+        if WHICH != _LAST:
+            source = entry // CHOSEN
         k = tl.arange(0, BLOCK)
-        MATRIX: tl.constexpr = DEPTH * (2 * OUTPUTS if GATED else OUTPUTS)
+        MATRIX: tl.constexpr = DEPTH * (2 * OUTPUTS if WHICH == _FIRST_GATED else OUTPUTS)
         w_at = weight + expert * MATRIX + row.to(tl.int64)[:, None] * DEPTH + k[None, :]
         x_at = x + source[None, :] * DEPTH + k[:, None]
         acc = tl.zeros([TILE_ROWS, COLUMNS], tl.float32)
@@ -85,10 +90,12 @@ def _expert_product_kernel(
             acc = tl.dot(w, v, acc, input_precision="ieee")
         if SCALED:
             acc *= tl.load(scale + source, mask=ok, other=0.0)[None, :]
-        if GATED:
+        if WHICH == _FIRST_GATED:
             pairs = tl.permute(tl.reshape(acc, [ROWS // 8, 2, 8, COLUMNS]), (0, 2, 3, 1))
             gate, up = tl.split(pairs)
             acc = gated(tl.reshape(gate, [ROWS, COLUMNS]), tl.reshape(up, [ROWS, COLUMNS]), False)
+        elif WHICH == _FIRST_SQUARED:
+            acc = squared_relu(acc)
         else:
             acc *= tl.load(shares + entry, mask=ok, other=0.0)[None, :]
         output = tile * ROWS + tl.arange(0, ROWS)
@@ -144,8 +151,8 @@ def expert_product(
     routed: Routing,
     chosen: int,
     out: torch.Tensor,
+    which: int,
     *,
-    gates: bool,
     scaled: bool = False,
     tiling: ExpertTiling | None = None,
     dependent: bool = False,
@@ -153,12 +160,13 @@ def expert_product(
     """Every entry's product with its expert, into `out`, contiguous [T * chosen, outputs], by entry; rows of tokens
     that choose nobody are written by nobody.
 
-    gates: x is contiguous [T, in], weight [experts, 2 * outputs, in], and what is left is silu(gate) * up. scaled: each
-    token times its `routed.scale` first. Otherwise x is [T * chosen, in], weight [experts, outputs, in], and every
-    entry is multiplied by its share. tiling: None takes the default. dependent: launched programmatically.
+    which: FIRST_GATED: x is contiguous [T, in], weight [experts, 2 * outputs, in], and what is left is silu(gate) * up;
+    FIRST_SQUARED: the same with weight [experts, outputs, in] and relu(product)^2; LAST: x is [T * chosen, in], weight
+    [experts, outputs, in], and every entry is multiplied by its share. scaled: each token times its `routed.scale`
+    first. tiling: None takes the default. dependent: launched programmatically.
     """
     _, outputs, depth = weight.shape
-    halves = 2 if gates else 1
+    halves = 2 if which == FIRST_GATED else 1
     outputs //= halves
     if tiling is None:
         tiling = expert_tiling(outputs, depth, routed.block, halves, weight.element_size())
@@ -180,7 +188,7 @@ def expert_product(
         BLOCK=tiling.block,
         STAGES=tiling.stages,
         EVEN=depth % tiling.block == 0,
-        GATED=gates,
+        WHICH=which,
         SCALED=scaled,
         DEPENDENT=dependent,
         num_warps=tiling.warps,

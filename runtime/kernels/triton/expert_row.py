@@ -18,7 +18,7 @@ import triton.language as tl
 
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Norm
-from runahead.runtime.kernels.triton.activation import gated
+from runahead.runtime.kernels.triton.activation import gated, squared_relu
 from runahead.runtime.kernels.triton.choosing import choice_parts, chosen_experts
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 
@@ -43,9 +43,9 @@ def _gate_up_kernel(
     PADDED: tl.constexpr, COMPARED: tl.constexpr, RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr,
     CORRECTED: tl.constexpr, GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr,
     FACTOR: tl.constexpr, OUTPUTS: tl.constexpr,
-    DEPTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+    DEPTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, GATED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program for ROWS outputs of one of the row's experts."""
+    """One program for ROWS outputs of one of the row's experts. GATED: or else by a squared ReLU."""
     let_dependents_start(DEPENDENT)
     tile, place = tl.program_id(0), tl.program_id(1)
     k = tl.arange(0, BLOCK)
@@ -60,10 +60,13 @@ def _gate_up_kernel(
         if tile == 0:
             tl.store(named + place, expert)
             tl.store(shares + place, tl.sum(tl.where(mine, share, 0.0), 0))
-        r = tl.arange(0, 2 * ROWS)
+        HALVES: tl.constexpr = 2 if GATED else 1
+        r = tl.arange(0, HALVES * ROWS)
         row = tl.minimum(tile * ROWS + r % ROWS, OUTPUTS - 1) + r // ROWS * OUTPUTS
-        w_at = weight + expert.to(tl.int64) * (2 * OUTPUTS * DEPTH) + row.to(tl.int64)[:, None] * DEPTH + k[None, :]
-        acc = tl.zeros([2 * ROWS, BLOCK], tl.float32)
+        w_at = (
+            weight + expert.to(tl.int64) * (HALVES * OUTPUTS * DEPTH) + row.to(tl.int64)[:, None] * DEPTH + k[None, :]
+        )
+        acc = tl.zeros([HALVES * ROWS, BLOCK], tl.float32)
         squares = tl.zeros([BLOCK], tl.float32)
         for first in tl.static_range(0, DEPTH, 2 * BLOCK):
             near, far = first + k < DEPTH, first + BLOCK + k < DEPTH
@@ -78,10 +81,13 @@ def _gate_up_kernel(
             acc += w1.to(tl.float32) * (v * g)[None, :]
             squares += v * v
         total = tl.sum(acc, 1) * tl.rsqrt(tl.sum(squares, 0) / DEPTH + eps)
-        gate, up = tl.split(tl.trans(tl.reshape(total, [2, ROWS])))
+        if GATED:
+            gate, up = tl.split(tl.trans(tl.reshape(total, [2, ROWS])))
+            total = gated(gate, up, False)
+        else:
+            total = squared_relu(total)
         output = tile * ROWS + tl.arange(0, ROWS)
-        value = gated(gate, up, False).to(out.dtype.element_ty)
-        tl.store(out + place * OUTPUTS + output, value, mask=output < OUTPUTS)
+        tl.store(out + place * OUTPUTS + output, total.to(out.dtype.element_ty), mask=output < OUTPUTS)
 
 
 @triton.jit
@@ -122,6 +128,7 @@ def experts_of_one_row(
     down: torch.Tensor,
     choice: Choice,
     *,
+    has_gates: bool = True,
     dependent: bool,
     gates: RowTiling = GATES,
     downs: RowTiling = DOWNS,
@@ -129,9 +136,9 @@ def experts_of_one_row(
     """residual += what the row's experts make of its norm; nothing, and no expert is read, if the row is masked.
 
     residual: contiguous, its first row is used, [hidden]. scores: float32, of the first row [experts]. live: int [1],
-    more than 0 for a row that is not masked. gate_up: contiguous [experts, 2 * width, hidden]. down: contiguous
-    [experts, hidden, width]. dependent: both kernels are launched programmatically.
-    gates, downs: how the first and the second are cut.
+    more than 0 for a row that is not masked. gate_up: contiguous [experts, 2 * width, hidden], or without gates
+    [experts, width, hidden]. down: contiguous [experts, hidden, width]. dependent: both kernels are launched
+    programmatically. gates, downs: how the first and the second are cut.
     """
     count, hidden, width = down.shape
     device, chosen = residual.device, choice.chosen
@@ -154,6 +161,7 @@ def experts_of_one_row(
         DEPTH=hidden,
         ROWS=gates.rows,
         BLOCK=min(triton.next_power_of_2(hidden), gates.weights // (2 * gates.rows)),
+        GATED=has_gates,
         DEPENDENT=dependent,
         num_warps=gates.warps,
         **choice_parts(choice, count),

@@ -19,6 +19,7 @@ from runahead.runtime.kernels.triton.decode_streams import (
     VendorRows,
 )
 from runahead.runtime.kernels.triton.expert_layers import PackedExperts
+from runahead.runtime.kernels.triton.logit_bounds import bound_logits
 from runahead.runtime.kernels.triton.loose_products import head_of_one_row, product_of_rows
 from runahead.runtime.kernels.triton.mixed_streams import ExactMixedRows, ManyRows
 from runahead.runtime.kernels.triton.put_rows import put_rows
@@ -56,10 +57,10 @@ class TritonBoundKernels:
         return lambda stream: stream.dense(weights)
 
     def ungated(self, weights: Ungated) -> Callable[[Stream], None]:
-        raise AssertionError("a model with such layers is refused before its weights are read")
+        self._look_at(weights.up, weights.down)
+        return lambda stream: stream.ungated(weights)
 
     def experts(self, weights: Experts) -> Callable[[Stream], None]:
-        assert weights.activation == "silu", "a model whose experts have no gates is refused before"
         self._look_at(weights.router, weights.gate_up[0], weights.down[0])
         if weights.shared is not None:
             self._look_at(weights.shared.gate_up, weights.shared.down)
@@ -112,9 +113,11 @@ class TritonKernelSet:
         return out
 
     def bound(self, logits: torch.Tensor, cap: float) -> None:
-        raise AssertionError("a model whose logits are bounded is refused before its weights are read")
+        bound_logits(logits, cap)
 
-    def logits_into(self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, places: torch.Tensor) -> None:
+    def logits_into(
+        self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, places: torch.Tensor, cap: float = 0.0
+    ) -> None:
         fits = weight.dtype == torch.bfloat16 and takes_depth(weight.shape[1])
         if self._exact:
             product_of_rows(hidden, Linear(weight, None), out, exact=True, places=places)
@@ -124,6 +127,8 @@ class TritonKernelSet:
             product_of_rows(hidden, Linear(weight, None), out, places=places)
         else:
             put_rows(functional.linear(hidden, weight), out, places)
+        if cap:
+            bound_logits(out, cap, places)
 
     def bind(self, ends: Ends) -> TritonBoundKernels:
         return TritonBoundKernels(ends, self._exact)

@@ -17,7 +17,7 @@ import triton.language as tl
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.triton.chunk_plans import ChunkPlan
 from runahead.runtime.kernels.triton.chunk_work import RECORD, ChunkWork
-from runahead.runtime.kernels.triton.decode_attention import LOG2_E
+from runahead.runtime.kernels.triton.decode_queries import LOG2_E, bounded
 
 _RECORD = tl.constexpr(RECORD)
 
@@ -51,7 +51,7 @@ def _lines(
 def _fold_tiles(
     query, keys, values, table, begin, end, last, position, scale, top, mass, acc, ROW_STRIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, KEYS: tl.constexpr, DIM_PAD: tl.constexpr,
-    STAGES: tl.constexpr, MASKED: tl.constexpr,
+    STAGES: tl.constexpr, MASKED: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """The tokens from `begin` on, up to `end`, in the softmax. keys, values: of the KV head. MASKED: not every line
     sees all of them, and there may be none from `last` on."""
@@ -75,17 +75,23 @@ def _fold_tiles(
             key = tl.load(keys + at)
             value = tl.load(values + at)
         score = tl.dot(query, tl.trans(key), input_precision="ieee")
+        if CAP > 0.0:
+            score = bounded(score * scale, CAP)
         if MASKED:
             seen = token[None, :] <= position[:, None]
             if WINDOW > 0:
                 seen = seen & (token[None, :] > position[:, None] - WINDOW)
             score = tl.where(seen, score, float("-inf"))
-        new_top = tl.maximum(top, tl.max(score, 1) * scale)
+        # Where scores are not bounded, they are scaled once by their maximum and once in the exponent.
+        factor = 1.0
+        if CAP <= 0.0:
+            factor = scale
+        new_top = tl.maximum(top, tl.max(score, 1) * factor)
         shift = new_top
         if MASKED:
             # A line that has seen nothing yet has a maximum of -inf; -inf - -inf would be NaN.
             shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weight = tl.exp2(score * scale - shift[:, None])
+        weight = tl.exp2(score * factor - shift[:, None])
         kept = tl.exp2(top - shift)
         mass = mass * kept + tl.sum(weight, 1)
         acc = acc * kept[:, None]
@@ -99,7 +105,7 @@ def _lines_kernel(
     q, keys, values, block_tables, seq_lens, query_start_loc, items, total, out, partial, part_top, part_mass, scale,
     table_stride, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, LINES: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr, DIM_PAD: tl.constexpr,
-    STAGES: tl.constexpr, PARTS: tl.constexpr, BY_ROW: tl.constexpr,
+    STAGES: tl.constexpr, PARTS: tl.constexpr, BY_ROW: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """A program takes one item of one KV head after the other. BY_ROW: a row that is cut into parts has one query
     token, and leaves them at its own place."""
@@ -145,15 +151,15 @@ def _lines_kernel(
         if WINDOW > 0:
             top, mass, acc = _fold_tiles(
                 query, of_keys, of_values, table, begin, whole_begin, last, position, scale, top, mass, acc,
-                ROW_STRIDE, HEAD_DIM, BLOCK_SIZE, WINDOW, KEYS, DIM_PAD, STAGES, True,
+                ROW_STRIDE, HEAD_DIM, BLOCK_SIZE, WINDOW, KEYS, DIM_PAD, STAGES, True, CAP,
             )  # fmt: skip
         top, mass, acc = _fold_tiles(
             query, of_keys, of_values, table, whole_begin, whole_end, last, position, scale, top, mass, acc,
-            ROW_STRIDE, HEAD_DIM, BLOCK_SIZE, WINDOW, KEYS, DIM_PAD, STAGES, False,
+            ROW_STRIDE, HEAD_DIM, BLOCK_SIZE, WINDOW, KEYS, DIM_PAD, STAGES, False, CAP,
         )  # fmt: skip
         top, mass, acc = _fold_tiles(
             query, of_keys, of_values, table, whole_end, end, last, position, scale, top, mass, acc,
-            ROW_STRIDE, HEAD_DIM, BLOCK_SIZE, WINDOW, KEYS, DIM_PAD, STAGES, True,
+            ROW_STRIDE, HEAD_DIM, BLOCK_SIZE, WINDOW, KEYS, DIM_PAD, STAGES, True, CAP,
         )  # fmt: skip
 
         if PARTS > 1:
@@ -222,11 +228,13 @@ def line_attention(
     window: int,
     plan: ChunkPlan,
     work: ChunkWork,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     """As `chunk_attention.chunk_attention`: causal attention of each row's last queries over all of its tokens.
 
     q: contiguous [T, q_heads, D]. keys, values: one layer's [num_blocks, block_size, kv_heads, D]. scale: of the
-    scores, above 0. window: tokens a query sees, itself included; 0: all. work: of this batch, shape and plan. Returns
+    scores, above 0. window: tokens a query sees, itself included; 0: all. work: of this batch, shape and plan. cap: as
+    `Attention.score_cap`. Returns
     [T, q_heads, D]; zeros for masked rows.
     """
     assert scale > 0, "the largest score must have the largest product"
@@ -264,6 +272,7 @@ def line_attention(
         STAGES=plan.stages,
         PARTS=plan.parts,
         BY_ROW=by_row,
+        CAP=cap * LOG2_E,
         num_warps=plan.warps,
     )
     if plan.parts > 1:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as functional
 
 from runahead.runtime.kernels.layers import Linear
-from runahead.runtime.kernels.triton.activation import gated_mul
+from runahead.runtime.kernels.triton.activation import gated_mul, squared_relu_of
 from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works
 from runahead.runtime.kernels.triton.expert_layers import PackedExperts
 from runahead.runtime.kernels.triton.logistic_gates import logistic_mul
@@ -38,7 +38,8 @@ def with_shared(x: torch.Tensor, made: torch.Tensor, experts: PackedExperts) -> 
     shared = experts.shared
     if shared is None:
         return made
-    gated = gated_mul(functional.linear(x, shared.gate_up.weight, shared.gate_up.bias))
+    made_of_x = functional.linear(x, shared.gate_up.weight, shared.gate_up.bias)
+    gated = gated_mul(made_of_x) if experts.has_gates else squared_relu_of(made_of_x)
     if experts.share is not None:
         logistic_mul(gated, scores_of(x, experts.share))
     return torch.add(made, functional.linear(gated, shared.down.weight, shared.down.bias))

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as functional
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Attention, Dense, Ends, Linear
+from runahead.runtime.kernels.layers import Attention, Dense, Ends, Linear, Ungated
 from runahead.runtime.kernels.triton import embedding
-from runahead.runtime.kernels.triton.activation import gated_mul
+from runahead.runtime.kernels.triton.activation import gated_mul, squared_relu_of
 from runahead.runtime.kernels.triton.chunk_attention import ChunkAttention
 from runahead.runtime.kernels.triton.decode_buffers import DecodeBuffers
 from runahead.runtime.kernels.triton.decode_streams import FusedRows
@@ -56,6 +56,10 @@ class ManyRows:
         gate_up = _product(self._sum.normed(weights.norm), weights.gate_up)
         gated = gated_mul(gate_up, weights.activation)
         self._sum.add(_product(gated, weights.down), weights.post_norm)
+
+    def ungated(self, weights: Ungated) -> None:
+        squared = squared_relu_of(_product(self._sum.normed(weights.norm), weights.up))
+        self._sum.add(_product(squared, weights.down))
 
     def experts(self, experts: PackedExperts) -> None:
         x = self._sum.normed(experts.weights.norm)
@@ -149,6 +153,10 @@ class ExactMixedRows:
     def dense(self, weights: Dense) -> None:
         for half in self._halves:
             half.dense(weights)
+
+    def ungated(self, weights: Ungated) -> None:
+        for half in self._halves:
+            half.ungated(weights)
 
     def experts(self, experts: PackedExperts) -> None:
         for half in self._halves:

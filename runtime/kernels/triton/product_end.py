@@ -11,10 +11,11 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.triton import row_product
-from runahead.runtime.kernels.triton.activation import gated
+from runahead.runtime.kernels.triton.activation import gated, squared_relu
 from runahead.runtime.kernels.triton.norms import exact_square
 
 ADD, GATED = tl.constexpr(row_product.ADD), tl.constexpr(row_product.GATED)
+SQUARED = tl.constexpr(row_product.SQUARED)
 
 
 @triton.jit
@@ -97,6 +98,8 @@ def product_end(
         acc = gated(gate, up, GELU)
     elif HAS_BIAS:
         acc += first.to(tl.float32)[:, None]
+    if EPILOGUE == SQUARED:
+        acc = squared_relu(acc)
     if EPILOGUE == ADD:
         acc += old.to(tl.float32)
     rounded = acc.to(out.dtype.element_ty)

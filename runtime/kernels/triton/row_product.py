@@ -16,15 +16,16 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
-from runahead.runtime.kernels.triton.activation import gated
+from runahead.runtime.kernels.triton.activation import gated, squared_relu
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 from runahead.runtime.kernels.triton.tilings import RowTiling
 
 STORE: Final = 0  # out = product
 ADD: Final = 1  # out += product
 GATED: Final = 2  # out = activation(gate) * up, of the product's two halves
-EPILOGUES: Final = ("store", "add", "gated")  # their names
-_ADD, _GATED = tl.constexpr(ADD), tl.constexpr(GATED)
+SQUARED: Final = 3  # out = relu(product)^2
+EPILOGUES: Final = ("store", "add", "gated", "squared")  # their names
+_ADD, _GATED, _SQUARED = tl.constexpr(ADD), tl.constexpr(GATED), tl.constexpr(SQUARED)
 
 
 @triton.jit
@@ -105,6 +106,8 @@ def _row_product_kernel(
         total = gated(gate, up, GELU)
         output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
         ok = output < OUTPUTS
+    if EPILOGUE == _SQUARED:
+        total = squared_relu(total)
     if PLACED:
         out += tl.load(places).to(tl.int64) * OUTPUTS
     if EPILOGUE == _ADD:

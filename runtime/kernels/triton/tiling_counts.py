@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from runahead.runtime.kernels.layers import Attention, Dense, Experts, Layer
+from runahead.runtime.kernels.layers import Attention, Dense, Experts, Layer, Linear
 from runahead.runtime.kernels.triton.decode_streams import MAX_ROWS
 from runahead.runtime.kernels.triton.gpu import current_gpu
-from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, STORE
+from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, SQUARED, STORE
 from runahead.runtime.kernels.triton.rows_product import columns_of
 from runahead.runtime.kernels.triton.tilings import measured_tiling, takes_depth
 
@@ -55,18 +55,20 @@ def tilings_asked_for(
 def _products(layers: Sequence[Layer]) -> Iterator[Product]:
     for layer in layers:
         mixer, dense = layer.mixer, layer.feed_forward
-        assert mixer is not None, "models with half a layer are refused before"
+        ends: list[tuple[Linear, int]] = []
         if isinstance(mixer, Attention):
-            ends = [(mixer.qkv, STORE), (mixer.o, ADD if mixer.post_norm is None else STORE)]
+            ends += [(mixer.qkv, STORE), (mixer.o, ADD if mixer.post_norm is None else STORE)]
             ends += [] if mixer.gate is None else [(mixer.gate, STORE)]
-        else:
-            ends = [(mixer.proj, STORE), (mixer.out, ADD)]
+        elif mixer is not None:
+            ends += [(mixer.proj, STORE), (mixer.out, ADD)]
         if isinstance(dense, Experts):  # whose own products are cut by no table
+            first = GATED if dense.activation == "silu" else SQUARED
             ends += [(dense.router, STORE)]
-            ends += [] if dense.shared is None else [(dense.shared.gate_up, GATED), (dense.shared.down, ADD)]
-        else:
-            assert isinstance(dense, Dense), "models with other feed-forwards are refused before"
+            ends += [] if dense.shared is None else [(dense.shared.gate_up, first), (dense.shared.down, ADD)]
+        elif isinstance(dense, Dense):
             ends += [(dense.gate_up, GATED), (dense.down, ADD if dense.post_norm is None else STORE)]
+        elif dense is not None:
+            ends += [(dense.up, SQUARED), (dense.down, ADD)]
         for linear, epilogue in ends:
             outputs, depth = linear.weight.shape
             yield outputs, depth, EPILOGUES[epilogue]

@@ -36,7 +36,7 @@ INSTRUCTIONS: Final = ("griddepcontrol.wait", "wgmma", "tcgen05")
 # Of what a form of a kernel has beside its epilogue. A part that no form compiled before had may not compile.
 _PARTS: Final = (
     "GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED", "GATE_FIRST", "EACH", "MASKED", "HOLDS", "EVERY", "SNAPSHOTS",
-    "FORCES", "DRAFTS", "REPLAYS", "LOGISTIC", "CORRECTED", "GROUPS",
+    "FORCES", "DRAFTS", "REPLAYS", "LOGISTIC", "CORRECTED", "GROUPS", "CAP",
 )  # fmt: skip
 # Models with recurrent states, which no other has, in small sizes that take less long: those of real sizes are among
 # the shapes of `make kernels`.
@@ -175,7 +175,14 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
     def compile_alone(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
         epilogue = None if "LANES" in options else options.get("EPILOGUE")
         parts = tuple(bool(options.get(name, False)) for name in _PARTS)
-        kind = self.fn.__name__, epilogue, options.get("QUERIES", 1) > 1, options.get("RUNS", False), *parts
+        kind = (
+            self.fn.__name__,
+            epilogue,
+            options.get("QUERIES", 1) > 1,
+            options.get("RUNS", False),
+            options.get("WHICH"),
+            *parts,
+        )
         if orders.each_kernel_once and kind in seen:
             return
         seen.add(kind)

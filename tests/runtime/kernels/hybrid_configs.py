@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from runahead.runtime.kernels.layers import DeltaShape, Mamba2Shape
+from runahead.runtime.models.corrected_experts import CorrectedExperts
 from runahead.runtime.models.dense_decoder import DenseConfig
 from tests.gpu import gpu_chain
 
@@ -48,5 +49,24 @@ HYBRIDS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 
+# Layers that are a mixer or a feed-forward, none of which has a gate: one for all tokens, and experts by groups beside
+# one that every token gets.
+HALVED: Final[Mapping[str, Mapping[str, Any]]] = {
+    "NemotronHForCausalLM": {
+        **_MAMBA2,
+        "num_layers": 4,
+        "windows": (0, 0, 0, 0),
+        "recurrent": (False, True, False, False),
+        "pattern": "-M*E",
+        "mamba": Mamba2Shape(4, 32, 2, 16, 4),
+        "intermediate_size": 128,
+        "mlp_bias": True,
+        "routed": CorrectedExperts(
+            experts=10, chosen=3, size=64, renormalised=True, groups=5, chosen_groups=3, scale=2.5, shared_size=64
+        ),
+    }
+}
+
+
 def hybrid(architecture: str, **changes: Any) -> DenseConfig:
-    return gpu_chain.small_config(architecture=architecture, **{**HYBRIDS[architecture], **changes})
+    return gpu_chain.small_config(architecture=architecture, **{**{**HYBRIDS, **HALVED}[architecture], **changes})

@@ -46,8 +46,14 @@ def paged(lengths: list[int], kv_heads: int, dim: int, block_size: int, max_bloc
     )
 
 
-def attention_of(kv: Paged, row: int, q: torch.Tensor, position: int, scale: float, window: int) -> torch.Tensor:
-    """One query [heads, dim] at `position` of a row, in float64."""
+def bounded(x: torch.Tensor, cap: float) -> torch.Tensor:
+    return cap * (x / cap).tanh() if cap else x
+
+
+def attention_of(
+    kv: Paged, row: int, q: torch.Tensor, position: int, scale: float, window: int, cap: float = 0.0
+) -> torch.Tensor:
+    """One query [heads, dim] at `position` of a row, in float64. cap: of the scores; 0: they have none."""
     first = max(0, position + 1 - window) if window else 0
     at = torch.arange(first, position + 1, device=DEVICE)
     block_size = kv.keys.shape[1]
@@ -55,7 +61,7 @@ def attention_of(kv: Paged, row: int, q: torch.Tensor, position: int, scale: flo
     group = q.shape[0] // kv.keys.shape[2]
     k = kv.keys[blocks, at % block_size].double().repeat_interleave(group, 1)
     v = kv.values[blocks, at % block_size].double().repeat_interleave(group, 1)
-    weights = torch.einsum("hd,thd->ht", q.double() * scale, k).softmax(-1)
+    weights = bounded(torch.einsum("hd,thd->ht", q.double() * scale, k), cap).softmax(-1)
     return torch.einsum("ht,thd->hd", weights, v)
 
 

@@ -19,6 +19,7 @@ from runahead.runtime.kernels.triton.decode_attention import decode_attention  #
 from runahead.runtime.kernels.triton.decode_parts import make_part_buffers  # noqa: E402
 from runahead.runtime.kernels.triton.decode_work import MAX_PARTS, RECORD, AttentionPlan, begin_decode  # noqa: E402
 from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works  # noqa: E402
+from tests.runtime.kernels.test_triton_attention import bounded  # noqa: E402
 
 EPS = 1e-5
 CONTEXT = 640
@@ -126,7 +127,8 @@ def expected_of(rows: Rows, row: int) -> tuple[torch.Tensor, torch.Tensor, torch
     blocks = rows.tables[row][at // size].long()
     keys = torch.cat([rows.keys[blocks, at % size].double(), key[None]]).repeat_interleave(group, 1)
     values = torch.cat([rows.values[blocks, at % size].double(), value[None]]).repeat_interleave(group, 1)
-    weights = torch.einsum("hd,thd->ht", query * shape.scale, keys).softmax(-1)
+    scores = bounded(torch.einsum("hd,thd->ht", query * shape.scale, keys), rows.weights.score_cap)
+    weights = scores.softmax(-1)
     return torch.einsum("ht,thd->hd", weights, values), key, value
 
 

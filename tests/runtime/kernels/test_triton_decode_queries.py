@@ -126,8 +126,9 @@ def expected_of(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     slots = keys.shape[0] * block_size
     plan = plan_attention(forward, tokens, shape.heads, shape, slots, block_size, window)
     out = attend_by_reference(
-        plan, q.view(-1, shape.head_dim), keys.view(-1, shape.head_dim).t(), values.view(-1, shape.head_dim)
-    )
+        plan, q.view(-1, shape.head_dim), keys.view(-1, shape.head_dim).t(), values.view(-1, shape.head_dim),
+        rows.weights.score_cap,
+    )  # fmt: skip
     return out, keys, values
 
 

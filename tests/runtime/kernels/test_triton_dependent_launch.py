@@ -180,7 +180,7 @@ def test_the_products_and_the_sum_of_experts(monkeypatch: pytest.MonkeyPatch) ->
     x, weight, results = torch.randn(3, DEPTH), torch.randn(5, 2 * OUTPUTS, DEPTH), torch.full((6, OUTPUTS), NAN)
 
     def multiply() -> None:
-        expert_products.expert_product(x, weight, routed, 2, results, gates=True)
+        expert_products.expert_product(x, weight, routed, 2, results, expert_products.FIRST_GATED)
 
     check(monkeypatch, expert_products, [x], [results], multiply, len(routed.items) * OUTPUTS // 32)
     multiply()

@@ -14,7 +14,7 @@ DEVICE = triton_device()
 
 from runahead.runtime.kernels.choice import Choice  # noqa: E402
 from runahead.runtime.kernels.forward_batch import ForwardBatch  # noqa: E402
-from runahead.runtime.kernels.layers import Experts, Linear, Norm  # noqa: E402
+from runahead.runtime.kernels.layers import ExpertActivation, Experts, Linear, Norm  # noqa: E402
 from runahead.runtime.kernels.reference import experts as reference  # noqa: E402
 from runahead.runtime.kernels.triton.expert_layers import PackedExperts, live_tokens  # noqa: E402
 from runahead.runtime.kernels.triton.expert_row import RowTiling, experts_of_one_row  # noqa: E402
@@ -211,16 +211,17 @@ class Case:
         dtype: torch.dtype,
         hidden: int = 64,
         width: int = 64,
+        activation: ExpertActivation = "silu",
     ) -> Case:
         def linears(rows: int, columns: int, seed: int) -> tuple[Linear, ...]:
             every = (drawn(experts, rows, columns, seed=seed) * columns**-0.5).to(DEVICE, dtype)
             return tuple(Linear(weight, None) for weight in every)
 
-        gate_up, down = linears(2 * width, hidden, 1), linears(hidden, width, 2)
+        gate_up, down = linears((2 if activation == "silu" else 1) * width, hidden, 1), linears(hidden, width, 2)
         norm = Norm(torch.ones(hidden, dtype=dtype, device=DEVICE), 1e-6)
         router = Linear(drawn(experts, hidden, seed=4).to(DEVICE, dtype), None)
         choice = Choice(chosen, renormalised=True) if isinstance(chosen, int) else chosen
-        packed = PackedExperts.of(Experts(norm, router, gate_up, down, choice))
+        packed = PackedExperts.of(Experts(norm, router, gate_up, down, choice, activation=activation))
         assert packed.gate_up.data_ptr() == gate_up[0].weight.data_ptr(), "what lies packed was copied"
         live = torch.arange(tokens) % 4 != 2
         x = drawn(tokens, hidden, seed=3).to(DEVICE, dtype)
@@ -245,7 +246,11 @@ class Case:
         for token in self.live.nonzero()[:, 0].tolist():
             for share, expert in zip(shares[token].tolist(), named[token].tolist(), strict=True):
                 both = gate_up[expert] @ x[token]
-                total[token] += share * (down[expert] @ (torch.nn.functional.silu(both[:width]) * both[width:]))
+                if self.packed.has_gates:
+                    inner = torch.nn.functional.silu(both[:width]) * both[width:]
+                else:
+                    inner = both.relu().square()
+                total[token] += share * (down[expert] @ inner)
         return total
 
 
@@ -258,6 +263,19 @@ def test_a_token_gets_the_sum_of_its_experts_by_their_shares(
     found = case.made()
     assert found[case.live.cpu() == 0].eq(0).all()
     assert relative_error(found, case.expected()) < CLOSE[dtype]
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.float32])
+def test_experts_without_gates_square_what_is_above_zero(dtype: torch.dtype) -> None:
+    """Of several tokens and of a lone one, at sizes that no tile divides."""
+    case = Case.of(13, 5, 2, "random", dtype, hidden=40, width=24, activation="squared_relu")
+    assert relative_error(case.made(), case.expected()) < CLOSE[dtype]
+    lone = case.some([3])
+    root = lone.x.double().pow(2).mean().add(1e-6).sqrt().cpu()
+    residual = lone.x.clone()
+    lone.packed.add_of_one_row(residual, lone.scores, lone.live, dependent=False)
+    normed = Case(lone.packed, (lone.x / root.to(DEVICE)).to(torch.float32), lone.live, lone.scores)
+    assert relative_error(residual, lone.x.double().cpu() + normed.expected()) < CLOSE[dtype]
 
 
 def test_sizes_that_no_tile_divides() -> None:

@@ -36,6 +36,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "SmolLM3ForCausalLM": {"rotates": (False, True)},
     "Olmo2ForCausalLM": {"attention_bias": True},
     "Phi3ForCausalLM": {"rotated": 12},
+    # Scores and logits of random weights are so small that a tanh of the published sizes would not bend them.
+    "Gemma2ForCausalLM": {"query_pre_attn_scalar": 20.0, "score_cap": 0.5, "logit_cap": 1.5},
     "Gemma3ForCausalLM": {"sliding_theta": 500.0, "query_pre_attn_scalar": 20.0},
 }
 LENGTHS = (31, 0, 20)

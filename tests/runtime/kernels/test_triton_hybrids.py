@@ -18,7 +18,7 @@ from runahead.runtime.kernels.reference.forward import ReferenceKernels  # noqa:
 from runahead.runtime.kernels.triton.decode_streams import FusedRows, OneRow, VendorRows  # noqa: E402
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
-from tests.runtime.kernels.hybrid_configs import HYBRIDS, hybrid  # noqa: E402
+from tests.runtime.kernels.hybrid_configs import HALVED, HYBRIDS, hybrid  # noqa: E402
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
 from tests.runtime.kernels.poisoned_memory import poison_new_memory  # noqa: E402
 from tests.runtime.kernels.test_triton_decode_streams import (  # noqa: E402
@@ -41,6 +41,9 @@ OFTEN = (
     (FusedRows, "GraniteMoeHybridForCausalLM"),
     (OneRow, "Qwen3NextForCausalLM"),
     (VendorRows, "BambaForCausalLM"),
+    (FusedRows, "NemotronHForCausalLM"),
+    (OneRow, "NemotronHForCausalLM"),
+    (VendorRows, "NemotronHForCausalLM"),
 )
 DRAFTED_OFTEN = "GraniteMoeHybridForCausalLM", HALF
 
@@ -159,7 +162,7 @@ def test_lives_of_rows_with_drafts(architecture: str, dtype: torch.dtype) -> Non
 def cases() -> Iterator[Any]:
     """Every architecture by one stream; the others are the large tests'."""
     for stream, rows, dtype in ((FusedRows, 3, HALF), (OneRow, 1, HALF), (VendorRows, 3, torch.float32)):
-        for architecture in HYBRIDS:
+        for architecture in (*HYBRIDS, *HALVED):
             often = (stream, architecture) in OFTEN
             yield pytest.param(architecture, rows, dtype, stream, marks=() if often else pytest.mark.large)
 

@@ -46,12 +46,14 @@ def batch_of(kv: Paged, queries: list[int]) -> ForwardBatch:
     )
 
 
-def attend(q: torch.Tensor, kv: Paged, batch: ForwardBatch, window: int, plan: ChunkPlan) -> torch.Tensor:
+def attend(
+    q: torch.Tensor, kv: Paged, batch: ForwardBatch, window: int, plan: ChunkPlan, cap: float = 0.0
+) -> torch.Tensor:
     dim = q.shape[2]
     work = cut_chunks(batch, AttentionShape(q.shape[1], kv.keys.shape[2], dim, dim**-0.5), plan)
     for tensor in (work.partial, work.top, work.mass):
         tensor.fill_(float("nan"))
-    return line_attention(q, kv.keys, kv.values, batch, dim**-0.5, window, plan, work)
+    return line_attention(q, kv.keys, kv.values, batch, dim**-0.5, window, plan, work, cap)
 
 
 def random_queries(count: int, heads: int, dim: int, dtype: torch.dtype) -> torch.Tensor:

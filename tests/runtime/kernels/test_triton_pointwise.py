@@ -11,7 +11,7 @@ from tests.runtime.kernels.triton_device import TOLERANCE, dtypes, relative_erro
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import Norm  # noqa: E402
-from runahead.runtime.kernels.triton.activation import gated_mul  # noqa: E402
+from runahead.runtime.kernels.triton.activation import gated_mul, squared_relu_of  # noqa: E402
 from runahead.runtime.kernels.triton.embedding import embed  # noqa: E402
 from runahead.runtime.kernels.triton.norms import add_rms_norm, rms_norm  # noqa: E402
 from runahead.runtime.kernels.triton.rotary import rotate_and_write  # noqa: E402
@@ -53,6 +53,18 @@ def test_gated_activations_take_the_gate_from_the_first_half(dtype: torch.dtype,
     assert relative_error(gated_mul(gate_up), torch.nn.functional.silu(gate) * up) < TOLERANCE[dtype]
     gelu = torch.nn.functional.gelu(gate, approximate="tanh")
     assert relative_error(gated_mul(gate_up, "gelu_tanh"), gelu * up) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", dtypes(DEVICE))
+def test_a_squared_relu_keeps_what_is_no_number(dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    x = torch.randn(6, 700, device=DEVICE).to(dtype)
+    expected = x.double().relu().square()
+    x[2, 5] = torch.nan
+    found = squared_relu_of(x)
+    assert found is x and found[2, 5].isnan()
+    found[2, 5] = expected[2, 5]
+    assert relative_error(found, expected) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", dtypes(DEVICE))

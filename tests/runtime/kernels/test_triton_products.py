@@ -16,7 +16,7 @@ DEVICE = triton_device()
 from runahead.runtime.kernels.layers import Linear, Norm  # noqa: E402
 from runahead.runtime.kernels.triton.loose_products import head_of_one_row, product_of_rows  # noqa: E402
 from runahead.runtime.kernels.triton.put_rows import put_rows  # noqa: E402
-from runahead.runtime.kernels.triton.row_product import ADD, GATED, STORE, row_product  # noqa: E402
+from runahead.runtime.kernels.triton.row_product import ADD, GATED, SQUARED, STORE, row_product  # noqa: E402
 from runahead.runtime.kernels.triton.rows_product import (  # noqa: E402
     Residual,
     SplitScratch,
@@ -76,6 +76,9 @@ def test_the_products_of_one_row(dtype: torch.dtype, biased: bool, outputs: int,
     assert relative_error(out, gated(product(normed(x, norm), double))) < TOLERANCE[dtype]
     row_product(x, double, norm, out, GATED, tiling, activation="gelu_tanh")
     assert relative_error(out, gated(product(normed(x, norm), double), gelu)) < TOLERANCE[dtype]
+    out.fill_(NAN)
+    row_product(x, linear, norm, out, SQUARED, tiling)
+    assert relative_error(out, product(normed(x, norm), linear).relu().square()) < TOLERANCE[dtype]
     residual = torch.randn(1, outputs).to(DEVICE, dtype)
     before = residual.clone()
     row_product(x, linear, None, residual, ADD, tiling)
@@ -125,6 +128,10 @@ def test_the_products_of_a_few_rows_from_residual_to_residual(
         residual.scaled, gate_up, other, GATED, tiling, scratch, rows, squares=squares, activation="gelu_tanh"
     )  # fmt: skip
     assert relative_error(other, gated(product(normed(x, first), gate_up), gelu)) < TOLERANCE[dtype]
+
+    up = Linear(gate_up.weight[:width], None if gate_up.bias is None else gate_up.bias[:width])
+    rows_product(residual.scaled, up, other.fill_(NAN), SQUARED, tiling, scratch, rows, squares=squares)
+    assert relative_error(other, product(normed(x, first), up).relu().square()) < TOLERANCE[dtype]
 
     rows_product(out, down, residual.values, ADD, tiling, scratch, rows, norm=second, residual=residual)
     assert relative_error(residual.values, x.double() + product(out, down)) < TOLERANCE[dtype]
