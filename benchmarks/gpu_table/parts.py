@@ -242,7 +242,7 @@ _KINDS: Final = (
         "prompts",
         "first tokens, alone and beside rows that decode",
         first_token_part,
-        {"0.6B": 3, "8B": 6, "7B-A1B": 6, "tiny": 1},
+        {"0.6B": 3, "8B": 6, "30B-A3B": 6, "7B-A1B": 6, "tiny": 1},
     ),
     ("prompts-exact", "the same with exact kernels", _first_tokens_exactly, {"0.6B": 3, "8B": 6, "tiny": 1}),
     ("kernels", "every kernel of a launch", _kernels, {"0.6B": 2, "8B": 3, "30B-A3B": 3, "7B-A1B": 4, "tiny": 1}),

@@ -146,8 +146,8 @@ def test_parts_of_a_kind_are_measured_and_no_other(
     """One that is there already is not measured again."""
     monkeypatch.setattr(results, "commit_of", lambda checkout: "0123456789ab")
     wanted = [
-        "prompts-0.6B", "prompts-8B", "prompts-7B-A1B", "prompts-exact-0.6B", "prompts-exact-8B", "prompts-8k-8B",
-        "prompts-32k-serial-8B", "prompts-32k-8B", "prompts-burst-8B",
+        "prompts-0.6B", "prompts-8B", "prompts-30B-A3B", "prompts-7B-A1B", "prompts-exact-0.6B", "prompts-exact-8B",
+        "prompts-8k-8B", "prompts-32k-serial-8B", "prompts-32k-8B", "prompts-burst-8B",
     ]  # fmt: skip
     results.write(result("prompts-8B"), tmp_path)
     started = []
