@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from runahead.runtime.masks.mask_memory import MaskMemory
-from runahead.runtime.process import assemble, cpu
+from runahead.runtime.process import assemble, cpu, grammar_masks
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams
 from tests.schemas import SCHEMAS, Schema
 from tests.structures.structured_engine import grammar_of, structured_engine
@@ -87,7 +87,7 @@ def drafted(drafter: str, depth: int) -> tuple[dict[int, list[int]], int]:
 def test_what_grammars_force_and_what_is_guessed_change_no_token(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The names in a schema are forced, and come several tokens a launch."""
     with monkeypatch.context() as undrafted:
-        for part in (cpu, assemble):
+        for part in (cpu, assemble, grammar_masks):
             undrafted.setattr(part, "forced_drafts", lambda config, model: 0)
         expected, none = drafted("none", 0)
         assert not none
