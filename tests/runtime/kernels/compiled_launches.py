@@ -261,8 +261,7 @@ def _launch_everything(orders: Orders) -> None:
             without_drafts.forward(launch)
     _launch_by_tables(program, rows, mixed, orders)
     _launch_masked(program_with, rows, config.vocab_size, mixed)
-    if not has_states:
-        _launch_masks_along_drafts(program_with, drafted, config.vocab_size, orders)
+    _launch_masks_along_drafts(program_with, drafted, config.vocab_size, orders)
 
 
 def _launch_by_tables(program: Any, rows: int, mixed: LaunchShape, orders: Orders) -> None:

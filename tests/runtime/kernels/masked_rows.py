@@ -32,29 +32,30 @@ from tests.runtime.kernels.test_triton_runs import (  # noqa: E402
 EPOCHS = (1 << 40) + 3  # of the first row slot
 
 
-def rows_with_masks(number: int, vocab_size: int, *, guesses: bool = True) -> HostRows:
-    """Rows of which none is alive, and memory for their masks. number: of the launch before. guesses: by `ngram`."""
+def rows_with_masks(number: int, vocab_size: int, *, guesses: bool = True, snapshot_tokens: int = 0) -> HostRows:
+    """Rows of which none is alive, and memory for their masks. number: of the launch before. guesses: by `ngram`.
+    snapshot_tokens: from one border with a snapshot to the next, if rows have states."""
     layout = RingLayout(slots=4, plan_words=16, bulk_words=16, rows=ROWS, max_top=TOP, drafts=MOST)
     return HostRows(
         allocate_rings(layout), ROWS, CONTEXT // BLOCK_SIZE, vocab_size, BLOCK_SIZE, MAX_STOP_IDS, MAX_BIAS,
         penalty_slots=ROWS, launched=number, drafter=NgramDrafter(ROWS, CONTEXT) if guesses else None,
-        masks=MaskMemory(ROWS, vocab_size, MOST),
+        masks=MaskMemory(ROWS, vocab_size, MOST), snapshot_tokens=snapshot_tokens,
     )  # fmt: skip
 
 
-def device_rows(host: HostRows, launched: int, by_line: bool = False) -> DeviceRows:
+def device_rows(host: HostRows, launched: int, by_line: bool = False, keeps_states: bool = False) -> DeviceRows:
     """Rows of the kernels that hold what these rows do, and read the same masks; poison in what they are going to
     leave."""
     slots = host.alive.size
     assert host.masks is not None
     drafts = make_draft_state(
-        slots, CONTEXT if host.drafter else 0, host.block_table.shape[1], ROWS, MOST, by_line, DEVICE, holds=True
+        slots, CONTEXT if host.drafter else 0, host.max_blocks, ROWS, MOST, by_line, DEVICE, holds=True
     )
     masks = make_mask_state(host.masks, DEVICE)
     device = DeviceRows(
         mapped_rings(host.rings.layout, DEVICE), max_rows=ROWS, max_tokens=ROWS, block_size=BLOCK_SIZE,
         context_length=CONTEXT, vocab_size=host.vocab_size, device=DEVICE, penalty_slots=len(host.counts) - 1,
-        drafts=drafts, masks=masks,
+        drafts=drafts, masks=masks, keeps_states=keeps_states, snapshot_tokens=host.snapshot_tokens,
     )  # fmt: skip
     device.reset(launched)
     for name in ROW_TENSORS:

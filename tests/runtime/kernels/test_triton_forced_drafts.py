@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 
 from tests.runtime.kernels.triton_device import triton_device
 
@@ -24,7 +25,9 @@ from tests.runtime.kernels.test_triton_runs import (  # noqa: E402
     MOST,
     ROWS,
     STALE,
+    compare_states,
     fill,
+    give_states,
     history_of,
     random_specs,
 )  # fmt: skip
@@ -33,12 +36,12 @@ from tests.runtime.kernels.test_triton_runs import (  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 
 
-def forced_rows(seed: int, guesses: bool) -> tuple[HostRows, int]:
+def forced_rows(seed: int, guesses: bool, snapshot_tokens: int = 0) -> tuple[HostRows, int]:
     """Rows that decode, some held, and what their grammars force: right, of another row, of a position behind, or
     ahead of the row's, where it went on otherwise, half written. The most drafts of the launch."""
     random, vocab = np.random.default_rng(seed), 30
-    host = rows_with_masks(0, vocab, guesses=guesses)
-    other = rows_with_masks(0, vocab)
+    host = rows_with_masks(0, vocab, guesses=guesses, snapshot_tokens=snapshot_tokens)
+    other = rows_with_masks(0, vocab, snapshot_tokens=snapshot_tokens)
     fill(other, random_specs(random, vocab, Form.PLAIN), random)
     for name in (*ROW_TENSORS, *PENALTY_TENSORS):
         getattr(host, name)[:] = getattr(other, name)
@@ -85,6 +88,29 @@ def test_what_grammars_force_is_drafted_as_on_the_cpu(seed: int, guesses: bool) 
     host.draft()
     device.draft(host.rows.size + padding, count)
     compare_lines(host, device, count, padding)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_states_of_rows_that_are_held_stay_as_they_are_with_what_is_kept_of_their_runs(seed: int) -> None:
+    """Beside others, whose states go on by what S has kept of their runs: as on the CPU."""
+    host, count = forced_rows(seed, True, snapshot_tokens=BLOCK_SIZE)
+    random = np.random.default_rng(seed)
+    host.rows, host.samples = random.permutation(ROWS), np.ones(ROWS, np.bool_)
+    host.alive[:ROWS] = True
+    host.held[:ROWS] = np.arange(ROWS) % 3 == seed % 3
+    give_states(host, random)
+    before = host.state_len.copy()
+    device = device_rows(host, 5, by_line=seed % 2 == 0, keeps_states=True)
+    assert device.drafts is not None
+    device.places.lengths.copy_(torch.from_numpy(host.state_len))
+    device.drafts.guesses.fill_(host.most_guesses)
+    host.draft()
+    device.draft(ROWS, count)
+    compare_lines(host, device, count, 0)
+    found = compare_states(host, device, ROWS, count)
+    held = host.held[:ROWS]
+    assert host.drafted[:ROWS][held].any() and found.replayed.any()
+    assert (host.state_len[:ROWS] == before[:ROWS])[held].all() and (host.state_len[:ROWS] > before[:ROWS])[~held].all()
 
 
 def test_every_kind_of_proposal_was_seen() -> None:

@@ -26,7 +26,7 @@ from runahead.runtime.kernels.triton.sampling import Runs, make_sampler_buffers,
 from runahead.runtime.programs.host_queries import Queries  # noqa: E402
 from runahead.runtime.programs.host_rows import HostRows  # noqa: E402
 from runahead.runtime.programs.host_sampler import HostSampler  # noqa: E402
-from runahead.runtime.programs.host_states import NOWHERE, state_places_of  # noqa: E402
+from runahead.runtime.programs.host_states import NOWHERE, StatePlaces, state_places_of  # noqa: E402
 from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS  # noqa: E402
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS  # noqa: E402
 from tests.runtime.kernels.device_twin import mapped_rings  # noqa: E402
@@ -307,6 +307,35 @@ def test_drafts_and_the_lines_of_f_are_those_of_the_cpu(seed: int, by_line: bool
         assert table[:used].tolist() == host.block_table[listed[place], :used].tolist()
 
 
+def give_states(host: HostRows, random: np.random.Generator) -> None:
+    """To rows that have begun long ago, each in a slot of its own: states that lack some tokens of a run, and places
+    for snapshots at some of the borders."""
+    host.seq_len[:ROWS] = np.maximum(host.seq_len[:ROWS], MOST + 2)
+    borders = host.block_table[:, host.max_blocks :]
+    borders[:] = random.integers(0, 3, borders.shape)  # 0: the border has no snapshot
+    host.state_slot[:ROWS] = random.permutation(ROWS)
+    host.begins_as[:ROWS] = 2  # behind other blocks
+    host.state_len[:] = np.maximum(host.seq_len - 1 - random.integers(0, MOST + 1, ROWS + 1), 0)
+
+
+def compare_states(host: HostRows, device: DeviceRows, rows: int, count: int) -> StatePlaces:
+    """The states that the rows of an F with drafts go on with, and what they stand for behind it, are the CPU's, which
+    has drafted too. rows: of a captured bucket. Returns the CPU's."""
+    queries: Queries = HostRows.queries(host)
+    expected, batch, live = state_places_of(host, queries), device.run_batch(rows, count), queries.seq_lens > 0
+    names = {"state_slots": "slots", "states_read_from": "read_from", "replayed": "replayed"}
+    for name, of_host in names.items():
+        found = getattr(batch, name).cpu().numpy()[: host.rows.size]
+        assert found[live].tolist() == getattr(expected, of_host)[live].tolist(), name
+    copied = live & (expected.copied_to != NOWHERE)
+    assert batch.states_copied_to is not None and batch.copied_after is not None
+    assert batch.states_copied_to.cpu().numpy()[: live.size][live].tolist() == expected.copied_to[live].tolist()
+    assert batch.copied_after.cpu().numpy()[: live.size][copied].tolist() == expected.copied_after[copied].tolist()
+    host.leave_states(queries.slots, expected.lengths)
+    assert device.places.lengths.tolist() == host.state_len.tolist()
+    return expected
+
+
 @pytest.mark.parametrize("by_line", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_states_that_rows_with_drafts_go_on_with_are_those_of_the_cpu(seed: int, by_line: bool) -> None:
@@ -318,30 +347,11 @@ def test_the_states_that_rows_with_drafts_go_on_with_are_those_of_the_cpu(seed: 
     host.rows = random.permutation(ROWS)[: ROWS - seed % 2].astype(np.int64)
     host.samples = np.ones(host.rows.size, np.bool_)
     host.alive[host.rows] = np.arange(host.rows.size) > 0  # one has ended
-    host.seq_len[:ROWS] = np.maximum(host.seq_len[:ROWS], MOST + 2)
-    borders = host.block_table[:, host.max_blocks :]
-    borders[:] = random.integers(0, 3, borders.shape)  # 0: the border has no snapshot
-    host.state_slot[:ROWS] = random.permutation(ROWS)
-    host.begins_as[:ROWS] = 2  # they have begun long ago, behind other blocks
-    host.state_len[:] = np.maximum(host.seq_len - 1 - random.integers(0, MOST + 1, ROWS + 1), 0)
+    give_states(host, random)
     device = device_rows(host, 5, by_line, keeps_states=True)
-    drafts = device.drafts
-    assert drafts is not None
     device.places.lengths.copy_(torch.from_numpy(host.state_len))
     host.most_drafts = host.most_guesses = 3
     host.draft()
-    rows = ROWS  # of a captured bucket
-    device.draft(rows, 3)
-    queries: Queries = HostRows.queries(host)
-    expected, batch, live = state_places_of(host, queries), device.run_batch(rows, 3), queries.seq_lens > 0
-    names = {"state_slots": "slots", "states_read_from": "read_from", "replayed": "replayed", "certain": "certain"}
-    for name, of_host in names.items():
-        found = getattr(batch, name).cpu().numpy()[: host.rows.size]
-        assert found[live].tolist() == getattr(expected, of_host)[live].tolist(), name
-    copied = live & (expected.copied_to != NOWHERE)
-    assert batch.states_copied_to is not None and batch.copied_after is not None
-    assert batch.states_copied_to.cpu().numpy()[: live.size][live].tolist() == expected.copied_to[live].tolist()
-    assert batch.copied_after.cpu().numpy()[: live.size][copied].tolist() == expected.copied_after[copied].tolist()
-    assert expected.replayed.any() and copied.any()
-    host.leave_states(queries.slots, expected.lengths)
-    assert device.places.lengths.tolist() == host.state_len.tolist()
+    device.draft(ROWS, 3)
+    found = compare_states(host, device, ROWS, 3)
+    assert found.replayed.any() and (found.copied_to != NOWHERE).any()
