@@ -21,13 +21,14 @@ from typing import Final
 
 import torch
 
-from benchmarks.tune.trial import compile_in_copies, graph_us, usable_cores
+from benchmarks.tune.trial import ask_a_copy, compile_in_copies, graph_us, usable_cores
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import AttentionShape
 from runahead.runtime.kernels.triton.chunk_attention import chunk_attention
 from runahead.runtime.kernels.triton.chunk_plans import TABLE, ChunkPlan, plan_key
 from runahead.runtime.kernels.triton.chunk_work import SPLIT_LAUNCH, cut_chunks
 from runahead.runtime.kernels.triton.line_attention import line_attention
+from runahead.runtime.kernels.triton.warp_attention import HEAD_DIMS as COPIED
 from runahead.runtime.rounding import ceil_div
 
 Shape = tuple[int, int, int]
@@ -43,6 +44,7 @@ _CLOSE: Final = 1e-2  # relative error that rounding to bfloat16 may make
 _NO_SLOWER: Final = 1.03  # in any launch, beside the attention that needs no plan
 _SLACK_US: Final = 8.0  # that a short launch may take longer: a quarter of a millisecond of a prompt, in 32 layers
 _WINDOW: Final = 700  # of the windowed form that is compared
+_COMPILE_S: Final = 60.0  # for all forms together; who is not ready then hangs
 _SHARED: Final = 226 * 1024  # bytes of shared memory that programs of one processor may take together
 
 
@@ -128,8 +130,12 @@ class Trial:
 
 def plans(head_dim: int, processors: int) -> Iterator[ChunkPlan]:
     """Tiles of two warpgroups, or of one with two programs a processor, as far as shared memory holds them: Triton
-    keeps `stages` tiles of keys and of values. Each in one part, in 8 and in 16."""
+    keeps `stages` tiles of keys and of values. Each in one part, in 8 and in 16. First those with warps that copy, of
+    heads that these know."""
     pad = max(64, 1 << (head_dim - 1).bit_length())
+    if head_dim in COPIED:
+        for (keys, stages), parts in itertools.product(((128, 2), (128, 3), (64, 4), (64, 6)), (16, 1)):
+            yield ChunkPlan(128, keys, processors, 8, stages, parts, copiers=1)
     for (lines, warps, each), keys, stages in itertools.product(
         ((128, 8, 1), (64, 4, 2)), (32, 64) if pad > 128 else (64, 128), (2, 3)
     ):
@@ -200,21 +206,44 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0, help="no launch is begun after them (%(default)s)")
     parser.add_argument("--shown", type=int, default=4, help="plans that are printed, besides the one without")
     parser.add_argument("--workers", type=int, default=usable_cores(), help="that compile side by side (%(default)s)")
+    parser.add_argument(
+        "--copying", action="store_true", help="try only plans with warps that copy, and the one that the table has"
+    )
     chosen = parser.parse_args()
     clock, names = Clock(chosen.seconds), chosen.shapes.split(",")
-    clock.say(f"{', '.join(names)}: {chosen.workers} workers compile")
-    failed = compile_in_copies(
-        lambda part: _compile([SHAPES[name] for name in names], part, clock), chosen.workers, clock.left()
-    )
+    processors = ask_a_copy(lambda: torch.cuda.get_device_properties(0).multi_processor_count)
+    tried = {name: _tried(SHAPES[name], processors, chosen.copying) for name in names}
+    forms = [
+        (SHAPES[name], plan, launch, window)
+        for window, name in itertools.product((0, _WINDOW), names)
+        for plan in (None, *tried[name])
+        for launch in COMPARED
+    ]
+    clock.say(f"{', '.join(names)}: {chosen.workers} workers compile {len(forms)} forms")
+    failed = compile_in_copies(lambda part: _compile(forms[part], clock), chosen.workers, min(clock.left(), _COMPILE_S))
     clock.say("compiled" + (f", but for what workers {failed} had to do" if failed else ""))
     for name in names:
-        _tune(name, SHAPES[name], clock, chosen.shown, chosen.out)
+        left_out = {
+            plan for i in failed for shape, plan, _, _ in forms[i :: chosen.workers] if shape == SHAPES[name] and plan
+        }
+        _tune(name, [plan for plan in tried[name] if not (plan.copiers and plan in left_out)], clock, chosen)
 
 
-def _tune(name: str, shape: Shape, clock: Clock, shown: int, out: bool) -> None:
-    gpu, key = torch.cuda.get_device_name(), plan_key(*shape, torch.bfloat16)
+def _tried(shape: Shape, processors: int, copying: bool) -> list[ChunkPlan]:
+    """copying: see the flag."""
+    found = list(plans(shape[2], processors))
+    if not copying:
+        return found
+    key = plan_key(*shape, torch.bfloat16)
+    known = {ChunkPlan(**of_gpu[key]) for of_gpu in json.loads(TABLE.read_text()).values() if key in of_gpu}
+    return [plan for plan in found if plan.copiers or plan in known]
+
+
+def _tune(name: str, tried: Sequence[ChunkPlan], clock: Clock, chosen: argparse.Namespace) -> None:
+    shape, gpu = SHAPES[name], torch.cuda.get_device_name()
+    key = plan_key(*shape, torch.bfloat16)
     before = table_entry(TABLE, gpu, key)
-    search = Search(list(plans(shape[2], _processors())), lambda plan: _is_right(shape, plan))
+    search = Search(tried, lambda plan: _is_right(shape, plan))
     for done, launch in enumerate(LAUNCHES):
         if clock.left() < 0:
             clock.say(f"{name}: the time is up; not timed: {', '.join(one.name for one in LAUNCHES[done:])}")
@@ -230,9 +259,9 @@ def _tune(name: str, shape: Shape, clock: Clock, shown: int, out: bool) -> None:
         )
         best = search.best()
         clock.say(f"{name}: the best of {len(search.took)} so far: {best or 'none is nowhere slower, and right'}")
-        if out:
+        if chosen.out:
             join_table(TABLE, gpu, key, before if best is None else asdict(best))
-    _show(name, shape, search, shown)
+    _show(name, shape, search, chosen.shown)
 
 
 def _rated(us: float, launch: Launch, shape: Shape) -> str:
@@ -254,32 +283,27 @@ def _show(name: str, shape: Shape, search: Search, shown: int) -> None:
             print(f"  fastest of {launch.name}: {search.took[plan][i]:.0f} {plan}", flush=True)
 
 
-def _processors() -> int:
-    return torch.cuda.get_device_properties(0).multi_processor_count
-
-
-def _compile(shapes: Sequence[Shape], part: slice, clock: Clock) -> None:
-    """This worker's part of every form that will run: over short and long launches, then with a window."""
+def _compile(forms: Sequence[tuple[Shape, ChunkPlan | None, Launch, int]], clock: Clock) -> None:
+    """A worker's part of every form that will run: over short and long launches, then with a window. It ends with an
+    error where one whose warps copy could not run, so that nobody else tries it."""
     torch.set_num_threads(1)
-    forms = [
-        (shape, plan, launch, window)
-        for window, shape in itertools.product((0, _WINDOW), shapes)
-        for plan in (None, *plans(shape[2], _processors()))
-        for launch in COMPARED
-    ][part]
-    trials = {(shape, launch): Trial(shape, launch) for shape in shapes for launch in COMPARED}
+    trials: dict[tuple[Shape, Launch], Trial] = {}
+    failed = False
     for shape, plan, launch, window in forms:
-        trial = trials[shape, launch]
         try:
+            trial = trials.setdefault((shape, launch), Trial(shape, launch))
             if plan is None:
                 trial.by_default(window)
             else:
                 trial.by_plan(plan, window)
+                if plan.copiers:
+                    torch.cuda.synchronize()
         except Exception as error:  # a plan that this GPU can't hold
             clock.say(f"not compiled: {plan}: {str(error)[:100]!r}")
+            failed = failed or (plan is not None and plan.copiers > 0)
+    if failed:
+        raise SystemExit("a program whose warps copy failed")
     torch.cuda.synchronize()
-    if part.start == 0:
-        clock.say(f"the first worker has compiled its {len(forms)} forms")
 
 
 def _is_right(shape: Shape, plan: ChunkPlan) -> bool:

@@ -18,6 +18,8 @@ READ_BYTES_PER_S: Final = 4.6e12  # one H200
 _WORKERS: Final = 14
 _ROUNDS: Final = 3
 _REPLAYS: Final = 6
+# Python warns of other threads where a process is copied: libraries have begun them, and no copy needs them.
+_COPIED_BESIDE: Final = "This process .* is multi-threaded"
 
 
 def _replays_us(graph: torch.cuda.CUDAGraph) -> float:
@@ -59,6 +61,19 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def ask_a_copy(question: Callable[[], int]) -> int:
+    """The answer of a copy of this process, which may touch the GPU for it, as this one may not yet."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", _COPIED_BESIDE, DeprecationWarning)
+        answers, end = multiprocessing.Pipe(duplex=False)
+        copy = multiprocessing.get_context("fork").Process(target=lambda: end.send(question()), daemon=True)
+        copy.start()
+    end.close()
+    answer: int = answers.recv()
+    copy.join()
+    return answer
+
+
 def compile_in_copies(compile_part: Callable[[slice], None], workers: int, seconds: float) -> list[int]:
     """Run `compile_part` with every n-th of the candidates in each of n copies of this process, which has not touched
     the GPU yet. A copy has already imported everything. One that is not done after so many seconds is ended.
@@ -70,8 +85,8 @@ def compile_in_copies(compile_part: Callable[[slice], None], workers: int, secon
     running = [
         copies.Process(target=compile_part, args=(slice(i, None, workers),), daemon=True) for i in range(workers)
     ]
-    with warnings.catch_warnings():  # of other threads, which libraries have begun and no copy needs
-        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", _COPIED_BESIDE, DeprecationWarning)
         for worker in running:
             worker.start()
     until = time.monotonic() + seconds

@@ -26,7 +26,9 @@ class ChunkPlan:
     """lines: of a program's tile: pairs of a query token and one of the query heads that read the same KV head. keys:
     tokens that it looks at together. programs: that take one item after the other. stages: tiles of keys and values on
     their way at a time. parts: into how many parts what a tile sees may be cut; 1: no tile is, so that a query token's
-    bits do not hang on how many others its row has. part_keys: tokens of a part, at least."""
+    bits do not hang on how many others its row has. part_keys: tokens of a part, at least. copiers: warps of a program
+    that do nothing but ask for keys and values, beside those that compute (`warp_attention`); 0: none do, and each warp
+    loads what it needs."""
 
     lines: int
     keys: int
@@ -35,6 +37,7 @@ class ChunkPlan:
     stages: int
     parts: int = 1
     part_keys: int = 512
+    copiers: int = 0
 
     def tokens(self, group: int) -> int:
         """Query tokens of a tile. group: query heads of a KV head, at most `lines`."""

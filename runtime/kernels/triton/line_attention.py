@@ -18,6 +18,7 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.triton.chunk_plans import ChunkPlan
 from runahead.runtime.kernels.triton.chunk_work import RECORD, ChunkWork
 from runahead.runtime.kernels.triton.decode_queries import LOG2_E, bounded
+from runahead.runtime.kernels.triton.warp_attention import attend_in_groups
 
 _RECORD = tl.constexpr(RECORD)
 
@@ -245,36 +246,39 @@ def line_attention(
     by_row = work.split_tokens == 1
     out = torch.zeros_like(q)
     grid = (min(plan.programs, work.items.shape[0] * kv_heads),)
-    _lines_kernel[grid](
-        q,
-        keys,
-        values,
-        batch.block_tables,
-        batch.seq_lens,
-        batch.query_start_loc,
-        work.items,
-        work.total,
-        out,
-        work.partial,
-        work.top,
-        work.mass,
-        scale * LOG2_E,
-        batch.block_tables.stride(0),
-        Q_HEADS=q_heads,
-        KV_HEADS=kv_heads,
-        HEAD_DIM=head_dim,
-        BLOCK_SIZE=keys.shape[1],
-        WINDOW=window,
-        LINES=plan.lines,
-        TOKENS=tokens,
-        KEYS=plan.keys,
-        DIM_PAD=dim_pad,
-        STAGES=plan.stages,
-        PARTS=plan.parts,
-        BY_ROW=by_row,
-        CAP=cap * LOG2_E,
-        num_warps=plan.warps,
-    )
+    if plan.copiers and cap == 0:  # scores that are bounded are known to the other form alone, which takes any plan
+        attend_in_groups(q, keys, values, batch, scale * LOG2_E, window, plan, work, out, grid)
+    else:
+        _lines_kernel[grid](
+            q,
+            keys,
+            values,
+            batch.block_tables,
+            batch.seq_lens,
+            batch.query_start_loc,
+            work.items,
+            work.total,
+            out,
+            work.partial,
+            work.top,
+            work.mass,
+            scale * LOG2_E,
+            batch.block_tables.stride(0),
+            Q_HEADS=q_heads,
+            KV_HEADS=kv_heads,
+            HEAD_DIM=head_dim,
+            BLOCK_SIZE=keys.shape[1],
+            WINDOW=window,
+            LINES=plan.lines,
+            TOKENS=tokens,
+            KEYS=plan.keys,
+            DIM_PAD=dim_pad,
+            STAGES=plan.stages,
+            PARTS=plan.parts,
+            BY_ROW=by_row,
+            CAP=cap * LOG2_E,
+            num_warps=plan.warps,
+        )
     if plan.parts > 1:
         _add_parts_kernel[grid](
             batch.query_start_loc,

@@ -272,6 +272,9 @@ def _launch_by_tables(program: Any, rows: int, mixed: LaunchShape, orders: Order
     if orders.dtype != "float32":
         _give_chunks_a_plan(orders.capability)
         program.forward(mixed)
+    if orders.dtype == "bfloat16" and orders.capability == (9, 0):
+        _give_chunks_a_plan(orders.capability, copiers=1)
+        program.forward(mixed)
 
 
 def _launch_masked(program_with: Callable[..., Any], rows: int, vocab_size: int, mixed: LaunchShape) -> None:
@@ -303,13 +306,15 @@ def _nothing_sampled(lines: int) -> Sampled:
     return Sampled(torch.zeros(lines, dtype=torch.int64, device="meta"), flags, nothing_left=flags)
 
 
-def _give_chunks_a_plan(capability: tuple[int, int]) -> None:
+def _give_chunks_a_plan(capability: tuple[int, int], copiers: int = 0) -> None:
     """To attention of prompt chunks, as a table of measured plans may have it: the largest that fits."""
-    from runahead.runtime.kernels.triton import chunk_attention
+    from runahead.runtime.kernels.triton import chunk_attention, warp_attention
     from runahead.runtime.kernels.triton.chunk_plans import ChunkPlan
 
     def planned(shape: Any, dtype: torch.dtype) -> ChunkPlan:
         few = shape.head_dim > 128
+        if copiers and shape.head_dim in warp_attention.HEAD_DIMS:
+            return ChunkPlan(128, 128, _PROCESSORS, 8, 3, 16, copiers=copiers)
         if capability >= (9, 0):
             return ChunkPlan(128, 32 if few else 64, _PROCESSORS, 8, 3, 8)
         return ChunkPlan(64, 16 if few else 32, _PROCESSORS, 4, 2, 8)
