@@ -28,6 +28,7 @@ from torch.nn import functional
 
 from benchmarks.tune.trial import READ_BYTES_PER_S, compile_side_by_side, graph_us, part_of
 from runahead.runtime.kernels.layers import Linear, Norm
+from runahead.runtime.kernels.triton.lanes_product import GRAIN, blocks_held
 from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, STORE, row_product
 from runahead.runtime.kernels.triton.rows_product import Residual, SplitScratch, columns_of, rows_product
 from runahead.runtime.kernels.triton.tilings import (
@@ -40,7 +41,7 @@ from runahead.runtime.kernels.triton.tilings import (
 )
 from runahead.runtime.rounding import ceil_div
 
-_GRAPH_BYTES: Final = 4e8  # of weights that a graph goes through
+GRAPH_BYTES: Final = 4e8  # of weights that a graph goes through
 _SHARED: Final = 227 * 1024  # bytes of shared memory that a program may have
 _PROCESSORS: Final = 132
 _HEAD: Final = 100_000  # outputs from here on: a head
@@ -111,17 +112,24 @@ def rows_candidates(product: Product, columns: int) -> Iterator[Tiling]:
 
 
 def lanes_candidates(product: Product, columns: int) -> Iterator[Tiling]:
-    """Of up to 16 rows, the warps of a program side by side along the depth: their weights fit into registers."""
+    """Of up to 16 rows, the warps of a program side by side along the depth: of each size a lane's whole part is asked
+    for early where registers hold it, else two numbers of weights. There are programs for half of the processors, and
+    no lane has so little that its end takes longer."""
     outputs, depth, epilogue, _ = product
     halves = 2 if epilogue == GATED else 1
-    for tile, block, lanes, warps in itertools.product((16, 32, 64), (32, 64, 128, 256), (4, 8, 16), (4, 8, 16)):
-        if depth % (lanes * block) or lanes > warps or columns > 16:
+    for tile, lanes in itertools.product((16, 32, 64), (4, 8, 16)):
+        if depth % (lanes * GRAIN) or columns > 16 or not 60 <= outputs // tile <= 12000:
             continue
-        held = min(4, depth // lanes // block)
-        registers = tile * lanes * block * held * 2 // (4 * 32 * warps)
-        if not 8 <= registers <= 128 or not 60 <= outputs // tile <= 12000 or depth // lanes // block > 32:
-            continue
-        yield Tiling(tile // halves, block, 1, 1, warps, True, lanes=lanes)
+        part = depth // lanes
+        ways = {
+            blocks_held(depth, lanes, block, tile) * block: block
+            for block in (256, 128, 64, 32)  # of as much on its way the smallest blocks stay: more of them are
+            if part % block == 0 and tile * block * blocks_held(depth, lanes, block, tile) <= 8192
+        }
+        in_flight = {part, 4096 // tile} if part in ways else {words // tile for words in (2048, 4096)}
+        for entries in sorted(in_flight & ways.keys()):
+            if part * tile >= 2048:
+                yield Tiling(tile // halves, ways[entries], 1, 1, lanes, True, lanes=lanes)
 
 
 def many_candidates(product: Product, columns: int) -> Iterator[Tiling]:
@@ -181,23 +189,30 @@ class Bench:
         self.norm = Norm(random_tensor(max(depth, width)), 1e-5)
         squares = torch.ones(_MOST_TILES, columns_of(self.rows), dtype=torch.float64, device="cuda")
         self.residual = Residual(self.out, torch.empty_like(self.out), squares)
+        # Logits are left where each row belongs.
+        self.places = torch.arange(self.rows, dtype=torch.int32, device="cuda") if outputs >= _HEAD else None
         self.scratch = SplitScratch(
             torch.zeros(SPLIT_WORDS, device="cuda"), torch.zeros(_MOST_TILES, dtype=torch.int32, device="cuda")
         )
 
-    def run(self, tiling: AnyTiling) -> None:
+    def run(self, tiling: AnyTiling, tiles: int = 0) -> None:
+        """tiles: of the sums of squares, if a norm comes before; 0: as tiles of 64 outputs leave them."""
         _, depth, epilogue, normed = self.product
-        squares = (self.residual.squares, max(1, min(64, depth // 64)), 1e-5) if normed else None
+        squares = (self.residual.squares, tiles or max(1, min(64, depth // 64)), 1e-5) if normed else None
         for weight in self.weights:
             if isinstance(tiling, RowTiling):
-                row_product(self.x, weight, self.norm if normed else None, self.out, epilogue, tiling)
+                norm = self.norm if normed else None
+                row_product(self.x, weight, norm, self.out, epilogue, tiling, self.places)
             elif epilogue == ADD:
                 rows_product(
                     self.x, weight, self.out, ADD, tiling, self.scratch, self.rows, norm=self.norm,
                     residual=self.residual,
                 )  # fmt: skip
             else:
-                rows_product(self.x, weight, self.out, epilogue, tiling, self.scratch, self.rows, squares=squares)
+                rows_product(
+                    self.x, weight, self.out, epilogue, tiling, self.scratch, self.rows, squares=squares,
+                    places=self.places,
+                )  # fmt: skip
 
     def vendor(self) -> None:
         for weight in self.weights:
@@ -257,7 +272,7 @@ def measured(job: Job, exact: bool) -> Timed:
     """Microseconds of every candidate, ascending; infinite where another was far better, of the same number of parts if
     `exact`. Prints the best ones beside the floor and the vendor's product."""
     outputs, depth = job.product.outputs, job.product.depth
-    bench = Bench(job.product, job.rows, max(2, int(_GRAPH_BYTES / (2 * outputs * depth))))
+    bench = Bench(job.product, job.rows, max(2, int(GRAPH_BYTES / (2 * outputs * depth))))
     found: Timed = []
     for tiling in job.candidates:
         best = min((took for took, other in found if not exact or _parts(other) == _parts(tiling)), default=math.inf)

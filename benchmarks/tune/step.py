@@ -48,14 +48,15 @@ Way: TypeAlias = AttentionPlan | AnyTiling
 
 @dataclass
 class Step:
-    """F of a decode launch of `rows` rows of about `tokens` tokens. layers: 0: as many as the model has. ways: how it
-    is cut, by what the table calls a product, or "attention"; what is not there is cut as it would be otherwise, and
-    joins. asked: the products, by what the table calls them."""
+    """F of a decode launch of `rows` rows of about `tokens` tokens, of which `queries` each are query tokens. layers:
+    0: as many as the model has. ways: how it is cut, by what the table calls a product, or "attention"; what is not
+    there is cut as it would be otherwise, and joins. asked: the products, by what the table calls them."""
 
     name: str
     rows: int
     tokens: int
     layers: int = 0
+    queries: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cuda"))
     ways: dict[str, Way] = field(default_factory=dict)
     asked: dict[str, tuple[Product, int]] = field(default_factory=dict)
@@ -63,7 +64,7 @@ class Step:
     def __post_init__(self) -> None:
         described = SHAPES[self.name].described()
         config = replace(described, num_layers=self.layers) if self.layers else described
-        rows, kernels = self.rows, TritonKernelSet()
+        rows, lines, kernels = self.rows, self.rows * self.queries, TritonKernelSet()
         weights = dummy_weights(config, torch.bfloat16, self.device, kernels.pack_weight)
         self.head_dim = max(
             layer.mixer.shape.head_dim for layer in weights.layers if isinstance(layer.mixer, Attention)
@@ -76,21 +77,24 @@ class Step:
         tables = torch.zeros((rows, _CONTEXT // _BLOCK_SIZE), dtype=torch.int32, device=self.device)
         tables[:, :blocks] = torch.randperm(rows * blocks, device=self.device).int().view(rows, blocks) + 1
         row = torch.arange(rows + 1, dtype=torch.int32, device=self.device)
+        line = torch.arange(lines, dtype=torch.int32, device=self.device)
         lengths = self.tokens - row[:rows] % min(5, self.tokens)
+        first = lengths - self.queries
         self._batch = ForwardBatch(
-            token_ids=torch.randint(0, config.vocab_size, (rows,), device=self.device),
-            positions=lengths.long() - 1,
-            slot_mapping=torch.zeros(rows, dtype=torch.int64, device=self.device),
-            query_start_loc=row,
+            token_ids=torch.randint(0, config.vocab_size, (lines,), device=self.device),
+            positions=(first[line // self.queries] + line % self.queries).long(),
+            slot_mapping=torch.zeros(lines, dtype=torch.int64, device=self.device),
+            query_start_loc=row * self.queries,
             seq_lens=lengths,
             block_tables=tables,
-            num_tokens=rows,
+            num_tokens=lines,
             num_rows=rows,
             max_seq_len=_CONTEXT,
             is_decode=True,
+            decode_queries=self.queries,
         )
-        self._logits = torch.zeros((rows, config.vocab_size), dtype=torch.float32, device=self.device)
-        self._places = row[:rows]
+        self._logits = torch.zeros((lines, config.vocab_size), dtype=torch.float32, device=self.device)
+        self._places = line
 
     def run(self) -> None:
         products: dict[str, Any] = {"row_tiling": self._row_tiling, "rows_tiling": self._rows_tiling}
@@ -103,6 +107,10 @@ class Step:
 
     def us(self) -> float:
         return graph_us(self.run)
+
+    def __str__(self) -> str:
+        of_each = "" if self.queries == 1 else f", {self.queries} query tokens each"
+        return f"{self.name}, {self.rows} rows of {self.tokens} tokens{of_each}"
 
     def _row_tiling(self, outputs: int, depth: int, epilogue: str) -> Any:
         return self._product(outputs, depth, 1, epilogue, lambda: row_tiling(outputs, depth, epilogue))
@@ -133,13 +141,16 @@ def candidates(step: Step, limit: int, only: str) -> dict[str, list[Way]]:
     dice.shuffle(plans)
     found: dict[str, list[Way]] = {_ATTENTION: [*_of_few_kernels(plans, limit)]}
     for key, (product, columns) in step.asked.items():
+        by_lanes: list[AnyTiling] = []
         ways: list[AnyTiling] = []
         if columns == 1:
             ways += products.row_candidates(product)
         else:
             ways += products.rows_candidates(product, columns)
-            ways += products.lanes_candidates(product, columns)
+            by_lanes += products.lanes_candidates(product, columns)
         dice.shuffle(ways)
+        dice.shuffle(by_lanes)
+        ways = by_lanes[: limit // 4] + ways  # of which there are many more
         found[key] = [replace(way, dependent=on) for way in ways[: limit // 2] for on in (True, False)]
     return {key: ways for key, ways in found.items() if only in key}
 
@@ -177,15 +188,13 @@ def _compile(step: Step, limit: int, only: str, part: slice) -> None:
         try:
             step.run()
         except Exception as error:
-            _say_why_not(way, error)
+            say_why_not(way, error)
 
 
-def tune(step: Step, limit: int, only: str) -> dict[str, Way]:
-    """The best way to cut everything whose name `only` is a part of."""
-    step.run()
+def tune(step: Step, tried: dict[str, list[Way]]) -> dict[str, Way]:
+    """The best way to cut what is named in `tried`, of the ways there and what it has been until now."""
     before = step.us()
-    print(f"{step.name}, {step.rows} rows of {step.tokens} tokens: {before:.1f} µs", flush=True)
-    tried = candidates(step, limit, only)
+    print(f"{step}: {before:.1f} µs", flush=True)
     for _ in range(2):
         for key, ways in tried.items():
             usual = step.ways[key]
@@ -195,28 +204,28 @@ def tune(step: Step, limit: int, only: str) -> dict[str, Way]:
                 try:
                     timed.append((step.us(), way))
                 except Exception as error:
-                    _say_why_not(way, error)
+                    say_why_not(way, error)
             timed.sort(key=lambda one: one[0])
             step.ways[key] = timed[0][1]
-            shown = (f"{took:.1f} {_brief(way)}" for took, way in timed[:_SHOWN])
-            print(f"{key}, until now {_brief(usual)}: {' | '.join(shown)}", flush=True)
+            shown = (f"{took:.1f} {brief(way)}" for took, way in timed[:_SHOWN])
+            print(f"{key}, until now {brief(usual)}: {' | '.join(shown)}", flush=True)
             tried[key] = [way for _, way in timed[1 : _AGAIN + 1]]
-    print(f"{step.name}, {step.rows} rows: {before:.1f} -> {step.us():.1f} µs", flush=True)
+    print(f"{step}: {before:.1f} -> {step.us():.1f} µs", flush=True)
     return {key: step.ways[key] for key in tried}
 
 
-def _brief(way: Way) -> str:
+def brief(way: Way) -> str:
     return "/".join(str(value) for value in asdict(way).values())
 
 
-def _say_why_not(way: Way, error: Exception) -> None:
+def say_why_not(way: Way, error: Exception) -> None:
     """A way that this GPU can't hold."""
     print("  ", way, str(error)[:80].replace("\n", " "), file=sys.stderr)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", default="0.6B:1,0.6B:8", help="NAME:ROWS, by commas")
+    parser.add_argument("--steps", default="0.6B:1,0.6B:8", help="NAME:ROWS or NAME:ROWSxQUERIES, by commas")
     parser.add_argument("--tokens", type=int, default=672, help="of a row")
     parser.add_argument("--limit", type=int, default=40, help="kernels that are compiled for a product")
     parser.add_argument("--only", default="", help="a part of the name of what is cut, such as attention or gated")
@@ -225,22 +234,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--compile", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     began = time.monotonic()
-    steps = [(name, int(rows)) for name, rows in (step.split(":") for step in chosen.steps.split(","))]
+    steps = [named_step(step) for step in chosen.steps.split(",")]
     if chosen.compile is not None:
-        for name, rows in steps:
-            _compile(Step(name, rows, chosen.tokens, layers=1), chosen.limit, chosen.only, part_of(chosen.compile))
+        for name, rows, queries in steps:
+            step = Step(name, rows, chosen.tokens, layers=1, queries=queries)
+            _compile(step, chosen.limit, chosen.only, part_of(chosen.compile))
         return
     flags = [f"--{flag}={getattr(chosen, flag)}" for flag in ("steps", "tokens", "limit", "only")]
     compile_side_by_side("benchmarks.tune.step", flags)
     print(f"compiled in {time.monotonic() - began:.0f} s", flush=True)
-    for name, rows in steps:
+    for name, rows, queries in steps:
         if time.monotonic() - began > chosen.seconds:
             print("the time is up")
             break
-        ways = tune(Step(name, rows, chosen.tokens), chosen.limit, chosen.only)
+        step = Step(name, rows, chosen.tokens, queries=queries)
+        step.run()
+        ways = tune(step, candidates(step, chosen.limit, chosen.only))
         if chosen.out is not None:
             join_table(chosen.out, torch.cuda.get_device_name(), ways)
         torch.cuda.empty_cache()
+
+
+def named_step(step: str) -> tuple[str, int, int]:
+    """A model's name, rows and query tokens of a row, of NAME:ROWS or NAME:ROWSxQUERIES."""
+    name, _, numbers = step.partition(":")
+    rows, _, queries = numbers.partition("x")
+    return name, int(rows), int(queries or 1)
 
 
 def join_table(out: Path, gpu: str, ways: dict[str, Way]) -> None:

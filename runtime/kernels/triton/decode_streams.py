@@ -31,7 +31,7 @@ from runahead.runtime.kernels.triton.loose_products import scores_of, sizes_of, 
 from runahead.runtime.kernels.triton.recurrent_layers import Recurrent, States, of_decode_rows, states_in
 from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, SQUARED, STORE, row_product
 from runahead.runtime.kernels.triton.rows_product import Residual, columns_of, rows_product
-from runahead.runtime.kernels.triton.tilings import attention_plan, row_tiling, rows_tiling
+from runahead.runtime.kernels.triton.tilings import attention_plan, row_tiling, rows_in_table, rows_tiling
 from runahead.runtime.rounding import ceil_div
 
 MAX_ROWS: Final = 64
@@ -324,7 +324,7 @@ class FusedRows(RowStream):
         norm: Norm | None = None,
         residual: Residual | None = None,
     ) -> int:
-        tiling = rows_tiling(*sizes_of(linear.weight), columns_of(self._rows), EPILOGUES[epilogue], self._exact)
+        tiling = rows_tiling(*sizes_of(linear.weight), rows_in_table(self._rows), EPILOGUES[epilogue], self._exact)
         tiling = replace(tiling, dependent=self._depends(tiling.dependent))
         rows_product(
             x, linear, out, epilogue, tiling, self._scratch, self._rows, squares=squares, norm=norm, residual=residual,

@@ -13,8 +13,8 @@ from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_wo
 from runahead.runtime.kernels.triton.expert_layers import PackedExperts
 from runahead.runtime.kernels.triton.logistic_gates import logistic_mul
 from runahead.runtime.kernels.triton.row_product import EPILOGUES, STORE, row_product
-from runahead.runtime.kernels.triton.rows_product import columns_of, rows_product
-from runahead.runtime.kernels.triton.tilings import row_tiling, rows_tiling, takes_depth
+from runahead.runtime.kernels.triton.rows_product import rows_product
+from runahead.runtime.kernels.triton.tilings import row_tiling, rows_in_table, rows_tiling, takes_depth
 
 
 def sizes_of(weight: torch.Tensor) -> tuple[int, int]:
@@ -64,6 +64,6 @@ def product_of_rows(
     one part, which a vocabulary is large enough for. out: [R, outputs]; with places, int32 [R], rows of any number, of
     which each row goes to its own place."""
     rows = hidden.shape[0]
-    tiling = rows_tiling(*sizes_of(linear.weight), columns_of(rows), EPILOGUES[STORE], exact)
+    tiling = rows_tiling(*sizes_of(linear.weight), rows_in_table(rows), EPILOGUES[STORE], exact)
     tiling = replace(tiling, splits=1, dependent=tiling.dependent and dependent_launch_works())
     rows_product(hidden, linear, out, STORE, tiling, None, rows, places=places)

@@ -27,7 +27,7 @@ import triton.language as tl
 
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
-from runahead.runtime.kernels.triton.lanes_product import lanes_product_kernel
+from runahead.runtime.kernels.triton.lanes_product import GRAIN, blocks_held, lanes_product_kernel
 from runahead.runtime.kernels.triton.product_end import end_rows, end_weights, gated_row, product_end
 from runahead.runtime.kernels.triton.row_product import ADD, GATED, STORE
 from runahead.runtime.kernels.triton.tilings import LEAST_COLUMNS, SPLIT_WORDS, Tiling
@@ -206,7 +206,10 @@ def rows_product(
         options["launch_pdl"] = True
     if tiling.lanes > 1:
         assert groups == tiling.splits == 1
-        lanes_product_kernel[(tiles_out,)](*tensors, eps, num_rows, LANES=tiling.lanes, **options)
+        tile = tiling.rows * halves
+        assert tile in (16, 32, 64) and tiling.block % GRAIN == 0 and depth % (tiling.lanes * tiling.block) == 0
+        held = blocks_held(depth, tiling.lanes, tiling.block, tile)
+        lanes_product_kernel[(tiles_out,)](*tensors, eps, num_rows, LANES=tiling.lanes, HELD=held, **options)
         return
     _rows_product_kernel[(groups, tiles_out, tiling.splits if spread else 1)](
         *tensors,

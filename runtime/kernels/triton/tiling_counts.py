@@ -10,8 +10,7 @@ from runahead.runtime.kernels.layers import Attention, Dense, Experts, Layer, Li
 from runahead.runtime.kernels.triton.decode_streams import MAX_ROWS
 from runahead.runtime.kernels.triton.gpu import current_gpu
 from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, SQUARED, STORE
-from runahead.runtime.kernels.triton.rows_product import columns_of
-from runahead.runtime.kernels.triton.tilings import measured_tiling, takes_depth
+from runahead.runtime.kernels.triton.tilings import measured_tiling, rows_in_table, takes_depth
 
 Product = tuple[int, int, str]  # rows and columns of the weights, and what follows
 
@@ -41,11 +40,11 @@ def tilings_asked_for(
     """What decode launches ask `tilings` for: outputs, depth, columns (1: one row), the name of what follows."""
     inner, head = set(_products(layers)), (*lm_head.shape, EPILOGUES[STORE])
     if exact:
-        columns_asked = {columns_of(rows) for rows in buckets}
+        columns_asked = {rows_in_table(rows) for rows in buckets}
         return {(outputs, depth, columns, name) for outputs, depth, name in (*inner, head) for columns in columns_asked}
     has_units = lm_head.dtype == torch.bfloat16
     fuses = has_units and all(takes_depth(depth) for _, depth, _ in inner)
-    few = {columns_of(rows) for rows in buckets if 1 < rows <= MAX_ROWS}
+    few = {rows_in_table(rows) for rows in buckets if 1 < rows <= MAX_ROWS}
     asked = {(outputs, depth, 1, name) for outputs, depth, name in (*inner, head) if 1 in buckets}
     asked |= {(outputs, depth, columns, name) for outputs, depth, name in inner for columns in few if fuses}
     outputs, depth, name = head

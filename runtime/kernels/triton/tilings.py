@@ -66,6 +66,12 @@ class Tiling:
     lanes: int = 1
 
 
+def rows_in_table(num_rows: int) -> int:
+    """By how many rows of the batch the table names what is found for so many, where several go through a product
+    together: the next power of two. The matrix units take LEAST_COLUMNS, but beside fewer other kernels run."""
+    return max(1 << (num_rows - 1).bit_length(), 2)
+
+
 def row_tiling(outputs: int, depth: int, epilogue: str) -> RowTiling:
     """outputs: rows of the weight matrix. epilogue: the name of what follows the product."""
     found = measured_tiling(outputs, depth, 1, epilogue)
@@ -78,11 +84,12 @@ def row_tiling(outputs: int, depth: int, epilogue: str) -> RowTiling:
 
 
 def rows_tiling(outputs: int, depth: int, columns: int, epilogue: str, exact: bool = False) -> Tiling:
-    """columns: rows of the batch, rounded up as the matrix units take them. exact: the depth has as many parts for
+    """columns: rows of the batch, as the table names them (`rows_in_table`). exact: the depth has as many parts for
     every number of rows."""
     found = measured_tiling(outputs, depth, columns, epilogue, exact)
     if found is not None:
         return Tiling(**found)
+    columns = max(columns, LEAST_COLUMNS)
     splits = 0
     if exact:
         of_few = measured_tiling(outputs, depth, LEAST_COLUMNS, epilogue, exact)

@@ -32,7 +32,8 @@ from runahead.runtime.wire.engine_config import EngineConfig
 # Bytes that a program may have, by compute capability: CUDA Programming Guide, "Technical Specifications".
 SHARED_MEMORY: Final = {(8, 0): 163 << 10, (8, 9): 99 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10}
 # What older GPUs do not know: to wait for the kernels before, the matrix units' instructions of 9.0, and those of 10.0.
-INSTRUCTIONS: Final = ("griddepcontrol.wait", "wgmma", "tcgen05")
+# And by what operands of the matrix units come from shared memory.
+INSTRUCTIONS: Final = ("griddepcontrol.wait", "wgmma", "tcgen05", "ldmatrix")
 # Of what a form of a kernel has beside its epilogue. A part that no form compiled before had may not compile.
 _PARTS: Final = (
     "GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED", "GATE_FIRST", "EACH", "MASKED", "HOLDS", "EVERY", "SNAPSHOTS",

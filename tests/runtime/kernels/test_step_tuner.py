@@ -23,9 +23,9 @@ pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU the tune
 QKV, OUTPUT = (128, 64, "store"), (64, 64, "add")
 
 
-def small_step(monkeypatch: pytest.MonkeyPatch, rows: int) -> Step:
+def small_step(monkeypatch: pytest.MonkeyPatch, rows: int, queries: int = 1) -> Step:
     monkeypatch.setattr(step_tuner, "_CONTEXT", 64)
-    return Step("tiny", rows, 20, layers=1, device=DEVICE)
+    return Step("tiny", rows, 20, layers=1, queries=queries, device=DEVICE)
 
 
 def test_a_step_runs_as_it_is_cut_and_says_what_it_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,8 +44,8 @@ def test_the_fastest_way_is_found_and_kept_for_what_comes_after(monkeypatch: pyt
     step = small_step(monkeypatch, 1)
     keys = [tiling_key(outputs, depth, 1, epilogue) for outputs, depth, epilogue in (QKV, OUTPUT)]
     fast = {keys[0]: RowTiling(2, 64, 1, 8), keys[1]: RowTiling(8, 64, 1, 2)}
-    tried = {key: [RowTiling(4, 64, 1, 4), fast[key]] for key in keys}
-    monkeypatch.setattr(step_tuner, "candidates", lambda *_: dict(tried))
+    tried: dict[str, list[step_tuner.Way]] = {key: [RowTiling(4, 64, 1, 4), fast[key]] for key in keys}
+    step.run()
     seen = []
 
     def us() -> float:
@@ -53,9 +53,17 @@ def test_the_fastest_way_is_found_and_kept_for_what_comes_after(monkeypatch: pyt
         return 100.0 - sum(step.ways[key] == way for key, way in fast.items())
 
     monkeypatch.setattr(step, "us", us)
-    assert step_tuner.tune(step, 8, "") == fast
+    assert step_tuner.tune(step, tried) == fast
     later = [ways for ways in seen if ways[keys[1]] == fast[keys[1]]]
     assert later and all(ways[keys[0]] == fast[keys[0]] for ways in later[:2]), "the first was chosen by then"
+
+
+def test_a_step_may_have_several_query_tokens_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert step_tuner.named_step("0.6B:1x4") == ("0.6B", 1, 4) and step_tuner.named_step("8B:8") == ("8B", 8, 1)
+    step = small_step(monkeypatch, 2, queries=2)
+    step.run()
+    assert {columns for _, columns in step.asked.values()} == {4}, "the table has names for four lines"
+    assert bool(step._logits.isfinite().all()) and step._logits.shape[0] == 4
 
 
 def test_candidates_of_a_few_rows_are_of_both_kinds_and_of_few_kernels() -> None:

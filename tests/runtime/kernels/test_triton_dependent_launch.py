@@ -126,8 +126,8 @@ def test_a_product_of_one_row(monkeypatch: pytest.MonkeyPatch, epilogue: int, he
     [
         Tiling(32, 64, 1, 2, 4, False, False),
         Tiling(32, 64, 2, 1, 4, True, False),
-        Tiling(32, 64, 1, 1, 4, True, False, lanes=2),
-        Tiling(32, 16, 1, 1, 4, True, False, lanes=2),
+        Tiling(32, 64, 1, 1, 2, True, False, lanes=2),
+        Tiling(32, 32, 1, 1, 2, True, False, lanes=2),
     ],
 )
 def test_a_product_of_a_few_rows(monkeypatch: pytest.MonkeyPatch, epilogue: int, tiling: Tiling) -> None:

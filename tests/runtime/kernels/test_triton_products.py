@@ -92,7 +92,7 @@ TILINGS = [
     Tiling(32, 32, 3, 2, 4, False, False, columns=8, spread=False),
     Tiling(32, 64, 3, 1, 4, True, False, columns=8),
 ]
-OF_LANES = [Tiling(16, 32, 1, 1, 2, True, False, lanes=2), Tiling(32, 16, 1, 1, 4, True, False, lanes=4)]
+OF_LANES = [Tiling(16, 32, 1, 1, 2, True, False, lanes=2), Tiling(32, 32, 1, 1, 2, True, False, lanes=2)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -163,6 +163,32 @@ def test_a_row_of_a_few_has_the_same_bits_whatever_its_neighbours(tiling: Tiling
     others[::2] = NAN
     assert torch.equal(of(others)[1::2], together[1::2])
     assert torch.equal(of(x.flip(0)).flip(0), together)
+
+
+@pytest.mark.parametrize(
+    ("depth", "tiling"),
+    [
+        (512, Tiling(16, 32, 1, 1, 2, True, False, lanes=2)),  # four blocks at a time, twice
+        (192, Tiling(32, 32, 1, 1, 2, True, False, lanes=2)),  # three, and no more
+        (256, Tiling(64, 64, 1, 1, 2, True, False, lanes=2)),  # one, twice
+        (256, Tiling(16, 32, 1, 1, 4, True, False, lanes=4)),  # two
+    ],
+)
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, *(pytest.param(one, marks=pytest.mark.large) for one in (torch.float16, torch.float32))]
+)
+def test_lanes_take_every_number_of_lines(depth: int, tiling: Tiling, dtype: torch.dtype) -> None:
+    """What lies behind the last line is NaN, and belongs to nobody: it is neither read nor written."""
+    torch.manual_seed(10)
+    outputs = 72
+    linear = Linear(matrix(outputs, depth, dtype), None)
+    for lines in range(1, 10):
+        x = torch.full((16, depth), NAN, dtype=dtype, device=DEVICE)
+        x[:lines] = torch.randn(lines, depth).to(DEVICE, dtype)
+        out = torch.full((16, outputs), NAN, dtype=dtype, device=DEVICE)
+        rows_product(x, linear, out, STORE, tiling, None, lines)
+        assert relative_error(out[:lines], product(x[:lines], linear)) < TOLERANCE[dtype]
+        assert bool(out[lines:].isnan().all())
 
 
 @pytest.mark.parametrize("rows", [1, 3, 17])

@@ -15,6 +15,7 @@ DEVICE = triton_device()
 from runahead.runtime.kernels.layers import AttentionShape  # noqa: E402
 from runahead.runtime.kernels.triton import tilings  # noqa: E402
 from runahead.runtime.kernels.triton.decode_buffers import DecodeBuffers  # noqa: E402
+from runahead.runtime.kernels.triton.lanes_product import GRAIN  # noqa: E402
 from runahead.runtime.kernels.triton.tilings import SPLIT_WORDS, TABLE, RowTiling, Tiling  # noqa: E402
 from tests.runtime.kernels.test_triton_decode_streams import batch_of  # noqa: E402
 
@@ -42,7 +43,8 @@ def test_a_measured_tiling_fits_its_product_for_so_many_rows_and_for_fewer(key: 
     assert is_power_of_two(tiling.rows) and tiling.rows >= 8 and is_power_of_two(tiling.block)
     assert depth % (tiling.block * tiling.splits) == 0
     if tiling.lanes > 1:
-        assert columns in ("8", "16") and is_power_of_two(tiling.lanes) and tiling.lanes <= tiling.warps
+        assert columns in ("2", "4", "8", "16") and is_power_of_two(tiling.lanes) and tiling.lanes == tiling.warps
+        assert tiling.rows * (2 if epilogue == "gated" else 1) in (16, 32, 64) and tiling.block % GRAIN == 0
         assert tiling.splits == 1 and depth % (tiling.block * tiling.lanes) == 0
     else:
         left = depth // tiling.splits // tiling.block - tiling.held
