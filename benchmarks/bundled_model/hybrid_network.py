@@ -28,7 +28,10 @@ STEPS: Final = 1e-3, 0.1  # between which a head's step lies at first
 class HybridShape:
     """What decides a hybrid network's size. `kinds`: the mixer of each layer. `mamba_heads` divide `hidden` among
     them. Attention has `heads` of 64 dimensions, together `hidden`; the embedding is tied to the output. Raises
-    ValueError for heads that do not fit."""
+    ValueError for heads that do not fit.
+
+    What a product sums over is a multiple of 64 by default, which the kernels of GPUs for a few rows want.
+    """
 
     vocabulary: int = 4096
     hidden: int = 192
@@ -37,10 +40,10 @@ class HybridShape:
     kv_heads: int = 1
     mamba_heads: int = 6
     state: int = 32
-    experts: int = 6
+    experts: int = 4
     chosen: int = 2
-    expert_size: int = 48
-    shared_size: int = 96
+    expert_size: int = 64
+    shared_size: int = 128
 
     def __post_init__(self) -> None:
         if self.heads * HEAD_DIM != self.hidden:

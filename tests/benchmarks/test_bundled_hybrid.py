@@ -21,8 +21,11 @@ from benchmarks.bundled_model.train import Data, Machine, Recipe
 from benchmarks.bundled_model.training_state import STATE, load_state, save_state
 from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
+from runahead.runtime.kernels.triton.exactness import why_impossible
 from runahead.runtime.models.load import load_model
+from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.trial import Trial
+from runahead.runtime.models.weights import described
 
 SMALL = HybridShape(
     vocabulary=96, hidden=128, kinds=(MAMBA, ATTENTION, MAMBA), heads=2, kv_heads=1, mamba_heads=4, state=16,
@@ -71,6 +74,8 @@ def test_the_hybrid_that_is_to_be_bundled_has_at_most_6_megabytes(tmp_path: Path
     size = sum(file.stat().st_size for file in tmp_path.iterdir())
     assert size + (BUNDLED / "tokenizer.json").stat().st_size + (BUNDLED / "LICENSE").stat().st_size <= 6_000_000
     assert json.loads((tmp_path / "config.json").read_text())["num_local_experts"] > 1
+    served = described(load_config(open_checkpoint(tmp_path)))
+    assert why_impossible(served.layers, torch.bfloat16) == "", "a GPU has no exact kernels for it"
 
 
 @torch.inference_mode()
