@@ -1,5 +1,5 @@
 """A cell of the matrix with structured requests: they have at every depth the answers of `serial`, through the service,
-whatever befalls them; and what ends by itself is what was asked for.
+whatever befalls them, rows that are held among it; and what ends by itself is what was asked for.
 
 What structure a request has follows from its prompt: two of three have one.
 """
@@ -19,7 +19,8 @@ from runahead.v1 import GenerateRequest
 from tests.parity.comparing import compare
 from tests.parity.figures import check_at_rest, grown
 from tests.parity.matrix import EVENTS, Run, workload_of
-from tests.parity.services import figures_everywhere, run_everywhere
+from tests.parity.services import figures_everywhere
+from tests.parity.stopped_workers import run_with_late_masks
 from tests.parity.workload import Asked
 
 SCHEMA: Final[dict[str, Any]] = {
@@ -83,7 +84,7 @@ def attempted(kind: str, event: str, urls: dict[str, str], attempt: int, barrier
     kinds = structured(asked, ends=event in ("end-of-sequence", "prefix-hit"))
     assert len(kinds) > 1, "structured rows beside plain ones"
     before = asyncio.run(figures_everywhere(urls))
-    answers = asyncio.run(run_everywhere(urls, asked))
+    answers = asyncio.run(run_with_late_masks(urls, asked))
     after = asyncio.run(figures_everywhere(urls))
     runs = {depth: Run(kind, depth, asked, answers[depth], grown(before[depth], after[depth])) for depth in urls}
     seen: list[dict[str, int]] = []
@@ -104,6 +105,7 @@ def attempted(kind: str, event: str, urls: dict[str, str], attempt: int, barrier
         )  # fmt: skip
         assert "json_schema" not in kinds or whole, "nothing has ended by itself"
         held = after[depth].tokens.held_rows - before[depth].tokens.held_rows
+        assert held > 0, "every mask was there in time"
         seen.append(EVENTS[event].witness(run))
         told.append(f"{depth}: {seen[-1]}, {whole} whole, {held} held")
     print(f"\n{kind} / {event}, structured, {dict(kinds)}: " + "; ".join(told))
