@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -89,6 +90,8 @@ def _prompt_time(
 
 def arrival_part(shape: Shape, load: Load, depths: Sequence[int], run: Run) -> Found:
     """Requests that arrive while others decode, at each of these depths. The engine is set for the prompts' rate."""
+    if run.requests:
+        load = replace(load, requests=min(load.requests, run.requests))
     context = _up_to(load.tokens + load.generated)
     shape = of_long_prompts(shape, context)
     settings = run.settings(load.requests, context) | SETTINGS["rate"] | run.asked

@@ -42,6 +42,13 @@ def test_requests_that_come_at_once_are_a_part_too() -> None:
     assert found.tokens_s and "| at once | 2 |" in _arrival_table([found])[-1]
 
 
+def test_fewer_requests_are_told_as_what_they_are() -> None:
+    run = Run("cpu", 1, 300.0, "0123456789ab", requests=3)
+    (found,) = run_part(PARTS["prompts-burst-tiny"], run).arrivals
+    assert (found.requests, found.skipped) == (3, "")
+    assert _arrival_table([found])[-1].startswith("| tiny | 3 x 24, 8 out | at once |")
+
+
 def test_when_the_time_is_up_what_is_missing_says_so() -> None:
     found = run_part(PARTS["prompts-long-tiny"], Run("cpu", 1, -1.0, "0123456789ab"))
     assert {one.skipped for one in found.arrivals} == {"the part had run for -1 s"}
