@@ -117,6 +117,8 @@ GRPC_OVER_GRAPHS: Final[Mapping[Place, float]] = {
     Place("8B", 64): 1.10,
     Place("8B", 256): 1.05,
 }
+MIXED_IDLE: Final = 0.03  # of the device's time with launches that carry a prompt of so many tokens or more, at most
+MIXED_IDLE_FROM: Final = 512
 OVERLAP: Final = 0.98  # of launches while requests arrive, at least
 IDLE_SHARE: Final = 0.02  # of a step, at most, between launches
 ONE_SAMPLED_MS: Final = 0.02  # what one row that samples may add to a step of 64 rows

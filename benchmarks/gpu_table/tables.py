@@ -9,6 +9,8 @@ from benchmarks.gpu_table.merge import Merged
 from benchmarks.gpu_table.published import (
     FIRST_TOKEN_GOALS_MS,
     GOALS_MS,
+    MIXED_IDLE,
+    MIXED_IDLE_FROM,
     MODEL_GOALS_MS,
     OVERLAP,
     PEERS_MS,
@@ -208,13 +210,20 @@ def _prompt_table(times: Sequence[PromptTime]) -> list[str]:
         rows.append([
             time.shape, f"{time.tokens:,}", str(time.rows or "alone"), time.setting, _number(time.products_ms, 1),
             _number(found, 1), _over(found, time.products_ms), _percent(time.idle_between), _percent(time.idle_inside),
-            _number(exact, 1), _over(exact, found), _number(time.gap_p50_ms, 1), _number(time.gap_p99_ms, 1),
-            _number(peer, 1), _number(goal, 1), _verdict(found, goal),
+            _idle_verdict(time), _number(exact, 1), _over(exact, found), _number(time.gap_p50_ms, 1),
+            _number(time.gap_p99_ms, 1), _number(peer, 1), _number(goal, 1), _verdict(found, goal),
         ])  # fmt: skip
     head = ["shape", "prompt", "rows beside", "set for", "products", "first token", "÷ products", "idle between",
-            "idle inside", "exact", "exact ÷", "gap p50", "gap p99", "vLLM 0.26.0", "goal", ""]  # fmt: skip
+            "idle inside", f"at most {100 * MIXED_IDLE:.0f} %", "exact", "exact ÷", "gap p50", "gap p99",
+            "vLLM 0.26.0", "goal", ""]  # fmt: skip
     return ["**Milliseconds to the first token, and between two tokens of the rows beside**", "",
             *_table(head, rows)] if rows else []  # fmt: skip
+
+
+def _idle_verdict(time: PromptTime) -> str:
+    if time.tokens < MIXED_IDLE_FROM or time.idle_between is None or time.idle_inside is None:
+        return _NONE
+    return _verdict(time.idle_between + time.idle_inside, MIXED_IDLE)
 
 
 def _asked(time: PromptTime) -> tuple[str, str, int, int]:

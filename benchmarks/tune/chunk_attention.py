@@ -291,7 +291,9 @@ def _compile(forms: Sequence[tuple[Shape, ChunkPlan | None, Launch, int]], clock
     failed = False
     for shape, plan, launch, window in forms:
         try:
-            trial = trials.setdefault((shape, launch), Trial(shape, launch))
+            if (shape, launch) not in trials:
+                trials[shape, launch] = Trial(shape, launch)
+            trial = trials[shape, launch]
             if plan is None:
                 trial.by_default(window)
             else:

@@ -127,6 +127,7 @@ def lines_of(cache: torch.Tensor, piece: int) -> TensorDescriptor:
 
     cache: contiguous [num_blocks, block_size, kv_heads, D], in 16 bits, D a multiple of 64.
     """
+    assert cache.is_contiguous()
     blocks, block_size, kv_heads, head_dim = cache.shape
     width = kv_heads * head_dim
     shape, strides = [blocks * block_size, width], [width, 1]

@@ -101,9 +101,18 @@ def test_what_exact_kernels_took_stands_beside_what_the_fastest_did() -> None:
     )  # fmt: skip
     exactly = msgspec.structs.replace(time, exact=True, first_token_ms=52.0)
     (line,) = _prompt_table([exactly, time])[4:]
-    assert "| 50.0 | 1.389 | 1.20% | 0.00% | 52.0 | 1.040 |" in line
+    assert "| 50.0 | 1.389 | 1.20% | 0.00% | met | 52.0 | 1.040 |" in line
     (alone,) = _prompt_table([exactly])[4:]
-    assert "| – | – | 1.20% | 0.00% | 52.0 | – |" in alone and alone.endswith("| – | – | – |")
+    assert "| – | – | 1.20% | 0.00% | met | 52.0 | – |" in alone and alone.endswith("| – | – | – |")
+
+
+def test_idle_time_is_held_against_its_goal_where_a_prompt_is_long() -> None:
+    time = PromptTime(
+        shape="8B", setting="rate", tokens=512, rows=0, products_ms=9.0, first_token_ms=12.0, idle_between=0.02,
+        idle_inside=0.011,
+    )  # fmt: skip
+    assert "| 2.00% | 1.10% | missed |" in _prompt_table([time])[-1]
+    assert "| 2.00% | 1.10% | – |" in _prompt_table([msgspec.structs.replace(time, tokens=511)])[-1]
 
 
 def test_idle_time_is_of_launches_with_prompts_and_none_of_a_time_without_work() -> None:
