@@ -84,13 +84,14 @@ class AttentionShape:
 class Attention:
     """A mixer: x += post_norm(o(attention(qkv(norm(x))))), causal, over keys and values that it keeps of every token.
 
-    norm, post_norm: None leaves that one out; Triton's kernels want one of them.
+    norm, post_norm: None leaves that one out; Triton's kernels want one of them, but in a draft head.
     window: a token attends to itself and the window - 1 tokens before it; 0: to all before it. first: nothing before
-    this position is attended to; a token before it attends to nothing. Triton's kernels know 0 alone. q_norm, k_norm:
-    of every head before its rotation, both or neither; norms_span_heads: of all heads of a token together. Queries,
-    keys and values are one product. rope: which of the model's tables of angles, by number in `Ends.ropes`.
-    score_cap: scores become score_cap * tanh(score / score_cap); 0: they stay as they are. gate: what is
-    attended is multiplied by the logistic function of this product of what queries are made of, before `o`.
+    this position is attended to; a token before it attends to nothing. Where it is not 0, Triton's kernels take rows of
+    one query token, none of which stands before it. q_norm, k_norm: of every head before its rotation, both or neither;
+    norms_span_heads: of all heads of a token together. Queries, keys and values are one product. rope: which of the
+    model's tables of angles, by number in `Ends.ropes`. score_cap: scores become score_cap * tanh(score / score_cap);
+    0: they stay as they are. gate: what is attended is multiplied by the logistic function of this product of what
+    queries are made of, before `o`. joined: queries, keys and values are made of what `Fuse` has joined.
     """
 
     shape: AttentionShape

@@ -56,16 +56,7 @@ class DraftHead:
 
     @property
     def step_share(self) -> float:
-        """A row of an embedding is next to nothing, and of experts a token reads those that it chooses."""
-        config, own = self._target.config, self.weights
-        of_lm_head = config.vocab_size * config.hidden_size
-        read = self._target.num_parameters - (0 if config.tie_word_embeddings else of_lm_head)
-        read -= idle_in(self._target.weights.layers)
-        step = own.parameters - (0 if own.embedding is None else own.embedding.numel())
-        step -= idle_in((self._layer,))
-        if own.lm_head is None:
-            step += of_lm_head if self._lm_head is None else self._lm_head.numel()
-        return step / read
+        return step_share(self.weights, self._target, self._lm_head)
 
     @property
     def weight_bytes(self) -> int:
@@ -130,3 +121,17 @@ class DraftHead:
         logits = np.full((len(known), self._target.config.vocab_size), _NOT_DRAFTED, np.float32)
         logits[:, self._targets] = known.numpy()
         return torch.from_numpy(logits)
+
+
+def step_share(own: HeadWeights, target: Decoder, lm_head: torch.Tensor | None) -> float:
+    """See `DraftNetwork.step_share`. A row of an embedding is next to nothing, and of experts a token reads those that
+    it chooses. lm_head: what makes the head's logits; None: the target's own."""
+    config, layer = target.config, Layer(own.mixer, own.feed_forward)
+    of_lm_head = config.vocab_size * config.hidden_size
+    read = target.num_parameters - (0 if config.tie_word_embeddings else of_lm_head)
+    read -= idle_in(target.weights.layers)
+    step = own.parameters - (0 if own.embedding is None else own.embedding.numel())
+    step -= idle_in((layer,))
+    if own.lm_head is None:
+        step += of_lm_head if lm_head is None else lm_head.numel()
+    return step / read

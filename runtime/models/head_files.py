@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import torch
@@ -25,6 +25,7 @@ from runahead.runtime.models.torch_file import read_torch_file
 from runahead.runtime.models.weights import Pack, copy_stored, drawing
 
 _INTEGERS: Final = (torch.int64, torch.int32)
+_CPU: Final = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,13 @@ class HeadFiles:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of its tensors in float32, as they are read."""
-        return self._described()[0].parameters * torch.float32.itemsize
+        """Bytes of its tensors in float32, as they are read on the CPU."""
+        return self.parameters * torch.float32.itemsize
+
+    @property
+    def parameters(self) -> int:
+        """Trained numbers of its own."""
+        return self._described()[0].parameters
 
     def shapes(self) -> list[tuple[int, int]]:
         """(in, out) of every product with a matrix of its own, one made of two, or some rows of the target's."""
@@ -61,22 +67,22 @@ class HeadFiles:
             of_entries = [(head.fuse.product.weight.shape[1], 2 * shape.kv_heads * shape.head_dim)]
         return [*found, *of_some, *of_entries]
 
-    def block_bytes(self, block_size: int) -> int:
-        """Bytes of a KV block: keys and values of the head's layer, and the hidden states that it reads, in float32."""
+    def block_bytes(self, block_size: int, dtype: torch.dtype = torch.float32) -> int:
+        """Bytes of a KV block: keys and values of the head's layer, and the hidden states that it reads."""
         head, _ = self._described()
-        entries = memory_of((Layer(head.mixer, head.feed_forward),)).bytes_kept(block_size, torch.float32)
-        return entries.block + block_size * head.width * torch.float32.itemsize
+        entries = memory_of((Layer(head.mixer, head.feed_forward),)).bytes_kept(block_size, dtype)
+        return entries.block + block_size * head.width * dtype.itemsize
 
-    def weights(self, pack: Pack) -> HeadWeights:
-        """On the CPU, in float32. Raises CheckpointError."""
+    def weights(self, pack: Pack, device: torch.device = _CPU, dtype: torch.dtype = torch.float32) -> HeadWeights:
+        """On this device, in this dtype. Raises CheckpointError."""
 
         def fill(stack: TensorStack) -> torch.Tensor:
-            whole = torch.empty((sum(stack.rows), *stack.columns))
+            whole = torch.empty((sum(stack.rows), *stack.columns), dtype=dtype, device=device)
             for name, part in zip(stack.names, whole.split(stack.rows), strict=True):
                 copy_stored(self.stored[name], part)
             return whole
 
-        return self.build(TensorReader(fill, pack))
+        return _with_targets(self.build(TensorReader(fill, pack)), device)
 
     def load(self, target: Decoder, kernels: DraftKernelSet, positions: int, *, drawn: bool) -> DraftHead:
         """The head on the CPU. positions: the longest context. drawn: its numbers are random, and no file is read.
@@ -84,9 +90,9 @@ class HeadFiles:
         weights = self.drawn_weights(kernels.pack_weight) if drawn else self.weights(kernels.pack_weight)
         return DraftHead(weights, target, kernels, positions)
 
-    def drawn_weights(self, pack: Pack) -> HeadWeights:
+    def drawn_weights(self, pack: Pack, device: torch.device = _CPU, dtype: torch.dtype = torch.float32) -> HeadWeights:
         """The same, of random numbers."""
-        return self.build(TensorReader(drawing(torch.float32, torch.device("cpu")), pack))
+        return _with_targets(self.build(TensorReader(drawing(dtype, device), pack)), device)
 
     def check(self) -> None:
         """Raises CheckpointError, naming the tensor, if one is missing, unknown, or of another shape."""
@@ -136,6 +142,11 @@ def read_tensors(
     # Beside them d2t, of 8 bytes a token, and t2d, of one.
     most_bytes = torch.float32.itemsize * (numbers + 2 * padding * head.width) + 9 * (vocab + padding)
     return read_torch_file(checkpoint.torch_file, most_bytes)
+
+
+def _with_targets(weights: HeadWeights, device: torch.device) -> HeadWeights:
+    """Which tokens are guessed is read on the CPU, whatever the device is."""
+    return weights if weights.targets is None else replace(weights, targets=weights.targets.to(device))
 
 
 def may_have_head(target: ModelConfig) -> bool:

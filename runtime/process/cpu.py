@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -13,20 +12,18 @@ import torch
 
 from runahead.cuda_graphs.host_device import HostDevice, no_delay, seeded_delays
 from runahead.cuda_graphs.rings import RingMemory, allocate_rings
-from runahead.runtime.checkpoint import Checkpoint, open_checkpoint, open_head
+from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.drafters.ngram import NgramDrafter
 from runahead.runtime.masks.mask_worker import MaskWorker
 from runahead.runtime.models import weights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.cpu_kernels import choose_kernels, choose_kernels_and_threads
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.draft_model import DraftModelFiles, open_draft_model
 from runahead.runtime.models.draft_network import DraftNetwork
-from runahead.runtime.models.eagle import open_eagle
 from runahead.runtime.models.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import weight_bytes
-from runahead.runtime.models.mtp import open_mtp
+from runahead.runtime.process.drafting_files import drafting_files
 from runahead.runtime.process.grammar_masks import make_masks
 from runahead.runtime.process.parts import (
     MadeOnDevice,
@@ -66,7 +63,7 @@ def make_on_cpu(
     config, why_sizes = sized(config, described, context, Cpu(_CACHE_BYTES))
     dtype = dtype_of(config, described)
     kept = bytes_kept(config, described, dtype)
-    files = _drafting_files(config, checkpoint, described, context)
+    files = drafting_files(config, checkpoint, described, context)
     of_head = files.block_bytes(config.block_size) if files else 0
     with_head = replace(kept, block=kept.block + of_head)
     snapshots = snapshots_in(config, with_head, context, None if config.num_blocks else _CACHE_BYTES)
@@ -155,19 +152,3 @@ def _draft_memory(config: EngineConfig, model: ModelConfig, context: int, forced
         return {}
     history = 4 * slots * context if config.drafter == "ngram" else 0
     return {"run_logits_bytes": 4 * slots * drafts * model.vocab_size, "history_bytes": history}
-
-
-def _drafting_files(
-    config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, context: int
-) -> HeadFiles | DraftModelFiles | None:
-    """The head or the model that drafts, where one does. Raises CheckpointError for one that does not fit."""
-    folder, has_weights = Path(config.draft_model), config.load_format != "dummy"
-    settings = config.spelling("draft_model"), config.spelling("context_length")
-    if config.drafter == "eagle":
-        return open_eagle(open_head(folder), model, context, *settings)
-    if config.drafter == "mtp":
-        return open_mtp(checkpoint, model, f"{config.spelling('drafter')} mtp", has_weights=has_weights)
-    if config.drafter == "model":
-        own = open_checkpoint(folder)
-        return open_draft_model(own, model, checkpoint, context, *settings, has_weights=has_weights)
-    return None

@@ -18,14 +18,16 @@ from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models import weights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.draft_model import DraftModelFiles
+from runahead.runtime.models.head_files import HeadFiles
 from runahead.runtime.models.layer_kinds import layer_kinds
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import KeptBytes, weight_bytes
+from runahead.runtime.process.drafting_files import drafting_files, kept_by_head, kept_with_head
 from runahead.runtime.process.grammar_masks import make_masks
 from runahead.runtime.process.parts import (
     MadeOnDevice,
     blocks_in,
-    bytes_kept,
     check_blocks,
     check_tensors,
     dtype_of,
@@ -51,6 +53,7 @@ from runahead.runtime.programs.triton import (
     tilings_of,
     use_gpu_as,
 )
+from runahead.runtime.programs.triton_head import TritonHead, load_head
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.draft_choice import FORMS
 from runahead.runtime.scheduler.plan_bounds import FORCED_ROWS
@@ -101,29 +104,42 @@ def make_any_on_cuda(
     dtype = dtype_of(config, described)
     exactness = _exactness(config, described, dtype)
     check_tensors(config, checkpoint, described)
-    _check_memory(config, described, dtype, context, free, memory)
+    files = drafting_files(config, checkpoint, described, context)
+    if isinstance(files, DraftModelFiles):
+        raise ConfigError(f"{config.spelling('drafter')} model works on the CPU device only so far")
+    _check_memory(config, described, dtype, context, free, memory, files)
     log = structlog.get_logger("engine")
     log.info("exactness", asked=config.exact, **msgspec.structs.asdict(exactness))
     kernels = gpu_kernels(exactness.exact)
-    with room_for_weights(weights.described(described).parameters * dtype.itemsize):
+    parameters = weights.described(described).parameters + (files.parameters if files is not None else 0)
+    with room_for_weights(parameters * dtype.itemsize):
         model = load_model(checkpoint, device, dtype, config.load_format, kernels, loading, context, described)
+        head = None
+        if files is not None:
+            # A head of a folder of its own is what it is.
+            drawn = config.load_format == "dummy" and config.drafter != "eagle"
+            head = load_head(files, model, exactness.exact, context, drawn=drawn)
     log.info("tilings", **tilings_of(model, buckets_for(config.max_rows), exactness.exact))
     masks = make_masks(config, checkpoint, described, context) if with_grammars else None
     forced = forced_drafts(config, described) if masks is not None else 0
     rings = allocate_mapped_rings(ring_layout(config, described, context, forced))
-    kept = bytes_kept(config, described, model.dtype)
+    kept = kept_with_head(config, described, model.dtype, files)
     snapshots = snapshots_in(config, kept, context, None if config.num_blocks else free_bytes() - overhead(memory))
-    make = _Maker(config, model, rings, context, exactness.exact, snapshots, None if masks is None else masks.memory)
+    of_masks = None if masks is None else masks.memory
+    of_head = kept_by_head(config, model.dtype, files)
+    make = _Maker(config, model, rings, context, exactness.exact, snapshots, of_masks, head, of_head)
     found, blocks, snapshots = _fitted(make, kept, memory, capturing)
-    return MadeOnDevice(
+    made = MadeOnDevice(
         config, why_sizes, model, blocks, found, None, exactness, masks, draft_rows=make.draft_rows,
         snapshots=snapshots,
     )  # fmt: skip
+    return made if head is None else replace(made, draft_step=head.step_share, draft_parameters=head.parameters)
 
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """Makes devices for a model with pools of any size, one after the other: they share the rings, and the masks."""
+    """Makes devices for a model with pools of any size, one after the other: they share the rings, and the masks. head:
+    that drafts; head_block: bytes that it keeps in a KV block."""
 
     config: EngineConfig
     model: Decoder
@@ -132,6 +148,8 @@ class _Maker:
     exact: bool
     snapshots: int
     masks: MaskMemory | None
+    head: TritonHead | None = None
+    head_block: int = 0
 
     @property
     def draft_rows(self) -> int:
@@ -165,6 +183,7 @@ class _Maker:
             masks=self.masks,
             snapshots=self.snapshots,
             snapshot_tokens=snapshot_tokens(config),
+            head=self.head,
         )
         device = CudaDevice(
             program,
@@ -184,6 +203,19 @@ class _Maker:
             raise torch.OutOfMemoryError(f"out of memory: launches that are no graph need {wanted} bytes of {left}")
         return device
 
+    @property
+    def head_weight_bytes(self) -> int:
+        return 0 if self.head is None else self.head.weight_bytes
+
+    def facts(self, kept: KeptBytes, blocks: int) -> dict[str, int]:
+        """What weights and pools take, by name, those of the head by names of their own."""
+        facts = memory_facts(self.config, self.model, kept, blocks, self.snapshots)
+        if self.head is None:
+            return facts
+        of_head = blocks * self.head_block
+        facts["kv_bytes"] -= of_head
+        return facts | {"draft_weight_bytes": self.head_weight_bytes, "draft_kv_bytes": of_head}
+
     def states(self, kept: KeptBytes) -> int:
         """Bytes of the states of rows and snapshots, which every device holds."""
         return state_bytes_held(self.config, kept, self.snapshots)
@@ -196,7 +228,7 @@ class _Maker:
     def fit(self, kept: KeptBytes, capturing: Progress) -> PoolFit[CudaDevice]:
         return PoolFit(
             self.config,
-            weight_bytes(self.model.weights),
+            weight_bytes(self.model.weights) + self.head_weight_bytes,
             kept,
             self.snapshots,
             lambda blocks: self.device(blocks, capturing, is_trial=False),
@@ -231,7 +263,7 @@ def _fitted(make: _Maker, kept: KeptBytes, memory: int, capturing: Progress) -> 
     check_blocks(blocks, config, make.context, kept, make.snapshots)
     log.info(
         "memory",
-        **memory_facts(config, make.model, kept, blocks, make.snapshots),
+        **make.facts(kept, blocks),
         **draft_memory(config, make.model.config, make.context, make.exact, make.masks),
         **needs.by_name(),
         overhead_bytes=spare,
@@ -241,7 +273,7 @@ def _fitted(make: _Maker, kept: KeptBytes, memory: int, capturing: Progress) -> 
     device, held = make.fit(kept, capturing).built(blocks, needs)
     log.info(
         "memory_taken",
-        **memory_facts(config, make.model, kept, held, make.snapshots),
+        **make.facts(kept, held),
         **Needs(needs.buffers, *device.taken).by_name(),
         free_bytes=free_bytes(),
         of_bytes=memory,
@@ -282,7 +314,7 @@ def draft_memory(
         tables = lines if exact else rows
         found |= {
             "run_logits_bytes": (4 * kept + sampled) * model.vocab_size,
-            "history_bytes": 4 * slots * context if most_drafts(config) else 0,
+            "history_bytes": 4 * slots * context if config.drafter == "ngram" else 0,
             "run_table_bytes": 4 * tables * ceil_div(context, config.block_size),
         }
     if masks is not None:
@@ -328,17 +360,19 @@ def check_layers(described: ModelConfig) -> None:
 
 
 def _check_memory(
-    config: EngineConfig, described: ModelConfig, dtype: torch.dtype, context: int, free: int, memory: int
-) -> None:
+    config: EngineConfig, described: ModelConfig, dtype: torch.dtype, context: int, free: int, memory: int,
+    files: HeadFiles | None,
+) -> None:  # fmt: skip
     """Raises ConfigError where the weights, or not even one request beside them, fit into `free` bytes: before the
-    weights are read. What else a start takes is tried out after them. memory: of the GPU, in all."""
+    weights are read. What else a start takes is tried out after them. memory: of the GPU, in all. files: of a head."""
     needed = weights.described(described).parameters * dtype.itemsize
+    needed += 0 if files is None else files.parameters * dtype.itemsize
     if needed > free:
         raise ConfigError(
             f"the weights take {needed >> 20} MiB in {str(dtype).removeprefix('torch.')}, and the GPU has "
             f"{free >> 20} MiB free: serve a smaller model, or end what else is on the GPU"
         )
-    kept = bytes_kept(config, described, dtype)
+    kept = kept_with_head(config, described, dtype, files)
     check_blocks(blocks_in(free - needed - overhead(memory), config, kept, context), config, context, kept)
 
 

@@ -340,7 +340,7 @@ def make_scheduler(
 def _choice(draft_rows: int, draft_step: float) -> DraftChoice:
     """How many drafts a launch has, where that is left to the engine. draft_rows, draft_step: as `make_scheduler`'s."""
     if draft_rows:
-        return ChoiceByForms()
+        return ChoiceByForms(draft_step)
     return ChoiceOfAHead(draft_step) if draft_step else ChoiceByAcceptance()
 
 

@@ -30,6 +30,8 @@ from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.memory import memory_of
+from runahead.runtime.programs.triton_drafter import GpuDrafter
+from runahead.runtime.programs.triton_head import GpuDraftNetwork
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.wire.messages import Exactness
 
@@ -94,7 +96,7 @@ class TritonProgram:
     with a grammar; None: no row has one. Where launches verify drafts, what grammars force is proposed too, up to
     `masks.drafts` tokens, and all logits lie by row slot, float32 [1 + K, max_rows + 1, vocab]: a row that is held has
     its run until an S takes it. snapshots: of recurrent states, that there is room for, at every snapshot_tokens-th
-    token of a row.
+    token of a row. head: a drafter with layers, in the place of the one that looks up what followed before.
 
     Raises ValueError where a drafter may make more drafts of a row than there can be masks behind.
     """
@@ -116,6 +118,7 @@ class TritonProgram:
         masks: MaskMemory | None = None,
         snapshots: int = 0,
         snapshot_tokens: int = 0,
+        head: GpuDraftNetwork | None = None,
     ) -> None:
         if masks is not None and masks.drafts < drafts:
             raise ValueError(
@@ -125,9 +128,9 @@ class TritonProgram:
         vocab, slots, lines = model.config.vocab_size, max_rows + 1, draft_rows * (1 + most)
         of_drafts = None
         if most:
-            max_blocks = ceil_div(context_length, block_size)
+            max_blocks, looked_up = ceil_div(context_length, block_size), context_length
             of_drafts = make_draft_state(
-                slots, context_length if drafts else 0, max_blocks, draft_rows, most, exact, model.device,
+                slots, looked_up if drafts and head is None else 0, max_blocks, draft_rows, most, exact, model.device,
                 holds=masks is not None,
             )  # fmt: skip
         self.rows = DeviceRows(
@@ -155,6 +158,13 @@ class TritonProgram:
             self._run_logits = torch.zeros((lines, vocab), dtype=torch.float32, device=model.device)
         self._sampler = make_sampler_buffers(max(max_rows, lines), vocab, rings.layout.max_top, model.device)
         self._prompt = make_prompt_buffers(max_tokens, vocab, rings.layout.max_top, model.device)
+        self._head: GpuDrafter | None = None
+        if head is not None:
+            self._head = GpuDrafter(
+                head, self.rows, self._sampler, num_blocks=num_blocks, block_size=block_size,
+                context_length=context_length, vocab_size=vocab,
+            )  # fmt: skip
+            self.rows.guess = self._head.propose
 
     def sample(self, shape: LaunchShape) -> None:
         count = shape.sample_rows
@@ -201,7 +211,8 @@ class TritonProgram:
             self._forward_runs(shape, between)
             return
         batch = self.rows.batch(shape.rows, shape.tokens, shape.is_decode)
-        hidden = self._model.forward(batch, self._cache, between)
+        look, seen = (None, None) if self._head is None else self._head.looking(shape.tokens)
+        hidden = self._model.forward(batch, self._cache, between, look)
         last = hidden
         if not batch.is_decode:
             last = hidden.index_select(0, self.rows.queries.last_query[: shape.rows])
@@ -210,16 +221,21 @@ class TritonProgram:
         if shape.prompt_logprobs:
             self.rows.write_prompt_logprobs(hidden, batch, self._raw_logits, self._prompt)
         self.rows.write_finite(hidden, batch, self._prompt if shape.prompt_logprobs else None)
+        if self._head is not None:
+            self._head.follow(batch, batch, hidden, seen)
 
     def _forward_runs(self, shape: LaunchShape, between: Callable[[], None]) -> None:
         """F of rows that all decode, with their drafts."""
         drafts, batch = self.rows.drafts, self.rows.run_batch(shape.rows, shape.drafts)
         assert drafts is not None
         lines = self.rows.line_batch(shape.rows, shape.drafts) if self._exact else batch
-        hidden = self._model.forward(lines, self._cache, between)
+        look, seen = (None, None) if self._head is None else self._head.looking(batch.num_tokens)
+        hidden = self._model.forward(lines, self._cache, between, look)
         places = (drafts.line_places if drafts.holds else self._lines)[: batch.num_tokens]
         self._leave_logits(hidden, self._run_logits, places)
         self.rows.write_finite(hidden, batch)
+        if self._head is not None:
+            self._head.follow(batch, lines, hidden, seen)
 
     def _leave_logits(self, hidden: torch.Tensor, logits: torch.Tensor, places: torch.Tensor) -> None:
         weights = self._model.weights
@@ -245,6 +261,8 @@ class TritonProgram:
         index = torch.tensor(blocks, dtype=torch.int64, device=self._model.device)
         for tensor in (*self._cache.keys, *self._cache.values):
             tensor[index] = float("nan")
+        if self._head is not None:
+            self._head.poison_blocks(index)
 
     def poison_row_slot(self, slot: int) -> None:
         """NaN and nonsense into a row slot that nobody may name any more."""

@@ -161,7 +161,15 @@ class ChoiceByForms(ChoiceByAcceptance):
     How long a launch takes hangs on its query tokens: as long as a plain step of as many rows, by the smallest model
     that was measured, whose launches grow fastest. One row has kernels of its own, which take no drafts, so that the
     first draft there costs most. No more than 32 query tokens are tried, or one draft a row.
+
+    step: what the drafter takes for a place of the run, for all rows together, as a share of a launch without drafts;
+    0: next to nothing. One that takes steps is tried more rarely.
     """
+
+    def __init__(self, step: float = 0.0) -> None:
+        super().__init__()
+        self._step = step
+        self.probe_every = PROBE_EVERY if not step else ChoiceOfAHead.probe_every
 
     def _tried(self, rows: int) -> int:
         return next((drafts for drafts in (MOST, 3) if rows * (1 + drafts) <= _TRIED), 1)
@@ -169,7 +177,8 @@ class ChoiceByForms(ChoiceByAcceptance):
     def _chosen(self, rows: int, shares: NDArray[np.float64]) -> int:
         forms = (0, *FORMS)
         brought = 1 + np.concatenate([[0], np.cumsum(shares)])[list(forms)]
-        rate = brought / np.interp([rows * (1 + drafts) for drafts in forms], _QUERY_TOKENS, _STEP_MS)
+        takes = np.interp([rows * (1 + drafts) for drafts in forms], _QUERY_TOKENS, _STEP_MS)
+        rate = brought / (takes + np.array(forms) * self._step * takes[0])
         best = int(rate.argmax())
         return forms[best] if rate[best] > 1.05 * rate[0] else 0
 

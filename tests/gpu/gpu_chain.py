@@ -155,11 +155,12 @@ def engine_over(
     masks: Masks | None = None,
     forced: int = 0,
     snapshots: int = 0,
+    looks_up: bool = True,
 ) -> EngineUnderTest:
     """counters_from: launches and epochs begin after this number, as the device was told. drafts: how many each launch
     verifies, of up to draft_rows rows, as a GPU does it. masks: of rows with a grammar. forced: drafts of such a row,
     where its grammar forces them. snapshots: of states, that the program has room for, at every SNAPSHOT_TOKENS-th
-    token."""
+    token. looks_up: the drafter, if there is one, looks up what followed before, and has no layers."""
     limits = SchedulerLimits(
         config.max_position_embeddings,
         config.vocab_size,
@@ -172,7 +173,7 @@ def engine_over(
         drafts=0 if drafts is None else drafts.most,
         draft_rows=draft_rows,
         forced_drafts=forced,
-        history=drafts is not None,
+        history=drafts is not None and looks_up,
         has_state=state_bytes(config) > 0,
         snapshots=snapshots,
         snapshot_tokens=SNAPSHOT_TOKENS if snapshots else 0,

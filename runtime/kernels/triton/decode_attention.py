@@ -62,15 +62,17 @@ def _item(item, items, all_items, num_rows, HEADS: tl.constexpr):
 @triton.jit
 def _tile(
     first, end, old_len, kv_head, keys, values, table, BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr, DIM_PAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr, DIM_PAD: tl.constexpr, SINCE: tl.constexpr,
 ):  # fmt: skip
     """Keys and values of the tokens from `first` on, up to `end` and without the row's query tokens; which of them the
-    first of those sees."""
+    first of those sees. SINCE: none before this position."""
     token = first + tl.arange(0, TILE)
     d = tl.arange(0, DIM_PAD)
     seen = token < tl.minimum(end, old_len)
     if WINDOW > 0:
         seen = seen & (token >= old_len + 1 - WINDOW)
+    if SINCE > 0:
+        seen = seen & (token >= SINCE)
     block = tl.load(table + token // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
     at = ((block * BLOCK_SIZE + token % BLOCK_SIZE) * KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
     ok = seen[:, None] & (d < HEAD_DIM)[None, :]
@@ -95,7 +97,7 @@ def _decode_kernel(
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr,
     QUERIES: tl.constexpr, SHARE: tl.constexpr, LINES: tl.constexpr, PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr,
     PARTS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, EXACT: tl.constexpr,
-    HAS_NORM: tl.constexpr, CAP: tl.constexpr, DEPENDENT: tl.constexpr,
+    HAS_NORM: tl.constexpr, CAP: tl.constexpr, DEPENDENT: tl.constexpr, SINCE: tl.constexpr,
 ):  # fmt: skip
     """EARLY: an item's first tile is asked for early, before the wait for the program's first item, and while the item
     before is finished for the others."""
@@ -113,7 +115,7 @@ def _decode_kernel(
         key, value, seen = _tile(
             first_token, end, seq_len - queries_of(row, query_start_loc, QUERIES)[1], begin % HEADS // SHARES, keys,
             values, block_tables + row.to(tl.int64) * table_stride, BLOCK_SIZE, KV_HEADS, HEAD_DIM, WINDOW, TILE,
-            DIM_PAD,
+            DIM_PAD, SINCE,
         )  # fmt: skip
     q_weight, q_of_partner = norm_of_head(q_norm, HEAD_DIM, DIM_PAD, HAS_NORM)
     k_weight, k_of_partner = norm_of_head(k_norm, HEAD_DIM, DIM_PAD, HAS_NORM)
@@ -182,8 +184,9 @@ def _decode_kernel(
                 further = i - of_last
                 first = tl.where(further < 0, last + i * TILE, first_token + further * TILE)
             k, v, in_tile = _tile(
-                first, end, old_len, kv_head, keys, values, table, BLOCK_SIZE, KV_HEADS, HEAD_DIM, WINDOW, TILE, DIM_PAD
-            )
+                first, end, old_len, kv_head, keys, values, table, BLOCK_SIZE, KV_HEADS, HEAD_DIM, WINDOW, TILE,
+                DIM_PAD, SINCE,
+            )  # fmt: skip
             in_tile = _seen_by_lines(in_tile, first, old_len, of_line, QUERIES, WINDOW, TILE)
             if EXACT:
                 if (further >= 0) & (further % tiles == 0):
@@ -218,7 +221,7 @@ def _decode_kernel(
             key, value, seen = _tile(
                 first_token, end, seq_len - queries_of(row, query_start_loc, QUERIES)[1],
                 (item + step) % HEADS // SHARES, keys, values, block_tables + row.to(tl.int64) * table_stride,
-                BLOCK_SIZE, KV_HEADS, HEAD_DIM, WINDOW, TILE, DIM_PAD,
+                BLOCK_SIZE, KV_HEADS, HEAD_DIM, WINDOW, TILE, DIM_PAD, SINCE,
             )  # fmt: skip
 
 
@@ -247,11 +250,13 @@ def decode_attention(
     block_size, kv_heads, D]. block_tables: int32 [R, max_blocks]. seq_lens: int32 [R], the query tokens included: a
     row's last one has the position before, which is also its place in the block table. items, num_items: one window's
     of the `AttentionWork` that `decode_work` has cut for this plan and these query tokens. weights: their shape,
-    window, head norms and score_cap count. queries: the most query tokens of a row, 1 to MAX_QUERIES. query_start_loc:
-    int32 [R + 1] where each row's query tokens begin, needed if it may have more than one; a query token before
-    position 0 gets zeros, and one that belongs to no row gets nothing.
+    window, head norms, score_cap and first position count. queries: the most query tokens of a row, 1 to MAX_QUERIES,
+    and 1 where the first position is not 0. query_start_loc: int32 [R + 1] where each row's query tokens begin, needed
+    if it may have more than one; a query token before position 0 gets zeros, and one that belongs to no row gets
+    nothing.
     """
     assert 1 <= queries <= MAX_QUERIES and (queries == 1 or query_start_loc is not None)
+    assert not weights.first or queries == 1, "no draft head has several"
     rows, block_size, shape = seq_lens.shape[0], keys.shape[1], weights.shape
     q_norm, k_norm = weights.q_norm, weights.k_norm
     dim_pad = max(triton.next_power_of_2(shape.head_dim), 16)
@@ -299,6 +304,7 @@ def decode_attention(
         HAS_NORM=q_norm is not None,
         CAP=weights.score_cap * LOG2_E,
         DEPENDENT=dependent,
+        SINCE=weights.first,
         num_warps=plan.warps if queries == 1 else max(plan.warps, _WARPS_OF_SEVERAL),
         enable_fp_fusion=not plan.exact,
         **options,

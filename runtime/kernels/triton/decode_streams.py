@@ -15,19 +15,17 @@ from functools import cached_property, partial
 from typing import Final
 
 import torch
-import torch.nn.functional as functional
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.layers import Activation, Attention, Dense, Ends, Linear, Norm, Ungated
 from runahead.runtime.kernels.triton import norms
-from runahead.runtime.kernels.triton.activation import gated_mul, squared_relu_of
 from runahead.runtime.kernels.triton.decode_attention import decode_attention
 from runahead.runtime.kernels.triton.decode_buffers import DecodeBuffers
 from runahead.runtime.kernels.triton.decode_work import AttentionWork, begin_decode
 from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works
 from runahead.runtime.kernels.triton.expert_layers import PackedExperts, live_tokens
 from runahead.runtime.kernels.triton.logistic_gates import logistic_mul
-from runahead.runtime.kernels.triton.loose_products import scores_of, sizes_of, with_shared
+from runahead.runtime.kernels.triton.loose_products import sizes_of
 from runahead.runtime.kernels.triton.recurrent_layers import Recurrent, States, of_decode_rows, states_in
 from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, SQUARED, STORE, row_product
 from runahead.runtime.kernels.triton.rows_product import Residual, columns_of, rows_product
@@ -35,6 +33,7 @@ from runahead.runtime.kernels.triton.tilings import attention_plan, row_tiling, 
 from runahead.runtime.rounding import ceil_div
 
 MAX_ROWS: Final = 64
+Join = Callable[[torch.Tensor], torch.Tensor]
 _LEAST_TILE: Final = 16  # outputs of a program that adds to the residual
 
 
@@ -55,9 +54,13 @@ class RowStream(ABC):
         self._may_depend = False
         self._residual = self._ends.embedding.new_empty((self._rows, self._ends.embedding.shape[1]))
         self._work: AttentionWork
+        self._joined: torch.Tensor  # what a draft head has joined
 
     def attention(self, weights: Attention, place: int) -> None:
-        qkv = self._normed_product(weights.norm, weights.qkv, STORE)
+        if weights.joined:
+            qkv = self._stored(self._joined, weights.qkv, self._empty(weights.qkv, STORE))
+        else:
+            qkv = self._normed_product(weights.norm, weights.qkv, STORE)
         gate = None if weights.gate is None else self._normed_product(weights.norm, weights.gate, STORE)
         weights = norms.norm_across_heads(qkv, weights)
         attended = self._attended(qkv, weights, place)
@@ -145,9 +148,28 @@ class RowStream(ABC):
             query_start_loc=batch.query_start_loc,
         )
 
+    def fuse(self, join: Join, product: Linear | None) -> None:
+        """A draft head's beginning, in the place of the embedding. join: given the residual, leaves what a head without
+        a product goes on with there, and returns what `product` reads, or attention where there is none."""
+        self._joined = join(self._residual)
+        if product is not None:
+            self._stored(self._joined, product, self._residual)
+
+    def look(self, out: torch.Tensor) -> None:
+        """`out` becomes what the layers have left so far, [T, hidden]: before this F ends."""
+        out.copy_(self.left())
+
+    @abstractmethod
+    def left(self) -> torch.Tensor:
+        """What the layers have left, without a norm, [T, hidden]. In a draft head: behind its layer alone."""
+
     @abstractmethod
     def end(self) -> torch.Tensor:
         """Hidden states after the final norm, [T, hidden]."""
+
+    @abstractmethod
+    def _stored(self, x: torch.Tensor, linear: Linear, out: torch.Tensor) -> torch.Tensor:
+        """out = linear(x), of contiguous rows. Returns it."""
 
     @abstractmethod
     def _normed_product(
@@ -183,13 +205,18 @@ class OneRow(RowStream):
         self._product(self._residual, linear, norm, out, epilogue, activation)
         return out
 
+    def _stored(self, x: torch.Tensor, linear: Linear, out: torch.Tensor) -> torch.Tensor:
+        self._product(x, linear, None, out, STORE)
+        return out
+
     def _add(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None) -> None:
         if post_norm is None:
             self._product(x, linear, None, self._residual, ADD)
             return
-        out = self._empty(linear, STORE)
-        self._product(x, linear, None, out, STORE)
-        norms.add_normed(out, self._residual, post_norm)
+        norms.add_normed(self._stored(x, linear, self._empty(linear, STORE)), self._residual, post_norm)
+
+    def left(self) -> torch.Tensor:
+        return self._residual
 
     def experts(self, experts: PackedExperts) -> None:
         norm, router, shared = experts.weights.norm, experts.weights.router, experts.shared
@@ -241,6 +268,37 @@ class FusedRows(RowStream):
         self._pending: Callable[[Norm | None], int] | None = self._embed  # given that norm, makes the residual for it
         self._following: Norm | None = None
         self._tiles = 0  # of the squares
+        self._looks: list[torch.Tensor] = []  # what becomes the residual when it is made
+
+    def fuse(self, join: Join, product: Linear | None) -> None:
+        self._work = self._begin()
+        self._joined = join(self._residual)
+        self._pending = None if product is None else partial(self._fused, product)
+
+    def _fused(self, product: Linear, norm: Norm | None) -> int:
+        if norm is None:
+            self._stored(self._joined, product, self._residual)
+            return 1
+        self._residual.zero_()  # a sum leaves what its norm needs
+        return self._product(self._joined, product, self._sums.values, ADD, norm=norm, residual=self._sums)
+
+    def _stored(self, x: torch.Tensor, linear: Linear, out: torch.Tensor) -> torch.Tensor:
+        self._product(x, linear, out, STORE)
+        return out
+
+    def look(self, out: torch.Tensor) -> None:
+        self._looks.append(out)
+        if self._pending is None:
+            self._show()
+
+    def _show(self) -> None:
+        for out in self._looks:
+            out.copy_(self._residual)
+        self._looks.clear()
+
+    def left(self) -> torch.Tensor:
+        self._complete(self._ends.final_norm)
+        return self._residual
 
     def _normed_product(
         self, norm: Norm | None, linear: Linear, epilogue: int, activation: Activation = "silu"
@@ -299,6 +357,7 @@ class FusedRows(RowStream):
             return
         pending, self._pending = self._pending, None
         self._tiles, self._following = pending(norm), norm
+        self._show()
 
     def _add_product(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None, norm: Norm | None) -> int:
         """norm: that follows. Returns how many tiles there are of the squares."""
@@ -306,8 +365,7 @@ class FusedRows(RowStream):
         if post_norm is None:
             assert norm is not None, "what is read without a norm is normalised before it is added"
             return self._product(x, linear, sums.values, ADD, norm=norm, residual=sums)
-        out = self._empty(linear, STORE)
-        self._product(x, linear, out, STORE)
+        out = self._stored(x, linear, self._empty(linear, STORE))
         made = (None, None) if norm is None else (sums.scaled, sums.squares)
         norms.add_normed(out, sums.values, post_norm, norm, *made)
         return 1
@@ -336,36 +394,3 @@ class FusedRows(RowStream):
         norm = self._ends.final_norm
         self._complete(norm)
         return norms.rms_norm(self._sums.values, norm.weight, norm.eps, dependent=self._depends(True))
-
-
-class VendorRows(RowStream):
-    """A launch of more rows, or of another dtype: the vendor's products, with a kernel each for norm and activation."""
-
-    def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
-        super().__init__(batch, cache, ends, buffers)
-        self._sum = norms.LateSum(self._residual)
-        self._work = self._begin()
-
-    def _normed_product(
-        self, norm: Norm | None, linear: Linear, epilogue: int, activation: Activation = "silu"
-    ) -> torch.Tensor:
-        product = functional.linear(self._sum.normed(norm), linear.weight, linear.bias)
-        if epilogue == SQUARED:
-            return squared_relu_of(product)
-        return gated_mul(product, activation) if epilogue == GATED else product
-
-    def _add(self, x: torch.Tensor, linear: Linear, post_norm: Norm | None) -> None:
-        self._sum.add(functional.linear(x, linear.weight, linear.bias), post_norm)
-
-    def experts(self, experts: PackedExperts) -> None:
-        x = self._sum.normed(experts.weights.norm)
-        scores = scores_of(x, experts.weights.router)
-        arrived = self._buffers.arrived(self._device)
-        made = experts.made(experts.results(x, scores, self._live, arrived, self._depends), self._live)
-        self._sum.add(with_shared(x, made, experts))
-
-    def _depends(self, wanted: bool) -> bool:
-        return False
-
-    def end(self) -> torch.Tensor:
-        return self._sum.normed(self._ends.final_norm)

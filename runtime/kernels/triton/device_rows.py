@@ -30,6 +30,9 @@ from runahead.runtime.kernels.triton.write_results import ResultRing, advance, w
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS
 
+# Proposes up to so many tokens for each of so many rows of F.
+Guess = Callable[[int, int], None]
+
 
 class DeviceRows:
     """Row state, row list and the inputs of F, at fixed addresses on `device`.
@@ -84,6 +87,7 @@ class DeviceRows:
         replays = keeps_states and drafts is not None
         self.places = make_state_places(max_rows, max_blocks, device, snapshot_tokens, replays=replays)
         self.drafts = drafts
+        self.guess: Guess | None = None  # of a drafter with layers, which its program sets
         self.masks = masks
         self._held = None if masks is None else masks.held
         self._history = None if drafts is None or not drafts.has_drafter else drafts.history
@@ -165,8 +169,11 @@ class DeviceRows:
         if self.drafts.has_drafter:
             propose_ngrams(num_rows, count, slots, self.state, self.drafts, self.masks)
         else:
-            assert self.masks is not None, "nobody proposes anything"
-            propose_forced(num_rows, count, slots, self.state, self.drafts, self.masks)
+            assert self.masks is not None or self.guess is not None, "nobody proposes anything"
+            if self.masks is not None:
+                propose_forced(num_rows, count, slots, self.state, self.drafts, self.masks)
+            if self.guess is not None:
+                self.guess(num_rows, count)
         prepare_runs(
             num_rows, 1 + count, slots, self.state, self.drafts, self.places, self._block_size, self._vocab_size,
             self._held,

@@ -21,7 +21,7 @@ class DraftState:
     slot, those of its token number n at n * S + slot, and a row that is held has one line, of length 0.
     """
 
-    history: torch.Tensor  # int32 [S, context] a row's tokens by position; [S, 0] without a drafter
+    history: torch.Tensor  # int32 [S, context] a row's tokens by position; [S, 0] where no drafter looks them up
     proposed: torch.Tensor  # int32 [S, K] drafts of the F that held the row last
     drafted: torch.Tensor  # int32 [S] how many of them there are
     forced: torch.Tensor  # int8 [S] they are what the row's grammar forces; [0] where no row may be held
@@ -49,7 +49,7 @@ class DraftState:
 
     @property
     def has_drafter(self) -> bool:
-        """Not all that is proposed is what grammars force."""
+        """A drafter looks up what followed before: one without layers."""
         return int(self.history.shape[1]) > 0
 
     @property
@@ -66,7 +66,7 @@ def make_draft_state(
     slots: int, context_length: int, max_blocks: int, rows: int, drafts: int, by_line: bool, device: torch.device,
     *, holds: bool = False,
 ) -> DraftState:  # fmt: skip
-    """Nothing known of any row. context_length: of rows whose tokens a drafter wants to know; 0: there is none. drafts:
+    """Nothing known of any row. context_length: of rows whose tokens a drafter looks up; 0: none does. drafts:
     of a row, at most. by_line: each line has a block table of its own. holds: rows may be held."""
     lines = rows * (1 + drafts)
 

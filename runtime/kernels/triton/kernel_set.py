@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as functional
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Attention, Dense, Ends, Experts, GatedDelta, Linear, Mamba2, Ungated
+from runahead.runtime.kernels.layers import Attention, Dense, Ends, Experts, Fuse, GatedDelta, Linear, Mamba2, Ungated
 from runahead.runtime.kernels.triton.decode_buffers import DecodeBuffers
 from runahead.runtime.kernels.triton.decode_streams import (
     MAX_ROWS,
     FusedRows,
+    Join,
     OneRow,
     RowStream,
-    VendorRows,
 )
 from runahead.runtime.kernels.triton.expert_layers import PackedExperts
 from runahead.runtime.kernels.triton.logit_bounds import bound_logits
@@ -24,6 +24,7 @@ from runahead.runtime.kernels.triton.loose_products import head_of_one_row, prod
 from runahead.runtime.kernels.triton.mixed_streams import ExactMixedRows, ManyRows
 from runahead.runtime.kernels.triton.put_rows import put_rows
 from runahead.runtime.kernels.triton.tilings import takes_depth
+from runahead.runtime.kernels.triton.vendor_rows import VendorRows
 
 Stream = RowStream | ManyRows | ExactMixedRows
 
@@ -39,7 +40,6 @@ class TritonBoundKernels:
         self._fuses = ends.embedding.dtype == torch.bfloat16
 
     def attention(self, weights: Attention, place: int) -> Callable[[Stream], None]:
-        assert not weights.first and not weights.joined, "a draft head is refused on CUDA"
         self._buffers.add(weights.shape, weights.window)
         self._look_at(weights.qkv, weights.o, *(() if weights.gate is None else (weights.gate,)))
         return lambda stream: stream.attention(weights, place)
@@ -66,6 +66,12 @@ class TritonBoundKernels:
             self._look_at(weights.shared.gate_up, weights.shared.down)
         packed = PackedExperts.of(weights)
         return lambda stream: stream.experts(packed)
+
+    def fuse(self, weights: Fuse) -> Callable[[RowStream, Join], None]:
+        """What a draft head begins a decode launch with: see `RowStream.fuse`."""
+        product = weights.product
+        self._look_at(*(() if product is None else (product,)))
+        return lambda stream, join: stream.fuse(join, product)
 
     def stream(self, batch: ForwardBatch, cache: KVCache) -> AbstractContextManager[Stream]:
         if self._exact:

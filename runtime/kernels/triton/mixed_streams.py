@@ -68,6 +68,10 @@ class ManyRows:
         made = experts.made(experts.results(x, scores, self._live, arrived), self._live)
         self._sum.add(with_shared(x, made, experts))
 
+    def look(self, out: torch.Tensor) -> None:
+        """See `RowStream.look`."""
+        out.copy_(self._sum.whole())
+
     @cached_property
     def _live(self) -> torch.Tensor:
         return live_tokens(self._batch)
@@ -113,7 +117,8 @@ class ExactMixedRows:
     the same products. Each half goes through every layer, and the other half's rows are masked in it."""
 
     def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
-        rows, tokens = batch.num_rows, batch.num_tokens
+        self._row_count = rows = batch.num_rows
+        tokens = batch.num_tokens
         starts, slots = batch.query_start_loc, batch.slot_mapping
         decodes = starts.diff() == 1  # a chunk of one token is a decode row, as where all are
         # By query token: whether it is a decode row's, and which row's. What lies behind the last is nobody's.
@@ -141,6 +146,7 @@ class ExactMixedRows:
             _ChunkTokens(chunks, cache, ends, buffers),
             FusedRows(only, cache, ends, buffers, exact=True),
         )
+        self._looks: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # what looks, and what of each half
 
     def attention(self, weights: Attention, place: int) -> None:
         for half in self._halves:
@@ -162,6 +168,18 @@ class ExactMixedRows:
         for half in self._halves:
             half.experts(experts)
 
+    def look(self, out: torch.Tensor) -> None:
+        """See `RowStream.look`."""
+        of_chunks, of_decodes = torch.empty_like(out), out.new_empty((self._row_count, out.shape[1]))
+        for half, part in zip(self._halves, (of_chunks, of_decodes), strict=True):
+            half.look(part)
+        self._looks.append((out, of_chunks, of_decodes))
+
     def end(self) -> torch.Tensor:
         of_chunks, of_decodes = (half.end() for half in self._halves)
+        for out, *parts in self._looks:
+            out.copy_(self._whole(*parts))
+        return self._whole(of_chunks, of_decodes)
+
+    def _whole(self, of_chunks: torch.Tensor, of_decodes: torch.Tensor) -> torch.Tensor:
         return torch.where(self._decodes[:, None], of_decodes[self._row], of_chunks)

@@ -196,6 +196,11 @@ class LateSum:
         else:
             add_normed(product, self._residual, post_norm)
 
+    def whole(self) -> torch.Tensor:
+        """The whole sum, which the residual then is. [T, H]"""
+        product, self._product = self._product, None
+        return self._residual if product is None else self._residual.add_(product)
+
     def normed(self, norm: Norm | None) -> torch.Tensor:
         """The norm of the whole sum, which the residual then is. None: the residual, until the next sum. [T, H]"""
         product, self._product = self._product, None

@@ -1,4 +1,4 @@
-"""Rows of a matrix put into places of another one."""
+"""Rows of a matrix, or its columns, put into places of another one."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
@@ -21,6 +21,23 @@ def _put_rows_kernel(rows, places, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     found = tl.load(rows + row * WIDTH + i, mask=i < WIDTH)
     tl.store(out + place * WIDTH + i, found.to(out.dtype.element_ty), mask=i < WIDTH)
+
+
+@triton.jit
+def _put_columns_kernel(x, places, out, WIDTH: tl.constexpr, OUT_WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    place = tl.load(places + i, mask=i < WIDTH, other=0)
+    found = tl.load(x + row * WIDTH + i, mask=i < WIDTH)
+    tl.store(out + row * OUT_WIDTH + place, found.to(out.dtype.element_ty), mask=i < WIDTH)
+
+
+def put_columns(x: torch.Tensor, out: torch.Tensor, places: torch.Tensor) -> None:
+    """out[:, places[i]] = x[:, i], in the dtype of `out`, whose other columns stay as they are. x: contiguous [n,
+    width]. out: contiguous [n or more, m]. places: int32 [width], no two alike."""
+    count, width = x.shape
+    grid = (count, triton.cdiv(width, _BLOCK))
+    _put_columns_kernel[grid](x, places, out, WIDTH=width, OUT_WIDTH=out.shape[1], BLOCK=_BLOCK, num_warps=4)
 
 
 def put_rows(rows: torch.Tensor, out: torch.Tensor, places: torch.Tensor) -> None:

@@ -43,7 +43,8 @@ def _rotate_and_write_kernel(
     HALF_PAD: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
-    """One program for a token and a KV head: that head's key and value, and the query heads that share it."""
+    """One program for a token and a KV head: that head's key and value, and the query heads that share it, if there are
+    any."""
     token = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
@@ -57,17 +58,18 @@ def _rotate_and_write_kernel(
     s = tl.load(sin + position * HALF + i, mask=inside, other=0.0).to(tl.float32)[None, :]
     row = qkv + token * (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
 
-    g = tl.arange(0, GROUP_PAD)
-    head = kv_head * GROUP + g
-    ok = (g < GROUP)[:, None] & inside[None, :]
-    at = head[:, None] * HEAD_DIM + i[None, :]
-    low = tl.load(row + at, mask=ok, other=0.0).to(tl.float32)
-    high = tl.load(row + at + HALF, mask=ok, other=0.0).to(tl.float32)
-    if HAS_NORM:
-        low, high = _normed(low, high, q_norm, i, inside, eps, HEAD_DIM)
-    q_row = q_out + token * Q_HEADS * HEAD_DIM
-    tl.store(q_row + at, (low * c - high * s).to(q_out.dtype.element_ty), mask=ok)
-    tl.store(q_row + at + HALF, (high * c + low * s).to(q_out.dtype.element_ty), mask=ok)
+    if GROUP > 0:
+        g = tl.arange(0, GROUP_PAD)
+        head = kv_head * GROUP + g
+        ok = (g < GROUP)[:, None] & inside[None, :]
+        at = head[:, None] * HEAD_DIM + i[None, :]
+        low = tl.load(row + at, mask=ok, other=0.0).to(tl.float32)
+        high = tl.load(row + at + HALF, mask=ok, other=0.0).to(tl.float32)
+        if HAS_NORM:
+            low, high = _normed(low, high, q_norm, i, inside, eps, HEAD_DIM)
+        q_row = q_out + token * Q_HEADS * HEAD_DIM
+        tl.store(q_row + at, (low * c - high * s).to(q_out.dtype.element_ty), mask=ok)
+        tl.store(q_row + at + HALF, (high * c + low * s).to(q_out.dtype.element_ty), mask=ok)
 
     one = tl.arange(0, 1)[:, None]
     k_at = (Q_HEADS + kv_head + one) * HEAD_DIM + i[None, :]
@@ -99,10 +101,10 @@ def rotate_and_write(
 ) -> torch.Tensor:
     """Rotate queries and keys (half-split convention), after a per-head norm where there is one; write the cache.
 
-    qkv: contiguous [T, (q_heads + 2 * kv_heads) * D], queries, keys, values in order. cos, sin: [positions, D // 2].
-    positions, slot_mapping: int64 [T]; a masked token's slot lies in the null block. keys, values: one layer's
-    [num_blocks, block_size, kv_heads, D]. q_norm, k_norm: over D, both or neither, with the same eps. Returns the
-    queries, [T, q_heads, D].
+    qkv: contiguous [T, (q_heads + 2 * kv_heads) * D], queries, keys, values in order; q_heads may be 0. cos, sin:
+    [positions, D // 2]. positions, slot_mapping: int64 [T]; a masked token's slot lies in the null block. keys, values:
+    one layer's [num_blocks, block_size, kv_heads, D]. q_norm, k_norm: over D, both or neither, with the same eps.
+    Returns the queries, [T, q_heads, D].
     """
     tokens = qkv.shape[0]
     kv_heads, head_dim = keys.shape[2], keys.shape[3]
@@ -115,7 +117,7 @@ def rotate_and_write(
         sin,
         positions,
         slot_mapping,
-        q,
+        q if q_heads else qkv,
         keys,
         values,
         0.0 if q_norm is None else q_norm.eps,
@@ -123,7 +125,7 @@ def rotate_and_write(
         Q_HEADS=q_heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
-        GROUP_PAD=triton.next_power_of_2(q_heads // kv_heads),
+        GROUP_PAD=triton.next_power_of_2(max(q_heads // kv_heads, 1)),
         HALF_PAD=triton.next_power_of_2(head_dim // 2),
         HAS_NORM=q_norm is not None,
         num_warps=1,

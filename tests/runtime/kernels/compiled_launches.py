@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 import torch
 
+from benchmarks.gpu_table.heads import heads_like
 from benchmarks.gpu_table.shapes import SHAPES
 from runahead.cuda_graphs.rings import allocate_rings
 from runahead.cuda_graphs.shape import Form, LaunchShape
@@ -37,7 +38,7 @@ INSTRUCTIONS: Final = ("griddepcontrol.wait", "wgmma", "tcgen05", "ldmatrix")
 # Of what a form of a kernel has beside its epilogue. A part that no form compiled before had may not compile.
 _PARTS: Final = (
     "GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED", "GATE_FIRST", "EACH", "MASKED", "HOLDS", "EVERY", "SNAPSHOTS",
-    "FORCES", "DRAFTS", "REPLAYS", "LOGISTIC", "CORRECTED", "GROUPS", "CAP",
+    "FORCES", "DRAFTS", "REPLAYS", "LOGISTIC", "CORRECTED", "GROUPS", "CAP", "FIRST",
 )  # fmt: skip
 # Models with recurrent states, which no other has, in small sizes that take less long: those of real sizes are among
 # the shapes of `make kernels`.
@@ -180,8 +181,10 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
             self.fn.__name__,
             epilogue,
             options.get("QUERIES", 1) > 1,
+            options.get("Q_HEADS", 1) > 0,
             options.get("RUNS", False),
             options.get("WHICH"),
+            options.get("BEFORE"),
             *parts,
         )
         if orders.each_kernel_once and kind in seen:
@@ -263,6 +266,7 @@ def _launch_everything(orders: Orders) -> None:
     _launch_by_tables(program, rows, mixed, orders)
     _launch_masked(program_with, rows, config.vocab_size, mixed)
     _launch_masks_along_drafts(program_with, drafted, config.vocab_size, orders)
+    _launch_heads(program_with, model, drafted, mixed, orders)
 
 
 def _launch_by_tables(program: Any, rows: int, mixed: LaunchShape, orders: Orders) -> None:
@@ -300,6 +304,27 @@ def _launch_masks_along_drafts(
             along.rows.advance_runs(few, MOST, _nothing_sampled(few * (1 + MOST)))
         else:
             along.sample(drafted._replace(masked=True))
+
+
+def _launch_heads(
+    program_with: Callable[..., Any], model: Decoder, drafted: LaunchShape, mixed: LaunchShape, orders: Orders
+) -> None:
+    """Launches with a draft head of each kind, of one row and of as many as have drafts, with a prompt too, and of rows
+    that may be held. drafted: the largest. mixed: one with a prompt."""
+    from runahead.runtime.programs.triton_head import TritonHead
+
+    few, rows = drafted.rows, max(orders.rows)
+    for weights in heads_like(model, lambda *shape: torch.empty(shape, dtype=model.dtype, device="meta")).values():
+        head = TritonHead(weights, model, orders.exact, model.config.max_position_embeddings)
+        program = program_with(drafts=MOST, draft_rows=few, head=head)
+        for some in (1, few):
+            launch = drafted._replace(rows=some, tokens=some * (1 + MOST))
+            program.apply(launch)
+            program.forward(launch)
+        for launch in (LaunchShape(0, rows, Form.PLAIN, rows, rows, is_decode=True), mixed):
+            program.forward(launch)
+        memory = MaskMemory(rows, model.config.vocab_size, MOST)
+        program_with(drafts=MOST, draft_rows=few, head=head, masks=memory).apply(drafted)
 
 
 def _nothing_sampled(lines: int) -> Sampled:

@@ -14,11 +14,14 @@ from structlog.testing import capture_logs
 from runahead.cuda_graphs.buckets import Buckets
 from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime import models
-from runahead.runtime.checkpoint import open_checkpoint
+from runahead.runtime.checkpoint import open_checkpoint, open_head
 from runahead.runtime.grammar.extra import is_installed
 from runahead.runtime.kernels.triton import mask_state
 from runahead.runtime.kernels.triton.draft_state import make_draft_state
 from runahead.runtime.masks.mask_memory import MaskMemory
+from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.eagle import open_eagle
+from runahead.runtime.models.head_files import HeadFiles
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.process import cuda, grammar_masks
 from runahead.runtime.process.cuda import make_any_on_cuda
@@ -139,6 +142,40 @@ def test_the_log_says_what_drafts_and_masks_take(
     kept = mask_state.make_mask_state(memory, torch.device("cpu"))
     assert (said["mask_bytes"], said["mask_host_bytes"]) == (kept.copies.nbytes, memory.words.nbytes)
     made.masks.stop()
+
+
+@pytest.mark.usefixtures("a_gpu_on_the_cpu")
+def test_a_head_is_counted_with_the_pool_and_handed_to_every_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its keys, values and hidden states take a part of each block, and its weights are said."""
+    head, asked = SimpleNamespace(weight_bytes=1_234, step_share=0.25, parameters=99), []
+
+    def load(files: HeadFiles, target: Decoder, exact: bool, positions: int, *, drawn: bool) -> Any:
+        asked.append((files.kind, target.config.vocab_size, exact, positions, drawn))
+        return head
+
+    monkeypatch.setattr(cuda, "load_head", load)
+    found = Made(monkeypatch)
+    plain, of_plain = started(with_grammars=False)
+    found.programs.clear()
+    made, said = started(
+        with_grammars=False, drafter="eagle", draft_model=str(BUNDLED / "draft_head"), exact="on", load_format="dummy"
+    )
+    assert asked == [("a head of EAGLE-1", VOCAB, True, CONTEXT, False)], "a head of a folder of its own is read"
+    assert [program["head"] for program in found.programs] == [head, head]
+    assert (made.draft_step, made.draft_parameters, made.draft_rows) == (0.25, 99, 32)
+    of_block = head_of_bundled().block_bytes(16, torch.float32)
+    assert said["draft_kv_bytes"] == made.blocks * of_block > 0
+    assert said["draft_weight_bytes"] == 1_234
+    assert said["kv_bytes"] // made.blocks == of_plain["kv_bytes"] // plain.blocks
+    assert said["pool_bytes"] == said["kv_bytes"] + said["draft_kv_bytes"]
+    assert said["history_bytes"] == 0
+    scheduler = make_scheduler(made.config, load_config(open_checkpoint(BUNDLED)), made.blocks, CONTEXT, 32, 0, 0.25)
+    assert not scheduler.limits.history
+
+
+def head_of_bundled() -> HeadFiles:
+    config = load_config(open_checkpoint(BUNDLED))
+    return open_eagle(open_head(BUNDLED / "draft_head"), config, CONTEXT, "draft_model", "context_length")
 
 
 @pytest.mark.usefixtures("a_gpu_on_the_cpu")

@@ -117,9 +117,10 @@ def test_where_every_row_costs_its_query_tokens_few_of_them_are_tried(rows: int,
     assert ChoiceByForms().drafts(PROBES * 2, rows) == tried
 
 
-def learned(rows: int, right: int, row_of: int = 1) -> int:
-    """K after so many launches in which of every `row_of`-th row so many drafts were right, of the others none."""
-    choice = ChoiceByForms()
+def learned(rows: int, right: int, row_of: int = 1, step: float = 0.0) -> int:
+    """K after so many launches in which of every `row_of`-th row so many drafts were right, of the others none. step:
+    what the drafter takes for a place of the run."""
+    choice = ChoiceByForms(step)
     for number in range(2 * PROBES):
         count = choice.drafts(number, rows)
         if count:
@@ -134,3 +135,8 @@ def test_where_every_row_costs_its_query_tokens_the_form_that_brings_most_is_tak
     assert learned(8, 1) == 1, "the first draft alone is right"
     assert learned(32, 1, row_of=8) == 0, "one row of eight does not pay for the others"
     assert learned(1, 1) > 0, "what one row pays is the first draft"
+
+
+def test_steps_of_a_drafter_are_paid_for_by_the_tokens_that_they_bring() -> None:
+    assert [learned(1, MOST, step=step) for step in (0.1, 2.0)] == [7, 0]
+    assert [learned(1, 1, step=step) for step in (0.05, 0.5)] == [1, 0]

@@ -1,0 +1,129 @@
+"""Rows of real models with draft heads on Triton's kernels, followed through launches as `head_worlds` does on the
+CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings
+from runahead.runtime.checkpoint import open_checkpoint, open_head
+from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
+from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.eagle import open_eagle
+from runahead.runtime.models.load import load_model
+from runahead.runtime.models.mtp import open_mtp
+from runahead.runtime.plan import PLAN_WORDS
+from runahead.runtime.programs.triton import TritonProgram
+from runahead.runtime.programs.triton_head import GpuDraftNetwork, load_head
+from runahead.runtime.wire.parameters import SamplingParams
+from tests.runtime.kernels.drafted_engine import SynchronousProgram
+from tests.runtime.launches import ENDLESS, Launches, _Row, over_program
+from tests.runtime.models.eagle_heads import VOCAB
+from tests.runtime.programs.head_worlds import ALL, BLOCK, EACH, GREEDY, MOST, PROMPT, ROWS
+
+DRAFT_ROWS = 3
+
+
+def rings_for(layout: RingLayout, device: torch.device) -> RingMemory:
+    """That kernels on this device read and write."""
+    if device.type != "cuda":
+        return allocate_rings(layout)
+    from runahead.cuda_graphs.cuda_device import allocate_mapped_rings
+
+    return allocate_mapped_rings(layout)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonWorld:
+    """What a `World` has, in the same folder."""
+
+    target: Decoder
+    head: GpuDraftNetwork
+    exact: bool
+
+    def started(self) -> tuple[TritonProgram, Launches]:
+        """Every KV block is NaN at the start."""
+        rings = rings_for(RingLayout(4, PLAN_WORDS, 8192, ROWS, 4, prompt_tokens=200, drafts=MOST), self.target.device)
+        program = SynchronousProgram(
+            self.target, rings, max_rows=ROWS, max_tokens=160, num_blocks=ROWS * EACH + 1, block_size=BLOCK,
+            context_length=EACH * BLOCK, drafts=MOST, draft_rows=DRAFT_ROWS, exact=self.exact, head=self.head,
+        )  # fmt: skip
+        program.poison_blocks(tuple(range(1, ROWS * EACH + 1)))
+        return program, Launches(over_program(program), rings, VOCAB, EACH)
+
+
+def triton_world(
+    folder: Path, device: torch.device, dtype: torch.dtype = torch.float32, *, exact: bool = False
+) -> TritonWorld:
+    """Of the folder in which a `World` was written."""
+    checkpoint = open_checkpoint(folder / "target")
+    target = load_model(checkpoint, device, dtype, "auto", TritonKernelSet(exact))
+    if (folder / "head").exists():
+        files = open_eagle(open_head(folder / "head"), target.config, EACH * BLOCK, "draft_model", "context_length")
+    else:
+        files = open_mtp(checkpoint, target.config, "drafter mtp", has_weights=True)
+    return TritonWorld(target, load_head(files, target, exact, EACH * BLOCK, drawn=False), exact)
+
+
+@dataclass
+class HeardOnTriton:
+    """A head's proposals for the row in a slot, by the row's length. The row sees others: `rights` tokens of what it is
+    about to say, in a circle, and then a wrong one."""
+
+    program: TritonProgram
+    slot: int
+    said: Sequence[int] = ()  # prompt and completion
+    rights: Sequence[int] = (0,)
+    heard: dict[int, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._own = self.program.rows.guess
+        self.program.rows.guess = self._guess
+
+    def _guess(self, num_rows: int, count: int) -> None:
+        assert self._own is not None
+        self._own(num_rows, count)
+        drafts, state = self.program.rows.drafts, self.program.rows.state
+        assert drafts is not None
+        length, there = int(state.seq_len[self.slot]), int(drafts.drafted[self.slot])
+        own = drafts.proposed[self.slot, :there].tolist()
+        assert (drafts.proposed[self.slot, there:] == -1).all()
+        known = self.heard.get(length, own)
+        assert known[: len(own)] == own[: len(known)], "it does not hang on how the row came there"
+        self.heard[length] = max(known, own, key=len)
+        right = self.rights[length % len(self.rights)]
+        for ahead in range(there):
+            token = self.said[length + ahead] if length + ahead < len(self.said) else 0
+            drafts.proposed[self.slot, ahead] = token if ahead < right else (token + 1) % VOCAB
+
+
+def lived_on_triton(
+    world: TritonWorld, said: Sequence[int], rights: Sequence[int], drafts: Sequence[int] = (MOST,), chunk: int = ALL,
+    known: int = len(PROMPT), slot: int = 0, until: int = 100, sampling: SamplingParams = GREEDY,
+    began: tuple[TritonProgram, Launches] | None = None, cached: int = 0, beside: Mapping[int, int] | None = None,
+) -> tuple[TritonProgram, Launches, dict[int, list[int]]]:  # fmt: skip
+    """As `head_worlds.lived`: what the head has proposed, by the row's length. beside: slots of rows that decode in the
+    same launches, which have begun."""
+    program, launches = world.started() if began is None else began
+    own_guess = program.rows.guess
+    heard = HeardOnTriton(program, slot, said, rights)
+    blocks = tuple(range(1 + slot * EACH, 1 + slot * EACH + EACH))
+    blocks = tuple(range(1, 1 + cached // BLOCK)) + blocks[cached // BLOCK :]
+    launches._rows[slot] = row = _Row(
+        list(said[:known]), len(PROMPT), sampling, NO_SLOT, blocks, ENDLESS, 1 << 20, computed=cached
+    )
+    while row.computed < known:
+        launches.launch({**(beside or {}), slot: chunk})
+    length, number, found = known, 0, list[int]()
+    while length < until:
+        outcome = launches.launch({**(beside or {}), slot: 1}, drafts=drafts[number % len(drafts)])
+        found += [cell.token for cell in outcome.runs[slot]]
+        length, number = known + len(found), number + 1
+    assert found == list(said[known : known + len(found)]), "no draft changes a token"
+    program.rows.guess = own_guess
+    return program, launches, heard.heard

@@ -1,0 +1,153 @@
+"""Whole engines with a draft head that is right now and then: on the CPU, by Triton's kernels launched one by one, and
+with captured graphs on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+
+from runahead.cuda_graphs.device import Device
+from runahead.cuda_graphs.host_device import HostDevice
+from runahead.cuda_graphs.rings import allocate_rings
+from runahead.runtime.checkpoint import open_checkpoint, open_head
+from runahead.runtime.kernels.reference.forward import ReferenceKernels
+from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
+from runahead.runtime.models.eagle import open_eagle
+from runahead.runtime.models.load import load_model
+from runahead.runtime.programs.reference import HostProgram
+from runahead.runtime.programs.triton import TritonProgram
+from runahead.runtime.programs.triton_head import load_head
+from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
+from tests.gpu import gpu_chain
+from tests.runtime.kernels.drafted_engine import SynchronousProgram
+from tests.runtime.kernels.head_on_triton import rings_for
+from tests.runtime.models.checkpoints import BASE
+from tests.runtime.models.eagle3_heads import save_foreseen3
+from tests.runtime.models.eagle_heads import CONFIG, save_foreseen
+
+KINDS: Final = {
+    "eagle-1": (save_foreseen, "fc.weight"),
+    "eagle-3": (save_foreseen3, "midlayer.self_attn.o_proj.weight"),
+}
+CONTEXT, NUM_BLOCKS, MAX_ROWS, DRAFTS = 128, 60, 4, 3
+_NOISE: Final = 0.1  # in what the head makes of a token: it is right now and then
+SERVED: Final = 3  # requests, which begin with the same launch
+
+
+class Always:
+    """A `DraftChoice` of as many drafts as there may be."""
+
+    most = DRAFTS
+
+    def drafts(self, number: int, rows: int) -> int:
+        return self.most
+
+    def stays_until(self, number: int) -> int:
+        return number
+
+    def learn(self, number: int, drafted: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
+        pass
+
+
+def write_pair(folder: Path, kind: str) -> None:
+    """A target each of whose tokens follows from the one before, and a head that knows nearly which."""
+    write, disturbed = KINDS[kind]
+    of_depth = {"intermediate_size": 128}  # as the exact kernels take it
+    with mock.patch.dict(BASE, of_depth), mock.patch.dict(CONFIG, of_depth):
+        write(folder / "target", folder / "head")
+    path = folder / "head" / "model.safetensors"
+    tensors = load_file(path)
+    noise = torch.randn(tensors[disturbed].shape, generator=torch.Generator().manual_seed(3))
+    tensors[disturbed] = tensors[disturbed] + _NOISE * noise
+    save_file(tensors, path)
+
+
+def cpu_engine(folder: Path, run_ahead: int, *, drafts: bool) -> gpu_chain.EngineUnderTest:
+    """The reference, in float32."""
+    kernels, cpu = ReferenceKernels(), torch.device("cpu")
+    target = load_model(open_checkpoint(folder / "target"), cpu, torch.float32, "auto", kernels)
+    files = open_eagle(open_head(folder / "head"), target.config, CONTEXT, "draft_model", "context_length")
+    rings = allocate_rings(gpu_chain.layout_for(run_ahead, MAX_ROWS, DRAFTS if drafts else 0))
+    program = HostProgram(
+        target, rings, max_rows=MAX_ROWS, num_blocks=NUM_BLOCKS, block_size=gpu_chain.BLOCK_SIZE,
+        context_length=CONTEXT, penalty_slots=gpu_chain.PENALTY_SLOTS,
+        head=files.load(target, kernels, CONTEXT, drawn=False) if drafts else None,
+    )  # fmt: skip
+    return _engine(target.config, HostDevice(program, rings), program, run_ahead, drafts)
+
+
+def triton_engine(
+    folder: Path, device: torch.device, run_ahead: int, *, drafts: bool, exact: bool = False, captured: bool = False
+) -> gpu_chain.EngineUnderTest:
+    """In float32, or in bfloat16 where kernels are exact. captured: launches are graphs on a GPU. Free KV blocks are
+    NaN at the start."""
+    dtype = torch.bfloat16 if exact else torch.float32
+    target = load_model(open_checkpoint(folder / "target"), device, dtype, "auto", TritonKernelSet(exact))
+    files = open_eagle(open_head(folder / "head"), target.config, CONTEXT, "draft_model", "context_length")
+    rings = rings_for(gpu_chain.layout_for(run_ahead, MAX_ROWS, DRAFTS if drafts else 0), device)
+    tokens = MAX_ROWS + gpu_chain.MAX_PREFILL_TOKENS
+    sizes: Mapping[str, Any] = {
+        "max_rows": MAX_ROWS, "max_tokens": tokens, "num_blocks": NUM_BLOCKS, "block_size": gpu_chain.BLOCK_SIZE,
+        "context_length": CONTEXT, "penalty_slots": gpu_chain.PENALTY_SLOTS, "drafts": DRAFTS if drafts else 0,
+        "draft_rows": MAX_ROWS if drafts else 0, "exact": exact,
+        "head": load_head(files, target, exact, CONTEXT, drawn=False) if drafts else None,
+    }  # fmt: skip
+    program = TritonProgram(target, rings, **sizes) if captured else SynchronousProgram(target, rings, **sizes)
+    made: Device
+    if captured:
+        from runahead.cuda_graphs.cuda_device import CudaDevice
+
+        made = CudaDevice(
+            program, rings, max_rows=MAX_ROWS, mixed_tokens=tokens, draft_forms=(DRAFTS,) if drafts else (),
+            draft_rows=MAX_ROWS if drafts else 0,
+        )  # fmt: skip
+    else:
+        made = HostDevice(program, rings)
+    program.poison_blocks(tuple(range(1, NUM_BLOCKS)))
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return _engine(target.config, made, program, run_ahead, drafts)
+
+
+def _engine(config: Any, device: Device, program: Any, run_ahead: int, drafts: bool) -> gpu_chain.EngineUnderTest:
+    return gpu_chain.engine_over(
+        config, device, program, run_ahead, MAX_ROWS, NUM_BLOCKS, drafts=Always() if drafts else None,
+        draft_rows=MAX_ROWS if drafts else 0, looks_up=False,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What an engine has said, and of drafts by their place in the run how many it has looked at and found right."""
+
+    tokens: dict[int, list[int]]
+    reasons: dict[int, int]
+    drafted: list[int]
+    accepted: list[int]
+
+
+def served(under_test: gpu_chain.EngineUnderTest) -> Served:
+    """Requests whose prompts are read by one launch, so that each has its drafts in the same of its launches at every
+    depth. At the end the device's rows are compared with the host's."""
+    dice = np.random.default_rng(5)
+    with torch.inference_mode():
+        for handle in range(SERVED):
+            prompt = dice.integers(2, 160, 8 + 7 * handle).tolist()
+            sampling = SamplingParams(temperature=(0.0, 0.9, 0.4)[handle], seed=handle)
+            under_test.submit(handle, prompt, sampling, StoppingParams(max_tokens=8 + 4 * handle, ignore_eos=True))
+        under_test.run()
+        under_test.engine.drain("test")
+    under_test.device.close()
+    stats = under_test.engine.stats()
+    drafted, accepted = (
+        [counts[place] for place in sorted(counts)] for counts in (stats.drafted, stats.accepted)
+    )  # fmt: skip
+    return Served(under_test.tokens(), under_test.reasons(), drafted, accepted)

@@ -1,0 +1,149 @@
+"""Draft heads by Triton's kernels propose what the reference's do, however a row came there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import torch
+
+from tests.runtime.kernels.matrix_units import multiply_as_matrix_units
+from tests.runtime.kernels.triton_device import relative_error, triton_device
+
+DEVICE = triton_device()
+
+from runahead.runtime.kernels.forward_batch import ForwardBatch  # noqa: E402
+from runahead.runtime.programs.triton_head import TritonHead  # noqa: E402
+from tests.runtime.kernels.head_on_triton import lived_on_triton, triton_world  # noqa: E402
+from tests.runtime.models import mimo_heads  # noqa: E402
+from tests.runtime.models.checkpoints import BASE  # noqa: E402
+from tests.runtime.models.eagle_heads import CONFIG, VOCAB  # noqa: E402
+from tests.runtime.programs.head_worlds import (  # noqa: E402
+    ALL,
+    BLOCK,
+    DRAWN,
+    EACH,
+    GREEDY,
+    PROMPT,
+    World,
+    eagle3_world,
+    eagle_world,
+    mimo_world,
+    plain,
+)
+
+Make = Callable[..., World]
+RIGHTS: Final = (0, 3, 1)  # of what is proposed, in a circle
+NORMS: Final = ("norm_before_residual", "norm_before_fc", "norm_output")
+KINDS: Final[dict[str, tuple[Make, dict[str, Any]]]] = {
+    "eagle-1": (eagle_world, {"bias": True}),
+    "eagle-3": (eagle3_world, {}),
+    "eagle-3 with norms": (eagle3_world, {"norms": NORMS}),
+    "mtp": (mimo_world, {}),
+}
+OF_ALL: Final = "eagle-3 with norms"  # which has most that a head may have: what every run looks at
+ERROR: Final = 0.05  # of bfloat16, over the norm of what is expected
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    # Lines that no row needs hold whatever memory held: nobody reads what is computed of them.
+    pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def batch_of(lengths: np.ndarray[Any, np.dtype[np.int64]], tables: torch.Tensor, device: torch.device) -> ForwardBatch:
+    """The newest token of each of these rows, the same one in all of them. tables: int32 [R, EACH]"""
+    rows, positions = len(lengths), torch.from_numpy(lengths - 1)
+    blocks = tables[torch.arange(rows), positions // BLOCK].long()
+    return ForwardBatch(
+        token_ids=torch.full((rows,), 7, device=device),
+        positions=positions.to(device),
+        slot_mapping=(blocks * BLOCK + positions % BLOCK).to(device),
+        query_start_loc=torch.arange(rows + 1, dtype=torch.int32, device=device),
+        seq_lens=torch.from_numpy(lengths.astype(np.int32)).to(device),
+        block_tables=tables.to(device),
+        num_tokens=rows,
+        num_rows=rows,
+        max_seq_len=EACH * BLOCK,
+        is_decode=True,
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_steps_of_a_head_are_the_references_by_every_kind_of_kernels(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row, a few, and more than the matrix units' products take; a few by the exact ones."""
+    make, given = KINDS[kind]
+    for config in (BASE, CONFIG):
+        monkeypatch.setitem(config, "intermediate_size", 128)  # a depth that the matrix units take
+    monkeypatch.setattr(mimo_heads, "WIDTH", 128)
+    world = make(tmp_path, **given)
+    if DEVICE.type == "cpu":
+        multiply_as_matrix_units(monkeypatch)
+    for rows, exact in ((1, False), (3, False), (3, True), *(((66, False),) if kind == OF_ALL else ())):
+        dice = np.random.default_rng(rows)
+        lengths, num_blocks = dice.integers(2, 70, rows), rows * EACH + 1
+        tables = torch.from_numpy(dice.permutation(np.arange(1, num_blocks, dtype=np.int32)).reshape(rows, EACH))
+        ours = triton_world(tmp_path, DEVICE, torch.bfloat16, exact=exact).head
+        assert isinstance(ours, TritonHead) and ours._bound._fuses, "as if float32 were all that is tried"
+        expected, found = world.head.make_cache(num_blocks, BLOCK), ours.make_cache(num_blocks, BLOCK)
+        generator = torch.Generator().manual_seed(rows)
+        pairs = zip(
+            (*expected.entries.keys, *expected.entries.values), (*found.entries.keys, *found.entries.values),
+            strict=True,
+        )  # fmt: skip
+        for theirs, own in pairs:
+            own.copy_(theirs.copy_(torch.randn(theirs.shape, generator=generator).bfloat16().float()))
+            own.view(-1, *own.shape[2:])[batch_of(np.ones(rows, np.int64), tables, DEVICE).slot_mapping] = float("nan")
+        hidden = torch.randn(expected.hidden.shape, generator=generator).bfloat16().float()
+        found.hidden.copy_(hidden)
+        expected.hidden[:] = hidden.numpy()
+        logits = torch.full((rows, VOCAB), -1e30, device=DEVICE)
+        before = batch_of(lengths - 1, tables, DEVICE).slot_mapping
+        states = hidden[before.cpu()].numpy()
+        for is_first in (True, False):
+            wanted, of_vocab = world.head.step(batch_of(lengths, tables, torch.device("cpu")), states, expected)
+            left = ours.step(batch_of(lengths, tables, DEVICE), before, is_first, found, logits)
+            assert relative_error(left, torch.from_numpy(wanted)) < ERROR, (rows, exact, is_first)
+            known = of_vocab > -1e20
+            assert relative_error(logits.cpu()[known], of_vocab[known]) < ERROR, (rows, exact, is_first)
+            assert bool((logits.cpu()[~known] == -1e30).all())
+            lengths, states = lengths + 1, wanted
+            before = torch.from_numpy(wanted).to(DEVICE, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(kind, marks=pytest.mark.large) for kind in KINDS if kind != OF_ALL), OF_ALL]
+)
+def test_what_is_proposed_hangs_neither_on_the_cut_of_the_prompt_nor_on_the_cache(kind: str, tmp_path: Path) -> None:
+    """It is what the definition says, of a row that lives through runs of several lengths; of one that begins with the
+    cached blocks of that one, in chunks, beside another that decodes; and of one that comes again when its blocks were
+    taken from it."""
+    make, given = KINDS[kind]
+    world = make(tmp_path, **given)
+    said = [*PROMPT, *plain(world, GREEDY, 45)]
+    states, of_triton = world.states(said), triton_world(tmp_path, DEVICE)
+    program, launches, found = lived_on_triton(of_triton, said, RIGHTS, drafts=(3,), until=62)
+    launches.begin(2, PROMPT[:9], DRAWN)
+    launches.launch({2: ALL})
+    began = program, launches
+    cached = lived_on_triton(
+        of_triton, said, RIGHTS, (3,), chunk=5, known=54, slot=1, until=60, began=began, cached=48, beside={2: 1}
+    )[2]
+    program.poison_blocks(tuple(range(1, 1 + EACH)))
+    again = lived_on_triton(of_triton, said, (3,), (3, 0), chunk=BLOCK, known=54, slot=3, until=60, began=began)[2]
+    assert len(found) > 5 and min(len(cached), len(again)) > 1
+    assert len({tuple(proposed) for proposed in found.values()}) > 4, "they are not all alike"
+    for heard in (found, cached, again):
+        for length, proposed in heard.items():
+            assert proposed == world.by_definition.proposes(said[:length], states, 3)
