@@ -3,7 +3,8 @@
 A line is a query token: the newest of a row, or one of its drafts. First each product of a model is timed alone, for
 eight lines: as the table of tilings has it, by lanes in all sensible ways, and in some other ways. It prints how many
 microseconds they took, and at which share of the memory's bandwidth they read weights. Then the best of these ways, and
-plans of attention, are tried in the launches themselves, and what is best there joins the table.
+plans of attention, are tried in the launches themselves, and what is best there joins the table. A step of one line is
+timed twice, by the products that it has and by those of several lines, and joins no table.
 
 Where time is up, what is found until then stays.
 """
@@ -39,7 +40,7 @@ from runahead.runtime.kernels.triton.tilings import TABLE, Tiling, rows_tiling
 LINES: Final = 8
 _HOPELESS: Final = 1.3  # times the best so far: it is not timed again
 _SEED: Final = 1
-_COPIES_OF_STEP: Final = 2  # of the process, which share the plans of attention of a step
+_COPIES_OF_STEP: Final = 4  # of the process, which share the plans of attention of a step with several query tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +130,12 @@ def shortlist(found: Sequence[Timed], best: int) -> list[AnyTiling]:
 
 
 def tried_in(step: Step, short: dict[Product, list[AnyTiling]], plans: int) -> dict[str, list[Way]]:
-    """By what is cut, as `step_tuner.tune` wants it: attention first, by up to so many kernels."""
-    found = step_tuner.candidates(step, plans, "attention")
-    for key, (product, _) in step.asked.items():
+    """By what is cut, as `step_tuner.tune` wants it: attention first, by up to so many kernels, where rows have several
+    query tokens; then the products that several lines go through together."""
+    found = step_tuner.candidates(step, plans, "attention") if step.queries > 1 else {}
+    for key, (product, columns) in step.asked.items():
         ways = [short[one] for one in short if one[:3] == product[:3]]
-        if ways:
+        if ways and columns > 1:
             found[key] = list(ways[0])
     return found
 
@@ -141,12 +143,12 @@ def tried_in(step: Step, short: dict[Product, list[AnyTiling]], plans: int) -> d
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--steps", default="0.6B:1x4,0.6B:8,8B:8,1B:8,1B:1x4,8B:1x4", help="as `benchmarks.tune.step`'s"
+        "--steps", default="0.6B:1x4,0.6B:8,8B:8,1B:8,0.6B:1,1B:1x4,8B:1x4", help="as `benchmarks.tune.step`'s"
     )
     parser.add_argument("--tokens", type=int, default=672, help="of a row")
     parser.add_argument("--others", type=int, default=4, help="ways without lanes that are tried of a product")
     parser.add_argument("--best", type=int, default=6, help="ways by lanes of a product that are tried in a launch")
-    parser.add_argument("--plans", type=int, default=12, help="kernels of attention that are tried in a launch")
+    parser.add_argument("--plans", type=int, default=16, help="kernels of attention that are tried in a launch")
     parser.add_argument("--seconds", type=float, default=85, help="nothing is begun after so many")
     parser.add_argument("--compile-seconds", type=float, default=45, help="what is not compiled then is when it is run")
     parser.add_argument("--out", type=Path, default=TABLE, help="the table that the ways join")
@@ -164,9 +166,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def compile_part(part: slice) -> None:
         each = [run for name in names for run in compilations(name, chosen.others)]
         each += [
-            partial(_run_step, step, chosen.tokens, chosen.plans, slice(first, None, _COPIES_OF_STEP))
+            partial(_run_step, step, chosen.tokens, chosen.plans, slice(first, None, copies))
             for step in steps
-            for first in range(_COPIES_OF_STEP)
+            for copies in (_COPIES_OF_STEP if step[2] > 1 else 1,)
+            for first in range(copies)
         ]
         for run in each[part]:
             try:
@@ -188,12 +191,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, rows, queries in steps:
         if late(f"{name}, {rows} rows of {queries}"):
             break
+        if rows * queries == 1:
+            _compare_one_row(name, chosen.tokens, short)
+            continue
         step = Step(name, rows, chosen.tokens, queries=queries)
         step.run()
         found_ways = step_tuner.tune(step, tried_in(step, short, chosen.plans))
         step_tuner.join_table(chosen.out, torch.cuda.get_device_name(), found_ways)
         print(f"{time.monotonic() - began:.0f} s", flush=True)
         torch.cuda.empty_cache()
+
+
+def _compare_one_row(name: str, tokens: int, short: dict[Product, list[AnyTiling]]) -> None:
+    """Whether a row alone would be better off on the matrix units. It joins no table."""
+    usual = Step(name, 1, tokens)
+    usual.run()
+    print(f"{usual}: {usual.us():.1f} µs by multiply-adds", flush=True)
+    del usual
+    step = Step(name, 1, tokens, on_units=True)
+    step.run()
+    step_tuner.tune(step, tried_in(step, short, 0))
+    torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

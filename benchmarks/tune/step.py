@@ -10,6 +10,7 @@ prints the best ways; with --out the products' join the table beside the kernels
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import sys
@@ -28,7 +29,7 @@ from benchmarks.tune.products import AnyTiling, Product
 from benchmarks.tune.trial import compile_side_by_side, graph_us, part_of
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Attention
-from runahead.runtime.kernels.triton import decode_streams, loose_products
+from runahead.runtime.kernels.triton import decode_streams, kernel_set, loose_products
 from runahead.runtime.kernels.triton.decode_work import AttentionPlan
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
 from runahead.runtime.kernels.triton.row_product import EPILOGUES
@@ -50,13 +51,15 @@ Way: TypeAlias = AttentionPlan | AnyTiling
 class Step:
     """F of a decode launch of `rows` rows of about `tokens` tokens, of which `queries` each are query tokens. layers:
     0: as many as the model has. ways: how it is cut, by what the table calls a product, or "attention"; what is not
-    there is cut as it would be otherwise, and joins. asked: the products, by what the table calls them."""
+    there is cut as it would be otherwise, and joins. asked: the products, by what the table calls them. on_units: one
+    row goes through the matrix units, as two would."""
 
     name: str
     rows: int
     tokens: int
     layers: int = 0
     queries: int = 1
+    on_units: bool = False
     device: torch.device = field(default_factory=lambda: torch.device("cuda"))
     ways: dict[str, Way] = field(default_factory=dict)
     asked: dict[str, tuple[Product, int]] = field(default_factory=dict)
@@ -101,6 +104,9 @@ class Step:
         with (
             mock.patch.multiple(decode_streams, **products, attention_plan=self._attention_plan),
             mock.patch.multiple(loose_products, **products),
+            mock.patch.object(
+                kernel_set, "OneRow", decode_streams.FusedRows if self.on_units else decode_streams.OneRow
+            ),
         ):
             hidden = self._model.forward(self._batch, self._cache)
             self._model.kernels.logits_into(hidden, self._model.weights.lm_head, self._logits, self._places)
@@ -110,6 +116,7 @@ class Step:
 
     def __str__(self) -> str:
         of_each = "" if self.queries == 1 else f", {self.queries} query tokens each"
+        of_each += ", on the matrix units" if self.on_units else ""
         return f"{self.name}, {self.rows} rows of {self.tokens} tokens{of_each}"
 
     def _row_tiling(self, outputs: int, depth: int, epilogue: str) -> Any:
@@ -156,16 +163,20 @@ def candidates(step: Step, limit: int, only: str) -> dict[str, list[Way]]:
 
 
 def _plans(step: Step) -> Iterator[AttentionPlan]:
-    """More than those that are good where nothing else runs."""
+    """More than those that are good where nothing else runs. Where a row has several query tokens a program has more to
+    do for each of a tile's: with more warps, or for some of the query tokens alone."""
+    shares = [0, *(1 << bit for bit in range(step.queries.bit_length()) if 1 << bit < step.queries)]
     for plan in attention.plans(step.rows, step.head_dim, step.tokens):
-        for programs in range(1, 7):
-            yield replace(plan, programs=programs * attention.PROCESSORS)
+        for programs, share in itertools.product(range(1, 7), shares):
+            yield replace(plan, programs=programs * attention.PROCESSORS, share=share)
+            if step.queries > 1 and plan.warps == 4:
+                yield replace(plan, programs=programs * attention.PROCESSORS, share=share, warps=8)
 
 
 def _kernel(key: str, way: Way) -> tuple[object, ...]:
     """What is compiled for it."""
     if isinstance(way, AttentionPlan):
-        return key, way.tile, way.warps, way.stages, way.early
+        return key, way.tile, way.warps, way.stages, way.early, way.share
     return key, way
 
 

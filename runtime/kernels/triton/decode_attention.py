@@ -33,6 +33,7 @@ from runahead.runtime.kernels.triton.decode_queries import (
     head_and_partner,
     lines_of,
     new_token_of,
+    new_tokens_of,
     norm_of_head,
     queries_of,
     repeated_lines,
@@ -111,11 +112,15 @@ def _decode_kernel(
     # Items, tables and older keys are constant during F.
     begin = tl.program_id(0)
     row, seq_len, first_token, end, before, parts, tiles = _item(begin, items, all_items, num_rows, HEADS)
+    if QUERIES > 1:  # as constant, and on the way to all that is read of the row
+        of_row, in_row = queries_of(row, query_start_loc, QUERIES)
+    else:
+        in_row = 1
     if EARLY:
         key, value, seen = _tile(
-            first_token, end, seq_len - queries_of(row, query_start_loc, QUERIES)[1], begin % HEADS // SHARES, keys,
-            values, block_tables + row.to(tl.int64) * table_stride, BLOCK_SIZE, KV_HEADS, HEAD_DIM, WINDOW, TILE,
-            DIM_PAD, SINCE,
+            first_token, end, seq_len - in_row, begin % HEADS // SHARES, keys, values,
+            block_tables + row.to(tl.int64) * table_stride, BLOCK_SIZE, KV_HEADS, HEAD_DIM, WINDOW, TILE, DIM_PAD,
+            SINCE,
         )  # fmt: skip
     q_weight, q_of_partner = norm_of_head(q_norm, HEAD_DIM, DIM_PAD, HAS_NORM)
     k_weight, k_of_partner = norm_of_head(k_norm, HEAD_DIM, DIM_PAD, HAS_NORM)
@@ -124,7 +129,11 @@ def _decode_kernel(
     for item in range(begin, all_items, step):
         head_share = item % HEADS
         kv_head = head_share // SHARES
-        first_query, count = queries_of(row, query_start_loc, QUERIES)
+        if QUERIES > 1:
+            first_query = of_row
+            count = in_row
+        else:
+            first_query, count = queries_of(row, query_start_loc, QUERIES)
         old_len = seq_len - count
         of_line, head, ok = lines_of(head_share % SHARES, kv_head, count, LINES, GROUP, QUERIES, SHARE)
         of_real, real_head, real = lines_of(head_share % SHARES, kv_head, count, PART_LINES, GROUP, QUERIES, SHARE)
@@ -142,6 +151,11 @@ def _decode_kernel(
             new_key, new_partner, new_value, home = new_token_of(
                 qkv, table, position, token, kv_head, ends_row, Q_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_PAD
             )
+        else:
+            new_key, new_partner, new_value, home, new_position, there = new_tokens_of(
+                qkv, table, old_len, num_positions, first_query, count, kv_head, ends_row, Q_HEADS, KV_HEADS, HEAD_DIM,
+                BLOCK_SIZE, DIM_PAD,
+            )  # fmt: skip
         query = rotated_head(query, partner, q_weight, q_of_partner, c, s, eps, HEAD_DIM, DIM_PAD, HAS_NORM)
         query = query.to(keys.dtype.element_ty)
         lines = repeated_lines(query, LINES)
@@ -161,8 +175,8 @@ def _decode_kernel(
                 )  # fmt: skip
             else:
                 top, total, acc = fold_new_tokens(
-                    lines, qkv, keys, values, table, k_weight, k_of_partner, cos, sin, old_len, num_positions, scale,
-                    eps, first_query, count, of_line, kv_head, head_share % SHARES == 0, top, total, acc, Q_HEADS,
+                    lines, new_key, new_partner, new_value, home, new_position, there, keys, values, k_weight,
+                    k_of_partner, cos, sin, scale, eps, of_line, kv_head, head_share % SHARES == 0, top, total, acc,
                     KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, DIM_PAD, HAS_NORM, CAP,
                 )  # fmt: skip
         if EARLY:
@@ -217,9 +231,11 @@ def _decode_kernel(
                     KV_HEADS, HEAD_DIM, QUERIES, SHARE, PART_LINES, DIM_PAD, PARTS, EXACT,
                 )  # fmt: skip
         row, seq_len, first_token, end, before, parts, tiles = _item(item + step, items, all_items, num_rows, HEADS)
+        if QUERIES > 1:
+            of_row, in_row = queries_of(row, query_start_loc, QUERIES)
         if EARLY:
             key, value, seen = _tile(
-                first_token, end, seq_len - queries_of(row, query_start_loc, QUERIES)[1],
+                first_token, end, seq_len - in_row,
                 (item + step) % HEADS // SHARES, keys, values, block_tables + row.to(tl.int64) * table_stride,
                 BLOCK_SIZE, KV_HEADS, HEAD_DIM, WINDOW, TILE, DIM_PAD, SINCE,
             )  # fmt: skip
@@ -261,7 +277,7 @@ def decode_attention(
     q_norm, k_norm = weights.q_norm, weights.k_norm
     dim_pad = max(triton.next_power_of_2(shape.head_dim), 16)
     group, queries = shape.heads // shape.kv_heads, triton.next_power_of_2(queries)
-    share = share_of(queries, group, shape.head_dim)
+    share = share_of(queries, group, shape.head_dim, plan.share)
     lines = max(triton.next_power_of_2(group * share), 16)
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _decode_kernel[(plan.programs,)](

@@ -99,7 +99,7 @@ def make_part_buffers(
 ) -> PartBuffers:
     """For launches of up to `rows` rows, of up to `context_length` tokens, of which `queries` are query tokens."""
     group, queries = shape.heads // shape.kv_heads, triton.next_power_of_2(queries)
-    share = share_of(queries, group, shape.head_dim)
+    share = share_of(queries, group, shape.head_dim, plan.share)
     heads, lines = shape.kv_heads * (queries // share), triton.next_power_of_2(group * share)
     items = rows * plan.parts(context_length) * heads
     return PartBuffers(

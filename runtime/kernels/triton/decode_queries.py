@@ -22,10 +22,11 @@ _TWICE_LOG2_E = tl.constexpr(2.0 * LOG2_E)
 _NEW_TILE = tl.constexpr(16)  # tokens that the matrix units take, at least; a row has at most MAX_QUERIES new ones
 
 
-def share_of(queries: int, group: int, head_dim: int) -> int:
-    """How many query tokens of a row a program looks at together: all of them, or fewer where their lines would be too
-    many. queries: a power of two, the most that a row has. group: query heads of a KV head."""
-    share = queries
+def share_of(queries: int, group: int, head_dim: int, most: int = 0) -> int:
+    """How many query tokens of a row a program looks at together: all of them, or `most` if that is not 0, or fewer
+    where their lines would be too many. queries, most: powers of two, the most that a row has. group: query heads of a
+    KV head."""
+    share = min(queries, most) if most else queries
     while share > 1 and triton.next_power_of_2(share * group) * triton.next_power_of_2(head_dim) > _MAX_SUMS:
         share //= 2
     return share
@@ -192,29 +193,42 @@ def fold_new_token(
 
 
 @triton.jit
-def fold_new_tokens(
-    query, qkv, keys, values, table, k_weight, k_of_partner, cos, sin, old_len, num_positions, scale, eps, first_query,
-    count, of_line, kv_head, writes, top, total, acc, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, DIM_PAD: tl.constexpr,
-    HAS_NORM: tl.constexpr, CAP: tl.constexpr,
+def new_tokens_of(
+    qkv, table, old_len, num_positions, first_query, count, kv_head, here, Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, DIM_PAD: tl.constexpr,
 ):  # fmt: skip
-    """All query tokens of a row: their keys and values go into the cache if the program `writes`, and as a tile of
-    their own into the softmax. A query token sees itself and those before it. of_line: which of them a line has,
-    [lines]. One before the row's first position is as good as none: the row is shorter than its query tokens."""
+    """What the projections have left of all query tokens of a row, and where they belong: keys, their partners, values,
+    blocks; their positions, and which of them there are. One before the row's first position is as good as none: the
+    row is shorter than its query tokens. Nothing is read unless they are `here`."""
     n = tl.arange(0, _NEW_TILE)
     d = tl.arange(0, DIM_PAD)
     position = old_len + n
-    there = (n < count) & (position >= 0)
+    there = (n < count) & (position >= 0) & here
     position = tl.minimum(tl.maximum(position, 0), num_positions - 1)
     ok = there[:, None] & (d < HEAD_DIM)[None, :]
     line = qkv + (first_query + n).to(tl.int64)[:, None] * (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
     key, partner = head_and_partner(line + (Q_HEADS + kv_head) * HEAD_DIM, there[:, None], HEAD_DIM, DIM_PAD)
+    value = tl.load(line + (Q_HEADS + KV_HEADS + kv_head) * HEAD_DIM + d[None, :], mask=ok, other=0.0)
+    home = tl.load(table + position // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
+    return key, partner, value, home, position, there
+
+
+@triton.jit
+def fold_new_tokens(
+    query, key, partner, value, home, position, there, keys, values, k_weight, k_of_partner, cos, sin, scale, eps,
+    of_line, kv_head, writes, top, total, acc, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, DIM_PAD: tl.constexpr, HAS_NORM: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    """All query tokens of a row, as `new_tokens_of` has them: their keys and values go into the cache if the program
+    `writes`, and as a tile of their own into the softmax. A query token sees itself and those before it. of_line: which
+    of them a line has, [lines]."""
+    n = tl.arange(0, _NEW_TILE)
+    d = tl.arange(0, DIM_PAD)
+    ok = there[:, None] & (d < HEAD_DIM)[None, :]
     c, s = angle_of(cos, sin, position, HEAD_DIM, DIM_PAD, True)
     new_key = rotated_head(key, partner, k_weight, k_of_partner, c, s, eps, HEAD_DIM, DIM_PAD, HAS_NORM)
     new_key = new_key.to(keys.dtype.element_ty)
-    new_value = tl.load(line + (Q_HEADS + KV_HEADS + kv_head) * HEAD_DIM + d[None, :], mask=ok, other=0.0)
-    new_value = new_value.to(values.dtype.element_ty)
-    home = tl.load(table + position // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
+    new_value = value.to(values.dtype.element_ty)
     cell = ((home * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
     tl.store(keys + cell, new_key, mask=ok & writes)
     tl.store(values + cell, new_value, mask=ok & writes)

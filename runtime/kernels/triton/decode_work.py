@@ -34,7 +34,8 @@ class AttentionPlan:
     """How attention is cut. tile: tokens that a program looks at together. chunk: tiles of an item, or more where a row
     would have over MAX_PARTS items. stages: tiles on their way at a time. early: an item's first tile is asked for
     before its turn. exact: a row's parts, of `chunk` tiles, are added up one after the other, be they items or not. So
-    no bit hangs on what is an item: a row of up to `whole` tokens is one."""
+    no bit hangs on what is an item: a row of up to `whole` tokens is one. share: query tokens of a row that a program
+    looks at together, at most, a power of two; 0: all of them, where their sums fit."""
 
     tile: int
     chunk: int
@@ -44,6 +45,7 @@ class AttentionPlan:
     early: bool
     exact: bool = False
     whole: int = 0
+    share: int = 0
 
     def __post_init__(self) -> None:
         assert self.exact or not self.whole

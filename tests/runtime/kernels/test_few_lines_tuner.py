@@ -75,7 +75,7 @@ def test_what_is_best_joins_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     class Launch:
         def __init__(self, name: str, rows: int, tokens: int, *, queries: int) -> None:
             assert (name, rows, tokens, queries) == ("0.6B", 1, 672, 4)
-            self.asked, self.ways = {key: (product, 4)}, {key: ways[0]}
+            self.queries, self.asked, self.ways = queries, {key: (product, 4)}, {key: ways[0]}
 
         def run(self) -> None: ...
 
@@ -89,8 +89,11 @@ def test_what_is_best_joins_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr(few_lines, "compile_in_copies", lambda *_: [])
     monkeypatch.setattr(few_lines, "timed_alone", lambda _, tried: [Timed(1.0 + i, way) for i, way in enumerate(tried)])
     monkeypatch.setattr(few_lines, "Step", Launch)
+    compared: list[str] = []
+    monkeypatch.setattr(few_lines, "_compare_one_row", lambda name, *_: compared.append(name))
     monkeypatch.setattr(step_tuner, "candidates", candidates)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    few_lines.main(["--steps", "0.6B:1x4", "--others", "1", "--out", str(out)])
+    few_lines.main(["--steps", "0.6B:1x4,0.6B:1", "--others", "1", "--out", str(out)])
     assert json.loads(out.read_text()) == {"a GPU": {key: asdict(ways[3])}}
+    assert compared == ["0.6B"]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.runtime.kernels.triton_device import triton_device
 
@@ -16,6 +17,7 @@ DEVICE = triton_device()
 from benchmarks.tune import step as step_tuner  # noqa: E402
 from benchmarks.tune.products import Product  # noqa: E402
 from benchmarks.tune.step import Step  # noqa: E402
+from runahead.runtime.kernels.triton import decode_streams, kernel_set  # noqa: E402
 from runahead.runtime.kernels.triton.decode_work import AttentionPlan  # noqa: E402
 from runahead.runtime.kernels.triton.tilings import RowTiling, Tiling, tiling_key  # noqa: E402
 
@@ -66,9 +68,23 @@ def test_a_step_may_have_several_query_tokens_of_a_row(monkeypatch: pytest.Monke
     assert bool(step._logits.isfinite().all()) and step._logits.shape[0] == 4
 
 
+def test_one_row_may_go_through_the_matrix_units_as_two_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest shape has a depth that they do not take, so it is looked at who would be asked."""
+    step, asked = small_step(monkeypatch, 1), list[object]()
+
+    def forward(*_: Any) -> torch.Tensor:
+        asked.append(vars(kernel_set)["OneRow"])
+        return torch.zeros((1, 64), dtype=torch.bfloat16)
+
+    monkeypatch.setattr(step._model, "forward", forward)
+    for step.on_units in (False, True):
+        step.run()
+    assert asked == [decode_streams.OneRow, decode_streams.FusedRows]
+
+
 def test_candidates_of_a_few_rows_are_of_both_kinds_and_of_few_kernels() -> None:
     asked = {"4096x1024 store 8": (Product(4096, 1024, 0, normed=False), 8)}
-    step: Any = SimpleNamespace(rows=8, tokens=672, head_dim=128, asked=asked)
+    step: Any = SimpleNamespace(rows=8, queries=1, tokens=672, head_dim=128, asked=asked)
     found = step_tuner.candidates(step, 40, "")
     tilings = [way for way in found["4096x1024 store 8"] if isinstance(way, Tiling)]
     assert len(tilings) == 40

@@ -6,7 +6,7 @@ the kernel runs are NaN.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -169,11 +169,12 @@ def test_rows_of_one_to_eight_query_tokens_in_one_batch(
     check(make_batch(MIXED, shape, dtype, window=window, normed=normed), plan)
 
 
-@pytest.mark.parametrize("queries", [2, 3, 4])
-def test_a_kernel_for_fewer_query_tokens(queries: int) -> None:
+@pytest.mark.parametrize(("queries", "share"), [(2, 0), (3, 2), (4, 1)])
+def test_a_kernel_for_fewer_query_tokens(queries: int, share: int) -> None:
+    """share: all of them in one program, or a few."""
     torch.manual_seed(2)
     rows = [(length, min(count, queries)) for length, count in MIXED]
-    check(make_batch(rows, SMALL, torch.float32, window=40), PLANS[1], queries)
+    check(make_batch(rows, SMALL, torch.float32, window=40), replace(PLANS[1], share=share), queries)
 
 
 def test_many_query_heads_of_a_kv_head_are_shared_out_over_programs() -> None:
@@ -182,6 +183,7 @@ def test_many_query_heads_of_a_kv_head_are_shared_out_over_programs() -> None:
     assert share_of(8, group=4, head_dim=256) == 8
     assert share_of(8, group=71, head_dim=128) == 1
     assert share_of(1, group=300, head_dim=256) == 1
+    assert (share_of(8, group=4, head_dim=128, most=2), share_of(2, group=4, head_dim=128, most=4)) == (2, 2)
 
 
 @pytest.mark.parametrize("plan", PLANS)
