@@ -134,8 +134,8 @@ def plans(head_dim: int, processors: int) -> Iterator[ChunkPlan]:
     heads that these know."""
     pad = max(64, 1 << (head_dim - 1).bit_length())
     if head_dim in COPIED:
-        for (keys, stages), parts in itertools.product(((128, 2), (128, 3), (64, 4), (64, 6)), (16, 1)):
-            yield ChunkPlan(128, keys, processors, 8, stages, parts, copiers=1)
+        for (keys, stages), turns, parts in itertools.product(((128, 2), (128, 3), (64, 6)), (0, 1), (16, 1)):
+            yield ChunkPlan(128, keys, processors, 8, stages, parts, copiers=1, turns=turns)
     for (lines, warps, each), keys, stages in itertools.product(
         ((128, 8, 1), (64, 4, 2)), (32, 64) if pad > 128 else (64, 128), (2, 3)
     ):

@@ -28,7 +28,7 @@ class ChunkPlan:
     their way at a time. parts: into how many parts what a tile sees may be cut; 1: no tile is, so that a query token's
     bits do not hang on how many others its row has. part_keys: tokens of a part, at least. copiers: warps of a program
     that do nothing but ask for keys and values, beside those that compute (`warp_attention`); 0: none do, and each warp
-    loads what it needs."""
+    loads what it needs. turns: 1: beside copiers, the two groups that compute begin their products in turns."""
 
     lines: int
     keys: int
@@ -38,6 +38,7 @@ class ChunkPlan:
     parts: int = 1
     part_keys: int = 512
     copiers: int = 0
+    turns: int = 0
 
     def tokens(self, group: int) -> int:
         """Query tokens of a tile. group: query heads of a KV head, at most `lines`."""

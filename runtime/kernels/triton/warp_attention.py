@@ -82,18 +82,25 @@ def _clear_behind(
 
 @gluon.jit
 def _fold_tiles(
-    query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, done, begin, end, last, position,
-    scale, top, mass, acc, DIM: gl.constexpr, WINDOW: gl.constexpr, KEYS: gl.constexpr, PIECE: gl.constexpr,
-    STAGES: gl.constexpr, MASKED: gl.constexpr, SCORES: gl.constexpr, SUMS: gl.constexpr,
+    query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns, done, begin, end, last,
+    position, scale, top, mass, acc, GROUP_OF: gl.constexpr, TURNS: gl.constexpr, DIM: gl.constexpr,
+    WINDOW: gl.constexpr, KEYS: gl.constexpr, PIECE: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr,
+    SCORES: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
     """The tokens from `begin` on, up to `end`, in the softmax. done: tiles so far, by which both sides of a ring know
-    its place and phase. MASKED: not every line sees all of them, and there may be none from `last` on."""
+    its place and phase. MASKED: not every line sees all of them, and there may be none from `last` on. TURNS: the two
+    groups give a tile's products to the matrix units in turns, so that one's weights are made beside the other's
+    products."""
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     if begin < end:
         nothing = gl.zeros([_LINES, KEYS], gl.float32, SCORES)
         stage, phase = done % STAGES, done // STAGES & 1
         mbarrier.wait(keys_ready.index(stage), phase)
+        if TURNS:  # the first group's first turn needs nobody's word
+            mbarrier.wait(turns.index(GROUP_OF), done & 1 ^ (1 - GROUP_OF))
         coming = warpgroup_mma(query, key_ring.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
+        if TURNS:
+            mbarrier.arrive(turns.index(1 - GROUP_OF), count=1)
         score = warpgroup_mma_wait(0, deps=[coming])
         mbarrier.arrive(keys_free.index(stage), count=1)
         weight, kept, top, mass = _weights_of(
@@ -107,10 +114,14 @@ def _fold_tiles(
             done += 1
             stage, phase = done % STAGES, done // STAGES & 1
             mbarrier.wait(keys_ready.index(stage), phase)
+            if TURNS:
+                mbarrier.wait(turns.index(GROUP_OF), done & 1 ^ (1 - GROUP_OF))
             coming = warpgroup_mma(query, key_ring.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
             if MASKED:
                 _clear_behind(value_ring, before, last - (first - KEYS), KEYS, DIM, PIECE, STAGES)
             adding = warpgroup_mma(operand, value_ring.index(before), acc, is_async=True)
+            if TURNS:
+                mbarrier.arrive(turns.index(1 - GROUP_OF), count=1)
             score = warpgroup_mma_wait(1, deps=[coming])
             mbarrier.arrive(keys_free.index(stage), count=1)
             weight, kept, top, mass = _weights_of(
@@ -145,8 +156,9 @@ def _cell(
 
 @gluon.jit
 def _computing_group(
-    q, query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, seq_lens, query_start_loc, items,
-    total, out, partial, part_top, part_mass, scale, GROUP_OF: gl.constexpr, Q_HEADS: gl.constexpr,
+    q, query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns, seq_lens, query_start_loc,
+    items, total, out, partial, part_top, part_mass, scale, GROUP_OF: gl.constexpr, TURNS: gl.constexpr,
+    Q_HEADS: gl.constexpr,
     KV_HEADS: gl.constexpr, DIM: gl.constexpr, WINDOW: gl.constexpr, TOKENS: gl.constexpr, KEYS: gl.constexpr,
     PIECE: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, BY_ROW: gl.constexpr,
 ):  # fmt: skip
@@ -178,17 +190,19 @@ def _computing_group(
         acc = gl.zeros([_LINES, DIM], gl.float32, SUMS)
         if WINDOW > 0:
             done, top, mass, acc = _fold_tiles(
-                query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, done, begin,
-                whole_begin, last, position, scale, top, mass, acc, DIM, WINDOW, KEYS, PIECE, STAGES, True, SCORES,
-                SUMS,
+                query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns, done, begin,
+                whole_begin, last, position, scale, top, mass, acc, GROUP_OF, TURNS, DIM, WINDOW, KEYS, PIECE, STAGES,
+                True, SCORES, SUMS,
             )  # fmt: skip
         done, top, mass, acc = _fold_tiles(
-            query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, done, whole_begin,
-            whole_end, last, position, scale, top, mass, acc, DIM, WINDOW, KEYS, PIECE, STAGES, False, SCORES, SUMS,
+            query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns, done, whole_begin,
+            whole_end, last, position, scale, top, mass, acc, GROUP_OF, TURNS, DIM, WINDOW, KEYS, PIECE, STAGES, False,
+            SCORES, SUMS,
         )  # fmt: skip
         done, top, mass, acc = _fold_tiles(
-            query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, done, whole_end,
-            end, last, position, scale, top, mass, acc, DIM, WINDOW, KEYS, PIECE, STAGES, True, SCORES, SUMS,
+            query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns, done, whole_end,
+            end, last, position, scale, top, mass, acc, GROUP_OF, TURNS, DIM, WINDOW, KEYS, PIECE, STAGES, True,
+            SCORES, SUMS,
         )  # fmt: skip
         is_part = parts < 0
         if PARTS > 1:
@@ -214,7 +228,7 @@ def groups_kernel(
     q, keys, values, block_tables, seq_lens, query_start_loc, items, total, out, partial, part_top, part_mass, scale,
     table_stride, nowhere, Q_HEADS: gl.constexpr, KV_HEADS: gl.constexpr, DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr,
     WINDOW: gl.constexpr, TOKENS: gl.constexpr, KEYS: gl.constexpr, PIECE: gl.constexpr, STAGES: gl.constexpr,
-    PARTS: gl.constexpr, BY_ROW: gl.constexpr, COPIERS: gl.constexpr,
+    PARTS: gl.constexpr, BY_ROW: gl.constexpr, COPIERS: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
     """A program takes one item of one KV head after the other. A place of a ring is ready when its bytes are there, and
     free again when both computing groups have said so."""
@@ -227,6 +241,9 @@ def groups_kernel(
     values_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], MARK)
     keys_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], MARK)
     values_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], MARK)
+    turns = gl.allocate_shared_memory(gl.int64, [2, 1], MARK)
+    mbarrier.init(turns.index(0), count=1)
+    mbarrier.init(turns.index(1), count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(keys_ready.index(stage), count=1)
         mbarrier.init(values_ready.index(stage), count=1)
@@ -238,17 +255,17 @@ def groups_kernel(
             (
                 _computing_group,
                 (
-                    q, queries.index(0), key_ring, value_ring, keys_ready, values_ready, keys_free, values_free,
-                    seq_lens, query_start_loc, items, total, out, partial, part_top, part_mass, scale, 0, Q_HEADS,
-                    KV_HEADS, DIM, WINDOW, TOKENS, KEYS, PIECE, STAGES, PARTS, BY_ROW,
+                    q, queries.index(0), key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns,
+                    seq_lens, query_start_loc, items, total, out, partial, part_top, part_mass, scale, 0, TURNS,
+                    Q_HEADS, KV_HEADS, DIM, WINDOW, TOKENS, KEYS, PIECE, STAGES, PARTS, BY_ROW,
                 ),
             ),
             (
                 _computing_group,
                 (
-                    q, queries.index(1), key_ring, value_ring, keys_ready, values_ready, keys_free, values_free,
-                    seq_lens, query_start_loc, items, total, out, partial, part_top, part_mass, scale, 1, Q_HEADS,
-                    KV_HEADS, DIM, WINDOW, TOKENS, KEYS, PIECE, STAGES, PARTS, BY_ROW,
+                    q, queries.index(1), key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, turns,
+                    seq_lens, query_start_loc, items, total, out, partial, part_top, part_mass, scale, 1, TURNS,
+                    Q_HEADS, KV_HEADS, DIM, WINDOW, TOKENS, KEYS, PIECE, STAGES, PARTS, BY_ROW,
                 ),
             ),
             (
@@ -315,5 +332,6 @@ def attend_in_groups(
         PARTS=plan.parts,
         BY_ROW=plan.parts > 1 and work.split_tokens == 1,
         COPIERS=plan.copiers,
+        TURNS=plan.turns > 0,
         num_warps=4,
     )

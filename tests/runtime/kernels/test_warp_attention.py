@@ -44,10 +44,10 @@ class Emulated:
     ("plan", "split", "window", "heads", "block_size"),
     [
         (WHOLE, 512, 0, 4, 16),
-        (replace(WHOLE, keys=128, stages=3), 512, 20, 4, 16),
+        (replace(WHOLE, keys=128, stages=3, turns=1), 512, 20, 4, 16),
         (replace(WHOLE, stages=4), 512, 0, 6, 8),
         (IN_PARTS, 512, 100, 4, 64),
-        (IN_PARTS, 8, 0, 4, 32),
+        (replace(IN_PARTS, turns=1), 8, 0, 4, 32),
     ],
     ids=["whole", "window", "wide heads", "parts", "by row"],
 )
