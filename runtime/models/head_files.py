@@ -77,7 +77,7 @@ class HeadFiles:
         """On this device, in this dtype. Raises CheckpointError."""
 
         def fill(stack: TensorStack) -> torch.Tensor:
-            whole = torch.empty((sum(stack.rows), *stack.columns), dtype=dtype, device=device)
+            whole = torch.empty((sum(stack.rows), *stack.columns), dtype=stack.dtype or dtype, device=device)
             for name, part in zip(stack.names, whole.split(stack.rows), strict=True):
                 copy_stored(self.stored[name], part)
             return whole
