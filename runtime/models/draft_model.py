@@ -50,7 +50,7 @@ class DraftModel:
 
     @property
     def step_share(self) -> float:
-        return _read_by_a_step(self._model) / _read_by_a_step(self._target)
+        return read_by_a_step(self._model) / read_by_a_step(self._target)
 
     def make_cache(self, num_blocks: int, block_size: int) -> DraftCache:
         cache = self._model.make_cache(num_blocks, block_size)
@@ -80,12 +80,17 @@ class DraftModelFiles:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of its tensors, in float32."""
-        return described(self.config).parameters * torch.float32.itemsize
+        """Bytes of its tensors in float32, as they are on the CPU."""
+        return self.parameters * torch.float32.itemsize
 
-    def block_bytes(self, block_size: int) -> int:
-        """Bytes of a KV block: keys and values of its layers, in float32."""
-        return memory_of(described(self.config).layers).bytes_kept(block_size, torch.float32).block
+    @property
+    def parameters(self) -> int:
+        """Trained numbers."""
+        return described(self.config).parameters
+
+    def block_bytes(self, block_size: int, dtype: torch.dtype = torch.float32) -> int:
+        """Bytes of a KV block: keys and values of its layers."""
+        return memory_of(described(self.config).layers).bytes_kept(block_size, dtype).block
 
     def load(self, target: Decoder, kernels: DraftKernelSet, positions: int, *, drawn: bool) -> DraftModel:
         """The model on the CPU, in float32. kernels: of the target; those of this one are tried by themselves, since
@@ -158,7 +163,7 @@ def _check_tokens(called: str, checkpoint: Checkpoint, of_target: Checkpoint) ->
         )
 
 
-def _read_by_a_step(model: Decoder) -> int:
+def read_by_a_step(model: Decoder) -> int:
     """Numbers of its weights that a step reads. A row of an embedding is next to nothing, and of experts a token reads
     those that it chooses."""
     config = model.config

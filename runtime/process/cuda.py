@@ -19,11 +19,10 @@ from runahead.runtime.models import weights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.draft_model import DraftModelFiles
-from runahead.runtime.models.head_files import HeadFiles
 from runahead.runtime.models.layer_kinds import layer_kinds
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import KeptBytes, weight_bytes
-from runahead.runtime.process.drafting_files import drafting_files, kept_by_head, kept_with_head
+from runahead.runtime.process.drafting_files import DraftingFiles, drafting_files, kept_by_drafter, kept_with_drafter
 from runahead.runtime.process.grammar_masks import make_masks
 from runahead.runtime.process.parts import (
     MadeOnDevice,
@@ -53,7 +52,8 @@ from runahead.runtime.programs.triton import (
     tilings_of,
     use_gpu_as,
 )
-from runahead.runtime.programs.triton_head import TritonHead, load_head
+from runahead.runtime.programs.triton_draft_model import load_drafter
+from runahead.runtime.programs.triton_head import GpuDraftNetwork
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.draft_choice import FORMS
 from runahead.runtime.scheduler.plan_bounds import FORCED_ROWS
@@ -106,7 +106,7 @@ def make_any_on_cuda(
     check_tensors(config, checkpoint, described)
     files = drafting_files(config, checkpoint, described, context)
     if isinstance(files, DraftModelFiles):
-        raise ConfigError(f"{config.spelling('drafter')} model works on the CPU device only so far")
+        check_layers(files.config)
     _check_memory(config, described, dtype, context, free, memory, files)
     log = structlog.get_logger("engine")
     log.info("exactness", asked=config.exact, **msgspec.structs.asdict(exactness))
@@ -118,15 +118,15 @@ def make_any_on_cuda(
         if files is not None:
             # A head of a folder of its own is what it is.
             drawn = config.load_format == "dummy" and config.drafter != "eagle"
-            head = load_head(files, model, exactness.exact, context, drawn=drawn)
+            head = load_drafter(files, model, exactness.exact, context, drawn=drawn)
     log.info("tilings", **tilings_of(model, buckets_for(config.max_rows), exactness.exact))
     masks = make_masks(config, checkpoint, described, context) if with_grammars else None
     forced = forced_drafts(config, described) if masks is not None else 0
     rings = allocate_mapped_rings(ring_layout(config, described, context, forced))
-    kept = kept_with_head(config, described, model.dtype, files)
+    kept = kept_with_drafter(config, described, model.dtype, files)
     snapshots = snapshots_in(config, kept, context, None if config.num_blocks else free_bytes() - overhead(memory))
     of_masks = None if masks is None else masks.memory
-    of_head = kept_by_head(config, model.dtype, files)
+    of_head = kept_by_drafter(config, model.dtype, files)
     make = _Maker(config, model, rings, context, exactness.exact, snapshots, of_masks, head, of_head)
     found, blocks, snapshots = _fitted(make, kept, memory, capturing)
     made = MadeOnDevice(
@@ -148,7 +148,7 @@ class _Maker:
     exact: bool
     snapshots: int
     masks: MaskMemory | None
-    head: TritonHead | None = None
+    head: GpuDraftNetwork | None = None
     head_block: int = 0
 
     @property
@@ -361,10 +361,11 @@ def check_layers(described: ModelConfig) -> None:
 
 def _check_memory(
     config: EngineConfig, described: ModelConfig, dtype: torch.dtype, context: int, free: int, memory: int,
-    files: HeadFiles | None,
+    files: DraftingFiles | None,
 ) -> None:  # fmt: skip
     """Raises ConfigError where the weights, or not even one request beside them, fit into `free` bytes: before the
-    weights are read. What else a start takes is tried out after them. memory: of the GPU, in all. files: of a head."""
+    weights are read. What else a start takes is tried out after them. memory: of the GPU, in all. files: of what
+    drafts."""
     needed = weights.described(described).parameters * dtype.itemsize
     needed += 0 if files is None else files.parameters * dtype.itemsize
     if needed > free:
@@ -372,7 +373,7 @@ def _check_memory(
             f"the weights take {needed >> 20} MiB in {str(dtype).removeprefix('torch.')}, and the GPU has "
             f"{free >> 20} MiB free: serve a smaller model, or end what else is on the GPU"
         )
-    kept = kept_with_head(config, described, dtype, files)
+    kept = kept_with_drafter(config, described, dtype, files)
     check_blocks(blocks_in(free - needed - overhead(memory), config, kept, context), config, context, kept)
 
 

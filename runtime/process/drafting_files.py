@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
@@ -17,10 +18,12 @@ from runahead.runtime.models.mtp import open_mtp
 from runahead.runtime.process.parts import bytes_kept
 from runahead.runtime.wire.engine_config import EngineConfig
 
+DraftingFiles: TypeAlias = HeadFiles | DraftModelFiles
+
 
 def drafting_files(
     config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, context: int
-) -> HeadFiles | DraftModelFiles | None:
+) -> DraftingFiles | None:
     """The head or the model that drafts, where one does. Raises CheckpointError for one that does not fit."""
     folder, has_weights = Path(config.draft_model), config.load_format != "dummy"
     settings = config.spelling("draft_model"), config.spelling("context_length")
@@ -34,12 +37,15 @@ def drafting_files(
     return None
 
 
-def kept_with_head(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, files: HeadFiles | None) -> KeptBytes:
-    """What is kept for each KV block, each row and in each snapshot, with what a head keeps. dtype: of the KV cache."""
+def kept_with_drafter(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, files: DraftingFiles | None
+) -> KeptBytes:
+    """What is kept for each KV block, each row and in each snapshot, with what a head or a model that drafts keeps.
+    dtype: of the KV cache."""
     kept = bytes_kept(config, model, dtype)
-    return replace(kept, block=kept.block + kept_by_head(config, dtype, files))
+    return replace(kept, block=kept.block + kept_by_drafter(config, dtype, files))
 
 
-def kept_by_head(config: EngineConfig, dtype: torch.dtype, files: HeadFiles | None) -> int:
-    """Bytes that a head keeps in a KV block. None: there is no head."""
+def kept_by_drafter(config: EngineConfig, dtype: torch.dtype, files: DraftingFiles | None) -> int:
+    """Bytes that it keeps in a KV block. files: None where nothing with weights drafts."""
     return 0 if files is None else files.block_bytes(config.block_size, dtype)

@@ -41,6 +41,18 @@ class GpuDraftNetwork(Protocol):
     """`runahead.runtime.models.draft_network.DraftNetwork` where work is enqueued: layers over the same rows and blocks
     as the model that they guess for."""
 
+    @property
+    def weight_bytes(self) -> int:
+        """What its tensors take, those that were made of others too."""
+
+    @property
+    def parameters(self) -> int:
+        """Trained numbers of its own."""
+
+    @property
+    def step_share(self) -> float:
+        """Of the weights that a launch of the target reads, as many as `step` does."""
+
     def make_cache(self, num_blocks: int, block_size: int) -> GpuDraftCache:
         """A zeroed cache; block 0 is the null block."""
 
@@ -89,17 +101,14 @@ class TritonHead:
 
     @property
     def parameters(self) -> int:
-        """Trained numbers of its own."""
         return self.weights.parameters
 
     @property
     def step_share(self) -> float:
-        """See `runahead.runtime.models.draft_network.DraftNetwork`."""
         return step_share(self.weights, self._target, self._lm_head)
 
     @property
     def weight_bytes(self) -> int:
-        """What its tensors take, those that were made of others too."""
         copied = self.weights.lm_head is None and self.weights.targets is not None
         return weight_bytes(self.weights) + (self._lm_head.nbytes if copied else 0)
 

@@ -10,16 +10,20 @@ from pathlib import Path
 import torch
 
 from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings
-from runahead.runtime.checkpoint import open_checkpoint, open_head
+from runahead.runtime.checkpoint import Checkpoint, open_checkpoint, open_head
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
 from runahead.runtime.memory.slot_pool import NO_SLOT
+from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.draft_model import DraftModelFiles, open_draft_model
 from runahead.runtime.models.eagle import open_eagle
+from runahead.runtime.models.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.mtp import open_mtp
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.programs.triton import TritonProgram
-from runahead.runtime.programs.triton_head import GpuDraftNetwork, load_head
+from runahead.runtime.programs.triton_draft_model import load_drafter
+from runahead.runtime.programs.triton_head import GpuDraftNetwork
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.runtime.kernels.drafted_engine import SynchronousProgram
 from tests.runtime.launches import ENDLESS, Launches, _Row, over_program
@@ -36,6 +40,16 @@ def rings_for(layout: RingLayout, device: torch.device) -> RingMemory:
     from runahead.cuda_graphs.cuda_device import allocate_mapped_rings
 
     return allocate_mapped_rings(layout)
+
+
+def files_of(folder: Path, of_target: Checkpoint, target: ModelConfig, context: int) -> HeadFiles | DraftModelFiles:
+    """What drafts in the folder in which a `World` was written: a model, a head, or the target's own head."""
+    if (folder / "model").exists():
+        both = open_checkpoint(folder / "model"), target, of_target
+        return open_draft_model(*both, context, "draft_model", "context_length", has_weights=True)
+    if (folder / "head").exists():
+        return open_eagle(open_head(folder / "head"), target, context, "draft_model", "context_length")
+    return open_mtp(of_target, target, "drafter mtp", has_weights=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +77,8 @@ def triton_world(
     """Of the folder in which a `World` was written."""
     checkpoint = open_checkpoint(folder / "target")
     target = load_model(checkpoint, device, dtype, "auto", TritonKernelSet(exact))
-    if (folder / "head").exists():
-        files = open_eagle(open_head(folder / "head"), target.config, EACH * BLOCK, "draft_model", "context_length")
-    else:
-        files = open_mtp(checkpoint, target.config, "drafter mtp", has_weights=True)
-    return TritonWorld(target, load_head(files, target, exact, EACH * BLOCK, drawn=False), exact)
+    files = files_of(folder, checkpoint, target.config, EACH * BLOCK)
+    return TritonWorld(target, load_drafter(files, target, exact, EACH * BLOCK, drawn=False), exact)
 
 
 @dataclass

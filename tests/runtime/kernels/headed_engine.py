@@ -1,11 +1,12 @@
-"""Whole engines with a draft head that is right now and then: on the CPU, by Triton's kernels launched one by one, and
-with captured graphs on a GPU."""
+"""Whole engines with a drafter with layers that is right now and then: on the CPU, by Triton's kernels launched one by
+one, and with captured graphs on a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 from unittest import mock
 
@@ -17,25 +18,34 @@ from safetensors.torch import load_file, save_file
 from runahead.cuda_graphs.device import Device
 from runahead.cuda_graphs.host_device import HostDevice
 from runahead.cuda_graphs.rings import allocate_rings
-from runahead.runtime.checkpoint import open_checkpoint, open_head
+from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
-from runahead.runtime.models.eagle import open_eagle
 from runahead.runtime.models.load import load_model
 from runahead.runtime.programs.reference import HostProgram
 from runahead.runtime.programs.triton import TritonProgram
-from runahead.runtime.programs.triton_head import load_head
+from runahead.runtime.programs.triton_draft_model import load_drafter
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.gpu import gpu_chain
 from tests.runtime.kernels.drafted_engine import SynchronousProgram
-from tests.runtime.kernels.head_on_triton import rings_for
+from tests.runtime.kernels.head_on_triton import files_of, rings_for
 from tests.runtime.models.checkpoints import BASE
 from tests.runtime.models.eagle3_heads import save_foreseen3
 from tests.runtime.models.eagle_heads import CONFIG, save_foreseen
 
+
+def save_its_own(target: Path, model: Path) -> None:
+    """A target each of whose tokens follows from the one before, twice."""
+    with TemporaryDirectory() as head:
+        for folder in (target, model):
+            save_foreseen(folder, Path(head) / "head")
+
+
+# What writes the pair, where what drafts lies, and which of its products is disturbed.
 KINDS: Final = {
-    "eagle-1": (save_foreseen, "fc.weight"),
-    "eagle-3": (save_foreseen3, "midlayer.self_attn.o_proj.weight"),
+    "eagle-1": (save_foreseen, "head", "fc.weight"),
+    "eagle-3": (save_foreseen3, "head", "midlayer.self_attn.o_proj.weight"),
+    "model": (save_its_own, "model", "lm_head.weight"),
 }
 CONTEXT, NUM_BLOCKS, MAX_ROWS, DRAFTS = 128, 60, 4, 3
 _NOISE: Final = 0.1  # in what the head makes of a token: it is right now and then
@@ -58,23 +68,24 @@ class Always:
 
 
 def write_pair(folder: Path, kind: str) -> None:
-    """A target each of whose tokens follows from the one before, and a head that knows nearly which."""
-    write, disturbed = KINDS[kind]
+    """A target each of whose tokens follows from the one before, and a head or a model that knows nearly which."""
+    write, drafts, disturbed = KINDS[kind]
     of_depth = {"intermediate_size": 128}  # as the exact kernels take it
     with mock.patch.dict(BASE, of_depth), mock.patch.dict(CONFIG, of_depth):
-        write(folder / "target", folder / "head")
-    path = folder / "head" / "model.safetensors"
+        write(folder / "target", folder / drafts)
+    path = folder / drafts / "model.safetensors"
     tensors = load_file(path)
     noise = torch.randn(tensors[disturbed].shape, generator=torch.Generator().manual_seed(3))
     tensors[disturbed] = tensors[disturbed] + _NOISE * noise
-    save_file(tensors, path)
+    save_file(tensors, path, {"format": "pt"})
 
 
 def cpu_engine(folder: Path, run_ahead: int, *, drafts: bool) -> gpu_chain.EngineUnderTest:
     """The reference, in float32."""
     kernels, cpu = ReferenceKernels(), torch.device("cpu")
-    target = load_model(open_checkpoint(folder / "target"), cpu, torch.float32, "auto", kernels)
-    files = open_eagle(open_head(folder / "head"), target.config, CONTEXT, "draft_model", "context_length")
+    checkpoint = open_checkpoint(folder / "target")
+    target = load_model(checkpoint, cpu, torch.float32, "auto", kernels)
+    files = files_of(folder, checkpoint, target.config, CONTEXT)
     rings = allocate_rings(gpu_chain.layout_for(run_ahead, MAX_ROWS, DRAFTS if drafts else 0))
     program = HostProgram(
         target, rings, max_rows=MAX_ROWS, num_blocks=NUM_BLOCKS, block_size=gpu_chain.BLOCK_SIZE,
@@ -90,15 +101,16 @@ def triton_engine(
     """In float32, or in bfloat16 where kernels are exact. captured: launches are graphs on a GPU. Free KV blocks are
     NaN at the start."""
     dtype = torch.bfloat16 if exact else torch.float32
-    target = load_model(open_checkpoint(folder / "target"), device, dtype, "auto", TritonKernelSet(exact))
-    files = open_eagle(open_head(folder / "head"), target.config, CONTEXT, "draft_model", "context_length")
+    checkpoint = open_checkpoint(folder / "target")
+    target = load_model(checkpoint, device, dtype, "auto", TritonKernelSet(exact))
+    files = files_of(folder, checkpoint, target.config, CONTEXT)
     rings = rings_for(gpu_chain.layout_for(run_ahead, MAX_ROWS, DRAFTS if drafts else 0), device)
     tokens = MAX_ROWS + gpu_chain.MAX_PREFILL_TOKENS
     sizes: Mapping[str, Any] = {
         "max_rows": MAX_ROWS, "max_tokens": tokens, "num_blocks": NUM_BLOCKS, "block_size": gpu_chain.BLOCK_SIZE,
         "context_length": CONTEXT, "penalty_slots": gpu_chain.PENALTY_SLOTS, "drafts": DRAFTS if drafts else 0,
         "draft_rows": MAX_ROWS if drafts else 0, "exact": exact,
-        "head": load_head(files, target, exact, CONTEXT, drawn=False) if drafts else None,
+        "head": load_drafter(files, target, exact, CONTEXT, drawn=False) if drafts else None,
     }  # fmt: skip
     program = TritonProgram(target, rings, **sizes) if captured else SynchronousProgram(target, rings, **sizes)
     made: Device

@@ -32,6 +32,7 @@ from tests.runtime.programs.head_worlds import (  # noqa: E402
     eagle3_world,
     eagle_world,
     mimo_world,
+    model_world,
     plain,
 )
 
@@ -44,6 +45,7 @@ KINDS: Final[dict[str, tuple[Make, dict[str, Any]]]] = {
     "eagle-3 with norms": (eagle3_world, {"norms": NORMS}),
     "mtp": (mimo_world, {}),
 }
+MODEL: Final = "model"  # a whole one, with layers and heads of its own shapes
 OF_ALL: Final = "eagle-3 with norms"  # which has most that a head may have: what every run looks at
 ERROR: Final = 0.05  # of bfloat16, over the norm of what is expected
 
@@ -123,13 +125,13 @@ def test_two_steps_of_a_head_are_the_references_by_every_kind_of_kernels(
 
 
 @pytest.mark.parametrize(
-    "kind", [*(pytest.param(kind, marks=pytest.mark.large) for kind in KINDS if kind != OF_ALL), OF_ALL]
+    "kind", [*(pytest.param(kind, marks=pytest.mark.large) for kind in (*KINDS, MODEL) if kind != OF_ALL), OF_ALL]
 )
 def test_what_is_proposed_hangs_neither_on_the_cut_of_the_prompt_nor_on_the_cache(kind: str, tmp_path: Path) -> None:
     """It is what the definition says, of a row that lives through runs of several lengths; of one that begins with the
     cached blocks of that one, in chunks, beside another that decodes; and of one that comes again when its blocks were
     taken from it."""
-    make, given = KINDS[kind]
+    make, given = KINDS.get(kind, (model_world, {}))
     world = make(tmp_path, **given)
     said = [*PROMPT, *plain(world, GREEDY, 45)]
     states, of_triton = world.states(said), triton_world(tmp_path, DEVICE)

@@ -153,7 +153,7 @@ def test_a_head_is_counted_with_the_pool_and_handed_to_every_program(monkeypatch
         asked.append((files.kind, target.config.vocab_size, exact, positions, drawn))
         return head
 
-    monkeypatch.setattr(cuda, "load_head", load)
+    monkeypatch.setattr(cuda, "load_drafter", load)
     found = Made(monkeypatch)
     plain, of_plain = started(with_grammars=False)
     found.programs.clear()
