@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import torch
 
+from benchmarks.gpu_table.heads import heads_like
 from runahead.cuda_graphs.host_device import HostDevice
 from runahead.cuda_graphs.rings import allocate_rings
 from runahead.runtime.drafters.drafter import Drafter
@@ -21,6 +22,7 @@ from runahead.runtime.masks.masks import GivenUp
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.dense_decoder import DenseConfig
 from runahead.runtime.programs.reference import HostProgram
+from runahead.runtime.programs.triton_head import TritonHead
 from runahead.runtime.scheduler.draft_choice import DraftChoice
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
@@ -66,21 +68,24 @@ def masked_config() -> DenseConfig:
     )  # fmt: skip
 
 
-def lagging_masks(max_rows: int, lag: int, drafts: DraftChoice | None = None, forced: int = 0) -> LaggingMasks:
-    """Who makes them. drafts, forced: as `masked_engine`'s."""
-    if drafts is None:
-        return LaggingMasks(max_rows, lag, forced)
+def lagging_masks(
+    max_rows: int, lag: int, drafts: DraftChoice | None = None, forced: int = 0, has_head: bool = False
+) -> LaggingMasks:
+    """Who makes them. drafts, forced, has_head: as `masked_engine`'s."""
+    if drafts is None or has_head:  # a head guesses nothing of rows with a grammar
+        return LaggingMasks(max_rows, lag, max(0 if drafts is None else drafts.most, forced))
     drafter = NgramDrafter(max_rows, masked_config().max_position_embeddings)
     return LaggingMasks(max_rows, lag, max(drafts.most, forced), drafter)
 
 
 def masked_engine(
     device: torch.device, run_ahead: int, max_rows: int, lag: int, *, drafts: DraftChoice | None = None,
-    forced: int = 0,
+    forced: int = 0, has_head: bool = False,
 ) -> gpu_chain.EngineUnderTest:  # fmt: skip
     """lag: of `LaggingMasks`. drafts: of `ngram`, in each launch whose rows all decode. forced: of
-    a row with a grammar in such a launch, where its grammar forces them. Free KV blocks are NaN at the start."""
-    config, masks = masked_config(), lagging_masks(max_rows, lag, drafts, forced)
+    a row with a grammar in such a launch, where its grammar forces them. has_head: drafts are those of a random head,
+    in the place of `ngram`. Free KV blocks are NaN at the start."""
+    config, masks = masked_config(), lagging_masks(max_rows, lag, drafts, forced, has_head)
     layout = gpu_chain.layout_for(run_ahead, max_rows, masks.memory.drafts)
     draft_rows = max_rows if masks.memory.drafts else 0
     if device.type == "cuda":
@@ -90,8 +95,9 @@ def masked_engine(
     else:
         rings = allocate_rings(layout)
     weights = gpu_chain.moved(gpu_chain.random_weights(config), device)
+    model = Decoder(config, weights, TritonKernelSet())
     program = SynchronousProgram(
-        Decoder(config, weights, TritonKernelSet()),
+        model,
         rings,
         max_rows=max_rows,
         max_tokens=max_rows + gpu_chain.MAX_PREFILL_TOKENS,
@@ -102,14 +108,25 @@ def masked_engine(
         drafts=0 if drafts is None else drafts.most,
         draft_rows=draft_rows,
         masks=masks.memory,
+        head=random_head(model) if has_head else None,
     )
     program.poison_blocks(tuple(range(1, NUM_BLOCKS)))
     under_test = gpu_chain.engine_over(
         config, HostDevice(program, rings), program, run_ahead, max_rows, NUM_BLOCKS, drafts=drafts,
-        draft_rows=draft_rows, masks=masks, forced=masks.memory.drafts,
+        draft_rows=draft_rows, masks=masks, forced=masks.memory.drafts, looks_up=not has_head,
     )  # fmt: skip
     masks.committed = lambda: under_test.engine.ledger.committed
     return under_test
+
+
+def random_head(model: Decoder) -> TritonHead:
+    """Of EAGLE-1, which is hardly ever right."""
+    dice = torch.Generator(device=model.device).manual_seed(4)
+
+    def matrix(outputs: int, depth: int) -> torch.Tensor:
+        return torch.randn((outputs, depth), generator=dice, device=model.device) * depth**-0.5
+
+    return TritonHead(heads_like(model, matrix)["eagle-1"], model, False, model.config.max_position_embeddings)
 
 
 def reference_engine(run_ahead: int, max_rows: int) -> gpu_chain.EngineUnderTest:

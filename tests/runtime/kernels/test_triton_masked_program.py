@@ -36,6 +36,28 @@ def test_the_tokens_are_those_of_the_reference_however_late_masks_come(run_ahead
     assert FinishReason.END_OF_SEQUENCE in found[1].values()
 
 
+@pytest.mark.large
+@pytest.mark.parametrize("run_ahead", [0, 2, 4])
+def test_a_head_guesses_beside_what_grammars_force_and_changes_no_token(run_ahead: int) -> None:
+    """Of the rows without a grammar; those that are held keep the drafts that they have."""
+    expected = served(reference_engine(2, MAX_ROWS), long_requests())
+    under_test = masked_engine(DEVICE, run_ahead, MAX_ROWS, 2, drafts=ChangingForms(), forced=7, has_head=True)
+    rows, guessed = under_test.program.rows, list[int]()
+    guess = rows.guess
+
+    def counted(num_rows: int, count: int) -> None:
+        guess(num_rows, count)
+        guessed.append(int(rows.drafts.drafted[rows.state.mask_epoch == 0].sum()))
+
+    rows.guess = counted
+    found = served(under_test, long_requests())
+    assert found[:2] == expected[:2]
+    stats = under_test.engine.stats()
+    assert stats.held_rows > 3, "no mask came late"
+    assert stats.accepted[1] > 1, "nothing that was forced was kept"
+    assert max(guessed) == 7, "the row without a grammar had no guesses"
+
+
 @pytest.mark.parametrize(
     ("run_ahead", "guesses"),
     [(2, True), *(pytest.param(depth, guesses, marks=pytest.mark.large) for depth, guesses in OTHERS)],
