@@ -197,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         step = Step(name, rows, chosen.tokens, queries=queries)
         step.run()
         found_ways = step_tuner.tune(step, tried_in(step, short, chosen.plans))
-        step_tuner.join_table(chosen.out, torch.cuda.get_device_name(), found_ways)
+        step_tuner.join_table(chosen.out, torch.cuda.get_device_name(), step, found_ways)
         print(f"{time.monotonic() - began:.0f} s", flush=True)
         torch.cuda.empty_cache()
 

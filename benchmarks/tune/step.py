@@ -15,7 +15,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -28,12 +28,19 @@ from benchmarks.tune import attention, products
 from benchmarks.tune.products import AnyTiling, Product
 from benchmarks.tune.trial import compile_side_by_side, graph_us, part_of
 from runahead.runtime.kernels.forward_batch import ForwardBatch
-from runahead.runtime.kernels.layers import Attention
-from runahead.runtime.kernels.triton import decode_streams, kernel_set, loose_products
+from runahead.runtime.kernels.layers import Attention, AttentionShape
+from runahead.runtime.kernels.triton import decode_buffers, decode_streams, kernel_set, loose_products
 from runahead.runtime.kernels.triton.decode_work import AttentionPlan
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
 from runahead.runtime.kernels.triton.row_product import EPILOGUES
-from runahead.runtime.kernels.triton.tilings import attention_plan, row_tiling, rows_tiling, tiling_key
+from runahead.runtime.kernels.triton.tilings import (
+    attention_plan,
+    measured_plan,
+    plan_key,
+    row_tiling,
+    rows_tiling,
+    tiling_key,
+)
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.weights import dummy_weights
 from runahead.runtime.rounding import ceil_div
@@ -69,9 +76,9 @@ class Step:
         config = replace(described, num_layers=self.layers) if self.layers else described
         rows, lines, kernels = self.rows, self.rows * self.queries, TritonKernelSet()
         weights = dummy_weights(config, torch.bfloat16, self.device, kernels.pack_weight)
-        self.head_dim = max(
-            layer.mixer.shape.head_dim for layer in weights.layers if isinstance(layer.mixer, Attention)
-        )
+        shapes = (layer.mixer.shape for layer in weights.layers if isinstance(layer.mixer, Attention))
+        self.shape = max(shapes, key=lambda shape: shape.head_dim)
+        self.head_dim = self.shape.head_dim
         self._model = Decoder(config, weights, kernels, _CONTEXT)
         blocks = ceil_div(self.tokens, _BLOCK_SIZE)
         self._cache = self._model.make_cache(rows * blocks + 1, _BLOCK_SIZE)
@@ -102,7 +109,8 @@ class Step:
     def run(self) -> None:
         products: dict[str, Any] = {"row_tiling": self._row_tiling, "rows_tiling": self._rows_tiling}
         with (
-            mock.patch.multiple(decode_streams, **products, attention_plan=self._attention_plan),
+            mock.patch.multiple(decode_streams, **products),
+            mock.patch.multiple(decode_buffers, attention_plan=self._attention_plan, measured_plan=self._measured_plan),
             mock.patch.multiple(loose_products, **products),
             mock.patch.object(
                 kernel_set, "OneRow", decode_streams.FusedRows if self.on_units else decode_streams.OneRow
@@ -134,6 +142,13 @@ class Step:
 
     def _attention_plan(self, rows: int, head_dim: int, device: torch.device, exact: bool = False) -> Any:
         return self._way(_ATTENTION, lambda: attention_plan(rows, head_dim, device, exact))
+
+    def _measured_plan(self, shapes: Iterable[AttentionShape], rows: int, queries: int) -> Any:
+        """Of several query tokens a row; so it is never asked for the plan of one."""
+        return self._way(
+            _ATTENTION,
+            lambda: measured_plan(shapes, rows, queries) or attention_plan(rows, self.head_dim, self.device),
+        )
 
     def _way(self, key: str, otherwise: Callable[[], Way]) -> Way:
         if key not in self.ways:
@@ -262,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         step.run()
         ways = tune(step, candidates(step, chosen.limit, chosen.only))
         if chosen.out is not None:
-            join_table(chosen.out, torch.cuda.get_device_name(), ways)
+            join_table(chosen.out, torch.cuda.get_device_name(), step, ways)
         torch.cuda.empty_cache()
 
 
@@ -273,10 +288,14 @@ def named_step(step: str) -> tuple[str, int, int]:
     return name, int(rows), int(queries or 1)
 
 
-def join_table(out: Path, gpu: str, ways: dict[str, Way]) -> None:
-    """Products' ways, under the GPU's name; what stands there of others stays."""
+def join_table(out: Path, gpu: str, step: Step, ways: dict[str, Way]) -> None:
+    """A step's ways, under the GPU's name; what stands there of others stays. Plans of attention are there for several
+    query tokens a row alone."""
+    named = {key: asdict(way) for key, way in ways.items() if key != _ATTENTION}
+    if step.queries > 1 and _ATTENTION in ways:
+        named[plan_key(step.shape, step.rows, step.queries)] = asdict(ways[_ATTENTION])
     table: dict[str, dict[str, Any]] = json.loads(out.read_text()) if out.exists() else {}
-    table.setdefault(gpu, {}).update({key: asdict(way) for key, way in ways.items() if key != _ATTENTION})
+    table.setdefault(gpu, {}).update(named)
     out.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
 
 

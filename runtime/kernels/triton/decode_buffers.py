@@ -13,7 +13,7 @@ from runahead.runtime.kernels.layers import AttentionShape
 from runahead.runtime.kernels.triton.decode_parts import PartBuffers, make_part_buffers
 from runahead.runtime.kernels.triton.decode_work import AttentionPlan
 from runahead.runtime.kernels.triton.rows_product import SplitScratch
-from runahead.runtime.kernels.triton.tilings import SPLIT_WORDS
+from runahead.runtime.kernels.triton.tilings import SPLIT_WORDS, attention_plan, measured_plan
 
 _MOST_TILES: Final = 1024  # of a product whose parts are spread over programs
 
@@ -42,6 +42,13 @@ class DecodeBuffers:
     @property
     def widest_head(self) -> int:
         return max((shape.head_dim for shape, _ in self.attentions), default=0)
+
+    def plan(self, batch: ForwardBatch, exact: bool) -> AttentionPlan:
+        """How attention of launches with so many rows and query tokens is cut."""
+        measured = None
+        if batch.decode_queries > 1 and not exact:
+            measured = measured_plan((shape for shape, _ in self.attentions), batch.num_rows, batch.decode_queries)
+        return measured or attention_plan(batch.num_rows, self.widest_head, batch.token_ids.device, exact)
 
     def windows(self, device: torch.device, are_lines: bool = False) -> torch.Tensor:
         """Of every kind of attention, int32 [W]; of lines, one more that sees nothing but the newest token."""

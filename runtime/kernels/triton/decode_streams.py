@@ -29,7 +29,7 @@ from runahead.runtime.kernels.triton.loose_products import sizes_of
 from runahead.runtime.kernels.triton.recurrent_layers import Recurrent, States, of_decode_rows, states_in
 from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, SQUARED, STORE, row_product
 from runahead.runtime.kernels.triton.rows_product import Residual, columns_of, rows_product
-from runahead.runtime.kernels.triton.tilings import attention_plan, row_tiling, rows_in_table, rows_tiling
+from runahead.runtime.kernels.triton.tilings import row_tiling, rows_in_table, rows_tiling
 from runahead.runtime.rounding import ceil_div
 
 MAX_ROWS: Final = 64
@@ -49,7 +49,7 @@ class RowStream(ABC):
     ) -> None:
         self._batch, self._cache, self._ends, self._buffers = batch, cache, ends, buffers
         self._rows, self._device = batch.num_tokens, batch.token_ids.device
-        self._plan = attention_plan(batch.num_rows, buffers.widest_head, self._device, exact)
+        self._plan = buffers.plan(batch, exact)
         self._windows = buffers.windows(self._device, batch.are_lines)
         self._may_depend = False
         self._residual = self._ends.embedding.new_empty((self._rows, self._ends.embedding.shape[1]))

@@ -1,12 +1,13 @@
 """How products and attention are cut into programs: measured on a GPU for shapes that were tried, else a default.
 
-`measured_tilings.json` is written by `python -m benchmarks.tune.products`. A shape or a GPU that it lacks takes the
-default.
+`measured_tilings.json` is written by `python -m benchmarks.tune.products`, `benchmarks.tune.step` and
+`benchmarks.tune.few_lines`. A shape or a GPU that it lacks takes the default.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, Final
 import torch
 import triton
 
+from runahead.runtime.kernels.layers import AttentionShape
 from runahead.runtime.kernels.triton.decode_work import AttentionPlan
 from runahead.runtime.kernels.triton.gpu import LEAST_SHARED_MEMORY, current_gpu
 from runahead.runtime.rounding import ceil_div
@@ -179,12 +181,27 @@ def attention_plan(rows: int, head_dim: int, device: torch.device, exact: bool =
     return AttentionPlan(tile, triton.cdiv(tokens, tile), per * processors, 2, stages=5 if wide else 3, early=False)
 
 
+def measured_plan(shapes: Iterable[AttentionShape], rows: int, queries: int) -> AttentionPlan | None:
+    """What the table has for attention of decode launches of so many rows, of which each has up to `queries` query
+    tokens, more than one; None where it has nothing, or where a model's kinds of attention differ in shape."""
+    different = set(shapes)
+    if len(different) != 1:
+        return None
+    found = _measured().get(plan_key(different.pop(), rows, queries))
+    return None if found is None else AttentionPlan(**found)
+
+
+def plan_key(shape: AttentionShape, rows: int, queries: int) -> str:
+    rows, queries = triton.next_power_of_2(rows), triton.next_power_of_2(queries)
+    return f"attention {shape.heads}/{shape.kv_heads} heads of {shape.head_dim}, {rows} x {queries}"
+
+
 def tiling_key(outputs: int, depth: int, columns: int, epilogue: str, exact: bool = False) -> str:
     return f"{outputs}x{depth} {epilogue} {columns}{' exact' if exact else ''}"
 
 
 def _measured() -> dict[str, dict[str, Any]]:
-    """By `tiling_key`. Empty where no table has been measured for this GPU, or for what it is used as."""
+    """By `tiling_key` and `plan_key`. Empty where nothing was measured for this GPU, or for what it is used as."""
     gpu = current_gpu()
     return {} if gpu is None or gpu.stands_for_older else _tables().get(gpu.name, {})
 

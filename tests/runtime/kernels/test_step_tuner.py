@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +18,9 @@ DEVICE = triton_device()
 from benchmarks.tune import step as step_tuner  # noqa: E402
 from benchmarks.tune.products import Product  # noqa: E402
 from benchmarks.tune.step import Step  # noqa: E402
-from runahead.runtime.kernels.triton import decode_streams, kernel_set  # noqa: E402
+from runahead.runtime.kernels.triton import decode_streams, kernel_set, tilings  # noqa: E402
 from runahead.runtime.kernels.triton.decode_work import AttentionPlan  # noqa: E402
-from runahead.runtime.kernels.triton.tilings import RowTiling, Tiling, tiling_key  # noqa: E402
+from runahead.runtime.kernels.triton.tilings import RowTiling, Tiling, plan_key, tiling_key  # noqa: E402
 
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU the tuner itself says what is faster")
 QKV, OUTPUT = (128, 64, "store"), (64, 64, "add")
@@ -94,14 +95,29 @@ def test_candidates_of_a_few_rows_are_of_both_kinds_and_of_few_kernels() -> None
     assert list(step_tuner.candidates(step, 40, "store")) == ["4096x1024 store 8"]
 
 
-def test_what_was_found_joins_the_table_and_nothing_leaves_it(tmp_path: Path) -> None:
+def test_what_was_found_joins_the_table_and_nothing_leaves_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of attention nothing is kept but the plans for several query tokens a row, and those by its shape."""
     out = tmp_path / "table.json"
     out.write_text(json.dumps({"a GPU": {"another product": {"rows": 1}}, "another GPU": {}}))
     ways: dict[str, step_tuner.Way] = {
         "a product": RowTiling(2, 64, 1, 8),
         "attention": AttentionPlan(16, 1, 3, 1, stages=1, early=True),
     }
-    step_tuner.join_table(out, "a GPU", ways)
+    step_tuner.join_table(out, "a GPU", small_step(monkeypatch, 2), ways)
     table = json.loads(out.read_text())
     assert set(table) == {"a GPU", "another GPU"} and set(table["a GPU"]) == {"another product", "a product"}
     assert RowTiling(**table["a GPU"]["a product"]) == ways["a product"]
+    several = small_step(monkeypatch, 2, queries=3)
+    step_tuner.join_table(out, "a GPU", several, ways)
+    entry = json.loads(out.read_text())["a GPU"][plan_key(several.shape, 2, 4)]
+    assert AttentionPlan(**entry) == ways["attention"]
+
+
+def test_a_plan_of_the_table_is_that_of_launches_with_so_many_query_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = small_step(monkeypatch, 2, queries=3)
+    plan = AttentionPlan(16, 2, 5, 2, stages=3, early=False, share=2)
+    monkeypatch.setattr(tilings, "_measured", lambda: {plan_key(step.shape, 2, 4): asdict(plan)})
+    step.run()
+    assert step.ways["attention"] == plan, "three are cut as four are"
+    assert tilings.measured_plan([step.shape], 1, 4) is None
+    assert tilings.measured_plan([step.shape, replace(step.shape, head_dim=32)], 2, 4) is None

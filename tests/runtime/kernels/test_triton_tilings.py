@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -15,15 +15,18 @@ DEVICE = triton_device()
 from runahead.runtime.kernels.layers import AttentionShape  # noqa: E402
 from runahead.runtime.kernels.triton import tilings  # noqa: E402
 from runahead.runtime.kernels.triton.decode_buffers import DecodeBuffers  # noqa: E402
+from runahead.runtime.kernels.triton.decode_work import AttentionPlan  # noqa: E402
 from runahead.runtime.kernels.triton.lanes_product import GRAIN  # noqa: E402
 from runahead.runtime.kernels.triton.tilings import SPLIT_WORDS, TABLE, RowTiling, Tiling  # noqa: E402
 from tests.runtime.kernels.test_triton_decode_streams import batch_of  # noqa: E402
 
-MEASURED = [
+ENTRIES = [
     (f"{gpu}: {key}", key, entry)
     for gpu, table in json.loads(TABLE.read_text()).items()
     for key, entry in table.items()
 ]
+PLANS = [case for case in ENTRIES if case[1].startswith("attention ")]
+MEASURED = [case for case in ENTRIES if case not in PLANS]
 
 
 def is_power_of_two(number: int) -> bool:
@@ -57,6 +60,13 @@ def test_a_measured_tiling_fits_its_product_for_so_many_rows_and_for_fewer(key: 
     assert epilogue != "add" or tiling.rows >= 16
 
 
+def test_measured_plans_of_attention_are_for_several_query_tokens_and_fit_each_context() -> None:
+    for name, key, entry in PLANS:
+        plan, queries = AttentionPlan(**entry), int(key.split()[-1])
+        assert queries > 1 and is_power_of_two(queries) and not plan.exact, name
+        assert is_power_of_two(plan.tile) and is_power_of_two(plan.warps) and plan.share <= queries, name
+
+
 @pytest.mark.parametrize("epilogue", ["store", "add", "gated"])
 @pytest.mark.parametrize(("outputs", "depth"), [(64, 64), (6144, 4096), (4096, 192), (10240, 8192)])
 @pytest.mark.parametrize("shared", [99 * 1024, 227 * 1024])
@@ -86,6 +96,21 @@ def test_parts_have_room_for_the_context_that_a_launch_may_have() -> None:
     long = buffers.parts(shape, replace(batch, max_seq_len=4000), plan)
     assert long.partial.shape[0] == 2 * 2 * plan.parts(4000) > short.partial.shape[0]
     assert buffers.parts(shape, batch, plan) is short
+
+
+def test_several_query_tokens_a_row_take_the_plan_that_was_measured_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffers, shape = DecodeBuffers(), AttentionShape(4, 2, 16, 0.25)
+    buffers.add(shape, 0)
+    buffers.add(shape, 7)
+    plan, one = AttentionPlan(16, 2, 5, 2, stages=3, early=False, share=2), batch_of([5, 5], 1, DEVICE)
+    monkeypatch.setattr(tilings, "_measured", lambda: {tilings.plan_key(shape, 2, 4): asdict(plan)})
+    several = replace(one, decode_queries=3)
+    assert buffers.plan(several, exact=False) == plan, "three are cut as four are"
+    usual = tilings.attention_plan(2, 16, DEVICE)
+    assert buffers.plan(one, exact=False) == buffers.plan(replace(one, decode_queries=2), exact=False) == usual
+    assert buffers.plan(several, exact=True) == tilings.attention_plan(2, 16, DEVICE, True)
+    buffers.add(AttentionShape(4, 2, 32, 0.25), 0)
+    assert buffers.plan(several, exact=False) == tilings.attention_plan(2, 32, DEVICE), "not every kind has this shape"
 
 
 def test_an_exact_product_has_one_number_of_parts_for_every_number_of_rows() -> None:
