@@ -1,6 +1,6 @@
 """Draws the chain as it ran: some launches of a steady decode, `serial` above and `run_ahead=2` below.
 
-python -m benchmarks.chain_picture docs/chain.svg [--device cuda]
+python -m benchmarks.chain_picture docs/chain.svg [--device cuda --shape 8B]
 python -m benchmarks.chain_picture docs/chain-prompt.svg --prompt 1500
 python -m benchmarks.chain_picture docs/chain-prompt.svg --prompt 8192 --device cuda --shape 8B
 
@@ -55,11 +55,12 @@ class SilentFrontEnd:
         self._asked: list[tuple[int, m.ToEngine | None]] = []
 
     def submit(self, handle: int, block_size: int, prompt: int = 8) -> None:
-        """More tokens than the run has launches."""
+        """More tokens than the run has launches. No prompt begins as an earlier one does: the prefix cache would have
+        it, and no launch would carry it."""
         message = prepared_submit(
             handle,
             f"r{handle}",
-            1 + np.arange(prompt, dtype=np.int32) % 250,
+            1 + (handle + np.arange(prompt, dtype=np.int32)) % 250,
             SamplingParams(),
             StoppingParams(max_tokens=2 * _RUN if prompt < 9 else 2, ignore_eos=True),
             block_size=block_size,

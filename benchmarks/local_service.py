@@ -18,7 +18,7 @@ from typing import Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-START_S: Final = 120.0
+START_S: Final = 300.0  # on a GPU kernels may have to be compiled first, beside others that do
 STOP_S: Final = 30.0
 LOG_LINES: Final = 30
 # Any that are free: several services may run here.

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.frames import FrameReader
 from runahead.runtime.wire.parameters import FinishReason
 from tests.service.fake_engine import STATS
 
@@ -94,7 +95,7 @@ class _Link:
         return m.encode_frame(m.Output(1, np.array(handles, "<i8").tobytes(), ids.tobytes(), (), ends))
 
     def _read(self) -> None:
-        reader = m.FrameReader()
+        reader = FrameReader()
         with contextlib.suppress(OSError):
             while data := self._socket.recv(1 << 16):
                 for body in reader.feed(data):

@@ -1,10 +1,12 @@
 """Processor time that the parts of a local service have taken: how busy the machine is otherwise changes it little.
 
-Linux counts it of each thread, in ns. The engine's first thread is its loop; the others are its device on a CPU.
+Linux counts it of each thread, in ns; a kernel that stands in for it may know of ticks alone, some 10 ms each. The
+engine's first thread is its loop; the others are its device on a CPU.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -48,4 +50,8 @@ def _processes(session: int) -> Iterator[Path]:
 
 
 def _seconds(thread: Path) -> float:
-    return int((thread / "schedstat").read_text().split()[0]) / 1e9
+    try:
+        return int((thread / "schedstat").read_text().split()[0]) / 1e9
+    except FileNotFoundError:
+        fields = (thread / "stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # of the user's code, and of the kernel's

@@ -25,7 +25,7 @@ from typing import Final
 import grpc
 
 from benchmarks.bundled_model.completions import choose_heads
-from benchmarks.bundled_model.corpus import collect, standard_library
+from benchmarks.bundled_model.corpus import held_out_files, standard_library
 from benchmarks.chain_figures import ChainFigures, chain_figures, flags_of
 from benchmarks.local_service import LocalService, local_service
 from benchmarks.processor_time import PARTS, seconds_by_part
@@ -110,7 +110,8 @@ class Cell:
             ]
             figures += f"{part}: {times[0]:.2f} and {times[1]:.2f}, "
             both = [whole + one for whole, one in zip(both, times, strict=True)]
-        return f"{'':14}{figures}all: {both[0]:.2f} and {both[1]:.2f}, ratio {both[1] / both[0]:.2f}"
+        ratio = f"{both[1] / both[0]:.2f}" if both[0] else "unknown: the kernel counts none"
+        return f"{'':14}{figures}all: {both[0]:.2f} and {both[1]:.2f}, ratio {ratio}"
 
     @property
     def _chains(self) -> tuple[ChainFigures, ChainFigures]:
@@ -188,7 +189,7 @@ def _cell(service: LocalService, heads: Sequence[str], beside: int, tokens: int)
 
 def main(folder: Path, device: str = "cpu") -> None:
     """Print the tables."""
-    files = [file for file in collect(standard_library())[0] if file.split == "held_out"]
+    files = held_out_files()
     if not files:
         print(f"no held-out source files under {standard_library()}: this Python ships its library without source")
         return

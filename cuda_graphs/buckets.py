@@ -41,7 +41,7 @@ class Piece(enum.StrEnum):
 class GraphKey:
     """Which graph. rows: the bucket that holds both the sample rows and the rows of F. drafts: of a row, those that S
     looks at as well as those that F holds. tokens: the bucket that holds the query tokens of a mixed launch; 0: of
-    another. masked: S looks for masks. A FORWARD has the form PLAIN."""
+    another. masked: S looks for masks. forced: nobody guesses any of F's drafts. A FORWARD has the form PLAIN."""
 
     piece: Piece
     rows: int
@@ -49,6 +49,7 @@ class GraphKey:
     drafts: int = 0
     tokens: int = 0
     masked: bool = False
+    forced: bool = False
 
     @property
     def shape(self) -> LaunchShape:
@@ -56,8 +57,9 @@ class GraphKey:
         rows, drafts, mixed = self.rows, self.drafts, self.piece is Piece.MIXED
         tokens = self.tokens if mixed else rows * (1 + drafts)
         return LaunchShape(
-            0, rows, self.form, rows, tokens, not mixed, drafts=drafts, sample_drafts=drafts, masked=self.masked
-        )
+            0, rows, self.form, rows, tokens, not mixed, drafts=drafts, sample_drafts=drafts, masked=self.masked,
+            forced=self.forced,
+        )  # fmt: skip
 
 
 def buckets_for(max_rows: int) -> tuple[int, ...]:
@@ -70,11 +72,21 @@ def _up_to(most: int, steps: list[int] | tuple[int, ...]) -> tuple[int, ...]:
     return (*(step for step in steps if step < most), most)
 
 
+def mixed_sizes(most: int) -> list[int]:
+    """Query tokens of the mixed launches that warm up, the largest first: every power of two, for which kernels may be
+    compiled, and of those that no graph holds some between, for which the vendor's library may have other kernels: it
+    loads each when it is first used."""
+    powers = [1 << power for power in range(3, 32)]
+    between = [power * eighths // 8 for power in powers if power >= MOST_MIXED_TOKENS for eighths in (9, 10, 12, 14)]
+    return [most, *sorted((size for size in powers + between if size < most), reverse=True)]
+
+
 @dataclass(frozen=True, slots=True)
 class Buckets:
     """rows: of decode launches, and of S. mixed_rows, mixed_tokens: of launches with prompt chunks. draft_rows: of
     decode launches that verify drafts, draft_forms numbers of them above 0. All ascend. masked: launches whose S looks
-    for masks are captured, too."""
+    for masks are captured, too. forced_rows: of launches with the most drafts of which nobody guesses any, that are
+    graphs of their own, where S looks for masks or is a graph by itself: a drafter with layers has no steps in them."""
 
     rows: tuple[int, ...]
     mixed_rows: tuple[int, ...]
@@ -82,14 +94,16 @@ class Buckets:
     draft_forms: tuple[int, ...] = ()
     draft_rows: tuple[int, ...] = ()
     masked: bool = False
+    forced_rows: tuple[int, ...] = ()
 
     @classmethod
     def up_to(
         cls, max_rows: int, mixed_tokens: int, draft_forms: Sequence[int] = (), draft_rows: int = 0,
-        masked: bool = False,
+        masked: bool = False, forced_rows: int = 0,
     ) -> Buckets:  # fmt: skip
         """max_rows: of a launch. mixed_tokens: query tokens of the largest mixed launch. draft_rows: of the largest
-        launch with drafts. masked: some rows may have a grammar."""
+        launch with drafts. masked: some rows may have a grammar. forced_rows: of the largest launch of which it counts
+        that nobody guesses; 0: it never does."""
         rows = buckets_for(max_rows)
         return cls(
             rows,
@@ -98,6 +112,7 @@ class Buckets:
             tuple(draft_forms),
             tuple(bucket for bucket in rows if bucket <= draft_rows),
             masked,
+            tuple(bucket for bucket in rows if bucket <= min(draft_rows, forced_rows)),
         )
 
     def every_key(self) -> list[GraphKey]:
@@ -118,6 +133,10 @@ class Buckets:
                     GraphKey(piece, rows, form, drafts, masked=masked) for form, masked in forms for piece in alone
                 ]
             keys += [GraphKey(Piece.FORWARD, rows, Form.PLAIN, drafts) for drafts in (0, *self.draft_forms)]
+        for rows in self.forced_rows:
+            most = max(self.draft_forms)
+            keys.append(GraphKey(Piece.LAUNCH, rows, Form.FULL, most, masked=True, forced=True))
+            keys.append(GraphKey(Piece.FORWARD, rows, Form.PLAIN, most, forced=True))
         return sorted(keys, key=lambda key: (-key.shape.tokens, -key.rows))
 
     def largest_keys(self) -> list[GraphKey]:
@@ -140,7 +159,8 @@ class Buckets:
             return None
         rows = max(shape.rows, shape.sample_rows)
         if shape.is_decode:
-            return GraphKey(Piece.LAUNCH, _at_least(rows, self.rows), shape.form, shape.drafts, masked=shape.masked)
+            bucket, forced = _at_least(rows, self.rows), shape.masked and self._leaves_steps_out(shape, rows)
+            return GraphKey(Piece.LAUNCH, bucket, shape.form, shape.drafts, masked=shape.masked, forced=forced)
         tokens = _at_least(shape.tokens, self.mixed_tokens)
         bucket = _at_least(rows, self.mixed_rows)
         return GraphKey(Piece.MIXED, bucket, shape.form, tokens=tokens, masked=shape.masked)
@@ -172,7 +192,12 @@ class Buckets:
         """The graph of apply and F, for a launch that is no graph as a whole. None: they have none."""
         if shape.prompt_logprobs or not shape.is_decode or shape.rows > max(self.draft_rows, default=0):
             return None
-        return GraphKey(Piece.FORWARD, _at_least(shape.rows, self.draft_rows), Form.PLAIN, shape.drafts)
+        forced = self._leaves_steps_out(shape, shape.rows)
+        return GraphKey(Piece.FORWARD, _at_least(shape.rows, self.draft_rows), Form.PLAIN, shape.drafts, forced=forced)
+
+    def _leaves_steps_out(self, shape: LaunchShape, rows: int) -> bool:
+        """Nobody guesses in the launch, and it counts. rows: that its graph holds, at least."""
+        return shape.forced and rows <= max(self.forced_rows, default=0) and shape.drafts == max(self.draft_forms)
 
 
 def _at_least(count: int, buckets: tuple[int, ...]) -> int:

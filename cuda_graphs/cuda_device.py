@@ -9,6 +9,7 @@ rows all decode.
 
 from __future__ import annotations
 
+import math
 import select
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs import marks
-from runahead.cuda_graphs.buckets import Buckets, GraphKey, Piece
+from runahead.cuda_graphs.buckets import Buckets, GraphKey, Piece, mixed_sizes
 from runahead.cuda_graphs.device import DeviceCounters, DeviceError, Program
 from runahead.cuda_graphs.enqueue_watch import EnqueueWatch, unwatched
 from runahead.cuda_graphs.graph_pool import GraphPool
@@ -61,13 +62,22 @@ def free_bytes() -> int:
 
 
 def pinned(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic]:
-    """Zeroed host memory that the device reads and writes in place."""
-    array: NDArray[np.generic] = torch.from_numpy(np.zeros(shape, dtype)).pin_memory().numpy()
-    return array
+    """Zeroed host memory that the device reads and writes in place.
+
+    Raises OSError where there is none left. It has no cause: what the driver calls "out of memory" here is the host's,
+    and no smaller KV pool leaves more of that.
+    """
+    try:
+        array: NDArray[np.generic] = torch.from_numpy(np.zeros(shape, dtype)).pin_memory().numpy()
+        return array
+    except (MemoryError, RuntimeError) as error:
+        why = str(error).split("\n")[0] or "there is no memory"
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    raise OSError(f"{size} bytes of host memory can't be pinned for the GPU: {why}")
 
 
 def allocate_mapped_rings(layout: RingLayout) -> RingMemory:
-    """Both rings in pinned, mapped memory."""
+    """Both rings in pinned, mapped memory. Raises OSError where there is none left."""
     return allocate_rings(layout, pinned)
 
 
@@ -79,7 +89,8 @@ class CudaDevice:
     graphs of mixed launches are captured as far as there are any. progress: called with (graphs captured, graphs in
     all). launched: the number that the first launch comes after.
     draft_forms: numbers of drafts, above 0, that a launch of up to draft_rows rows may verify. masked: some rows may
-    have a grammar, and S then looks for their masks.
+    have a grammar, and S then looks for their masks. forced_rows: of the largest launch of which it counts whether
+    anybody guesses its drafts, since the program then does less; 0: of none.
     is_trial: the largest launch of each kind alone is warmed up and captured, and nothing may be launched: to see what
     they take.
     taken: bytes of the GPU's memory, of what warmed up and of graphs, that construction has taken.
@@ -98,13 +109,14 @@ class CudaDevice:
         draft_rows: int = 0,
         is_trial: bool = False,
         masked: bool = False,
+        forced_rows: int = 0,
     ) -> None:
         self.rings = rings
         self.counters = DeviceCounters()
-        self.graph_buckets = Buckets.up_to(max_rows, mixed_tokens, draft_forms, draft_rows, masked)
+        self.graph_buckets = Buckets.up_to(max_rows, mixed_tokens, draft_forms, draft_rows, masked, forced_rows)
         self.buckets, self.mixed_buckets = self.graph_buckets.rows, self.graph_buckets.mixed_tokens
         self.calls_at_once = CALLS_AT_ONCE
-        self._program = program
+        self._program, self._mixed_tokens = program, mixed_tokens
         self.stream = torch.cuda.Stream()
         self.graphs = GraphPool(self.stream)
         self._counter = torch.zeros(1, dtype=torch.int64, device="cuda")
@@ -117,7 +129,7 @@ class CudaDevice:
         self._fault: Exception | None = None
         keys = self.graph_buckets.largest_keys() if is_trial else self.graph_buckets.every_key()
         with torch.inference_mode():
-            self._warm_up(keys, [mixed_tokens] if is_trial else _mixed_sizes(mixed_tokens))
+            self._warm_up(keys, [mixed_tokens] if is_trial else mixed_sizes(mixed_tokens))
             warm = torch.cuda.mem_get_info()[0]  # the allocator still holds what launches have needed
             free = free_bytes()  # but for what stays, such as loaded kernels
             self._capture_all(keys, progress)
@@ -125,6 +137,17 @@ class CudaDevice:
         # Kernel by kernel a launch takes as many calls as its graph has nodes; products may be cut otherwise.
         nodes = (self.graphs.nodes(key) for key in keys if key.piece is Piece.MIXED)
         self._in_pieces = max(nodes) * 5 // 4
+        self._forget(launched)
+
+    def hold_memory(self) -> None:
+        """Take what launches that are no graph need, and keep it. The allocator gives back what nobody uses whenever a
+        capture begins and whenever somebody asks how much is free; launches would wait for it when prompts come.
+
+        Before anything is launched. Raises torch.OutOfMemoryError where there is not as much.
+        """
+        launched = int(self._marks[marks.ENDED])
+        with torch.inference_mode():
+            self._warm_up((), [self._mixed_tokens])
         self._forget(launched)
 
     # ------------------------------------------------------------ the protocol
@@ -235,7 +258,7 @@ class CudaDevice:
 
     def _warm_up(self, keys: Sequence[GraphKey], mixed_sizes: Sequence[int]) -> None:
         """Run everything once: kernels are compiled and loaded, libraries make their handles. mixed_sizes: query tokens
-        of mixed launches, the largest last.
+        of mixed launches, the largest first: the others find room in what it has taken.
 
         No plan is staged, so apply masks every row, and nothing but the null block is written.
         """
@@ -245,11 +268,15 @@ class CudaDevice:
                 if key.piece in (Piece.LAUNCH, Piece.MIXED):
                     self._whole(key.shape)
             most = self.buckets[-1]  # what launches with prompts take goes by their rows, too
-            for tokens in mixed_sizes:
-                mixed = LaunchShape(0, 1, Form.PLAIN, rows=min(most, tokens), tokens=tokens, is_decode=False)
-                self._whole(mixed)
+            sizes = [(tokens, min(most, tokens)) for tokens in mixed_sizes]
+            sizes.append((mixed_sizes[0], 1))  # kernels may have a form for a chunk that is alone
+            for tokens, rows in sizes:
+                self._whole(LaunchShape(0, 1, Form.PLAIN, rows=rows, tokens=tokens, is_decode=False))
             if self.rings.layout.prompt_tokens:
-                self._whole(mixed._replace(prompt_logprobs=True))
+                tokens, rows = sizes[0]
+                self._whole(
+                    LaunchShape(0, 1, Form.PLAIN, rows=rows, tokens=tokens, is_decode=False, prompt_logprobs=True)
+                )
             self._whole(LaunchShape(0, 1, Form.PLAIN, rows=0, tokens=0, is_decode=False))
         self.stream.synchronize()
 
@@ -298,8 +325,3 @@ class CudaDevice:
     def _fail(self, error: Exception) -> None:
         self._fault = self._fault or error
         raise DeviceError(f"a launch failed: {error}") from error
-
-
-def _mixed_sizes(most: int) -> list[int]:
-    """Query tokens of the mixed launches that warm up: every power of two, for which kernels may be compiled."""
-    return [1 << power for power in range(3, 32) if 1 << power < most] + [most]

@@ -6,6 +6,7 @@ its slot by its own launch counter, never by an address baked into a captured gr
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -132,3 +133,15 @@ def allocate_rings(layout: RingLayout, allocate: Allocate = zeros) -> RingMemory
         end_ns=allocate((slots,), np.int64),  # type: ignore[arg-type]
         idle_ns=allocate((slots,), np.int64),  # type: ignore[arg-type]
     )
+
+
+def ring_bytes(layout: RingLayout) -> int:
+    """Bytes of both rings, of which nothing is made."""
+    sizes: list[int] = []
+
+    def counted(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic]:
+        sizes.append(math.prod(shape) * np.dtype(dtype).itemsize)
+        return np.zeros(0, dtype)
+
+    allocate_rings(layout, counted)
+    return sum(sizes)

@@ -21,14 +21,13 @@ class LaunchShape(NamedTuple):
     form: what those sample rows need.
     rows: rows of F(number); 0 makes the launch a closing one, S and copy-out alone.
     tokens: query tokens of F(number), as if each row that decodes had `drafts`.
-    is_decode: every row of F(number) has as many query tokens as a row that decodes, 1 + drafts. Never of a closing
-    launch.
+    is_decode: every row of F(number) has as many query tokens as one that decodes, 1 + drafts; not of a closing launch.
     prompt_logprobs: a chunk of F leaves log-probabilities of its prompt. False: the launch does none of the work for
     them.
     drafts: query tokens of F(number) that are guessed, of each row that decodes; 0 where none does.
-    sample_drafts: the same of F(number - 1), whose logits S(number) looks at: it leaves 1 + sample_drafts cells of each
-    row.
+    sample_drafts: the same of F(number - 1), whose logits S(number) looks at, leaving 1 + sample_drafts cells a row.
     masked: S(number), in the full form, looks for masks of rows with a grammar.
+    forced: nobody guesses any of `drafts`, which are above 0: grammars alone may say them.
     """
 
     number: int
@@ -41,6 +40,7 @@ class LaunchShape(NamedTuple):
     drafts: int = 0
     sample_drafts: int = 0
     masked: bool = False
+    forced: bool = False
 
     @property
     def is_closing(self) -> bool:

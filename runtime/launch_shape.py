@@ -17,11 +17,11 @@ _PLAIN, _FULL = Form.PLAIN, Form.FULL  # members of an enum are looked up slowly
 def shape_of(body: NDArray[np.int32]) -> LaunchShape:
     """The shape of the launch whose plan is in this staging slot, int32 [plan_words]. The engine itself takes it from
     here, so that a process which is sent the bytes and nothing else enqueues the same launch."""
-    number, sample_rows, needs_full, rows, tokens, is_decode, prompt_logprobs, drafts, sample_drafts, *_ = (
+    number, sample_rows, needs_full, rows, tokens, is_decode, prompt_logprobs, drafts, sample_drafts, *_, guesses = (
         _unpack_header(body.data)
     )
     form = _FULL if needs_full else _PLAIN
     return LaunchShape(
         number, sample_rows, form, rows, tokens, is_decode == 1, prompt_logprobs == 1, drafts, sample_drafts,
-        needs_full == 2,
+        needs_full == 2, drafts > guesses == 0,
     )  # fmt: skip

@@ -1,11 +1,13 @@
 """What all tests share: thread limits, signals that end what they start, where kernels of Triton run, no time limit for
-an example of a property, the switches of the command line, the skip of GPU tests."""
+an example of a property, the switches of the command line, the skip of GPU tests, and what these give back."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
+from collections.abc import Generator
 
 import pytest
 
@@ -75,6 +77,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def seeds(request: pytest.FixtureRequest) -> range:
     """Seeds of the random workloads."""
     return range(int(request.config.getoption("--seeds")))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """What a test has had of a GPU goes back to it: tests that run beside it in other processes have none of what the
+    allocator of this one keeps for later."""
+    yield
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if torch.cuda.is_initialized():
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -109,6 +109,8 @@ def test_a_wheel_puts_one_package_into_an_environment_and_nothing_generic(wheel:
     assert bundled == {path.name for path in BUNDLED_FOLDER.rglob("*") if path.is_file()}
     head = {"runahead/runtime/models/bundled/draft_head/" + name for name in ("config.json", "model.safetensors")}
     assert head <= names, "a drafter without a folder of its own needs it"
+    hybrid = {f"runahead/runtime/models/bundled/hybrid/{path.name}" for path in (BUNDLED_FOLDER / "hybrid").iterdir()}
+    assert len(hybrid) == 6 and hybrid <= names
 
 
 def test_a_wheel_serves_and_generates_from_somebodys_own_folder(environment: Path, folder: Path, url: str) -> None:

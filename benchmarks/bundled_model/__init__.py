@@ -1,1 +1,1 @@
-"""How the bundled model is made and measured: the corpus, the training run, the evaluation."""
+"""How the bundled model, its draft head and its hybrid are made and measured: corpus, training, evaluation."""

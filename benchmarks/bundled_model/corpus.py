@@ -16,6 +16,7 @@ import platform
 import sysconfig
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from benchmarks.bundled_model.licences import library_files, reason_to_leave_out
 
 HELD_OUT_OF = 20  # one path in 20 is held out,
 DEV_OF = 40  # and one in 40 picks the checkpoint
+SPLITS = ("train", "dev", "held_out")
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -86,11 +88,13 @@ def read_file(path: str, text: str, raw: bytes) -> SourceFile | None:
     return SourceFile(path, split_of(path), digest, text, tuple(definitions), tuple(methods))
 
 
-def collect(library: Path) -> tuple[list[SourceFile], dict[str, str]]:
-    """The files that may be used, sorted by path, and why each of the others is left out."""
+def collect(library: Path, splits: Sequence[str] = SPLITS) -> tuple[list[SourceFile], dict[str, str]]:
+    """The files of these splits that may be used, sorted by path, and why each of the others is left out."""
     files: list[SourceFile] = []
     left_out: dict[str, str] = {}
     for path, text, raw in library_files(library):
+        if split_of(path) not in splits:
+            continue
         reason = reason_to_leave_out(path, text)
         if reason is None:
             file = read_file(path, text, raw)
@@ -105,6 +109,11 @@ def collect(library: Path) -> tuple[list[SourceFile], dict[str, str]]:
     return files, left_out
 
 
+def held_out_files() -> list[SourceFile]:
+    """Those of the running Python's standard library, sorted by path; none where it comes without its source."""
+    return collect(standard_library(), ("held_out",))[0]
+
+
 def standard_library() -> Path:
     """Where the running Python keeps its standard library."""
     return Path(sysconfig.get_path("stdlib"))
@@ -113,7 +122,7 @@ def standard_library() -> Path:
 def describe(files: list[SourceFile], left_out: dict[str, str]) -> str:
     """What was taken and what was not, for a person."""
     lines = [f"standard library of Python {platform.python_version()}"]
-    for split in ("train", "dev", "held_out"):
+    for split in SPLITS:
         chosen = [file for file in files if file.split == split]
         definitions = sum(len(file.definitions) for file in chosen)
         methods = sum(len(file.methods) for file in chosen)

@@ -20,7 +20,7 @@ import runahead.runtime.models
 from benchmarks.bundled_model.acceptance import PLACES, acceptance
 from benchmarks.bundled_model.completions import Completion, choose_heads, complete
 from benchmarks.bundled_model.compression import compress
-from benchmarks.bundled_model.corpus import SourceFile, collect, standard_library
+from benchmarks.bundled_model.corpus import SourceFile, held_out_files, standard_library
 
 BUNDLED = Path(runahead.runtime.models.__path__[0]) / "bundled"
 HELD_OUT = Path(__file__).with_name("held_out.json")
@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--show", type=int, default=0, help="print this many completions")
     arguments = parser.parse_args()
     started = time.monotonic()
-    files = [file for file in collect(standard_library())[0] if file.split == "held_out"]
+    files = held_out_files()
     if not files:
         sys.exit(f"no held-out source files under {standard_library()}: this Python ships its library without source")
     print(check_files(files) + "\n")

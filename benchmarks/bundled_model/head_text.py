@@ -11,12 +11,11 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from benchmarks.bundled_model.completions import head_of
-from benchmarks.bundled_model.network import Layer, Network, Shape
+from benchmarks.bundled_model.network import Layer, Network
 
 TEMPERATURE = 0.8  # of every second one; the others are greedy
 
@@ -31,9 +30,7 @@ class Rows:
 
 def bundled_network(folder: Path, device: torch.device) -> Network:
     """The bundled model as a network that is not trained any more."""
-    network = Network(Shape(), 0.0)
-    network.load_state_dict({name: value.float() for name, value in load_file(folder / "model.safetensors").items()})
-    return network.to(device).eval().requires_grad_(False)
+    return Network.load(folder).to(device).requires_grad_(False)
 
 
 def heads_of(corpus: Path, split: str) -> list[str]:

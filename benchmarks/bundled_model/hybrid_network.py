@@ -1,8 +1,8 @@
 """The hybrid network as it is trained: Mamba-2 and attention in turns, experts in every layer, in plain torch.
 
 Module names are those that Granite 4 hybrids have in the Hugging Face layout, but for experts, each of which is a
-parameter of its own here. Attention rotates nothing: a state says where a token is. Only `train` uses this: the service
-and the evaluation run the checkpoint through `runahead.runtime.models`.
+parameter of its own here. Attention rotates nothing: a state says where a token is. Only `train` uses this (and tests,
+for small random hybrids): the service and the evaluation run the checkpoint through `runahead.runtime.models`.
 """
 
 from __future__ import annotations

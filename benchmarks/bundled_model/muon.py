@@ -16,7 +16,7 @@ RMS: Final = 0.2  # of an update, about what AdamW's have
 
 class BatchedMuon(torch.optim.Optimizer):
     """What `torch.optim.Muon(..., adjust_lr_fn="match_rms_adamw")` does, with launches for each shape and not for each
-    matrix: a hybrid's experts alone are 72, and on a GPU their launches would take longer than all else of a step.
+    matrix: a hybrid's experts alone are 48, and on a GPU their launches would take longer than all else of a step.
 
     Source: Jordan, 2024, "Muon: An optimizer for hidden layers in neural networks"; the size of the updates: Liu and
     others, 2025, arXiv:2502.16982.

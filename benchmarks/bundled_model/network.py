@@ -1,7 +1,8 @@
 """The network as it is trained: a Llama decoder in plain torch with dropout, and its checkpoint.
 
-Module names are those of the Hugging Face layout, so that the state dict is the checkpoint. Only `train` uses this:
-the service and the evaluation run the checkpoint through `runahead.runtime.models`.
+Module names are those of the Hugging Face layout, so that the state dict is the checkpoint. Only training uses this
+(of the bundled model, its draft head, and the hybrid, which it teaches): the service and the evaluation run the
+checkpoint through `runahead.runtime.models`.
 """
 
 from __future__ import annotations

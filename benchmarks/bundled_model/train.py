@@ -2,12 +2,14 @@
 
     python -m benchmarks.bundled_model.corpus --out corpus.json
     python -m benchmarks.bundled_model.train --corpus corpus.json --out runtime/models/bundled
-    python -m benchmarks.bundled_model.train --corpus corpus.json --out FOLDER --kind hybrid
+    python -m benchmarks.bundled_model.train --corpus corpus.json --out FOLDER --kind hybrid \\
+        --teacher runtime/models/bundled
 
 The text is small (two million tokens), so larger networks are trained first and the bundled one learns from their
 averaged distribution as well as from the text. `--teacher FOLDER` takes a checkpoint of the bundled model instead. The
-checkpoint kept is the best on the dev files. With `--state FOLDER` a run goes on where another process left it; the
-order of the text begins anew then.
+checkpoint kept is the best on the dev files; to be served it needs the bundled model's tokenizer files beside it. With
+`--state FOLDER` a run goes on where another process left it; the order of the text begins anew then. The options that
+the bundled checkpoints were made with stand in their card, runtime/models/bundled/README.md.
 """
 
 from __future__ import annotations
@@ -222,7 +224,8 @@ def train(
     windows, rows = windows_of(data.dev.files, device), recipe.tokens // STREAM_TOKENS
     parameters = sum(p.numel() for p in network.parameters())
     epoch = sum(len(file) for file in data.train[0].files)
-    print(f"{recipe.name}: {parameters:,} parameters, {recipe.steps * recipe.tokens / epoch:.0f} epochs of {epoch:,}")
+    epochs = recipe.steps * recipe.tokens / epoch
+    print(f"{recipe.name}: {parameters:,} parameters, at most {epochs:.0f} epochs of {epoch:,} tokens")
     if machine.compiles:
         before = time.monotonic()
         compile_all(network, teachers, windows, data, recipe, machine)

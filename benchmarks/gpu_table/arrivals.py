@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.gpu_table.decode import finish, prompt_of
+from benchmarks.gpu_table.decode import finish
 from benchmarks.gpu_table.engines import Bench
 from benchmarks.gpu_table.errors import BenchmarkError
-from benchmarks.gpu_table.prompts import new_prompt
+from benchmarks.gpu_table.prompts import new_request
 from benchmarks.gpu_table.results import Arrivals
 from benchmarks.gpu_table.settings import RUN_AHEAD
-from runahead.runtime.wire import messages as m
-from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
-from runahead.runtime.wire.preparation import prepared_submit
+from benchmarks.gpu_table.token_times import Came, gaps_in, times_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ def _run(bench: Bench, load: Load) -> tuple[dict[int, float], list[tuple[float, 
     """When each request was handed in, by handle, and when tokens came, of which handles."""
     came: list[tuple[float, NDArray[np.int64]]] = []
     heard = bench.front_end
-    waiting = [_request(bench, load.tokens, load.generated) for _ in range(load.requests)]
+    waiting = [new_request(bench, load.tokens, load.generated) for _ in range(load.requests)]
     began: dict[int, float] = {}
     heard.heard = lambda output: came.append((time.perf_counter(), np.frombuffer(output.handles, np.int64)))
     begun = time.perf_counter()
@@ -100,39 +98,16 @@ def _run(bench: Bench, load: Load) -> tuple[dict[int, float], list[tuple[float, 
     return began, came
 
 
-def _request(bench: Bench, tokens: int, generated: int) -> tuple[int, m.Submit]:
-    """Prepared before any clock runs, as a front end would."""
-    number = new_prompt()
-    return number, prepared_submit(
-        number,
-        f"a{number}",
-        prompt_of(number, tokens, bench.model.config.vocab_size),
-        SamplingParams(temperature=0.0),
-        StoppingParams(max_tokens=generated, ignore_eos=True),
-        block_size=bench.block_size,
-    )
-
-
-def _times(
-    began: dict[int, float], came: Sequence[tuple[float, NDArray[np.int64]]]
-) -> tuple[list[float], list[float], float]:
+def _times(began: dict[int, float], came: Came) -> tuple[list[float], list[float], float]:
     """Seconds to the first token of each request, between two tokens of the same one, and when the last came.
 
     Raises BenchmarkError where a request had none.
     """
-    firsts: dict[int, float] = {}
-    gaps: list[float] = []
-    last: dict[int, float] = {}
-    for at, handles in came:
-        for handle in handles.tolist():
-            if handle in last:
-                gaps.append(at - last[handle])
-            else:
-                firsts[handle] = at - began[handle]
-            last[handle] = at
-    if firsts.keys() != began.keys():
-        raise BenchmarkError(f"{len(began) - len(firsts)} of {len(began)} requests brought no token")
-    return list(firsts.values()), gaps, max(last.values())
+    times = times_of(came)
+    if times.keys() != began.keys():
+        raise BenchmarkError(f"{len(began) - len(times)} of {len(began)} requests brought no token")
+    firsts = [at[0] - began[handle] for handle, at in times.items()]
+    return firsts, gaps_in(times.values()), max(at[-1] for at in times.values())
 
 
 def _percent(seconds: Sequence[float], percent: float) -> float | None:

@@ -244,9 +244,9 @@ def _made(
             None,
         )
     from runahead.cuda_graphs.cuda_device import CudaDevice
-    from runahead.runtime.process.cuda import make_any_on_cuda
+    from runahead.runtime.process.cuda import make_on_cuda
 
-    made = make_any_on_cuda(config, checkpoint, described, context, _no_progress, _no_progress)
+    made = make_on_cuda(config, checkpoint, described, context, _no_progress, _no_progress)
     device = made.device
     assert isinstance(device, CudaDevice)
     return made, lambda rows, form: device.graphs.nodes(device.launch_key(rows, form)), device.launch_eagerly

@@ -51,6 +51,8 @@ def first_token_part(shape: Shape, run: Run, exact: bool = False) -> Found:
             for rows in (0, workload.beside):
                 for tokens in workload.first:
                     found.append(_prompt_time(measured, run, shape, setting, tokens, rows, exact))
+            together, tokens = workload.together
+            found.append(_prompt_time(measured, run, shape, setting, tokens, workload.beside, exact, together))
         failures += measured.failures
     same = {name: value for name, value in settings.items() if name not in SETTINGS["rate"]}
     varied: Settings = {
@@ -60,11 +62,12 @@ def first_token_part(shape: Shape, run: Run, exact: bool = False) -> Found:
 
 
 def _prompt_time(
-    measured: Measured[Bench], run: Run, shape: Shape, setting: Setting, tokens: int, rows: int, exact: bool
-) -> PromptTime:
+    measured: Measured[Bench], run: Run, shape: Shape, setting: Setting, tokens: int, rows: int, exact: bool,
+    together: int = 1,
+) -> PromptTime:  # fmt: skip
     def measure(bench: Bench) -> FirstTokens:
         with busy(bench, rows):
-            return first_tokens(bench, tokens, run.repeats)
+            return first_tokens(bench, tokens, run.repeats, together)
 
     times, skipped = (None, run.why_no_more) if run.why_no_more else measured.measure(measure)
     time = PromptTime(
@@ -73,8 +76,10 @@ def _prompt_time(
         tokens=tokens,
         rows=rows,
         exact=exact,
-        products_ms=products_ms(shape.described(), tokens),
+        together=together,
+        products_ms=products_ms(shape.described(), together * tokens),
         first_token_ms=None if times is None else times.median_ms,
+        met_ms=None if times is None else times.met_ms,
         runs_ms=() if times is None else times.runs_ms,
         gap_p50_ms=None if times is None else times.gap_ms(50),
         gap_p99_ms=None if times is None else times.gap_ms(99),
@@ -84,7 +89,8 @@ def _prompt_time(
     )
     shown = skipped or f"{time.first_token_ms:.1f} ms, products {time.products_ms:.1f}"
     how = f"{setting}, exact" if exact else setting
-    print(f"{run.took_s:6.1f} s  {shape.name} prompt of {tokens:,} beside {rows}, {how}: {shown}", file=sys.stderr)
+    what = f"prompt of {tokens:,}" if together == 1 else f"{together} prompts of {tokens:,}"
+    print(f"{run.took_s:6.1f} s  {shape.name} {what} beside {rows}, {how}: {shown}", file=sys.stderr)
     return time
 
 

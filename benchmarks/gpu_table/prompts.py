@@ -18,6 +18,7 @@ from benchmarks.gpu_table.engines import Bench
 from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.settings import Settings
 from benchmarks.gpu_table.shapes import Shape
+from benchmarks.gpu_table.token_times import gaps_in, times_of
 from runahead.runtime.kernels.layers import Experts, Layer, products_of
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.weights import described
@@ -50,9 +51,11 @@ class MixedIdle:
 
 @dataclass(frozen=True, slots=True)
 class FirstTokens:
-    """runs_ms: of each repetition. gaps_ms: between the tokens of the rows beside, of all repetitions. idle: in the
-    launches that carried the prompts."""
+    """met_ms: the longest of a repetition before those that count, which met launches of its size for the first time:
+    libraries may hold up the host at those. runs_ms: of each prompt of each repetition after it. gaps_ms: between the
+    tokens of the rows beside, of all repetitions. idle: in the launches that carried the prompts of the repetitions."""
 
+    met_ms: float
     runs_ms: tuple[float, ...]
     gaps_ms: NDArray[np.float64]
     idle: MixedIdle
@@ -88,16 +91,17 @@ def of_long_prompts(shape: Shape, longest: int) -> Shape:
     return replace(shape, keys={**shape.keys, "max_position_embeddings": positions})
 
 
-def first_tokens(bench: Bench, tokens: int, repeats: int) -> FirstTokens:
-    """Of prompts of so many tokens, one after the other, beside whatever decodes."""
+def first_tokens(bench: Bench, tokens: int, repeats: int, together: int = 1) -> FirstTokens:
+    """Of prompts of so many tokens, `together` at once, so many times and once before, beside whatever decodes."""
+    met, _ = _first_tokens(bench, tokens, together)
     runs, gaps, traced = [], [], []
     for _ in range(repeats):
         launched = bench.engine.ledger.launched
-        took, between = _first_token(bench, tokens)
-        runs.append(took * 1e3)
+        took, between = _first_tokens(bench, tokens, together)
+        runs += [seconds * 1e3 for seconds in took]
         gaps.append(between * 1e3)
         traced.append([each for each in bench.engine.recorder.trace(MAX_TRACED).launches if each.number >= launched])
-    return FirstTokens(tuple(runs), np.concatenate(gaps), idle_of_mixed(traced))
+    return FirstTokens(max(met) * 1e3, tuple(runs), np.concatenate(gaps), idle_of_mixed(traced))
 
 
 def idle_of_mixed(traces: Sequence[Sequence[LaunchTimes]]) -> MixedIdle:
@@ -113,9 +117,18 @@ def idle_of_mixed(traces: Sequence[Sequence[LaunchTimes]]) -> MixedIdle:
     return MixedIdle(between / whole, inside / whole) if whole else MixedIdle(None, None)
 
 
-def new_prompt() -> int:
-    """The number of a prompt that nobody had."""
-    return next(_prompts)
+def new_request(bench: Bench, tokens: int, generated: int) -> tuple[int, m.Submit]:
+    """The handle of a greedy request with a prompt of so many tokens that nobody had, and its message: prepared before
+    any clock runs, as a front end would."""
+    number = next(_prompts)
+    return number, prepared_submit(
+        number,
+        f"p{number}",
+        prompt_of(number, tokens, bench.model.config.vocab_size),
+        SamplingParams(temperature=0.0),
+        StoppingParams(max_tokens=generated, ignore_eos=True),
+        block_size=bench.block_size,
+    )
 
 
 @contextmanager
@@ -131,47 +144,32 @@ def busy(bench: Bench, rows: int) -> Iterator[None]:
     heard.tokens, heard.endings = 0, []
 
 
-def _first_token(bench: Bench, tokens: int) -> tuple[float, NDArray[np.float64]]:
-    """Seconds to the first token, and between two tokens of each row beside, from the last before the prompt came."""
+def _first_tokens(bench: Bench, tokens: int, together: int) -> tuple[list[float], NDArray[np.float64]]:
+    """Seconds to the first token of each of so many prompts, which come at once, and between two tokens of each row
+    beside, from the last before they came to the last first token."""
     came: list[tuple[float, NDArray[np.int64]]] = []
 
     def note(output: m.Output) -> None:
         came.append((time.perf_counter(), np.frombuffer(output.handles, np.int64)))
 
-    number = new_prompt()
+    asked = [new_request(bench, tokens, _TOKENS) for _ in range(together)]
+    numbers = [number for number, _ in asked]
     bench.front_end.heard = note
     try:
         turn_until(bench, lambda: bool(came))  # of rows beside: gaps count from here
         before = len(came)
-        bench.front_end.inbox.append(
-            prepared_submit(
-                number,
-                f"p{number}",
-                prompt_of(number, tokens, bench.model.config.vocab_size),
-                SamplingParams(temperature=0.0),
-                StoppingParams(max_tokens=_TOKENS, ignore_eos=True),
-                block_size=bench.block_size,
-            )
-        )
+        bench.front_end.inbox += [message for _, message in asked]
         begun = time.perf_counter()
-        turn_until(bench, lambda: any(number in handles for _, handles in came[before:]))
-        at = next((at for at, handles in came[before:] if number in handles), None)
-        if at is None:
-            raise BenchmarkError(f"a prompt of {tokens} tokens brought nothing")
-        turn_until(bench, lambda: sum(number in handles for _, handles in came[before:]) == _TOKENS)
+
+        def brought(number: int) -> list[float]:
+            return [at for at, handles in came[before:] if number in handles]
+
+        turn_until(bench, lambda: all(map(brought, numbers)))
+        firsts = [at[0] for at in map(brought, numbers) if at]
+        if len(firsts) < together:
+            raise BenchmarkError(f"of {together} prompts of {tokens} tokens, {len(firsts)} brought something")
+        turn_until(bench, lambda: all(len(brought(number)) == _TOKENS for number in numbers))
     finally:
         bench.front_end.heard = lambda output: None
-    return at - begun, _gaps([one for one in came if one[0] <= at], number)
-
-
-def _gaps(came: Sequence[tuple[float, NDArray[np.int64]]], number: int) -> NDArray[np.float64]:
-    """Between two tokens of each row, but for those of the prompt itself."""
-    last: dict[int, float] = {}
-    gaps = []
-    for at, handles in came:
-        for handle in handles.tolist():
-            if handle != number:
-                if handle in last:
-                    gaps.append(at - last[handle])
-                last[handle] = at
-    return np.array(gaps)
+    seen = [one for one in came if one[0] <= max(firsts)]
+    return [at - begun for at in firsts], np.array(gaps_in(times_of(seen, but_for=numbers).values()))

@@ -138,10 +138,12 @@ class PromptTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """How long a prompt took to its first token, through the engine.
 
     setting: what the engine is set for, the prompts' rate or the rows' pace. tokens: of the prompt. rows: that decode
-    beside it. first_token_ms: the median of `runs_ms`. gap_p50_ms, gap_p99_ms: between two tokens of a row, while the
-    prompt ran. products_ms: of its products alone, at the rate that the GPU's matrix units reach. exact: the engine was
+    beside it. together: how many such prompts came at once. first_token_ms: the median of `runs_ms`, which has all of
+    them. met_ms: of those before, which met launches of their size for the first time, the longest; None in older
+    results, whose first run that was. gap_p50_ms, gap_p99_ms: between two tokens of a row, while a prompt ran that
+    counts. products_ms: of their products alone, at the rate that the GPU's matrix units reach. exact: the engine was
     asked for the exact kernels. idle_between, idle_inside: of the device, in parts of its time with launches that
-    carried the prompt, before them and at most inside them; None in older results. skipped: why there is no figure.
+    carried such a prompt, before them and at most inside them; None in older results. skipped: why there is no figure.
     """
 
     shape: str
@@ -150,10 +152,12 @@ class PromptTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     rows: int
     products_ms: float
     first_token_ms: float | None = None
+    met_ms: float | None = None
     runs_ms: tuple[float, ...] = ()
     gap_p50_ms: float | None = None
     gap_p99_ms: float | None = None
     exact: bool = False
+    together: int = 1
     idle_between: float | None = None
     idle_inside: float | None = None
     skipped: str = ""

@@ -21,7 +21,8 @@ class Workload:
 
     prompt: of every row. context: the longest request that the engine is told of. lengths: prompts of the table of
     lengths. ragged: the shortest and the longest prompt of its batch of many lengths. first: prompts of the table of
-    first tokens, and beside: the rows that decode meanwhile.
+    first tokens, and beside: the rows that decode meanwhile. together: how many prompts come at once beside them, of
+    how many tokens each.
     """
 
     prompt: int
@@ -32,6 +33,7 @@ class Workload:
     ragged: tuple[int, int]
     first: tuple[int, ...] = ()
     beside: int = 0
+    together: tuple[int, int] = (0, 0)
 
     @property
     def steps(self) -> int:
@@ -53,9 +55,9 @@ class Workload:
         return 256 * ceil_div(max(*self.lengths, self.ragged[1]) + self.long + 1, 256)
 
 
-FULL: Final = Workload(512, 32, 288, 4096, (4096, 16384), (128, 8192), (128, 512, 2048, 8192, 32768), 32)
+FULL: Final = Workload(512, 32, 288, 4096, (4096, 16384), (128, 8192), (128, 512, 2048, 8192, 32768), 32, (4, 8192))
 SMALL: Final = Workload(
-    24, 4, 20, 128, (40, 90), (8, 70), (16, 300), 3
+    24, 4, 20, 128, (40, 90), (8, 70), (16, 300), 3, (2, 300)
 )  # for trying the benchmark itself, on the CPU too
 
 

@@ -204,18 +204,19 @@ def _prompt_table(times: Sequence[PromptTime]) -> list[str]:
     rows = []
     for time in (*fastest.values(), *(time for time in times if time.exact and _asked(time) not in fastest)):
         place = Prompt(time.shape, time.tokens)
-        alone = not time.rows and not time.exact
+        alone = not time.rows and not time.exact and time.together == 1
         peer, goal = (known.get(place) if alone else None for known in (VLLM_FIRST_TOKEN_MS, FIRST_TOKEN_GOALS_MS))
         found, exact = None if time.exact else time.first_token_ms, exactly.get(_asked(time))
         rows.append([
-            time.shape, f"{time.tokens:,}", str(time.rows or "alone"), time.setting, _number(time.products_ms, 1),
-            _number(found, 1), _over(found, time.products_ms), _percent(time.idle_between), _percent(time.idle_inside),
-            _idle_verdict(time), _number(exact, 1), _over(exact, found), _number(time.gap_p50_ms, 1),
-            _number(time.gap_p99_ms, 1), _number(peer, 1), _number(goal, 1), _verdict(found, goal),
+            time.shape, _prompts(time), str(time.rows or "alone"), time.setting, _number(time.products_ms, 1),
+            _number(time.met_ms, 1), _number(found, 1), _over(found, time.products_ms), _percent(time.idle_between),
+            _percent(time.idle_inside), _idle_verdict(time), _number(exact, 1), _over(exact, found),
+            _number(time.gap_p50_ms, 1), _number(time.gap_p99_ms, 1), _number(peer, 1), _number(goal, 1),
+            _verdict(found, goal),
         ])  # fmt: skip
-    head = ["shape", "prompt", "rows beside", "set for", "products", "first token", "÷ products", "idle between",
-            "idle inside", f"at most {100 * MIXED_IDLE:.0f} %", "exact", "exact ÷", "gap p50", "gap p99",
-            "vLLM 0.26.0", "goal", ""]  # fmt: skip
+    head = ["shape", "prompt", "rows beside", "set for", "products", "met first", "first token", "÷ products",
+            "idle between", "idle inside", f"at most {100 * MIXED_IDLE:.0f} %", "exact", "exact ÷", "gap p50",
+            "gap p99", "vLLM 0.26.0", "goal", ""]  # fmt: skip
     return ["**Milliseconds to the first token, and between two tokens of the rows beside**", "",
             *_table(head, rows)] if rows else []  # fmt: skip
 
@@ -226,8 +227,12 @@ def _idle_verdict(time: PromptTime) -> str:
     return _verdict(time.idle_between + time.idle_inside, MIXED_IDLE)
 
 
-def _asked(time: PromptTime) -> tuple[str, str, int, int]:
-    return time.shape, time.setting, time.tokens, time.rows
+def _prompts(time: PromptTime) -> str:
+    return f"{time.tokens:,}" if time.together == 1 else f"{time.together} x {time.tokens:,}"
+
+
+def _asked(time: PromptTime) -> tuple[str, str, int, int, int]:
+    return time.shape, time.setting, time.tokens, time.rows, time.together
 
 
 def _arrival_table(loads: Sequence[Arrivals]) -> list[str]:

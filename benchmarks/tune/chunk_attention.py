@@ -26,7 +26,7 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import AttentionShape
 from runahead.runtime.kernels.triton.chunk_attention import chunk_attention
 from runahead.runtime.kernels.triton.chunk_plans import TABLE, ChunkPlan, plan_key
-from runahead.runtime.kernels.triton.chunk_work import SPLIT_LAUNCH, cut_chunks
+from runahead.runtime.kernels.triton.chunk_work import SPLIT_LAUNCH, cut_chunks, plan_of_launch
 from runahead.runtime.kernels.triton.line_attention import line_attention
 from runahead.runtime.kernels.triton.warp_attention import HEAD_DIMS as COPIED
 from runahead.runtime.rounding import ceil_div
@@ -73,11 +73,12 @@ LAUNCHES: Final = (  # what tells plans apart best comes first
     Launch("512", ((512, 0),)),
     Launch("32 rows at 8k and 2048", (*((1, 8000),) * 32, (2048, 4096))),
 )
-COMPARED: Final = (  # of at most SPLIT_LAUNCH query tokens, and of more
+COMPARED: Final = (  # of at most SPLIT_LAUNCH query tokens, of more, and of more in one row
     Launch("compared", (*((1, 1500),) * 3, (300, 2000), (70, 0), (1, 0))),
     Launch("larger", ((1, 3000), (600, 100))),
+    Launch("alone", ((600, 300),)),
 )
-assert sum(count for count, _ in COMPARED[0].rows) <= SPLIT_LAUNCH < sum(count for count, _ in COMPARED[1].rows)
+assert sum(count for count, _ in COMPARED[0].rows) <= SPLIT_LAUNCH < min(COMPARED[1].rows[1][0], COMPARED[2].rows[0][0])
 
 
 class Trial:
@@ -119,6 +120,7 @@ class Trial:
         )  # fmt: skip
 
     def by_plan(self, plan: ChunkPlan, window: int = 0) -> torch.Tensor:
+        plan = plan_of_launch(plan, self.batch)
         work = cut_chunks(self.batch, self.shape, plan)
         return line_attention(self.q, self.keys, self.values, self.batch, self.shape.scale, window, plan, work)
 
@@ -131,11 +133,13 @@ class Trial:
 def plans(head_dim: int, processors: int) -> Iterator[ChunkPlan]:
     """Tiles of two warpgroups, or of one with two programs a processor, as far as shared memory holds them: Triton
     keeps `stages` tiles of keys and of values. Each in one part, in 8 and in 16. First those with warps that copy, of
-    heads that these know."""
+    heads that these know, also with parts of more tokens."""
     pad = max(64, 1 << (head_dim - 1).bit_length())
     if head_dim in COPIED:
         for (keys, stages), turns, parts in itertools.product(((128, 2), (128, 3), (64, 6)), (0, 1), (16, 1)):
             yield ChunkPlan(128, keys, processors, 8, stages, parts, copiers=1, turns=turns)
+        for part_keys in (1024, 2048):
+            yield ChunkPlan(128, 128, processors, 8, 3, 16, part_keys, copiers=1)
     for (lines, warps, each), keys, stages in itertools.product(
         ((128, 8, 1), (64, 4, 2)), (32, 64) if pad > 128 else (64, 128), (2, 3)
     ):

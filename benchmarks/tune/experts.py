@@ -18,6 +18,7 @@ import torch
 from benchmarks.tune.trial import READ_BYTES_PER_S, compile_side_by_side, graph_us, part_of
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Norm
+from runahead.runtime.kernels.triton.choosing import COMPARED
 from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works
 from runahead.runtime.kernels.triton.expert_products import (
     FIRST_GATED,
@@ -27,14 +28,15 @@ from runahead.runtime.kernels.triton.expert_products import (
     expert_sums,
     expert_tiling,
 )
-from runahead.runtime.kernels.triton.expert_row import DOWNS, GATES, RowTiling, experts_of_one_row
+from runahead.runtime.kernels.triton.expert_row import DOWNS, GATES, ExpertRowTiling, experts_of_one_row
 from runahead.runtime.kernels.triton.gpu import LEAST_SHARED_MEMORY, current_gpu
-from runahead.runtime.kernels.triton.routing import Routing, route
+from runahead.runtime.kernels.triton.routing import WARPS, Routing, route
 
 SHAPES: Final = {
     "30B-A3B": (2048, 128, 768, 8),
     "7B-A1B": (1536, 64, 512, 6),
 }  # hidden, experts, their width, experts of a token
+_ROUTINGS: Final = tuple(itertools.product((32, 64, 128), (2, 4, 8)))  # numbers compared at a time, and warps
 _LAYERS: Final = 2  # by turns, so that a lone row's experts are not in the caches
 
 
@@ -50,11 +52,13 @@ def tilings(columns: int, halves: int, depth: int) -> Iterator[ExpertTiling]:
             yield ExpertTiling(tile // halves, block, stages, some)
 
 
-def row_tilings() -> Iterator[RowTiling]:
+def row_tilings() -> Iterator[ExpertRowTiling]:
     """Candidates for either kernel of a lone row."""
-    for rows, weights, warps in itertools.product((1, 2, 4, 8, 16), (4096, 8192, 16384), (2, 4, 8)):
-        if 32 <= weights // (warps * 32) <= 128:  # numbers of a thread
-            yield RowTiling(rows, weights, warps)
+    for rows, weights, warps in itertools.product((1, 2, 4, 8, 16, 32), (2048, 4096, 8192, 16384), (1, 2, 4, 8)):
+        if 16 <= weights // (warps * 32) <= 128:  # numbers of a thread
+            yield ExpertRowTiling(rows, weights, warps)
+    for compared, warps in itertools.product((64, 128), (2, 4, 8)):
+        yield ExpertRowTiling(GATES.rows, GATES.weights, warps, compared)
 
 
 class Bench:
@@ -80,11 +84,11 @@ class Bench:
         self.scores = torch.randn(rows, count, generator=draw, device="cuda")
         self.routed = self.route()
 
-    def route(self) -> Routing:
+    def route(self, compared: int = COMPARED, warps: int = WARPS) -> Routing:
         squares = self.squares, 32, 1e-6
         return route(
             self.scores, self.live, self.choice, self.arrived, squares=squares, depth=self.x.shape[1],
-            dependent=self.dependent,
+            dependent=self.dependent, compared=compared, warps=warps,
         )  # fmt: skip
 
     @property
@@ -107,7 +111,7 @@ class Bench:
             scaled=torch.empty_like(self.x), squares=self.squares, dependent=self.dependent,
         )  # fmt: skip
 
-    def lone_row(self, gates: RowTiling = GATES, downs: RowTiling = DOWNS) -> None:
+    def lone_row(self, gates: ExpertRowTiling = GATES, downs: ExpertRowTiling = DOWNS) -> None:
         for gate_up, down in zip(self.gate_up, self.down, strict=True):
             experts_of_one_row(
                 self.x, self.scores, self.live, self.norm, gate_up, down, self.choice, dependent=self.dependent,
@@ -128,8 +132,14 @@ def main() -> None:
         bench = Bench(chosen.shape, rows)
         if chosen.compile is None:
             print(f"{chosen.shape}, {rows} rows name {bench.named} experts", flush=True)
-            _print("routing", bench.route, 1, 0)
+            for compared, warps in _ROUTINGS:
+                is_default = " (the default)" if (compared, warps) == (COMPARED, WARPS) else ""
+                what = f"routing, {compared} compared at a time by {warps} warps{is_default}"
+                _print(what, partial(bench.route, compared, warps), 1, 0)
             _print("sum", bench.sums, 1, 0)
+        else:
+            for compared, warps in _ROUTINGS[part_of(chosen.compile)]:
+                bench.route(compared, warps)
         if rows == 1:
             floor = bench.named * 3 * width * hidden * 2 / READ_BYTES_PER_S * 1e6
             _lone_row(bench, part_of(chosen.compile), None if chosen.compile is not None else floor)
@@ -147,14 +157,14 @@ def main() -> None:
 
 def _lone_row(bench: Bench, part: slice, floor_us: float | None) -> None:
     """Either kernel's candidates beside the other's default. floor_us: None prints nothing."""
-    for which in ("gates", "downs"):
-        tried = [RowTiling(*one) for one in sorted({astuple(one) for one in (GATES, DOWNS, *row_tilings())})]
+    for which, default in (("gates", GATES), ("downs", DOWNS)):
+        tried = [ExpertRowTiling(*one) for one in sorted({astuple(one) for one in (GATES, DOWNS, *row_tilings())})]
         found = []
         for tiling in tried[part]:
             found.append((_graph_us(partial(bench.lone_row, **{which: tiling}), tiling) / _LAYERS, str(tiling)))
         if floor_us is not None:
             print(f"  a lone row's {which}, with the other's default: floor of both {floor_us:.1f} µs")
-            for took, name in [*sorted(found)[:5], *(one for one in found if one[1] == str(GATES))]:
+            for took, name in [*sorted(found)[:5], *(one for one in found if one[1] == str(default))]:
                 print(f"    {took:.1f} {name}", flush=True)
 
 

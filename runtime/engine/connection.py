@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.frames import FrameReader
 
 HELLO_BYTES: Final = 64  # of a frame before the greeting: whoever says more is no front end
 _READ_BYTES: Final = 1 << 16  # at a time: what is copied is not the loop's to wait for
@@ -20,7 +21,7 @@ class Connection:
         self.owner = owner
         self.sock = sock
         self.connected_at = self.read_at = now  # seconds; all complete frames that the reader has came at `read_at`
-        self.reader = m.FrameReader(HELLO_BYTES)
+        self.reader = FrameReader(HELLO_BYTES)
         self.unsent = bytearray()
         self.is_full = False  # the socket took not all of it: whoever watches it waits for room
         self.greeted = False

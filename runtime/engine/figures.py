@@ -69,7 +69,8 @@ class Figures:
         self.overlapped += launch.overlapped
         self.firsts_after_idle += launch.first
         self.busy_ns += end - start
-        self.idle_inside_ns += int(rings.idle_ns[ring_slot])
+        inside = int(rings.idle_ns[ring_slot])  # at most, by the host's clock, on which a launch may seem to be longer
+        self.idle_inside_ns += inside if inside < end - start else end - start
         if not launch.first:
             self.idle_ns += max(0, start - self._previous_end_ns)
         self._previous_end_ns = end

@@ -23,6 +23,7 @@ from runahead.runtime.engine.connection import Connection
 from runahead.runtime.engine.submit_check import check_message, frame_bound
 from runahead.runtime.engine.turns import Turns
 from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.frames import FrameReader, ProtocolError
 
 MAX_UNSENT_BYTES: Final = 8 << 20  # a front end that leaves more undrained is gone
 HELLO_S: Final = 1.0  # for a Hello, from the connection on
@@ -223,7 +224,7 @@ class SocketLinks:
                     self._check(connection, message)
                     return connection.dated(message)
                 self._greet(connection, message)
-        except m.ProtocolError as error:
+        except ProtocolError as error:
             self._refuse(owner, str(error))
             self._lose(connection)
         if connection.ended:
@@ -233,7 +234,7 @@ class SocketLinks:
     def _check(self, connection: Connection, message: m.ToEngine) -> None:
         """Raises ProtocolError for what no front end may say."""
         if not connection.greeted:
-            raise m.ProtocolError("a front end spoke before its Hello")
+            raise ProtocolError("a front end spoke before its Hello")
         check_message(message, self._welcome().info, connection.last_handle, connection.announced)
         match message:
             case m.Announce(handle=handle):
@@ -248,10 +249,10 @@ class SocketLinks:
     def _greet(self, connection: Connection, hello: m.Hello) -> None:
         welcome = self._welcome()
         if connection.greeted:
-            raise m.ProtocolError("a front end said Hello twice")
+            raise ProtocolError("a front end said Hello twice")
         self.send(connection.owner, welcome)
         if hello.protocol != welcome.protocol:
-            raise m.ProtocolError(f"a front end speaks protocol {hello.protocol}, not {welcome.protocol}")
+            raise ProtocolError(f"a front end speaks protocol {hello.protocol}, not {welcome.protocol}")
         connection.greet(self._frame_bound)
 
     def _flush(self, connection: Connection) -> None:
@@ -277,7 +278,7 @@ class SocketLinks:
     def _lose(self, connection: Connection) -> None:
         if self._connections.pop(connection.owner, None) is not None:
             self._end(connection)
-            connection.reader = m.FrameReader()  # whatever else it has said
+            connection.reader = FrameReader()  # whatever else it has said
             connection.sock.close()
             self._turns.lanes.pop(connection.owner, None)
             self._turns.gone.append(connection.owner)

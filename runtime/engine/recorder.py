@@ -86,5 +86,5 @@ def _times(retired: _Retired) -> LaunchTimes:
         ended_s=retired.ended_s,
         start_ns=int(retired.start_ns),
         end_ns=int(retired.end_ns),
-        idle_inside_ns=int(retired.idle_inside_ns),
+        idle_inside_ns=int(min(retired.idle_inside_ns, retired.end_ns - retired.start_ns)),
     )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from runahead.runtime.scheduler.admission_record import eos_and_stop_ids
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.block_keys import KEY_BYTES
+from runahead.runtime.wire.frames import MAX_FRAME_BYTES, ProtocolError
 from runahead.runtime.wire.parameters import (
     MAX_ABORT_IDS,
     MAX_BIAS,
@@ -37,7 +38,7 @@ def frame_bound(info: m.EngineInfo) -> int:
     lists = MAX_BIAS * 2 * _NUMBER_BYTES + MAX_ABORT_IDS * (MAX_TEXT * _CHARACTER_BYTES + _NUMBER_BYTES)
     columns = info.context_length * (4 + 4) + info.context_length // info.block_size * KEY_BYTES + info.vocab_size // 8
     grammar = MAX_STRUCTURE * _CHARACTER_BYTES if info.structures else 0
-    return min(m.MAX_FRAME_BYTES, columns + lists + grammar + (1 << 16))
+    return min(MAX_FRAME_BYTES, columns + lists + grammar + (1 << 16))
 
 
 def check_message(message: m.ToEngine, info: m.EngineInfo, last_handle: int, announced: Set[int] = frozenset()) -> None:
@@ -57,9 +58,9 @@ def check_message(message: m.ToEngine, info: m.EngineInfo, last_handle: int, ann
         if message.structure:
             _check_structure(stopping, info)
         if stopping.min_tokens > stopping.max_tokens:
-            raise m.ProtocolError(f"a Submit has min_tokens {stopping.min_tokens} over its {stopping.max_tokens}")
+            raise ProtocolError(f"a Submit has min_tokens {stopping.min_tokens} over its {stopping.max_tokens}")
     elif isinstance(message, m.Cancel) and message.reason not in _CANCELLED:
-        raise m.ProtocolError(f"a Cancel has the reason {message.reason.name}, which is the engine's to give")
+        raise ProtocolError(f"a Cancel has the reason {message.reason.name}, which is the engine's to give")
 
 
 def _check_handle(message: m.Submit | m.Announce, last_handle: int, announced: Set[int]) -> None:
@@ -67,69 +68,69 @@ def _check_handle(message: m.Submit | m.Announce, last_handle: int, announced: S
     kind = type(message).__name__
     if isinstance(message, m.Submit) and message.announced:
         if message.handle not in announced:
-            raise m.ProtocolError(f"a Submit has handle {message.handle}, as if it had been announced")
+            raise ProtocolError(f"a Submit has handle {message.handle}, as if it had been announced")
     elif message.handle <= last_handle:
         article = "an" if kind == "Announce" else "a"
-        raise m.ProtocolError(f"{article} {kind} has handle {message.handle}, and {last_handle} was there before")
+        raise ProtocolError(f"{article} {kind} has handle {message.handle}, and {last_handle} was there before")
     if isinstance(message, m.Announce) and len(announced) >= m.MAX_ANNOUNCED:
-        raise m.ProtocolError(f"a front end has announced more than {m.MAX_ANNOUNCED} requests at once")
+        raise ProtocolError(f"a front end has announced more than {m.MAX_ANNOUNCED} requests at once")
 
 
 def _check_prompt(submit: m.Submit, info: m.EngineInfo) -> None:
     """The prompt, and what was made of it."""
     prompt = _words(submit.prompt, "prompt")
     if not prompt.size:
-        raise m.ProtocolError("a Submit has an empty prompt")
+        raise ProtocolError("a Submit has an empty prompt")
     if np.maximum.reduce(prompt.view(np.uint32)) >= info.vocab_size:  # a negative id is a large number then
-        raise m.ProtocolError(f"a Submit's prompt has an id that is not in the vocabulary of {info.vocab_size}")
+        raise ProtocolError(f"a Submit's prompt has an id that is not in the vocabulary of {info.vocab_size}")
     if submit.prompt_ids or submit.sampling.repetition_penalty != 1:
         _check_distinct(submit, prompt.size, info.vocab_size)
     keys = prompt.size // info.block_size if info.prefix_cache else 0
     if len(submit.block_keys) != keys * KEY_BYTES:
-        raise m.ProtocolError(f"a Submit has {len(submit.block_keys)} bytes of keys for {keys} blocks")
+        raise ProtocolError(f"a Submit has {len(submit.block_keys)} bytes of keys for {keys} blocks")
 
 
 def _check_distinct(submit: m.Submit, prompt: int, vocab_size: int) -> None:
     """The prompt's distinct ids. prompt: its tokens."""
     ids, has_ids = _words(submit.prompt_ids, "prompt_ids"), submit.sampling.repetition_penalty != 1
     if bool(ids.size) != has_ids or ids.size > prompt:
-        raise m.ProtocolError(f"a Submit has {ids.size} distinct ids for a prompt of {prompt}")
+        raise ProtocolError(f"a Submit has {ids.size} distinct ids for a prompt of {prompt}")
     if has_ids and (ids[0] < 0 or ids[-1] >= vocab_size or not (ids[1:] > ids[:-1]).all()):
-        raise m.ProtocolError("a Submit's distinct ids are not ascending ids of the vocabulary")
+        raise ProtocolError("a Submit's distinct ids are not ascending ids of the vocabulary")
 
 
 def _check_ids(submit: m.Submit, info: m.EngineInfo) -> None:
     """Ids that are listed."""
     sampling, stopping = submit.sampling, submit.stopping
     if len(sampling.bias_ids) != len(sampling.bias_values):
-        raise m.ProtocolError(f"a Submit has {len(sampling.bias_ids)} ids and {len(sampling.bias_values)} biases")
+        raise ProtocolError(f"a Submit has {len(sampling.bias_ids)} ids and {len(sampling.bias_values)} biases")
     if max((*sampling.bias_ids, *stopping.stop_token_ids), default=0) >= info.vocab_size:
-        raise m.ProtocolError(f"a Submit lists an id that is not in the vocabulary of {info.vocab_size}")
+        raise ProtocolError(f"a Submit lists an id that is not in the vocabulary of {info.vocab_size}")
     if len(set(sampling.bias_ids)) != len(sampling.bias_ids):
-        raise m.ProtocolError("a Submit has two biases for one id")
+        raise ProtocolError("a Submit has two biases for one id")
     ends = len(eos_and_stop_ids(stopping, info.eos_token_ids))
     if ends > MAX_STOP_IDS:
-        raise m.ProtocolError(f"a Submit ends with any of {ends} ids, and a row holds {MAX_STOP_IDS}")
+        raise ProtocolError(f"a Submit ends with any of {ends} ids, and a row holds {MAX_STOP_IDS}")
 
 
 def _check_mask(mask: bytes, vocab_size: int) -> None:
     words = _words(mask, "allowed_mask").view(np.uint32)
     spare = words.size * 32 - vocab_size  # bits behind the vocabulary, in the last word
     if not 0 <= spare < 32 or (spare and int(words[-1]) >> (32 - spare)):
-        raise m.ProtocolError(f"a Submit's allowed_mask of {words.size} words does not fit {vocab_size} ids")
+        raise ProtocolError(f"a Submit's allowed_mask of {words.size} words does not fit {vocab_size} ids")
     if not words.any():
-        raise m.ProtocolError("a Submit's allowed_mask allows nothing")
+        raise ProtocolError("a Submit's allowed_mask allows nothing")
 
 
 def _check_structure(stopping: StoppingParams, info: m.EngineInfo) -> None:
     """Of a grammar nothing but its length is looked at here: who follows it makes sense of it."""
     if not info.structures:
-        raise m.ProtocolError("a Submit has a grammar, and this engine follows none")
+        raise ProtocolError("a Submit has a grammar, and this engine follows none")
     if stopping.ignore_eos:
-        raise m.ProtocolError("a Submit has a grammar and ignore_eos, and would not end where the grammar does")
+        raise ProtocolError("a Submit has a grammar and ignore_eos, and would not end where the grammar does")
 
 
 def _words(column: bytes, name: str) -> NDArray[np.int32]:
     if len(column) % 4:
-        raise m.ProtocolError(f"a Submit's {name} has {len(column)} bytes, no whole number of int32")
+        raise ProtocolError(f"a Submit's {name} has {len(column)} bytes, no whole number of int32")
     return np.frombuffer(column, np.int32)

@@ -37,12 +37,14 @@ def load_vocabulary(tokenizer: str, vocab_size: int, eos_token_ids: Sequence[int
     """The tokens of a model, as grammars see them. It takes a second for 150,000 of them.
 
     tokenizer: what `tokenizer.json` holds. vocab_size: of the logits, which may be more than the tokenizer has.
-    eos_token_ids: what a completed grammar ends with, any of them. Raises VocabularyError.
+    eos_token_ids: what a completed grammar ends with, any of them; one that is beyond the logits, as some files of
+    models name, is never drawn and left out. Raises VocabularyError.
     """
-    if not eos_token_ids:
+    ends = [token_id for token_id in eos_token_ids if token_id < vocab_size]
+    if not ends:
         raise VocabularyError("the model has no end-of-sequence token, and a completed grammar would never end")
     try:
-        return LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(eos_token_ids))
+        return LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=ends)
     except Exception as error:  # the library raises nothing narrower
         raise VocabularyError(
             f"the model's tokenizer is of a kind that grammars are not followed in: {error}"

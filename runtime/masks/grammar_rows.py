@@ -287,7 +287,7 @@ class GrammarRows:
                 return
             if not self._make(request, matcher, self._mask, count):
                 return
-            self._memory.write(request.slot, request.epoch, request.position, self._mask, run[:count])
+            self._memory.write_behind(request.slot, request.epoch, request.position, self._mask, run[:count])
             self._memory.figures[MASKS] += 1
             self._memory.figures[MASK_NS] += self._clock() - begun
 

@@ -68,10 +68,10 @@ class MaskMemory:
         line = TAG_WORDS + ceil_div(drafts, 2) + ceil_div(mask_words(vocab_size), 2)
         return 8 * (_FIGURES + max_rows * (_forced_words(drafts) + (1 + drafts) * line))
 
-    def write(
-        self, slot: int, epoch: int, position: int, mask: NDArray[np.int32], run: NDArray[np.int32] = NO_RUN
+    def write_behind(
+        self, slot: int, epoch: int, position: int, mask: NDArray[np.int32], run: NDArray[np.int32]
     ) -> None:
-        """The tokens that may come behind these drafts, [at most `drafts`], of the row that has had the slot since this
+        """The tokens that may come behind these drafts, [1 to `drafts`], of the row that has had the slot since this
         epoch, and whose next position is this one. mask: as `runahead.runtime.token_mask` lays it out,
         [mask_words(vocab)]"""
         line = np.zeros(self.lines.shape[2], np.int64)
@@ -82,20 +82,20 @@ class MaskMemory:
         self.lines[slot, run.size] = line
 
     def write_next(self, tags: NDArray[np.int64], masks: NDArray[np.int32]) -> None:
-        """`write` for the next positions of several rows. tags: slot, epoch and position of each. [n, 3],
-        [n, mask_words(vocab)]"""
+        """The tokens that may come next, of several rows. tags: slot, epoch and position of each, as `write_behind` has
+        them. [n, 3], [n, mask_words(vocab)]"""
         lines = np.zeros((len(tags), self.lines.shape[2]), np.int64)
         lines[:, EPOCH], lines[:, POSITION] = tags[:, 1], tags[:, 2]
         lines[:, self.mask_at :].view(np.int32)[:, : masks.shape[1]] = masks
         lines[:, CHECKSUM] = _checksums(lines)
         self.lines[tags[:, 0], 0] = lines
 
-    def read(self, slot: int, epoch: int, position: int, run: NDArray[np.int32] = NO_RUN) -> NDArray[np.int32] | None:
+    def read_behind(self, slot: int, epoch: int, position: int, run: NDArray[np.int32]) -> NDArray[np.int32] | None:
         """That mask, a copy; None while it is not there, or if it is that behind other drafts. [mask_words(vocab)]"""
         line = self.lines[slot, run.size].copy()  # the only look at what another process writes
         if not _are_of(line[None], epoch, position, run.size):
             return None
-        if run.size and not np.array_equal(line[TAG_WORDS : self.mask_at].view(np.int32)[: run.size], run):
+        if not np.array_equal(line[TAG_WORDS : self.mask_at].view(np.int32)[: run.size], run):
             return None
         mask: NDArray[np.int32] = line[self.mask_at :].view(np.int32)[: self._mask_words]
         return mask
@@ -103,7 +103,7 @@ class MaskMemory:
     def read_next(
         self, slots: NDArray[np.int64], epochs: NDArray[np.int64], positions: NDArray[np.int32]
     ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
-        """`read` for the next positions of several rows: which masks are there, and those, or nonsense. [n], [n], [n];
+        """Those of the next positions of several rows: which are there, and copies of them, or nonsense. [n], [n], [n];
         returns [n], [n, mask_words(vocab)]"""
         lines = self.lines[slots, 0]  # the only look at what another process writes
         return _are_of(lines, epochs, positions, 0), lines[:, self.mask_at :].view(np.int32)[:, : self._mask_words]

@@ -25,7 +25,7 @@ from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.masks.masks import GivenUp, MaskFigures
 from runahead.runtime.masks.stops import NO_STOPS, Stops
 from runahead.runtime.masks.worker_errors import WorkerErrors
-from runahead.runtime.wire.messages import FrameReader
+from runahead.runtime.wire.frames import FrameReader
 from runahead.runtime.wire.parameters import FinishReason
 
 WORKER_MODULE: Final = "runahead.runtime.masks.worker"

@@ -1,18 +1,16 @@
 """What the engine tells its mask worker, and what that answers: frames as on the engine's other sockets.
 
-A frame is a little-endian uint32 length and that many bytes of MessagePack, one struct of the unions below.
+A frame (`runahead.runtime.wire.frames`) holds MessagePack, one struct of the unions below.
 """
 
 from __future__ import annotations
 
-import struct
 from typing import Final
 
 import msgspec
 
 from runahead.runtime.masks.stops import NO_STOPS, Stops
-
-_LENGTH: Final = struct.Struct("<I")
+from runahead.runtime.wire.frames import framed
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -84,8 +82,7 @@ _answers: Final[msgspec.msgpack.Decoder[Answer]] = msgspec.msgpack.Decoder(Answe
 
 def frame(message: Order | Answer) -> bytes:
     """Length and body, ready to send."""
-    body = _encoder.encode(message)
-    return _LENGTH.pack(len(body)) + body
+    return framed(_encoder.encode(message))
 
 
 def read_order(body: bytes) -> Order:

@@ -25,7 +25,7 @@ from runahead.runtime.grammar.matcher import VocabularyError, load_vocabulary, n
 from runahead.runtime.masks import orders
 from runahead.runtime.masks.grammar_rows import GrammarRows, Matcher
 from runahead.runtime.masks.mask_memory import HANDLED, MaskMemory
-from runahead.runtime.wire.messages import FrameReader
+from runahead.runtime.wire.frames import FrameReader
 
 EXIT_CANNOT_START: Final = 2
 _READ_BYTES: Final = 1 << 16

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from runahead.runtime.checkpoint import StoredTensor
-from runahead.runtime.kernels.layers import Attention, Experts, FeedForward, Fuse, Layer, Linear, Norm
+from runahead.runtime.kernels.layers import Attention, FeedForward, Fuse, Layer, Linear, Norm
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_keys import Unread
 from runahead.runtime.models.rope import Rope
@@ -107,17 +107,6 @@ class ModelWeights:
     parameters: int
     embedding_scale: float = 1.0
     logit_cap: float = 0.0
-
-    @property
-    def experts(self) -> tuple[Experts, ...]:
-        """Of the layers that have any."""
-        return tuple(layer.feed_forward for layer in self.layers if isinstance(layer.feed_forward, Experts))
-
-    @property
-    def bounds(self) -> bool:
-        """Whether scores of attention, or logits, are bounded by a tanh."""
-        mixers = (layer.mixer for layer in self.layers)
-        return bool(self.logit_cap) or any(isinstance(mixer, Attention) and mixer.score_cap for mixer in mixers)
 
 
 @dataclass(frozen=True, slots=True)

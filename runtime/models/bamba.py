@@ -12,6 +12,7 @@ from runahead.runtime.models.architecture import Architecture, ModelWeights, Ten
 from runahead.runtime.models.config_keys import unread
 from runahead.runtime.models.config_values import flag, number
 from runahead.runtime.models.dense_decoder import (
+    all_tokens,
     attention,
     dense_weights,
     feed_forward,
@@ -52,17 +53,13 @@ def _recurrent(raw: Mapping[str, Any]) -> list[bool]:
     return [layer not in named for layer in range(layers)]
 
 
-def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    return (0,) * layers
-
-
 def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> BambaConfig:
     share = share_of(raw, _SHARE)
     if share != _SHARE:
         raise CheckpointError(f"partial_rotary_factor is {share!r}; that of {_NAME} is {_SHARE}")
     own: dict[str, Any] = {key: flag(raw, key) for key in ("attention_bias", "mlp_bias")}
     return read_dense(
-        BambaConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=8, positions=262144, windows=_windows, eps=1e-5,
+        BambaConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=8, positions=262144, windows=all_tokens, eps=1e-5,
         rope=rope_of_a_part, share=share, **read_mamba2(raw, _recurrent(raw)), **own,
     )  # fmt: skip
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 import torch
 
 from runahead.runtime.checkpoint import CheckpointError
+from runahead.runtime.wire.setting import shown
 
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_MOST: Final = (1 << 31) - 1  # of whole numbers: sizes and ids are held in 32 bits
+_MOST_LAYERS: Final = 10_000  # each is described before a file is looked at
 _T = TypeVar("_T", int, float, bool)
 
 
@@ -22,12 +25,14 @@ def common(
 
     Raises CheckpointError.
     """
-    bos = token_ids(raw, "bos_token_id")
+    bos, layers = token_ids(raw, "bos_token_id"), number(raw, "num_hidden_layers", int)
+    if layers > _MOST_LAYERS:
+        raise CheckpointError(f"num_hidden_layers is {layers}; at most {_MOST_LAYERS} are supported")
     return {
         "architecture": architecture,
         "vocab_size": number(raw, "vocab_size", int),
         "hidden_size": number(raw, "hidden_size", int),
-        "num_layers": number(raw, "num_hidden_layers", int),
+        "num_layers": layers,
         "max_position_embeddings": number(raw, "max_position_embeddings", int, positions),
         "tie_word_embeddings": flag(raw, "tie_word_embeddings", default=tied),
         "eos_token_ids": eos_token_ids,
@@ -46,16 +51,21 @@ def dtype(raw: Mapping[str, Any]) -> torch.dtype:
 
 
 def number(raw: Mapping[str, Any], key: str, kind: type[_T], default: _T | None = None, low: int = 1) -> _T:
-    """A finite number of at least `low`, or above 0 for a float; null and absent take the default."""
+    """A finite number: a whole one from `low` to 2147483647, or a float above 0. Null and absent take the default.
+
+    Raises CheckpointError.
+    """
     value = raw.get(key)
     if value is None:
         if default is None:
             raise CheckpointError(f"config.json has no {key}")
         return default
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if not fits or (kind is int and (value != int(value) or value < low)) or (kind is float and value <= 0):
         what = f"an integer of at least {low}" if kind is int else "a number above 0"
-        raise CheckpointError(f"{key} is {value!r}; it must be {what}")
+        raise CheckpointError(f"{key} is {shown(value)}; it must be {what}")
+    if kind is int and value > _MOST:
+        raise CheckpointError(f"{key} is {shown(value)}; it must be at most {_MOST}")
     return kind(value)
 
 
@@ -70,6 +80,6 @@ def flag(raw: Mapping[str, Any], key: str, default: bool = False) -> bool:
 def token_ids(raw: Mapping[str, Any], key: str) -> tuple[int, ...]:
     value = raw.get(key)
     ids = [] if value is None else value if isinstance(value, list) else [value]
-    if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
-        raise CheckpointError(f"{key} is {value!r}; it must be a token id or a list of them")
+    if any(not isinstance(i, int) or isinstance(i, bool) or not 0 <= i <= _MOST for i in ids):
+        raise CheckpointError(f"{key} is {shown(value)}; it must be a token id or a list of them")
     return tuple(ids)

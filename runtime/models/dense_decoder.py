@@ -52,7 +52,8 @@ class DenseConfig(ModelConfig):
 
 
 ConfigT = TypeVar("ConfigT", bound=DenseConfig)  # with what an architecture has of its own
-Windows = Callable[[Mapping[str, Any], int], tuple[int, ...]]  # of config.json and the number of layers, by layer
+# By layer: of config.json, the name of the architecture and the number of layers.
+Windows = Callable[[Mapping[str, Any], str, int], tuple[int, ...]]
 RopeReader = Callable[[Mapping[str, Any], int], tuple[float, RopeScaling]]  # of config.json and the model's positions
 LayerOf = Callable[[ConfigT, int, TensorReader], Layer]  # of a layer's number
 
@@ -103,7 +104,7 @@ def read_dense(
         rms_norm_eps=number(raw, "rms_norm_eps", float, eps),
         rope_theta=theta,
         rope_scaling=scaling,
-        windows=windows(raw, fields["num_layers"]),
+        windows=windows(raw, architecture, fields["num_layers"]),
         **own,
     )
 
@@ -143,6 +144,16 @@ def windows_by_type(raw: Mapping[str, Any], architecture: str, layers: int, wind
             f"{raw.get(_WINDOW)!r}, use_sliding_window {raw.get('use_sliding_window')!r}"
         )
     return tuple(known[kind] for kind in kinds)
+
+
+def all_tokens(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:
+    """Of families whose files have no key of a window: every layer attends to all tokens."""
+    return (0,) * layers
+
+
+def one_window(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:
+    """Of Mixtral and Phi-3: what `sliding_window` says holds on every layer; there is none where the file lacks it."""
+    return (window_size(raw.get(_WINDOW)),) * layers
 
 
 def no_windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:

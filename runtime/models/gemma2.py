@@ -43,12 +43,12 @@ class Gemma2Config(DenseConfig):
     attention_bias: bool = False
 
 
-def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+def _windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:
     """As `layer_types` says; without it, on every layer but each second."""
     window, kinds = window_size(raw.get("sliding_window", 4096)), raw.get("layer_types")
     if kinds is None:
         kinds = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)]
-    return windows_by_type({**raw, "layer_types": kinds}, _NAME, layers, window) or ()
+    return windows_by_type({**raw, "layer_types": kinds}, architecture, layers, window) or ()
 
 
 def _cap(raw: Mapping[str, Any], key: str, default: float) -> float:

@@ -73,13 +73,13 @@ def _rope(found: Mapping[str, Any], positions: int, theta: float) -> tuple[float
     return number(found, "rope_theta", float, theta), scaling
 
 
-def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+def _windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:
     """As `layer_types` says; without it, on all layers but every `sliding_window_pattern`-th."""
     window, every = window_size(raw.get("sliding_window", 4096)), number(raw, "sliding_window_pattern", int, 6)
     kinds = raw.get("layer_types")
     if kinds is None:
         kinds = [_FULL if (layer + 1) % every == 0 else _SLIDING for layer in range(layers)]
-    return windows_by_type({**raw, "layer_types": kinds}, _NAME, layers, window) or ()
+    return windows_by_type({**raw, "layer_types": kinds}, architecture, layers, window) or ()
 
 
 def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Gemma3Config:

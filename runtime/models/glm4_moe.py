@@ -23,6 +23,7 @@ from runahead.runtime.models.corrected_experts import (
 from runahead.runtime.models.dense_decoder import (
     READ_BY_DENSE,
     DenseConfig,
+    all_tokens,
     attention,
     dense_weights,
     feed_forward,
@@ -54,10 +55,6 @@ class Glm4MoeConfig(DenseConfig):
     heads: int
 
 
-def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    return (0,) * layers
-
-
 def _heads(raw: Mapping[str, Any]) -> int:
     given = {key: number(raw, key, int, low=0) for key in _HEADS if raw.get(key) is not None}
     if len(set(given.values())) > 1:
@@ -77,7 +74,7 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Glm4MoeConf
         "heads": _heads(raw),
     }
     read = read_dense(
-        Glm4MoeConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=8, positions=131072, windows=_windows,
+        Glm4MoeConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=8, positions=131072, windows=all_tokens,
         eps=1e-5, rope=rope_of_a_part, share=share, rotated=0, **own,
     )  # fmt: skip
     return replace(read, rotated=rotated_of(read.head_dim, share))

@@ -48,15 +48,11 @@ class GraniteConfig(DenseConfig):
     logits_scaling: float = 1.0
 
 
-def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    return no_windows(raw, _NAME, layers)
-
-
 def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> GraniteConfig:
     own: dict[str, Any] = {key: flag(raw, key) for key in _BIASES}
     own |= {key: number(raw, key, float, 1.0) for key in _MULTIPLIERS}
     return read_dense(
-        GraniteConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=None, positions=2048, windows=_windows, **own
+        GraniteConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=None, positions=2048, windows=no_windows, **own
     )
 
 

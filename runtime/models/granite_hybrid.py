@@ -16,7 +16,7 @@ from runahead.runtime.kernels.layers import Dense, Experts, FeedForward, Layer, 
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
 from runahead.runtime.models.config_keys import BIASES_AS_THEY_ARE, unread
 from runahead.runtime.models.config_values import flag, number
-from runahead.runtime.models.dense_decoder import attention, dense_weights, passed_over, read_dense, rope_of
+from runahead.runtime.models.dense_decoder import all_tokens, attention, dense_weights, passed_over, read_dense, rope_of
 from runahead.runtime.models.expert_decoder import ROUTERS_IN_TRAINING
 from runahead.runtime.models.mamba2_decoder import (
     READ_BY_MAMBA2,
@@ -64,10 +64,6 @@ def _recurrent(raw: Mapping[str, Any]) -> list[bool]:
     return [_RECURRENT[kind] for kind in kinds]
 
 
-def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    return (0,) * layers
-
-
 def _rotates(raw: Mapping[str, Any]) -> bool:
     kind = raw.get(_POSITIONS)
     if kind not in (None, "nope", "rope"):
@@ -85,7 +81,7 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> GraniteHybr
     own |= {"experts": experts, "chosen": chosen, "shared_size": number(raw, _SHARED, int, 1024)}
     own |= {"rotates": _rotates(raw), "attention_bias": flag(raw, "attention_bias")}
     return read_dense(
-        GraniteHybridConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=None, positions=2048, windows=_windows,
+        GraniteHybridConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=None, positions=2048, windows=all_tokens,
         **read_mamba2(raw, _recurrent(raw)), **own,
     )  # fmt: skip
 

@@ -33,14 +33,10 @@ class LlamaConfig(DenseConfig):
     mlp_bias: bool = False
 
 
-def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    return no_windows(raw, _NAME, layers)
-
-
 def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> LlamaConfig:
     biases: dict[str, Any] = {key: flag(raw, key) for key in ("attention_bias", "mlp_bias")}
     return read_dense(
-        LlamaConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=None, positions=2048, windows=_windows, **biases
+        LlamaConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=None, positions=2048, windows=no_windows, **biases
     )  # fmt: skip
 
 

@@ -48,15 +48,18 @@ class MiMoConfig(DenseConfig):
     heads: int
 
 
-def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    return switched_windows(raw, _NAME, layers)
-
-
 def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> MiMoConfig:
     _refuse_other_code(raw.get("auto_map"))
     heads = number(raw, "num_nextn_predict_layers", int, 0, low=0)
     return read_dense(
-        MiMoConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=32, positions=32768, windows=_windows, heads=heads
+        MiMoConfig,
+        raw,
+        eos_token_ids,
+        architecture=_NAME,
+        kv_heads=32,
+        positions=32768,
+        windows=switched_windows,
+        heads=heads,
     )
 
 

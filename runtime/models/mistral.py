@@ -1,9 +1,12 @@
-"""Mistral: no biases, and a window on every layer unless `config.json` says otherwise."""
+"""Mistral: no biases, and a window on every layer unless `config.json` says otherwise.
+
+Where the file names the layers that have a window, it is saved as Ministral.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
@@ -20,18 +23,6 @@ from runahead.runtime.models.dense_decoder import (
     small,
 )
 
-_NAME: Final = "MistralForCausalLM"
-
-
-def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    return numbered_windows(raw, _NAME, layers)
-
-
-def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> DenseConfig:
-    return read_dense(
-        DenseConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=8, positions=131072, windows=_windows
-    )
-
 
 def _layer(config: DenseConfig, number: int, tensors: TensorReader) -> Layer:
     return Layer(attention(config, number, tensors), feed_forward(config, number, tensors))
@@ -41,15 +32,25 @@ def _weights(config: DenseConfig, tensors: TensorReader) -> ModelWeights:
     return dense_weights(config, tensors, _layer)
 
 
-MISTRAL: Final = Architecture(
-    name=_NAME,
-    model_type="mistral",
-    models="Mistral 7B, Mistral Nemo, and others of its shape",
-    layers=("attention", "window", "dense"),
-    understood=READ_BY_DENSE,
-    unread=(unread(BIASES_AS_THEY_ARE, "attention_bias mlp_bias"),),
-    read=_read,
-    weights=_weights,
-    passed_over=passed_over,
-    small=small,
-)
+def _architecture(name: str, model_type: str, models: str) -> Architecture[DenseConfig]:
+    def read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> DenseConfig:
+        return read_dense(
+            DenseConfig, raw, eos_token_ids, architecture=name, kv_heads=8, positions=131072, windows=numbered_windows
+        )
+
+    return Architecture(
+        name=name,
+        model_type=model_type,
+        models=models,
+        layers=("attention", "window", "dense"),
+        understood=READ_BY_DENSE,
+        unread=(unread(BIASES_AS_THEY_ARE, "attention_bias mlp_bias"),),
+        read=read,
+        weights=_weights,
+        passed_over=passed_over,
+        small=small,
+    )
+
+
+MISTRAL = _architecture("MistralForCausalLM", "mistral", "Mistral 7B, Mistral Nemo, and others of its shape")
+MINISTRAL = _architecture("MinistralForCausalLM", "ministral", "Ministral 8B, where its layers are named")

@@ -13,9 +13,9 @@ from runahead.runtime.models.config_values import number
 from runahead.runtime.models.dense_decoder import (
     attention,
     dense_weights,
+    one_window,
     passed_over,
     read_dense,
-    window_size,
 )
 from runahead.runtime.models.expert_decoder import (
     READ_BY_EXPERTS,
@@ -31,10 +31,6 @@ _NAME: Final = "MixtralForCausalLM"
 _EXPERTS: Final = "num_local_experts"
 
 
-def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    return (window_size(raw.get("sliding_window")),) * layers
-
-
 def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> ExpertsConfig:
     own: dict[str, Any] = {
         **read_choice(raw, (_EXPERTS,), experts=8, chosen=2),
@@ -43,7 +39,7 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> ExpertsConf
         "sparse": (True,) * number(raw, "num_hidden_layers", int),
     }
     return read_dense(
-        ExpertsConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=8, positions=131072, windows=_windows,
+        ExpertsConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=8, positions=131072, windows=one_window,
         eps=1e-5, rope=partial(rope, theta=1e6), **own,
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ from runahead.runtime.models.corrected_experts import (
     corrected_experts,
     read_corrected,
 )
-from runahead.runtime.models.dense_decoder import attention, dense_weights, passed_over, read_dense, rope_of
+from runahead.runtime.models.dense_decoder import all_tokens, attention, dense_weights, passed_over, read_dense, rope_of
 from runahead.runtime.models.mamba2_decoder import SCANS_IN_CHUNKS, Mamba2Config, mamba2, read_limits
 from runahead.runtime.models.rope import RopeScaling
 
@@ -121,10 +121,6 @@ def _plain(raw: Mapping[str, Any], positions: int) -> tuple[float, RopeScaling]:
     return 10000.0, RopeScaling()
 
 
-def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    return (0,) * layers
-
-
 # Keys that mean what they mean for other decoders.
 _AS_OTHERS: Final = (
     "vocab_size hidden_size max_position_embeddings bos_token_id dtype torch_dtype num_attention_heads "
@@ -147,7 +143,7 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> NemotronHCo
     shared_size = number(raw, _SHARED, int, 7688)
     own |= {"routed": read_corrected(raw, experts=8, chosen=2, size=7688, shared_size=shared_size)}
     return read_dense(
-        NemotronHConfig, sizes, eos_token_ids, architecture=_NAME, kv_heads=8, positions=4096, windows=_windows,
+        NemotronHConfig, sizes, eos_token_ids, architecture=_NAME, kv_heads=8, positions=4096, windows=all_tokens,
         rope=_plain, activation=("mlp_hidden_act", "relu2"), **own,
     )  # fmt: skip
 

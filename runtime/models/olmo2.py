@@ -33,14 +33,10 @@ class Olmo2Config(DenseConfig):
     attention_bias: bool = False
 
 
-def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    return no_windows(raw, _NAME, layers)
-
-
 def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Olmo2Config:
     return read_dense(
-        Olmo2Config, raw, eos_token_ids, architecture=_NAME, kv_heads=None, positions=2048, windows=_windows, eps=1e-5,
-        attention_bias=flag(raw, "attention_bias"),
+        Olmo2Config, raw, eos_token_ids, architecture=_NAME, kv_heads=None, positions=2048, windows=no_windows,
+        eps=1e-5, attention_bias=flag(raw, "attention_bias"),
     )  # fmt: skip
 
 

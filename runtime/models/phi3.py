@@ -18,11 +18,11 @@ from runahead.runtime.models.dense_decoder import (
     attention,
     dense_weights,
     feed_forward,
+    one_window,
     passed_over,
     read_dense,
     rope_of,
     small,
-    window_size,
 )
 from runahead.runtime.models.partial_rotation import order_of_qkv, rotated_of, share_of
 from runahead.runtime.models.rope import RopeScaling
@@ -54,10 +54,6 @@ def _rope(raw: Mapping[str, Any], positions: int) -> tuple[float, RopeScaling]:
     return theta, scaling
 
 
-def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    return (window_size(raw.get("sliding_window")),) * layers
-
-
 def _refuse_other_code(raw: Mapping[str, Any]) -> None:
     named = raw.get("auto_map") or {}
     for key, code in _CODE.items():
@@ -70,7 +66,7 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Phi3Config:
     _refuse_other_code(raw)
     share = share_of(raw)
     read = read_dense(
-        Phi3Config, raw, eos_token_ids, architecture=_NAME, kv_heads=None, positions=4096, windows=_windows, eps=1e-5,
+        Phi3Config, raw, eos_token_ids, architecture=_NAME, kv_heads=None, positions=4096, windows=one_window, eps=1e-5,
         rope=_rope, share=share, rotated=0,
     )  # fmt: skip
     return replace(read, rotated=rotated_of(read.head_dim, share))

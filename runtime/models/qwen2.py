@@ -23,13 +23,9 @@ from runahead.runtime.models.dense_decoder import (
 _NAME: Final = "Qwen2ForCausalLM"
 
 
-def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    return switched_windows(raw, _NAME, layers)
-
-
 def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> DenseConfig:
     return read_dense(
-        DenseConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=32, positions=32768, windows=_windows
+        DenseConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=32, positions=32768, windows=switched_windows
     )
 
 

@@ -32,13 +32,9 @@ class Qwen3Config(DenseConfig):
     attention_bias: bool = False
 
 
-def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    return switched_windows(raw, _NAME, layers)
-
-
 def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Qwen3Config:
     return read_dense(
-        Qwen3Config, raw, eos_token_ids, architecture=_NAME, kv_heads=32, positions=32768, windows=_windows,
+        Qwen3Config, raw, eos_token_ids, architecture=_NAME, kv_heads=32, positions=32768, windows=switched_windows,
         head_dim=128, attention_bias=flag(raw, "attention_bias"),
     )  # fmt: skip
 

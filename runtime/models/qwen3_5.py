@@ -17,7 +17,7 @@ from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader, Whole
 from runahead.runtime.models.config_keys import BIASES_AS_THEY_ARE, Unread, unread
 from runahead.runtime.models.config_values import flag, number
-from runahead.runtime.models.dense_decoder import READ_BY_DENSE, read_dense
+from runahead.runtime.models.dense_decoder import READ_BY_DENSE, all_tokens, read_dense
 from runahead.runtime.models.expert_decoder import ROUTERS_IN_TRAINING, one_by_one, read_choice
 from runahead.runtime.models.partial_rotation import rotated_of, share_of
 from runahead.runtime.models.qwen3_next import (
@@ -55,10 +55,6 @@ def _rope(raw: Mapping[str, Any], positions: int) -> tuple[float, RopeScaling]:
     return theta, rope_scaling(key, {**found, _ORIGINAL: original.get(_ORIGINAL)}, positions)
 
 
-def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    return (0,) * layers
-
-
 def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...], *, name: str, experts: bool) -> Qwen3NextConfig:
     if not flag(raw, "attn_output_gate", default=True):
         raise CheckpointError(f"attn_output_gate is {raw['attn_output_gate']!r}; only true is supported for {name}")
@@ -80,7 +76,7 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...], *, name: str, 
     sizes |= {"intermediate_size": number(raw, "intermediate_size", int, 12288)}
     read = read_dense(
         Qwen3NextConfig, sizes, eos_token_ids, architecture=name, kv_heads=2 if experts else 4, positions=32768,
-        windows=_windows, head_dim=256, rope=_rope, share=share, rotated=0, **own,
+        windows=all_tokens, head_dim=256, rope=_rope, share=share, rotated=0, **own,
     )  # fmt: skip
     return replace(read, rotated=rotated_of(read.head_dim, share))
 

@@ -42,7 +42,7 @@ class Qwen3MoeConfig(ExpertsConfig):
     attention_bias: bool = False
 
 
-def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+def _windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:
     """Switched on, a window holds on every layer."""
     given = raw.get("sliding_window", 4096)
     return (window_size(given) if window_switch(raw) else 0,) * layers

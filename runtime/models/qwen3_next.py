@@ -100,9 +100,11 @@ def read_recurrent(raw: Mapping[str, Any]) -> tuple[bool, ...]:
     return tuple(_RECURRENT[kind] for kind in kinds)
 
 
-def no_window(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+def _windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:
     if window_switch(raw):
-        raise CheckpointError(f"use_sliding_window is True, and {_NAME} attends to all tokens; only false is supported")
+        raise CheckpointError(
+            f"use_sliding_window is True, and {architecture} attends to all tokens; only false is supported"
+        )
     return (0,) * layers
 
 
@@ -133,7 +135,7 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Qwen3NextCo
         "attention_bias": flag(raw, "attention_bias"),
     }
     read = read_dense(
-        Qwen3NextConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=2, positions=32768, windows=no_window,
+        Qwen3NextConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=2, positions=32768, windows=_windows,
         head_dim=256, rope=rope_of_a_part, share=share, rotated=0, **own,
     )  # fmt: skip
     return replace(read, rotated=rotated_of(read.head_dim, share))

@@ -13,8 +13,7 @@ from runahead.runtime.models.granite import GRANITE
 from runahead.runtime.models.granite_hybrid import GRANITE_HYBRID
 from runahead.runtime.models.llama import LLAMA
 from runahead.runtime.models.mimo import MIMO
-from runahead.runtime.models.ministral import MINISTRAL
-from runahead.runtime.models.mistral import MISTRAL
+from runahead.runtime.models.mistral import MINISTRAL, MISTRAL
 from runahead.runtime.models.mixtral import MIXTRAL
 from runahead.runtime.models.nemotron_h import NEMOTRON_H
 from runahead.runtime.models.olmo2 import OLMO2

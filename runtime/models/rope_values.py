@@ -30,7 +30,10 @@ def rope_of_a_part(raw: Mapping[str, Any], positions: int, theta: float = 10000.
     theta = number(found if found.get("rope_theta") is not None else raw, "rope_theta", float, theta)
     # Beside the object it wins, as in transformers.
     original = raw if raw.get(_ORIGINAL) is not None else found
-    return theta, rope_scaling(key, {**found, _ORIGINAL: original.get(_ORIGINAL)}, positions)
+    scaling = rope_scaling(key, {**found, _ORIGINAL: original.get(_ORIGINAL)}, positions)
+    if scaling.kind == "yarn" and theta <= 1:
+        raise CheckpointError(f"rope_theta is {theta}; with rope_type 'yarn' it must be above 1")
+    return theta, scaling
 
 
 def rope_object(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -79,13 +82,10 @@ def _linear(found: Mapping[str, Any], positions: int) -> RopeScaling:
 
 
 def _llama3(found: Mapping[str, Any], positions: int) -> RopeScaling:
-    return RopeScaling(
-        "llama3",
-        number(found, "factor", float),
-        number(found, "low_freq_factor", float),
-        number(found, "high_freq_factor", float),
-        number(found, _ORIGINAL, int, positions),
-    )
+    low, high = number(found, "low_freq_factor", float), number(found, "high_freq_factor", float)
+    if high <= low:
+        raise CheckpointError(f"high_freq_factor ({high}) must be above low_freq_factor ({low})")
+    return RopeScaling("llama3", number(found, "factor", float), low, high, number(found, _ORIGINAL, int, positions))
 
 
 def _yarn(found: Mapping[str, Any], positions: int) -> RopeScaling:

@@ -52,10 +52,10 @@ def _rotates(raw: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
     return tuple(map(bool, named))
 
 
-def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+def _windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[int, ...]:
     """Where they are switched on: as `layer_types` says, or on the layers that do not rotate."""
     window = window_size(raw.get("sliding_window")) if window_switch(raw) else 0
-    named = windows_by_type(raw, _NAME, layers, window)
+    named = windows_by_type(raw, architecture, layers, window)
     return tuple(0 if rotates else window for rotates in _rotates(raw, layers)) if named is None else named
 
 

@@ -23,17 +23,16 @@ from runahead.runtime.models.draft_network import DraftNetwork
 from runahead.runtime.models.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import weight_bytes
-from runahead.runtime.process.drafting_files import drafting_files
+from runahead.runtime.process.drafting_files import drafting_files, kept_by_drafter, kept_with_drafter
 from runahead.runtime.process.grammar_masks import make_masks
+from runahead.runtime.process.memory_facts import DraftingBytes, memory_facts
 from runahead.runtime.process.parts import (
     MadeOnDevice,
     blocks_in,
-    bytes_kept,
     check_blocks,
     check_tensors,
     dtype_of,
     forced_drafts,
-    memory_facts,
     most_drafts,
     ring_layout,
     sized,
@@ -60,15 +59,14 @@ def make_on_cpu(
     capturing: Progress,
 ) -> MadeOnDevice:
     """A `MakeOnDevice`. Raises NoKernelsError where no kernels keep rows apart."""
-    config, why_sizes = sized(config, described, context, Cpu(_CACHE_BYTES))
     dtype = dtype_of(config, described)
-    kept = bytes_kept(config, described, dtype)
     files = drafting_files(config, checkpoint, described, context)
-    of_head = files.block_bytes(config.block_size) if files else 0
-    with_head = replace(kept, block=kept.block + of_head)
-    snapshots = snapshots_in(config, with_head, context, None if config.num_blocks else _CACHE_BYTES)
-    blocks = config.num_blocks or blocks_in(_CACHE_BYTES, config, with_head, context, snapshots)
-    check_blocks(blocks, config, context, with_head, snapshots)
+    kept = kept_with_drafter(config, described, dtype, files)
+    drafting = files.weight_bytes if files else 0
+    config, why_sizes = sized(config, described, context, Cpu(_CACHE_BYTES), kept, drafting)
+    snapshots = snapshots_in(config, kept, context, None if config.num_blocks else _CACHE_BYTES)
+    blocks = config.num_blocks or blocks_in(_CACHE_BYTES, config, kept, context, snapshots)
+    check_blocks(blocks, config, context, kept, snapshots)
     check_tensors(config, checkpoint, described)
     log = structlog.get_logger("engine")
     threads = config.threads or max(1, (os.cpu_count() or 2) - 1)
@@ -83,8 +81,7 @@ def make_on_cpu(
     exactness = Exactness(True, "on the CPU there are no other kernels, whatever is asked for")
     log.info("exactness", asked=config.exact, **msgspec.structs.asdict(exactness))
     cpu, head = torch.device("cpu"), None
-    to_load = weights.described(described).parameters * dtype.itemsize + (files.weight_bytes if files else 0)
-    with room_for_weights(to_load):
+    with room_for_weights(weights.described(described).parameters * dtype.itemsize + drafting):
         model = load_model(checkpoint, cpu, dtype, config.load_format, kernels, loading, context, described)
         if files is not None:
             # A head of a folder of its own is what it is.
@@ -98,15 +95,14 @@ def make_on_cpu(
         return _program(config, model, rings, context, blocks, snapshots, head, masks)
 
     def check(blocks: int) -> None:
-        check_blocks(blocks, config, context, with_head, snapshots)
+        check_blocks(blocks, config, context, kept, snapshots)
 
-    of_weights = head.weight_bytes if head is not None else 0
-    fit = PoolFit(config, weight_bytes(model.weights) + of_weights, with_head, snapshots, program_with, check)
+    of_head = None if head is None else DraftingBytes(head.weight_bytes, kept_by_drafter(config, dtype, files))
+    taken = weight_bytes(model.weights) + (of_head.weights if of_head else 0)
+    fit = PoolFit(config, taken, kept, snapshots, program_with, check)
     program, blocks = fit.built(blocks)
-    of_drafts = _draft_memory(config, described, context, forced)
-    if head is not None:
-        of_drafts |= {"draft_weight_bytes": of_weights, "draft_kv_bytes": blocks * of_head}
-    log.info("memory", **memory_facts(config, model, kept, blocks, snapshots), **of_drafts)
+    facts = memory_facts(config, model, kept, blocks, snapshots, of_head)
+    log.info("memory", **facts, **_draft_memory(config, described, context, forced))
     delay, poison = no_delay, None
     if config.jitter_seed is not None:
         delay, poison = seeded_delays(config.jitter_seed), RingPoison(program, rings)

@@ -12,18 +12,17 @@ import torch
 
 from runahead.cuda_graphs.buckets import buckets_for
 from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings, free_bytes
-from runahead.cuda_graphs.rings import RingMemory
+from runahead.cuda_graphs.rings import RingLayout, RingMemory, ring_bytes
 from runahead.runtime.checkpoint import Checkpoint
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models import weights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.draft_model import DraftModelFiles
-from runahead.runtime.models.layer_kinds import layer_kinds
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import KeptBytes, weight_bytes
-from runahead.runtime.process.drafting_files import DraftingFiles, drafting_files, kept_by_drafter, kept_with_drafter
+from runahead.runtime.process.drafting_files import drafting_files, kept_by_drafter, kept_with_drafter
 from runahead.runtime.process.grammar_masks import make_masks
+from runahead.runtime.process.memory_facts import DraftingBytes, memory_facts
 from runahead.runtime.process.parts import (
     MadeOnDevice,
     blocks_in,
@@ -31,13 +30,11 @@ from runahead.runtime.process.parts import (
     check_tensors,
     dtype_of,
     forced_drafts,
-    memory_facts,
     most_drafts,
     ring_layout,
     sized,
     snapshot_tokens,
     snapshots_in,
-    state_bytes,
     state_bytes_held,
 )
 from runahead.runtime.process.pool_fit import TRIAL_BLOCKS, Needs, PoolFit, overhead, room_for_weights
@@ -49,6 +46,7 @@ from runahead.runtime.programs.triton import (
     exactness_of,
     gpu_kernels,
     keep_kernels,
+    slots_with_drafts,
     tilings_of,
     use_gpu_as,
 )
@@ -62,6 +60,7 @@ from runahead.runtime.wire.messages import Exactness
 
 LEAST_CAPABILITY: Final = (8, 0)
 DRAFT_ROWS: Final = 32  # of a launch that verifies drafts, at most
+MIB: Final = 1 << 20
 SAMPLER_BYTES: Final = 8  # of the sampler's buffers for each entry of the vocabulary and row, about
 
 
@@ -73,46 +72,31 @@ def make_on_cuda(
     loading: Progress,
     capturing: Progress,
 ) -> MadeOnDevice:
-    """A `MakeOnDevice`, of the current GPU. Its graphs are captured here. No row has a grammar.
+    """A `MakeOnDevice`, of the current GPU. Its graphs are captured here.
 
-    Raises ConfigError for a GPU that the kernels do not run on or that is too small and for a model whose kernels have
-    not run on one yet, and OSError where a kernel must be compiled and can't.
+    Raises ConfigError for a GPU that the kernels do not run on or that is too small, and where no host memory is left
+    that the GPU could reach, and OSError where a kernel must be compiled and can't, or masks can't lie where the GPU
+    reads them.
     """
-    check_layers(described)
-    return make_any_on_cuda(config, checkpoint, described, context, loading, capturing)
-
-
-def make_any_on_cuda(
-    config: EngineConfig,
-    checkpoint: Checkpoint,
-    described: ModelConfig,
-    context: int,
-    loading: Progress,
-    capturing: Progress,
-    *,
-    with_grammars: bool = False,
-) -> MadeOnDevice:
-    """As `make_on_cuda`, of any model that there are kernels for: those that have not run on a GPU yet are measured and
-    compared by it. with_grammars: rows may have one, where somebody can follow it."""
     device = torch.device("cuda", torch.cuda.current_device())
     name = torch.cuda.get_device_name(device)
     check_gpu(name, torch.cuda.get_device_capability(device))
     free, memory = torch.cuda.mem_get_info(device)
-    config, why_sizes = sized(config, described, context, Gpu(name, memory))
+    dtype = dtype_of(config, described)
+    files = drafting_files(config, checkpoint, described, context)
+    kept = kept_with_drafter(config, described, dtype, files)
+    drafting = files.parameters * dtype.itemsize if files is not None else 0
+    config, why_sizes = sized(config, described, context, Gpu(name, memory), kept, drafting)
     keep_kernels(config.kernel_cache, config.spelling("kernel_cache"))
     use_gpu_as(config.gpu_capability)
-    dtype = dtype_of(config, described)
     exactness = _exactness(config, described, dtype)
     check_tensors(config, checkpoint, described)
-    files = drafting_files(config, checkpoint, described, context)
-    if isinstance(files, DraftModelFiles):
-        check_layers(files.config)
-    _check_memory(config, described, dtype, context, free, memory, files)
+    to_load = weights.described(described).parameters * dtype.itemsize + drafting
+    _check_memory(config, to_load, dtype, context, free, memory, kept)
     log = structlog.get_logger("engine")
     log.info("exactness", asked=config.exact, **msgspec.structs.asdict(exactness))
     kernels = gpu_kernels(exactness.exact)
-    parameters = weights.described(described).parameters + (files.parameters if files is not None else 0)
-    with room_for_weights(parameters * dtype.itemsize):
+    with room_for_weights(to_load):
         model = load_model(checkpoint, device, dtype, config.load_format, kernels, loading, context, described)
         head = None
         if files is not None:
@@ -120,9 +104,9 @@ def make_any_on_cuda(
             drawn = config.load_format == "dummy" and config.drafter != "eagle"
             head = load_drafter(files, model, exactness.exact, context, drawn=drawn)
     log.info("tilings", **tilings_of(model, buckets_for(config.max_rows), exactness.exact))
-    masks = make_masks(config, checkpoint, described, context) if with_grammars else None
+    masks = make_masks(config, checkpoint, described, context)
     forced = forced_drafts(config, described) if masks is not None else 0
-    rings = allocate_mapped_rings(ring_layout(config, described, context, forced))
+    rings = _rings(config, ring_layout(config, described, context, forced))
     kept = kept_with_drafter(config, described, model.dtype, files)
     snapshots = snapshots_in(config, kept, context, None if config.num_blocks else free_bytes() - overhead(memory))
     of_masks = None if masks is None else masks.memory
@@ -134,6 +118,18 @@ def make_any_on_cuda(
         snapshots=snapshots,
     )  # fmt: skip
     return made if head is None else replace(made, draft_step=head.step_share, draft_parameters=head.parameters)
+
+
+def _rings(config: EngineConfig, layout: RingLayout) -> RingMemory:
+    """Raises ConfigError where the host has no memory left that the GPU could reach."""
+    try:
+        return allocate_mapped_rings(layout)
+    except OSError as error:
+        names = [config.spelling(name) for name in ("max_prefill_tokens", "max_rows", "run_ahead")]
+        raise ConfigError(
+            f"{error}; plans and results of launches take {ring_bytes(layout) / MIB:.1f} MiB of it in all: set "
+            f"{names[0]}, {names[1]} or {names[2]} to less, or give the host more memory"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +157,11 @@ class _Maker:
         return 0 if self.masks is None else self.masks.drafts
 
     def device(self, blocks: int, progress: Progress, is_trial: bool) -> CudaDevice:
-        """Nothing but this holds its program, with the pool.
+        """Nothing but this holds its program, with the pool. Where it is no trial, it holds what its launches need: a
+        launch that is no graph comes when all graphs are there, and warm-up and capture do not need what they take at
+        the same time.
 
-        Raises torch.OutOfMemoryError where it leaves less than its own launches need: warm-up and capture do not need
-        what they take at the same time, and a launch that is no graph comes when all graphs are there.
+        Raises torch.OutOfMemoryError where memory does not suffice for both.
         """
         config = self.config
         mixed_tokens = config.max_rows + config.max_prefill_tokens
@@ -196,11 +193,14 @@ class _Maker:
             draft_rows=self.draft_rows,
             is_trial=is_trial,
             masked=self.masks is not None,
+            forced_rows=FORCED_ROWS if self.head is not None and self.forced else 0,
         )
-        left, wanted = free_bytes(), device.taken.launches
-        if left < wanted:
-            device.close()
-            raise torch.OutOfMemoryError(f"out of memory: launches that are no graph need {wanted} bytes of {left}")
+        if not is_trial:
+            try:
+                device.hold_memory()
+            except Exception:
+                device.close()
+                raise
         return device
 
     @property
@@ -209,12 +209,8 @@ class _Maker:
 
     def facts(self, kept: KeptBytes, blocks: int) -> dict[str, int]:
         """What weights and pools take, by name, those of the head by names of their own."""
-        facts = memory_facts(self.config, self.model, kept, blocks, self.snapshots)
-        if self.head is None:
-            return facts
-        of_head = blocks * self.head_block
-        facts["kv_bytes"] -= of_head
-        return facts | {"draft_weight_bytes": self.head_weight_bytes, "draft_kv_bytes": of_head}
+        of_head = None if self.head is None else DraftingBytes(self.head.weight_bytes, self.head_block)
+        return memory_facts(self.config, self.model, kept, blocks, self.snapshots, of_head)
 
     def states(self, kept: KeptBytes) -> int:
         """Bytes of the states of rows and snapshots, which every device holds."""
@@ -275,7 +271,7 @@ def _fitted(make: _Maker, kept: KeptBytes, memory: int, capturing: Progress) -> 
         "memory_taken",
         **make.facts(kept, held),
         **Needs(needs.buffers, *device.taken).by_name(),
-        free_bytes=free_bytes(),
+        free_bytes=torch.cuda.mem_get_info()[0],  # and what the allocator holds stays
         of_bytes=memory,
     )
     return device, held, make.snapshots
@@ -302,14 +298,17 @@ def draft_memory(
     config: EngineConfig, model: ModelConfig, context: int, exact: bool, masks: MaskMemory | None = None
 ) -> dict[str, int]:
     """Bytes that drafts and masks take, by name: the logits of runs and what samples them, which lie by row slot where
-    rows may be held; the tokens of rows by position; block tables; masks, on the GPU and in the host's memory, which is
-    pinned. All but the last are among the buffers that the trial finds. masks: None: no row has a grammar."""
+    rows may be held, of the slots that may have drafts; the tokens of rows by position; block tables; masks, on the GPU
+    and in the host's memory, which is pinned. All but the last are among the buffers that the trial finds. masks: None:
+    no row has a grammar."""
     forced = 0 if masks is None else masks.drafts
     rows, slots, most = rows_with_drafts(config, forced), config.max_rows + 1, max(most_drafts(config), forced)
     found: dict[str, int] = {}
     if rows:
         lines = rows * (1 + most)
-        kept = lines if masks is None else slots * most  # beyond the logits of plain rows
+        kept = lines  # beyond the logits of plain rows
+        if masks is not None:
+            kept = slots_with_drafts(config.max_rows, rows) * most
         sampled = SAMPLER_BYTES * max(0, lines - config.max_rows)  # the sampler's buffers serve plain rows too
         tables = lines if exact else rows
         found |= {
@@ -333,48 +332,18 @@ def check_gpu(name: str, capability: tuple[int, int]) -> None:
         )
 
 
-def check_layers(described: ModelConfig) -> None:
-    """Raises ConfigError for a model with a kind of layer whose kernels have not run on a GPU yet."""
-    if state_bytes(described):
-        raise ConfigError(
-            f"{described.architecture} has layers with recurrent states, whose kernels have not run on a GPU yet; "
-            "--device cpu serves it"
-        )
-    model = weights.described(described)
-    if model.bounds:
-        raise ConfigError(
-            f"{described.architecture} bounds scores or logits by a tanh, and the kernels for that have not run on a "
-            "GPU yet; --device cpu serves it"
-        )
-    without_gates = any(kind.feed_forward == "ungated" for kind in layer_kinds(model.layers))
-    if without_gates or any(experts.activation != "silu" for experts in model.experts):
-        raise ConfigError(
-            f"{described.architecture} has feed-forwards without a gate, whose kernels have not run on a GPU yet; "
-            "--device cpu serves it"
-        )
-    if not all(experts.choice.by_score and experts.choice.scale == 1.0 for experts in model.experts):
-        raise ConfigError(
-            f"{described.architecture} chooses experts otherwise than by the highest of its scores alone, and the "
-            "kernels for that have not run on a GPU yet; --device cpu serves it"
-        )
-
-
 def _check_memory(
-    config: EngineConfig, described: ModelConfig, dtype: torch.dtype, context: int, free: int, memory: int,
-    files: DraftingFiles | None,
-) -> None:  # fmt: skip
+    config: EngineConfig, weight_bytes: int, dtype: torch.dtype, context: int, free: int, memory: int, kept: KeptBytes
+) -> None:
     """Raises ConfigError where the weights, or not even one request beside them, fit into `free` bytes: before the
-    weights are read. What else a start takes is tried out after them. memory: of the GPU, in all. files: of what
-    drafts."""
-    needed = weights.described(described).parameters * dtype.itemsize
-    needed += 0 if files is None else files.parameters * dtype.itemsize
-    if needed > free:
+    weights are read. What else a start takes is tried out after them. memory: of the GPU, in all. weight_bytes, kept:
+    with those of what drafts."""
+    if weight_bytes > free:
         raise ConfigError(
-            f"the weights take {needed >> 20} MiB in {str(dtype).removeprefix('torch.')}, and the GPU has "
+            f"the weights take {weight_bytes >> 20} MiB in {str(dtype).removeprefix('torch.')}, and the GPU has "
             f"{free >> 20} MiB free: serve a smaller model, or end what else is on the GPU"
         )
-    kept = kept_with_drafter(config, described, dtype, files)
-    check_blocks(blocks_in(free - needed - overhead(memory), config, kept, context), config, context, kept)
+    check_blocks(blocks_in(free - weight_bytes - overhead(memory), config, kept, context), config, context, kept)
 
 
 def _exactness(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> Exactness:

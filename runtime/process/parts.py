@@ -21,7 +21,7 @@ from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.head_files import may_have_head
 from runahead.runtime.models.layer_kinds import layer_kinds
-from runahead.runtime.models.memory import KeptBytes, memory_of, weight_bytes
+from runahead.runtime.models.memory import KeptBytes, memory_of
 from runahead.runtime.models.mtp import comes_with_head, names_head
 from runahead.runtime.models.weights import check_weights, described
 from runahead.runtime.plan import PLAN_WORDS
@@ -52,6 +52,9 @@ _SNAPSHOT_TOKENS: Final = 512  # between two borders with a snapshot, unless a s
 _NOT_OVER_STATES: Final = {  # drafters, and why they are refused beside recurrent states
     "eagle": "no head of EAGLE for such a model is read yet",
     "model": "a smaller model drafts only for models that keep keys and values alone, so far",
+}
+_NOT_OVER_STATES_ON_A_GPU: Final = _NOT_OVER_STATES | {
+    "mtp": "a head over recurrent states has not run on a GPU yet",
 }
 _RECORDS: Final = 3  # admission records with long lists that a bulk slot holds beside the largest
 
@@ -103,8 +106,8 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
     context length: the configured one, or else the model's.
 
     Raises ConfigError for a context that is longer than it may be, a model with too many end tokens, a head of a folder
-    of its own or a draft model beside recurrent states, snapshots of states that a model does not keep or that no
-    request could begin with.
+    of its own or a draft model beside recurrent states, any head beside them on a GPU, snapshots of states that a model
+    does not keep or that no request could begin with.
     """
     longest, setting = model.max_position_embeddings, config.spelling("context_length")
     if config.context_length > longest:
@@ -114,11 +117,12 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
         raise ConfigError(f"the model's context is {context} tokens; set {setting} to {MAX_CONTEXT} or less")
     if len(model.eos_token_ids) > MAX_EOS_IDS:
         raise ConfigError(f"the model names {len(model.eos_token_ids)} end-of-sequence ids; at most {MAX_EOS_IDS} work")
-    if config.drafter in _NOT_OVER_STATES and state_bytes(model):
-        others = "none, ngram or mtp" if names_head(model) else "none or ngram"
+    not_over_states = _NOT_OVER_STATES if config.device == "cpu" else _NOT_OVER_STATES_ON_A_GPU
+    if config.drafter in not_over_states and state_bytes(model):
+        others = "none, ngram or mtp" if names_head(model) and "mtp" not in not_over_states else "none or ngram"
         raise ConfigError(
             f"{config.spelling('drafter')} {config.drafter} can't be combined with {model.architecture}, which keeps a "
-            f"recurrent state of each request: {_NOT_OVER_STATES[config.drafter]}; set {config.spelling('drafter')} "
+            f"recurrent state of each request: {not_over_states[config.drafter]}; set {config.spelling('drafter')} "
             f"{others}"
         )
     for name in ("state_snapshots", "state_snapshot_blocks"):
@@ -137,12 +141,13 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
     return context
 
 
-def sized(config: EngineConfig, model: ModelConfig, context: int, machine: Gpu | Cpu) -> tuple[EngineConfig, str]:
-    """The settings with every size of a launch in them, and why those that nobody has set are what they are; logged."""
-    dtype = dtype_of(config, model)
-    kept = bytes_kept(config, model, dtype)
-    weight_bytes = described(model).parameters * dtype.itemsize
-    size = ModelSize(weight_bytes, kept.block // config.block_size, context, kept.row)
+def sized(
+    config: EngineConfig, model: ModelConfig, context: int, machine: Gpu | Cpu, kept: KeptBytes, drafting: int = 0
+) -> tuple[EngineConfig, str]:
+    """The settings with every size of a launch in them, and why those that nobody has set are what they are; logged.
+    kept: with what a drafter keeps in a KV block. drafting: bytes of the weights of a head or a model that drafts."""
+    weight_bytes = described(model).parameters * dtype_of(config, model).itemsize
+    size = ModelSize(weight_bytes, kept.block // config.block_size, context, kept.row, drafting)
     found, why = with_sizes(config, machine, size)
     structlog.get_logger("engine").info("sizes", **{name: getattr(found, name) for name in NAMES}, why=why)
     return found, why
@@ -252,19 +257,6 @@ def state_bytes_held(config: EngineConfig, kept: KeptBytes, snapshots: int) -> i
     return config.max_rows * kept.row + snapshots * kept.snapshot
 
 
-def memory_facts(
-    config: EngineConfig, model: Decoder, kept: KeptBytes, blocks: int, snapshots: int = 0
-) -> dict[str, int]:
-    """Bytes that the model, its KV blocks, the states of its rows and the snapshots of states take, by name, and what
-    these pools take together: logged at start."""
-    pools = {
-        "kv_bytes": blocks * kept.block,
-        "state_bytes": config.max_rows * kept.row,
-        "snapshot_bytes": snapshots * kept.snapshot,
-    }
-    return {"weight_bytes": weight_bytes(model.weights), **pools, "pool_bytes": sum(pools.values())}
-
-
 def ring_layout(config: EngineConfig, model: ModelConfig, context: int, forced: int = 0) -> RingLayout:
     """Sizes of the rings: `run_ahead` + 2 slots. forced: drafts of a row with a grammar.
 
@@ -326,6 +318,7 @@ def make_scheduler(
         draft_rows=draft_rows,
         forced_drafts=forced,
         history=config.drafter == "ngram",
+        guesses_along_masks=config.drafter == "ngram",
         has_state=state_bytes(model) > 0,
         snapshots=snapshots,
         snapshot_tokens=snapshot_tokens(config) if snapshots else 0,
@@ -380,11 +373,11 @@ def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> Eng
 
 
 def drafters_of(config: EngineConfig, model: ModelConfig, checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Drafters that a start on this device could ask for with this model, some with a head that was made for it."""
-    if config.device != "cpu":
-        return ()
+    """Drafters that a start on this device could ask for with this model, some with a head that was made for it. On a
+    GPU no other model drafts, and no head over recurrent states."""
     comes = comes_with_head(checkpoint, model, has_weights=config.load_format != "dummy")
     mtp = ("mtp",) if comes else ()
     if state_bytes(model):
-        return ("ngram", *mtp)
-    return ("ngram", *(("eagle",) if may_have_head(model) else ()), *mtp, "model")
+        return ("ngram", *(mtp if config.device == "cpu" else ()))
+    models = ("model",) if config.device == "cpu" else ()
+    return ("ngram", *(("eagle",) if may_have_head(model) else ()), *mtp, *models)

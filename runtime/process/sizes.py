@@ -51,13 +51,19 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """weight_bytes: in the dtype that is served. token_bytes: of keys and values. context: tokens of a request, at
-    most. row_bytes: of a row's recurrent state."""
+    """weight_bytes: of the model, in the dtype that is served. token_bytes: of keys and values, with what a drafter
+    keeps beside them. context: tokens of a request, at most. row_bytes: of a row's recurrent state. draft_weight_bytes:
+    of a head or a model that drafts."""
 
     weight_bytes: int
     token_bytes: int
     context: int
     row_bytes: int = 0
+    draft_weight_bytes: int = 0
+
+    @property
+    def all_weight_bytes(self) -> int:
+        return self.weight_bytes + self.draft_weight_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +107,10 @@ def _on_a_cpu(cpu: Cpu, model: ModelSize) -> dict[str, int]:
 
 
 def _on_a_gpu(gpu: Gpu, model: ModelSize) -> dict[str, int]:
+    # Without the weights of a head, of which a prompt's token meets one or two matrices.
     speed = min(1.0, gpu.memory / _FULL_MEMORY) * min(1.0, _FULL_WEIGHTS / max(1, model.weight_bytes))
     tokens = max(_LEAST_TOKENS, _power_of_two(_MOST_TOKENS * speed))
-    room = max(0, gpu.memory - model.weight_bytes) * _POOL_SHARE
+    room = max(0, gpu.memory - model.all_weight_bytes) * _POOL_SHARE
     row_bytes = min(model.context, _ROW_TOKENS) * model.token_bytes + model.row_bytes
     rows = _power_of_two(room / row_bytes) if row_bytes else _MOST_ROWS
     return {
@@ -136,8 +143,10 @@ def _why(machine: Gpu | Cpu, model: ModelSize, sizes: dict[str, int], asked: dic
         if not model.row_bytes or "max_rows" in asked:
             return "what a CPU gets"
         return f"what a CPU gets, with rows whose states take half of {machine.cache / GIB:.0f} GiB at most"
-    weights = f"weights of {model.weight_bytes / GIB:.1f} GiB"
-    for known in _MEASURED:
+    weights = f"weights of {model.all_weight_bytes / GIB:.1f} GiB"
+    if model.draft_weight_bytes:
+        weights += f", {model.draft_weight_bytes / GIB:.1f} GiB of them of what drafts"
+    for known in () if model.draft_weight_bytes else _MEASURED:
         least, most = known.weights
         is_known = machine.name == known.gpu and least <= model.weight_bytes < most
         if is_known and all(sizes[name] == size for name, size in known.sizes.items()):

@@ -147,7 +147,7 @@ class HostRows(RowParameters[NDArray[Any]]):
         for slot in slots.tolist():
             found, epoch, length = masks[slot], int(self.mask_epoch[slot]), int(self.seq_len[slot])
             for count in range(1, 1 + min(int(self.drafted[slot]), drafts)):
-                mask = self.masks.read(slot, epoch, length, self.proposed[slot, :count])
+                mask = self.masks.read_behind(slot, epoch, length, self.proposed[slot, :count])
                 if mask is None:
                     break
                 found.append(mask)
@@ -325,7 +325,9 @@ class HostRows(RowParameters[NDArray[Any]]):
         # A row that is held has its logits, and its drafts, of an F before.
         fresh = self.rows[~self.held[self.rows]]
         self._forget_drafts(fresh)
-        decodes = self.alive[fresh] & ~np.isin(fresh, self.rows[self.chunks[:, layout.CHUNK_ROW]])
+        decodes = self.alive[fresh]
+        if self.chunks.size:
+            decodes &= ~np.isin(fresh, self.rows[self.chunks[:, layout.CHUNK_ROW]])
         slots = fresh[decodes]
         proposed = self._proposed_to(slots)
         there = proposed != NO_DRAFT

@@ -37,7 +37,9 @@ class HostSampler:
             self._sample_next(places, slots, form, 0, masks)
             return
         self._rows.begin_runs(places, slots, drafts)
-        if form is Form.PLAIN and self._is_cheap_at_once(slots):
+        if not np.count_nonzero(self._rows.drafted[slots]):
+            self._sample_next(places, slots, form, 0, masks)
+        elif form is Form.PLAIN and self._is_cheap_at_once(slots):
             self._sample_at_once(places, slots, drafts)
         else:
             self._sample_in_turn(places, slots, form, drafts, masks)

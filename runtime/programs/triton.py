@@ -83,6 +83,13 @@ def tilings_of(model: Decoder, buckets: Sequence[int], exact: bool) -> dict[str,
     return tiling_counts(model.weights.layers, model.weights.lm_head, buckets, exact)
 
 
+def slots_with_drafts(max_rows: int, draft_rows: int) -> int:
+    """Row slots, the lowest, of which drafts are proposed where rows may be held: each keeps the logits of its run.
+    Twice as many as a launch with drafts has rows, since those that have ended give their slots back late. draft_rows:
+    of such a launch, at most."""
+    return min(max_rows + 1, 2 * draft_rows)
+
+
 class TritonProgram:
     """A `runahead.cuda_graphs.cuda_device.CudaProgram` over a `Decoder` on a GPU.
 
@@ -94,9 +101,10 @@ class TritonProgram:
     drafts, at most, which all decode; 0: none does. The logits of such a launch lie line by line (`DraftState`). exact:
     the model's kernels are exact, and drafts are verified so that a line has the bits of a plain step. masks: of rows
     with a grammar; None: no row has one. Where launches verify drafts, what grammars force is proposed too, up to
-    `masks.drafts` tokens, and all logits lie by row slot, float32 [1 + K, max_rows + 1, vocab]: a row that is held has
-    its run until an S takes it. snapshots: of recurrent states, that there is room for, at every snapshot_tokens-th
-    token of a row. head: a drafter with layers, in the place of the one that looks up what followed before.
+    `masks.drafts` tokens, and all logits lie by row slot: a row that is held has its run until an S takes it. So
+    something is proposed for the lowest `slots_with_drafts` alone (`DraftState.kept_slots`). snapshots: of recurrent
+    states, that there is room for, at every snapshot_tokens-th token of a row. head: a drafter with layers, in the
+    place of the one that looks up what followed before.
 
     Raises ValueError where a drafter may make more drafts of a row than there can be masks behind.
     """
@@ -131,7 +139,7 @@ class TritonProgram:
             max_blocks, looked_up = ceil_div(context_length, block_size), context_length
             of_drafts = make_draft_state(
                 slots, looked_up if drafts and head is None else 0, max_blocks, draft_rows, most, exact, model.device,
-                holds=masks is not None,
+                kept_slots=slots_with_drafts(max_rows, draft_rows) if masks is not None else 0,
             )  # fmt: skip
         self.rows = DeviceRows(
             rings,
@@ -150,7 +158,7 @@ class TritonProgram:
         self._model = model
         self._exact = exact
         self._cache = model.make_cache(num_blocks, block_size, max_rows, snapshots, most)
-        by_slot = slots * (1 + most) if masks is not None else slots
+        by_slot = slots + (0 if of_drafts is None else most * of_drafts.kept_slots)
         self._logits = torch.zeros((by_slot, vocab), dtype=torch.float32, device=model.device)
         self._lines = torch.arange(lines, dtype=torch.int32, device=model.device)
         self._run_logits = self._logits
@@ -201,7 +209,7 @@ class TritonProgram:
         self.rows.advance_runs(shape.sample_rows, shape.sample_drafts, sampled)
 
     def apply(self, shape: LaunchShape) -> int:
-        self.rows.apply(shape.rows, shape.tokens, shape.is_decode, shape.drafts)
+        self.rows.apply(shape.rows, shape.tokens, shape.is_decode, shape.drafts, forced=shape.forced)
         return 0  # the device counts what it reads
 
     def forward(self, shape: LaunchShape, between: Callable[[], None] = unwatched) -> None:
@@ -266,8 +274,10 @@ class TritonProgram:
 
     def poison_row_slot(self, slot: int) -> None:
         """NaN and nonsense into a row slot that nobody may name any more."""
-        self._logits[slot :: self.rows.state.slots] = float("nan")
         state, drafts = self.rows.state, self.rows.drafts
+        self._logits[slot] = float("nan")
+        if drafts is not None and slot < drafts.kept_slots:
+            self._logits[state.slots + slot :: drafts.kept_slots] = float("nan")
         if drafts is not None:
             drafts.history[slot] = drafts.proposed[slot] = -(1 << 20)
         state.last_token[slot] = -(1 << 20)

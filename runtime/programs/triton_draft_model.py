@@ -54,7 +54,8 @@ class TritonDraftModel:
         self, batch: ForwardBatch, before: torch.Tensor, is_first: bool, cache: GpuDraftCache, logits: torch.Tensor
     ) -> torch.Tensor:
         hidden, places = self._model.forward(batch, cache.entries), batch.query_start_loc[: batch.num_rows]
-        self._model.kernels.logits_into(hidden, self._model.weights.lm_head, logits, places)
+        own = self._model.weights
+        self._model.kernels.logits_into(hidden, own.lm_head, logits, places, own.logit_cap)
         return before
 
 

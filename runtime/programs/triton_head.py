@@ -96,6 +96,8 @@ class TritonHead:
         self._entry = _of_keys(self._mixer.qkv, self._mixer.shape)
         self._targets = None if weights.targets is None else weights.targets.to(torch.int32)
         self._lm_head = of_target.lm_head if weights.lm_head is None else weights.lm_head
+        # Bounded are the target's own logits: neither those of a head's matrix, nor those of some tokens alone.
+        self._cap = of_target.logit_cap if self._lm_head is of_target.lm_head and self._targets is None else 0.0
         if weights.lm_head is None and weights.targets is not None:
             self._lm_head = self._lm_head[weights.targets]
 
@@ -164,7 +166,7 @@ class TritonHead:
     ) -> torch.Tensor:
         own, joining = self.weights, self._joining(cache)
         join = joining.of_places if is_first else joining.of_expected
-        with self._bound.stream(batch, cache.entries) as stream:
+        with self._bound.stream(batch, cache.entries, joins=True) as stream:
             assert isinstance(stream, RowStream)
             self._fuse(stream, lambda residual: join(batch, before, residual))
             self._mix(stream)
@@ -177,7 +179,7 @@ class TritonHead:
     def _write_logits(self, hidden: torch.Tensor, batch: ForwardBatch, logits: torch.Tensor) -> None:
         places = batch.query_start_loc[: batch.num_rows]  # each row has one query token
         if self._targets is None:
-            self._kernels.logits_into(hidden, self._lm_head, logits, places)
+            self._kernels.logits_into(hidden, self._lm_head, logits, places, self._cap)
             return
         known = logits.new_empty((batch.num_rows, self._lm_head.shape[0]))
         self._kernels.logits_into(hidden, self._lm_head, known, places)

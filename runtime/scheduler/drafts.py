@@ -54,6 +54,9 @@ class DraftPolicy(Protocol):
         """How many guesses launch `number` verifies of each row, which is planned now: K without a grammar. rows: that
         may decode in it. chunks: rows that may have a prompt chunk in it."""
 
+    def guesses(self, number: int, slots: NDArray[np.int64], chunks: int) -> int:
+        """As `choose` says, of these rows: none where the drafter guesses for none of them. [n]"""
+
     def beside_admissions(self, builder: PlanBuilder) -> None:
         """Rows may have begun with the launch: it has no drafts beside their chunks, where that can't be."""
 
@@ -83,16 +86,26 @@ class DraftPolicy(Protocol):
 class NoDrafts:
     """One token a launch, or none of a row that is held: where no row may be, both bounds of a length are the same."""
 
-    def __init__(self, rows: Rows, ledger: Ledger[Deferred], most: int = 0, forced: int = 0) -> None:
-        """most: drafts of any row. forced: those of a row with a grammar, if that is more than there are guesses."""
+    def __init__(
+        self, rows: Rows, ledger: Ledger[Deferred], most: int = 0, forced: int = 0, *, along_masks: bool = True
+    ) -> None:
+        """most: drafts of any row. forced: those of a row with a grammar, if that is more than there are guesses.
+        along_masks: such a row may have guesses, too."""
         self.cells = 1 + most
         self._forced = forced  # in the launch that is planned now
         self.drafted, self.accepted = np.zeros((2, most), np.int64)
         self._rows = rows
         self._ledger = ledger
+        self._along_masks = along_masks
 
     def choose(self, number: int, rows: int, chunks: int) -> int:
         return 0
+
+    def guesses(self, number: int, slots: NDArray[np.int64], chunks: int) -> int:
+        chosen = self.choose(number, slots.size, chunks)
+        if chosen and not self._along_masks and np.count_nonzero(self._rows.may_hold[slots]) == slots.size:
+            return 0
+        return chosen
 
     def beside_admissions(self, builder: PlanBuilder) -> None:
         pass
@@ -161,9 +174,10 @@ class Drafts(NoDrafts):
     """
 
     def __init__(
-        self, choice: DraftChoice, rows: Rows, ledger: Ledger[Deferred], forced: int = 0, forced_rows: int = 0
-    ) -> None:
-        super().__init__(rows, ledger, max(choice.most, forced), forced)
+        self, choice: DraftChoice, rows: Rows, ledger: Ledger[Deferred], forced: int = 0, forced_rows: int = 0,
+        *, along_masks: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(rows, ledger, max(choice.most, forced), forced, along_masks=along_masks)
         self._most_forced = forced
         self._forced_rows = forced_rows
         self._choice = choice
@@ -230,9 +244,9 @@ class DraftForms(Drafts):
 
     def __init__(
         self, choice: DraftChoice, rows: Rows, ledger: Ledger[Deferred], most_rows: int, forced: int = 0,
-        forced_rows: int = 0,
+        forced_rows: int = 0, *, along_masks: bool = True,
     ) -> None:  # fmt: skip
-        super().__init__(choice, rows, ledger, forced, forced_rows)
+        super().__init__(choice, rows, ledger, forced, forced_rows, along_masks=along_masks)
         self._most_rows = most_rows
 
     def choose(self, number: int, rows: int, chunks: int) -> int:
@@ -263,11 +277,12 @@ def draft_policy(
     most_rows: int = 0,
     forced: int = 0,
     forced_rows: int = 0,
+    along_masks: bool = True,
 ) -> DraftPolicy:
-    """choice: of K, the drafts of a launch and row. most_rows, forced, forced_rows: `SchedulerLimits.draft_rows`,
-    `forced_drafts` and `forced_rows`."""
+    """choice: of K, the drafts of a launch and row. most_rows, forced, forced_rows, along_masks:
+    `SchedulerLimits.draft_rows`, `forced_drafts`, `forced_rows` and `guesses_along_masks`."""
     if not choice.most and not forced:
         return NoDrafts(rows, ledger)
     if most_rows:
-        return DraftForms(choice, rows, ledger, most_rows, forced, forced_rows)
-    return Drafts(choice, rows, ledger, forced, forced_rows)
+        return DraftForms(choice, rows, ledger, most_rows, forced, forced_rows, along_masks=along_masks)
+    return Drafts(choice, rows, ledger, forced, forced_rows, along_masks=along_masks)

@@ -21,6 +21,7 @@ class SchedulerLimits:
     it brings, and all rows pay for it. draft_rows: above 0, launches with drafts are forms of their own, of up to so
     many rows, all of which decode and cost as many query tokens; 0: any launch may have drafts, and a row without some
     costs one query token. history: the device is told of tokens that the cache holds, since its drafter looks at them.
+    guesses_along_masks: the drafter guesses for rows with a grammar, too.
     has_state: a row holds a state slot beside its blocks, and a prefix is found up to a snapshot of the state alone.
     snapshots: of states, that there is room for. snapshot_tokens: from one border with a snapshot to the next.
     admissions: rows that may begin with one launch: to make their records takes the loop's time, which is everybody's.
@@ -40,6 +41,7 @@ class SchedulerLimits:
     forced_drafts: int = 0
     forced_rows: int = FORCED_ROWS
     history: bool = False
+    guesses_along_masks: bool = True
     has_state: bool = False
     snapshots: int = 0
     snapshot_tokens: int = 0

@@ -7,6 +7,7 @@ tells the device the same. Everything else is written by methods of `Rows`.
 from __future__ import annotations
 
 import enum
+import heapq
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +75,7 @@ class Rows:
         self.history = np.zeros((max_rows, context_length), np.int32)  # committed tokens by position
         self._history = self.history.reshape(-1)  # the same, one row behind the other
         self.changes = self.ended = 0
-        self._free = list(range(max_rows - 1, -1, -1))  # popped from the end: low slots first
+        self._free = list(range(max_rows))  # a heap: a device may do more for rows in the lowest slots
 
     @property
     def free(self) -> int:
@@ -86,8 +87,8 @@ class Rows:
         return int(np.count_nonzero(self.phase >= RowPhase.LEAVING))
 
     def allocate(self) -> int:
-        """A free row slot, in a new epoch."""
-        slot = self._free.pop()
+        """The lowest free row slot, in a new epoch."""
+        slot = heapq.heappop(self._free)
         self.epoch[slot] += 1
         return slot
 
@@ -122,7 +123,7 @@ class Rows:
             raise RuntimeError(f"row slot {slot} is released and was not fenced")
         self.phase[slot] = RowPhase.FREE
         self.num_blocks[slot] = 0
-        self._free.append(slot)
+        heapq.heappush(self._free, slot)
 
     # ------------------------------------------------------------ planned
 

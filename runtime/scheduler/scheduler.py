@@ -64,7 +64,7 @@ class Scheduler:
         self.pool = pool
         self.ledger = ledger
         choice = choice or FixedChoice(limits.drafts)
-        forced = limits.forced_drafts, limits.forced_rows
+        forced = limits.forced_drafts, limits.forced_rows, limits.guesses_along_masks
         self.drafts = draft_policy(choice, rows, ledger, limits.draft_rows, *forced)
         self.tally = Tally()
         self.holdings = Holdings(limits, rows, pool, ledger)
@@ -200,7 +200,7 @@ class Scheduler:
         """The next plan, from what every row needs."""
         number, slots = self.ledger.launched + 1, self.rows.decoding()
         chunks = (self.rows.phase == _PREFILL).nonzero()[0]
-        guesses, self._course = self.drafts.choose(number, slots.size, chunks.size), None
+        guesses, self._course = self.drafts.guesses(number, slots, chunks.size), None
         builder, wanted = self._builder(number), self.drafts.held(slots, guesses)
         crossing = wanted > self.rows.num_blocks[slots] * self.pool.block_size
         if chunks.size or self.holdings.paused or np.count_nonzero(crossing):

@@ -57,7 +57,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             ge=SERIAL,
             le=4,
-            description="launches that may be queued ahead of the committed one",
+            description="launches that may be queued ahead of the committed one; serial: none",
             extra={"words": {"serial": SERIAL}},
         ),
     ] = 2
@@ -197,6 +197,9 @@ class EngineConfig(EngineSettings, frozen=True, kw_only=True):
 
 
 _SETTINGS: Final = settings_of(EngineSettings)
+_ON_A_CPU_ALONE: Final = {
+    "model": "no service with a second model has run on a GPU yet"
+}  # drafters, and why no GPU has them
 Spelling = Callable[[str], str]  # what somebody called a setting: a flag, a variable, or its name
 
 
@@ -231,6 +234,8 @@ def bounds_of_a_chunk(config: EngineSettings) -> tuple[str, ...]:
 
 
 def _check_lengths(config: EngineSettings, spelling: Spelling, given: Spelling) -> None:
+    if config.context_length == 1:
+        raise ConfigError(f"{given('context_length')} must be at least 2: a token of a prompt, and one behind it")
     if config.block_size & (config.block_size - 1):
         raise ConfigError(f"{spelling('block_size')} must be a power of two, and is {config.block_size}")
     if config.prefill_chunk % config.block_size:
@@ -286,9 +291,10 @@ def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) ->
             f"{given('run_ahead_tokens')} must be at least {given('prefill_chunk')}, or a launch with a whole chunk of "
             f"a prompt could never be queued behind another{though if asked else ''}"
         )
-    if config.drafter != "none" and config.device != "cpu":
+    if config.drafter in _ON_A_CPU_ALONE and config.device != "cpu":
         raise ConfigError(
-            f"{spelling('drafter')} {config.drafter} works on the CPU device only so far, not with {cuda}"
+            f"{spelling('drafter')} {config.drafter} works on the CPU device only so far, not with {cuda}: "
+            f"{_ON_A_CPU_ALONE[config.drafter]}; set {spelling('drafter')} eagle, mtp, ngram or none"
         )
     if config.drafter == "eagle" and not config.draft_model:
         raise ConfigError(
@@ -312,8 +318,6 @@ def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) ->
             raise ConfigError(
                 f"{given(name)} has no effect without {spelling('prefix_cache')}: no prefix is looked for"
             )
-        if getattr(config, name) != AUTO_SNAPSHOTS and config.device != "cpu":
-            raise ConfigError(f"{given(name)}: states are kept on the CPU device only so far, not with {cuda}")
     if config.log_mode == "barrier" and not config.log_interval:
         raise ConfigError(
             f"{spelling('log_mode')} barrier has no effect with {spelling('log_interval')} 0: no launch is ever logged"

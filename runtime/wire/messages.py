@@ -1,18 +1,18 @@
 """What an engine and a front end say to each other over their Unix socket.
 
-A frame is a little-endian uint32 length and that many bytes of MessagePack: one struct of the unions below. No pickle,
-no tensors. Columns travel as the raw little-endian bytes of NumPy arrays; `handle` names a request on one connection
-and is chosen by the front end, counting up from 1; it has 64 bits, here and in columns.
+A frame (`runahead.runtime.wire.frames`) holds MessagePack: one struct of the unions below. No pickle, no tensors.
+Columns travel as the raw little-endian bytes of NumPy arrays; `handle` names a request on one connection and is chosen
+by the front end, counting up from 1; it has 64 bits, here and in columns.
 """
 
 from __future__ import annotations
 
-import struct
 from typing import Annotated, Final
 
 import msgspec
 
 from runahead.runtime.wire.figures import EngineStats
+from runahead.runtime.wire.frames import ProtocolError, framed
 from runahead.runtime.wire.parameters import (
     MAX_ABORT_IDS,
     MAX_STRUCTURE,
@@ -25,16 +25,10 @@ from runahead.runtime.wire.prompt_launches import PromptLaunches
 from runahead.runtime.wire.trace import MAX_TRACED, Trace
 
 PROTOCOL_VERSION: Final = 8
-MAX_FRAME_BYTES: Final = 64 << 20
 MAX_HANDLE: Final = (1 << 63) - 1
 MAX_ANNOUNCED: Final = 100_000  # requests that a front end may have announced at once
 HEARTBEAT_S: Final = 0.5  # from one heartbeat of the engine to the next, about
-_LENGTH: Final = struct.Struct("<I")
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
-
-
-class ProtocolError(RuntimeError):
-    """The other side sent something that this protocol does not allow."""
 
 
 # ---------------------------------------------------------------- front end to engine
@@ -331,8 +325,7 @@ _to_front_end: Final[msgspec.msgpack.Decoder[ToFrontEnd]] = msgspec.msgpack.Deco
 
 def encode_frame(message: ToEngine | ToFrontEnd) -> bytes:
     """Length and body, ready to send."""
-    body = _encoder.encode(message)
-    return _LENGTH.pack(len(body)) + body
+    return framed(_encoder.encode(message))
 
 
 def decode_to_engine(body: bytes) -> ToEngine:
@@ -354,47 +347,3 @@ def decode_to_front_end(body: bytes) -> ToFrontEnd:
         return _to_front_end.decode(body)
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"the engine sent an unreadable message: {error}") from error
-
-
-class FrameReader:
-    """Cuts a byte stream into frame bodies. limit: bytes that the next frame may have."""
-
-    def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
-        self.limit = limit
-        self._buffer = bytearray()
-        self._start = 0  # of what was not taken yet
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The bodies completed by `data`. Raises ProtocolError on a frame over the limit."""
-        self.add(data)
-        bodies: list[bytes] = []
-        while (body := self.take()) is not None:
-            bodies.append(body)
-        return bodies
-
-    def add(self, data: bytes) -> None:
-        """More of the stream."""
-        del self._buffer[: self._start]
-        self._start = 0
-        self._buffer += data
-
-    def take(self) -> bytes | None:
-        """The next body, or None if it is not complete. Raises ProtocolError on a frame over the limit."""
-        if not self.has_frame:
-            return None
-        (length,) = _LENGTH.unpack_from(self._buffer, self._start)
-        if length > self.limit:
-            raise ProtocolError(f"a frame of {length} bytes is over the limit of {self.limit}")
-        begin = self._start + _LENGTH.size
-        self._start = begin + length
-        with memoryview(self._buffer) as view:
-            return bytes(view[begin : self._start])
-
-    @property
-    def has_frame(self) -> bool:
-        """`take` has something to give, or to complain of."""
-        there = len(self._buffer) - self._start - _LENGTH.size
-        if there < 0:
-            return False
-        (length,) = _LENGTH.unpack_from(self._buffer, self._start)
-        return bool(there >= length or length > self.limit)

@@ -6,20 +6,11 @@ import argparse
 import sys
 from typing import Final
 
-import grpc
+from runahead.service.commands.client_failure import EXIT_FAILED
+from runahead.service.commands.one_call import add_timeout_flag, one_call
+from runahead.service.commands.request_flags import UsageError
+from runahead.v1 import control_pb2
 
-from runahead.service.commands.client_channel import connection
-from runahead.service.commands.client_failure import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_USAGE,
-    describe_failure,
-    nobody_reads,
-)
-from runahead.service.commands.request_flags import UsageError, seconds_of
-from runahead.v1 import control_pb2, generation_service_pb2_grpc
-
-_ANSWER_S: Final = 10.0
 _OUTCOME: Final = "ABORT_OUTCOME_"
 
 
@@ -27,7 +18,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Which requests."""
     parser.add_argument("ids", nargs="*", metavar="ID", help="id of a request, or caller/id of somebody else's")
     parser.add_argument("--all", action="store_true", help="all requests that the caller may end")
-    parser.add_argument("--timeout", metavar="SECONDS", help="give up after this long (default: 10)")
+    add_timeout_flag(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -35,27 +26,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     0: each has ended, now or before. 1: the call failed, or an id is not known. 2: a flag is invalid. 130: interrupted.
     """
-    try:
-        connected = connection(arguments)
-        timeout_s = _ANSWER_S if arguments.timeout is None else seconds_of(arguments.timeout)
-        request = _request(arguments)
-    except UsageError as error:
-        print(f"runahead abort: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    with connected.channel as channel:
-        stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
-        try:
-            response = stub.Abort(request, timeout=timeout_s, metadata=connected.metadata)
-            for result in response.results:
-                print(result.request_id, control_pb2.AbortOutcome.Name(result.outcome).removeprefix(_OUTCOME))
-            sys.stdout.flush()
-        except KeyboardInterrupt:
-            return EXIT_INTERRUPTED
-        except BrokenPipeError:
-            return nobody_reads()
-        except grpc.RpcError as error:
-            print(f"runahead abort: {describe_failure(error, arguments.url)}", file=sys.stderr)
-            return EXIT_FAILED
+    return one_call("abort", arguments, _request, lambda stub: stub.Abort, _show)
+
+
+def _show(response: control_pb2.AbortResponse) -> int:
+    for result in response.results:
+        print(result.request_id, control_pb2.AbortOutcome.Name(result.outcome).removeprefix(_OUTCOME))
+    sys.stdout.flush()
     unknown = any(result.outcome == control_pb2.ABORT_OUTCOME_NOT_FOUND for result in response.results)
     return EXIT_FAILED if unknown else 0
 

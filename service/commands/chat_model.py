@@ -33,8 +33,8 @@ class ChatModel:
             raise ChatError("the server has no tokenizer (--tokenizer none), and a chat is text")
         if not info.chat_template:
             raise ChatError(
-                f"the served model {printable(info.model)} has no chat template: it goes on with a text, which "
-                "`runahead generate` has it do; a chat needs an instruct model, whose checkpoint brings a template"
+                f"the served model {printable(info.model)} has no chat template: it can only continue a text, with "
+                "`runahead generate TEXT`; a chat needs an instruct model, whose checkpoint brings one"
             )
         return cls(info, ChatTemplate(info.chat_template, dict(info.template_tokens)), calls)
 

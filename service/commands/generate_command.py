@@ -39,14 +39,13 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"runahead generate: {error}", file=sys.stderr)
         return EXIT_USAGE
     calls = ClientCalls(connected, timeout_s)
+    completion = _Completion(request.output)
     with connected.channel:
         try:
-            has_text = True  # a server without a tokenizer takes no prompt as text
             if arguments.chat:
                 request = _as_message(request, arguments.system, calls)
-            elif request.WhichOneof("prompt") == "token_ids":
-                has_text = calls.model_info().has_tokenizer
-            completion = _Completion(request.output, has_text)
+            elif request.WhichOneof("prompt") == "token_ids":  # a server without a tokenizer takes no prompt as text
+                completion.has_text = calls.model_info().has_tokenizer
             with contextlib.closing(calls.generate(request)) as responses:
                 for response in responses:
                     completion.show(response)
@@ -59,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"runahead generate: {error}", file=sys.stderr)
             return EXIT_FAILED
         except grpc.RpcError as error:
-            print(f"\nrunahead generate: {describe_failure(error, arguments.url)}", file=sys.stderr)
+            print(f"{completion.line_end}runahead generate: {describe_failure(error, arguments.url)}", file=sys.stderr)
             return EXIT_FAILED
     return 0
 
@@ -103,21 +102,24 @@ class _Completion:
     """Text on standard output as it arrives; log-probabilities, and how it ended, on standard error.
 
     has_text: the server has a tokenizer. One without gives ids alone, which are then written in place of the text.
+    line_end: what ends the line on which text stands, if there is any.
     """
 
-    def __init__(self, output: generate_pb2.OutputOptions, has_text: bool) -> None:
+    def __init__(self, output: generate_pb2.OutputOptions) -> None:
         self._screen = Screen()
-        self._has_text = has_text
+        self.has_text = True
+        self.line_end = ""
         self._echo = output.echo
         self._prompt_logprobs = output.HasField("prompt_logprobs")
         self._prompt_text = codecs.getincrementaldecoder("utf-8")("replace")  # an event may end inside a character
 
     def show(self, response: generate_pb2.GenerateResponse) -> None:
         event = response.WhichOneof("event")
+        self.line_end = self.line_end if event == "accepted" else "\n"
         if event == "delta":
             self._screen.write(response.delta.text)
             for token in response.delta.tokens:
-                if not self._has_text:
+                if not self.has_text:
                     self._screen.write(f"{token.id} ")
                 if token.HasField("logprob"):
                     _print_token(token)

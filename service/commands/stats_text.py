@@ -78,10 +78,10 @@ def rate_line(before: stats_pb2.ServerStats, now: stats_pb2.ServerStats) -> str:
 
 def _drafts(drafted: Mapping[int, int], accepted: Mapping[int, int]) -> str:
     """By their places in a run."""
-    if not drafted:
+    if not any(drafted.values()):
         return "none"
     right, looked_at = sum(accepted.values()), sum(drafted.values())
-    places = ", ".join(f"{accepted.get(place, 0)} of {count}" for place, count in sorted(drafted.items()))
+    places = ", ".join(f"{accepted.get(place, 0)} of {count}" for place, count in sorted(drafted.items()) if count)
     return f"{right} of {looked_at} were right; by their place in a run: {places}"
 
 

@@ -10,25 +10,14 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
-
-import grpc
 
 from runahead.service.commands.chain_picture import picture
 from runahead.service.commands.chrome_trace import chrome_trace
-from runahead.service.commands.client_channel import connection
-from runahead.service.commands.client_failure import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_USAGE,
-    describe_failure,
-    nobody_reads,
-)
-from runahead.service.commands.request_flags import UsageError, seconds_of
+from runahead.service.commands.client_failure import EXIT_FAILED
+from runahead.service.commands.one_call import add_timeout_flag, one_call
+from runahead.service.commands.request_flags import UsageError
 from runahead.service.commands.timeline import STAGES, Span, TimedLaunch, Timeline, timeline_of
-from runahead.v1 import generation_service_pb2_grpc, trace_pb2
-
-_ANSWER_S: Final = 10.0
+from runahead.v1 import trace_pb2
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +26,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--each", action="store_true", help="a line for each launch, with its idle time, oldest first")
     parser.add_argument("--out", metavar="FILE", type=Path, help="write a trace for Perfetto or chrome://tracing")
     parser.add_argument("--picture", metavar="FILE", type=Path, help="write a picture of some launches, as SVG")
-    parser.add_argument("--timeout", metavar="SECONDS", help="give up after this long (default: 10)")
+    add_timeout_flag(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -46,35 +35,26 @@ def run(arguments: argparse.Namespace) -> int:
     0: it did. 1: the call failed, no launch was made yet, or a file can't be written. 2: a flag is invalid. 130:
     interrupted.
     """
+    return one_call(
+        "trace", arguments, _request, lambda stub: stub.Trace, lambda answer: _show(timeline_of(answer), arguments)
+    )
+
+
+def _show(timeline: Timeline, arguments: argparse.Namespace) -> int:
+    if not timeline.launches:
+        print("runahead trace: no launch was made yet", file=sys.stderr)
+        return EXIT_FAILED
     try:
-        connected = connection(arguments)
-        timeout_s = _ANSWER_S if arguments.timeout is None else seconds_of(arguments.timeout)
-        request = _request(arguments)
-    except UsageError as error:
-        print(f"runahead trace: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    with connected.channel as channel:
-        stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
-        try:
-            timeline = timeline_of(stub.Trace(request, timeout=timeout_s, metadata=connected.metadata))
-            if not timeline.launches:
-                print("runahead trace: no launch was made yet", file=sys.stderr)
-                return EXIT_FAILED
-            print("\n".join([*(each_launch(timeline) if arguments.each else ()), *figures(timeline)]), flush=True)
-            if arguments.out is not None:
-                arguments.out.write_text(json.dumps(chrome_trace(timeline)) + "\n", encoding="utf-8")
-            if arguments.picture is not None:
-                arguments.picture.write_text(picture([(arguments.url, timeline)]), encoding="utf-8")
-        except KeyboardInterrupt:
-            return EXIT_INTERRUPTED
-        except BrokenPipeError:
-            return nobody_reads()
-        except OSError as error:
-            print(f"runahead trace: {error.filename} can't be written: {error.strerror}", file=sys.stderr)
-            return EXIT_FAILED
-        except grpc.RpcError as error:
-            print(f"runahead trace: {describe_failure(error, arguments.url)}", file=sys.stderr)
-            return EXIT_FAILED
+        print("\n".join([*(each_launch(timeline) if arguments.each else ()), *figures(timeline)]), flush=True)
+        if arguments.out is not None:
+            arguments.out.write_text(json.dumps(chrome_trace(timeline)) + "\n", encoding="utf-8")
+        if arguments.picture is not None:
+            arguments.picture.write_text(picture([(arguments.url, timeline)]), encoding="utf-8")
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        print(f"runahead trace: {error.filename} can't be written: {error.strerror}", file=sys.stderr)
+        return EXIT_FAILED
     return 0
 
 

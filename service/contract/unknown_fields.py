@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-_UNSUPPORTED: Final = "is not supported by this server"
+_UNKNOWN: Final = "is the number of a field that this server does not know"
 _LENGTH: Final = 2  # the wire type of what has a length: texts, bytes, messages, and lists of numbers
 
 
@@ -36,7 +36,7 @@ def _look_through(message: Message, path: str, found: dict[str, str]) -> None:
     for unknown in (unknown_set[index] for index in range(len(unknown_set))):
         field = fields.get(unknown.field_number)
         if field is None:
-            found[f"{path}{unknown.field_number}"] = _UNSUPPORTED
+            found[f"{path}{unknown.field_number}"] = _UNKNOWN
         elif field.message_type is not None and unknown.wire_type == _LENGTH:
             # An entry of a map, which the library takes for unknown as a whole if one of its fields is.
             entry: Any = GetMessageClass(field.message_type).FromString(unknown.data)

@@ -13,6 +13,7 @@ import structlog
 from numpy.typing import NDArray
 
 from runahead.runtime.wire.figures import EngineStats
+from runahead.runtime.wire.frames import FrameReader, ProtocolError
 from runahead.runtime.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -23,12 +24,10 @@ from runahead.runtime.wire.messages import (
     Cancel,
     EngineInfo,
     Failed,
-    FrameReader,
     Heartbeat,
     Hello,
     Output,
     PromptLogprobs,
-    ProtocolError,
     Refused,
     StatsQuery,
     StatsReply,

@@ -10,7 +10,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from runahead.runtime.wire.messages import Admitted, Finished, Logprobs, PromptLogprobs, ProtocolError
+from runahead.runtime.wire.frames import ProtocolError
+from runahead.runtime.wire.messages import Admitted, Finished, Logprobs, PromptLogprobs
 
 T = TypeVar("T")
 

@@ -6,6 +6,7 @@ whoever serves on it holds a lock, which ends with its process, however that end
 
 from __future__ import annotations
 
+import errno
 import socket
 import sys
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ from typing import Final
 
 from runahead.runtime.wire.engine_config import ConfigError, Spelling
 
+_TAKEN: Final = (errno.EADDRINUSE, errno.EACCES)  # where another number helps
 _LOCK: Final = "\0runahead/{}/{}"  # a name in Linux's abstract namespace: no file, and one for each network namespace
 
 
@@ -26,7 +28,8 @@ class Port:
 
     @classmethod
     def reserve(cls, host: str, number: int, *, shared: bool, spelling: Spelling) -> Port:
-        """shared: by several front ends, whose sockets then all have SO_REUSEPORT. Raises ConfigError."""
+        """shared: by several front ends, whose sockets then all have SO_REUSEPORT. spelling: what the settings `host`,
+        `port` and `frontends` are called. Raises ConfigError."""
         if shared and sys.platform != "linux":
             raise ConfigError(f"{spelling('frontends')} above 1 needs Linux, which shares a port out among processes")
         held = ExitStack()
@@ -47,7 +50,10 @@ class Port:
                     number = holder.getsockname()[1]
         except OSError as error:
             held.close()
-            raise ConfigError(f"{host} port {number} can't be listened on: {error.strerror}") from error
+            other = f"; {spelling('port')} takes another number, or 0 for any free port"
+            raise ConfigError(
+                f"{host} port {number} can't be listened on: {error.strerror}{other if error.errno in _TAKEN else ''}"
+            ) from error
         except UnicodeError as error:
             raise ConfigError(f"{spelling('host')} {host!r} is no host name or address") from error
         return cls(host, number, held)

@@ -45,8 +45,6 @@ class Ports:
 def _beside(host: str, number: int, name: str, spelling: Spelling) -> Port:
     """Raises ConfigError."""
     try:
-        return Port.reserve(host, number, shared=False, spelling=lambda _: spelling(f"{name}_host"))
+        return Port.reserve(host, number, shared=False, spelling=lambda setting: spelling(f"{name}_{setting}"))
     except ConfigError as error:
-        raise ConfigError(
-            f"the {name} port: {error}; {spelling(f'{name}_port')} takes another number, or 0 for any free port"
-        ) from error
+        raise ConfigError(f"the {name} port: {error}") from error

@@ -324,6 +324,10 @@ def _model_path(model: str) -> Path:
     """Of a folder or a file, of whatever kind it is."""
     if model == BUNDLED:
         return BUNDLED_FOLDER
+    if not model:  # as a path it would be the folder that one is in
+        raise SettingsError(
+            "model is empty, which is no folder and no file: give 'bundled', a folder with config.json, or a GGUF file"
+        )
     with contextlib.suppress(OSError, RuntimeError):  # too long for a path, or the home of somebody unknown
         path = Path(model).expanduser()
         if path.is_dir():
@@ -345,8 +349,10 @@ def _model_path(model: str) -> Path:
 def _read_file(path: str) -> dict[str, Any]:
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"config file {path} can't be read: {error}") from error
+    except OSError as error:
+        raise SettingsError(f"config file {path} can't be read: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise SettingsError(f"config file {path} can't be read as TOML: {error}") from error
 
 
 def _own_variables(environment: Mapping[str, str]) -> dict[str, str]:

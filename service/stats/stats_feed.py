@@ -132,7 +132,11 @@ def _interval_s(request: WatchStatsRequest) -> float:
     check_known(request)
     if not request.HasField("interval"):
         return _DEFAULT_S
-    seconds = request.interval.seconds + request.interval.nanos * 1e-9
+    whole, nanos = request.interval.seconds, request.interval.nanos
+    if abs(nanos) >= 10**9 or whole * nanos < 0:
+        sentence = f"interval is no duration: {nanos} nanos beside {whole} seconds are too many, or have another sign"
+        raise invalid_argument([Violation("interval", sentence)])
+    seconds = whole + nanos * 1e-9
     if not _LEAST_S <= seconds <= _MOST_S:
         sentence = f"interval must be {_LEAST_S:g} to {_MOST_S:g} seconds, and is {seconds:g}"
         raise invalid_argument([Violation("interval", sentence)])

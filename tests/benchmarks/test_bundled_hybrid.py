@@ -69,7 +69,7 @@ def test_a_bundled_checkpoint_teaches_with_the_logits_that_it_is_served_with() -
     assert uneven == 0
 
 
-def test_the_hybrid_that_is_to_be_bundled_has_at_most_6_megabytes(tmp_path: Path) -> None:
+def test_a_hybrid_of_the_sizes_that_are_trained_has_at_most_6_megabytes(tmp_path: Path) -> None:
     HybridNetwork(HybridShape(), 0.0).save(tmp_path, 0)
     size = sum(file.stat().st_size for file in tmp_path.iterdir())
     assert size + (BUNDLED / "tokenizer.json").stat().st_size + (BUNDLED / "LICENSE").stat().st_size <= 6_000_000

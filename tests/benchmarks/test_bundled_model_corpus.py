@@ -90,8 +90,9 @@ def test_a_head_ends_after_signature_and_docstring_and_a_body_remains() -> None:
 
 
 def test_the_running_library_is_told_apart_from_the_one_that_was_measured(tmp_path: Path) -> None:
-    for name in ("functools.py", "new.py"):
+    for name in ("functools.py", "new.py", "argparse.py"):
         (tmp_path / name).write_text("def f():\n    return 1\n")
-    files, left_out = collect(tmp_path)
+    assert [file.path for file in collect(tmp_path)[0]] == ["argparse.py", "functools.py", "new.py"]
+    files, left_out = collect(tmp_path, ("held_out",))
     assert [file.path for file in files] == ["functools.py", "new.py"] and left_out == {}
     assert "Of 2 held-out files here, 1 differ and 1 are new; 28 are missing" in check_files(files)

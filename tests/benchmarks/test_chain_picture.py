@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -26,5 +27,7 @@ def test_one_engine_is_drawn_serial_and_ahead_beside_a_prompt_with_random_weight
     drawn = (tmp_path / "out.svg").read_text(encoding="utf-8")
     assert "tiny (random weights), 8 rows beside a prompt of 600 tokens" in drawn
     assert drawn.index("serial") < drawn.index("run_ahead=2")
-    assert capsys.readouterr().out.count("plan  ") == 2, "figures of both"
+    printed = capsys.readouterr().out
+    assert printed.count("plan  ") == 2, "figures of both"
+    assert re.findall(r"(\d+) mixed", printed) == ["3", "3"], "the second prompt of 600 was not in the prefix cache"
     assert len(made) == 1

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from runahead.cuda_graphs.buckets import MOST_MIXED_TOKENS, Buckets, Piece, buckets_for
+from runahead.cuda_graphs.buckets import MOST_MIXED_TOKENS, Buckets, Piece, buckets_for, mixed_sizes
 from runahead.cuda_graphs.shape import Form, LaunchShape
 
 
@@ -114,6 +114,32 @@ def test_graphs_with_drafts_are_captured_in_their_forms_and_two_serve_a_launch_w
     assert buckets.sample_key(behind) in captured
 
 
+def test_launches_of_which_nobody_guesses_a_draft_are_graphs_of_their_own_where_that_counts() -> None:
+    others = Buckets.up_to(64, 320, draft_forms=(1, 3), draft_rows=16, masked=True)
+    buckets = Buckets.up_to(64, 320, draft_forms=(1, 3), draft_rows=16, masked=True, forced_rows=8)
+    captured, more = set(buckets.every_key()), set(buckets.every_key()) - set(others.every_key())
+    assert set(others.every_key()) < captured
+    assert {(key.piece, key.rows) for key in more} == {
+        (piece, rows) for piece in (Piece.LAUNCH, Piece.FORWARD) for rows in (1, 2, 4, 8)
+    }
+    assert all(key.forced and key.shape.forced and key.drafts == 3 for key in more)
+    shape = LaunchShape(
+        1, 5, Form.FULL, 5, 20, True, drafts=3, sample_drafts=3, masked=True, forced=True
+    )  # fmt: skip
+    began = shape._replace(form=Form.PLAIN, sample_drafts=0, masked=False)
+    assert buckets.launch_key(shape) in more and buckets.forward_key(began) in more
+    for same in (
+        shape._replace(forced=False),  # somebody guesses
+        shape._replace(form=Form.PLAIN, masked=False),  # no graph of its own: what guesses serves it as well
+        shape._replace(rows=9, tokens=36),
+        shape._replace(drafts=1, sample_drafts=1, tokens=10),
+    ):
+        key, as_if = buckets.launch_key(same), others.launch_key(same)
+        assert key == as_if and key in captured
+        assert buckets.forward_key(same._replace(forced=False)) == others.forward_key(same)
+    assert others.launch_key(shape) == others.launch_key(shape._replace(forced=False))
+
+
 @pytest.mark.parametrize(
     ("shape", "calls"),
     [
@@ -163,3 +189,18 @@ def test_launches_that_look_for_masks_are_graphs_of_their_own_and_nobody_elses_c
         key = masked.launch_key(shape._replace(masked=True))
         assert key in others and key is not None and key.shape.masked
     assert masked.sample_key(LaunchShape(1, 3, Form.FULL, 0, 0, False, masked=True)) in others
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"),
+    [
+        (1, [1]),
+        (40, [40, 32, 16, 8]),
+        (512, [512, 256, 128, 64, 32, 16, 8]),
+        (1100, [1100, 1024, 896, 768, 640, 576, 512, 256, 128, 64, 32, 16, 8]),
+    ],
+)
+def test_the_largest_mixed_launch_warms_up_first_and_some_between_powers_of_two_where_no_graph_holds_them(
+    most: int, sizes: list[int]
+) -> None:
+    assert mixed_sizes(most) == sizes

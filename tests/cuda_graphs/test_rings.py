@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from runahead.cuda_graphs.rings import RingLayout, allocate_rings
+from dataclasses import fields
+
+from runahead.cuda_graphs.rings import RingLayout, allocate_rings, ring_bytes
 
 
 def test_every_array_of_the_rings_has_a_slot_for_each_launch() -> None:
@@ -22,3 +24,10 @@ def test_without_drafts_and_prompts_there_is_one_cell_a_row_and_nothing_for_prom
     rings = allocate_rings(RingLayout(3, 64, 128, 5, 1))
     assert rings.cells.shape == (3, 5, 1)
     assert rings.prompt_logprob.size == rings.prompt_top_ids.size == 0
+
+
+def test_what_rings_take_is_known_before_they_are_made() -> None:
+    layout = RingLayout(slots=4, plan_words=64, bulk_words=128, rows=5, max_top=3, drafts=2, prompt_tokens=7)
+    rings = allocate_rings(layout)
+    arrays = (getattr(rings, each.name) for each in fields(rings) if each.name != "layout")
+    assert ring_bytes(layout) == sum(array.nbytes for array in arrays)

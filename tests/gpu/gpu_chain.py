@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -39,6 +39,9 @@ from runahead.runtime.wire.parameters import MAX_STOP_IDS, SamplingParams, Stopp
 from runahead.runtime.wire.preparation import prepared_submit
 from tests.runtime.chain import MemoryLinks
 from tests.runtime.models.dense_configs import dense_config
+
+if TYPE_CHECKING:  # Triton is loaded when it is known on what it runs
+    from runahead.runtime.programs.triton_head import GpuDraftNetwork
 
 BLOCK_SIZE = 16
 PREFILL_CHUNK = 32
@@ -174,6 +177,7 @@ def engine_over(
         draft_rows=draft_rows,
         forced_drafts=forced,
         history=drafts is not None and looks_up,
+        guesses_along_masks=looks_up,
         has_state=state_bytes(config) > 0,
         snapshots=snapshots,
         snapshot_tokens=SNAPSHOT_TOKENS if snapshots else 0,
@@ -227,11 +231,12 @@ def cuda_engine(
     masks: Masks | None = None,
     mask_memory: MaskMemory | None = None,
     snapshots: int = 0,
+    make_head: Callable[[Decoder], GpuDraftNetwork] | None = None,
 ) -> EngineUnderTest:
     """The same on the GPU: captured graphs, Triton kernels, the exact ones or the fastest. Free KV blocks and state
     slots are NaN at the start. drafts, draft_rows: as `engine_over`'s; draft_forms: numbers of drafts that graphs are
     captured for. masks: of rows with a grammar, written to mask_memory, which has room behind as many drafts as may be
-    forced."""
+    forced. make_head: of the model, in the place of the drafter that looks up what followed before."""
     from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
     from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
     from runahead.runtime.programs.triton import TritonProgram
@@ -254,6 +259,7 @@ def cuda_engine(
         masks=mask_memory,
         snapshots=snapshots,
         snapshot_tokens=SNAPSHOT_TOKENS,
+        head=None if make_head is None else make_head(model),
     )
     device = CudaDevice(
         program,
@@ -264,6 +270,7 @@ def cuda_engine(
         draft_forms=draft_forms,
         draft_rows=draft_rows,
         masked=mask_memory is not None,
+        forced_rows=0 if make_head is None else draft_rows,
     )
     program.poison_blocks(tuple(range(1, num_blocks)))
     for slot in range(max_rows + snapshots):
@@ -271,7 +278,7 @@ def cuda_engine(
     torch.cuda.synchronize()
     return engine_over(
         config, device, program, run_ahead, max_rows, num_blocks, counters_from, drafts=drafts,
-        draft_rows=draft_rows, masks=masks, forced=forced, snapshots=snapshots,
+        draft_rows=draft_rows, masks=masks, forced=forced, snapshots=snapshots, looks_up=make_head is None,
     )  # fmt: skip
 
 

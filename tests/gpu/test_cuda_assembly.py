@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.process.assemble import assemble
@@ -97,6 +98,36 @@ def test_what_the_chain_runs_with_names_the_device_and_the_buckets_that_were_cap
     assert (facts["device"], facts["dtype"]) == ("cuda", "bfloat16")
     assert facts["graph_buckets"] == [1, 2, 4, 8, 16, 20]
     assert facts["mixed_buckets"] == [32, 64, 128, 192, 256, 276]
+
+
+@pytest.fixture
+def own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is free hangs on this process alone: tests beside it take memory of the GPU and give it back, and a start
+    reckons by the difference between two looks at what is free."""
+    of_gpu = torch.cuda.mem_get_info()[1]
+
+    def free_and_all(device: object = None) -> tuple[int, int]:
+        return of_gpu - torch.cuda.memory_reserved(), of_gpu
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", free_and_all)
+
+
+@pytest.mark.usefixtures("own_memory")
+def test_a_start_with_drafts_and_structures_says_what_they_take() -> None:
+    """All that is on the GPU is among the buffers that the trial has found."""
+    config = EngineConfig(model=str(BUNDLED), device="cuda", max_rows=64, max_prefill_tokens=256, drafter="ngram")
+    with capture_logs() as events:
+        parts = assemble(config, lambda done, total: None)
+    parts.device.close()
+    parts.masks.stop()
+    assert (parts.info.structures, parts.info.drafter, parts.info.drafters) == (True, "ngram", ("ngram", "eagle"))
+    said = [dict(event) for event in events if event["event"] in ("memory", "memory_taken")]
+    print(*said, sep="\n")
+    memory = said[0]
+    on_gpu = ("run_logits_bytes", "history_bytes", "run_table_bytes", "mask_bytes")
+    assert all(memory[name] > 0 for name in (*on_gpu, "mask_host_bytes"))
+    assert sum(memory[name] for name in on_gpu) <= memory["buffer_bytes"]
+    assert said[1]["free_bytes"] > 0
 
 
 def test_a_start_that_is_told_no_sizes_chooses_them_for_this_gpu() -> None:

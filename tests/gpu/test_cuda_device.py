@@ -282,7 +282,7 @@ def test_a_launch_in_pieces_that_is_in_the_queue_before_the_device_comes_to_it_i
     config = small_config()
     under_test = cuda_engine(config, random_weights(config), 2)
     with torch.cuda.stream(under_test.device.stream):  # type: ignore[attr-defined]
-        torch.cuda._sleep(2_000_000_000)  # about a second
+        torch.cuda._sleep(4_000_000_000)  # about two seconds
     assert launched_alone(under_test) == 0
     under_test.device.close()
 

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 BUNDLED = Path(__file__).parents[2] / "runtime" / "models" / "bundled"
 MIB = 1 << 20
-SPARE = 64 * MIB
+SPARE = 256 * MIB  # for graphs that the trial does not capture, among others; a start has three times as much at least
 # All of these rows at full length need more KV blocks than the memory that is left to the start holds.
 CONFIG = EngineConfig(model=str(BUNDLED), device="cuda", max_rows=512, max_prefill_tokens=2048)
 LEFT = 3000 * MIB
@@ -82,6 +82,7 @@ def test_the_pool_takes_what_a_trial_leaves_and_the_sum_is_logged() -> None:
     parts, events = start(Thief(0))
     memory = next(event for event in events if event["event"] == "memory")
     after = next(event for event in events if event["event"] == "memory_taken")
+    print(memory, after, sep="\n")
     assert not [event for event in events if event["event"] == "memory_ran_out"]
     needs = sum(memory[name] for name in ("buffer_bytes", "launch_bytes", "graph_bytes", "overhead_bytes"))
     block = memory["kv_bytes"] // parts.info.num_blocks

@@ -4,6 +4,7 @@ time."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,14 @@ import torch
 from runahead.cuda_graphs.shape import Form
 from tests.gpu import gpu_chain
 from tests.gpu.test_drafts_on_cuda import FORMS, Sometimes
-from tests.runtime.kernels.masked_engine import lagging_masks, long_requests, masked_config, requests, served
+from tests.runtime.kernels.masked_engine import (
+    lagging_masks,
+    long_requests,
+    masked_config,
+    random_head,
+    requests,
+    served,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -24,11 +32,13 @@ def _without_gradients() -> Iterator[None]:
         yield
 
 
-def engine(run_ahead: int, lag: int, *, guesses: bool = False, forced: int = 0) -> gpu_chain.EngineUnderTest:
-    """By the exact kernels: which rows are beside a row is then all the same. guesses: by `ngram`. forced: drafts of a
-    row whose grammar forces them."""
+def engine(
+    run_ahead: int, lag: int, *, guesses: bool = False, forced: int = 0, has_head: bool = False
+) -> gpu_chain.EngineUnderTest:
+    """By the exact kernels: which rows are beside a row is then all the same. guesses: by `ngram`, or where it has a
+    head by that one. forced: drafts of a row whose grammar forces them."""
     drafts = Sometimes() if guesses else None
-    config, masks = masked_config(), lagging_masks(ROWS, lag, drafts, forced)
+    config, masks = masked_config(), lagging_masks(ROWS, lag, drafts, forced, has_head)
     under_test = gpu_chain.cuda_engine(
         config,
         gpu_chain.random_weights(config, torch.bfloat16),
@@ -41,6 +51,7 @@ def engine(run_ahead: int, lag: int, *, guesses: bool = False, forced: int = 0) 
         draft_forms=FORMS if masks.memory.drafts else (),
         masks=masks,
         mask_memory=masks.memory,
+        make_head=random_head if has_head else None,
     )
     masks.committed = lambda: under_test.engine.ledger.committed
     return under_test
@@ -80,12 +91,12 @@ def test_a_launch_without_such_rows_is_the_graph_that_it_was() -> None:
         device.close()
 
 
-@pytest.mark.parametrize("guesses", [False, True])
-def test_drafts_of_rows_with_a_grammar_change_no_bit_however_late_masks_come(guesses: bool) -> None:
+@pytest.mark.parametrize(("guesses", "has_head"), [(False, False), (True, False), (True, True)])
+def test_drafts_of_rows_with_a_grammar_change_no_bit_however_late_masks_come(guesses: bool, has_head: bool) -> None:
     """Tokens, reasons and log-probabilities, at every depth, of what grammars force, with a drafter and without one."""
     expected = served(engine(0, 0), long_requests())
     for run_ahead in (0, 1, 2, 4):
-        under_test = engine(run_ahead, 2, guesses=guesses, forced=FORMS[0])
+        under_test = engine(run_ahead, 2, guesses=guesses, forced=FORMS[0], has_head=has_head)
         found = served(under_test, long_requests())
         differing = [handle for handle in expected[0] if found[0].get(handle) != expected[0][handle]]
         assert not differing, f"depth {run_ahead}: {len(differing)} requests differ: {differing}"
@@ -94,6 +105,16 @@ def test_drafts_of_rows_with_a_grammar_change_no_bit_however_late_masks_come(gue
         print(f"depth {run_ahead}: held {stats.held_rows}, drafted {stats.drafted}, accepted {stats.accepted}")
         assert stats.held_rows > 0, "no mask came late"
         assert stats.accepted[1] > 0, "nothing that was forced was kept"
+
+
+def test_a_head_takes_no_step_in_the_graphs_of_launches_of_which_grammars_alone_say_drafts() -> None:
+    under_test = engine(1, 0, guesses=True, forced=FORMS[0], has_head=True)
+    device = under_test.device
+    for key in device.graph_buckets.every_key():  # type: ignore[attr-defined]
+        if key.forced:
+            steps = device.graphs.nodes(replace(key, forced=False)) - device.graphs.nodes(key)  # type: ignore[attr-defined]
+            assert steps >= 5 * FORMS[0], "a step is a layer of five kernels, and more"
+    device.close()
 
 
 def test_a_launch_with_drafts_and_without_such_rows_is_the_graph_that_it_was() -> None:

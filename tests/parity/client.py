@@ -123,7 +123,7 @@ class _Run:
                 await self._abort_if_due(asked, answer)
         except grpc.aio.AioRpcError as error:
             answer.terminals += 1
-            answer.reason = f"status {error.code().name}"
+            answer.reason = f"status {error.code().name}: {error.details()}"
         finally:
             await self._tell()
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from runahead.runtime.checkpoint import BUNDLED_HEAD
 from tests.parity.fitted_head3 import write_fitted_head3
 from tests.parity.fitted_mimo import write_fitted_mimo
-from tests.parity.recurrent_checkpoints import HEADED, save_with_tokenizer
+from tests.parity.recurrent_checkpoints import HEADED, checkpoint_of
 from tests.parity.shortened_model import write_shortened_model
 from tests.runtime.models.mimo_heads import BEGIN
 
@@ -34,7 +34,7 @@ def flags_of(kind: str, folder: Path) -> list[str]:
     """With which a service of the bundled model drafts so, or of one that says the same. folder: where what drafts is
     written, or was."""
     if kind == OVER_STATES:
-        save_with_tokenizer(HEADED, folder / kind)
+        checkpoint_of(HEADED, folder / kind)
         snapshots = ["--state-snapshot-blocks", "1", "--state-snapshots", "96"]
         return ["--drafter", "mtp", "--model", str(folder / kind), *snapshots]
     if kind not in _WRITTEN:

@@ -1,5 +1,5 @@
-"""Small random models with recurrent states, one with a head, and the bundled model's tokenizer, for cells of the
-matrix."""
+"""Models with recurrent states for cells of the matrix: the bundled hybrid, which has experts, and small random ones,
+one with a head, with the bundled model's tokenizer."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from tests.runtime.models.checkpoints import BAMBA, IDS, QWEN3_NEXT, Case, save
 from tests.runtime.models.qwen_heads import save_foreseen_qwen
 
 _BUNDLED: Final = Path(models.__path__[0]) / "bundled"
+BUNDLED_HYBRID: Final = _BUNDLED / "hybrid"
 _SIZES: Final[dict[str, Any]] = {**IDS, "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64}
 # End tokens whose logits lie further from zero than others', so that a draw meets one soon.
 _ENDS: Final = tuple(range(300, 310))
 _FURTHER: Final = 3.0
+TRAINED: Final = "bundled hybrid"
 HEADED: Final = "gated-delta-net-with-head"
 FAMILIES: Final = {
     "mamba-2": Case("mamba-2", BambaConfig, {**_SIZES, **BAMBA}),
@@ -30,8 +32,10 @@ FAMILIES: Final = {
 _NOISE: Final = 0.12  # its head is right at times
 
 
-def save_with_tokenizer(family: str, folder: Path) -> None:
-    """A checkpoint of this family that a service can be started with."""
+def checkpoint_of(family: str, folder: Path) -> Path:
+    """A checkpoint of this family that a service can be started with: the bundled one, or one made in the folder."""
+    if family == TRAINED:
+        return BUNDLED_HYBRID
     if family == HEADED:
         save_foreseen_qwen(folder, case=FAMILIES[family], noise=_NOISE)
     else:
@@ -42,3 +46,4 @@ def save_with_tokenizer(family: str, folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["lm_head.weight"][list(_ENDS)] *= _FURTHER
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder

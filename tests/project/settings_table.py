@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from runahead.runtime.wire.setting import Setting
 from runahead.service.settings.settings import SETTINGS, default_text, flag_of
 from runahead.service.settings.variables import variable_of
 from tests.project.repository import ROOT
 
 PAGE: Final = ROOT / "docs/settings.md"
 COMMAND: Final = "python -m tests.project.settings_table"
-_HEAD: Final = ("| flag | variable | default | what |", "|---|---|---|---|")
+_HEAD: Final = ("| flag | variable | default; or other values | what |", "|---|---|---|---|")
 
 
 def table_rows() -> list[str]:
@@ -18,8 +19,7 @@ def table_rows() -> list[str]:
     rows: list[str] = []
     for name, setting in SETTINGS.items():
         if not setting.is_hidden:
-            default = f"`{default_text(setting)}`" if default_text(setting) else ""
-            rows.append(f"| `{flag_of(name)}` | `{variable_of(name)}` | {default} | {setting.description} |")
+            rows.append(f"| `{flag_of(name)}` | `{variable_of(name)}` | {_values(setting)} | {setting.description} |")
     return rows
 
 
@@ -29,6 +29,15 @@ def rows_of(page: str) -> list[str]:
     begin = lines.index(_HEAD[0]) + len(_HEAD)
     end = next((at for at in range(begin, len(lines)) if not lines[at].startswith("|")), len(lines))
     return lines[begin:end]
+
+
+def _values(setting: Setting) -> str:
+    """The default, and where values are few the others."""
+    default = default_text(setting)
+    others = [f"`{choice}`" for choice in setting.choices if str(choice) != default]
+    if not others:
+        return f"`{default}`" if default else ""
+    return f"`{default}`; or {', '.join(others)}"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -23,6 +23,7 @@ from runahead.service.commands import (
 )
 from runahead.service.settings import settings
 from runahead.service.settings.cli_parser import Parser
+from runahead.v1 import generate_pb2
 from tests.project.repository import ROOT, TESTS, TOOLS, calls, documents, name_of, sources
 from tests.project.settings_table import COMMAND, PAGE, rows_of, table_rows
 
@@ -75,6 +76,13 @@ def code(path: Path) -> Iterator[str]:
     for block in _BLOCK.findall(text):
         yield from block.splitlines()
     yield from re.findall(r"`([^`\n]+)`", _BLOCK.sub("", text))
+
+
+@cache
+def anchors(path: Path) -> set[str]:
+    """What a link may have behind `#`: of each heading its words in small letters, without signs, joined by hyphens."""
+    headings = re.findall(r"^#+ (.+)$", _BLOCK.sub("", path.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def flags_of(*commands: str) -> set[str]:
@@ -180,3 +188,20 @@ def test_every_file_that_a_document_links_to_is_there(path: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)", _BLOCK.sub("", path.read_text(encoding="utf-8")))
     files = [link for link in links if "://" not in link]
     assert [link for link in files if not (path.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("path", list(documents()), ids=name_of)
+def test_every_heading_that_a_document_links_to_is_there(path: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", _BLOCK.sub("", path.read_text(encoding="utf-8")))
+    assert [
+        f"{file}#{anchor}" for file, anchor in links if anchor not in anchors(path.parent / file if file else path)
+    ] == []
+
+
+def test_the_page_of_the_contract_names_every_field_of_a_request() -> None:
+    page = (ROOT / "docs" / "contract.md").read_text(encoding="utf-8")
+    request: Any = generate_pb2.GenerateRequest.DESCRIPTOR  # its class depends on protobuf's implementation
+    groups = [field.message_type for field in request.fields if field.name in ("sampling", "stopping", "output")]
+    names = {field.name for message in (request, *groups) for field in message.fields}
+    assert len(names) >= 30
+    assert {name for name in names if f"`{name}`" not in page} == set()

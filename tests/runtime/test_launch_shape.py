@@ -25,12 +25,17 @@ SHAPES = st.builds(
     drafts=st.integers(0, 7),
     sample_drafts=st.integers(0, 7),
     masked=st.booleans(),
-).map(lambda shape: shape._replace(masked=shape.masked and shape.form is Form.FULL))
+    forced=st.booleans(),
+).map(
+    lambda shape: shape._replace(
+        masked=shape.masked and shape.form is Form.FULL, forced=shape.forced and shape.drafts > 0
+    )
+)
 
 
 @settings(deadline=None)
-@given(shape=SHAPES, stale=st.integers(-(1 << 31), (1 << 31) - 1))
-def test_every_shape_comes_back_from_the_bytes_of_its_plan(shape: LaunchShape, stale: int) -> None:
+@given(shape=SHAPES, stale=st.integers(-(1 << 31), (1 << 31) - 1), guesses=st.integers(1, 7))
+def test_every_shape_comes_back_from_the_bytes_of_its_plan(shape: LaunchShape, stale: int, guesses: int) -> None:
     """stale: in every word of the slot before."""
     plan = LaunchPlan(
         shape.number,
@@ -46,6 +51,7 @@ def test_every_shape_comes_back_from_the_bytes_of_its_plan(shape: LaunchShape, s
         drafts=shape.drafts,
         sample_drafts=shape.sample_drafts,
         masked=shape.masked,
+        guesses=0 if shape.forced else min(guesses, shape.drafts),
     )
     body = np.full(PLAN_WORDS, stale, np.int32)
     stage(plan, body, np.zeros(0, np.int32))

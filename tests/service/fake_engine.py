@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.figures import EngineStats, EventStats, HistogramStats
+from runahead.runtime.wire.frames import FrameReader
 from runahead.runtime.wire.histogram import BOUNDS_S
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.runtime.wire.prompt_launches import PromptLaunches
@@ -235,7 +236,7 @@ class FakeEngine:
     def _read(self) -> None:
         try:
             self._socket, _ = self._listener.accept()
-            reader = m.FrameReader()
+            reader = FrameReader()
             while self.reads.wait() and (data := self._socket.recv(1 << 16)):
                 for body in reader.feed(data):
                     self._dispatch(m.decode_to_engine(body))

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.bundled_model.acceptance import acceptance
 from benchmarks.bundled_model.completions import choose_heads
-from benchmarks.bundled_model.corpus import collect, standard_library
+from benchmarks.bundled_model.corpus import held_out_files
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -19,7 +19,7 @@ FIRST_RIGHT, TOKENS_A_LAUNCH = 0.35, 1.6
 
 
 def test_drafts_on_held_out_text_are_right_more_often_than_a_stated_bound() -> None:
-    files = [file for file in collect(standard_library())[0] if file.split == "held_out"]
+    files = held_out_files()
     heads = choose_heads(files, 16)
     assert len(heads) == 16, "this Python ships its standard library with its sources"
     found = acceptance(heads, 64, 0.0, ["--drafter", "eagle", "--draft-tokens", "3", "--threads", "1"])

@@ -31,6 +31,7 @@ def check_shape(launch: Launch, rings: RingMemory, scheduler: Scheduler) -> None
         drafts=_drafts(launch, scheduler, np.delete(launch.row_slots, chunks[:, CHUNK_ROW]), len(chunks)),
         sample_drafts=scheduler.ledger.last_drafts if samples.any() else 0,
         masked=bool(scheduler.rows.may_hold[slots[samples]].any()),
+        forced=launch.shape.drafts > 0 and not launch.guesses,
         prompt_logprobs=any(request is not None and request.wants_prompt_logprobs for request in asking),
     )
     assert launch.shape == expected, f"launch {launch.number} has the shape {launch.shape} and should have {expected}"

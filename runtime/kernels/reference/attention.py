@@ -13,6 +13,7 @@ From one decode step to the next little changes but the numbers, so that a plan'
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,8 @@ from runahead.runtime.rounding import ceil_div
 _LANES = 16
 # Pairs a segment may have: bounds the memory that attention takes beside the cache.
 _MAX_PAIRS = 1 << 21
+# Pairs that the plans of several forwards may have, where more than the newest are kept.
+_MAX_KEPT_PAIRS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,43 @@ def plan_attention(
         _fill(segment, group, tables, block_size, shape)
         segments.append(segment)
     return AttentionPlan(tokens, shape, tuple(segments))
+
+
+class KeptPlans:
+    """The plans of a model's forwards, one for each of its windows, over a cache of one size.
+
+    A plan uses the buffers of an earlier forward of as many tokens again, where they fit. Where rows have drafts, a
+    forward has another number of tokens than the one before: so plans of several numbers are kept, as long as all of
+    them are small together.
+    """
+
+    def __init__(self) -> None:
+        self._plans: dict[int, tuple[AttentionPlan, ...]] = {}  # by tokens, the latest last
+
+    def make(
+        self,
+        batch: ForwardBatch,
+        tokens: int,
+        windows: Sequence[tuple[AttentionShape, int, int]],
+        slots: int,
+        block_size: int,
+    ) -> tuple[AttentionPlan, ...]:
+        """Of a forward; those made before are not needed any more. windows: shape, window and `first` of each, the same
+        in every call. tokens, slots: as `plan_attention`'s."""
+        before = self._plans.pop(batch.num_tokens, (None,) * len(windows))
+        plans = []
+        for (shape, window, first), old in zip(windows, before, strict=True):
+            q_stride = shape.heads + 2 * shape.kv_heads
+            plans.append(plan_attention(batch, tokens, q_stride, shape, slots, block_size, window, old, first))
+        self._plans[batch.num_tokens] = tuple(plans)
+        while len(self._plans) > 1 and self.pairs > _MAX_KEPT_PAIRS:
+            del self._plans[next(iter(self._plans))]
+        return self._plans[batch.num_tokens]
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of query heads and keys, those of padding too, that memory is kept for: 12 bytes each."""
+        return sum(part.keys.size for plans in self._plans.values() for plan in plans for part in plan.segments)
 
 
 def attend(

@@ -6,7 +6,7 @@ the weights' dtype.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -32,7 +32,7 @@ from runahead.runtime.kernels.layers import (
     Norm,
     Ungated,
 )
-from runahead.runtime.kernels.reference.attention import AttentionPlan, attend, plan_attention, silence_sparse_warning
+from runahead.runtime.kernels.reference.attention import AttentionPlan, KeptPlans, attend, silence_sparse_warning
 from runahead.runtime.kernels.reference.buffers import AttentionBuffers, Buffers, DenseBuffers, UngatedBuffers
 from runahead.runtime.kernels.reference.experts import BoundExperts, ExpertBuffers, live_tokens
 from runahead.runtime.kernels.reference.gated_delta import BoundDelta, DeltaBuffers
@@ -96,7 +96,7 @@ class ReferenceStream:
     num_tokens: int  # without padding
     work: _Workspace
     caches: tuple[_LayerCache, ...]
-    plans: list[AttentionPlan]  # by number
+    plans: tuple[AttentionPlan, ...]  # by number
     live: NDArray[np.intp]  # which tokens are of live rows; empty where no layer asks
     runs: Runs | None  # tokens of live rows, with the rows' states; None where no layer keeps any
     states: tuple[list[NDArray[np.float32]], ...]  # of each recurrent mixer, and what it keeps of runs
@@ -127,7 +127,7 @@ class ReferenceBoundKernels:
         self._gates: list[int] = []  # heads * head_dim
         self._work: dict[int, _Workspace] = {}  # by T
         self._cache: tuple[KVCache, tuple[_LayerCache, ...]] | None = None
-        self._plans: list[AttentionPlan] = []  # of the forward before
+        self._plans = KeptPlans()
 
     def attention(self, weights: Attention, place: int) -> Callable[[ReferenceStream], None]:
         """See `BoundKernels.attention`."""
@@ -280,12 +280,12 @@ class ReferenceBoundKernels:
                 np.multiply(buffers.residual_array, np.float32(self._embedding_scale), out=buffers.residual_array)
             for own, (_, rope) in zip(work.attention, self._shapes, strict=True):
                 own.rotation.turn_to(self._ropes[rope], buffers.positions)
-            self._plan(batch, buffers.tokens, cache)
+            plans = self._plan(batch, buffers.tokens, cache)
             live = live_tokens(batch) if self._experts else _NOBODY
             runs = runs_of(batch) if self._mamba2 or self._gated_delta else None
             kept = zip(cache.states, cache.runs, strict=True)
             states = tuple([tensor.numpy() for tensor in (*each, run)] for each, run in kept)
-            yield ReferenceStream(batch.num_tokens, work, caches, self._plans, live, runs, states, [])
+            yield ReferenceStream(batch.num_tokens, work, caches, plans, live, runs, states, [])
 
     def end(self, stream: ReferenceStream) -> torch.Tensor:
         """See `BoundKernels.end`."""
@@ -296,15 +296,12 @@ class ReferenceBoundKernels:
     def _bound(self, linear: Linear) -> Product:
         return self._products.bind(linear.weight, linear.bias)
 
-    def _plan(self, batch: ForwardBatch, tokens: int, cache: KVCache) -> None:
-        """Plans keep the buffers of the forward before where they fit."""
-        before: Sequence[AttentionPlan | None] = self._plans or (None,) * len(self._windows)
-        plans: list[AttentionPlan] = []
-        for (number, window, first), plan in zip(self._windows, before, strict=True):
-            (shape, _), slots = self._shapes[number], cache.keys[0].shape[0] * cache.block_size
-            q_stride = shape.heads + 2 * shape.kv_heads
-            plans.append(plan_attention(batch, tokens, q_stride, shape, slots, cache.block_size, window, plan, first))
-        self._plans = plans
+    def _plan(self, batch: ForwardBatch, tokens: int, cache: KVCache) -> tuple[AttentionPlan, ...]:
+        if not self._windows:
+            return ()  # no layer attends, so the cache has no KV slots to plan for
+        slots = cache.keys[0].shape[0] * cache.block_size
+        shapes = [(self._shapes[number][0], window, first) for number, window, first in self._windows]
+        return self._plans.make(batch, tokens, shapes, slots, cache.block_size)
 
     def _work_for(self, num_tokens: int) -> _Workspace:
         tokens = num_tokens + -num_tokens % self._products.row_multiple
@@ -326,7 +323,7 @@ class ReferenceBoundKernels:
 
     def _caches_of(self, cache: KVCache) -> tuple[_LayerCache, ...]:
         if self._cache is None or self._cache[0] is not cache:
-            self._plans = []  # they are made for a number of KV slots
+            self._plans = KeptPlans()  # they are made for a number of KV slots
             views = tuple(_LayerCache.of(*pair) for pair in zip(cache.keys, cache.values, strict=True))
             self._cache = (cache, views)
         return self._cache[1]

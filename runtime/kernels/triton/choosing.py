@@ -17,7 +17,7 @@ import triton.language as tl
 
 from runahead.runtime.kernels.choice import LEAST_SUM, Choice
 
-_COMPARED: Final = 32  # numbers that every other is compared with at a time
+COMPARED: Final = 32  # numbers that every other is compared with at a time: nothing was measured
 _NEVER = tl.constexpr(float("-inf"))
 _LEAST_SUM = tl.constexpr(LEAST_SUM)
 
@@ -116,14 +116,15 @@ def padded(count: int) -> int:
     return max(1 << (count - 1).bit_length(), 16)
 
 
-def choice_parts(choice: Choice, count: int) -> dict[str, Any]:
-    """What `chosen_experts` is made for, by name. count: experts."""
+def choice_parts(choice: Choice, count: int, compared: int = COMPARED) -> dict[str, Any]:
+    """What `chosen_experts` is made for, by name. count: experts. compared: numbers that every other is compared with
+    at a time, a power of two; no result hangs on it."""
     groups = choice.groups if choice.limits_groups else 0
     return {
         "COUNT": count,
         "CHOSEN": choice.chosen,
         "PADDED": padded(count),
-        "COMPARED": min(padded(count), _COMPARED),
+        "COMPARED": min(padded(count), compared),
         "RENORMALISED": choice.renormalised,
         "LOGISTIC": choice.scoring == "logistic",
         "CORRECTED": choice.correction is not None,

@@ -10,7 +10,6 @@ neighbours. Source: FlashAttention-2 (Dao, 2023), forward, over block tables.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 import torch
@@ -20,7 +19,7 @@ import triton.language as tl
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.layers import Attention, AttentionShape, RopeTable
 from runahead.runtime.kernels.triton.chunk_plans import ChunkPlan, chunk_plan
-from runahead.runtime.kernels.triton.chunk_work import ChunkWork, cut_chunks, rows_looked_at
+from runahead.runtime.kernels.triton.chunk_work import ChunkWork, cut_chunks, plan_of_launch, rows_looked_at
 from runahead.runtime.kernels.triton.decode_queries import LOG2_E, bounded
 from runahead.runtime.kernels.triton.line_attention import line_attention
 from runahead.runtime.kernels.triton.rotary import rotate_and_write
@@ -190,7 +189,7 @@ class ChunkAttention:
         """The launch is cut once for all layers of a shape."""
         if shape not in self._works:
             plan = chunk_plan(shape, dtype)
-            if plan is not None and self._exact:
-                plan = replace(plan, parts=1)
+            if plan is not None:
+                plan = plan_of_launch(plan, self._batch, exact=self._exact)
             self._works[shape] = None if plan is None else (plan, cut_chunks(self._batch, shape, plan))
         return self._works[shape]

@@ -11,7 +11,7 @@ and on the launch's shape alone, and so do its bits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -79,6 +79,13 @@ def _cut_kernel(
         tl.store(at + 1, tiles - 1 - i // parts, mask=ok)
         tl.store(at + 2, i % parts, mask=ok)
         tl.store(at + 3, parts + i * 0, mask=ok)
+
+
+def plan_of_launch(plan: ChunkPlan, batch: ForwardBatch, *, exact: bool = False) -> ChunkPlan:
+    """The plan, without parts where none may be cut (exact), or none would be: one row has all tokens of a long launch.
+    A form of the kernel that could leave parts takes 5 % longer."""
+    is_alone = batch.num_rows == 1 and batch.num_tokens > SPLIT_LAUNCH
+    return replace(plan, parts=1) if exact or is_alone else plan
 
 
 def rows_looked_at(rows: int) -> int:

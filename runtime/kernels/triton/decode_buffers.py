@@ -26,6 +26,7 @@ class DecodeBuffers:
     attentions: list[tuple[AttentionShape, int]] = field(default_factory=list)  # shapes and windows that there are
     _windows: dict[bool, torch.Tensor] = field(default_factory=dict)
     _parts: dict[tuple[AttentionShape, AttentionPlan, int, int, int], PartBuffers] = field(default_factory=dict)
+    _rooms: dict[str, torch.Tensor] = field(default_factory=dict)  # in which they all lie, the largest launch's first
     _scratch: SplitScratch | None = None
     _arrived: torch.Tensor | None = None
     _meetings: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -43,10 +44,11 @@ class DecodeBuffers:
     def widest_head(self) -> int:
         return max((shape.head_dim for shape, _ in self.attentions), default=0)
 
-    def plan(self, batch: ForwardBatch, exact: bool) -> AttentionPlan:
-        """How attention of launches with so many rows and query tokens is cut."""
+    def plan(self, batch: ForwardBatch, dtype: torch.dtype, exact: bool) -> AttentionPlan:
+        """How attention of launches with so many rows and query tokens is cut. dtype: of keys and values: plans were
+        measured in bfloat16, and their tiles may be too large in float32."""
         measured = None
-        if batch.decode_queries > 1 and not exact:
+        if batch.decode_queries > 1 and not exact and dtype == torch.bfloat16:
             measured = measured_plan((shape for shape, _ in self.attentions), batch.num_rows, batch.decode_queries)
         return measured or attention_plan(batch.num_rows, self.widest_head, batch.token_ids.device, exact)
 
@@ -64,7 +66,9 @@ class DecodeBuffers:
         rows, queries = triton.next_power_of_2(batch.num_rows), triton.next_power_of_2(batch.decode_queries)
         key = shape, plan, rows, batch.max_seq_len, queries
         if key not in self._parts:
-            self._parts[key] = make_part_buffers(rows, shape, plan, batch.max_seq_len, batch.token_ids.device, queries)
+            self._parts[key] = make_part_buffers(
+                rows, shape, plan, batch.max_seq_len, batch.token_ids.device, queries, self._rooms
+            )
         return self._parts[key]
 
     def scratch(self, device: torch.device) -> SplitScratch:

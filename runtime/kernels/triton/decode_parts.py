@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -95,18 +96,29 @@ class PartBuffers:
 
 
 def make_part_buffers(
-    rows: int, shape: AttentionShape, plan: AttentionPlan, context_length: int, device: torch.device, queries: int = 1
-) -> PartBuffers:
-    """For launches of up to `rows` rows, of up to `context_length` tokens, of which `queries` are query tokens."""
+    rows: int, shape: AttentionShape, plan: AttentionPlan, context_length: int, device: torch.device, queries: int = 1,
+    rooms: dict[str, torch.Tensor] | None = None,
+) -> PartBuffers:  # fmt: skip
+    """For launches of up to `rows` rows, of up to `context_length` tokens, of which `queries` are query tokens. rooms:
+    memory by name that no other attention uses at the same time: what is large enough there is used, and what is not
+    makes place for what this one needs. Whoever holds views of the former keeps it."""
     group, queries = shape.heads // shape.kv_heads, triton.next_power_of_2(queries)
     share = share_of(queries, group, shape.head_dim, plan.share)
     heads, lines = shape.kv_heads * (queries // share), triton.next_power_of_2(group * share)
     items = rows * plan.parts(context_length) * heads
+    rooms = {} if rooms is None else rooms
+
+    def room(name: str, dtype: torch.dtype, *sizes: int) -> torch.Tensor:
+        count = math.prod(sizes)
+        if name not in rooms or rooms[name].numel() < count:
+            rooms[name] = torch.zeros(count, dtype=dtype, device=device)
+        return rooms[name][:count].view(sizes)
+
     return PartBuffers(
-        partial=torch.zeros((items, lines, shape.head_dim), dtype=torch.float32, device=device),
-        top=torch.zeros((items, lines), dtype=torch.float32, device=device),
-        total=torch.zeros((items, lines), dtype=torch.float32, device=device),
-        arrived=torch.zeros(rows * heads, dtype=torch.int32, device=device),
+        partial=room("partial", torch.float32, items, lines, shape.head_dim),
+        top=room("top", torch.float32, items, lines),
+        total=room("total", torch.float32, items, lines),
+        arrived=room("arrived", torch.int32, rows * heads),
     )
 
 

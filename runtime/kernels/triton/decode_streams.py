@@ -49,7 +49,7 @@ class RowStream(ABC):
     ) -> None:
         self._batch, self._cache, self._ends, self._buffers = batch, cache, ends, buffers
         self._rows, self._device = batch.num_tokens, batch.token_ids.device
-        self._plan = buffers.plan(batch, exact)
+        self._plan = buffers.plan(batch, ends.embedding.dtype, exact)
         self._windows = buffers.windows(self._device, batch.are_lines)
         self._may_depend = False
         self._residual = self._ends.embedding.new_empty((self._rows, self._ends.embedding.shape[1]))
@@ -129,12 +129,12 @@ class RowStream(ABC):
         """More than 0 for query tokens of rows that are not masked, int32 [T]."""
         return live_tokens(self._batch)
 
-    def _begin(self, sums: Residual | None = None, norm: Norm | None = None) -> AttentionWork:
-        """Embed the query tokens and cut attention's work. sums: what the product that follows reads of the residual is
-        made there too, for `norm`."""
+    def _begin(self, sums: Residual | None = None, norm: Norm | None = None, *, embeds: bool = True) -> AttentionWork:
+        """Embed the query tokens, unless a head joins them with something else, and cut attention's work. sums: what
+        the product that follows reads of the residual is made there too, for `norm`."""
         batch = self._batch
         return begin_decode(
-            batch.token_ids,
+            batch.token_ids if embeds else batch.token_ids[:0],
             self._ends.embedding,
             self._residual,
             batch.seq_lens,
@@ -192,11 +192,14 @@ class RowStream(ABC):
 
 
 class OneRow(RowStream):
-    """A launch of one row: products by multiply-adds, each norm in the product that reads it."""
+    """A launch of one row: products by multiply-adds, each norm in the product that reads it. joins: see
+    `TritonBoundKernels.stream`."""
 
-    def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
+    def __init__(
+        self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers, joins: bool = False
+    ) -> None:
         super().__init__(batch, cache, ends, buffers)
-        self._work = self._begin()
+        self._work = self._begin(embeds=not joins)
 
     def _normed_product(
         self, norm: Norm | None, linear: Linear, epilogue: int, activation: Activation = "silu"
@@ -271,7 +274,7 @@ class FusedRows(RowStream):
         self._looks: list[torch.Tensor] = []  # what becomes the residual when it is made
 
     def fuse(self, join: Join, product: Linear | None) -> None:
-        self._work = self._begin()
+        self._work = self._begin(embeds=False)
         self._joined = join(self._residual)
         self._pending = None if product is None else partial(self._fused, product)
 

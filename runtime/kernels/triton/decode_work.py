@@ -170,10 +170,11 @@ def begin_decode(
 ) -> AttentionWork:
     """Embed query tokens into `residual`, [T or more, hidden], and cut attention over rows of these lengths.
 
-    token_ids: int64 [T], inside the vocabulary. table: contiguous [vocab, hidden]. seq_lens: int32 [R]. windows:
-    int32 [W] tokens that a query sees, 0: all; W may be 0. scaled, squares, gamma, all or none: the residual times
-    gamma, [hidden], and the sums of its squares, float64 [1, T or more]. scale: multiplies what is embedded. queries:
-    query tokens of a row, at most; with more than one, query_start_loc says where each row's begin, int32 [R + 1].
+    token_ids: int64 [T], inside the vocabulary; with T of 0 nothing is embedded. table: contiguous [vocab, hidden].
+    seq_lens: int32 [R]. windows: int32 [W] tokens that a query sees, 0: all; W may be 0. scaled, squares, gamma, all or
+    none: the residual times gamma, [hidden], and the sums of its squares, float64 [1, T or more]. scale: multiplies
+    what is embedded. queries: query tokens of a row, at most; with more than one, query_start_loc says where each row's
+    begin, int32 [R + 1].
     """
     assert queries == 1 or query_start_loc is not None
     tokens, rows, width = token_ids.shape[0], seq_lens.shape[0], table.shape[1]

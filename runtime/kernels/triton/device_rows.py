@@ -132,17 +132,18 @@ class DeviceRows:
 
     # ------------------------------------------------------------ apply
 
-    def apply(self, num_rows: int, num_tokens: int, is_decode: bool, drafts: int = 0) -> None:
+    def apply(self, num_rows: int, num_tokens: int, is_decode: bool, drafts: int = 0, *, forced: bool = False) -> None:
         """Apply the plan in its staging slot; prepare `num_tokens` query tokens in `num_rows` rows of F.
 
         Of a captured bucket both may be more than the plan has. is_decode: every row decodes. drafts: of each of them.
+        forced: see `LaunchShape`.
         """
         apply_plan(
             self.counter, self._plan, self._bulk, self._results.status, self.rows, self.state, self.penalties,
             self._history, self._held, None if self._runs is None else self._runs.guesses,
         )  # fmt: skip
         if drafts:
-            self.draft(num_rows, drafts)
+            self.draft(num_rows, drafts, forced=forced)
         elif num_rows:
             prepare_queries(
                 num_rows,
@@ -161,9 +162,9 @@ class DeviceRows:
                 None if self._runs is None else self._runs.drafted,
             )
 
-    def draft(self, num_rows: int, count: int) -> None:
+    def draft(self, num_rows: int, count: int, *, forced: bool = False) -> None:
         """Up to `count` tokens are proposed for each row of F, by its grammar or the drafter; its lines follow from
-        that."""
+        that. forced: the plan has none of them guessed, and a drafter with layers takes no step."""
         assert self.drafts is not None and num_rows <= self.drafts.rows
         slots = self.rows.slots
         if self.drafts.has_drafter:
@@ -173,7 +174,7 @@ class DeviceRows:
             if self.masks is not None:
                 propose_forced(num_rows, count, slots, self.state, self.drafts, self.masks)
             if self.guess is not None:
-                self.guess(num_rows, count)
+                self.guess(num_rows, 0 if forced else count)
         prepare_runs(
             num_rows, 1 + count, slots, self.state, self.drafts, self.places, self._block_size, self._vocab_size,
             self._held,

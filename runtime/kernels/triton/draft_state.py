@@ -18,8 +18,14 @@ class DraftState:
     row's, plus the number of the token in its run, with the K of the launch.
 
     Where rows may be held their runs stay from one F to an S some launches later. The logits of a run then lie by row
-    slot, those of its token number n at n * S + slot, and a row that is held has one line, of length 0.
+    slot: those of its newest token at the slot, and behind the S of these those of drafts, number n of a run, from 1
+    on, at S + (n - 1) * kept_slots + slot. Of rows in higher slots than that nothing is drafted. A row that is held has
+    one line, of length 0.
+
+    kept_slots: row slots whose runs stay so, the lowest; 0: no row may be held.
     """
+
+    kept_slots: int
 
     history: torch.Tensor  # int32 [S, context] a row's tokens by position; [S, 0] where no drafter looks them up
     proposed: torch.Tensor  # int32 [S, K] drafts of the F that held the row last
@@ -55,20 +61,24 @@ class DraftState:
     @property
     def holds(self) -> bool:
         """Rows may be held, and have drafts that their grammars force."""
-        return int(self.line_places.shape[0]) > 0
+        return self.kept_slots > 0
 
     @property
     def bytes(self) -> int:
-        return sum(getattr(self, field.name).nbytes for field in fields(self))
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [getattr(self, field.name) for field in fields(self) if field.name != "kept_slots"]
 
 
 def make_draft_state(
     slots: int, context_length: int, max_blocks: int, rows: int, drafts: int, by_line: bool, device: torch.device,
-    *, holds: bool = False,
+    *, kept_slots: int = 0,
 ) -> DraftState:  # fmt: skip
     """Nothing known of any row. context_length: of rows whose tokens a drafter looks up; 0: none does. drafts:
-    of a row, at most. by_line: each line has a block table of its own. holds: rows may be held."""
-    lines = rows * (1 + drafts)
+    of a row, at most. by_line: each line has a block table of its own. kept_slots: see `DraftState`."""
+    lines, holds = rows * (1 + drafts), kept_slots > 0
 
     def i32(*shape: int, value: int = 0) -> torch.Tensor:
         return torch.full(shape, value, dtype=torch.int32, device=device)
@@ -77,6 +87,7 @@ def make_draft_state(
         return torch.zeros(shape, dtype=torch.int64, device=device)
 
     return DraftState(
+        kept_slots=kept_slots,
         history=i32(slots, context_length),
         proposed=i32(slots, drafts, value=NO_DRAFT),
         drafted=i32(slots),
@@ -97,8 +108,8 @@ def make_draft_state(
 
 def forget_drafts(drafts: DraftState) -> None:
     """As it was made."""
-    for field in fields(drafts):
-        getattr(drafts, field.name).zero_()
+    for tensor in drafts.tensors:
+        tensor.zero_()
     drafts.proposed.fill_(NO_DRAFT)
     drafts.run_slots.fill_(drafts.drafted.shape[0] - 1)
     drafts.line_places.fill_(drafts.drafted.shape[0] - 1)

@@ -59,12 +59,12 @@ def _expert_product_kernel(
     let_dependents_start(DEPENDENT)
     tile, item = tl.program_id(0), items + tl.program_id(1) * _ITEM
     wait_for_predecessors(DEPENDENT)
-    count = tl.load(item + 2)
+    count, number, first = tl.load(item + 2), tl.load(item), tl.load(item + 1)  # the others are nothing where it is 0
     if count > 0:
-        expert = tl.load(item).to(tl.int64)
+        expert = number.to(tl.int64)
         c = tl.arange(0, COLUMNS)
         ok = c < count
-        entry = tl.load(entries + expert * num_tokens + tl.load(item + 1) + c, mask=ok, other=0).to(tl.int64)
+        entry = tl.load(entries + expert * num_tokens + first + c, mask=ok, other=0).to(tl.int64)
         TILE_ROWS: tl.constexpr = 2 * ROWS if WHICH == _FIRST_GATED else ROWS
         r = tl.arange(0, TILE_ROWS)
         if WHICH == _FIRST_GATED:
@@ -117,10 +117,11 @@ def _sum_kernel(
     if SCALED:
         following = tl.load(gamma + i, mask=inside, other=0.0).to(tl.float32)
     wait_for_predecessors(DEPENDENT)
-    mine = inside & (tl.load(live + token) > 0)
+    is_live = tl.load(live + token) > 0
     total = tl.zeros([BLOCK], tl.float32)
     for place in tl.static_range(CHOSEN):
-        total += tl.load(results + (token * CHOSEN + place) * WIDTH + i, mask=mine, other=0.0)
+        total += tl.load(results + (token * CHOSEN + place) * WIDTH + i, mask=inside, other=0.0)
+    total = tl.where(is_live, total, 0.0)  # of a masked token anything lies there, and nobody waits to know
     at = token * WIDTH + i
     if ADDED:
         total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
@@ -134,7 +135,8 @@ def _sum_kernel(
 
 def expert_tiling(outputs: int, depth: int, columns: int, halves: int, itemsize: int) -> ExpertTiling:
     """columns: entries of an item. halves: 2 if the outputs are those of a gate and of `up`. itemsize: bytes of a
-    weight. Nothing was measured: as many bytes on their way as two programs of a multiprocessor have room for."""
+    weight. As many bytes on their way as two programs of a multiprocessor have room for: within 4 % of the fastest of
+    the shape that was measured (docs/decisions/0036-experts.md)."""
     few = columns <= 16
     tile = 64 if few else 128
     block = max((256 if few else 128) // itemsize, 16)

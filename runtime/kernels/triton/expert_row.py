@@ -19,22 +19,24 @@ import triton.language as tl
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Norm
 from runahead.runtime.kernels.triton.activation import gated, squared_relu
-from runahead.runtime.kernels.triton.choosing import choice_parts, chosen_experts
+from runahead.runtime.kernels.triton.choosing import COMPARED, choice_parts, chosen_experts
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 
 
 @dataclass(frozen=True, slots=True)
-class RowTiling:
+class ExpertRowTiling:
     """How a lone row's kernel is cut. rows: outputs of a program, of the first kernel with a gate and an `up` each.
-    weights: that a program asks for together. warps: of a program."""
+    weights: that a program asks for together. warps: of a program. compared: as `choosing.choice_parts` has it, of the
+    first kernel."""
 
     rows: int
     weights: int
     warps: int
+    compared: int = COMPARED
 
 
-GATES: Final = RowTiling(4, 8192, 4)  # nothing was measured
-DOWNS: Final = RowTiling(4, 8192, 4)
+GATES: Final = ExpertRowTiling(16, 4096, 4)  # the fastest of 30B-A3B on an H200: docs/decisions/0036-experts.md
+DOWNS: Final = ExpertRowTiling(8, 8192, 4)
 
 
 @triton.jit
@@ -50,11 +52,12 @@ def _gate_up_kernel(
     tile, place = tl.program_id(0), tl.program_id(1)
     k = tl.arange(0, BLOCK)
     wait_for_predecessors(DEPENDENT)
-    if tl.load(live) > 0:
-        chosen, places, share = chosen_experts(
-            scores, correction, 0 * tile, COUNT, CHOSEN, PADDED, COMPARED, RENORMALISED, LOGISTIC, CORRECTED, GROUPS,
-            PADDED_GROUPS, CHOSEN_GROUPS, FACTOR,
-        )  # fmt: skip
+    is_live = tl.load(live) > 0  # what does not hang on it goes on meanwhile
+    chosen, places, share = chosen_experts(
+        scores, correction, 0 * tile, COUNT, CHOSEN, PADDED, COMPARED, RENORMALISED, LOGISTIC, CORRECTED, GROUPS,
+        PADDED_GROUPS, CHOSEN_GROUPS, FACTOR,
+    )  # fmt: skip
+    if is_live:
         mine = chosen & (places == place)
         expert = tl.sum(tl.where(mine, tl.arange(0, PADDED), 0), 0)
         if tile == 0:
@@ -102,10 +105,10 @@ def _down_kernel(
     p = tl.arange(0, PLACES)
     k = tl.arange(0, BLOCK)
     wait_for_predecessors(DEPENDENT)
-    if tl.load(live) > 0:
-        expert = tl.load(named + p, mask=p < CHOSEN, other=0).to(tl.int64)
-        share = tl.load(shares + p, mask=p < CHOSEN, other=0.0)
-        old = tl.load(residual + row)
+    # All of it is asked for together; of a masked row the first two are anything, and are not used.
+    is_live, expert = tl.load(live) > 0, tl.load(named + p, mask=p < CHOSEN, other=0).to(tl.int64)
+    share, old = tl.load(shares + p, mask=p < CHOSEN, other=0.0), tl.load(residual + row)
+    if is_live:
         w_at = weight + expert[:, None, None] * (OUTPUTS * DEPTH) + row.to(tl.int64)[None, :, None] * DEPTH
         w_at += k[None, None, :]
         x_at = x + p[:, None] * DEPTH + k[None, :]
@@ -130,8 +133,8 @@ def experts_of_one_row(
     *,
     has_gates: bool = True,
     dependent: bool,
-    gates: RowTiling = GATES,
-    downs: RowTiling = DOWNS,
+    gates: ExpertRowTiling = GATES,
+    downs: ExpertRowTiling = DOWNS,
 ) -> None:
     """residual += what the row's experts make of its norm; nothing, and no expert is read, if the row is masked.
 
@@ -164,7 +167,7 @@ def experts_of_one_row(
         GATED=has_gates,
         DEPENDENT=dependent,
         num_warps=gates.warps,
-        **choice_parts(choice, count),
+        **choice_parts(choice, count, gates.compared),
         **options,
     )
     places = triton.next_power_of_2(chosen)

@@ -73,13 +73,14 @@ def _forced_kernel(
     drafted,
     forced,
     count,
+    KEPT: tl.constexpr,
     MOST: tl.constexpr,
     MOST_PAD: tl.constexpr,
     WORDS: tl.constexpr,
     WORDS_PAD: tl.constexpr,
     ACQUIRE: tl.constexpr,
 ):
-    """One program a row."""
+    """One program a row. KEPT: row slots, the lowest, for which something is proposed."""
     slot = tl.load(row_slots + tl.program_id(0)).to(tl.int64)
     if tl.load(held + slot) == 0:  # else its drafts are those of an F before
         length = tl.where(tl.load(alive + slot) != 0, tl.load(seq_len + slot), 0)
@@ -94,6 +95,7 @@ def _forced_kernel(
             )  # fmt: skip
         # A token at the row's last position ends it, and nobody has a block for what would lie there.
         there = n < tl.minimum(left, tl.minimum(int_of(parameters, slot, _MAX_POSITION) - length, count))
+        there = there & (slot < KEPT)
         tl.store(proposed + slot * MOST + n, tl.where(there, said, _NO_DRAFT), mask=n < MOST)
         tl.store(drafted + slot, tl.sum(there.to(tl.int32), 0))
         tl.store(forced + slot, (left > 0).to(tl.int8))
@@ -105,8 +107,8 @@ def propose_forced(
     """Propose up to `count` tokens for each of the first `num_rows` places of the row list, all of which decode: those
     that the row's grammar forces. Where there is no drafter.
 
-    row_slots: int32 [R]. A row without a grammar, one that has ended, and a place past the list, has no drafts; one
-    that is held keeps its own. What would lie at a row's end or beyond it is left out.
+    row_slots: int32 [R]. A row without a grammar, one that has ended, one whose run would not be kept, and a place past
+    the list, has no drafts; one that is held keeps its own. What would lie at a row's end or beyond it is left out.
     """
     most, words = drafts.most, masks.forced.shape[1]
     assert 0 < count <= most
@@ -123,6 +125,7 @@ def propose_forced(
         drafts.drafted,
         drafts.forced,
         count,
+        KEPT=drafts.kept_slots,
         MOST=most,
         MOST_PAD=triton.next_power_of_2(most),
         WORDS=words,

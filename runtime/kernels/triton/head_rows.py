@@ -94,10 +94,10 @@ def _step_kernel(
     row_slots, alive, seq_len, last_token, block_table, parameters, chosen, held, guesses, proposed, drafted,
     token_ids, positions, slot_mapping, seq_lens, block_tables, before, next_position, active, ahead, count,
     VOCAB: tl.constexpr, BLOCK_SIZE: tl.constexpr, MAX_BLOCKS: tl.constexpr, TABLE: tl.constexpr, MOST: tl.constexpr,
-    MOST_PAD: tl.constexpr, FIRST: tl.constexpr, HOLDS: tl.constexpr, TABLE_TILE: tl.constexpr,
+    MOST_PAD: tl.constexpr, FIRST: tl.constexpr, HOLDS: tl.constexpr, KEPT: tl.constexpr, TABLE_TILE: tl.constexpr,
 ):  # fmt: skip
     """One program a row. FIRST: nothing was chosen yet. HOLDS: rows may be held, and have grammars, whose tokens were
-    proposed before: of such a row nothing is guessed."""
+    proposed before: of such a row nothing is guessed, nor of one whose slot is not among the KEPT lowest."""
     row = tl.program_id(0)
     slot = tl.load(row_slots + row).to(tl.int64)
     length = tl.where(tl.load(alive + slot) != 0, tl.load(seq_len + slot), 0)
@@ -108,7 +108,7 @@ def _step_kernel(
     writes = length >= 0
     if HOLDS:
         is_held = tl.load(held + slot) != 0
-        room = tl.where(is_held, 0, tl.minimum(room, tl.load(guesses)))
+        room = tl.where(is_held | (slot >= KEPT), 0, tl.minimum(room, tl.load(guesses)))
         writes = (has_grammar == 0) & (is_held == 0)
     room = tl.where((length > 0) & (has_grammar == 0), tl.maximum(room, 0), 0)
     if FIRST:
@@ -156,11 +156,12 @@ def begin_step(
     decode; the tokens that the step before has chosen are proposed.
 
     row_slots: int32 [R]. chosen: int64 [num_rows]; None before the first step. With ahead = count there is no further
-    step, and what the last one has chosen is proposed. A row that has ended, one with a grammar, and a place past the
-    list, takes part in none and has no drafts; what would lie at a row's end or beyond it is left out. held: int8
-    [slots], where rows may be held: such a row keeps its drafts, and one with a grammar those that it forces.
+    step, and what the last one has chosen is proposed, or nothing if there was none. A row that has ended, one with a
+    grammar, and a place past the list, takes part in none and has no drafts; what would lie at a row's end or beyond it
+    is left out. held: int8 [slots], where rows may be held: such a row keeps its drafts, and one with a grammar those
+    that it forces.
     """
-    assert 0 < count <= drafts.most and 0 <= ahead <= count and (chosen is None) == (ahead == 0)
+    assert 0 <= count <= drafts.most and 0 <= ahead <= count and (chosen is None) == (ahead == 0)
     assert (held is not None) == drafts.holds
     _step_kernel[(num_rows,)](
         row_slots,
@@ -192,6 +193,7 @@ def begin_step(
         MOST_PAD=triton.next_power_of_2(drafts.most),
         FIRST=chosen is None,
         HOLDS=held is not None,
+        KEPT=drafts.kept_slots,
         TABLE_TILE=_TABLE_TILE,
         num_warps=1,
     )

@@ -73,7 +73,8 @@ class TritonBoundKernels:
         self._look_at(*(() if product is None else (product,)))
         return lambda stream, join: stream.fuse(join, product)
 
-    def stream(self, batch: ForwardBatch, cache: KVCache) -> AbstractContextManager[Stream]:
+    def stream(self, batch: ForwardBatch, cache: KVCache, joins: bool = False) -> AbstractContextManager[Stream]:
+        """joins: it begins with `fuse`, in a decode launch, and no query token is embedded by itself."""
         if self._exact:
             assert self._fuses, "products of any number of rows need bfloat16, and depths in multiples of 64"
             if batch.is_decode:
@@ -82,10 +83,10 @@ class TritonBoundKernels:
         if not batch.is_decode:
             return nullcontext(ManyRows(batch, cache, self._ends, self._buffers))
         if batch.num_tokens == 1:
-            return nullcontext(OneRow(batch, cache, self._ends, self._buffers))
+            return nullcontext(OneRow(batch, cache, self._ends, self._buffers, joins))
         if self._fuses and batch.num_tokens <= MAX_ROWS:
             return nullcontext(FusedRows(batch, cache, self._ends, self._buffers))
-        return nullcontext(VendorRows(batch, cache, self._ends, self._buffers))
+        return nullcontext(VendorRows(batch, cache, self._ends, self._buffers, joins))
 
     def end(self, stream: Stream) -> torch.Tensor:
         return stream.end()

@@ -18,7 +18,6 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.triton.chunk_plans import ChunkPlan
 from runahead.runtime.kernels.triton.chunk_work import RECORD, ChunkWork
 from runahead.runtime.kernels.triton.decode_queries import LOG2_E, bounded
-from runahead.runtime.kernels.triton.warp_attention import attend_in_groups
 
 _RECORD = tl.constexpr(RECORD)
 
@@ -83,7 +82,7 @@ def _fold_tiles(
             if WINDOW > 0:
                 seen = seen & (token[None, :] > position[:, None] - WINDOW)
             score = tl.where(seen, score, float("-inf"))
-        # Where scores are not bounded, they are scaled once by their maximum and once in the exponent.
+        # Bounded scores are scaled already; others are with their maximum, and in the exponent.
         factor = 1.0
         if CAP <= 0.0:
             factor = scale
@@ -247,6 +246,10 @@ def line_attention(
     out = torch.zeros_like(q)
     grid = (min(plan.programs, work.items.shape[0] * kv_heads),)
     if plan.copiers and cap == 0:  # scores that are bounded are known to the other form alone, which takes any plan
+        # Gluon is an experiment of Triton's, whose names may be others in a later version: who has no such plan, as
+        # on any GPU but one, does not need it.
+        from runahead.runtime.kernels.triton.warp_attention import attend_in_groups
+
         attend_in_groups(q, keys, values, batch, scale * LOG2_E, window, plan, work, out, grid)
     else:
         _lines_kernel[grid](

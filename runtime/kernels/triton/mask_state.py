@@ -3,7 +3,7 @@ is held.
 
 Masks lie in memory that another process writes while this GPU reads it. One program a row looks at its lines, each
 once: that of the row's next position, and those behind its drafts up to the first whose mask is not there. It copies a
-line to the GPU, and judges by that copy alone, as `MaskMemory.read` does. Every later kernel of the launch goes by its
+line to the GPU, and judges by that copy alone, as `MaskMemory` does. Every later kernel of the launch goes by its
 verdict and by the copies: what is written meanwhile is for the next launch.
 """
 
@@ -84,7 +84,8 @@ def map_once(memory: MaskMemory) -> None:
     """Pin the memory, so that the GPU reaches it, until nobody holds it any more. What a program before has mapped is
     left as it is: the driver refuses to map memory twice.
 
-    Raises OSError where it can't be mapped.
+    Raises OSError where it can't be mapped. It has no cause: what the driver calls "out of memory" here is the host's,
+    and no smaller KV pool leaves more of that.
     """
     if torch.from_numpy(memory.words).is_pinned():
         return
@@ -92,8 +93,11 @@ def map_once(memory: MaskMemory) -> None:
     try:
         torch.cuda.check_error(int(runtime.cudaHostRegister(address, memory.words.nbytes, 0)))
     except torch.cuda.CudaError as error:
-        raise OSError(f"{memory.words.nbytes} bytes of masks can't be mapped for the GPU: {error}") from error
-    weakref.finalize(memory, runtime.cudaHostUnregister, address)
+        why = str(error)
+    else:
+        weakref.finalize(memory, runtime.cudaHostUnregister, address)
+        return
+    raise OSError(f"{memory.words.nbytes} bytes of masks can't be mapped for the GPU: {why}")
 
 
 @triton.jit

@@ -47,17 +47,20 @@ def _ngram_kernel(
     MOST: tl.constexpr,
     MOST_PAD: tl.constexpr,
     FORCES: tl.constexpr,
+    KEPT: tl.constexpr,
     WORDS: tl.constexpr,
     WORDS_PAD: tl.constexpr,
     ACQUIRE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """FORCES: rows may be held, and have grammars, whose tokens go before what is looked up."""
+    """FORCES: rows may be held, and have grammars, whose tokens go before what is looked up; nothing is proposed for
+    slots from KEPT on."""
     slot = tl.load(row_slots + tl.program_id(0)).to(tl.int64)
     length = tl.where(tl.load(alive + slot) != 0, tl.load(seq_len + slot), 0)
     # A token at the row's last position ends it, and nobody has a block for what would lie there.
     room = tl.minimum(int_of(parameters, slot, _MAX_POSITION) - length, count)
     if FORCES:
+        room = tl.where(slot < KEPT, room, 0)
         most = room  # of what is forced
         is_held = tl.load(held + slot) != 0  # its drafts are those of an F before
         epoch = long_of(parameters, slot, _MASK_EPOCH)
@@ -111,7 +114,8 @@ def propose_ngrams(
 
     row_slots: int32 [R]. A row that has ended, and a place past the list, has no drafts. What would lie at a row's end
     or beyond it is left out. masks: of rows with a grammar: what it forces is proposed where it forces anything, and
-    else no more than the plan allows guesses; a row that is held keeps its drafts.
+    else no more than the plan allows guesses; a row that is held keeps its drafts, and one whose run would not be kept
+    has none.
     """
     context, most = drafts.history.shape[1], drafts.most
     assert 0 < count <= most
@@ -136,6 +140,7 @@ def propose_ngrams(
         MOST=most,
         MOST_PAD=triton.next_power_of_2(most),
         FORCES=masks is not None,
+        KEPT=drafts.kept_slots,
         WORDS=words,
         WORDS_PAD=triton.next_power_of_2(words),
         ACQUIRE=masks is not None and masks.held.device.type != "cpu",

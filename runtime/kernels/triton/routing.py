@@ -20,12 +20,13 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.choice import Choice
-from runahead.runtime.kernels.triton.choosing import choice_parts, chosen_experts, padded
+from runahead.runtime.kernels.triton.choosing import COMPARED, choice_parts, chosen_experts, padded
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 from runahead.runtime.rounding import ceil_div
 
 ITEM: Final = 4  # numbers of an item, so that each begins at 16 bytes: expert, first of its entries, how many; nothing
 FEW_TOKENS: Final = 64  # up to so many, the program that comes last lists them by itself
+WARPS: Final = 4  # of the program of a token: nothing was measured
 MOST_CHOSEN: Final = 127  # experts of a token: a place among them is kept in 8 bits
 _LISTED: Final = 1024  # tokens that a program lists at a time
 _ITEMS_AT_ONCE: Final = 64
@@ -48,21 +49,19 @@ class Routing:
 
 @triton.jit
 def _write_items(counts, items, num_items, PADDED: tl.constexpr, BLOCK: tl.constexpr):
-    """counts: entries of each expert, [PADDED]."""
-    e = tl.arange(0, PADDED)[None, :]
+    """counts: entries of each expert, [PADDED]. Each expert's items are written at once, the first of all, then the
+    second; what is left over has no entries, and nothing else that is read."""
+    e = tl.arange(0, PADDED)
     blocks = (counts + BLOCK - 1) // BLOCK
     ends = tl.cumsum(blocks, 0)
-    for begin in range(0, num_items, _AT_ONCE):
+    for nth in range(0, tl.max(blocks, 0)):
+        at, mine = items + (ends - blocks + nth) * _ITEM, nth < blocks
+        tl.store(at, e, mask=mine)
+        tl.store(at + 1, e * 0 + nth * BLOCK, mask=mine)
+        tl.store(at + 2, tl.minimum(counts - nth * BLOCK, BLOCK), mask=mine)
+    for begin in range(tl.sum(blocks, 0), num_items, _AT_ONCE):
         i = begin + tl.arange(0, _AT_ONCE)
-        expert = tl.sum((ends[None, :] <= i[:, None]).to(tl.int32), 1)
-        mine = e == expert[:, None]
-        first = (i - tl.sum(tl.where(mine, (ends - blocks)[None, :], 0), 1)) * BLOCK
-        left = tl.sum(tl.where(mine, counts[None, :], 0), 1) - first
-        at = items + i * _ITEM
-        there = i < num_items
-        tl.store(at, expert, mask=there)
-        tl.store(at + 1, first, mask=there)
-        tl.store(at + 2, tl.minimum(tl.maximum(left, 0), BLOCK), mask=there)
+        tl.store(items + i * _ITEM + 2, i * 0, mask=i < num_items)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_items"])
@@ -79,17 +78,20 @@ def _route_kernel(
     token = tl.program_id(0)
     e = tl.arange(0, PADDED)
     wait_for_predecessors(DEPENDENT)
+    # All that comes from memory is asked for before anything waits for it.
+    is_live = tl.load(live + token) > 0
+    if SQUARES > 0:
+        s = tl.arange(0, ALL_SQUARES)
+        of_tiles = tl.load(squares + s * STRIDE + token, mask=s < SQUARES, other=0.0)
     chosen, place, share = chosen_experts(
         scores, correction, token, COUNT, CHOSEN, PADDED, COMPARED, RENORMALISED, LOGISTIC, CORRECTED, GROUPS,
         PADDED_GROUPS, CHOSEN_GROUPS, FACTOR,
     )  # fmt: skip
-    chosen = chosen & (tl.load(live + token) > 0)
+    chosen = chosen & is_live
     tl.store(places + token.to(tl.int64) * COUNT + e, tl.where(chosen, place, -1).to(tl.int8), mask=e < COUNT)
     tl.store(shares + token * CHOSEN + place, share, mask=chosen)
     if SQUARES > 0:
-        s = tl.arange(0, ALL_SQUARES)
-        total = tl.sum(tl.load(squares + s * STRIDE + token, mask=s < SQUARES, other=0.0), 0)
-        tl.store(scale + token, tl.rsqrt(total.to(tl.float32) / DEPTH + eps))
+        tl.store(scale + token, tl.rsqrt(tl.sum(of_tiles, 0).to(tl.float32) / DEPTH + eps))
     if ALL > 0:
         tl.debug_barrier()
         if tl.atomic_add(arrived, 1, sem="acq_rel") == num_tokens - 1:
@@ -145,12 +147,15 @@ def route(
     squares: tuple[torch.Tensor, int, float] | None = None,
     depth: int = 0,
     dependent: bool = False,
+    compared: int = COMPARED,
+    warps: int = WARPS,
 ) -> Routing:
     """Send tokens to experts.
 
     scores: float32 contiguous [T, experts]. live: int [T], more than 0 for tokens that choose. arrived: int32 [1], zero
     before and after. squares: float64 [tiles, T or more] sums of squares of what the scores were made of, how many
     tiles, and the eps of its norm over `depth` numbers: its scale is left too. dependent: launched programmatically.
+    compared: as `choice_parts` has it. warps: of the program of a token.
     """
     (tokens, count), chosen = scores.shape, choice.chosen
     assert 0 < chosen <= min(count, MOST_CHOSEN)
@@ -188,8 +193,8 @@ def route(
         ALL=triton.next_power_of_2(tokens) if few else 0,
         BLOCK=block,
         DEPENDENT=dependent,
-        num_warps=4,
-        **choice_parts(choice, count),
+        num_warps=warps,
+        **choice_parts(choice, count, compared),
         **options,
     )
     if not few:

@@ -57,6 +57,7 @@ def _runs_kernel(
     NULL_SLOT: tl.constexpr,
     BY_LINE: tl.constexpr,
     HOLDS: tl.constexpr,
+    KEPT: tl.constexpr,
     EVERY: tl.constexpr,
     REPLAYS: tl.constexpr,
     TABLE_TILE: tl.constexpr,
@@ -65,7 +66,8 @@ def _runs_kernel(
     words of a row's line of the block table, of which the first MAX_BLOCKS are blocks.
 
     HOLDS: rows may be held. Such a one has been through an F with the drafts that it still has: it brings no more than
-    a line of length 0, and the next S finds its run where that F left it.
+    a line of length 0, and the next S finds its run where that F left it. KEPT: row slots, the lowest, that have
+    drafts.
     """
     row, number = tl.program_id(0), tl.program_id(1)
     r = tl.arange(0, ROWS_PAD)
@@ -100,7 +102,7 @@ def _runs_kernel(
         tl.store(slot_mapping + line, mapping, mask=there)
         tl.store(line_lens + line, tl.where(is_alive, length + n, 0), mask=there)
         if HOLDS:
-            kept_at = n * (NULL_SLOT + 1) + slot
+            kept_at = slot + tl.where(n > 0, NULL_SLOT + 1 + (n - 1) * KEPT, 0)
             tl.store(line_places + line, tl.where(is_held, NULL_SLOT, kept_at).to(tl.int32), mask=there)
         # Lines that no row needs come after all others: what this row leaves over behind what rows before it leave.
         spare = (n >= count) & (n < width) & own
@@ -188,6 +190,7 @@ def prepare_runs(
         NULL_SLOT=state.slots - 1,
         BY_LINE=by_line,
         HOLDS=held is not None,
+        KEPT=drafts.kept_slots,
         EVERY=places.snapshot_tokens,
         REPLAYS=places.replays,
         TABLE_TILE=_TABLE_TILE,

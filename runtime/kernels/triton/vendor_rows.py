@@ -17,12 +17,15 @@ from runahead.runtime.kernels.triton.row_product import GATED, SQUARED
 
 
 class VendorRows(RowStream):
-    """A launch of more rows, or of another dtype: the vendor's products, with a kernel each for norm and activation."""
+    """A launch of more rows, or of another dtype: the vendor's products, with a kernel each for norm and activation.
+    joins: see `TritonBoundKernels.stream`."""
 
-    def __init__(self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers) -> None:
+    def __init__(
+        self, batch: ForwardBatch, cache: KVCache, ends: Ends, buffers: DecodeBuffers, joins: bool = False
+    ) -> None:
         super().__init__(batch, cache, ends, buffers)
         self._sum = norms.LateSum(self._residual)
-        self._work = self._begin()
+        self._work = self._begin(embeds=not joins)
 
     def _normed_product(
         self, norm: Norm | None, linear: Linear, epilogue: int, activation: Activation = "silu"

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from benchmarks.gpu_table import prompts
 from benchmarks.gpu_table.cells import Run
 from benchmarks.gpu_table.engines import Bench, opened
 from benchmarks.gpu_table.parts import PARTS
 from benchmarks.gpu_table.prompts import (
     SETTINGS,
     MixedIdle,
-    _gaps,
     busy,
     first_tokens,
     idle_of_mixed,
@@ -25,6 +26,7 @@ from benchmarks.gpu_table.results import PromptTime
 from benchmarks.gpu_table.settings import engine_settings
 from benchmarks.gpu_table.shapes import SHAPES, SMALL
 from benchmarks.gpu_table.tables import _prompt_table
+from benchmarks.gpu_table.token_times import gaps_in, times_of
 from runahead.runtime.wire.trace import LaunchTimes
 
 TINY, ROWS, CONTEXT = SHAPES["tiny"], 3, 512
@@ -40,7 +42,7 @@ def test_a_prompt_is_timed_to_its_first_token_and_is_never_found_in_the_prefix_c
     times = first_tokens(bench, 300, 3)
     counters = bench.engine.scheduler.tally.counters
     assert len(times.runs_ms) == 3 and all(took > 0 for took in times.runs_ms)
-    assert counters["prompt_tokens"] == 3 * 300 and counters["cached_tokens"] == 0
+    assert counters["prompt_tokens"] == 4 * 300 and counters["cached_tokens"] == 0, "and one before those that count"
     assert not len(times.gaps_ms) and times.gap_ms(50) is None, "nobody was beside it"
 
 
@@ -53,7 +55,44 @@ def test_rows_beside_a_prompt_go_on_and_the_time_between_their_tokens_is_kept(be
     median, longest = times.gap_ms(50), times.gap_ms(100)
     assert median is not None and longest is not None and 0 < median <= longest
     assert bench.is_as_opened, "the rows beside have ended, and nothing is counted twice"
-    assert bench.engine.figures.launches_by_kind["mixed"] > 2 * (300 // 256)
+    assert bench.engine.figures.launches_by_kind["mixed"] > 3 * (300 // 256)
+
+
+def test_what_the_first_prompt_of_a_size_meets_counts_neither_for_times_nor_gaps_nor_idle_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []  # launches before each prompt
+    took = iter([([0.5], 0.4), ([0.1], 0.02), ([0.2], 0.03)])
+    measured = prompts._first_tokens
+
+    def as_if(bench: Bench, tokens: int, together: int) -> tuple[list[float], NDArray[np.float64]]:
+        begun.append(bench.engine.ledger.launched)
+        measured(bench, tokens, together)
+        seconds, gap = next(took)
+        return seconds, np.array([gap])
+
+    def idle(traces: Sequence[Sequence[LaunchTimes]]) -> MixedIdle:
+        firsts = [min(launch.number for launch in trace) for trace in traces]
+        assert len(traces) == 2 and all(first >= before for first, before in zip(firsts, begun[1:], strict=True))
+        return MixedIdle(0.25, 0.5)
+
+    monkeypatch.setattr(prompts, "_first_tokens", as_if)
+    monkeypatch.setattr(prompts, "idle_of_mixed", idle)
+    times = first_tokens(bench, 300, 2)
+    assert times.met_ms == 500 and times.runs_ms == (100, 200)
+    assert times.gaps_ms.tolist() == [20, 30] and times.idle == MixedIdle(0.25, 0.5)
+
+
+def test_of_prompts_that_come_at_once_each_has_its_own_time_and_gaps_count_until_the_last(bench: Bench) -> None:
+    with busy(bench, ROWS - 1):
+        times = first_tokens(bench, 300, 2, together=2)
+    assert len(times.runs_ms) == 4 and times.met_ms > 0
+    counters = bench.engine.scheduler.tally.counters
+    assert (
+        counters["prompt_tokens"] == 3 * 2 * 300 + (ROWS - 1) * TINY.workload.prompt and not counters["cached_tokens"]
+    )
+    assert len(times.gaps_ms) >= 2 * 2 * (ROWS - 1), "launches of 256 tokens: there are two, at least, a repetition"
+    assert bench.is_as_opened
 
 
 def test_products_take_as_long_as_their_multiplications_at_the_measured_rate() -> None:
@@ -74,9 +113,13 @@ def test_the_part_has_every_prompt_alone_and_beside_rows_for_both_settings(name:
     found = PARTS[name].measure(Run("cpu", repeats=1, limit_s=600, commit="0" * 12))
     assert not found.failures
     assert {time.exact for time in found.prompts} == {exactly}
-    asked = {(time.setting, time.rows, time.tokens) for time in found.prompts}
-    assert asked == {(setting, rows, tokens) for setting in SETTINGS for rows in (0, 3) for tokens in SMALL.first}
-    assert all(time.first_token_ms and (time.gap_p99_ms is not None) == bool(time.rows) for time in found.prompts)
+    asked = {(time.setting, time.rows, time.tokens, time.together) for time in found.prompts}
+    alone = {(setting, rows, tokens, 1) for setting in SETTINGS for rows in (0, 3) for tokens in SMALL.first}
+    assert asked == alone | {(setting, 3, 300, 2) for setting in SETTINGS}
+    assert all(
+        time.met_ms and time.first_token_ms and (time.gap_p99_ms is not None) == bool(time.rows)
+        for time in found.prompts
+    )
     lines = _prompt_table(found.prompts)
     assert len(lines) == 2 + 2 + len(asked)
 
@@ -84,7 +127,7 @@ def test_the_part_has_every_prompt_alone_and_beside_rows_for_both_settings(name:
 def test_when_the_time_is_up_what_is_missing_says_so() -> None:
     found = PARTS["prompts-tiny"].measure(Run("cpu", repeats=1, limit_s=-1, commit="0" * 12))
     assert {time.skipped for time in found.prompts} == {"the part had run for -1 s"}
-    assert all(time.first_token_ms is None for time in found.prompts)
+    assert all(time.first_token_ms is None and time.met_ms is None for time in found.prompts)
 
 
 def test_the_table_holds_a_prompt_alone_against_its_goal() -> None:
@@ -102,6 +145,9 @@ def test_what_exact_kernels_took_stands_beside_what_the_fastest_did() -> None:
     exactly = msgspec.structs.replace(time, exact=True, first_token_ms=52.0)
     (line,) = _prompt_table([exactly, time])[4:]
     assert "| 50.0 | 1.389 | 1.20% | 0.00% | met | 52.0 | 1.040 |" in line
+    four = msgspec.structs.replace(time, together=4, first_token_ms=200.0)
+    of_four, of_one = _prompt_table([four, exactly, time])[4:]
+    assert "| 4 x 2,048 |" in of_four and of_one == line, "one's exact time is not the others'"
     (alone,) = _prompt_table([exactly])[4:]
     assert "| – | – | 1.20% | 0.00% | met | 52.0 | – |" in alone and alone.endswith("| – | – | – |")
 
@@ -130,4 +176,4 @@ def test_idle_time_is_of_launches_with_prompts_and_none_of_a_time_without_work()
 
 def test_gaps_are_of_rows_and_not_of_the_prompt() -> None:
     came = [(1.0, np.array([7, 8])), (1.5, np.array([7, 9])), (4.0, np.array([8, 7, 9]))]
-    assert sorted(_gaps(came, 9).tolist()) == [0.5, 2.5, 3.0]
+    assert sorted(gaps_in(times_of(came, but_for=[9]).values())) == [0.5, 2.5, 3.0]

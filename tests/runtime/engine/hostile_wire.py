@@ -14,6 +14,7 @@ import numpy as np
 from runahead.runtime.engine.links import SocketLinks
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.frames import FrameReader
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import prepared_submit
 from tests.runtime.chain import make_chain
@@ -37,7 +38,7 @@ class FrontEnd:
         self.socket.setblocking(False)
         self.heard: list[m.ToFrontEnd] = []
         self.lost = False
-        self._reader = m.FrameReader()
+        self._reader = FrameReader()
         self.say(m.Hello(m.PROTOCOL_VERSION))
 
     def say(self, message: m.ToEngine) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from runahead.runtime.engine.links import SocketLinks
 from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.frames import FrameReader
 
 INFO = m.EngineInfo("m", "a", 10, 20, (1,), -1, 2, 3, 4, 16, 2, "cpu", "float32", 5)
 WELCOME = m.Welcome(m.PROTOCOL_VERSION, "server", INFO)
@@ -40,7 +41,7 @@ def until(links: SocketLinks, count: int) -> list[tuple[int, m.ToEngine | None]]
 
 
 def read(sock: socket.socket) -> m.ToFrontEnd:
-    reader = m.FrameReader()
+    reader = FrameReader()
     bodies: list[bytes] = []
     while not bodies:
         bodies = reader.feed(sock.recv(1))

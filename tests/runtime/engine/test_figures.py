@@ -8,6 +8,7 @@ import pytest
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings
 from runahead.cuda_graphs.shape import Form, LaunchShape
 from runahead.runtime.engine.figures import Figures, kind_of
+from runahead.runtime.engine.recorder import Recorder
 from runahead.runtime.scheduler.ledger import Launch
 from tests.runtime.chain import make_chain, no_step
 from tests.runtime.programs.hash_model import EOS, completion
@@ -44,6 +45,19 @@ def test_idle_time_inside_launches_is_counted_apart_and_stays_busy_time() -> Non
     for number in (1, 2, 3):
         figures.retire(launch(number, first=number == 1), rings)
     assert (figures.busy_ns, figures.idle_inside_ns, figures.idle_ns) == (80 + 90 + 90, 30 + 5, 20 + 10)
+
+
+def test_no_launch_is_idle_inside_for_longer_than_it_takes_whatever_the_hosts_clock_says() -> None:
+    figures, recorder, rings = Figures(), Recorder(), allocate_rings(RingLayout(4, 64, 64, 1, 1))
+    rings.start_ns[:], rings.end_ns[:] = (100, 200, 300, 400), (150, 280, 390, 490)
+    rings.idle_ns[:] = (0, 800, 90, 0)
+    for number in (1, 2):
+        figures.retire(launch(number, first=number == 1), rings)
+        recorder.enqueued(number, 0.0, 0.0, 0.0, 0.0)
+        recorder.committed(number, 0.0, 0.0, 0.0)
+        recorder.retired(launch(number), 0.0, rings)
+    assert (figures.busy_ns, figures.idle_inside_ns) == (80 + 90, 80 + 90)
+    assert [each.idle_inside_ns for each in recorder.trace(2).launches] == [80, 90]
 
 
 def test_time_without_work_is_not_idle_time() -> None:

@@ -14,6 +14,7 @@ import pytest
 from runahead.runtime.engine import links as links_module
 from runahead.runtime.engine.links import SocketLinks
 from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.frames import FrameReader
 from tests.runtime.chain import nobody_is_refused
 from tests.runtime.engine.sockets import WELCOME, connect, read, until
 
@@ -183,7 +184,7 @@ def test_what_a_full_socket_did_not_take_goes_when_there_is_room(links: SocketLi
             links.send(1, output)
         assert links._connections[1].unsent, "the socket is full"
         assert sleeps(links)
-        reader, heard = m.FrameReader(), list[m.ToFrontEnd]()
+        reader, heard = FrameReader(), list[m.ToFrontEnd]()
         while len(heard) < len(outputs):
             heard += [m.decode_to_front_end(body) for body in reader.feed(sock.recv(1 << 16))]
             links.receive()

@@ -16,6 +16,7 @@ from runahead.runtime.engine.connection import HELLO_BYTES
 from runahead.runtime.engine.links import HELLO_S, READS, SocketLinks
 from runahead.runtime.engine.submit_check import check_message, frame_bound
 from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.frames import MAX_FRAME_BYTES, ProtocolError
 from runahead.runtime.wire.parameters import (
     MAX_ABORT_IDS,
     MAX_BIAS,
@@ -173,7 +174,7 @@ def test_the_largest_messages_are_within_the_bound_of_a_frame() -> None:
     abort = m.Abort(1 << 40, (text,) * MAX_ABORT_IDS)
     for message in (submit, abort):
         check_message(message, info, 0)
-        assert len(m.encode_frame(message)) < frame_bound(info) < m.MAX_FRAME_BYTES
+        assert len(m.encode_frame(message)) < frame_bound(info) < MAX_FRAME_BYTES
 
 
 def test_a_grammar_has_a_bound_and_goes_beside_nothing_that_keeps_it_from_ending() -> None:
@@ -186,8 +187,8 @@ def test_a_grammar_has_a_bound_and_goes_beside_nothing_that_keeps_it_from_ending
         )
 
     check_message(asked("{}"), follows, 0)
-    with pytest.raises(m.ProtocolError, match="has a grammar and ignore_eos"):
+    with pytest.raises(ProtocolError, match="has a grammar and ignore_eos"):
         check_message(asked("{}", ignore_eos=True), follows, 0)
     m.decode_to_engine(m.encode_frame(asked("x" * MAX_STRUCTURE))[4:])
-    with pytest.raises(m.ProtocolError, match="length <= 262144"):
+    with pytest.raises(ProtocolError, match="length <= 262144"):
         m.decode_to_engine(m.encode_frame(asked("x" * (MAX_STRUCTURE + 1)))[4:])

@@ -71,8 +71,15 @@ def test_neither_a_refused_grammar_nor_a_token_that_does_not_fit_is_written_anyw
 def test_a_model_without_an_end_and_a_tokenizer_that_is_none_are_refused() -> None:
     with pytest.raises(VocabularyError, match="no end-of-sequence token"):
         load_vocabulary(open_checkpoint(BUNDLED_FOLDER).tokenizer(), VOCAB, ())
+    with pytest.raises(VocabularyError, match="no end-of-sequence token"):
+        load_vocabulary(open_checkpoint(BUNDLED_FOLDER).tokenizer(), VOCAB, (VOCAB,))
     with pytest.raises(VocabularyError, match="of a kind that grammars are not followed in"):
         load_vocabulary("{}", VOCAB, (EOS,))
+
+
+def test_an_end_that_no_launch_can_draw_is_left_out() -> None:
+    vocabulary = load_vocabulary(open_checkpoint(BUNDLED_FOLDER).tokenizer(), VOCAB, (EOS, 99_999))
+    assert vocabulary.eos_token == EOS
 
 
 def test_the_extra_is_there_if_the_interpreter_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:

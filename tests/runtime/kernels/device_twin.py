@@ -76,7 +76,9 @@ class DeviceTwin:
             return None
         slots, blocks = host.alive.size, host.max_blocks
         known = context_length if host.drafter is not None else 0
-        return make_draft_state(slots, known, blocks, self._max_rows, most, False, device, holds=masks is not None)
+        return make_draft_state(
+            slots, known, blocks, self._max_rows, most, False, device, kept_slots=0 if masks is None else slots
+        )
 
     # ------------------------------------------------------------ S
 
@@ -333,7 +335,9 @@ def compare_lines(host: HostRows, device: DeviceRows, count: int, padding: int) 
         assert table[:used].tolist() == host.block_table[listed[row_of[line]], :used].tolist(), "tables"
     is_held = (host.held & host.alive)[listed]
     offset = np.arange(lines) - np.repeat(expected.query_start_loc[:-1], counts)
-    places = np.where(is_held[row_of], slots - 1, offset * slots + listed[row_of])
+    behind = np.arange(1 + count) * drafts.kept_slots + slots - drafts.kept_slots  # those of a run's newest token
+    behind[0] = 0
+    places = np.where(is_held[row_of], slots - 1, behind[offset] + listed[row_of])
     assert drafts.line_places[:lines].tolist() == places.tolist(), "where logits are left"
     assert (drafts.line_places[lines : batch.num_tokens] == slots - 1).all(), "where nobody's are left"
     # The next S finds the run of a row that is held where an F before has left it.
@@ -341,7 +345,7 @@ def compare_lines(host: HostRows, device: DeviceRows, count: int, padding: int) 
     run_slots = np.full((drafts.rows, 1 + count), slots - 1)
     run_lines = np.zeros((drafts.rows, 1 + count), np.int64)
     run_slots[: listed.size] = np.where(entries, listed[:, None], slots - 1)
-    run_lines[: listed.size] = np.where(entries, np.arange(1 + count) * slots + listed[:, None], 0)
+    run_lines[: listed.size] = np.where(entries, behind + listed[:, None], 0)
     there = run_slots != slots - 1
     assert drafts.run_slots[: run_slots.size].tolist() == run_slots.reshape(-1).tolist(), "whose logits"
     found = drafts.run_lines[: run_lines.size].cpu().numpy()

@@ -120,11 +120,12 @@ def masked_engine(
 
 
 def random_head(model: Decoder) -> TritonHead:
-    """Of EAGLE-1, which is hardly ever right."""
+    """Of EAGLE-1, in the model's dtype, which is hardly ever right."""
     dice = torch.Generator(device=model.device).manual_seed(4)
 
     def matrix(outputs: int, depth: int) -> torch.Tensor:
-        return torch.randn((outputs, depth), generator=dice, device=model.device) * depth**-0.5
+        numbers = torch.randn((outputs, depth), generator=dice, device=model.device) * depth**-0.5
+        return numbers.to(model.dtype)
 
     return TritonHead(heads_like(model, matrix)["eagle-1"], model, False, model.config.max_position_embeddings)
 

@@ -9,7 +9,13 @@ import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import AttentionShape
-from runahead.runtime.kernels.reference.attention import AttentionPlan, attend, plan_attention, silence_sparse_warning
+from runahead.runtime.kernels.reference.attention import (
+    AttentionPlan,
+    KeptPlans,
+    attend,
+    plan_attention,
+    silence_sparse_warning,
+)
 
 SHAPE = AttentionShape(heads=6, kv_heads=2, head_dim=24, scale=0.3)
 BLOCK_SIZE = 8
@@ -38,21 +44,27 @@ class World:
     keys: torch.Tensor
     values: torch.Tensor
 
-    def plan(
-        self, chosen: list[int], padding_tokens: int = 0, window: int = 0, previous: AttentionPlan | None = None
-    ) -> AttentionPlan:
+    @property
+    def slots(self) -> int:
+        return self.keys.shape[0] * BLOCK_SIZE
+
+    def batch(self, chosen: list[int], padding_tokens: int = 0) -> ForwardBatch:
         queries = [self.rows[i].queries for i in chosen]
         starts = torch.tensor([0, *torch.tensor(queries).cumsum(0).tolist()], dtype=torch.int32)
         owned = sum(queries)
         nothing = torch.zeros(owned + padding_tokens, dtype=torch.int64)
         lens = torch.tensor([self.rows[i].seq_len for i in chosen], dtype=torch.int32)
         tables = self.tables[torch.tensor(chosen)]
-        batch = ForwardBatch(
+        return ForwardBatch(
             nothing, nothing, nothing, starts, lens, tables, owned, len(chosen), int(lens.max()), max(queries) == 1
         )
-        slots = self.keys.shape[0] * BLOCK_SIZE
-        tokens = owned + padding_tokens
-        return plan_attention(batch, tokens, SHAPE.heads, SHAPE, slots, BLOCK_SIZE, window, previous)
+
+    def plan(
+        self, chosen: list[int], padding_tokens: int = 0, window: int = 0, previous: AttentionPlan | None = None
+    ) -> AttentionPlan:
+        batch = self.batch(chosen, padding_tokens)
+        tokens = batch.num_tokens + padding_tokens
+        return plan_attention(batch, tokens, SHAPE.heads, SHAPE, self.slots, BLOCK_SIZE, window, previous)
 
     def attend(
         self, chosen: list[int], padding_tokens: int = 0, window: int = 0, plan: AttentionPlan | None = None
@@ -182,3 +194,22 @@ def test_a_plan_made_from_the_one_before_has_its_buffers_and_its_own_numbers(win
         again = world.attend(chosen, 2, window, plan)
         assert all(torch.equal(one, other) for one, other in zip(again, fresh, strict=True))
     assert reused >= 2
+
+
+def test_forwards_of_other_lengths_between_two_cost_a_plan_no_buffer_as_long_as_all_are_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = make_world(Row(20), Row(31, 3), Row(17, 2), Row(90, 5))
+    kept = KeptPlans()
+
+    def made(row: int) -> AttentionPlan:
+        (plan,) = kept.make(world.batch([row]), world.rows[row].queries, [(SHAPE, 0, 0)], world.slots, BLOCK_SIZE)
+        return plan
+
+    first = {row: made(row).segments[0].scores for row in (0, 1, 2, 3)}
+    assert all(made(row).segments[0].scores is scores for row, scores in first.items())
+    monkeypatch.setattr("runahead.runtime.kernels.reference.attention._MAX_KEPT_PAIRS", 1000)
+    made(0)
+    assert kept.pairs <= 1000, "the oldest ones go"
+    longest = made(3)
+    assert kept.pairs == sum(segment.keys.size for segment in longest.segments) > 1000, "the newest is always kept"

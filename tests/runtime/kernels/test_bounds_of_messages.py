@@ -12,6 +12,7 @@ from runahead.cuda_graphs.shape import Form
 from runahead.runtime.engine.submit_check import check_message
 from runahead.runtime.kernels.reference.sampling import sample_rows
 from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.frames import ProtocolError
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from runahead.runtime.wire.preparation import prepared_submit
 from runahead.service.contract.limits import LIMITS
@@ -50,7 +51,7 @@ def accepted(sampling: SamplingParams) -> SamplingParams | None:
     try:
         arrived = m.decode_to_engine(m.encode_frame(submit)[4:])
         check_message(arrived, INFO, 0)
-    except m.ProtocolError:
+    except ProtocolError:
         return None
     assert isinstance(arrived, m.Submit)
     return arrived.sampling

@@ -41,6 +41,7 @@ from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: 
 from runahead.runtime.kernels.triton.row_product import ADD, GATED, STORE  # noqa: E402
 from runahead.runtime.kernels.triton.rows_product import Residual, SplitScratch  # noqa: E402
 from runahead.runtime.kernels.triton.tilings import RowTiling, Tiling  # noqa: E402
+from runahead.runtime.rounding import ceil_div  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 from tests.runtime.kernels import recurrent_mixers  # noqa: E402
 from tests.runtime.kernels import test_triton_decode_attention as attention  # noqa: E402
@@ -202,7 +203,8 @@ def test_experts_of_a_lone_row(monkeypatch: pytest.MonkeyPatch) -> None:
     def run() -> None:
         expert_row.experts_of_one_row(residual, scores, live, norm, gate_up, down, choice, dependent=False)
 
-    check(monkeypatch, expert_row, [residual], [residual], run, 16 // 4 * 2 + DEPTH // 4)
+    programs = 2 * ceil_div(16, expert_row.GATES.rows) + ceil_div(DEPTH, expert_row.DOWNS.rows)
+    check(monkeypatch, expert_row, [residual], [residual], run, programs)
 
 
 @pytest.mark.parametrize("plan", [replace(plan, programs=5) for plan in attention.PLANS])

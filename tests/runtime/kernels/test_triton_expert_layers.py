@@ -17,7 +17,7 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch  # noqa: E402
 from runahead.runtime.kernels.layers import ExpertActivation, Experts, Linear, Norm  # noqa: E402
 from runahead.runtime.kernels.reference import experts as reference  # noqa: E402
 from runahead.runtime.kernels.triton.expert_layers import PackedExperts, live_tokens  # noqa: E402
-from runahead.runtime.kernels.triton.expert_row import RowTiling, experts_of_one_row  # noqa: E402
+from runahead.runtime.kernels.triton.expert_row import ExpertRowTiling, experts_of_one_row  # noqa: E402
 from runahead.runtime.kernels.triton.routing import Routing, route  # noqa: E402
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
 from tests.runtime.kernels.poisoned_memory import poison_new_memory  # noqa: E402
@@ -320,10 +320,13 @@ def test_a_lone_row_gets_its_sum(experts: int, chosen: int, hidden: int, width: 
 
 @pytest.mark.parametrize(
     ("gates", "downs"),
-    [(RowTiling(1, 512, 2), RowTiling(16, 4096, 2)), (RowTiling(16, 1024, 8), RowTiling(1, 2048, 4))],
+    [
+        (ExpertRowTiling(1, 512, 2), ExpertRowTiling(16, 4096, 2)),
+        (ExpertRowTiling(16, 1024, 8), ExpertRowTiling(1, 2048, 4)),
+    ],
     ids=["few and many", "many and few"],
 )
-def test_a_lone_row_gets_its_sum_however_its_kernels_are_cut(gates: RowTiling, downs: RowTiling) -> None:
+def test_a_lone_row_gets_its_sum_however_its_kernels_are_cut(gates: ExpertRowTiling, downs: ExpertRowTiling) -> None:
     case = Case.of(1, 11, 3, "random", torch.float32, 72, 40)
     expected, found = case.x.clone(), case.x.clone()
     weights, packed = case.packed.weights, case.packed

@@ -90,6 +90,24 @@ def test_what_grammars_force_is_drafted_as_on_the_cpu(seed: int, guesses: bool) 
     compare_lines(host, device, count, padding)
 
 
+@pytest.mark.parametrize("guesses", [True, False])
+def test_rows_in_slots_that_keep_no_runs_have_no_drafts_and_all_logits_have_places_of_their_own(guesses: bool) -> None:
+    host, count = forced_rows(5, guesses)
+    host.rows, host.samples = np.arange(ROWS), np.ones(ROWS, np.bool_)
+    host.alive[:ROWS], host.held[:] = True, False
+    device, kept = device_rows(host, 5, kept=4), 4
+    drafts = device.drafts
+    assert drafts is not None
+    drafts.guesses.fill_(host.most_guesses)
+    host.draft()
+    assert host.drafted[:kept].any() and host.drafted[kept:].any()
+    host.drafted[kept:], host.proposed[kept:] = 0, NO_DRAFT
+    device.draft(ROWS, count)
+    compare_lines(host, device, count, 0)
+    places = drafts.line_places[: ROWS + int(host.drafted.sum())].tolist()
+    assert len(set(places)) == len(places) and max(places) < ROWS + 1 + count * kept
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_the_states_of_rows_that_are_held_stay_as_they_are_with_what_is_kept_of_their_runs(seed: int) -> None:
     """Beside others, whose states go on by what S has kept of their runs: as on the CPU."""

@@ -14,6 +14,7 @@ from runahead.runtime.kernels.row_state import make_row_state  # noqa: E402
 from runahead.runtime.kernels.triton.draft_state import DraftState, make_draft_state  # noqa: E402
 from runahead.runtime.kernels.triton.head_join import NOWHERE  # noqa: E402
 from runahead.runtime.kernels.triton.head_rows import HeadRows, begin_step, make_head_rows  # noqa: E402
+from tests.runtime.kernels.masked_rows import device_rows, rows_with_masks  # noqa: E402
 
 BLOCK, EACH, COUNT, MOST, VOCAB = 4, 5, 3, 7, 50
 # By row slot: a row that goes on, one with room for two more tokens, one at its last, one with a grammar, one that has
@@ -23,8 +24,11 @@ PLAIN, SHORT, LAST, GRAMMAR, ENDED, HELD, NULL = range(7)
 OLD: Final = 77  # what was proposed before
 
 
-def rows_of(holds: bool, guesses: int = MOST) -> tuple[HeadRows, DraftState, torch.Tensor, list[dict[str, list[int]]]]:
-    """After all steps: their rows, what is proposed, who is held, and each step's inputs."""
+def rows_of(
+    holds: bool, guesses: int = MOST, count: int = COUNT, kept: int = NULL + 1
+) -> tuple[HeadRows, DraftState, torch.Tensor, list[dict[str, list[int]]]]:
+    """After all steps, `count` of them: their rows, what is proposed, who is held, and each step's inputs. kept: row
+    slots that have drafts, where rows may be held."""
     state = make_row_state(NULL, EACH, VOCAB, DEVICE)
     state.seq_len[:NULL] = torch.tensor(LENGTHS)
     state.last_token[:NULL] = torch.arange(NULL) + 20
@@ -34,7 +38,7 @@ def rows_of(holds: bool, guesses: int = MOST) -> tuple[HeadRows, DraftState, tor
     state.max_position[SHORT], state.max_position[LAST] = 11, 11
     state.mask_epoch[GRAMMAR] = 1
     state.block_table[:NULL] = 1 + torch.arange(NULL)[:, None] * EACH + torch.arange(EACH)
-    drafts = make_draft_state(NULL + 1, 0, EACH, 8, MOST, False, DEVICE, holds=holds)
+    drafts = make_draft_state(NULL + 1, 0, EACH, 8, MOST, False, DEVICE, kept_slots=kept if holds else 0)
     drafts.proposed.fill_(OLD)
     drafts.drafted.fill_(5)
     held = torch.zeros(NULL + 1, dtype=torch.int8, device=DEVICE)
@@ -44,10 +48,10 @@ def rows_of(holds: bool, guesses: int = MOST) -> tuple[HeadRows, DraftState, tor
     steps = make_head_rows(NULL + 1, 8, EACH, DEVICE)
     slots = torch.tensor([PLAIN, SHORT, LAST, GRAMMAR, ENDED, HELD, NULL, NULL], dtype=torch.int32, device=DEVICE)
     seen = []
-    for ahead in range(COUNT + 1):
+    for ahead in range(count + 1):
         chosen = None if not ahead else torch.arange(8, device=DEVICE) + 10 * ahead
         of_held = held if holds else None
-        begin_step(8, ahead, COUNT, slots, state, drafts, steps, BLOCK, VOCAB, chosen, of_held)
+        begin_step(8, ahead, count, slots, state, drafts, steps, BLOCK, VOCAB, chosen, of_held)
         seen.append(
             {
                 name: getattr(steps, name).tolist()
@@ -86,3 +90,25 @@ def test_a_row_that_is_held_keeps_its_drafts_and_one_with_a_grammar_what_is_forc
     assert drafts.proposed[GRAMMAR].tolist() == drafts.proposed[HELD].tolist() == [OLD] * MOST
     assert drafts.proposed[PLAIN].tolist() == [10, *[-1] * 6], "as many as the plan has asked for"
     assert [any(step["seq_lens"]) for step in seen] == [True, False, False, False]
+
+
+def test_a_row_whose_run_would_not_be_kept_has_no_guesses() -> None:
+    _, drafts, _, _ = rows_of(holds=True, kept=SHORT)
+    assert drafts.drafted[:NULL].tolist() == [3, 0, 0, 5, 0, 5]
+
+
+def test_without_a_step_nobody_has_guesses_of_before() -> None:
+    """As where the plan has grammars alone say drafts."""
+    _, drafts, _, (seen,) = rows_of(holds=True, guesses=0, count=0)
+    assert drafts.drafted[:NULL].tolist() == [0, 0, 0, 5, 0, 5]
+    assert drafts.proposed[PLAIN].tolist() == drafts.proposed[SHORT].tolist() == [-1] * MOST
+    assert drafts.proposed[GRAMMAR].tolist() == drafts.proposed[HELD].tolist() == [OLD] * MOST
+    assert not any(seen["seq_lens"])
+
+
+def test_a_drafter_is_asked_for_nothing_where_grammars_alone_say_drafts() -> None:
+    rows, asked = device_rows(rows_with_masks(0, VOCAB, guesses=False), 0), list[tuple[int, int]]()
+    rows.guess = lambda num_rows, count: asked.append((num_rows, count))
+    rows.draft(2, COUNT, forced=True)
+    rows.draft(2, COUNT)
+    assert asked == [(2, 0), (2, COUNT)], "the call without a step forgets what was guessed before"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,8 @@ from tests.runtime.kernels.triton_device import relative_error, triton_device
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch  # noqa: E402
+from runahead.runtime.kernels.triton import decode_streams, decode_work  # noqa: E402
+from runahead.runtime.programs.triton_draft_model import TritonDraftModel  # noqa: E402
 from runahead.runtime.programs.triton_head import TritonHead  # noqa: E402
 from tests.runtime.kernels.head_on_triton import lived_on_triton, triton_world  # noqa: E402
 from tests.runtime.models import mimo_heads  # noqa: E402
@@ -84,7 +87,16 @@ def batch_of(lengths: np.ndarray[Any, np.dtype[np.int64]], tables: torch.Tensor,
 def test_two_steps_of_a_head_are_the_references_by_every_kind_of_kernels(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One row, a few, and more than the matrix units' products take; a few by the exact ones."""
+    """One row, a few, and more than the matrix units' products take; a few by the exact ones. No step embeds a token
+    by itself: its embedding comes with the hidden state before it."""
+    embedded: list[int] = []
+    begin_decode = decode_work.begin_decode
+
+    def counted(token_ids: torch.Tensor, *rest: Any, **named: Any) -> decode_work.AttentionWork:
+        embedded.append(len(token_ids))
+        return begin_decode(token_ids, *rest, **named)
+
+    monkeypatch.setattr(decode_streams, "begin_decode", counted)
     make, given = KINDS[kind]
     for config in (BASE, CONFIG):
         monkeypatch.setitem(config, "intermediate_size", 128)  # a depth that the matrix units take
@@ -122,6 +134,7 @@ def test_two_steps_of_a_head_are_the_references_by_every_kind_of_kernels(
             assert bool((logits.cpu()[~known] == -1e30).all())
             lengths, states = lengths + 1, wanted
             before = torch.from_numpy(wanted).to(DEVICE, torch.bfloat16)
+    assert embedded == [0] * len(embedded) and len(embedded) >= 6
 
 
 @pytest.mark.parametrize(
@@ -149,3 +162,31 @@ def test_what_is_proposed_hangs_neither_on_the_cut_of_the_prompt_nor_on_the_cach
     for heard in (found, cached, again):
         for length, proposed in heard.items():
             assert proposed == world.by_definition.proposes(said[:length], states, 3)
+
+
+@pytest.mark.parametrize("kind", ["eagle-1", "eagle-3", MODEL])
+def test_logits_are_bounded_as_those_of_the_model_that_makes_them(kind: str, tmp_path: Path) -> None:
+    """By a draft model's own tanh, and by the target's in a head that has no matrix of its own: what is drawn is then
+    drawn as S would draw it."""
+    make, given = KINDS.get(kind, (model_world, {}))
+    make(tmp_path, **given)
+    world, cap = triton_world(tmp_path, DEVICE), 0.5
+    tables = torch.arange(1, 1 + 2 * EACH, dtype=torch.int32).reshape(2, EACH)
+    lengths = np.array([5, 9])
+    before = batch_of(lengths - 1, tables, DEVICE).slot_mapping
+
+    def logits(bounded_by: float) -> torch.Tensor:
+        head, found = world.head, torch.full((2, VOCAB), -1e30, device=DEVICE)
+        if isinstance(head, TritonHead):
+            world.target.weights = replace(world.target.weights, logit_cap=bounded_by)
+            head = TritonHead(head.weights, world.target, False, EACH * BLOCK)
+        else:
+            assert isinstance(head, TritonDraftModel)
+            head._model.weights = replace(head._model.weights, logit_cap=bounded_by)
+        head.step(batch_of(lengths, tables, DEVICE), before, True, head.make_cache(1 + 2 * EACH, BLOCK), found)
+        return found
+
+    plain, own = logits(0.0), kind == "eagle-3"
+    expected = plain if own else cap * torch.tanh(plain / cap)
+    assert relative_error(logits(cap), expected) < 1e-5
+    assert own or relative_error(plain, expected) > 0.1, "as if nothing had to be bounded"

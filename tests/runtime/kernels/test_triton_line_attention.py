@@ -173,10 +173,15 @@ def test_plans_in_the_table_are_plans() -> None:
             assert min(plan.programs, plan.stages, plan.parts) >= 1, (gpu, key)
 
 
-@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(
+    ("exact", "counts", "parts"),
+    [(False, [70, 45], IN_PARTS.parts), (True, [70, 45], 1), (False, [115], 1)],
+    ids=["together", "exact", "alone"],
+)
 def test_a_launch_is_cut_once_for_all_layers_of_a_shape_and_gives_what_it_gives_without_a_plan(
-    monkeypatch: pytest.MonkeyPatch, exact: bool
+    monkeypatch: pytest.MonkeyPatch, exact: bool, counts: list[int], parts: int
 ) -> None:
+    monkeypatch.setattr(chunk_work, "SPLIT_LAUNCH", 114)
     heads, kv_heads, dim, block_size = SHAPES[0]
     torch.manual_seed(5)
     seen: list[ChunkPlan] = []
@@ -193,18 +198,20 @@ def test_a_launch_is_cut_once_for_all_layers_of_a_shape_and_gives_what_it_gives_
     for plan in (None, IN_PARTS):
         monkeypatch.setattr(chunk_attention, "chunk_plan", lambda shape, dtype, plan=plan: plan)
         torch.manual_seed(6)
-        kv = paged([70, 130], kv_heads, dim, block_size, 256 // block_size, torch.float32)
-        positions = torch.cat((torch.arange(70), torch.arange(85, 130))).to(DEVICE)
-        rows = torch.tensor([0] * 70 + [1] * 45, device=DEVICE)
+        lengths = [70, 130][-len(counts) :]
+        kv = paged(lengths, kv_heads, dim, block_size, 256 // block_size, torch.float32)
+        of_rows = [torch.arange(length - count, length) for length, count in zip(lengths, counts, strict=True)]
+        positions = torch.cat(of_rows).to(DEVICE)
+        rows = torch.repeat_interleave(torch.tensor(counts)).to(DEVICE)
         slots = kv.tables[rows, positions // block_size].long() * block_size + positions % block_size
-        batch = replace(batch_of(kv, [70, 45]), positions=positions, slot_mapping=slots)
+        batch = replace(batch_of(kv, counts), positions=positions, slot_mapping=slots)
         attention = chunk_attention.ChunkAttention(
             batch, KVCache((kv.keys,), (kv.values,), block_size), [rope], exact=exact
         )
         qkv = torch.randn((115, (heads + 2 * kv_heads) * dim), device=DEVICE)
         found.append(attention.attended(qkv, weights, 0))
         assert torch.equal(attention.attended(qkv, weights, 0), found[-1])
-    assert seen == [replace(IN_PARTS, parts=1) if exact else IN_PARTS]
+    assert seen == [replace(IN_PARTS, parts=parts)]
     assert relative_error(found[1], found[0]) < TOLERANCE[torch.float32]
 
 

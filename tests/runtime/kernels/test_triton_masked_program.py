@@ -16,6 +16,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"),
 ]
 
+from runahead.runtime.programs import triton  # noqa: E402
 from runahead.runtime.wire.parameters import FinishReason  # noqa: E402
 from tests.runtime.kernels.drafted_engine import ChangingForms  # noqa: E402
 from tests.runtime.kernels.masked_engine import long_requests, masked_engine, reference_engine, requests, served  # noqa: E402
@@ -39,15 +40,17 @@ def test_the_tokens_are_those_of_the_reference_however_late_masks_come(run_ahead
 @pytest.mark.large
 @pytest.mark.parametrize("run_ahead", [0, 2, 4])
 def test_a_head_guesses_beside_what_grammars_force_and_changes_no_token(run_ahead: int) -> None:
-    """Of the rows without a grammar; those that are held keep the drafts that they have."""
+    """Of the rows without a grammar; those that are held keep the drafts that they have. Where nobody guesses, though
+    something is forced, the head takes no step."""
     expected = served(reference_engine(2, MAX_ROWS), long_requests())
     under_test = masked_engine(DEVICE, run_ahead, MAX_ROWS, 2, drafts=ChangingForms(), forced=7, has_head=True)
-    rows, guessed = under_test.program.rows, list[int]()
+    rows, guessed, steps = under_test.program.rows, list[int](), list[int]()
     guess = rows.guess
 
     def counted(num_rows: int, count: int) -> None:
         guess(num_rows, count)
         guessed.append(int(rows.drafts.drafted[rows.state.mask_epoch == 0].sum()))
+        steps.append(count)
 
     rows.guess = counted
     found = served(under_test, long_requests())
@@ -56,14 +59,19 @@ def test_a_head_guesses_beside_what_grammars_force_and_changes_no_token(run_ahea
     assert stats.held_rows > 3, "no mask came late"
     assert stats.accepted[1] > 1, "nothing that was forced was kept"
     assert max(guessed) >= 3, "the row without a grammar had no guesses"
+    assert {number > 0 for number in steps} == {False, True}
 
 
 @pytest.mark.parametrize(
     ("run_ahead", "guesses"),
     [(2, True), *(pytest.param(depth, guesses, marks=pytest.mark.large) for depth, guesses in OTHERS)],
 )
-def test_drafts_change_no_token_however_late_masks_come(run_ahead: int, guesses: bool) -> None:
-    """What grammars force, without a drafter and beside one whose number of guesses changes."""
+def test_drafts_change_no_token_however_late_masks_come(
+    run_ahead: int, guesses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What grammars force, without a drafter and beside one whose number of guesses changes. One row slot of four has
+    no drafts."""
+    monkeypatch.setattr(triton, "slots_with_drafts", lambda max_rows, draft_rows: max_rows - 1)
     expected = served(reference_engine(2, MAX_ROWS), long_requests())
     drafts = ChangingForms() if guesses else None
     under_test = masked_engine(DEVICE, run_ahead, MAX_ROWS, lag=2, drafts=drafts, forced=7 if guesses else 3)

@@ -40,6 +40,7 @@ from tests.runtime.kernels.test_triton_runs import (  # noqa: E402
     history_of,
     random_specs,
 )  # fmt: skip
+from tests.runtime.masks.one_row import write_mask  # noqa: E402
 
 # The interpreter's own way with a loop whose length is read on the device.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
@@ -85,7 +86,7 @@ def write_masks(host: HostRows, random: np.random.Generator, seen: Counter[str])
             if kind == 2 and count:
                 run[int(random.integers(count))] ^= 1
             if kind != 3:
-                memory.write(slot, epoch_of, at, token_mask(some, vocab), run)
+                write_mask(memory, slot, epoch_of, at, token_mask(some, vocab), run)
             if kind == 4:
                 memory.lines[slot, count, -1] ^= 1 << int(random.integers(60))
             if kind == 5:
@@ -255,7 +256,7 @@ def test_a_run_that_is_held_is_taken_later_from_where_it_was_left() -> None:
         epoch, position = int(host.mask_epoch[slot]), int(host.seq_len[slot])
         for known in range(3 + (slot == 1)):  # the last mask of row 2 is late
             run = host.proposed[slot, :known]
-            memory.write(slot, epoch, position, token_mask([*range(9)], VOCAB), run)
+            write_mask(memory, slot, epoch, position, token_mask([*range(9)], VOCAB), run)
     logits[0] = np.random.default_rng(7).normal(size=logits[0].shape).astype(np.float32)  # what this F leaves
     left = by_slot(logits)
     # A line that nobody needs, and that of a row that is held, leaves its logits where nobody reads.
@@ -286,7 +287,7 @@ def test_a_line_that_is_replaced_between_its_tag_and_its_mask_is_not_taken(monke
     original = interpreter.InterpreterBuilder.create_masked_load
     for replaced in range(3):
         for count in range(3):
-            memory.write(slot, epoch, position, token_mask([1, 2, 3, 4], VOCAB), host.proposed[slot, :count])
+            write_mask(memory, slot, epoch, position, token_mask([1, 2, 3, 4], VOCAB), host.proposed[slot, :count])
         device = device_rows(host, 8)
         point_at_runs(device, host, 7)
         seen: list[int] = []
@@ -295,7 +296,8 @@ def test_a_line_that_is_replaced_between_its_tag_and_its_mask_is_not_taken(monke
             begin = memory.lines[slot, len(seen) % 3].ctypes.data
             if len(seen) < 3 and int(ptrs.data.reshape(-1)[0]) == begin:  # a whole line
                 if len(seen) == replaced:
-                    memory.write(slot, epoch, position + 1, token_mask([9], VOCAB), host.proposed[slot, :replaced])
+                    run = host.proposed[slot, :replaced]
+                    write_mask(memory, slot, epoch, position + 1, token_mask([9], VOCAB), run)
                 seen.append(replaced)
             return original(builder, ptrs, *rest)
 

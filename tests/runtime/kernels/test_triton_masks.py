@@ -30,6 +30,7 @@ from tests.gpu import gpu_chain  # noqa: E402
 from tests.runtime.kernels.masked_engine import masked_config  # noqa: E402
 from tests.runtime.kernels.sampling_oracle import RowSpec, penalties_of, state_of  # noqa: E402
 from tests.runtime.kernels.test_sampling_triton import MAX_TOP, mixed_specs, on_device, random_logits  # noqa: E402
+from tests.runtime.masks.one_row import read_mask, write_mask  # noqa: E402
 
 # The interpreter's own way with a loop whose length is read on the device.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
@@ -61,16 +62,16 @@ def spoil(memory: MaskMemory, state: RowState, slot: int, kind: int, mask: Any) 
     epoch, position = int(state.mask_epoch[slot]), int(state.seq_len[slot])
     match kind:
         case 0:
-            memory.write(slot, epoch, position, mask)
+            write_mask(memory, slot, epoch, position, mask)
         case 1:
-            memory.write(slot, epoch - 1, position, mask)  # the row that had the slot before was as long
+            write_mask(memory, slot, epoch - 1, position, mask)  # the row that had the slot before was as long
         case 2:
-            memory.write(slot, epoch, position - 1, mask)
+            write_mask(memory, slot, epoch, position - 1, mask)
         case 3:
-            memory.write(slot, epoch, position, mask)
+            write_mask(memory, slot, epoch, position, mask)
             memory.lines[slot, 0, -1] ^= 1 << (slot % 60)
         case 4:
-            memory.write(slot, epoch, position - 1, mask)
+            write_mask(memory, slot, epoch, position - 1, mask)
             memory.lines[slot, 0, 1] = position
 
 
@@ -92,7 +93,7 @@ def test_a_row_is_held_where_the_reference_finds_no_mask(vocab_size: int) -> Non
     seen = Counter[str]()
     for slot in range(ROWS):
         alive, epoch = bool(state.alive[slot]), int(state.mask_epoch[slot])
-        expected = memory.read(slot, epoch, int(state.seq_len[slot])) if alive and epoch else None
+        expected = read_mask(memory, slot, epoch, int(state.seq_len[slot])) if alive and epoch else None
         held = bool(alive and epoch and expected is None)
         assert (int(masks.held[slot]), int(masks.samples[slot])) == (held, alive and not held), slot
         seen.update({"held": held, "ended": not alive, "sampled": expected is not None, "plain": not epoch})
@@ -120,7 +121,7 @@ def masked_case(vocab_size: int, seed: int) -> tuple[RowState, Any, MaskMemory, 
         if int(state.mask_epoch[slot]):
             count = (vocab_size // 2, 5, 1, 0)[slot % 4]
             masks[slot] = token_mask(random.permutation(vocab_size)[:count].tolist(), vocab_size)
-            memory.write(slot, int(state.mask_epoch[slot]), int(state.seq_len[slot]), masks[slot])
+            write_mask(memory, slot, int(state.mask_epoch[slot]), int(state.seq_len[slot]), masks[slot])
     logits = random_logits(ROWS + 1, vocab_size, seed)
     logits[4, 3] = float("nan")
     expected = sample_rows(logits[:ROWS], state, penalties, torch.arange(ROWS), Form.FULL, MAX_TOP, masks=masks)

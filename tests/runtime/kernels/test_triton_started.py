@@ -1,11 +1,9 @@
-"""A start for CUDA with drafts and structures, which a service still refuses there, with Triton's interpreter in the
-place of the GPU: drafts and masks find in rings, buffers and scheduler what they need, and the mask worker is a process
-of its own."""
+"""A start for CUDA as the service makes it, with Triton's interpreter in the place of the GPU: drafts and masks find in
+rings, buffers and scheduler what they need, and the mask worker is a process of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -59,6 +57,9 @@ class InterpretedDevice(HostDevice):
             and (masked or not shape.masked)
         )
 
+    def hold_memory(self) -> None:
+        """A host has nothing to hold."""
+
     def launch(self, shape: LaunchShape) -> None:
         assert self._captured(shape), shape
         super().launch(shape)
@@ -80,8 +81,6 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "allocate_mapped_rings", allocate_rings)
     monkeypatch.setattr(cuda, "keep_kernels", lambda folder, called: None)
     monkeypatch.setattr(cuda, "CudaDevice", InterpretedDevice)
-    monkeypatch.setattr("runahead.runtime.process.assemble.check_config", lambda config, spelling: None)
-    monkeypatch.setattr(cuda, "make_on_cuda", partial(cuda.make_any_on_cuda, with_grammars=True))
 
 
 def served(drafter: Any, run_ahead: int) -> tuple[dict[int, list[int]], list[int], int]:

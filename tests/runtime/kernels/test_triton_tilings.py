@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.runtime.kernels.triton_device import triton_device
 
@@ -25,6 +26,7 @@ ENTRIES = [
     for gpu, table in json.loads(TABLE.read_text()).items()
     for key, entry in table.items()
 ]
+HALF = torch.bfloat16
 PLANS = [case for case in ENTRIES if case[1].startswith("attention ")]
 MEASURED = [case for case in ENTRIES if case not in PLANS]
 
@@ -98,6 +100,22 @@ def test_parts_have_room_for_the_context_that_a_launch_may_have() -> None:
     assert buffers.parts(shape, batch, plan) is short
 
 
+def test_parts_of_smaller_launches_lie_where_those_of_the_largest_do() -> None:
+    """So that what the largest take, which a start tries out, is what all take. Nobody's address changes afterwards."""
+    buffers, shape = DecodeBuffers(), AttentionShape(4, 2, 16, 0.25)
+    of_rows = {rows: replace(batch_of([5] * rows, 1, DEVICE), max_seq_len=500) for rows in (8, 5, 2)}
+    asked = [(replace(of_rows[rows], decode_queries=queries), rows) for rows in of_rows for queries in (8, 1)]
+    made = [buffers.parts(shape, batch, tilings.attention_plan(rows, 16, DEVICE)) for batch, rows in asked]
+    for name in ("partial", "top", "total", "arrived"):
+        tensors = [getattr(parts, name) for parts in made]
+        assert {tensor.data_ptr() for tensor in tensors} == {tensors[0].data_ptr()}, name
+        assert max(tensor.nbytes for tensor in tensors) == tensors[0].untyped_storage().nbytes(), name
+    larger = buffers.parts(shape, replace(asked[0][0], max_seq_len=4000), tilings.attention_plan(8, 16, DEVICE))
+    assert larger.partial.data_ptr() != made[0].partial.data_ptr()
+    again = [buffers.parts(shape, batch, tilings.attention_plan(rows, 16, DEVICE)) for batch, rows in asked]
+    assert all(one is other for one, other in zip(again, made, strict=True))
+
+
 def test_several_query_tokens_a_row_take_the_plan_that_was_measured_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     buffers, shape = DecodeBuffers(), AttentionShape(4, 2, 16, 0.25)
     buffers.add(shape, 0)
@@ -105,12 +123,15 @@ def test_several_query_tokens_a_row_take_the_plan_that_was_measured_for_them(mon
     plan, one = AttentionPlan(16, 2, 5, 2, stages=3, early=False, share=2), batch_of([5, 5], 1, DEVICE)
     monkeypatch.setattr(tilings, "_measured", lambda: {tilings.plan_key(shape, 2, 4): asdict(plan)})
     several = replace(one, decode_queries=3)
-    assert buffers.plan(several, exact=False) == plan, "three are cut as four are"
+    assert buffers.plan(several, HALF, exact=False) == plan, "three are cut as four are"
     usual = tilings.attention_plan(2, 16, DEVICE)
-    assert buffers.plan(one, exact=False) == buffers.plan(replace(one, decode_queries=2), exact=False) == usual
-    assert buffers.plan(several, exact=True) == tilings.attention_plan(2, 16, DEVICE, True)
+    two = replace(one, decode_queries=2)
+    assert buffers.plan(one, HALF, exact=False) == buffers.plan(two, HALF, exact=False) == usual
+    assert buffers.plan(several, torch.float32, exact=False) == usual, "whose tiles would be twice as large"
+    assert buffers.plan(several, HALF, exact=True) == tilings.attention_plan(2, 16, DEVICE, True)
     buffers.add(AttentionShape(4, 2, 32, 0.25), 0)
-    assert buffers.plan(several, exact=False) == tilings.attention_plan(2, 32, DEVICE), "not every kind has this shape"
+    usual = tilings.attention_plan(2, 32, DEVICE)
+    assert buffers.plan(several, HALF, exact=False) == usual, "not every kind has this shape"
 
 
 def test_an_exact_product_has_one_number_of_parts_for_every_number_of_rows() -> None:

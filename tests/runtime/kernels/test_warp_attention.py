@@ -3,6 +3,8 @@ free block and tail is NaN; and the same code compiled for compute capability 9.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +39,15 @@ class Emulated:
             emulated_gluon.run((warp_copies, warp_attention), KERNEL, grid[0], arguments, options)
 
         return launch
+
+
+def test_who_has_no_such_plan_needs_no_gluon() -> None:
+    """It is an experiment of Triton's, and any later version may call its parts otherwise."""
+    without = "import sys; sys.modules['triton.experimental.gluon.language.nvidia.hopper'] = None; "
+    for module, is_served in (("programs.triton", True), ("kernels.triton.warp_attention", False)):
+        command = [sys.executable, "-c", f"{without}import runahead.runtime.{module}"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode == 0) == is_served, done.stderr
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="there the kernel itself runs: tests/gpu")

@@ -13,6 +13,7 @@ from runahead.runtime.masks.grammar_rows import COMPILED_KEPT, GrammarRows
 from runahead.runtime.masks.mask_memory import COMPILED, FOUND, MASKS, MaskMemory
 from runahead.runtime.token_mask import token_mask
 from tests.runtime.late_masks import MadeUpMatcher
+from tests.runtime.masks.one_row import read_mask
 from tests.runtime.programs.hash_model import EOS, VOCAB
 
 
@@ -34,7 +35,7 @@ class Kept:
         self.rows.take(orders, np.array(tokens, np.int32), self.memory.drafts, guesses)
 
     def allowed(self, slot: int, epoch: int, position: int, *run: int) -> list[int] | None:
-        found = self.memory.read(slot, epoch, position, np.array(run, np.int32))
+        found = read_mask(self.memory, slot, epoch, position, np.array(run, np.int32))
         return None if found is None else [one for one in range(VOCAB) if found[one // 32] >> one % 32 & 1]
 
 
@@ -214,8 +215,8 @@ def test_where_a_launch_has_no_drafts_nobody_looks_for_what_must_come() -> None:
 
 
 def test_rows_wait_for_no_more_than_a_few_others_masks() -> None:
-    """Masks are written some at a time, those that take long among them."""
-    kept, seen = Kept(), list[int]()
+    """Masks are written some at a time, and one that took long at once: the clock of this test is not the machine's."""
+    kept, seen, slow, now_ns = Kept(), list[int](), set[int](), 0
 
     class Watched(MadeUpMatcher):
         """Counts the masks that are there when its own is made."""
@@ -224,20 +225,25 @@ def test_rows_wait_for_no_more_than_a_few_others_masks() -> None:
             return Watched(self._grammar, self._said)
 
         def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int) -> None:
+            nonlocal now_ns
+            now_ns += 1_000_000 if len(seen) in slow else 1_000
             seen.append(int(kept.memory.figures[MASKS]))
             super().unsafe_compute_mask_ptr(trg_pointer, trg_byte_size)
 
     kept.memory = MaskMemory(20, VOCAB)
-    kept.rows = GrammarRows(kept.memory, VOCAB, kept.wanted.append)
+    kept.rows = GrammarRows(kept.memory, VOCAB, kept.wanted.append, clock=lambda: now_ns)
     kept.rows.open(0, "any 5")
     kept.compile("any 5", Watched("any 5"))
     for order in range(20):
         if order:
             kept.rows.open(order, "any 5")
         kept.rows.place(order, order, 3, 10)
-    before = len(seen)
-    kept.rows.take(np.arange(20), np.full(20, MadeUpMatcher("any 5").allowed()[0], np.int32))
-    assert [count - before for count in seen[before:]] == [0] * 8 + [8] * 8 + [16] * 4
+    for token in said("any 5", 2):
+        before = len(seen)
+        kept.rows.take(np.arange(20), np.full(20, token, np.int32))
+        there = [0] * 3 + [3] * 8 + [11] + [12] * 8 if slow else [0] * 8 + [8] * 8 + [16] * 4
+        assert [count - before for count in seen[before:]] == there
+        slow.update((len(seen) + 2, len(seen) + 11))
 
 
 def test_limits_that_are_met_along_drafts_are_not_the_rows() -> None:
@@ -270,7 +276,7 @@ def test_every_row_has_its_next_mask_before_any_has_those_along_its_drafts(monke
         if order:
             kept.rows.open(order, "one 9")
         kept.rows.place(order, order, 3, 10)
-    write, write_next = MaskMemory.write, MaskMemory.write_next
+    write, write_next = MaskMemory.write_behind, MaskMemory.write_next
 
     def written_down(
         memory: MaskMemory, slot: int, epoch: int, position: int, mask: NDArray[np.int32], run: NDArray[np.int32]
@@ -282,7 +288,7 @@ def test_every_row_has_its_next_mask_before_any_has_those_along_its_drafts(monke
         written.extend((0, slot) for slot, _, _ in tags.tolist())
         write_next(memory, tags, masks)
 
-    monkeypatch.setattr(MaskMemory, "write", written_down)
+    monkeypatch.setattr(MaskMemory, "write_behind", written_down)
     monkeypatch.setattr(MaskMemory, "write_next", written_first)
     kept.rows.take(np.arange(3), np.full(3, tokens[0], np.int32), drafts=3)
     assert written == [(0, 0), (0, 1), (0, 2)] + [(size, slot) for slot in range(3) for size in (1, 2, 3)]

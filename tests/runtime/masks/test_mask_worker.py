@@ -21,6 +21,7 @@ from runahead.runtime.masks.orders import Begin
 from runahead.runtime.masks.stops import Stops
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.wire.parameters import FinishReason
+from tests.runtime.masks.one_row import read_mask
 
 BUNDLED = Path(models.__path__[0]) / "bundled"
 YES = '{"grammars":[{"lark_grammar":"start: \\"yes\\""}]}'
@@ -70,13 +71,13 @@ def test_masks_come_from_another_process_and_only_once_somebody_asks() -> None:
         assert made.pid is None, "nobody has asked"
         made.open(1, YES)
         made.place(1, 2, 5, np.zeros(9, np.int32))
-        until(lambda: made.memory.read(2, 5, 9) is not None)
+        until(lambda: read_mask(made.memory, 2, 5, 9) is not None)
         assert made.pid not in (None, os.getpid())
-        mask = made.memory.read(2, 5, 9)
+        mask = read_mask(made.memory, 2, 5, 9)
         assert mask is not None
         first = int(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))[0])
         made.take(np.array([1], np.int64), np.array([first], np.int32))
-        until(lambda: made.memory.read(2, 5, 10) is not None)
+        until(lambda: read_mask(made.memory, 2, 5, 10) is not None)
         made.close(1)
         assert list(made.look(0.0)) == []
         until(lambda: made.figures().waiting == 0)
@@ -91,7 +92,7 @@ def test_what_is_no_grammar_loses_its_request_alone(capfd: pytest.CaptureFixture
         made.open(2, YES)
         assert lost(made) == [1]
         made.place(2, 0, 1, np.zeros(3, np.int32))
-        until(lambda: made.memory.read(0, 1, 3) is not None)
+        until(lambda: read_mask(made.memory, 0, 1, 3) is not None)
         assert not said
     assert "nobody" not in "".join(capfd.readouterr()), "a grammar was printed"
 
@@ -111,7 +112,7 @@ def test_its_death_ends_the_requests_that_it_knew_and_the_next_one_gets_another_
         made.close(1)
         made.open(4, YES)
         made.place(4, 0, 2, np.zeros(3, np.int32))
-        until(lambda: made.memory.read(0, 2, 3) is not None)
+        until(lambda: read_mask(made.memory, 0, 2, 3) is not None)
         assert made.pid not in (None, first) and made.figures().restarts == 1
         assert list(made.look(0.0)) == []
 
@@ -126,7 +127,7 @@ def test_one_that_died_while_nobody_needed_it_costs_nobody_a_request() -> None:
         until(lambda: process.poll() is not None)
         made.open(2, YES)
         made.place(2, 0, 1, np.zeros(3, np.int32))
-        until(lambda: made.memory.read(0, 1, 3) is not None)
+        until(lambda: read_mask(made.memory, 0, 1, 3) is not None)
 
 
 def test_one_that_does_nothing_is_ended() -> None:
@@ -146,7 +147,7 @@ def test_one_that_can_not_be_started_loses_the_request() -> None:
         made.open(2, YES)
         assert list(made.look(0.0)) == [GivenUp(1, FinishReason.STRUCTURE_LOST)], "whoever comes after it may find one"
         made.place(2, 0, 1, np.zeros(3, np.int32))
-        until(lambda: made.memory.read(0, 1, 3) is not None)
+        until(lambda: read_mask(made.memory, 0, 1, 3) is not None)
         assert len(said) == 1 and "can be started" in said[0]
 
 
@@ -200,12 +201,12 @@ def test_stops_of_a_caller_reach_it() -> None:
     with worker() as (made, _):
         made.open(1, YES_OR_NO)
         made.place(1, 2, 5, np.zeros(9, np.int32))
-        until(lambda: made.memory.read(2, 5, 9) is not None)
-        mask = made.memory.read(2, 5, 9)
+        until(lambda: read_mask(made.memory, 2, 5, 9) is not None)
+        mask = read_mask(made.memory, 2, 5, 9)
         assert mask is not None
         every = tuple(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
         made.open(2, YES_OR_NO, Stops(every[1:], 10))
         made.place(2, 3, 5, np.zeros(9, np.int32))
-        until(lambda: made.memory.read(3, 5, 9) is not None)
-        left = made.memory.read(3, 5, 9)
+        until(lambda: read_mask(made.memory, 3, 5, 9) is not None)
+        left = read_mask(made.memory, 3, 5, 9)
         assert left is not None and np.unpackbits(left.view(np.uint8)).sum() == 1 < len(every)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import lzma
 import sysconfig
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,17 @@ import runahead.runtime.models
 from benchmarks.bundled_model.compression import Scorer
 from benchmarks.bundled_model.corpus import read_file
 from runahead.runtime.checkpoint import BUNDLED_HEAD, open_checkpoint, open_head
+from runahead.runtime.kernels.layers import Attention, Experts, Mamba2
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
+from runahead.runtime.kernels.triton.exactness import why_impossible
 from runahead.runtime.models.eagle import open_eagle
 from runahead.runtime.models.load import load_model
+from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.trial import Trial
+from runahead.runtime.models.weights import described
 
 FOLDER = Path(runahead.runtime.models.__path__[0]) / "bundled"
+HYBRID = FOLDER / "hybrid"
 TOLERANCE = 2e-4
 PROGRAM = '''class Stack:
     """A last-in, first-out store."""
@@ -59,9 +65,25 @@ def test_its_draft_head_is_at_most_3_megabytes_in_bfloat16_and_fits_it() -> None
     open_eagle(open_head(BUNDLED_HEAD), target, target.max_position_embeddings, "--draft-model", "--context-length")
 
 
+def test_the_hybrid_is_at_most_6_megabytes_in_bfloat16_with_its_tokenizer_and_has_states_and_experts() -> None:
+    assert sum(file.stat().st_size for file in HYBRID.iterdir()) <= 6_000_000
+    for name in ("tokenizer.json", "tokenizer_config.json", "LICENSE"):
+        assert (HYBRID / name).read_bytes() == (FOLDER / name).read_bytes()
+    with safe_open(HYBRID / "model.safetensors", framework="pt") as weights:
+        tensors = [weights.get_tensor(name) for name in weights.keys()]  # noqa: SIM118 (not a mapping)
+    assert {tensor.dtype for tensor in tensors} == {torch.bfloat16}
+    assert all(bool(tensor.isfinite().all()) for tensor in tensors)
+    served = described(load_config(open_checkpoint(HYBRID)))
+    kinds = Counter((type(layer.mixer), type(layer.feed_forward)) for layer in served.layers)
+    assert kinds == {(Mamba2, Experts): 4, (Attention, Experts): 2}
+    config = json.loads((HYBRID / "config.json").read_text())
+    assert 1 < config["num_experts_per_tok"] < config["num_local_experts"]
+    assert why_impossible(served.layers, torch.bfloat16) == "", "a GPU has no exact kernels for it"
+
+
 def test_the_card_names_the_weights_that_are_there() -> None:
     card = (FOLDER / "README.md").read_text(encoding="utf-8")
-    for weights in (FOLDER / "model.safetensors", BUNDLED_HEAD / "model.safetensors"):
+    for weights in (FOLDER / "model.safetensors", BUNDLED_HEAD / "model.safetensors", HYBRID / "model.safetensors"):
         assert hashlib.sha256(weights.read_bytes()).hexdigest() in card
 
 
@@ -118,10 +140,11 @@ def test_a_prompt_may_end_after_any_newline_or_indentation(tokenizer: Tokenizer)
             assert tokenizer.encode(PROGRAM[:cut]).ids + tokenizer.encode(PROGRAM[cut:]).ids == whole
 
 
-def test_the_logits_are_those_of_transformers(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("folder", [FOLDER, HYBRID], ids=["dense", "hybrid"])
+def test_the_logits_are_those_of_transformers(tokenizer: Tokenizer, folder: Path) -> None:
     ids = tokenizer.encode(PROGRAM).ids
-    ours = load_model(open_checkpoint(FOLDER), torch.device("cpu"), torch.float32, "auto", ReferenceKernels())
-    oracle = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
+    ours = load_model(open_checkpoint(folder), torch.device("cpu"), torch.float32, "auto", ReferenceKernels())
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.inference_mode():
         trial = Trial(ours, [ids], len(ids), 16, seed=0)
         logits = torch.cat([trial.advance([(0, 50)])[0], trial.advance([(0, len(ids) - 50)])[0]])
@@ -135,9 +158,10 @@ def test_transformers_cuts_text_as_the_tokenizer_file_does(tokenizer: Tokenizer)
     assert theirs.eos_token_id == tokenizer.token_to_id("<|endoftext|>")
 
 
-def test_a_held_out_file_costs_less_than_xz_needs_for_it() -> None:
+@pytest.mark.parametrize(("folder", "times"), [(FOLDER, 1.5), (HYBRID, 1.3)], ids=["dense", "hybrid"])
+def test_a_held_out_file_costs_less_than_xz_needs_for_it(folder: Path, times: float) -> None:
     path = Path(sysconfig.get_path("stdlib")) / "dbm/__init__.py"
     file = read_file("dbm/__init__.py", path.read_text(encoding="utf-8"), path.read_bytes())
     assert file is not None and file.split == "held_out"
     text = "".join(file.definitions).encode()
-    assert Scorer(FOLDER).bits(file.definitions) < 8 * len(lzma.compress(text, preset=9)) / 1.5
+    assert Scorer(folder).bits(file.definitions) < 8 * len(lzma.compress(text, preset=9)) / times

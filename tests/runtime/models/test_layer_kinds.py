@@ -14,7 +14,7 @@ from runahead.runtime.models.layer_kinds import layer_kinds
 from runahead.runtime.models.read_config import load_config, parse_config
 from runahead.runtime.models.registry import ARCHITECTURES
 from runahead.runtime.models.weights import described
-from runahead.runtime.process.parts import drafters_of
+from runahead.runtime.process.parts import drafters_of, state_bytes
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.runtime.wire.messages import ExpertCounts, LayerKind
 from tests.runtime.models.checkpoints import CASES, save
@@ -106,7 +106,9 @@ def test_drafters_are_named_where_a_start_may_ask_for_them(
     checkpoint = open_checkpoint(tmp_path)
     config, drawn = load_config(checkpoint), EngineConfig(model="m", load_format="dummy")
     assert drafters_of(drawn, config, checkpoint) == drafters
-    assert drafters_of(msgspec.structs.replace(drawn, device="cuda"), config, checkpoint) == ()
+    without = ("model", "mtp") if state_bytes(config) else ("model",)
+    on_gpu = tuple(name for name in drafters if name not in without)
+    assert drafters_of(msgspec.structs.replace(drawn, device="cuda"), config, checkpoint) == on_gpu
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
     without_head = tuple(name for name in drafters if name != "mtp")
     assert drafters_of(EngineConfig(model="m"), config, checkpoint) == without_head

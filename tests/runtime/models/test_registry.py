@@ -121,7 +121,7 @@ def test_an_architecture_is_served_by_its_file_and_its_line_alone(
             architecture=NEW,
             kv_heads=None,
             positions=256,
-            windows=lambda raw, layers: windows_by_type(raw, NEW, layers, 0) or (0,) * layers,
+            windows=lambda raw, name, layers: windows_by_type(raw, name, layers, 0) or (0,) * layers,
         ),
         weights=weights,
     )

@@ -15,6 +15,7 @@ import pytest
 from runahead.runtime import models
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import EngineConfig
+from runahead.runtime.wire.frames import FrameReader
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from runahead.service.processes.engine_process import COMMAND
 
@@ -57,7 +58,7 @@ def engine(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def received(sock: socket.socket) -> Iterator[m.ToFrontEnd]:
-    reader = m.FrameReader()
+    reader = FrameReader()
     while data := sock.recv(1 << 16):
         for body in reader.feed(data):
             yield m.decode_to_front_end(body)

@@ -79,20 +79,27 @@ class Answer:
 
 
 def served(device: DeviceName, run_ahead: int, order: Sequence[int], each: int) -> tuple[list[Answer], EngineStats]:
-    """The answers to all requests, by place, and the engine's figures. order: in which they arrive; each after `each`
-    tokens more of those before it, or when these have ended."""
+    """As `answered`, of the bundled model."""
     config = EngineConfig(
         model=str(BUNDLED), device=device, dtype="bfloat16" if device == "cuda" else "float32", exact="on",
         run_ahead=run_ahead, max_rows=ROWS, context_length=512, prefill_chunk=CHUNK,
         max_prefill_tokens=2 * CHUNK,
         threads=1 if device == "cpu" else 0,
     )  # fmt: skip
+    return answered(config, requests(), order, each)
+
+
+def answered(
+    config: EngineConfig, asked: Sequence[Asked], order: Sequence[int], each: int
+) -> tuple[list[Answer], EngineStats]:
+    """The answers to all that is asked, by place, and the engine's figures. order: in which requests arrive; each after
+    `each` tokens more of those before it, or when these have ended."""
     parts = assemble(config, lambda done, total: None)
     assert parts.info.exactness.exact
     tell_of_marks_one_by_one(parts.device)
     links = MemoryLinks()
-    engine = Engine(parts.device, parts.scheduler, links, max_queue=REQUESTS, run_ahead_asked=run_ahead)
-    asked, answers, taken = requests(), [Answer() for _ in range(REQUESTS)], 0
+    engine = Engine(parts.device, parts.scheduler, links, max_queue=len(asked), run_ahead_asked=config.run_ahead)
+    answers, taken = [Answer() for _ in asked], 0
     waiting = list(order)
     while waiting or links.unread or len(engine.registry) or engine.ledger.in_flight:
         tokens = sum(len(answer.tokens) for answer in answers)

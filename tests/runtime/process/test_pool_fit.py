@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import structlog
 import torch
 from structlog.testing import capture_logs
 
-from runahead.cuda_graphs.cuda_device import Taken
-from runahead.cuda_graphs.rings import allocate_rings
+from runahead.cuda_graphs.cuda_device import Taken, allocate_mapped_rings, pinned
+from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings, ring_bytes
 from runahead.runtime import models
 from runahead.runtime.checkpoint import Checkpoint, open_checkpoint
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
@@ -86,7 +87,7 @@ class Device:
     """As `CudaDevice`, for what the engine is put together of."""
 
     def __init__(self, gpu: NumbersOfAGpu, program: Program, rings: Any, progress: Any, is_trial: bool) -> None:
-        self.program, self.rings = program, rings
+        self.program, self.rings, self._gpu = program, rings, gpu
         self.buckets, self.mixed_buckets, self.calls_at_once = (1,), (32,), 960
         gpu.fail("warm-up")
         running = Program.__new__(Program)
@@ -98,6 +99,9 @@ class Device:
         progress(1, 1)
         self.taken = Taken(LAUNCHES, GRAPHS)
         self.is_trial = is_trial
+
+    def hold_memory(self) -> None:
+        self._gpu.take(self, LAUNCHES)
 
     def close(self) -> None:
         pass
@@ -167,7 +171,8 @@ def test_memory_that_runs_out_is_met_once_with_a_smaller_pool(gpu: NumbersOfAGpu
     assert (said["blocks"], said["blocks_next"], said["log_level"]) == (first, second, "warning")
     assert "\n" not in said["why"] and "out of memory" in said["why"]
     assert named(events, "memory_taken")["kv_bytes"] < named(events, "memory")["kv_bytes"]
-    assert gpu.free == MEMORY - ELSEWHERE - BUFFERS - GRAPHS - named(events, "memory_taken")["kv_bytes"]
+    held = BUFFERS + GRAPHS + LAUNCHES  # the last before any launch needs it
+    assert gpu.free == MEMORY - ELSEWHERE - held - named(events, "memory_taken")["kv_bytes"]
 
 
 def test_memory_that_runs_out_twice_is_a_sentence_with_all_that_takes_memory(gpu: NumbersOfAGpu) -> None:
@@ -269,6 +274,36 @@ def test_the_engine_s_process_ends_with_one_sentence_and_was_never_ready(
     assert sentence.startswith("memory ran out")
 
 
+def test_host_memory_that_cannot_be_pinned_is_a_sentence_and_no_reason_for_a_smaller_pool(
+    gpu: NumbersOfAGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(tensor: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("CUDA error: out of memory\nAnd more lines of advice.")
+
+    config = msgspec.structs.replace(CONFIG, spelled={"max_rows": "--max-rows"})
+    asked: list[int] = []
+
+    def rings(layout: RingLayout) -> RingMemory:
+        asked.append(ring_bytes(layout))
+        return allocate_mapped_rings(layout)
+
+    monkeypatch.setattr(cuda, "allocate_mapped_rings", rings)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", refuse)
+    with pytest.raises(ConfigError) as refusal:
+        start(config)
+    sizes = re.findall(r"[\d.]+", str(refusal.value))
+    assert str(refusal.value) == (
+        f"{sizes[0]} bytes of host memory can't be pinned for the GPU: CUDA error: out of memory; plans and results of "
+        f"launches take {asked[0] / MIB:.1f} MiB of it in all: set max_prefill_tokens, --max-rows or run_ahead to "
+        "less, or give the host more memory"
+    )
+    assert 0 < int(sizes[0]) < asked[0]
+    assert gpu.pools == [], "not even a trial"
+    with pytest.raises(OSError, match=r"^24 bytes of host memory can't be pinned") as raised:
+        pinned((3,), np.int64)  # the marks, of which each device makes its own
+    assert not is_out_of_memory(raised.value)
+
+
 def test_any_other_error_is_what_it_was(gpu: NumbersOfAGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(**sizes: Any) -> None:
         raise RuntimeError("an illegal memory access was encountered")
@@ -312,6 +347,7 @@ def test_what_drafts_counts_in_what_memory_lacks(monkeypatch: pytest.MonkeyPatch
     stored = 2 * described(load_config(open_checkpoint(BUNDLED))).parameters * 4 // MIB
     taken = (facts["weight_bytes"] + facts["draft_weight_bytes"]) // MIB
     assert facts["weight_bytes"] == facts["draft_weight_bytes"]
+    assert facts["pool_bytes"] == facts["kv_bytes"] + facts["draft_kv_bytes"] == 2 * facts["kv_bytes"] > 0
 
     def lacking(*parts: object, **rest: object) -> None:
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried too much")

@@ -11,21 +11,21 @@ from structlog.testing import capture_logs
 
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.models.memory import KeptBytes
-from runahead.runtime.models.read_config import load_config, parse_config
+from runahead.runtime.models.read_config import load_config
 from runahead.runtime.process.assemble import assemble
-from runahead.runtime.process.cuda import check_layers
 from runahead.runtime.process.parts import (
     Assembled,
     blocks_in,
     bytes_kept,
     check_blocks,
+    check_model,
+    drafters_of,
     snapshot_tokens,
     snapshots_in,
     state_bytes,
 )
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
 from tests.runtime.models.checkpoints import CASES, save
-from tests.runtime.models.public_configs import PUBLIC
 from tests.runtime.models.qwen_heads import HEADED, save_with_qwen_head
 
 BAMBA = next(case for case in CASES if case.name == "bamba")
@@ -125,8 +125,7 @@ def test_snapshots_that_no_request_could_begin_with_are_refused(folder: Path, as
 def test_snapshots_that_could_have_no_effect_are_refused(folder: Path, tmp_path: Path, setting: str) -> None:
     with pytest.raises(ConfigError, match=rf"{setting} \(3\) has no effect without prefix_cache"):
         started(folder, prefix_cache=False, **{setting: 3})
-    with pytest.raises(ConfigError, match=rf"{setting} \(3\): states are kept on the CPU device only so far"):
-        check_config(msgspec.structs.replace(EngineConfig(model=""), device="cuda", **{setting: 3}))
+    check_config(msgspec.structs.replace(EngineConfig(model=""), device="cuda", **{setting: 3}))
     save(CASES[0], tmp_path)
     with pytest.raises(ConfigError, match=rf"{setting} \(3\) has no effect with LlamaForCausalLM, which keeps no"):
         started(tmp_path, **{setting: 3})
@@ -203,6 +202,18 @@ def test_a_start_with_other_drafters_names_the_head_that_the_model_comes_with(tm
     assert started(tmp_path).info.drafters == ("ngram",)
 
 
+@pytest.mark.parametrize("drafter", ["mtp", "eagle"])
+def test_no_head_over_states_is_served_on_a_gpu_nor_is_one_advised(tmp_path: Path, drafter: str) -> None:
+    save(HEADED["qwen3_next"], tmp_path)
+    model = load_config(open_checkpoint(tmp_path))
+    config = EngineConfig(model=str(tmp_path), device="cuda", drafter=drafter, draft_model="head")  # type: ignore[arg-type]
+    with pytest.raises(
+        ConfigError, match=rf"^drafter {drafter} can't be .* Qwen3NextFor.*; set drafter none or ngram$"
+    ):
+        check_model(config, model)
+    assert "mtp" not in drafters_of(config, model, open_checkpoint(tmp_path))
+
+
 def test_a_slot_holds_the_inputs_of_a_rows_drafts_and_a_snapshot_does_not(folder: Path) -> None:
     with capture_logs() as events:
         parts = started(folder, drafter="ngram", draft_tokens=3, state_snapshot_blocks=2)
@@ -226,43 +237,6 @@ def test_drafts_whose_inputs_leave_no_memory_for_blocks_are_refused(folder: Path
     check_blocks(blocks_in(memory, config, few, 1000), config, 1000, few)
     with pytest.raises(ConfigError, match=r"the states of 16 rows.* set context_length or max_rows or draft_tokens"):
         check_blocks(blocks_in(memory, many, more, 1000), many, 1000, more)
-
-
-def test_a_gpu_is_refused_by_a_sentence(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"BambaForCausalLM has layers with recurrent states.*; --device cpu serves"):
-        check_layers(load_config(open_checkpoint(folder)))
-
-
-def test_a_model_without_states_but_with_feed_forwards_without_gates_is_refused_there_too() -> None:
-    raw = {**PUBLIC["Nemotron-H 8B"], "hybrid_override_pattern": "*-" * 26}
-    with pytest.raises(
-        ConfigError, match=r"NemotronHForCausalLM has feed-forwards without a gate.*; --device cpu serves"
-    ):
-        check_layers(parse_config(raw, ()))
-
-
-def test_models_whose_experts_are_chosen_otherwise_or_have_no_gates_are_refused_there_too() -> None:
-    with pytest.raises(ConfigError, match=r"Glm4MoeForCausalLM chooses experts otherwise.*; --device cpu serves it"):
-        check_layers(parse_config(PUBLIC["GLM-4.5 Air"], ()))
-    raw = {**PUBLIC["Nemotron 3 Nano 30B-A3B"], "hybrid_override_pattern": "*E" * 26}
-    with pytest.raises(ConfigError, match=r"NemotronHForCausalLM has feed-forwards without a gate.*; --device cpu"):
-        check_layers(parse_config(raw, ()))
-
-
-def test_a_model_whose_scores_or_logits_are_bounded_is_refused_there_too() -> None:
-    for other in ({}, {"final_logit_softcapping": None}, {"attn_logit_softcapping": None}):
-        with pytest.raises(ConfigError, match=r"Gemma2ForCausalLM bounds scores or logits by a tanh.*; --device cpu"):
-            check_layers(parse_config({**PUBLIC["Gemma 2 2B"], **other}, ()))
-
-
-def test_a_start_on_a_gpu_says_so_before_a_weight_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    config = EngineConfig(model=str(folder), device="cuda", max_rows=4)
-    with pytest.raises(ConfigError, match=r"BambaForCausalLM has layers with recurrent states"):
-        assemble(config, lambda done, total: pytest.fail("the weights were read"))
 
 
 def test_a_model_of_attention_alone_keeps_no_state(tmp_path: Path) -> None:

@@ -41,9 +41,9 @@ def start(folder: Path, config: dict[str, Any], **settings: Any) -> None:
     [
         ({}, {"context_length": 257}, r"context_length \(257\) is more than the model's 256"),
         (
-            {"max_position_embeddings": 1 << 33},
+            {"max_position_embeddings": 1 << 30},
             {},
-            f"the model's context is {1 << 33} tokens; set context_length to {MAX_CONTEXT} or less",
+            f"the model's context is {1 << 30} tokens; set context_length to {MAX_CONTEXT} or less",
         ),
         ({}, {"num_blocks": 1}, "num_blocks must be at least 2"),
         (
@@ -82,7 +82,7 @@ def test_what_can_be_gets_as_far_as_the_weights(tmp_path: Path) -> None:
     ("changes", "settings", "name", "sentence"),
     [
         ({}, {"context_length": "257"}, "context_length", "{} (257) is more than the model's 256"),
-        ({"max_position_embeddings": 1 << 33}, {}, "context_length", "; set {} to 4194304 or less"),
+        ({"max_position_embeddings": 1 << 30}, {}, "context_length", "; set {} to 4194304 or less"),
         (
             {"max_position_embeddings": 1 << 22},
             {},

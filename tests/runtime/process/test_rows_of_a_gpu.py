@@ -23,9 +23,12 @@ from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.eagle import open_eagle
 from runahead.runtime.models.head_files import HeadFiles
 from runahead.runtime.models.read_config import load_config
-from runahead.runtime.process import cuda, grammar_masks
-from runahead.runtime.process.cuda import make_any_on_cuda
+from runahead.runtime.process import cuda, grammar_masks, parts, sizes
+from runahead.runtime.process.assemble import assemble
+from runahead.runtime.process.cuda import make_on_cuda
 from runahead.runtime.process.parts import MadeOnDevice, forced_drafts, make_scheduler
+from runahead.runtime.process.pool_fit import is_out_of_memory
+from runahead.runtime.process.sizes import Gpu, ModelSize
 from runahead.runtime.scheduler.draft_choice import ChoiceByForms
 from runahead.runtime.wire.engine_config import EngineConfig
 from tests.runtime.process.test_captures_logged import CapturingDevice, a_gpu_on_the_cpu
@@ -56,15 +59,16 @@ class Made:
         return CapturingDevice(program, rings, **sizes)
 
 
-def started(*, with_grammars: bool, **settings: Any) -> tuple[MadeOnDevice, dict[str, Any]]:
-    """And what the log says of memory."""
+def started(
+    monkeypatch: pytest.MonkeyPatch, *, with_grammars: bool, **settings: Any
+) -> tuple[MadeOnDevice, dict[str, Any]]:
+    """And what the log says of memory. with_grammars: the library that follows them is there."""
+    monkeypatch.setattr(grammar_masks, "is_installed", lambda: with_grammars)
     config = EngineConfig(model=str(BUNDLED), device="cuda", max_rows=ROWS, context_length=CONTEXT, **settings)
     checkpoint = open_checkpoint(BUNDLED)
     described = load_config(checkpoint)
     with capture_logs() as events:
-        made = make_any_on_cuda(
-            config, checkpoint, described, CONTEXT, lambda *_: None, lambda *_: None, with_grammars=with_grammars
-        )
+        made = make_on_cuda(config, checkpoint, described, CONTEXT, lambda *_: None, lambda *_: None)
     (said,) = [dict(event) for event in events if event["event"] == "memory"]
     return made, said
 
@@ -86,7 +90,7 @@ def test_graphs_and_buffers_are_made_for_every_launch_that_the_scheduler_may_pla
 ) -> None:  # fmt: skip
     assert is_installed()
     found = Made(monkeypatch)
-    made, _ = started(drafter=drafter, draft_tokens=tokens, with_grammars=with_grammars)
+    made, _ = started(monkeypatch, drafter=drafter, draft_tokens=tokens, with_grammars=with_grammars)
     masks = None if made.masks is None else made.masks.memory  # type: ignore[attr-defined]
     assert (masks is not None) == with_grammars
     assert [device["is_trial"] for device in found.devices] == [True, False], "the trial, and what serves"
@@ -94,6 +98,7 @@ def test_graphs_and_buffers_are_made_for_every_launch_that_the_scheduler_may_pla
         assert program["masks"] is masks
         assert (device["draft_forms"], device["draft_rows"], device["masked"]) == (forms, rows, with_grammars)
         assert (program["drafts"], program["draft_rows"]) == (0 if drafter == "none" else most, rows)
+        assert device["forced_rows"] == 0, "no drafter here has steps to leave out"
         assert masks is None or masks.drafts == most
     (rings,) = set(map(id, found.rings))
     assert rings and found.rings[0].layout.drafts == most
@@ -123,17 +128,17 @@ def test_the_log_says_what_drafts_and_masks_take(
 ) -> None:
     """As much as what is made of it takes."""
     Made(monkeypatch)
-    made, said = started(drafter=drafter, with_grammars=with_grammars, exact=exact)
+    made, said = started(monkeypatch, drafter=drafter, with_grammars=with_grammars, exact=exact)
     drafts, slots, blocks = 7, ROWS + 1, CONTEXT // 16
     rows = 8 if drafter == "none" else 32
     state = make_draft_state(
         slots, CONTEXT if drafter == "ngram" else 0, blocks, rows, drafts, exact == "on", torch.device("cpu"),
-        holds=with_grammars,
+        kept_slots=min(slots, 2 * rows) if with_grammars else 0,
     )  # fmt: skip
     assert said["history_bytes"] == state.history.nbytes
     assert said["run_table_bytes"] == state.block_tables.nbytes
     lines = rows * (1 + drafts)
-    logits = (slots * drafts if with_grammars else lines) * VOCAB * 4
+    logits = (state.kept_slots * drafts if with_grammars else lines) * VOCAB * 4
     assert said["run_logits_bytes"] == logits + 8 * max(0, lines - ROWS) * VOCAB
     if made.masks is None:
         assert "mask_bytes" not in said
@@ -155,10 +160,23 @@ def test_a_head_is_counted_with_the_pool_and_handed_to_every_program(monkeypatch
 
     monkeypatch.setattr(cuda, "load_drafter", load)
     found = Made(monkeypatch)
-    plain, of_plain = started(with_grammars=False)
+    plain, of_plain = started(monkeypatch, with_grammars=False)
     found.programs.clear()
+    seen: list[ModelSize] = []
+    with_sizes = sizes.with_sizes
+
+    def sized(config: EngineConfig, gpu: Gpu, model: ModelSize) -> tuple[EngineConfig, str]:
+        seen.append(model)
+        return with_sizes(config, gpu, model)
+
+    monkeypatch.setattr(parts, "with_sizes", sized)
     made, said = started(
-        with_grammars=False, drafter="eagle", draft_model=str(BUNDLED / "draft_head"), exact="on", load_format="dummy"
+        monkeypatch,
+        with_grammars=False,
+        drafter="eagle",
+        draft_model=str(BUNDLED / "draft_head"),
+        exact="on",
+        load_format="dummy",
     )
     assert asked == [("a head of EAGLE-1", VOCAB, True, CONTEXT, False)], "a head of a folder of its own is read"
     assert [program["head"] for program in found.programs] == [head, head]
@@ -169,8 +187,20 @@ def test_a_head_is_counted_with_the_pool_and_handed_to_every_program(monkeypatch
     assert said["kv_bytes"] // made.blocks == of_plain["kv_bytes"] // plain.blocks
     assert said["pool_bytes"] == said["kv_bytes"] + said["draft_kv_bytes"]
     assert said["history_bytes"] == 0
+    (size,) = seen
+    numbers = (said["kv_bytes"] + said["draft_kv_bytes"]) // made.blocks // made.model.dtype.itemsize  # of a block
+    itemsize = size.weight_bytes // made.model.num_parameters  # as it is served; the model here is another
+    assert size.token_bytes == numbers * itemsize // 16, "sizes allow for it"
+    assert size.draft_weight_bytes == head_of_bundled().parameters * itemsize
     scheduler = make_scheduler(made.config, load_config(open_checkpoint(BUNDLED)), made.blocks, CONTEXT, 32, 0, 0.25)
-    assert not scheduler.limits.history
+    assert not scheduler.limits.history and not scheduler.limits.guesses_along_masks
+    assert [device["forced_rows"] for device in found.devices[-2:]] == [0, 0], "nothing is forced of any row"
+    made, _ = started(
+        monkeypatch, with_grammars=True, drafter="eagle", draft_model=str(BUNDLED / "draft_head"), load_format="dummy"
+    )
+    assert [device["forced_rows"] for device in found.devices[-2:]] == [8, 8], "some launches leave its steps out"
+    assert made.masks is not None
+    made.masks.stop()
 
 
 def head_of_bundled() -> HeadFiles:
@@ -179,10 +209,22 @@ def head_of_bundled() -> HeadFiles:
 
 
 @pytest.mark.usefixtures("a_gpu_on_the_cpu")
-def test_without_the_library_a_start_on_a_gpu_has_no_such_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_masks, "is_installed", lambda: False)
+def test_a_service_on_a_gpu_follows_structures_and_says_which_drafters_it_could_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = Made(monkeypatch)
-    made, said = started(with_grammars=True)
+    config = EngineConfig(model=str(BUNDLED), device="cuda", max_rows=ROWS, context_length=CONTEXT, drafter="ngram")
+    parts = assemble(config, lambda *_: None)
+    assert (parts.info.structures, parts.info.drafter, parts.info.drafters) == (True, "ngram", ("ngram", "eagle"))
+    assert all(device["masked"] for device in found.devices)
+    assert (parts.scheduler.limits.draft_rows, parts.scheduler.limits.forced_drafts) == (32, 7)
+    parts.masks.stop()
+
+
+@pytest.mark.usefixtures("a_gpu_on_the_cpu")
+def test_without_the_library_a_start_on_a_gpu_has_no_such_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Made(monkeypatch)
+    made, said = started(monkeypatch, with_grammars=False)
     assert made.masks is None and made.draft_rows == 0
     assert [(device["masked"], device["draft_forms"]) for device in found.devices] == [(False, ())] * 2
     assert not any(name.startswith(("run_", "mask_")) for name in said)
@@ -220,15 +262,20 @@ def test_memory_of_masks_is_mapped_once_however_many_programs_read_it(monkeypatc
     assert len(mapped) == 1, "it is given back with the memory"
 
 
-def test_memory_of_masks_that_cannot_be_mapped_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=lambda *_: 801))
-    monkeypatch.setattr(torch.cuda, "check_error", _refuse)
+@pytest.mark.parametrize("why", ["operation not supported (801)", "out of memory (2)"])
+def test_memory_of_masks_that_cannot_be_mapped_is_a_sentence(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    """And no reason to start again with a smaller KV pool: it is the host's memory that there is none of."""
+
+    def refuse(code: int) -> None:
+        error = torch.cuda.CudaError.__new__(torch.cuda.CudaError)
+        RuntimeError.__init__(error, why)
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=lambda *_: 1))
+    monkeypatch.setattr(torch.cuda, "check_error", refuse)
     memory = MaskMemory(4, VOCAB)
-    with pytest.raises(OSError, match=f"^{memory.words.nbytes} bytes of masks can't be mapped for the GPU: operation"):
+    with pytest.raises(
+        OSError, match=f"^{memory.words.nbytes} bytes of masks can't be mapped for the GPU: o"
+    ) as raised:
         mask_state.map_once(memory)
-
-
-def _refuse(code: int) -> None:
-    error = torch.cuda.CudaError.__new__(torch.cuda.CudaError)
-    RuntimeError.__init__(error, f"operation not supported ({code})")
-    raise error
+    assert not is_out_of_memory(raised.value)

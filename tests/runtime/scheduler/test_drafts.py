@@ -168,6 +168,21 @@ def test_where_drafts_have_forms_nothing_is_forced_beside_chunks_or_in_a_launch_
     assert policy.cells == 4
 
 
+def test_nobody_guesses_in_a_launch_whose_rows_all_have_grammars_unless_the_drafter_guesses_along_masks() -> None:
+    rows, slots = rows_of(DECODED, DECODED, DECODED), np.arange(3)
+    rows.may_hold[:] = (True, True, False)
+    for along_masks in (False, True):
+        policy = draft_policy(
+            FixedChoice(2), rows, ledger_at(1), most_rows=4, forced=3, forced_rows=3, along_masks=along_masks
+        )
+        guesses = policy.choose(6, 2, 0)
+        assert [policy.guesses(6, some, 0) for some in (slots, slots[1:], slots[2:])] == [guesses] * 3
+        alone = policy.guesses(6, slots[:2], 0)
+        assert (guesses, alone) == (2, 2 if along_masks else 0)
+        assert policy.most(slots[:2], alone) == 3, "what grammars force is drafted all the same"
+        assert policy.held(slots[:2], alone).tolist() == policy.held(slots[:2], guesses).tolist()
+
+
 def test_what_a_launch_has_for_grammars_alone_is_not_counted_among_the_guesses_that_missed() -> None:
     """It has three drafts of a row, one of which a drafter may make."""
 

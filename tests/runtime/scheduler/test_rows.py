@@ -33,6 +33,16 @@ def test_a_launchs_row_counts_until_its_slot_changes_hands() -> None:
     assert rows.still(slots, epochs).tolist() == [False, True]
 
 
+def test_the_lowest_free_slot_is_allocated_whichever_was_given_back_last() -> None:
+    """So that few rows are in low slots, of which alone a GPU may keep the logits of drafts."""
+    rows = Rows(4, 4, 16)
+    assert [rows.allocate() for _ in range(4)] == [0, 1, 2, 3]
+    for slot in (1, 0, 3):
+        rows.fence(slot)
+        rows.release(slot)
+    assert [rows.allocate() for _ in range(3)] == [0, 1, 3]
+
+
 def test_a_fenced_slot_is_not_free() -> None:
     rows = Rows(2, 4, 16)
     slot = rows.allocate()

@@ -26,6 +26,7 @@ def test_the_defaults_can_be() -> None:
         ({"device": "tpu"}, ("device", "tpu")),
         ({"dtype": "int8"}, ("dtype", "int8")),
         ({"load_format": "pickle"}, ("load_format", "pickle")),
+        ({"context_length": 1}, ("context_length (1)", "at least 2")),
         ({"block_size": 24, "prefill_chunk": 48}, ("block_size", "power of two", "24")),
         ({"prefill_chunk": 24}, ("prefill_chunk", "24", "block_size", "16")),
         ({"max_prefill_tokens": 64, "prefill_chunk": 128}, ("max_prefill_tokens", "64", "prefill_chunk", "128")),
@@ -55,8 +56,6 @@ def test_a_setting_that_cannot_be_is_named(changes: dict[str, object], named: tu
             ("run_ahead_tokens", "prefill_chunk", "max_prefill_tokens", "4096"),
         ),
         ({"log_mode": "barrier"}, ("log_mode barrier", "log_interval 0")),
-        ({"drafter": "ngram", "device": "cuda"}, ("drafter ngram", "device cuda")),
-        ({"drafter": "eagle", "draft_model": "folder", "device": "cuda"}, ("drafter eagle", "device cuda")),
         ({"drafter": "eagle"}, ("drafter eagle", "draft_model")),
         ({"drafter": "ngram", "draft_model": "folder"}, ("draft_model", "folder", "drafter ngram")),
         (
@@ -64,8 +63,15 @@ def test_a_setting_that_cannot_be_is_named(changes: dict[str, object], named: tu
             ("draft_model", "drafter mtp", "the model's checkpoint"),
         ),
         ({"drafter": "model"}, ("drafter model", "needs a smaller model", "draft_model")),
-        ({"drafter": "model", "draft_model": "folder", "device": "cuda"}, ("drafter model", "device cuda")),
-        ({"drafter": "mtp", "device": "cuda"}, ("drafter mtp", "device cuda")),
+        (
+            {"drafter": "model", "draft_model": "folder", "device": "cuda"},
+            (
+                "drafter model",
+                "device cuda",
+                "no service with a second model has run",
+                "drafter eagle, mtp, ngram or none",
+            ),
+        ),
         ({"draft_tokens": 3}, ("draft_tokens (3)", "drafter none")),
         ({"num_blocks": 64, "max_rows": 64}, ("max_rows", "num_blocks", "64")),
         ({"num_blocks": 65, "context_length": 1026}, ("context_length", "1026", "num_blocks", "65", "block_size")),
@@ -83,6 +89,7 @@ def test_settings_that_cannot_go_together_are_both_named(changes: dict[str, obje
         {"run_ahead_tokens": 128, "prefill_chunk": 128},
         {"run_ahead_tokens": 16},
         {"num_blocks": 2},
+        {"context_length": 2},
         {"run_ahead": 0, "run_ahead_tokens": 1},  # nothing is ever queued behind another
         {"run_ahead_tokens": 512, "prefill_chunk": 512, "max_prefill_tokens": 4096},  # chunks are queued
         {"log_mode": "barrier", "log_interval": 1},
@@ -92,9 +99,12 @@ def test_settings_that_cannot_go_together_are_both_named(changes: dict[str, obje
         {"device": "cuda"},
         {"max_rows": 1, "penalty_slots": 16},
         {"drafter": "ngram"},
+        {"drafter": "ngram", "device": "cuda"},
         {"drafter": "ngram", "draft_tokens": 7},
         {"drafter": "eagle", "draft_model": "folder"},
+        {"drafter": "eagle", "draft_model": "folder", "device": "cuda"},
         {"drafter": "mtp"},
+        {"drafter": "mtp", "device": "cuda"},
         {"drafter": "model", "draft_model": "folder"},
     ],
 )

@@ -208,7 +208,10 @@ BOTH = pytest.mark.parametrize("command", [["chat"], ["generate", "--chat", "hel
 @pytest.mark.parametrize(
     ("missing", "sentence"),
     [
-        ("chat_template", "has no chat template: it goes on with a text, which `runahead generate` has it do"),
+        (
+            "chat_template",
+            "has no chat template: it can only continue a text, with `runahead generate TEXT`; a chat needs",
+        ),
         ("has_tokenizer", "the server has no tokenizer (--tokenizer none), and a chat is text"),
     ],
 )

@@ -190,12 +190,13 @@ def test_log_probabilities_of_the_prompt_go_to_standard_error_alone(
 def test_a_refusal_names_each_field_once(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["generate", "refuse", "--url", url]) == 1
     printed = capsys.readouterr().err
-    assert printed.endswith("INVALID_ARGUMENT: sampling.top_p must be above 0\n  top_k must be 0 or more\n")
+    assert printed == "runahead generate: INVALID_ARGUMENT: sampling.top_p must be above 0\n  top_k must be 0 or more\n"
 
 
 def test_without_a_server_the_answer_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["generate", "x", "--url", "127.0.0.1:1"]) == 1
-    assert "no server answers at 127.0.0.1:1; start one with `runahead serve`" in capsys.readouterr().err
+    sentence = "runahead generate: no server answers at 127.0.0.1:1; start one with `runahead serve`\n"
+    assert capsys.readouterr().err == sentence, "and no empty line before it, where no text stands"
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,11 @@ import pytest
 from runahead.service import cli
 from runahead.service.calls.access import Access
 from runahead.service.commands import stats_command
+from runahead.service.commands.stats_text import stats_lines
 from runahead.service.credentials.callers import CallersFile
 from runahead.service.servers.security import Security
 from runahead.service.settings.settings import FrontEndSettings
-from runahead.v1 import GenerateRequest, StatsRequest
+from runahead.v1 import GenerateRequest, StatsRequest, stats_pb2
 from tests.service.fake_engine import STATS, TIMEOUT_S, FakeEngine
 from tests.service.running_service import Service
 
@@ -66,6 +67,15 @@ def test_figures_are_printed_once(service: Service, capsys: pytest.CaptureFixtur
     assert "snapshots 1 of 4 free, 1 owned, 0 fenced, 2 cached; 5 kept, 3 begun with, 7 skipped" in lines
     assert "drafts    16 of 35 were right; by their place in a run: 12 of 20, 4 of 15" in lines
     assert not [line for line in lines if line.startswith("pace")], "there is nothing to compare with"
+
+
+def test_places_of_drafts_that_no_launch_has_looked_at_are_not_shown() -> None:
+    idle = stats_pb2.TokenStats(drafted={1: 0, 2: 0}, accepted={1: 0, 2: 0})
+    busy = stats_pb2.TokenStats(drafted={1: 3, 2: 0}, accepted={1: 2, 2: 0})
+    assert "drafts    none" in stats_lines(stats_pb2.ServerStats(tokens=idle))
+    assert "drafts    2 of 3 were right; by their place in a run: 2 of 3" in stats_lines(
+        stats_pb2.ServerStats(tokens=busy)
+    )
 
 
 def test_json_has_every_field_by_the_contract_s_name(service: Service, capsys: pytest.CaptureFixture[str]) -> None:

@@ -172,7 +172,8 @@ def test_a_port_in_use_exits_2_before_anything_is_loaded(tmp_path: Path) -> None
         port = taken.getsockname()[1]
         done = serve(tmp_path, port)
     assert done.returncode == EXIT_CANNOT_START
-    assert done.stderr == f"runahead serve: 127.0.0.1 port {port} can't be listened on: Address already in use\n"
+    said = f"runahead serve: 127.0.0.1 port {port} can't be listened on: Address already in use; "
+    assert done.stderr == f"{said}port takes another number, or 0 for any free port\n"
 
 
 def test_a_host_that_is_no_name_exits_2_with_a_sentence(tmp_path: Path) -> None:

@@ -54,10 +54,10 @@ def until_logged(service: LocalService, name: str) -> dict[str, Any]:
     return found[0]
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[LocalService]:
-    with started_service(FLAGS) as running:
-        yield running
+def until_ready(service: LocalService, health: grpc.Channel) -> None:
+    """The side server looks for who serves several times a second, and so knows of it a little later."""
+    while status(health, GENERATION) != SERVING:
+        assert service.process.poll() is None
 
 
 def is_stopped(process: int) -> bool:
@@ -70,6 +70,14 @@ def beside(service: LocalService, name: str) -> Iterator[grpc.Channel]:
     port = until_logged(service, "serving")[f"{name}_port"]
     with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
         yield channel
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[LocalService]:
+    with started_service(FLAGS) as running:
+        with beside(running, "health") as health:
+            until_ready(running, health)
+        yield running
 
 
 def test_health_and_control_answer_when_the_service_s_port_takes_no_more_connections(service: LocalService) -> None:
@@ -146,8 +154,7 @@ def test_a_side_server_that_is_killed_comes_back_on_its_ports_and_harms_no_strea
         os.kill(process, signal.SIGKILL)
         until_logged(service, "side_server_started_again")
         assert running(service, SIDE_MODULE) != [process]
-        while status(health, GENERATION) != SERVING:
-            assert service.process.poll() is None
+        until_ready(service, health)
         assert next(stream).HasField("delta")
         stream.cancel()
 
@@ -171,6 +178,7 @@ def test_probes_are_answered_until_the_last_stream_has_ended_and_nothing_is_left
             endless = GenerateRequest(text="def f():\n", stopping=StoppingOptions(max_tokens=2000, ignore_eos=True))
             stream = stub.Generate(endless, timeout=60)
             assert next(stream).HasField("accepted")
+            until_ready(service, health)
             watch = HealthStub(health).Watch(HealthCheckRequest(service=GENERATION), timeout=60)
             assert next(watch).status == SERVING
             service.process.send_signal(signal.SIGTERM)

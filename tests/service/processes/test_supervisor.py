@@ -266,7 +266,8 @@ def test_a_second_service_on_the_port_is_refused_though_the_port_is_shared(servi
         command = [sys.executable, "-m", "runahead", "serve", "--port", port, *BESIDE, *flags]
         done = subprocess.run(command, capture_output=True, text=True, timeout=END_S, check=False)
         assert done.returncode == 2
-        assert done.stderr == f"runahead serve: 127.0.0.1 port {port} can't be listened on: Address already in use\n"
+        taken = f"runahead serve: 127.0.0.1 port {port} can't be listened on: Address already in use; "
+        assert done.stderr == f"{taken}--port takes another number, or 0 for any free port\n"
 
 
 def test_sigterm_drains_every_front_end_and_a_second_one_ends_the_grace(places: Path) -> None:

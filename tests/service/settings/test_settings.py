@@ -210,8 +210,17 @@ def test_no_setting_takes_all_that_is_no_value() -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"absent\.toml can't be read"):
+    with pytest.raises(SettingsError, match=r"absent\.toml can't be read: No such file or directory$"):
         load_settings({}, {}, str(tmp_path / "absent.toml"))
+
+
+@pytest.mark.parametrize(
+    "text", [b"port = [", b"model = \xff", b"a = " + b"[" * 5000], ids=["cut_off", "bytes", "deep"]
+)
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "wrong.toml").write_bytes(text)
+    with pytest.raises(SettingsError, match=r"wrong\.toml can't be read as TOML: "):
+        load_settings({}, {}, str(tmp_path / "wrong.toml"))
 
 
 def test_variables_of_other_programs_are_nobodys_business() -> None:
@@ -334,6 +343,16 @@ def test_a_file_is_served_under_its_own_name_without_its_end_and_a_link_under_th
 def test_a_file_that_is_not_there_is_no_hub_id() -> None:
     with pytest.raises(SettingsError, match=r"'models/tiny\.gguf' is no folder and no file; give .* or a GGUF file"):
         engine_config(Settings(FrontEndSettings(model="models/tiny.gguf")))
+
+
+def test_an_empty_model_is_not_the_folder_that_the_service_is_started_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert engine_config(Settings(FrontEndSettings(model="."))).model == str(tmp_path)
+    with pytest.raises(SettingsError, match="model is empty, which is no folder and no file"):
+        engine_config(Settings(FrontEndSettings(model="")))
 
 
 def test_the_engine_is_told_what_its_refusals_call_each_setting(tmp_path: Path) -> None:

@@ -196,6 +196,14 @@ def test_an_interval_out_of_bounds_is_refused_by_name(service: Service, interval
     assert fields(error) == ["interval"]
 
 
+@pytest.mark.parametrize("interval", [Duration(nanos=2 * 10**9), Duration(seconds=2, nanos=-1)])
+def test_an_interval_that_is_no_duration_is_refused_and_not_added_up(service: Service, interval: Duration) -> None:
+    error = failure(lambda: list(watch(service, WatchStatsRequest(interval=interval))))
+    assert code(error) == grpc.StatusCode.INVALID_ARGUMENT
+    assert f"{interval.nanos} nanos beside {interval.seconds} seconds" in (error.details() or "")
+    assert fields(error) == ["interval"]
+
+
 # ---------------------------------------------------------------- how it ends
 
 

@@ -1,0 +1,74 @@
+"""Small random hybrids in a folder, of sizes that the exact kernels take, with the bundled model's tokenizer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from benchmarks.bundled_model.hybrid_network import ATTENTION, MAMBA, HybridNetwork, HybridShape
+from runahead.runtime import models
+
+_BUNDLED: Final = Path(models.__path__[0]) / "bundled"
+_SHAPE: Final = HybridShape(
+    hidden=128, kinds=(MAMBA, ATTENTION, MAMBA), heads=2, kv_heads=1, mamba_heads=4, state=32, experts=5, chosen=2,
+    expert_size=64, shared_size=64,
+)  # fmt: skip
+# Gated delta nets, gated attention, experts beside one that every token gets by a share. It has no tensors: they are
+# drawn at random where it is loaded.
+_QWEN3_NEXT: Final[dict[str, Any]] = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "vocab_size": 4096,
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 6,
+    "linear_conv_kernel_dim": 4,
+    "num_experts": 11,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    "norm_topk_prob": True,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.25,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 0,
+}
+
+
+def save_granite_hybrid(folder: Path) -> Path:
+    """Mamba-2, attention and experts. Its weights are so far apart that logits mean something."""
+    torch.manual_seed(0)
+    network = HybridNetwork(_SHAPE, 0.0)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(std=0.2)
+    network.save(folder, 0)
+    return _with_tokenizer(folder)
+
+
+def save_qwen3_next(folder: Path) -> Path:
+    """To be loaded with random weights (`load_format`)."""
+    (folder / "config.json").write_text(json.dumps(_QWEN3_NEXT), encoding="utf-8")
+    return _with_tokenizer(folder)
+
+
+def _with_tokenizer(folder: Path) -> Path:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(_BUNDLED / name, folder / name)
+    return folder

@@ -1,0 +1,37 @@
+"""A draft head through the service on a GPU: by the exact kernels it changes no bit, at any depth."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.gpu.test_drafts_and_structures_served import FLAGS, TOGETHER, compare_all, grown, plain_requests
+from tests.parity.figures import check_at_rest, check_depth
+from tests.parity.services import DEPTHS, figures_everywhere, run_everywhere, services_at_every_depth
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+REQUESTS = 32
+
+
+def test_a_head_changes_no_bit_of_what_a_service_says_at_any_depth() -> None:
+    """The bundled model's own."""
+    drafting_flags = (*FLAGS, "--drafter", "eagle", "--draft-tokens", "3")
+    with (
+        services_at_every_depth(lambda i: FLAGS, ("serial",)) as without,
+        services_at_every_depth(lambda i: drafting_flags) as drafting,
+    ):
+        asked = plain_requests()[:REQUESTS]
+        before = asyncio.run(figures_everywhere(drafting))
+        for first in range(0, REQUESTS, TOGETHER):
+            some = asked[first : first + TOGETHER]
+            answers = asyncio.run(run_everywhere({"without": without["serial"], **drafting}, some))
+            for depth in DEPTHS:
+                compare_all(some, answers["without"], answers[depth], f"depth {depth}")
+        for depth, stats in asyncio.run(figures_everywhere(drafting)).items():
+            since = grown(before[depth], stats)
+            print(f"depth {depth}: {since}, {dict(stats.graphs.fallbacks)}, overlap {stats.chain.overlap_ratio:.3f}")
+            check_depth(stats, depth)
+            check_at_rest(stats, 0)
+            assert 0 < since["right"] < since["drafted"], "drafts were looked at, and not all were right"
