@@ -51,12 +51,13 @@ _WARPS_OF_SEVERAL: Final = 4  # of a program where rows may have several query t
 def _item(item, items, all_items, num_rows, HEADS: tl.constexpr):
     """What an item is, as `decode_work` has cut it: its row, the row's length, its first token and the one after its
     last, the row's first item, its items and the tiles of a part. Of no item, where there is none any more: no
-    tokens."""
+    tokens, from 0 on, whatever memory holds there: added to that, a tile's tokens could leave int32 and seem to come
+    before the end."""
     there = item < all_items
     at = items + tl.minimum(item // HEADS, num_rows * _MAX_PARTS - 1) * _RECORD
     row = tl.where(there, tl.load(at), 0)
-    first = tl.load(at + 1)
-    end = tl.where(there, tl.load(at + 2), first)
+    first = tl.where(there, tl.load(at + 1), 0)
+    end = tl.where(there, tl.load(at + 2), 0)
     return row, tl.load(at + 6), first, end, tl.load(at + 3), tl.load(at + 4), tl.load(at + 5)
 
 

@@ -1,6 +1,7 @@
 """The attention kernel of decode launches against a loop over rows in float64.
 
-Free blocks, tails, what earlier launches have left in the buffers, and the result before the kernel runs are NaN.
+Free blocks, tails, what earlier launches have left in the buffers, and the result before the kernel runs are NaN; what
+memory holds where there is no item is the largest number.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tests.runtime.kernels.test_triton_attention import bounded  # noqa: E402
 
 EPS = 1e-5
 CONTEXT = 640
+NOTHING = torch.iinfo(torch.int32).max
 DTYPES = (torch.float32, torch.bfloat16)
 # The interpreter cuts bits off where a GPU rounds to bfloat16.
 ERROR = TOLERANCE if DEVICE.type == "cuda" else {**TOLERANCE, torch.bfloat16: 1.6e-2}
@@ -94,6 +96,7 @@ def attend(rows: Rows, plan: AttentionPlan, *, dependent: bool = False) -> torch
     windows = torch.tensor([7, rows.weights.window], dtype=torch.int32, device=DEVICE)
     work = begin_decode(token_ids, table, residual, rows.seq_lens, windows, plan)
     assert torch.equal(residual, table[token_ids])
+    work.items[1, int(work.total[1, 0]) :] = NOTHING
     buffers = make_part_buffers(count, shape, plan, CONTEXT, DEVICE)
     buffers.partial.fill_(float("nan"))
     out = torch.full((count, shape.q_size), float("nan"), dtype=rows.qkv.dtype, device=DEVICE)

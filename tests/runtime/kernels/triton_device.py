@@ -25,9 +25,11 @@ def triton_device() -> torch.device:
     except ImportError as error:
         pytest.fail(f"the tests of the kernels need triton, which `make setup` installs: {error}", pytrace=False)
     if os.environ.get("TRITON_INTERPRET") == "1":
+        from tests.runtime.kernels.checked_addresses import check_addresses
         from tests.runtime.kernels.quick_interpreter import make_interpreter_quick
 
         make_interpreter_quick()
+        check_addresses()
         _multiply_bfloat16()
         _round_once()
         return torch.device("cpu")
