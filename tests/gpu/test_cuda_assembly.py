@@ -102,12 +102,13 @@ def test_what_the_chain_runs_with_names_the_device_and_the_buckets_that_were_cap
 
 @pytest.fixture
 def own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is free hangs on this process alone: tests beside it take memory of the GPU and give it back, and a start
-    reckons by the difference between two looks at what is free."""
+    """What is free hangs on this process's tensors alone. A start reckons by the difference between two looks at what
+    is free: tests beside it take memory of the GPU meanwhile and give it back, and the allocator takes 20 MB at a time,
+    in which a small model's weights leave room for most of its buffers."""
     of_gpu = torch.cuda.mem_get_info()[1]
 
     def free_and_all(device: object = None) -> tuple[int, int]:
-        return of_gpu - torch.cuda.memory_reserved(), of_gpu
+        return of_gpu - torch.cuda.memory_allocated(), of_gpu
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", free_and_all)
 
