@@ -1,12 +1,15 @@
-"""A draft head through the service on a GPU: by the exact kernels it changes no bit, at any depth."""
+"""What has layers and drafts, through the service on a GPU: by the exact kernels it changes no bit, at any depth."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
+from runahead.runtime.checkpoint import BUNDLED_FOLDER
 from tests.gpu.test_drafts_and_structures_served import FLAGS, TOGETHER, compare_all, grown, plain_requests
+from tests.parity.drafters import flags_of
 from tests.parity.figures import check_at_rest, check_depth
 from tests.parity.services import DEPTHS, figures_everywhere, run_everywhere, services_at_every_depth
 
@@ -15,11 +18,19 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 REQUESTS = 32
 
 
-def test_a_head_changes_no_bit_of_what_a_service_says_at_any_depth() -> None:
-    """The bundled model's own."""
-    drafting_flags = (*FLAGS, "--drafter", "eagle", "--draft-tokens", "3")
+def of_the_model(flags: list[str]) -> list[str]:
+    """Those that name the model that is served, which is the bundled one where none do."""
+    model = flags[flags.index("--model") + 1] if "--model" in flags else str(BUNDLED_FOLDER)
+    return ["--model", model]
+
+
+@pytest.mark.parametrize("kind", ["eagle-1", "mtp"])
+def test_what_drafts_changes_no_bit_of_what_a_service_says_at_any_depth(kind: str, tmp_path: Path) -> None:
+    """The bundled model's own head, and one that comes with a checkpoint."""
+    flags = flags_of(kind, tmp_path)
+    plain_flags, drafting_flags = (*FLAGS, *of_the_model(flags)), (*FLAGS, *flags, "--draft-tokens", "3")
     with (
-        services_at_every_depth(lambda i: FLAGS, ("serial",)) as without,
+        services_at_every_depth(lambda i: plain_flags, ("serial",)) as without,
         services_at_every_depth(lambda i: drafting_flags) as drafting,
     ):
         asked = plain_requests()[:REQUESTS]
@@ -31,7 +42,8 @@ def test_a_head_changes_no_bit_of_what_a_service_says_at_any_depth() -> None:
                 compare_all(some, answers["without"], answers[depth], f"depth {depth}")
         for depth, stats in asyncio.run(figures_everywhere(drafting)).items():
             since = grown(before[depth], stats)
-            print(f"depth {depth}: {since}, {dict(stats.graphs.fallbacks)}, overlap {stats.chain.overlap_ratio:.3f}")
+            overlap = stats.chain.overlap_ratio
+            print(f"{kind}, depth {depth}: {since}, {dict(stats.graphs.fallbacks)}, overlap {overlap:.3f}")
             check_depth(stats, depth)
             check_at_rest(stats, 0)
             assert 0 < since["right"] < since["drafted"], "drafts were looked at, and not all were right"
