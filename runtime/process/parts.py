@@ -374,10 +374,9 @@ def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> Eng
 
 def drafters_of(config: EngineConfig, model: ModelConfig, checkpoint: Checkpoint) -> tuple[str, ...]:
     """Drafters that a start on this device could ask for with this model, some with a head that was made for it. On a
-    GPU no other model drafts, and no head over recurrent states."""
+    GPU no head over recurrent states drafts."""
     comes = comes_with_head(checkpoint, model, has_weights=config.load_format != "dummy")
     mtp = ("mtp",) if comes else ()
     if state_bytes(model):
         return ("ngram", *(mtp if config.device == "cpu" else ()))
-    models = ("model",) if config.device == "cpu" else ()
-    return ("ngram", *(("eagle",) if may_have_head(model) else ()), *mtp, *models)
+    return ("ngram", *(("eagle",) if may_have_head(model) else ()), *mtp, "model")

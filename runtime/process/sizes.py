@@ -90,7 +90,8 @@ def with_sizes(config: EngineConfig, machine: Gpu | Cpu, model: ModelSize) -> tu
     Settings that `check_config` lets through contradict nothing afterwards either.
     """
     asked = {name: getattr(config, name) for name in NAMES if getattr(config, name) != FOUND_OUT}
-    best = _on_a_cpu(machine, model) if isinstance(machine, Cpu) else _on_a_gpu(machine, model)
+    by_prompts = model.all_weight_bytes if config.drafter == "model" else model.weight_bytes
+    best = _on_a_cpu(machine, model) if isinstance(machine, Cpu) else _on_a_gpu(machine, model, by_prompts)
     sizes = _fitting(config, best | asked, asked)
     found = [name for name in NAMES if name not in asked]
     why = _why(machine, model, sizes, asked) if found else "all of them were set"
@@ -106,9 +107,10 @@ def _on_a_cpu(cpu: Cpu, model: ModelSize) -> dict[str, int]:
     return _CPU | {"max_rows": min(_CPU["max_rows"], max(1, rows))}
 
 
-def _on_a_gpu(gpu: Gpu, model: ModelSize) -> dict[str, int]:
-    # Without the weights of a head, of which a prompt's token meets one or two matrices.
-    speed = min(1.0, gpu.memory / _FULL_MEMORY) * min(1.0, _FULL_WEIGHTS / max(1, model.weight_bytes))
+def _on_a_gpu(gpu: Gpu, model: ModelSize, by_prompts: int) -> dict[str, int]:
+    """by_prompts: bytes of the weights that a prompt's token meets: those of a model that drafts, too, and not those of
+    a head, of which it meets one or two matrices."""
+    speed = min(1.0, gpu.memory / _FULL_MEMORY) * min(1.0, _FULL_WEIGHTS / max(1, by_prompts))
     tokens = max(_LEAST_TOKENS, _power_of_two(_MOST_TOKENS * speed))
     room = max(0, gpu.memory - model.all_weight_bytes) * _POOL_SHARE
     row_bytes = min(model.context, _ROW_TOKENS) * model.token_bytes + model.row_bytes

@@ -197,9 +197,6 @@ class EngineConfig(EngineSettings, frozen=True, kw_only=True):
 
 
 _SETTINGS: Final = settings_of(EngineSettings)
-_ON_A_CPU_ALONE: Final = {
-    "model": "no service with a second model has run on a GPU yet"
-}  # drafters, and why no GPU has them
 Spelling = Callable[[str], str]  # what somebody called a setting: a flag, a variable, or its name
 
 
@@ -290,11 +287,6 @@ def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) ->
         raise ConfigError(
             f"{given('run_ahead_tokens')} must be at least {given('prefill_chunk')}, or a launch with a whole chunk of "
             f"a prompt could never be queued behind another{though if asked else ''}"
-        )
-    if config.drafter in _ON_A_CPU_ALONE and config.device != "cpu":
-        raise ConfigError(
-            f"{spelling('drafter')} {config.drafter} works on the CPU device only so far, not with {cuda}: "
-            f"{_ON_A_CPU_ALONE[config.drafter]}; set {spelling('drafter')} eagle, mtp, ngram or none"
         )
     if config.drafter == "eagle" and not config.draft_model:
         raise ConfigError(

@@ -121,7 +121,11 @@ def test_a_start_with_drafts_and_structures_says_what_they_take() -> None:
         parts = assemble(config, lambda done, total: None)
     parts.device.close()
     parts.masks.stop()
-    assert (parts.info.structures, parts.info.drafter, parts.info.drafters) == (True, "ngram", ("ngram", "eagle"))
+    assert (parts.info.structures, parts.info.drafter, parts.info.drafters) == (
+        True,
+        "ngram",
+        ("ngram", "eagle", "model"),
+    )
     said = [dict(event) for event in events if event["event"] in ("memory", "memory_taken")]
     print(*said, sep="\n")
     memory = said[0]

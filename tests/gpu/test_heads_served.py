@@ -24,9 +24,9 @@ def of_the_model(flags: list[str]) -> list[str]:
     return ["--model", model]
 
 
-@pytest.mark.parametrize("kind", ["eagle-1", "mtp"])
+@pytest.mark.parametrize("kind", ["eagle-1", "mtp", "model"])
 def test_what_drafts_changes_no_bit_of_what_a_service_says_at_any_depth(kind: str, tmp_path: Path) -> None:
-    """The bundled model's own head, and one that comes with a checkpoint."""
+    """The bundled model's own head, one that comes with a checkpoint, and a whole model."""
     flags = flags_of(kind, tmp_path)
     plain_flags, drafting_flags = (*FLAGS, *of_the_model(flags)), (*FLAGS, *flags, "--draft-tokens", "3")
     with (

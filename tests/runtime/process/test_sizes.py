@@ -75,6 +75,13 @@ def test_what_drafts_takes_room_from_rows_and_leaves_the_launches_as_they_are() 
     )
 
 
+def test_a_model_that_drafts_makes_launches_smaller_through_which_a_prompt_goes_whole() -> None:
+    heavier = replace(QWEN_0_6B, draft_weight_bytes=31 * GIB)
+    assert sizes(with_sizes(ON_CUDA, H200, heavier)[0]) == (256, 2048, 8192, 24_576)
+    by_model = msgspec.structs.replace(ON_CUDA, drafter="model")
+    assert sizes(with_sizes(by_model, H200, heavier)[0]) == (256, 2048, 2048, 6144)
+
+
 def test_a_cpu_gets_small_launches_whatever_the_model() -> None:
     for model in (LLAMA_8B, QWEN_0_6B):
         assert sizes(with_sizes(ON_CPU, CPU, model)[0]) == (64, 128, 256, 512)

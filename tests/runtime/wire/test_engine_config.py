@@ -63,15 +63,6 @@ def test_a_setting_that_cannot_be_is_named(changes: dict[str, object], named: tu
             ("draft_model", "drafter mtp", "the model's checkpoint"),
         ),
         ({"drafter": "model"}, ("drafter model", "needs a smaller model", "draft_model")),
-        (
-            {"drafter": "model", "draft_model": "folder", "device": "cuda"},
-            (
-                "drafter model",
-                "device cuda",
-                "no service with a second model has run",
-                "drafter eagle, mtp, ngram or none",
-            ),
-        ),
         ({"draft_tokens": 3}, ("draft_tokens (3)", "drafter none")),
         ({"num_blocks": 64, "max_rows": 64}, ("max_rows", "num_blocks", "64")),
         ({"num_blocks": 65, "context_length": 1026}, ("context_length", "1026", "num_blocks", "65", "block_size")),
