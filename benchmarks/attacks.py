@@ -24,7 +24,7 @@ from typing import Final
 
 import grpc
 
-from benchmarks.local_service import LocalService, local_service
+from benchmarks.local_service import local_service
 from tests.service.hostile.attacked import FLAGS, FLAGS_BEHIND_A_PROXY
 from tests.service.hostile.attacks import ATTACKS
 from tests.service.hostile.bystander import Bystander
@@ -62,14 +62,14 @@ def main(model: Path, chosen: Sequence[str] = (), flags: Sequence[str] = ()) -> 
     commands = {name: command for name, command in _commands().items() if name.split(" ")[0] in (chosen or _names())}
     print(f"up to {CALLS} calls of the bystander, for {PLACE_S:.0f} s; first token, ms; load average {_load()}")
     with local_service(["--model", str(model), *FLAGS, *flags]) as service:
-        _table("the service itself", _port(service), commands)
+        _table("the service itself", service.ports["service"], commands)
     if HAPROXY is None:
         print("no HAProxy is installed: `make proxy` does it")
         return
     # Without the limits of a caller: behind a proxy all callers without names are one.
     with (
         local_service(["--model", str(model), *FLAGS_BEHIND_A_PROXY, *flags]) as service,
-        proxied(_port(service)) as port,
+        proxied(service.ports["service"]) as port,
     ):
         _table("behind deploy/haproxy", port, commands)
     print(f"load average {_load()}")
@@ -152,10 +152,6 @@ def _wait_for_peace(bystander: Bystander, slowest_ms: float) -> float:
 
 def _load() -> str:
     return ", ".join(f"{load:.2f}" for load in os.getloadavg())
-
-
-def _port(service: LocalService) -> int:
-    return int(service.url.rpartition(":")[2])
 
 
 if __name__ == "__main__":

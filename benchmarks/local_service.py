@@ -1,28 +1,26 @@
-"""A service of its own for a demo or a benchmark: started as a subprocess, awaited through health, stopped for good."""
+"""A service of its own for a demo or a benchmark: started as a subprocess, awaited by its log, stopped for good."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
-
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from typing import Any, Final
 
 START_S: Final = 300.0  # on a GPU kernels may have to be compiled first, beside others that do
 STOP_S: Final = 30.0
 LOG_LINES: Final = 30
-# Any that are free: several services may run here.
+# Any that are free: several services may run here. The log says which they are, so that it is never silent about it.
 BESIDE: Final = ("--health-port", "0", "--control-port", "0", "--metrics-port", "0")
+LOGS: Final = ("--log-format", "json", "--log-level", "info")
 
 
 class ServiceFailed(RuntimeError):
@@ -31,9 +29,14 @@ class ServiceFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class LocalService:
-    """Where it listens, its process, and the file that its output goes to."""
+    """Where it listens, its process, and the file that its output goes to.
+
+    url: of the service itself, HOST:PORT. ports: of loopback, by what they are for: `service`, `health`, `control` and
+    `metrics`.
+    """
 
     url: str
+    ports: Mapping[str, int]
     process: subprocess.Popen[bytes]
     log: Path
 
@@ -53,32 +56,24 @@ def local_service(flags: Sequence[str] = (), start_s: float = START_S) -> Iterat
 def started_service(flags: Sequence[str] = (), start_s: float = START_S, port: int = 0) -> Iterator[LocalService]:
     """The same for a body that ends the service itself: whatever is left is ended by force, and nothing is said of it.
 
-    port: 0: a free one. Raises ServiceFailed if it does not start.
+    port: 0: any that is free, chosen by the service, so that nobody else can have got it meanwhile. Raises
+    ServiceFailed if it does not start.
     """
     with tempfile.TemporaryDirectory(prefix="runahead-") as folder:
         log = Path(folder) / "service.log"
-        url = f"127.0.0.1:{port or free_port()}"
-        command = [
-            sys.executable,
-            "-m",
-            "runahead",
-            "serve",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            url.split(":")[1],
-            *BESIDE,
-            *flags,
-        ]
+        command = [sys.executable, "-m", "runahead", "serve", "--host", "127.0.0.1", "--port", str(port)]
         with log.open("wb") as output:
             # A session of its own: the service and whatever it starts can be looked for, and ended, by their group.
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                [*command, *BESIDE, *LOGS, *flags],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
-        service = LocalService(url, process, log)
         try:
-            _wait_until_serving(service, start_s)
-            yield service
+            ports = _until_serving(process, log, start_s)
+            yield LocalService(f"127.0.0.1:{ports['service']}", ports, process, log)
         finally:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -88,19 +83,25 @@ def started_service(flags: Sequence[str] = (), start_s: float = START_S, port: i
             process.wait()
 
 
-def _wait_until_serving(service: LocalService, start_s: float) -> None:
+def logged(log: Path, event: str) -> list[dict[str, Any]]:
+    """The lines of a service's log that tell of such an event, as they were written."""
+    # A line that is not whole yet is left for the next look.
+    whole = log.read_text(encoding="utf-8", errors="replace").rpartition("\n")[0].splitlines()
+    found = [json.loads(line) for line in whole if line.startswith("{")]
+    return [line for line in found if line.get("event") == event]
+
+
+def _until_serving(process: subprocess.Popen[bytes], log: Path, start_s: float) -> dict[str, int]:
+    """The ports of which the log says that they serve."""
     deadline = time.monotonic() + start_s
-    with grpc.insecure_channel(service.url) as channel:
-        health = health_pb2_grpc.HealthStub(channel)
-        while time.monotonic() < deadline:
-            if (code := service.process.poll()) is not None:
-                raise _failed(service, f"the service exited with status {code} before it was ready")
-            with contextlib.suppress(grpc.RpcError):
-                answer = health.Check(health_pb2.HealthCheckRequest(), timeout=1.0, wait_for_ready=True)
-                if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                    return
-            time.sleep(0.05)
-    raise _failed(service, f"the service was not ready within {start_s:.0f} s")
+    while time.monotonic() < deadline:
+        if found := logged(log, "serving"):
+            names = {"port": "service", "health_port": "health", "control_port": "control", "metrics_port": "metrics"}
+            return {name: int(found[0][key]) for key, name in names.items()}
+        if (code := process.poll()) is not None:
+            raise _failed(log, f"the service exited with status {code} before it was ready")
+        time.sleep(0.05)
+    raise _failed(log, f"the service was not ready within {start_s:.0f} s")
 
 
 def _stop(service: LocalService) -> None:
@@ -108,9 +109,9 @@ def _stop(service: LocalService) -> None:
     try:
         code = service.process.wait(STOP_S)
     except subprocess.TimeoutExpired:
-        raise _failed(service, f"the service ran on for {STOP_S:.0f} s after SIGTERM") from None
+        raise _failed(service.log, f"the service ran on for {STOP_S:.0f} s after SIGTERM") from None
     if code != 0:
-        raise _failed(service, f"the service exited with status {code} after SIGTERM")
+        raise _failed(service.log, f"the service exited with status {code} after SIGTERM")
     deadline = time.monotonic() + STOP_S
     while time.monotonic() < deadline:
         try:
@@ -118,16 +119,9 @@ def _stop(service: LocalService) -> None:
         except ProcessLookupError:
             return
         time.sleep(0.05)
-    raise _failed(service, "the service left a process running")
+    raise _failed(service.log, "the service left a process running")
 
 
-def _failed(service: LocalService, reason: str) -> ServiceFailed:
-    lines = service.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
+def _failed(log: Path, reason: str) -> ServiceFailed:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
     return ServiceFailed("\n".join([reason + (", and its log ends:" if lines else ", and logged nothing"), *lines]))
-
-
-def free_port() -> int:
-    """A loopback port that nobody has at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

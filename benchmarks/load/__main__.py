@@ -28,7 +28,7 @@ from benchmarks.load.cases import COUNT, calm_answers, cases
 from benchmarks.load.phases import Client, Phase
 from benchmarks.load.probes import Answers, probed
 from benchmarks.load.table import Table, load_average, machine
-from benchmarks.local_service import free_port, local_service
+from benchmarks.local_service import LocalService, local_service
 from runahead.v1 import GenerationServiceStub, StatsRequest
 
 CHANNELS = 8
@@ -39,8 +39,9 @@ ADMISSION_MS, REFUSAL_MS, ANSWER_MS, GOODPUT = 50.0, 20.0, 50.0, 0.9
 QUIET_S = 30.0
 
 
-async def measure(url: str, ports: tuple[int, int], chosen: argparse.Namespace) -> Table:
-    """All phases, against a running service. ports: for health, and for control."""
+async def measure(service: LocalService, chosen: argparse.Namespace) -> Table:
+    """All phases, against a running service."""
+    url = service.url
     table = Table()
     async with AsyncExitStack() as stack:
         channels = [grpc.aio.insecure_channel(url, [("runahead.channel", number)]) for number in range(CHANNELS)]
@@ -59,7 +60,7 @@ async def measure(url: str, ports: tuple[int, int], chosen: argparse.Namespace) 
         )
         at_70 = await client.open_loop(usual, chosen.seconds)
         _describe(table, f"{USUAL:.0%}", at_70)
-        async with probed(url, *ports) as answers:
+        async with probed(url, service.ports["health"], service.ports["control"]) as answers:
             at_200 = await client.open_loop(overload, chosen.seconds)
         _describe(table, f"{OVERLOAD:.0%}", at_200)
         _compare(table, circle, at_70, at_200)
@@ -135,10 +136,8 @@ def main() -> int:
     gc.collect()
     gc.freeze()  # as front ends do: the client waits for no collection of what it has loaded
     flags = ["--max-streams", str(OPEN_STREAMS), "--frontends", str(chosen.frontends), "--no-request-log"]
-    ports = free_port(), free_port()
-    flags += ["--health-port", str(ports[0]), "--control-port", str(ports[1])]
     with local_service(flags) as service:
-        table = asyncio.run(measure(service.url, ports, chosen))
+        table = asyncio.run(measure(service, chosen))
     print(f"{chosen.streams} sources, {chosen.seconds:g} s of each rate, {CHANNELS} connections, seed {chosen.seed}")
     print(f"{table.text()}\nat the end {load_average()}", flush=True)
     if chosen.null_engine:

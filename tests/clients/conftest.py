@@ -10,9 +10,9 @@ from typing import Final
 import grpc
 import pytest
 
+from benchmarks.local_service import local_service
 from runahead.v1 import GenerationServiceStub
 from tests.clients.languages import Languages
-from tests.clients.served import served
 from tests.clients.toolchains import EXAMPLES, MissingToolchainError, Program
 from tests.service.certificates import Authority
 
@@ -55,10 +55,10 @@ def example(request: pytest.FixtureRequest, scratch: Path) -> Program:
 
 
 @pytest.fixture(scope="session")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def address() -> Iterator[str]:
     """Of a service for everybody on this machine."""
-    with served(tmp_path_factory.mktemp("service")) as running:
-        yield running
+    with local_service() as running:
+        yield running.url
 
 
 @pytest.fixture(scope="session")
@@ -70,8 +70,8 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pat
     (ca := folder / "authority.crt").write_bytes(authority.pem)
     (token := folder / "token").write_text(f"{TOKEN}\n")
     (callers := folder / "callers").write_text(f"alice generate,control token {TOKEN}\n")
-    with served(folder, ["--tls-cert", certificate, "--tls-key", key, "--callers", callers]) as running:
-        yield running, ca, token
+    with local_service(["--tls-cert", str(certificate), "--tls-key", str(key), "--callers", str(callers)]) as running:
+        yield running.url, ca, token
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from runahead.v1 import GenerateOnceRequest, GenerateRequest, GenerationServiceStub, SamplingOptions, StoppingOptions
-from tests.clients.served import RefusingServer
+from tests.clients.refusing_server import RefusingServer
 from tests.clients.toolchains import CLIENTS, Program
 from tests.project.repository import ROOT
 from tests.service.fake_engine import FakeEngine

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -12,7 +10,7 @@ import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.local_service import LocalService, local_service
+from benchmarks.local_service import local_service
 from runahead.service.shared_memory.call_table import CODES
 from runahead.v1 import GenerateRequest, GenerationServiceStub, StoppingOptions
 from tests.deploy.queries import (
@@ -37,25 +35,14 @@ SUFFIXES: Final = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_co
 WITH_QUERIES: Final = ("monitoring", "hpa", "keda", "gpu-with-all", "tls-elsewhere")
 
 
-def port_of_metrics(service: LocalService) -> int:
-    """As the log says it, a moment after health does."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        for line in service.log.read_text(encoding="utf-8").splitlines():
-            if line.startswith("{") and json.loads(line).get("event") == "serving":
-                return int(json.loads(line)["metrics_port"])
-        time.sleep(0.05)
-    raise AssertionError("the service does not say that it serves")
-
-
 @pytest.fixture(scope="module")
 def served() -> Iterator[Mapping[str, set[str]]]:
     """Metrics of a real service that has completed something: the labels of each by its name."""
-    with local_service(["--log-format", "json"]) as service:
+    with local_service() as service:
         with grpc.insecure_channel(service.url) as channel:
             request = GenerateRequest(text="def f():\n", stopping=StoppingOptions(max_tokens=8))
             assert list(GenerationServiceStub(channel).Generate(request, timeout=60))
-        with urllib.request.urlopen(f"http://127.0.0.1:{port_of_metrics(service)}/metrics", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{service.ports['metrics']}/metrics", timeout=60) as answer:
             text = answer.read().decode()
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):

@@ -27,7 +27,7 @@ def services_at_every_depth(
 ) -> Iterator[dict[str, str]]:
     """URLs by depth, gone when the body has ended. more_flags: of the i-th service."""
     flags = ["--context-length", str(CONTEXT), "--block-size", str(BLOCK), "--prefill-chunk", str(CHUNK)]
-    flags += ["--max-prefill-tokens", str(2 * CHUNK), "--max-rows", str(ROWS), "--log-level", "warning"]
+    flags += ["--max-prefill-tokens", str(2 * CHUNK), "--max-rows", str(ROWS), "--no-request-log"]
     with contextlib.ExitStack() as stack:
         with ThreadPoolExecutor(_STARTING) as starting:
             started = {

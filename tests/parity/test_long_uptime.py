@@ -18,7 +18,7 @@ STARTS = (0, (1 << 31) - BEFORE, (1 << 32) - BEFORE)
 FLAGS = [
     "--context-length", str(CONTEXT), "--block-size", str(BLOCK), "--prefill-chunk", str(CHUNK),
     "--max-prefill-tokens", str(2 * CHUNK), "--max-rows", str(ROWS), "--num-blocks", "29", "--threads", "1",
-    "--log-level", "warning", "--log-interval", "4", "--jitter-seed", "7",
+    "--no-request-log", "--log-interval", "4", "--jitter-seed", "7",
 ]  # fmt: skip
 
 

@@ -87,7 +87,7 @@ def has_everything(stats: ServerStats) -> bool:
 @contextlib.contextmanager
 def a_request(service: LocalService, request: GenerateRequest) -> Iterator[tuple[RawClient, int]]:
     """A connection of its own with this call on it, which ends with the body."""
-    with RawClient(int(service.url.rpartition(":")[2]), window=MAX_WINDOW) as client:
+    with RawClient(service.ports["service"], window=MAX_WINDOW) as client:
         client.frames_until(SETTINGS)
         client.send(SETTINGS, flags=ACK)
         stream = client.begin("Generate")

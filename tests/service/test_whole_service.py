@@ -136,7 +136,7 @@ def test_what_a_client_has_the_library_print_forges_no_line_and_is_bounded(
 ) -> None:
     """The text of a connection's last frame is printed by gRPC's core as it is."""
     forged = b'words\n{"event": "forged", "level": "info"}\n\x1b[2J'
-    port = int(service.url.rpartition(":")[2])
+    port = service.ports["service"]
     for _ in range(100):
         with RawClient(port) as client:
             client.send(GOAWAY, bytes(7) + b"\x02" + forged)

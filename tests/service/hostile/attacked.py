@@ -24,12 +24,11 @@ class Attacked:
 
     service: LocalService
     front_end: int
-    metrics_port: int
     bystander: Bystander
 
     @property
     def port(self) -> int:
-        return int(self.service.url.rpartition(":")[2])
+        return self.service.ports["service"]
 
     @property
     def descriptors(self) -> int:
@@ -42,7 +41,7 @@ class Attacked:
     def figures(self) -> dict[str, float]:
         """What Prometheus gets, by names and those of the labels that are methods, codes and reasons."""
         found: dict[str, float] = {}
-        for sample in samples(self.metrics_port):
+        for sample in samples(self.service.ports["metrics"]):
             labels = [f'{name}="{value}"' for name, value in sorted(sample.labels.items()) if name in LABELS]
             found[f"{sample.name}{{{','.join(labels)}}}" if labels else sample.name] = sample.value
         return found

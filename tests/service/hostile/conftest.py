@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.local_service import LocalService, local_service
+from benchmarks.local_service import local_service
 from runahead.service.processes.front_end_process import FRONT_END_MODULE
 from tests.service.hostile.attacked import FLAGS, Attacked
 from tests.service.hostile.bystander import Bystander
 from tests.service.service_processes import running
-
-
-def metrics_port(service: LocalService) -> int:
-    lines = map(json.loads, service.log.read_text(encoding="utf-8").splitlines())
-    return int(next(line["metrics_port"] for line in lines if line["event"] == "serving"))
 
 
 @pytest.fixture(scope="package")
@@ -25,4 +19,4 @@ def attacked() -> Iterator[Attacked]:
         (front_end,) = running(service, FRONT_END_MODULE)
         with Bystander(service.url) as bystander:
             bystander.first_tokens_s(20)
-            yield Attacked(service, front_end, metrics_port(service), bystander)
+            yield Attacked(service, front_end, bystander)

@@ -61,7 +61,7 @@ def test_a_service_that_is_killed_again_and_again_serves_at_each_next_start(
     port, tokens = 0, list[list[int]]()
     for number in range(3):
         with started_service(FLAGS, port=port) as service, contextlib.ExitStack() as stack:
-            port = int(service.url.rpartition(":")[2])
+            port = service.ports["service"]
             assert len(list(tmp_path.glob("runahead-engine-*"))) == 1, "its own"
             channel = stack.enter_context(grpc.insecure_channel(service.url))
             request = GenerateOnceRequest(text="def f(", sampling=SamplingOptions(temperature=0.0))

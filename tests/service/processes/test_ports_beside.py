@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -19,7 +18,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from benchmarks.local_service import BESIDE, LocalService, started_service
+from benchmarks.local_service import BESIDE, LocalService, logged, started_service
 from runahead.service.processes.front_end_process import FRONT_END_MODULE, SIDE_MODULE
 from runahead.service.servers.front_end import GENERATION
 from runahead.v1 import (
@@ -38,20 +37,13 @@ from tests.service.side_clients import scrape, status
 
 END_S = 30.0
 FULL = 2  # connections to the service's port
-FLAGS = ("--threads", "1", "--num-blocks", "600", "--log-format", "json", "--max-connections", str(FULL))
+FLAGS = ("--threads", "1", "--num-blocks", "600", "--max-connections", str(FULL))
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 
 
-def events(service: LocalService, name: str) -> list[dict[str, Any]]:
-    lines = service.log.read_text().splitlines()
-    found = [json.loads(line) for line in lines if line.startswith("{")]
-    return [line for line in found if line["event"] == name]
-
-
-def until_logged(service: LocalService, name: str) -> dict[str, Any]:
-    while not (found := events(service, name)):
+def until_logged(service: LocalService, name: str) -> None:
+    while not logged(service.log, name):
         assert service.process.poll() is None
-    return found[0]
 
 
 def until_ready(service: LocalService, health: grpc.Channel) -> None:
@@ -67,8 +59,7 @@ def is_stopped(process: int) -> bool:
 @contextlib.contextmanager
 def beside(service: LocalService, name: str) -> Iterator[grpc.Channel]:
     """A channel to the health or the control port, with a connection of its own."""
-    port = until_logged(service, "serving")[f"{name}_port"]
-    with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
+    with grpc.insecure_channel(f"127.0.0.1:{service.ports[name]}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
         yield channel
 
 
@@ -107,7 +98,7 @@ def test_health_and_control_answer_when_the_service_s_port_takes_no_more_connect
             (result,) = stub.Abort(AbortRequest(request_ids=["endless"]), timeout=TIMEOUT_S).results
             assert result.outcome == AbortOutcome.ABORT_OUTCOME_ABORTED
         assert list(stream)[-1].HasField("finished")
-    samples = scrape(until_logged(service, "serving")["metrics_port"])
+    samples = scrape(service.ports["metrics"])
     assert samples["runahead_engine_up"] == samples["vllm:time_to_first_token_seconds_count"] == 1
     assert samples["vllm:generation_tokens_total"] > 0
 
@@ -138,8 +129,7 @@ def test_what_callers_choose_is_in_no_metric(service: LocalService) -> None:
         assert list(GenerationServiceStub(channel).Generate(request, timeout=60, metadata=[("x-mine", "my-header")]))
         nothing: Any = channel.unary_unary("/my.Service/MyMethod")
         failure(lambda: nothing(b"", timeout=TIMEOUT_S))
-    port = until_logged(service, "serving")["metrics_port"]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT_S) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{service.ports['metrics']}/metrics", timeout=TIMEOUT_S) as response:
         text = response.read().decode()
     assert 'grpc_method="unknown"' in text, "it has been counted"
     assert not [word for word in ("sesame", "my-own-name", "my-header", "MyMethod", "127.0.0.1") if word in text]
@@ -161,7 +151,7 @@ def test_a_side_server_that_is_killed_comes_back_on_its_ports_and_harms_no_strea
 
 @pytest.mark.parametrize("name", ["health", "control", "metrics"])
 def test_a_port_that_is_taken_is_named_with_the_setting_that_gives_another(service: LocalService, name: str) -> None:
-    port = str(until_logged(service, "serving")[f"{name}_port"])
+    port = str(service.ports[name])
     command = [sys.executable, "-m", "runahead", "serve", "--port", "0", *BESIDE, f"--{name}-port", port]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2

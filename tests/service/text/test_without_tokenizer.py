@@ -40,7 +40,7 @@ TIMEOUT_S = 60.0
 PROMPT = TokenIds(ids=[7, 3, 150, 3, 9])
 GREEDY = SamplingOptions(temperature=0.0)
 TOKENS = 12
-FLAGS = ["--max-rows", "4", "--num-blocks", "64", "--threads", "1", "--log-level", "warning"]
+FLAGS = ["--max-rows", "4", "--num-blocks", "64", "--threads", "1", "--no-request-log"]
 (LLAMA,) = (case for case in CASES if case.name == "llama")
 
 
