@@ -1,7 +1,8 @@
 """How attention of prompt chunks is cut where that was measured on this GPU.
 
-`measured_chunk_attention.json` is written by `python -m benchmarks.tune.chunk_attention`. A shape or a GPU that it
-lacks has no plan: there attention of chunks is `chunk_attention`'s own, with tiles of 32 query tokens of one head.
+`measured_chunk_attention.json` is written by `python -m benchmarks.tune.chunk_attention`. A shape that it lacks has no
+plan, and a GPU has none unless one of its kind is there (`Gpu.measured_as`): then attention of chunks is
+`chunk_attention`'s own, with tiles of 32 query tokens of one head.
 """
 
 from __future__ import annotations
@@ -49,9 +50,10 @@ def chunk_plan(shape: AttentionShape, dtype: torch.dtype) -> ChunkPlan | None:
     """The plan that was measured for attention of this shape on this GPU; None where none was. A scale that is not
     above 0 has none either: the largest score must have the largest product."""
     gpu = current_gpu()
-    if gpu is None or gpu.stands_for_older or dtype not in _HALVES or shape.scale <= 0:
+    name = None if gpu is None else gpu.measured_as(_tables())
+    if name is None or dtype not in _HALVES or shape.scale <= 0:
         return None
-    found = _tables().get(gpu.name, {}).get(plan_key(shape.heads, shape.kv_heads, shape.head_dim, dtype))
+    found = _tables()[name].get(plan_key(shape.heads, shape.kv_heads, shape.head_dim, dtype))
     return None if found is None else ChunkPlan(**found)
 
 

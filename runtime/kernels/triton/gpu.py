@@ -8,6 +8,7 @@ be tested on a newer one.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -18,6 +19,8 @@ import triton
 LEAST_SHARED_MEMORY: Final = 99 * 1024  # of a program, on any GPU from compute capability 8.0 on
 _DEPENDENT_LAUNCH: Final = (9, 0)  # the first compute capability that knows it
 _ARCH: Final = re.compile(r"sm(\d+)(\d)")
+# Compute capability and multiprocessors of the GPUs on which the tables of tilings and plans were measured.
+_MEASURED: Final = {"NVIDIA H200": ((9, 0), 132)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +31,22 @@ class Gpu:
     name: str
     capability: tuple[int, int]
     shared_memory: int
+    multiprocessors: int = 0  # unknown: no other GPU is of its kind
     stands_for_older: bool = False
 
     @property
     def knows_dependent_launch(self) -> bool:
         return self.capability >= _DEPENDENT_LAUNCH
+
+    def measured_as(self, names: Iterable[str]) -> str | None:
+        """Of the names of measured GPUs, the one whose cuts are this GPU's: its own, else that of a GPU with the same
+        compute capability and as many multiprocessors. Such two differ in their memory alone, as an H100 and an H200
+        do, and a default is a guess for both. None: there is no such GPU."""
+        if self.stands_for_older:
+            return None
+        chip = (self.capability, self.multiprocessors)
+        alike = [name for name in names if name == self.name or _MEASURED.get(name) == chip]
+        return self.name if self.name in alike else next(iter(alike), None)
 
 
 @cache
@@ -42,10 +56,11 @@ def current_gpu() -> Gpu | None:
         return None
     device = torch.cuda.current_device()
     name, own = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+    said = triton.runtime.driver.active.utils.get_device_properties(device)
+    multiprocessors = int(said["multiprocessor_count"])
     if (arch := triton.knobs.runtime.override_arch) is None:
-        memory = int(triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"])
-        return Gpu(name, own, memory)
-    return Gpu(name, capability_of(arch), LEAST_SHARED_MEMORY, stands_for_older=True)
+        return Gpu(name, own, int(said["max_shared_mem"]), multiprocessors)
+    return Gpu(name, capability_of(arch), LEAST_SHARED_MEMORY, multiprocessors, stands_for_older=True)
 
 
 def use_as(capability: str) -> None:

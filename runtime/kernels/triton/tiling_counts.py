@@ -10,7 +10,7 @@ from runahead.runtime.kernels.layers import Attention, Dense, Experts, Layer, Li
 from runahead.runtime.kernels.triton.decode_streams import MAX_ROWS
 from runahead.runtime.kernels.triton.gpu import current_gpu
 from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, SQUARED, STORE
-from runahead.runtime.kernels.triton.tilings import measured_tiling, rows_in_table, takes_depth
+from runahead.runtime.kernels.triton.tilings import measured_gpu, measured_tiling, rows_in_table, takes_depth
 
 Product = tuple[int, int, str]  # rows and columns of the weights, and what follows
 
@@ -19,7 +19,7 @@ def tiling_counts(
     layers: Sequence[Layer], lm_head: torch.Tensor, buckets: Sequence[int], exact: bool = False
 ) -> dict[str, object]:
     """Facts for the log. measured, default: products of decode launches, counted for each number of rows that has a
-    tiling of its own, which `measured_tilings.json` has or lacks.
+    tiling of its own, which `measured_tilings.json` has or lacks. measured_on: the GPU of that table.
 
     lm_head: [vocab, hidden]. buckets: numbers of rows that graphs are captured for. exact: by the exact kernels.
     """
@@ -29,6 +29,7 @@ def tiling_counts(
     return {
         "gpu": "none" if gpu is None else gpu.name,
         "compute_capability": "none" if gpu is None else ".".join(map(str, gpu.capability)),
+        "measured_on": measured_gpu() or "none",
         "measured": measured,
         "default": len(found) - measured,
     }

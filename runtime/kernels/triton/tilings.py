@@ -1,7 +1,8 @@
 """How products and attention are cut into programs: measured on a GPU for shapes that were tried, else a default.
 
 `measured_tilings.json` is written by `python -m benchmarks.tune.products`, `benchmarks.tune.step` and
-`benchmarks.tune.few_lines`. A shape or a GPU that it lacks takes the default.
+`benchmarks.tune.few_lines`. A shape that it lacks takes the default, and so does a GPU unless one of its kind is there
+(`Gpu.measured_as`).
 """
 
 from __future__ import annotations
@@ -202,8 +203,14 @@ def tiling_key(outputs: int, depth: int, columns: int, epilogue: str, exact: boo
 
 def _measured() -> dict[str, dict[str, Any]]:
     """By `tiling_key` and `plan_key`. Empty where nothing was measured for this GPU, or for what it is used as."""
+    name = measured_gpu()
+    return {} if name is None else _tables()[name]
+
+
+def measured_gpu() -> str | None:
+    """The GPU of the table whose tilings are this one's. None where there is none."""
     gpu = current_gpu()
-    return {} if gpu is None or gpu.stands_for_older else _tables().get(gpu.name, {})
+    return None if gpu is None else gpu.measured_as(_tables())
 
 
 @cache

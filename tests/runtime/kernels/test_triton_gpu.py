@@ -19,6 +19,7 @@ import triton  # noqa: E402
 from runahead.cuda_graphs.buckets import buckets_for  # noqa: E402
 from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, Linear  # noqa: E402
 from runahead.runtime.kernels.triton import decode_streams, loose_products, tilings  # noqa: E402
+from runahead.runtime.kernels.triton.chunk_plans import chunk_plan  # noqa: E402
 from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works  # noqa: E402
 from runahead.runtime.kernels.triton.gpu import LEAST_SHARED_MEMORY, Gpu, capability_of, current_gpu, use_as  # noqa: E402
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
@@ -28,16 +29,16 @@ from runahead.runtime.programs.triton import use_gpu_as  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 from tests.runtime.kernels.test_triton_decode_streams import batch_of  # noqa: E402
 
-H200 = Gpu("NVIDIA H200", (9, 0), 227 * 1024)
+H200 = Gpu("NVIDIA H200", (9, 0), 227 * 1024, 132)
 IN_THE_TABLE = (6144, 4096, 64, "store")  # of the table of an H200
+LLAMA_8B = AttentionShape(32, 8, 128, 128**-0.5)
 
 
 @pytest.fixture
 def an_h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What is asked of the driver is answered as on an H200; no kernel runs."""
-    active = SimpleNamespace(
-        utils=SimpleNamespace(get_device_properties=lambda device: {"max_shared_mem": H200.shared_memory})
-    )
+    said = {"max_shared_mem": H200.shared_memory, "multiprocessor_count": H200.multiprocessors}
+    active = SimpleNamespace(utils=SimpleNamespace(get_device_properties=lambda device: said))
     with monkeypatch.context() as patched:
         patched.setattr(triton.knobs.runtime, "interpret", False)
         patched.setattr(triton.knobs.runtime, "override_arch", None)
@@ -63,7 +64,7 @@ def test_a_gpu_is_what_the_driver_says() -> None:
 def test_used_as_an_older_gpu_nothing_is_launched_dependently_nothing_was_measured_and_every_tile_fits() -> None:
     measured = tilings.rows_tiling(*IN_THE_TABLE)
     use_gpu_as("8.0")
-    assert current_gpu() == Gpu(H200.name, (8, 0), LEAST_SHARED_MEMORY, stands_for_older=True)
+    assert current_gpu() == Gpu(H200.name, (8, 0), LEAST_SHARED_MEMORY, 132, stands_for_older=True)
     assert triton.knobs.runtime.override_arch == "sm80", "Triton compiles in its form, too"
     assert not dependent_launch_works()
     assert tilings.measured_tiling(*IN_THE_TABLE) is None
@@ -82,8 +83,30 @@ def test_without_the_setting_the_gpu_is_used_as_what_it_is() -> None:
 @pytest.mark.usefixtures("an_h200")
 def test_a_gpu_that_nobody_has_measured_takes_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA B200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
     assert tilings.measured_tiling(*IN_THE_TABLE) is None
+    assert chunk_plan(LLAMA_8B, torch.bfloat16) is None
     assert dependent_launch_works()
+
+
+@pytest.mark.usefixtures("an_h200")
+def test_a_gpu_that_differs_from_a_measured_one_in_its_memory_alone_takes_what_was_measured_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours = tilings.measured_tiling(*IN_THE_TABLE), chunk_plan(LLAMA_8B, torch.bfloat16)
+    assert None not in ours
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    current_gpu.cache_clear()
+    assert (tilings.measured_tiling(*IN_THE_TABLE), chunk_plan(LLAMA_8B, torch.bfloat16)) == ours
+    assert tilings.measured_gpu() == H200.name
+
+
+def test_its_own_measurements_count_before_those_of_another_and_fewer_multiprocessors_are_another_kind() -> None:
+    h100, pcie = (Gpu(name, (9, 0), 227 * 1024, count) for name, count in (("H100", 132), ("H100 PCIe", 114)))
+    assert h100.measured_as(["NVIDIA H200", "H100"]) == "H100"
+    assert h100.measured_as(["NVIDIA H200"]) == "NVIDIA H200"
+    assert pcie.measured_as(["NVIDIA H200", "H100"]) is None
+    assert dataclasses.replace(h100, stands_for_older=True).measured_as(["NVIDIA H200", "H100"]) is None
 
 
 def test_the_switch_names_an_architecture() -> None:
@@ -141,11 +164,18 @@ def test_the_counts_say_what_the_table_has_and_lacks_and_for_which_gpu(monkeypat
     )
     head = torch.empty((192, 4096), device="meta", dtype=torch.bfloat16)
     counts = tiling_counts((layer, layer), head, (1, 2, 64))
-    assert counts == {"gpu": H200.name, "compute_capability": "9.0", "measured": 3, "default": 9}
+    assert counts == {
+        "gpu": H200.name,
+        "compute_capability": "9.0",
+        "measured_on": H200.name,
+        "measured": 3,
+        "default": 9,
+    }
     use_as("8.0")
     assert tiling_counts((layer, layer), head, (1, 2, 64)) == {
         "gpu": H200.name,
         "compute_capability": "8.0",
+        "measured_on": "none",
         "measured": 0,
         "default": 12,
     }
