@@ -18,6 +18,7 @@ _WIDE_STEP: Final = 32
 MOST_MIXED_TOKENS: Final = 512  # query tokens of a mixed launch that is a graph; a larger one keeps the device busy
 _MIXED_TOKENS: Final = (32, *range(64, MOST_MIXED_TOKENS + 1, 64))
 _MIXED_ROWS: Final = (8, 64)
+_PIECES_STEP: Final = 64  # between query tokens of launches in pieces: tiles of vendors' products have as many, or more
 # Why a launch is not one graph: its S is one, apply and F run eagerly.
 MIXED: Final = "mixed"  # F holds more query tokens of prompts than any graph
 CLOSING: Final = "closing"  # no row is left for F
@@ -72,25 +73,18 @@ def _up_to(most: int, steps: list[int] | tuple[int, ...]) -> tuple[int, ...]:
     return (*(step for step in steps if step < most), most)
 
 
-def mixed_sizes(most: int) -> list[int]:
-    """Query tokens of the mixed launches that warm up, the largest first: every power of two, for which kernels may be
-    compiled, and of those that no graph holds some between, for which the vendor's library may have other kernels: it
-    loads each when it is first used."""
-    powers = [1 << power for power in range(3, 32)]
-    between = [power * eighths // 8 for power in powers if power >= MOST_MIXED_TOKENS for eighths in (9, 10, 12, 14)]
-    return [most, *sorted((size for size in powers + between if size < most), reverse=True)]
-
-
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """rows: of decode launches, and of S. mixed_rows, mixed_tokens: of launches with prompt chunks. draft_rows: of
-    decode launches that verify drafts, draft_forms numbers of them above 0. All ascend. masked: launches whose S looks
+    """rows: of decode launches, and of S. mixed_rows, mixed_tokens: of launches with prompt chunks. pieces_tokens: that
+    apply and F of those that are no graph are padded to. draft_rows: of decode launches that verify drafts, draft_forms
+    numbers of them above 0. All ascend. masked: launches whose S looks
     for masks are captured, too. forced_rows: of launches with the most drafts of which nobody guesses any, that are
     graphs of their own, where S looks for masks or is a graph by itself: a drafter with layers has no steps in them."""
 
     rows: tuple[int, ...]
     mixed_rows: tuple[int, ...]
     mixed_tokens: tuple[int, ...]
+    pieces_tokens: tuple[int, ...]
     draft_forms: tuple[int, ...] = ()
     draft_rows: tuple[int, ...] = ()
     masked: bool = False
@@ -104,11 +98,12 @@ class Buckets:
         """max_rows: of a launch. mixed_tokens: query tokens of the largest mixed launch. draft_rows: of the largest
         launch with drafts. masked: some rows may have a grammar. forced_rows: of the largest launch of which it counts
         that nobody guesses; 0: it never does."""
-        rows = buckets_for(max_rows)
+        rows, in_graphs = buckets_for(max_rows), _up_to(min(mixed_tokens, MOST_MIXED_TOKENS), _MIXED_TOKENS)
         return cls(
             rows,
             _up_to(max_rows, _MIXED_ROWS),
-            _up_to(min(mixed_tokens, MOST_MIXED_TOKENS), _MIXED_TOKENS),
+            in_graphs,
+            _up_to(mixed_tokens, (*in_graphs, *range(MOST_MIXED_TOKENS + _PIECES_STEP, mixed_tokens, _PIECES_STEP))),
             tuple(draft_forms),
             tuple(bucket for bucket in rows if bucket <= draft_rows),
             masked,
@@ -181,7 +176,17 @@ class Buckets:
             return _CLOSING_CALLS
         if self.forward_key(shape) is not None:
             return 2
-        return in_pieces + (shape.tokens // _TOKENS_A_CALL if shape.prompt_logprobs else 0)
+        return in_pieces + (self.padded(shape).tokens // _TOKENS_A_CALL if shape.prompt_logprobs else 0)
+
+    def padded(self, shape: LaunchShape) -> LaunchShape:
+        """A launch in pieces as its apply and F are enqueued: padded, as in a graph, to as many rows and query tokens
+        as a launch has that has warmed up. The vendor's library chooses a kernel by both, and may wait for the device
+        when it first uses one."""
+        if shape.is_closing:
+            return shape
+        rows = _at_least(shape.rows, self.rows)
+        tokens = rows * (1 + shape.drafts) if shape.is_decode else _at_least(shape.tokens, self.pieces_tokens)
+        return shape._replace(rows=rows, tokens=tokens)
 
     def sample_key(self, shape: LaunchShape) -> GraphKey:
         """The graph of the launch's S alone."""

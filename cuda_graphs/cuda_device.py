@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs import marks
-from runahead.cuda_graphs.buckets import Buckets, GraphKey, Piece, mixed_sizes
+from runahead.cuda_graphs.buckets import Buckets, GraphKey, Piece
 from runahead.cuda_graphs.device import DeviceCounters, DeviceError, Program
 from runahead.cuda_graphs.enqueue_watch import EnqueueWatch, unwatched
 from runahead.cuda_graphs.graph_pool import GraphPool
@@ -42,6 +42,9 @@ class CudaProgram(Program, Protocol):
 
     def forward(self, shape: LaunchShape, between: Callable[[], None] = unwatched) -> None:
         """F. between: called whenever a piece of it has been enqueued, a layer as a rule."""
+
+    def meet(self, shape: LaunchShape) -> None:
+        """To warm up: apply and F, but of layers that are alike not all."""
 
     def reset(self, launched: int) -> None:
         """Forget every launch and every row; the next is launch `launched` + 1. Only while nothing is in flight."""
@@ -129,7 +132,7 @@ class CudaDevice:
         self._fault: Exception | None = None
         keys = self.graph_buckets.largest_keys() if is_trial else self.graph_buckets.every_key()
         with torch.inference_mode():
-            self._warm_up(keys, [mixed_tokens] if is_trial else mixed_sizes(mixed_tokens))
+            self._warm_up(keys, () if is_trial else self.graph_buckets.pieces_tokens)
             warm = torch.cuda.mem_get_info()[0]  # the allocator still holds what launches have needed
             free = free_bytes()  # but for what stays, such as loaded kernels
             self._capture_all(keys, progress)
@@ -140,14 +143,15 @@ class CudaDevice:
         self._forget(launched)
 
     def hold_memory(self) -> None:
-        """Take what launches that are no graph need, and keep it. The allocator gives back what nobody uses whenever a
-        capture begins and whenever somebody asks how much is free; launches would wait for it when prompts come.
+        """Take what launches that are no graph need, of every size, and keep it. The allocator gives back what nobody
+        uses whenever a capture begins and whenever somebody asks how much is free; launches would wait for it when
+        prompts come.
 
         Before anything is launched. Raises torch.OutOfMemoryError where there is not as much.
         """
         launched = int(self._marks[marks.ENDED])
         with torch.inference_mode():
-            self._warm_up((), [self._mixed_tokens])
+            self._warm_up((), self.graph_buckets.pieces_tokens)
         self._forget(launched)
 
     # ------------------------------------------------------------ the protocol
@@ -233,7 +237,7 @@ class CudaDevice:
             self._watch.piece()
         else:
             with torch.inference_mode():
-                self._after_sampling(shape, self._watch.piece)
+                self._after_sampling(self.graph_buckets.padded(shape), self._watch.piece)
         self.rings.idle_ns[self.rings.slot(shape.number)] = self._watch.idle_ns
 
     def _sample(self, shape: LaunchShape) -> None:
@@ -256,9 +260,10 @@ class CudaDevice:
 
     # ------------------------------------------------------------ capture
 
-    def _warm_up(self, keys: Sequence[GraphKey], mixed_sizes: Sequence[int]) -> None:
-        """Run everything once: kernels are compiled and loaded, libraries make their handles. mixed_sizes: query tokens
-        of mixed launches, the largest first: the others find room in what it has taken.
+    def _warm_up(self, keys: Sequence[GraphKey], pieces_tokens: Sequence[int]) -> None:
+        """Run everything once: kernels are compiled and loaded, libraries make their handles. The largest launch in
+        pieces is run first: the others find room in what it has taken. pieces_tokens: query tokens of the others, of
+        which nothing is new but what the vendor's library chooses for each of a layer's products.
 
         No plan is staged, so apply masks every row, and nothing but the null block is written.
         """
@@ -267,18 +272,20 @@ class CudaDevice:
             for key in keys:
                 if key.piece in (Piece.LAUNCH, Piece.MIXED):
                     self._whole(key.shape)
-            most = self.buckets[-1]  # what launches with prompts take goes by their rows, too
-            sizes = [(tokens, min(most, tokens)) for tokens in mixed_sizes]
-            sizes.append((mixed_sizes[0], 1))  # kernels may have a form for a chunk that is alone
-            for tokens, rows in sizes:
-                self._whole(LaunchShape(0, 1, Form.PLAIN, rows=rows, tokens=tokens, is_decode=False))
+            largest = self._mixed_shape(self._mixed_tokens)
+            self._whole(largest)
+            self._whole(largest._replace(rows=1))  # kernels may have a form for a chunk that is alone
             if self.rings.layout.prompt_tokens:
-                tokens, rows = sizes[0]
-                self._whole(
-                    LaunchShape(0, 1, Form.PLAIN, rows=rows, tokens=tokens, is_decode=False, prompt_logprobs=True)
-                )
+                self._whole(largest._replace(prompt_logprobs=True))
+            for tokens in pieces_tokens:
+                self._program.meet(self._mixed_shape(tokens))
             self._whole(LaunchShape(0, 1, Form.PLAIN, rows=0, tokens=0, is_decode=False))
         self.stream.synchronize()
+
+    def _mixed_shape(self, tokens: int) -> LaunchShape:
+        """With as many rows as there may be: what a launch with prompts takes goes by these, too."""
+        rows = min(self.buckets[-1], tokens)
+        return LaunchShape(0, 1, Form.PLAIN, rows=rows, tokens=tokens, is_decode=False)
 
     def _capture_all(self, keys: Sequence[GraphKey], progress: Callable[[int, int], None]) -> None:
         """Capture the largest graph first: the smaller ones then fit into the memory that it took."""

@@ -8,9 +8,8 @@ from runahead.runtime.scheduler.scheduler import Scheduler
 
 
 def prompt_calls(device: Device, scheduler: Scheduler) -> int:
-    """Of a launch with prompt tokens, at most: the largest there may be, or one that is no graph since it leaves
-    log-probabilities of a prompt, without the calls for these."""
-    rows = scheduler.rows.max_rows
-    largest = LaunchShape(0, rows, Form.FULL, rows, rows + scheduler.limits.max_prefill_tokens, is_decode=False)
-    in_pieces = largest._replace(rows=1, tokens=1, prompt_logprobs=True)
-    return max(device.calls(largest), device.calls(in_pieces))
+    """Of a launch with prompt tokens, at most: of one that is no graph, as it may be whatever its size, without the
+    calls for log-probabilities of prompts."""
+    rows, tokens = scheduler.rows.max_rows, scheduler.limits.max_prefill_tokens
+    # No graph holds a launch whose S looks at another number of drafts than its F has.
+    return device.calls(LaunchShape(0, rows, Form.FULL, rows, rows + tokens, is_decode=False, sample_drafts=1))

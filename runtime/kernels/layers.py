@@ -362,6 +362,15 @@ def _products_in(kind: Mixer | FeedForward | SharedExpert | None) -> list[Linear
     return found
 
 
+def layers_to_meet(layers: Sequence[Layer]) -> int:
+    """How many of the first layers have between them every kind of layer there is, and every size of its products."""
+    kinds = [
+        (type(layer.mixer), type(layer.feed_forward), *(linear.weight.shape for linear in products_of(layer)))
+        for layer in layers
+    ]
+    return 1 + max(map(kinds.index, set(kinds)), default=-1)
+
+
 def idle_in(layers: Sequence[Layer]) -> int:
     """Numbers of the layers' experts that a token does not choose, so that its step reads none of them."""
     return sum(layer.feed_forward.idle for layer in layers if isinstance(layer.feed_forward, Experts))

@@ -11,7 +11,16 @@ import torch
 from runahead.cuda_graphs.enqueue_watch import unwatched
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.kernel_set import BoundKernels, KernelSet
-from runahead.runtime.kernels.layers import Attention, Dense, Ends, FeedForward, Layer, Mamba2, Ungated
+from runahead.runtime.kernels.layers import (
+    Attention,
+    Dense,
+    Ends,
+    FeedForward,
+    Layer,
+    Mamba2,
+    Ungated,
+    layers_to_meet,
+)
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.memory import memory_of
@@ -38,6 +47,7 @@ class Decoder:
         self._kernels = kernels.bind(Ends(weights.embedding, weights.final_norm, ropes, weights.embedding_scale))
         places = count(), count()
         self._layers = tuple(_bound(self._kernels, layer, *places) for layer in weights.layers)
+        self._to_meet = layers_to_meet(weights.layers)
 
     @property
     def num_parameters(self) -> int:
@@ -58,22 +68,25 @@ class Decoder:
         cache: KVCache,
         between: Callable[[], None] = unwatched,
         look: Look | None = None,
+        *,
+        briefly: bool = False,
     ) -> torch.Tensor:
         """Writes the K and V of the batch's tokens, and the states of its rows. Returns hidden states after the final
         norm, [T, hidden].
 
         between: called after each layer; where host and device are two, when it has been enqueued. look: called before
-        the first layer and after each.
+        the first layer and after each. briefly: to warm up, no further than until every kind of layer has come.
         """
+        layers = self._layers[: self._to_meet] if briefly else self._layers
         with self._kernels.stream(batch, cache) as stream:
-            for number, layer in enumerate(self._layers):
+            for number, layer in enumerate(layers):
                 if look is not None:
                     look(number, stream)
                 for work in layer:
                     work(stream)
                 between()
             if look is not None:
-                look(len(self._layers), stream)
+                look(len(layers), stream)
             return self._kernels.end(stream)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

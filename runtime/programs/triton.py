@@ -213,14 +213,20 @@ class TritonProgram:
         return 0  # the device counts what it reads
 
     def forward(self, shape: LaunchShape, between: Callable[[], None] = unwatched) -> None:
-        if shape.is_closing:
-            return
         if shape.drafts:
             self._forward_runs(shape, between)
-            return
+        elif not shape.is_closing:
+            self._forward_rows(shape, between)
+
+    def meet(self, shape: LaunchShape) -> None:
+        self.apply(shape)
+        self._forward_rows(shape, unwatched, briefly=True)
+
+    def _forward_rows(self, shape: LaunchShape, between: Callable[[], None], *, briefly: bool = False) -> None:
+        """F of rows without drafts. briefly: see `Decoder.forward`."""
         batch = self.rows.batch(shape.rows, shape.tokens, shape.is_decode)
         look, seen = (None, None) if self._head is None else self._head.looking(shape.tokens)
-        hidden = self._model.forward(batch, self._cache, between, look)
+        hidden = self._model.forward(batch, self._cache, between, look, briefly=briefly)
         last = hidden
         if not batch.is_decode:
             last = hidden.index_select(0, self.rows.queries.last_query[: shape.rows])

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from runahead.cuda_graphs.buckets import MOST_MIXED_TOKENS, Buckets, Piece, buckets_for, mixed_sizes
+from runahead.cuda_graphs.buckets import MOST_MIXED_TOKENS, Buckets, Piece, buckets_for
 from runahead.cuda_graphs.shape import Form, LaunchShape
 
 
@@ -191,16 +191,37 @@ def test_launches_that_look_for_masks_are_graphs_of_their_own_and_nobody_elses_c
     assert masked.sample_key(LaunchShape(1, 3, Form.FULL, 0, 0, False, masked=True)) in others
 
 
-@pytest.mark.parametrize(
-    ("most", "sizes"),
-    [
-        (1, [1]),
-        (40, [40, 32, 16, 8]),
-        (512, [512, 256, 128, 64, 32, 16, 8]),
-        (1100, [1100, 1024, 896, 768, 640, 576, 512, 256, 128, 64, 32, 16, 8]),
-    ],
-)
-def test_the_largest_mixed_launch_warms_up_first_and_some_between_powers_of_two_where_no_graph_holds_them(
-    most: int, sizes: list[int]
-) -> None:
-    assert mixed_sizes(most) == sizes
+@pytest.mark.parametrize("max_rows", [1, 5, 64, 100, 256])
+@pytest.mark.parametrize("most", [20, 300, 512, 1100, 8448])
+def test_launches_in_pieces_have_few_sizes_which_a_start_can_meet_all(max_rows: int, most: int) -> None:
+    buckets = Buckets.up_to(max_rows, most, draft_forms=(3,), draft_rows=min(max_rows, 4))
+    assert buckets.pieces_tokens[-1] == most and set(buckets.mixed_tokens) <= set(buckets.pieces_tokens)
+    assert len(buckets.pieces_tokens) <= 9 + (most - MOST_MIXED_TOKENS) // 64 + 1 or most <= MOST_MIXED_TOKENS
+    shapes = [LaunchShape(7, 3, Form.FULL, rows, rows, True, prompt_logprobs=True) for rows in range(1, max_rows + 1)]
+    for tokens in range(2, most + 1):
+        rows = 1 + tokens % min(max_rows, tokens)
+        shapes.append(LaunchShape(7, 3, Form.PLAIN, rows, tokens, is_decode=False, sample_drafts=tokens % 2 * 3))
+    for shape in shapes:
+        padded = buckets.padded(shape)
+        assert padded.rows in buckets.rows, "for whose logits the product of decode launches has warmed up"
+        assert padded.rows >= shape.rows and padded.tokens >= shape.tokens
+        assert padded == shape._replace(rows=padded.rows, tokens=padded.tokens), "nothing else is another"
+        assert padded.tokens == padded.rows if shape.is_decode else padded.tokens in buckets.pieces_tokens
+        if shape.tokens > MOST_MIXED_TOKENS:
+            assert padded.tokens - shape.tokens < 64, "no more than the tiles of products have anyway"
+    alone = LaunchShape(7, 1, Form.PLAIN, 1, most, is_decode=False)
+    assert buckets.padded(alone) == alone, "a chunk that is alone may have kernels of its own"
+
+
+def test_a_closing_launch_and_the_lines_of_drafts_are_padded_as_what_they_are() -> None:
+    buckets = Buckets.up_to(64, 4096, draft_forms=(3,), draft_rows=16)
+    closing = LaunchShape(1, 3, Form.PLAIN, rows=0, tokens=0, is_decode=False)
+    assert buckets.padded(closing) == closing
+    asking = LaunchShape(1, 3, Form.PLAIN, 3, 12, is_decode=True, prompt_logprobs=True, drafts=3)
+    assert buckets.padded(asking) == asking._replace(rows=4, tokens=16)
+
+
+def test_log_probabilities_of_padding_are_counted_among_the_calls_too() -> None:
+    buckets = Buckets.up_to(64, 4096)
+    shapes = [LaunchShape(1, 3, Form.PLAIN, 3, tokens, False, prompt_logprobs=True) for tokens in (513, 576)]
+    assert [buckets.calls(shape, 270) for shape in shapes] == [270 + 288, 270 + 288]

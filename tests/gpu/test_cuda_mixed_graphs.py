@@ -110,11 +110,15 @@ class Stage:
 
         return spoiled
 
-    def follow(self, work: tuple[Mapping[int, int], ...]) -> list[tuple[Outcome, torch.Tensor]]:
-        """What each launch leaves, and the logits of all row slots after it."""
+    def begin(self) -> None:
+        """A row in every slot, with its prompt."""
         for slot in range(ROWS):
             sampling = SamplingParams(temperature=0.0 if slot % 2 else 0.9, seed=slot, logprobs=2 if slot == 4 else -1)
             self.launches.begin(slot, [2 + (7 * i + slot) % 150 for i in range(PROMPTS[slot])], sampling)
+
+    def follow(self, work: tuple[Mapping[int, int], ...]) -> list[tuple[Outcome, torch.Tensor]]:
+        """What each launch leaves, and the logits of all row slots after it."""
+        self.begin()
         found = []
         self.tokens.clear()
         for each in work:
@@ -139,6 +143,19 @@ def test_a_captured_mixed_launch_has_the_bits_of_the_same_launch_kernel_by_kerne
     assert stages[1].device.counters.graph_replays == 2, "their S"
     for stage in stages:
         stage.device.close()
+
+
+def test_launches_in_pieces_of_any_size_find_the_memory_that_they_need_where_the_device_holds_it() -> None:
+    stage = Stage(exact=False, eagerly=False)
+    stage.device.hold_memory()
+    stage.begin()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["segment.all.allocated"]
+    for work in ({3: 513}, {1: 577}, {2: 530, 0: 40}, {8: 512, 5: 14, 7: 45}):
+        stage.launches.launch(work, Form.FULL)
+    assert torch.cuda.memory_stats()["segment.all.allocated"] == before, "nothing was asked of the driver"
+    assert dict(stage.device.counters.fallbacks) == {"mixed": 4}
+    stage.device.close()
 
 
 def test_with_exact_a_row_has_the_logits_that_it_has_alone_in_graphs_of_every_size() -> None:

@@ -271,12 +271,13 @@ def over_program(program: Program) -> Callable[[LaunchShape], None]:
 def as_captured(
     run: Callable[[LaunchShape], None], buckets: Buckets, taken: Counter[GraphKey]
 ) -> Callable[[LaunchShape], None]:
-    """Runs each launch in the shape that its graph was captured with, where it has one, and counts them in `taken`."""
+    """Runs each launch in the shape that its graph was captured with, where it has one, and counts them in `taken`;
+    others as a device enqueues them in pieces."""
 
     def run_padded(shape: LaunchShape) -> None:
         key = buckets.launch_key(shape)
         if key is None:
-            run(shape)
+            run(buckets.padded(shape))
         else:
             taken[key] += 1
             run(key.shape._replace(number=shape.number))

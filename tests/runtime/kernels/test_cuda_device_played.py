@@ -131,13 +131,13 @@ def played_engine(happened: list[Happened], *, is_trial: bool = False) -> gpu_ch
         num_blocks=NUM_BLOCKS, block_size=gpu_chain.BLOCK_SIZE, context_length=CONFIG.max_position_embeddings,
         penalty_slots=gpu_chain.PENALTY_SLOTS,
     )  # fmt: skip
-    forward = program.forward
+    forward = program._forward_rows
 
-    def told(shape: LaunchShape, *between: Any) -> None:
+    def told(shape: LaunchShape, *between: Any, briefly: bool = False) -> None:
         happened.append((shape.tokens, shape.rows, shape.prompt_logprobs))
-        forward(shape, *between)
+        forward(shape, *between, briefly=briefly)
 
-    program.forward = told  # type: ignore[assignment, method-assign]
+    program._forward_rows = told  # type: ignore[assignment, method-assign]
     device = CudaDevice(program, rings, max_rows=ROWS, mixed_tokens=TOKENS, is_trial=is_trial)
     return gpu_chain.engine_over(CONFIG, device, program, RUN_AHEAD, ROWS, NUM_BLOCKS)
 
@@ -164,9 +164,15 @@ def test_a_device_that_holds_the_memory_of_its_largest_launch_serves_as_if_it_ha
     assert max(tokens for tokens, *_ in happened[:begun]) == TOKENS
     device.hold_memory()
     since = happened[len(happened) - happened[::-1].index(EMPTIED) :]
-    assert since == [(TOKENS, ROWS, False), (TOKENS, 1, False), (TOKENS, ROWS, True)], "nothing is given back any more"
+    largest, others = since[:3], since[3:]
+    assert largest == [(TOKENS, ROWS, False), (TOKENS, 1, False), (TOKENS, ROWS, True)], (
+        "nothing is given back any more"
+    )
+    assert others == [(tokens, ROWS, False) for tokens in (32, 64, TOKENS)], "all that launches in pieces may have"
+    del happened[:]
     assert (device.sampled(), device.ended()) == (0, 0)
     assert served(under_test) == expected
+    assert [one for one in happened if one[2]] == [(32, ROWS, True)], "20 tokens that were asked about, a row, padding"
     counters, kinds = device.counters, under_test.engine.figures.launches_by_kind
     assert dict(counters.fallbacks) == {"closing": kinds["closing"], "prompt_logprobs": 1}
     assert counters.graph_replays == sum(kinds.values()), "S of every launch is in a graph"

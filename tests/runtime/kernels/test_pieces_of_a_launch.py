@@ -33,6 +33,11 @@ class Steps(list[str]):
 
     idle_ns = IDLE_NS
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.applied: list[LaunchShape] = []
+        self.ran: list[LaunchShape] = []
+
     def replay(self, key: GraphKey) -> None:
         self.append(f"replay {key.piece}")
 
@@ -47,12 +52,14 @@ class Steps(list[str]):
 
     def apply(self, shape: LaunchShape) -> int:
         self.append("apply")
+        self.applied.append(shape)
         return 0
 
     def forward(self, shape: LaunchShape, between: Callable[[], None] = unwatched) -> None:
         for _ in range(2):
             self.append("layer")
             between()
+        self.ran.append(shape)
 
 
 @pytest.fixture
@@ -61,7 +68,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[CudaDevice, Steps]:
     steps, device = Steps(), CudaDevice.__new__(CudaDevice)
     device.rings = allocate_rings(RingLayout(4, 64, 64, 4, 1))
     device.rings.idle_ns[:] = STALE_NS
-    device.counters, device.graph_buckets = DeviceCounters(), Buckets((1, 4), (4,), (8, 16))
+    device.counters, device.graph_buckets = DeviceCounters(), Buckets((1, 4), (4,), (8, 16), (8, 16, 24))
     device._program = device.graphs = device._watch = steps  # type: ignore[assignment]
     device._counter = device._marks_on_device = device._end_ns = torch.zeros(1)
     monkeypatch.setattr(marks, "ended", lambda *_: steps.append("ended"))
@@ -104,6 +111,18 @@ def test_a_larger_mixed_launch_is_watched_after_each_of_its_pieces(parts: tuple[
     assert device.rings.idle_ns.tolist() == [STALE_NS, IDLE_NS, STALE_NS, STALE_NS]
 
 
+def test_apply_and_f_of_a_launch_in_pieces_have_the_next_sizes_that_have_warmed_up(
+    parts: tuple[CudaDevice, Steps],
+) -> None:
+    device, steps = parts
+    device._enqueue(LaunchShape(5, 2, Form.PLAIN, rows=2, tokens=17, is_decode=False))
+    device._enqueue(LaunchShape(6, 2, Form.PLAIN, rows=2, tokens=2, is_decode=True, prompt_logprobs=True))
+    assert steps.applied == steps.ran == [
+        LaunchShape(5, 2, Form.PLAIN, rows=4, tokens=24, is_decode=False),
+        LaunchShape(6, 2, Form.PLAIN, rows=4, tokens=4, is_decode=True, prompt_logprobs=True),
+    ]  # fmt: skip
+
+
 def test_a_closing_launch_is_watched_too(parts: tuple[CudaDevice, Steps]) -> None:
     device, steps = parts
     device._enqueue(LaunchShape(6, 2, Form.PLAIN, rows=0, tokens=0, is_decode=False))
@@ -127,7 +146,9 @@ def test_nothing_is_looked_at_while_a_graph_is_captured(parts: tuple[CudaDevice,
 
 
 @pytest.mark.parametrize("kernels", [ReferenceKernels(), TritonKernelSet()], ids=["reference", "triton"])
-def test_a_forward_says_when_each_layer_is_enqueued(kernels: KernelSet) -> None:
+def test_a_forward_says_when_each_layer_is_enqueued_and_a_brief_one_runs_one_of_those_that_are_alike(
+    kernels: KernelSet,
+) -> None:
     config = gpu_chain.small_config()
     device = DEVICE if isinstance(kernels, TritonKernelSet) else torch.device("cpu")
     decoder = Decoder(config, gpu_chain.moved(gpu_chain.random_weights(config), device), kernels)
@@ -152,3 +173,11 @@ def test_a_forward_says_when_each_layer_is_enqueued(kernels: KernelSet) -> None:
     with torch.inference_mode():
         decoder.forward(batch, cache, lambda: written.append([bool(keys[1].any()) for keys in cache.keys]))
     assert written == [[True, False], [True, True]], "after each layer, and before the next"
+    written.clear()
+    for keys in cache.keys:
+        keys.zero_()
+    with torch.inference_mode():
+        decoder.forward(
+            batch, cache, lambda: written.append([bool(keys[1].any()) for keys in cache.keys]), briefly=True
+        )
+    assert written == [[True, False]]

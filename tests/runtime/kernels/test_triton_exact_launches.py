@@ -54,7 +54,7 @@ class _Waits(TritonProgram):
             torch.cuda.synchronize()
 
 
-BUCKETS = Buckets((ROWS,), (ROWS,), (32, MAX_TOKENS))
+BUCKETS = Buckets((ROWS,), (ROWS,), (32, MAX_TOKENS), (32, MAX_TOKENS))
 
 
 def stage(padded: Counter[GraphKey] | None) -> tuple[Launches, TritonProgram]:

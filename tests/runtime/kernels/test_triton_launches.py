@@ -37,7 +37,8 @@ def _without_gradients() -> Iterator[None]:
         yield
 
 
-BUCKETS = Buckets((launch_scenarios.ROWS,), (launch_scenarios.ROWS,), (32, 64, launch_scenarios.MAX_TOKENS))
+TOKENS = (32, 64, launch_scenarios.MAX_TOKENS)
+BUCKETS = Buckets((launch_scenarios.ROWS,), (launch_scenarios.ROWS,), TOKENS, TOKENS)
 
 
 def make_decoder() -> Decoder:
@@ -143,9 +144,10 @@ def test_a_nan_in_one_row_s_cache_shows_in_its_own_flag_only() -> None:
 
 
 def test_prompt_log_probabilities_are_those_of_the_reference() -> None:
+    """Beside padding of rows and of query tokens, as a device enqueues them, and without any."""
     expected = launch_scenarios.prompt_entries(launch_scenarios.reference_stage(), [], ())
-    for cuts, neighbours in (([40], (0, 1, 4)), ([1, 33], ())):
-        found = launch_scenarios.prompt_entries(triton_stage(), cuts, neighbours)
+    for cuts, neighbours, padded in (([40], (0, 1, 4), Counter[GraphKey]()), ([1, 33], (), None)):
+        found = launch_scenarios.prompt_entries(triton_stage(padded), cuts, neighbours)
         launch_scenarios.entries_agree(found, expected, 2e-5)
 
 

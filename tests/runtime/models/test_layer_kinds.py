@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from runahead.runtime.checkpoint import open_checkpoint
+from runahead.runtime.kernels.layers import layers_to_meet, products_of
 from runahead.runtime.models.layer_kinds import layer_kinds
 from runahead.runtime.models.read_config import load_config, parse_config
 from runahead.runtime.models.registry import ARCHITECTURES
@@ -58,6 +59,25 @@ def test_experts_of_half_a_layer_and_those_behind_dense_layers_are_counted() -> 
     dense, sparse = kinds_of("GLM-4.5")
     assert dense == LayerKind(3, "attention", 0, "dense")
     assert sparse == LayerKind(89, "attention", 0, "experts", ExpertCounts(160, 8, 1))
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_the_layers_that_a_start_meets_have_every_size_of_a_product(name: str) -> None:
+    layers = described(parse_config(PUBLIC[name], ())).layers
+    met = layers_to_meet(layers)
+    sizes = [
+        {linear.weight.shape for layer in some for linear in products_of(layer)} for some in (layers, layers[:met])
+    ]
+    assert sizes[0] == sizes[1]
+    kinds = [{(kind.mixer, kind.feed_forward) for kind in layer_kinds(some)} for some in (layers, layers[:met])]
+    assert kinds[0] == kinds[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "met"), [("Qwen3 0.6B", 1), ("Mixtral 8x7B", 1), ("GLM-4.5", 4), ("Qwen3-Next 80B-A3B", 4)]
+)
+def test_a_start_meets_no_more_layers_than_it_takes_for_one_of_each_kind(name: str, met: int) -> None:
+    assert layers_to_meet(described(parse_config(PUBLIC[name], ())).layers) == met
 
 
 def test_windows_and_kinds_of_feed_forward_are_told_apart_in_the_order_of_layers() -> None:
