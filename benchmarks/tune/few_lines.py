@@ -25,11 +25,11 @@ import torch
 from benchmarks.tune import step as step_tuner
 from benchmarks.tune.products import (
     GRAPH_BYTES,
-    PRODUCTS,
     AnyTiling,
     Bench,
     Product,
     lanes_candidates,
+    products,
     rows_candidates,
 )
 from benchmarks.tune.step import Step, Way
@@ -63,7 +63,7 @@ def ways_of(product: Product, others: int) -> list[Tiling]:
 def compilations(name: str, others: int) -> Iterator[Callable[[], None]]:
     """Each runs a product of a model in one way, and so compiles it: alone, and as it is where the residual that it
     reads was made by programs of 16, 32 or 64 outputs."""
-    for product in PRODUCTS[name]:
+    for product in products(name):
         for way in ways_of(product, others):
             for outputs in (64, 32, 16) if product.normed and way.lanes > 1 else (64,):
                 yield partial(_run_once, product, way, product.depth // outputs)
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"compiled in {time.monotonic() - began:.0f} s, {len(failed)} copies were not done", flush=True)
     short: dict[Product, list[AnyTiling]] = {}
     for name in names:
-        for product in PRODUCTS[name]:
+        for product in products(name):
             if late(f"a product of {name}"):
                 break
             found = timed_alone(product, ways_of(product, chosen.others))

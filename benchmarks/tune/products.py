@@ -19,15 +19,16 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch.nn import functional
 
+from benchmarks.gpu_table.shapes import SHAPES
 from benchmarks.tune.trial import READ_BYTES_PER_S, compile_side_by_side, graph_us, part_of
-from runahead.runtime.kernels.layers import Linear, Norm
+from runahead.runtime.kernels.layers import Attention, Dense, Linear, Norm
 from runahead.runtime.kernels.triton.lanes_product import GRAIN, blocks_held
 from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, STORE, row_product
 from runahead.runtime.kernels.triton.rows_product import Residual, SplitScratch, columns_of, rows_product
@@ -39,6 +40,7 @@ from runahead.runtime.kernels.triton.tilings import (
     measured_tiling,
     tiling_key,
 )
+from runahead.runtime.models.weights import described
 from runahead.runtime.rounding import ceil_div
 
 GRAPH_BYTES: Final = 4e8  # of weights that a graph goes through
@@ -58,29 +60,27 @@ class Product(NamedTuple):
     normed: bool
 
 
-PRODUCTS: Final = {
-    "0.6B": (
-        Product(4096, 1024, STORE, True),
-        Product(1024, 2048, ADD, False),
-        Product(6144, 1024, GATED, True),
-        Product(1024, 3072, ADD, False),
-        Product(151936, 1024, STORE, False),
-    ),
-    "1B": (
-        Product(3072, 2048, STORE, True),
-        Product(2048, 2048, ADD, False),
-        Product(16384, 2048, GATED, True),
-        Product(2048, 8192, ADD, False),
-        Product(128256, 2048, STORE, False),
-    ),
-    "8B": (
-        Product(6144, 4096, STORE, True),
-        Product(4096, 4096, ADD, False),
-        Product(28672, 4096, GATED, True),
-        Product(4096, 14336, ADD, False),
-        Product(128256, 4096, STORE, False),
-    ),
-}
+NAMES: Final = ("0.6B", "1B", "8B", "30B-A3B", "7B-A1B")
+
+
+@cache
+def products(name: str) -> tuple[Product, ...]:
+    """Of a shape of the benchmarks: those of its attention, of dense feed-forwards, and the head. Experts' have a tuner
+    of their own."""
+    model, found = described(SHAPES[name].described()), list[Product]()
+    for layer in model.layers:
+        if isinstance(mixer := layer.mixer, Attention):
+            found += [_product(mixer.qkv, STORE, True), _product(mixer.o, ADD, False)]
+        if isinstance(dense := layer.feed_forward, Dense):
+            found += [_product(dense.gate_up, GATED, True), _product(dense.down, ADD, False)]
+    return tuple(dict.fromkeys([*found, _product(Linear(model.lm_head, None), STORE, False)]))
+
+
+def _product(linear: Linear, epilogue: int, normed: bool) -> Product:
+    outputs, depth = linear.weight.shape
+    return Product(outputs, depth, epilogue, normed)
+
+
 AnyTiling: TypeAlias = Tiling | RowTiling
 
 
@@ -227,8 +227,7 @@ class Job(NamedTuple):
 
 def jobs(names: list[str], batches: list[int], limit: int, exact: bool) -> Iterator[Job]:
     """limit: candidates of a product, each launched programmatically and not; exact: for every number of parts."""
-    for name, product_number in itertools.product(names, range(len(PRODUCTS["8B"]))):
-        product = PRODUCTS[name][product_number]
+    for product in dict.fromkeys(product for name in names for product in products(name)):
         for rows in batches:
             found: list[AnyTiling] = []
             if rows == 1 and not exact:
@@ -314,7 +313,7 @@ def same_parts(timed: Mapping[int, Timed]) -> dict[int, AnyTiling]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(PRODUCTS))
+    parser.add_argument("--models", default=",".join(NAMES), help="shapes of the benchmarks")
     parser.add_argument("--rows", default="1,8,16,32,64")
     parser.add_argument("--limit", type=int, default=30, help="candidates of a product")
     parser.add_argument("--seconds", type=float, default=400, help="no product is begun after so many")
