@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -77,6 +78,8 @@ class Steps:
     overlap: float | None = None
     host_us: float | None = None
     tokens_per_message: float | None = None
+    launches: int | None = None
+    not_one_graph: dict[str, int] | None = None
 
 
 def through_the_engine(bench: Bench, batch: Batch, repeats: int) -> Steps:
@@ -100,7 +103,14 @@ def through_the_engine(bench: Bench, batch: Batch, repeats: int) -> Steps:
         idle_us=sum(window.idle_ns for window in windows) / launches / 1e3,
         overlap=sum(window.overlapped for window in windows) / launches,
         host_us=sum(window.host_s for window in windows) / launches * 1e6,
+        launches=launches,
+        not_one_graph=_split(windows) if bench.device.replays_graphs else None,
     )
+
+
+def _split(windows: Sequence[Window]) -> dict[str, int]:
+    """Launches that were not one graph, by reason."""
+    return dict(sum((window.fallbacks for window in windows), Counter[str]()))
 
 
 def bare_graphs(bench: Bench, batch: Batch, repeats: int) -> Steps:
@@ -146,6 +156,7 @@ class Window:
     overlapped: int
     idle_ns: int
     host_s: float
+    fallbacks: Counter[str]
 
 
 def _generate(bench: Bench, batch: Batch, tokens: int) -> tuple[float, Window]:
@@ -161,12 +172,12 @@ def _generate(bench: Bench, batch: Batch, tokens: int) -> tuple[float, Window]:
     took = time.perf_counter() - begun
     finish(bench)
     bench.front_end.check(rows, tokens)
-    return took, Window(*(new - old for new, old in zip(after, before, strict=True)))  # type: ignore[arg-type]
+    return took, Window(*(new - old for new, old in zip(after, before, strict=True)))  # type: ignore[operator]
 
 
-def _moment(bench: Bench) -> tuple[int, int, int, float]:
-    figures = bench.engine.figures
-    return figures.retired, figures.overlapped, figures.idle_ns, bench.engine.times.host_s
+def _moment(bench: Bench) -> tuple[int, int, int, float, Counter[str]]:
+    figures, fallbacks = bench.engine.figures, Counter(bench.device.counters.fallbacks)
+    return figures.retired, figures.overlapped, figures.idle_ns, bench.engine.times.host_s, fallbacks
 
 
 def submit(bench: Bench, batch: Batch, tokens: int) -> None:

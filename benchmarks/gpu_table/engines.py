@@ -99,6 +99,11 @@ class HoldingDevice:
         self._captured = True
         self._held: list[LaunchShape] | None = None
 
+    @property
+    def replays_graphs(self) -> bool:
+        """Decode launches are graphs, those that can be."""
+        return bool(self.buckets) and self._captured
+
     @contextlib.contextmanager
     def without_graphs(self) -> Iterator[None]:
         """Decode launches are enqueued kernel by kernel. Raises BenchmarkError where there are no graphs anyway."""

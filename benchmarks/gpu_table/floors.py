@@ -7,13 +7,14 @@ bytes over the bandwidth that one H200 reached when it did nothing but read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
-from runahead.runtime.kernels.layers import Attention, Dense, Experts
+from runahead.runtime.kernels.layers import Attention, Dense, Experts, Layer, Linear, Ungated
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.weights import described
@@ -25,7 +26,7 @@ BANDWIDTH: Final = 4.6e12  # bytes a second
 class StepBytes:
     """weights: that every step reads. kv_token: keys and values of one token in all layers. layers: of the model.
 
-    roles: weights that the products of one layer read, and `head`, by the name of the product. expert: one expert's,
+    roles: weights that the products of all layers read, and `head`, by the name of the product. expert: one expert's,
     and expert_layers: how many layers have some; 0 where there are none. state: of a row's recurrent state, which a
     step reads and writes.
     """
@@ -48,13 +49,12 @@ class StepBytes:
         """Of all kernels of a step that do this work; None where no bytes of it are known. See also `floor_ms`."""
         known: dict[str, Callable[[], float]] = {
             "attention": lambda: self.kv_token * tokens,
-            "head": lambda: self.roles["head"],
             "experts": lambda: self._named(experts),
             "states": lambda: self._states(rows),
         }
         if role in known:
             return known[role]() / BANDWIDTH * 1e6
-        return self.layers * self.roles[role] / BANDWIDTH * 1e6 if role in self.roles else None
+        return self.roles[role] / BANDWIDTH * 1e6 if role in self.roles else None
 
     def _named(self, experts: float) -> float:
         return self.expert * self.expert_layers * experts
@@ -67,12 +67,10 @@ def step_bytes(config: ModelConfig, dtype: torch.dtype) -> StepBytes:
     """Of a model whose weights and cache are of `dtype`."""
     model = described(config)
     untied = 0 if config.tie_word_embeddings else model.embedding.numel()  # of which a step reads a row for each token
-    mixer, dense = model.layers[0].mixer, model.layers[0].feed_forward
     kept = memory_of(model.layers).bytes_kept(1, dtype)
-    parts = {"head": model.lm_head}
-    if isinstance(mixer, Attention) and not kept.row:  # where layers differ, the products of one are not all of them
-        parts |= {"qkv": mixer.qkv.weight, "o": mixer.o.weight}
-        parts |= {"gate_up": dense.gate_up.weight, "down": dense.down.weight} if isinstance(dense, Dense) else {}
+    roles = Counter({"head": model.lm_head.numel()})
+    for layer in model.layers:  # which may be alike or not, and have a mixer, a feed-forward or both
+        roles.update({role: linear.weight.numel() for role, linear in _products(layer)})
     sparse = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, Experts)]
     sizes = {layer.gate_up[0].weight.numel() + layer.down[0].weight.numel() for layer in sparse}
     assert len(sizes) <= 1, "experts of one size"
@@ -81,8 +79,19 @@ def step_bytes(config: ModelConfig, dtype: torch.dtype) -> StepBytes:
         weights=(model.parameters - untied - expert * count) * dtype.itemsize,
         kv_token=kept.block,
         layers=len(model.layers),
-        roles={name: weight.numel() * dtype.itemsize for name, weight in parts.items()},
+        roles={role: numbers * dtype.itemsize for role, numbers in roles.items()},
         expert=expert * dtype.itemsize,
         expert_layers=len(sparse),
         state=kept.row,
     )
+
+
+def _products(layer: Layer) -> Iterator[tuple[str, Linear]]:
+    """Those that a kernel is told by, each with its name."""
+    mixer, dense = layer.mixer, layer.feed_forward
+    if isinstance(mixer, Attention):
+        yield from (("qkv", mixer.qkv), ("o", mixer.o))
+    if isinstance(dense, Dense):
+        yield from (("gate_up", dense.gate_up), ("down", dense.down))
+    elif isinstance(dense, Ungated):
+        yield from (("gate_up", dense.up), ("down", dense.down))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.gpu_table.decode import fill_cache
+from benchmarks.gpu_table.draft_results import DrafterStep, VerifiedLaunch
 from benchmarks.gpu_table.engines import Bench, opened
 from benchmarks.gpu_table.measured import Measured
 from benchmarks.gpu_table.results import Agreement, Arrivals, Breakdown, Cell, PromptTime
@@ -27,6 +28,8 @@ class Found:
     agreements: Sequence[Agreement] = ()
     prompts: Sequence[PromptTime] = ()
     arrivals: Sequence[Arrivals] = ()
+    verified: Sequence[VerifiedLaunch] = ()
+    drafters: Sequence[DrafterStep] = ()
     failures: Sequence[str] = ()
 
 

@@ -14,6 +14,7 @@ from benchmarks.gpu_table import results
 from benchmarks.gpu_table.arrivals import Load
 from benchmarks.gpu_table.cells import Cells, Run
 from benchmarks.gpu_table.decode import Batch, Steps, bare_graphs, fill_cache, form_of, through_the_engine
+from benchmarks.gpu_table.draft_parts import drafter_part, verify_part
 from benchmarks.gpu_table.engines import Bench
 from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.exactness import ASKED, COMPARED, FEW, SIZES, Crowd, agreements
@@ -32,6 +33,7 @@ from runahead.cuda_graphs.shape import Form
 from runahead.runtime.wire.engine_config import DeviceName
 
 MOST_ROWS: Final = 64  # of the tables that leave out the largest batch
+_MODELS: Final = "decode steps of models with experts or recurrent states, beside the bytes that they need"
 _EVERYBODY: Final[tuple[Sampling, ...]] = ("greedy", "sampled")
 _ONE_AMONG: Final[tuple[Sampling, ...]] = ("one sampled", "one with log-probabilities")
 
@@ -65,6 +67,8 @@ def run_part(part: Part, run: Run) -> Result:
         agreements=tuple(found.agreements),
         prompts=tuple(found.prompts),
         arrivals=tuple(found.arrivals),
+        verified=tuple(found.verified),
+        drafters=tuple(found.drafters),
         failure="; ".join(found.failures),
     )
 
@@ -233,6 +237,10 @@ def _first_tokens_exactly(shape: Shape, run: Run) -> Found:
     return first_token_part(shape, run, exact=True)
 
 
+def _models_of(shape: Shape, run: Run) -> Found:
+    return _models((shape,), run)
+
+
 _KINDS: Final = (
     ("engine", "bare graphs, and through the engine", _step, {"0.6B": 3, "1B": 3, "8B": 6, "tiny": 1}),
     ("grpc", "through gRPC, one stream a row", _grpc, {"0.6B": 3, "1B": 3, "8B": 5, "tiny": 1}),
@@ -246,7 +254,20 @@ _KINDS: Final = (
     ),
     ("prompts-exact", "the same with exact kernels", _first_tokens_exactly, {"0.6B": 3, "8B": 6, "tiny": 1}),
     ("kernels", "every kernel of a launch", _kernels, {"0.6B": 2, "8B": 3, "30B-A3B": 3, "7B-A1B": 4, "tiny": 1}),
-)
+    ("models", _MODELS, _models_of, {"30B-A3B": 2, "7B-A1B": 2}),
+    ("hybrids", _MODELS, _models_of, {"8B-hybrid": 2, "9B-hybrid": 2, "40B-A3B-delta": 2}),
+    (
+        "verify",
+        "launches that verify drafts beside plain ones",
+        verify_part,
+        {
+            "0.6B": 1, "8B": 1, "8B-hybrid": 1, "9B-hybrid": 1, "7B-A1B": 1, "30B-A3B": 2, "40B-A3B-delta": 2,
+            "tiny": 1, "tiny-halves": 1, "tiny-hybrid": 1,
+        },
+    ),
+)  # fmt: skip
+# What drafts for these shapes beside heads, if anything: a smaller model of the same vocabulary.
+_DRAFTERS: Final = {"0.6B": None, "8B": "1B", "tiny": "tiny"}
 # By name, shape, load, launches ahead, and minutes. Each must be over before a part's time is.
 _LOADS: Final = (
     ("prompts-8k-8B", "8B", Load(64, 8192, 512, 0.25), (0, 1, 2, 4), 4),
@@ -263,16 +284,25 @@ def _arriving(load: Load) -> str:
     return f"{load.requests} requests of {load.tokens:,} tokens in and {load.generated} out, {when}"
 
 
-_MODELS: Final = "decode steps of models with experts or recurrent states, beside the bytes that they need"
-_TINY_MODELS: Final = SHAPES["tiny-experts"], SHAPES["tiny-hybrid"]
+_TINY_MODELS: Final = SHAPES["tiny-experts"], SHAPES["tiny-hybrid"], SHAPES["tiny-halves"]
 _EXACTNESS: Final = "answers that differ alone and among others, with exact kernels and without"
 PARTS: Final = {
     part.name: part
     for part in (
         *(
-            Part(f"{kind}-{shape}", f"{shape}: {what}", about, partial(measure, SHAPES[shape]), shape != "tiny")
+            Part(f"{kind}-{shape}", f"{shape}: {what}", about, partial(measure, SHAPES[shape]), "tiny" not in shape)
             for kind, what, measure, minutes in _KINDS
             for shape, about in minutes.items()
+        ),
+        *(
+            Part(
+                f"drafters-{shape}",
+                f"{shape}: steps of what drafts for it",
+                1,
+                partial(drafter_part, SHAPES[shape], None if smaller is None else SHAPES[smaller]),
+                shape != "tiny",
+            )
+            for shape, smaller in _DRAFTERS.items()
         ),
         *(
             Part(
@@ -283,10 +313,6 @@ PARTS: Final = {
                 shape != "tiny",
             )
             for name, shape, load, depths, about in _LOADS
-        ),
-        *(
-            Part(name, f"{' and '.join(of)}: {_MODELS}", 8, partial(_models, [SHAPES[one] for one in of]), True)
-            for name, of in (("models", ("30B-A3B", "7B-A1B")), ("hybrids", ("9B-hybrid", "40B-A3B-delta")))
         ),
         Part("models-tiny", f"tiny ones: {_MODELS}", 1, partial(_models, _TINY_MODELS), False),
         Part("exactness", f"the bundled model: {_EXACTNESS}", 6, partial(_exactness, Crowd(), COMPARED), True),

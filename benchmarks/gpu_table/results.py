@@ -13,6 +13,7 @@ from typing import Final, Literal
 import msgspec
 import torch
 
+from benchmarks.gpu_table.draft_results import DrafterStep, VerifiedLaunch
 from benchmarks.gpu_table.errors import ResultError
 from benchmarks.gpu_table.settings import Settings
 from runahead.service.version import commit_of
@@ -52,8 +53,10 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     prompt: how long the prompts are, in words. context: tokens that a row holds in the middle of what was measured, the
     mean over the rows. runs: seconds of the short and of the long run, of each repetition; bare graphs have none.
     nodes: of the graph. idle_us: of the device between two launches, by its stamps. overlap: the share of launches that
-    were enqueued while the one before ran. host_us: the engine's own time a launch. experts: that the rows name in a
-    layer, each counted once, the mean over layers and steps. skipped: why there is no figure.
+    were enqueued while the one before ran. host_us: the engine's own time a launch. launches: that these three are of,
+    and not_one_graph: those among them that were not one graph, by reason; None in older results, and where there are
+    no graphs. experts: that the rows name in a layer, each counted once, the mean over layers and steps. skipped: why
+    there is no figure.
     """
 
     table: Table
@@ -73,6 +76,8 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     overlap: float | None = None
     host_us: float | None = None
     tokens_per_message: float | None = None
+    launches: int | None = None
+    not_one_graph: dict[str, int] | None = None
     experts: float | None = None
     skipped: str = ""
 
@@ -214,6 +219,8 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     agreements: tuple[Agreement, ...] = ()
     prompts: tuple[PromptTime, ...] = ()
     arrivals: tuple[Arrivals, ...] = ()
+    verified: tuple[VerifiedLaunch, ...] = ()
+    drafters: tuple[DrafterStep, ...] = ()
     failure: str = ""
 
 

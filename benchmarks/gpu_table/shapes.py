@@ -95,7 +95,7 @@ def _keys(
     tied: bool,
     positions: int = 32768,
 ) -> dict[str, Any]:
-    return {
+    keys: dict[str, Any] = {
         "architectures": [architecture],
         "model_type": model_type,
         "hidden_size": hidden,
@@ -109,11 +109,11 @@ def _keys(
         "max_position_embeddings": positions,
         "rms_norm_eps": 1e-5,
         "rope_theta": 500000.0,
-        "hidden_act": "silu",
         "torch_dtype": "bfloat16",
         "eos_token_id": 0,
         "bos_token_id": 1,
     }
+    return keys if model_type == "nemotron_h" else keys | {"hidden_act": "silu"}  # which calls it otherwise
 
 
 _QWEN3: Final = ("Qwen3ForCausalLM", "qwen3")
@@ -124,6 +124,7 @@ _QWEN3_MOE: Final = ("Qwen3MoeForCausalLM", "qwen3_moe")
 _GRANITE_HYBRID: Final = ("GraniteMoeHybridForCausalLM", "granitemoehybrid")
 _BAMBA: Final = ("BambaForCausalLM", "bamba")
 _QWEN3_NEXT: Final = ("Qwen3NextForCausalLM", "qwen3_next")
+_NEMOTRON_H: Final = ("NemotronHForCausalLM", "nemotron_h")
 
 
 def _mamba2(heads: int, head_dim: int, state: int) -> dict[str, Any]:
@@ -135,6 +136,21 @@ def _mamba2(heads: int, head_dim: int, state: int) -> dict[str, Any]:
         "mamba_n_groups": 1,
         "mamba_d_conv": 4,
         "mamba_expand": 2,
+    }
+
+
+def _halves(pattern: str, heads: int, head_dim: int, state: int, groups: int) -> dict[str, Any]:
+    """Keys of a Nemotron-H, whose layers are one thing each: M is Mamba-2, * attention, - a feed-forward without a
+    gate."""
+    return {
+        "hybrid_override_pattern": pattern,
+        "mamba_num_heads": heads,
+        "mamba_head_dim": head_dim,
+        "ssm_state_size": state,
+        "n_groups": groups,
+        "conv_kernel": 4,
+        "mlp_hidden_act": "relu2",
+        "layer_norm_epsilon": 1e-5,
     }
 
 
@@ -217,6 +233,22 @@ SHAPES: Final = {
             | _hybrid_experts(64, 6, 1024, (5, 15, 25, 35), 40),
         ),
         Shape(
+            "8B-hybrid",  # Nemotron-H 8B
+            (1, 8, 64),
+            _keys(
+                *_NEMOTRON_H,
+                hidden=4096,
+                layers=52,
+                ffn=21504,
+                heads=32,
+                kv_heads=8,
+                head_dim=128,
+                vocab=131072,
+                tied=False,
+            )
+            | _halves("M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-", 128, 64, 128, 8),
+        ),
+        Shape(
             "9B-hybrid",  # Bamba 9B
             (1, 8, 64),
             _keys(
@@ -274,6 +306,24 @@ SHAPES: Final = {
             )
             | _mamba2(4, 32, 16)
             | _hybrid_experts(8, 2, 64, (1,), 3),
+            SMALL,
+        ),
+        Shape(
+            "tiny-halves",
+            (1, 4),
+            _keys(
+                *_NEMOTRON_H,
+                hidden=64,
+                layers=4,
+                ffn=96,
+                heads=4,
+                kv_heads=2,
+                head_dim=16,
+                vocab=160,
+                tied=False,
+                positions=512,
+            )
+            | _halves("M-*-", 4, 32, 16, 2),
             SMALL,
         ),
         Shape(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
+from benchmarks.gpu_table.draft_tables import drafter_table, verified_table
 from benchmarks.gpu_table.goals import Steps, goals, idle_share
+from benchmarks.gpu_table.markdown import NONE, at_least, at_most, counts, number, over, percent, table
 from benchmarks.gpu_table.merge import Merged
 from benchmarks.gpu_table.published import (
     FIRST_TOKEN_GOALS_MS,
@@ -22,21 +24,11 @@ from benchmarks.gpu_table.published import (
 )
 from benchmarks.gpu_table.results import Agreement, Arrivals, Breakdown, Cell, PromptTime, Sampling
 
-_NONE = "–"
 _KERNELS_SHOWN = 20
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return _NONE if value is None else f"{value:.{digits}f}"
-
-
-def _over(one: float | None, other: float | None) -> str:
-    return _number(one / other if one is not None and other is not None else None, 3)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [head, ["---"] * len(head), *rows]
-    return ["| " + " | ".join(line) + " |" for line in lines]
+_STATES = (
+    "Recurrent states are float32, and so in the floor. In which dtype vLLM kept those of 7B-A1B when it was measured "
+    "is not known."
+)
 
 
 def tables(merged: Merged) -> str:
@@ -53,6 +45,8 @@ def tables(merged: Merged) -> str:
         _depth_table(cells),
         _length_table(cells),
         _model_table(cells),
+        verified_table([found for part in merged.parts for found in part.verified]),
+        drafter_table([found for part in merged.parts for found in part.drafters]),
     ]
     blocks += [_breakdown_table(breakdown) for breakdown in breakdowns]
     blocks.append(_prompt_table([found for part in merged.parts for found in part.prompts]))
@@ -65,14 +59,14 @@ def tables(merged: Merged) -> str:
 
 def _heading(merged: Merged) -> list[str]:
     first = merged.parts[0]
-    machines = sorted({f"{part.machine.cpu}, {part.machine.cores} cores, driver {part.machine.driver or _NONE}"
+    machines = sorted({f"{part.machine.cpu}, {part.machine.cores} cores, driver {part.machine.driver or NONE}"
                        for part in merged.parts})  # fmt: skip
     dates = sorted(part.date for part in merged.parts)
     versions = first.versions
     when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
     return [
         f"Commit {merged.commit}, {merged.gpu or 'no GPU'}; {'; '.join(machines)}; torch {versions.torch}, triton "
-        f"{versions.triton or _NONE}, CUDA {versions.cuda or _NONE}, Python {versions.python}; {when}.",
+        f"{versions.triton or NONE}, CUDA {versions.cuda or NONE}, Python {versions.python}; {when}.",
         f"Parts: {', '.join(part.part for part in merged.parts)}.",
     ]
 
@@ -84,13 +78,13 @@ def _step_table(steps: Steps, sampling: Sampling) -> list[str]:
         known = [cell for way in ("graph", "engine", "grpc") if (cell := steps.cell(place, way, sampling))]
         if not known:
             continue
-        row = [place.shape, str(place.rows), _number(known[0].floor_ms), *map(_number, (graph, engine, grpc))]
-        row += [_over(engine, graph), _over(grpc, graph)]
+        row = [place.shape, str(place.rows), number(known[0].floor_ms), *map(number, (graph, engine, grpc))]
+        row += [over(engine, graph), over(grpc, graph)]
         if sampling == "greedy":
             peer = best_peer_ms(place)
-            row += [_number(times.get(place)) for times in PEERS_MS.values()]
+            row += [number(times.get(place)) for times in PEERS_MS.values()]
             goal = GOALS_MS.get(place)
-            row += [_over(peer, engine), _number(goal), _verdict(engine, goal)]
+            row += [over(peer, engine), number(goal), at_most(engine, goal)]
         rows.append(row)
     if not rows:
         return []
@@ -98,22 +92,22 @@ def _step_table(steps: Steps, sampling: Sampling) -> list[str]:
     title = "greedy" if sampling == "greedy" else "temperature 0.8, top-p 0.9"
     if sampling == "greedy":
         head += [*PEERS_MS, "best of these ÷ engine", "goal", ""]
-    return [f"**Milliseconds a decode step, {title}**", "", *_table(head, rows)]
+    return [f"**Milliseconds a decode step, {title}**", "", *table(head, rows)]
 
 
 def _ways_table(cells: Sequence[Cell]) -> list[str]:
     rows = [
         [
-            cell.shape, str(cell.rows), cell.sampling, cell.way, _number(cell.step_ms, 3), str(cell.nodes or _NONE),
-            _number(cell.idle_us, 1), _percent(idle_share(cell)), _number(cell.overlap, 3), _number(cell.host_us, 0),
-            _number(cell.tokens_per_message, 2),
+            cell.shape, str(cell.rows), cell.sampling, cell.way, number(cell.step_ms, 3), str(cell.nodes or NONE),
+            number(cell.idle_us, 1), percent(idle_share(cell)), number(cell.overlap, 3), number(cell.host_us, 0),
+            number(cell.tokens_per_message, 2),
         ]
         for cell in cells
         if cell.table == "step" and cell.step_ms is not None
     ]  # fmt: skip
     head = ["shape", "batch", "sampling", "way", "ms", "nodes", "idle µs", "of a step", "overlap", "host µs",
             "tokens a message"]  # fmt: skip
-    return ["**Each way in detail**", "", *_table(head, rows)] if rows else []
+    return ["**Each way in detail**", "", *table(head, rows)] if rows else []
 
 
 def _one_among_table(steps: Steps, cells: Sequence[Cell]) -> list[str]:
@@ -125,36 +119,36 @@ def _one_among_table(steps: Steps, cells: Sequence[Cell]) -> list[str]:
         if greedy is None or not any(added):
             continue
         less = [None if one is None else one - greedy for one in added]
-        rows.append([place.shape, str(place.rows), _number(greedy, 3), *(_number(one, 3) for one in less)])
+        rows.append([place.shape, str(place.rows), number(greedy, 3), *(number(one, 3) for one in less)])
     head = ["shape", "batch", "greedy", "all sampled", "one sampled", "one with log-probabilities"]
-    return ["**Milliseconds that sampling adds to a greedy step**", "", *_table(head, rows)] if rows else []
+    return ["**Milliseconds that sampling adds to a greedy step**", "", *table(head, rows)] if rows else []
 
 
 def _depth_table(cells: Sequence[Cell]) -> list[str]:
     rows = [
         [
             cell.shape, str(cell.rows), "serial" if cell.run_ahead == 0 else str(cell.run_ahead),
-            "graph" if cell.captured else "eager", _number(cell.floor_ms), _number(cell.step_ms, 3),
-            _number(cell.idle_us, 1), _percent(idle_share(cell)), _number(cell.overlap, 3), _number(cell.host_us, 0),
+            "graph" if cell.captured else "eager", number(cell.floor_ms), number(cell.step_ms, 3),
+            number(cell.idle_us, 1), percent(idle_share(cell)), number(cell.overlap, 3), number(cell.host_us, 0),
         ]
         for cell in cells
         if cell.table == "depths" and cell.step_ms is not None
     ]  # fmt: skip
     head = ["shape", "batch", "launches ahead", "launch", "floor", "ms", "idle µs", "of a step", "overlap", "host µs"]
-    return ["**Launches ahead, and without graphs, greedy**", "", *_table(head, rows)] if rows else []
+    return ["**Launches ahead, and without graphs, greedy**", "", *table(head, rows)] if rows else []
 
 
 def _length_table(cells: Sequence[Cell]) -> list[str]:
     rows = [
         [
-            cell.shape, str(cell.rows), cell.prompt, f"{cell.context:,.0f}", _number(cell.floor_ms),
-            _number(cell.step_ms, 3), _over(cell.step_ms, cell.floor_ms), _number(cell.idle_us, 1),
+            cell.shape, str(cell.rows), cell.prompt, f"{cell.context:,.0f}", number(cell.floor_ms),
+            number(cell.step_ms, 3), over(cell.step_ms, cell.floor_ms), number(cell.idle_us, 1),
         ]
         for cell in cells
         if cell.table == "lengths"
     ]  # fmt: skip
     head = ["shape", "batch", "prompts", "mean context", "floor", "ms", "÷ floor", "idle µs"]
-    return ["**Long contexts and ragged lengths, greedy, through the engine**", "", *_table(head, rows)] if rows else []
+    return ["**Long contexts and ragged lengths, greedy, through the engine**", "", *table(head, rows)] if rows else []
 
 
 def _model_table(cells: Sequence[Cell]) -> list[str]:
@@ -165,13 +159,24 @@ def _model_table(cells: Sequence[Cell]) -> list[str]:
         place = Place(cell.shape, cell.rows)
         peer, goal = VLLM_MODELS_MS.get(place), MODEL_GOALS_MS.get(place)
         rows.append([
-            cell.shape, str(cell.rows), cell.way, _number(cell.experts, 1), _number(cell.floor_ms),
-            _number(cell.step_ms, 3), _over(cell.step_ms, cell.floor_ms), str(cell.nodes or _NONE),
-            _number(cell.overlap, 3), _number(peer), _number(goal), _verdict(cell.step_ms, goal),
+            cell.shape, str(cell.rows), cell.way, number(cell.experts, 1), number(cell.floor_ms),
+            number(cell.step_ms, 3), over(cell.step_ms, cell.floor_ms), str(cell.nodes or NONE),
+            _one_graph(cell), number(cell.overlap, 3), at_least(cell.overlap, OVERLAP), number(peer), number(goal),
+            at_most(cell.step_ms, goal),
         ])  # fmt: skip
-    head = ["shape", "batch", "way", "experts a layer", "floor", "ms", "÷ floor", "nodes", "overlap", "vLLM 0.26.0",
-            "goal", ""]  # fmt: skip
-    return ["**Models with experts: milliseconds a decode step, greedy**", "", *_table(head, rows)] if rows else []
+    head = ["shape", "batch", "way", "experts a layer", "floor", "ms", "÷ floor", "nodes", "launches of one graph",
+            "overlap", f"at least {OVERLAP:g}", "vLLM 0.26.0", "goal", ""]  # fmt: skip
+    title = "**Models with experts or recurrent states: milliseconds a decode step, greedy**"
+    return [title, "", _STATES, "", *table(head, rows)] if rows else []
+
+
+def _one_graph(cell: Cell) -> str:
+    """Of the launches through the engine."""
+    if cell.launches is None or cell.not_one_graph is None:
+        return NONE
+    others = sum(cell.not_one_graph.values())
+    whole = f"{cell.launches - others} of {cell.launches}"
+    return f"{whole}; not {counts(cell.not_one_graph)}" if others else whole
 
 
 def _breakdown_table(found: Breakdown) -> list[str]:
@@ -182,17 +187,17 @@ def _breakdown_table(found: Breakdown) -> list[str]:
         f"{found.floor_us:,.1f} µs"
     )
     roles = [
-        [one.role, _number(one.own_us, 1), _number(one.floor_us, 1), _over(one.own_us, one.floor_us),
-         _number(one.total_us, 1)]
+        [one.role, number(one.own_us, 1), number(one.floor_us, 1), over(one.own_us, one.floor_us),
+         number(one.total_us, 1)]
         for one in found.roles
     ]  # fmt: skip
     kernels = [
-        [f"`{one.name[:80]}`", one.role, _number(one.count, 1), _number(one.mean_us, 2), _number(one.total_us, 1),
-         _number(one.own_us, 1), _percent(one.share)]
+        [f"`{one.name[:80]}`", one.role, number(one.count, 1), number(one.mean_us, 2), number(one.total_us, 1),
+         number(one.own_us, 1), percent(one.share)]
         for one in found.kernels[:_KERNELS_SHOWN]
     ]  # fmt: skip
-    lines = [title, "", *_table(["work", "adds µs", "floor", "÷ floor", "runs µs"], roles), ""]
-    lines += _table(["kernel", "work", "a step", "mean µs", "runs µs", "adds µs", "share"], kernels)
+    lines = [title, "", *table(["work", "adds µs", "floor", "÷ floor", "runs µs"], roles), ""]
+    lines += table(["kernel", "work", "a step", "mean µs", "runs µs", "adds µs", "share"], kernels)
     left = len(found.kernels) - _KERNELS_SHOWN
     return [*lines, "", f"{left} more kernels are in the result file."] if left > 0 else lines
 
@@ -208,23 +213,23 @@ def _prompt_table(times: Sequence[PromptTime]) -> list[str]:
         peer, goal = (known.get(place) if alone else None for known in (VLLM_FIRST_TOKEN_MS, FIRST_TOKEN_GOALS_MS))
         found, exact = None if time.exact else time.first_token_ms, exactly.get(_asked(time))
         rows.append([
-            time.shape, _prompts(time), str(time.rows or "alone"), time.setting, _number(time.products_ms, 1),
-            _number(time.met_ms, 1), _number(found, 1), _over(found, time.products_ms), _percent(time.idle_between),
-            _percent(time.idle_inside), _idle_verdict(time), _number(exact, 1), _over(exact, found),
-            _number(time.gap_p50_ms, 1), _number(time.gap_p99_ms, 1), _number(peer, 1), _number(goal, 1),
-            _verdict(found, goal),
+            time.shape, _prompts(time), str(time.rows or "alone"), time.setting, number(time.products_ms, 1),
+            number(time.met_ms, 1), number(found, 1), over(found, time.products_ms), percent(time.idle_between),
+            percent(time.idle_inside), _idle_verdict(time), number(exact, 1), over(exact, found),
+            number(time.gap_p50_ms, 1), number(time.gap_p99_ms, 1), number(peer, 1), number(goal, 1),
+            at_most(found, goal),
         ])  # fmt: skip
     head = ["shape", "prompt", "rows beside", "set for", "products", "met first", "first token", "÷ products",
             "idle between", "idle inside", f"at most {100 * MIXED_IDLE:.0f} %", "exact", "exact ÷", "gap p50",
             "gap p99", "vLLM 0.26.0", "goal", ""]  # fmt: skip
     return ["**Milliseconds to the first token, and between two tokens of the rows beside**", "",
-            *_table(head, rows)] if rows else []  # fmt: skip
+            *table(head, rows)] if rows else []  # fmt: skip
 
 
 def _idle_verdict(time: PromptTime) -> str:
     if time.tokens < MIXED_IDLE_FROM or time.idle_between is None or time.idle_inside is None:
-        return _NONE
-    return _verdict(time.idle_between + time.idle_inside, MIXED_IDLE)
+        return NONE
+    return at_most(time.idle_between + time.idle_inside, MIXED_IDLE)
 
 
 def _prompts(time: PromptTime) -> str:
@@ -240,10 +245,10 @@ def _arrival_table(loads: Sequence[Arrivals]) -> list[str]:
         [
             load.shape, f"{load.requests} x {load.tokens:,}, {load.generated} out",
             f"every {load.every_s:g} s" if load.every_s else "at once", str(load.run_ahead or "serial"),
-            _number(load.tokens_s, 0), _number(load.first_p50_ms, 0), _number(load.first_p99_ms, 0),
-            _number(load.gap_p50_ms, 1), _number(load.gap_p99_ms, 1), _percent(load.overlap),
-            _overlap_verdict(load), _percent(load.idle_between), _percent(load.idle_inside), _counts(load.launches),
-            _counts(load.fallbacks), _counts(load.barriers), str(_NONE if load.held_back is None else load.held_back),
+            number(load.tokens_s, 0), number(load.first_p50_ms, 0), number(load.first_p99_ms, 0),
+            number(load.gap_p50_ms, 1), number(load.gap_p99_ms, 1), percent(load.overlap),
+            _overlap_verdict(load), percent(load.idle_between), percent(load.idle_inside), counts(load.launches),
+            counts(load.fallbacks), counts(load.barriers), str(NONE if load.held_back is None else load.held_back),
         ]
         for load in loads
     ]  # fmt: skip
@@ -253,21 +258,11 @@ def _arrival_table(loads: Sequence[Arrivals]) -> list[str]:
     left_out = [f"- {load.shape} {load.requests} x {load.tokens:,}, {load.run_ahead or 'serial'}: {load.skipped}"
                 for load in loads if load.skipped]  # fmt: skip
     title = "**Requests that arrive while others decode: milliseconds, through the engine, set for the prompts' rate**"
-    return [title, "", *_table(head, rows), *left_out] if rows else []
+    return [title, "", *table(head, rows), *left_out] if rows else []
 
 
 def _overlap_verdict(load: Arrivals) -> str:
-    if load.overlap is None or not load.run_ahead:
-        return _NONE
-    return "met" if load.overlap >= OVERLAP else "missed"
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or _NONE
-
-
-def _verdict(found: float | None, goal: float | None) -> str:
-    return _NONE if goal is None or found is None else "met" if found <= goal else "missed"
+    return at_least(load.overlap, OVERLAP) if load.run_ahead else NONE
 
 
 def _agreement_table(agreements: Sequence[Agreement]) -> list[str]:
@@ -281,15 +276,15 @@ def _agreement_table(agreements: Sequence[Agreement]) -> list[str]:
     ]  # fmt: skip
     head = ["exact", "requests", "launches ahead", "other tokens", "other log-probabilities"]
     title = "**Answers of the bundled model that are others than those one at a time, through gRPC**"
-    return [title, "", *_table(head, rows)] if rows else []
+    return [title, "", *table(head, rows)] if rows else []
 
 
 def _goal_table(steps: Steps) -> list[str]:
     rows = [
-        [goal.what, _number(goal.most, goal.digits), _number(goal.found, goal.digits), goal.verdict]
+        [goal.what, number(goal.most, goal.digits), number(goal.found, goal.digits), goal.verdict]
         for goal in goals(steps)
     ]
-    return ["**Goals**", "", *_table(["what", "at most", "found", ""], rows)]
+    return ["**Goals**", "", *table(["what", "at most", "found", ""], rows)]
 
 
 def _skipped(cells: Sequence[Cell]) -> list[str]:
@@ -299,7 +294,3 @@ def _skipped(cells: Sequence[Cell]) -> list[str]:
         for cell in cells
         if cell.skipped
     ]
-
-
-def _percent(share: float | None) -> str:
-    return _NONE if share is None else f"{share:.2%}"

@@ -17,7 +17,7 @@ from benchmarks.gpu_table.cells import Run
 from benchmarks.gpu_table.decode import Steps
 from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.parts import PARTS, run_part
-from benchmarks.gpu_table.published import GOALS_MS
+from benchmarks.gpu_table.published import GOALS_MS, MODEL_GOALS_MS, VLLM_MODELS_MS
 from benchmarks.gpu_table.settings import flags, read_settings
 from benchmarks.gpu_table.shapes import SHAPES
 from runahead.service.version import commit_of
@@ -30,9 +30,22 @@ def test_every_part_is_listed_with_its_minutes(capsys: pytest.CaptureFixture[str
     assert [line.split()[0] for line in lines] == list(PARTS)
     assert all(int(line.split()[1]) <= 8 for line in lines)
     of_shapes = {shape for shape in SHAPES for name in PARTS if name.endswith(f"-{shape}")}
-    assert {shape for shape, _ in GOALS_MS} == of_shapes - {"tiny", "7B-A1B", "30B-A3B"}
-    assert [name for name in PARTS if "-" not in name] == ["models", "hybrids", "exactness"], "of other models"
-    assert not any(part.is_wanted for name, part in PARTS.items() if name.endswith("tiny"))
+    of_steps = {name.removeprefix("engine-") for name in PARTS if name.startswith("engine-")}
+    assert {shape for shape, _ in GOALS_MS} == of_steps - {"tiny"}
+    assert of_shapes == SHAPES.keys() - {"tiny-experts"}, "which is measured with the other tiny models"
+    assert [name for name in PARTS if "-" not in name] == ["exactness"]
+    assert not any(part.is_wanted for name, part in PARTS.items() if "tiny" in name)
+
+
+def test_each_model_with_experts_or_states_is_a_part_of_its_own_of_two_minutes() -> None:
+    of_models = [part for name, part in PARTS.items() if name.startswith(("models-", "hybrids-", "verify-"))]
+    assert all(part.minutes <= 2 for part in of_models)
+    for kind in ("models", "hybrids"):
+        named = {name.removeprefix(f"{kind}-") for name in PARTS if name.startswith(f"{kind}-")} - {"tiny"}
+        assert named == ({"30B-A3B", "7B-A1B"} if kind == "models" else {"8B-hybrid", "9B-hybrid", "40B-A3B-delta"})
+        assert all(f"verify-{shape}" in PARTS for shape in named)
+    assert {shape for shape, _ in MODEL_GOALS_MS} == {"30B-A3B", "7B-A1B"}
+    assert VLLM_MODELS_MS.keys() == MODEL_GOALS_MS.keys()
 
 
 def test_a_part_leaves_a_file_with_machine_versions_commit_date_and_settings(tmp_path: Path) -> None:
@@ -50,15 +63,18 @@ def test_models_are_measured_beside_the_floor_of_what_their_rows_need() -> None:
     found = run_part(PARTS["models-tiny"], Run("cpu", 1, 300.0, "0123456789ab"))
     assert [(cell.shape, cell.rows, cell.way) for cell in found.cells] == [
         (shape, rows, way)
-        for shape in ("tiny-experts", "tiny-hybrid")
+        for shape in ("tiny-experts", "tiny-hybrid", "tiny-halves")
         for rows in (1, 4)
         for way in ("graph", "engine")
     ]
-    for cells in (found.cells[:4], found.cells[4:]):
+    for cells in (found.cells[:4], found.cells[4:8]):
         alone, together = cells[0], cells[-1]
         assert alone.experts == 2 and together.experts is not None and 2 <= together.experts <= 8
         assert alone.floor_ms < together.floor_ms
+    assert {cell.experts for cell in found.cells[8:]} == {0.0}
     assert all(cell.step_ms for cell in found.cells)
+    through = [cell for cell in found.cells if cell.way == "engine"]
+    assert all(cell.launches and cell.not_one_graph is None for cell in through), "the CPU has no graphs"
 
 
 @pytest.mark.parametrize("part", ["depths-tiny", "lengths-tiny"])

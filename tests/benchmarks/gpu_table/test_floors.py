@@ -65,6 +65,22 @@ def test_a_state_is_read_and_written() -> None:
     assert (bytes_of("8B").state, bytes_of("9B-hybrid").expert) == (0, 0)
 
 
+def test_layers_that_are_one_half_each_are_counted_as_what_they_are() -> None:
+    """Nemotron-H 8B: 24 mixers with states, 24 feed-forwards without gates, 4 with attention."""
+    bytes_ = bytes_of("8B-hybrid")
+    inner, channels = 128 * 64, 128 * 64 + 2 * 8 * 128
+    mamba = (inner + channels + 128) * 4096 + 4 * channels + channels + 3 * 128 + inner + inner * 4096
+    attention = (32 + 2 * 8) * 128 * 4096 + 32 * 128 * 4096
+    assert bytes_.weights == 2 * (
+        24 * (mamba + 2 * 4096 * 21504) + 4 * attention + 52 * 4096 + 131072 * 4096 + 4096
+    )  # fmt: skip
+    assert bytes_.kv_token == 4 * 2 * 8 * 128 * 2
+    assert bytes_.state == 24 * 4 * (128 * 64 * 128 + 3 * channels)
+    assert (bytes_.expert, bytes_.layers) == (0, 52)
+    assert bytes_.roles["qkv"] == 2 * 4 * (32 + 2 * 8) * 128 * 4096
+    assert bytes_.roles["gate_up"] == bytes_.roles["down"] == 2 * 24 * 4096 * 21504
+
+
 def test_the_goals_of_the_hybrid_were_set_against_these_bytes() -> None:
     """With 6, 35 and 62 of 64 experts a layer."""
     bytes_ = bytes_of("7B-A1B")

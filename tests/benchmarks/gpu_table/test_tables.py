@@ -65,6 +65,19 @@ def test_what_sampling_adds_and_how_long_the_device_idles() -> None:
     assert "8B, batch 8: ms that sampling adds" not in goals_of
 
 
+def test_models_are_held_against_their_goals_overlap_and_one_graph_a_launch() -> None:
+    of_models = {"table": "models", "floor_ms": 1.0, "nodes": 500}
+    whole = cell("7B-A1B", 1, "engine", 1.25, overlap=0.99, launches=672, not_one_graph={}, **of_models)
+    split = cell("7B-A1B", 8, "engine", 3.5, overlap=0.97, launches=672, not_one_graph={"rows": 2}, **of_models)
+    text = tables(merge([result("models-7B-A1B", whole, split)]))
+    assert (
+        "| 7B-A1B | 1 | engine | – | 1.00 | 1.250 | 1.250 | 500 | 672 of 672 | 0.990 | met | 3.29 | 1.30 | met |"
+        in text
+    )
+    assert "| 500 | 670 of 672; not 2 rows | 0.970 | missed | 5.00 | 3.00 | missed |" in text
+    assert "In which dtype vLLM kept those of 7B-A1B when it was measured is not known." in text
+
+
 def test_the_tables_hold_every_figure_and_say_what_is_missing() -> None:
     breakdown = Breakdown(
         shape="8B", rows=1, launches=20, context=672.0, step_us=4695.0, floor_us=3282.0,
