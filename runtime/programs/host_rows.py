@@ -167,7 +167,7 @@ class HostRows(RowParameters[NDArray[Any]]):
         alive = self.alive[slots]
         position = self.seq_len[slots]
         ends = (position >= self.min_position[slots]) | (self.mask_epoch[slots] != 0)
-        stops = (self.stop_ids[slots] == tokens[:, None]).any(1) & ends
+        stops = self._are_stops(slots, tokens[:, None])[:, 0] & ends
         good = finite if nothing_left is None else finite & ~nothing_left
         stopped = stops | (position >= self.max_position[slots]) | ~good
         kept = alive & good
@@ -207,7 +207,7 @@ class HostRows(RowParameters[NDArray[Any]]):
         width = tokens.shape[1]
         offsets = np.arange(width)
         position = self.seq_len[slots, None] + offsets
-        stops = (self.stop_ids[slots][:, None] == tokens[:, :, None]).any(2)
+        stops = self._are_stops(slots, tokens)
         stops &= position >= self.min_position[slots, None]
         stopped = stops | (position >= self.max_position[slots, None]) | ~finite
         goes_on = (self.proposed[slots, : width - 1] == tokens[:, :-1]) & ~stopped[:, :-1]
@@ -228,6 +228,12 @@ class HostRows(RowParameters[NDArray[Any]]):
         self.last_token[slots] = tokens[row, last]
         self.seq_len[slots] += kept[row].sum(axis=1, dtype=np.int32)
         self.alive[slots] = ~stopped[row, last]
+
+    def _are_stops(self, slots: NDArray[np.int64], tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Which tokens, [n, width], are stop ids of their rows, [n]: of those that there are."""
+        most = int(self.stop_count[slots].max(initial=0))
+        found: NDArray[np.bool_] = (self.stop_ids[slots, None, :most] == tokens[:, :, None]).any(2)
+        return found
 
     def _cells(
         self, tokens: NDArray[np.int32], stopped: NDArray[np.bool_], finite: NDArray[np.bool_], kept: NDArray[np.bool_]

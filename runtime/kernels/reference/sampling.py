@@ -221,7 +221,7 @@ def _edit(
     if allowed is not None:
         mask_disallowed(logits, allowed)
     if position < int(state.min_position[slot]):
-        mask_ids(logits, state.stop_ids[slot].numpy())
+        mask_ids(logits, state.stop_ids[slot, : int(state.stop_count[slot])].numpy())
     count = int(state.bias_count[slot])
     ids, values = state.bias_ids[slot, :count].numpy(), state.bias_values[slot, :count].numpy()
     return logits if add_bias(logits, ids, values) else None

@@ -22,6 +22,7 @@ from runahead.runtime.kernels.triton.write_results import ResultRing, store_logp
 
 _MIN_POSITION = place_of("min_position")
 _MAX_POSITION = place_of("max_position")
+_STOP_COUNT = place_of("stop_count")
 _LOGPROBS = place_of("logprobs")
 _PENALTY_SLOT = place_of("penalty_slot")
 _STOPPED = tl.constexpr(rings.STOPPED)
@@ -94,9 +95,12 @@ def _advance_runs_kernel(
             is_alive = is_alive & (is_held == 0)
             looked_at = tl.where(is_held, 0, looked_at)
         draft = tl.load(proposed + slot * MOST + n, mask=n < looked_at, other=0)
-        s = tl.arange(0, MAX_STOP_IDS)
-        ids = tl.load(stop_ids + slot * MAX_STOP_IDS + s)
-        is_stop = tl.sum((ids[None, :] == token[:, None]).to(tl.int32), 1) > 0
+        is_stop = n < 0
+        stop_count = int_of(parameters, slot, _STOP_COUNT)
+        if stop_count > 0:  # of a row without stop ids nothing is asked for
+            s = tl.arange(0, MAX_STOP_IDS)
+            ids = tl.load(stop_ids + slot * MAX_STOP_IDS + s, mask=s < stop_count, other=-1)
+            is_stop = tl.sum((ids[None, :] == token[:, None]).to(tl.int32), 1) > 0
         ends = position >= int_of(parameters, slot, _MIN_POSITION)
         if MASKED:
             ends = ends | has_grammar(slot, parameters)

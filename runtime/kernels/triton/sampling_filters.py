@@ -16,6 +16,7 @@ from runahead.runtime.kernels.triton.row_parameters import int_of, place_of
 from runahead.runtime.kernels.triton.sampling_rows import EDITED, NO_TOKEN, ahead_of, has_grammar, share_of_rows
 
 _MIN_POSITION = place_of("min_position")
+_STOP_COUNT = place_of("stop_count")
 _BIAS_COUNT = place_of("bias_count")
 _ALLOWED_WORDS = place_of("allowed_words")
 
@@ -74,6 +75,7 @@ def edit_kernel(
             ruled = has_grammar(slot, parameters)
         ahead = ahead_of(row, width, RUNS)
         below = tl.load(seq_len + slot) + ahead < int_of(parameters, slot, _MIN_POSITION)
+        masked_stops = tl.where(below, int_of(parameters, slot, _STOP_COUNT), 0)
         biased = int_of(parameters, slot, _BIAS_COUNT)
         out = scores + row * VOCAB
         for tile in range(first, end):
@@ -95,7 +97,7 @@ def edit_kernel(
                 x = tl.where(permitted | (ruled == 0), x, float("-inf"))
             x = tl.where(permitted | (limited == 0), x, float("-inf"))
             tl.store(lowest_allowed + row * TILES + tile, tl.min(tl.where(permitted, i, NO_TOKEN), 0))
-            for index in range(0, tl.where(below, MAX_STOP_IDS, 0)):
+            for index in range(0, masked_stops):
                 x = tl.where(i == tl.load(stop_ids + slot * MAX_STOP_IDS + index), float("-inf"), x)
             tl.store(out + i, tl.where(lost, float("inf"), x), mask=inside)
             tl.debug_barrier()  # other threads of this program read and change what is stored here

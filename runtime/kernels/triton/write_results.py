@@ -21,6 +21,7 @@ from runahead.runtime.kernels.triton.sampling_rows import has_grammar
 
 _MIN_POSITION = place_of("min_position")
 _MAX_POSITION = place_of("max_position")
+_STOP_COUNT = place_of("stop_count")
 _LOGPROBS = place_of("logprobs")
 _PENALTY_SLOT = place_of("penalty_slot")
 _STOPPED = tl.constexpr(rings.STOPPED)
@@ -81,13 +82,16 @@ def _advance_kernel(
     is_finite = tl.load(finite + row, mask=ok, other=1) != 0
     is_alive = tl.load(alive + slot, mask=ok, other=0) != 0
     position = tl.load(seq_len + slot, mask=ok, other=0)
-    s = tl.arange(0, MAX_STOP_IDS)
-    ids = tl.load(stop_ids + slot[:, None] * MAX_STOP_IDS + s[None, :], mask=ok[:, None], other=-1)
-    is_stop = tl.sum((ids == token[:, None]).to(tl.int32), 1) > 0
+    stop_count = int_of(parameters, slot, _STOP_COUNT)
     ends = position >= int_of(parameters, slot, _MIN_POSITION)
+    is_full = position >= int_of(parameters, slot, _MAX_POSITION)
     if MASKED:
         ends = ends | has_grammar(slot, parameters)
-    stopped = (is_stop & ends) | (position >= int_of(parameters, slot, _MAX_POSITION)) | (is_finite == 0)
+    s = tl.arange(0, MAX_STOP_IDS)[None, :]
+    there = s < stop_count[:, None]  # of a row without stop ids nothing is asked for
+    ids = tl.load(stop_ids + slot[:, None] * MAX_STOP_IDS + s, mask=there, other=-1)
+    is_stop = tl.sum((ids == token[:, None]).to(tl.int32), 1) > 0
+    stopped = (is_stop & ends) | is_full | (is_finite == 0)
     flags = tl.where(is_finite, 0, _NON_FINITE)
     is_held = is_alive & (row < 0)
     if MASKED:

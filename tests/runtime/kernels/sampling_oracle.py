@@ -149,6 +149,7 @@ def state_of(specs: list[RowSpec], vocab_size: int) -> RowState:
         state.logprobs[slot] = spec.logprobs
         padded = [*spec.stop_ids, *[-1] * (MAX_STOP_IDS - len(spec.stop_ids))]
         state.stop_ids[slot] = torch.tensor(padded, dtype=torch.int32)
+        state.stop_count[slot] = len(spec.stop_ids)
         state.bias_count[slot] = len(spec.bias)
         for index, (token, value) in enumerate(spec.bias):
             state.bias_ids[slot, index] = token

@@ -110,6 +110,7 @@ def masked_runs(seed: int, count: int, number: int) -> tuple[HostRows, NDArray[n
             if random.random() < 0.9:
                 logits[slot, at, host.proposed[slot, at]] += 60  # most often it is what is sampled
         host.stop_ids[slot, 0] = likely[slot % 2] if random.random() < 0.3 else -1
+        host.stop_count[slot] = max(1, host.stop_count[slot])
     logits[random.integers(ROWS), random.integers(1, 3), 5] = np.nan
     write_masks(host, random, seen)
     return host, logits, seen

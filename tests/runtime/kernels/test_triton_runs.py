@@ -145,6 +145,7 @@ def runs_to_verify(
     logits[:, :, likely] = 14 + logits[:, :, likely] / 6
     for slot in range(ROWS):
         host.stop_ids[slot, 0] = likely[slot % 2] if slot % 3 == 0 else -1
+        host.stop_count[slot] = max(1, host.stop_count[slot])
     logits[random.integers(ROWS), random.integers(1, 3), 5] = np.nan
     return host, logits, random
 

@@ -89,6 +89,6 @@ def advance(rows: HostRows, tokens: dict[int, int], finite: tuple[bool, ...] | N
 def stopping_rows() -> HostRows:
     rows = make_rows()
     decoding(rows, {0: 6, 1: 9})
-    rows.stop_ids[:, 0] = 50
+    rows.stop_ids[:, 0], rows.stop_count[:] = 50, 1
     rows.max_position[:] = 20
     return rows

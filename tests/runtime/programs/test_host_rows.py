@@ -222,6 +222,12 @@ def test_a_stop_id_ends_the_row_but_not_below_its_min_position() -> None:
     assert advance(rows, {1: 50}).tolist() == [50 | STOPPED]
 
 
+def test_what_memory_holds_in_the_place_of_stop_ids_ends_no_row_that_has_none() -> None:
+    rows = stopping_rows()
+    rows.stop_count[:2] = 0
+    assert advance(rows, {0: 50, 1: 50}).tolist() == [50, 50]
+
+
 def test_the_last_position_ends_the_row_whatever_its_token() -> None:
     rows = stopping_rows()
     rows.max_position[0] = 6
