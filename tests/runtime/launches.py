@@ -122,9 +122,13 @@ class Launches:
         first = 1 + slot * self.borders
         return State(slot, tuple(range(first, first + self.borders)), found, begins_as)
 
-    def launch(self, work: Mapping[int, int], form: Form = Form.FULL, drafts: int = 0) -> Outcome:
+    def launch(
+        self, work: Mapping[int, int], form: Form = Form.FULL, drafts: int = 0,
+        appends: Sequence[tuple[int, int, int]] = (),
+    ) -> Outcome:  # fmt: skip
         """work: by row slot, how many of the tokens that are known of it F takes; more than are left takes them all.
-        A row whose tokens are all taken decodes, with so many drafts. Empty: a closing launch."""
+        A row whose tokens are all taken decodes, with so many drafts. Empty: a closing launch. appends: what the plan
+        writes into block tables beside what begins a row: slot, place, block."""
         self.number += 1
         slots = sorted(work)
         chunks = [self._chunk(slot, work[slot]) for slot in slots]
@@ -138,7 +142,7 @@ class Launches:
             np.array(slots, np.int32),
             np.array(samples, np.bool_),
             True,
-            np.concatenate([_NO_APPENDS, *map(self._appends, new)]),
+            np.concatenate([_NO_APPENDS, *map(self._appends, new), np.array(appends, np.int32).reshape(-1, 3)]),
             tuple(chunk for chunk in chunks if chunk is not None),
             admissions,
             tokens=sum(counts),

@@ -38,6 +38,7 @@ from tests.runtime.programs.head_worlds import (  # noqa: E402
     model_world,
     plain,
 )
+from tests.runtime.programs.late_blocks import Foreseen, completed, live_over_borders  # noqa: E402
 
 Make = Callable[..., World]
 RIGHTS: Final = (0, 3, 1)  # of what is proposed, in a circle
@@ -162,6 +163,29 @@ def test_what_is_proposed_hangs_neither_on_the_cut_of_the_prompt_nor_on_the_cach
     for heard in (found, cached, again):
         for length, proposed in heard.items():
             assert proposed == world.by_definition.proposes(said[:length], states, 3)
+
+
+def test_a_block_that_comes_with_the_launch_that_drafts_into_it_is_there_for_the_steps(tmp_path: Path) -> None:
+    """Apply writes it into the row's table behind the S that has verified, and before the steps."""
+    make, given = KINDS[OF_ALL]
+    world = make(tmp_path, **given)
+    texts = completed(world, 26)
+    program, launches = triton_world(tmp_path, DEVICE).started()
+    own, drafts, foreseen = program.rows.guess, program.rows.drafts, Foreseen(texts)
+    assert own is not None and drafts is not None
+
+    def guess(num_rows: int, count: int) -> None:
+        own(num_rows, count)
+        for slot in texts:
+            length = int(program.rows.state.seq_len[slot])
+            shown = foreseen.shown(slot, length, drafts.proposed[slot, :count].tolist())
+            drafts.proposed[slot, :count] = torch.tensor(shown, dtype=torch.int32)
+
+    program.rows.guess = guess
+    assert live_over_borders(launches, texts, 7, 68) >= 2
+    states = {slot: world.states(text) for slot, text in texts.items()}
+    for (slot, length), proposed in foreseen.proposed.items():
+        assert proposed == world.by_definition.proposes(texts[slot][:length], states[slot], 7)
 
 
 @pytest.mark.parametrize("kind", ["eagle-1", "eagle-3", MODEL])

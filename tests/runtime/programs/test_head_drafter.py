@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from runahead.cuda_graphs.shape import Form
+from runahead.runtime.programs.head_drafter import HeadDrafter
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.runtime.models.eagle3_heads import NARROW, save_foreseen3
 from tests.runtime.models.eagle_heads import VOCAB, save_foreseen
@@ -36,6 +38,7 @@ from tests.runtime.programs.head_worlds import (
     qwen_world,
     save_twice,
 )
+from tests.runtime.programs.late_blocks import Foreseen, completed, live_over_borders
 
 Make = Callable[..., World]
 KINDS: dict[str, tuple[Make, Callable[[Path, Path], object]]] = {
@@ -179,6 +182,25 @@ def test_rows_side_by_side_draft_as_each_alone(world: World, completion: list[in
         launches.launch(here, drafts=(7, 0, 3)[number % 3])
     for ours, theirs in zip(entries(program, 0, 56), entries(alone[0], 0, 56), strict=True):
         assert np.array_equal(ours, theirs)
+
+
+def test_a_block_that_comes_with_the_launch_that_drafts_into_it_is_there_for_the_drafter(world: World) -> None:
+    """Apply writes it into the row's table behind the S that has verified, and before the next drafts are made."""
+    texts = completed(world, 70)
+    program, launches = world.started()
+    drafter, foreseen = program.rows.drafter, Foreseen(texts)
+    assert isinstance(drafter, HeadDrafter)
+    own = drafter.propose
+
+    def propose(slots: NDArray[np.int64], lengths: NDArray[np.int64], count: int) -> NDArray[np.int32]:
+        rows = zip(slots.tolist(), lengths.tolist(), own(slots, lengths, count).tolist(), strict=True)
+        return np.array([foreseen.shown(*row) for row in rows], np.int32)
+
+    drafter.propose = propose  # type: ignore[method-assign]
+    assert live_over_borders(launches, texts, MOST, 102) >= 2
+    states = {slot: world.states(text) for slot, text in texts.items()}
+    for (slot, length), proposed in foreseen.proposed.items():
+        assert proposed == world.by_definition.proposes(texts[slot][:length], states[slot], MOST)
 
 
 # ---------------------------------------------------------------- what it is for
