@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units
 from tests.runtime.kernels.triton_device import triton_device
@@ -17,6 +18,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"),
 ]
 
+from runahead.cuda_graphs.shape import Form, LaunchShape  # noqa: E402
 from tests.runtime.kernels.headed_engine import KINDS, cpu_engine, served, triton_engine, write_pair  # noqa: E402
 
 LARGE = pytest.mark.large
@@ -52,3 +54,19 @@ def test_with_exact_kernels_as_many_are_right_at_every_depth(
     assert all(one == found[0] for one in found)
     assert (found[0].tokens, found[0].reasons) == (plain.tokens, plain.reasons)
     assert found[0].drafted[0] > found[0].accepted[0] > found[0].accepted[1] > 0
+
+
+@pytest.mark.parametrize(("kind", "exact"), [("eagle-3", False), ("eagle-3", True), ("model", False)])
+def test_who_meets_a_size_writes_to_the_null_block_alone_and_what_drafts_meets_it_too(
+    kind: str, exact: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if DEVICE.type == "cpu":
+        multiply_as_matrix_units(monkeypatch)
+    write_pair(tmp_path, kind)
+    program = triton_engine(tmp_path, DEVICE, 2, drafts=True, exact=exact).program
+    with torch.inference_mode():
+        program.meet(LaunchShape(0, 0, Form.PLAIN, rows=3, tokens=32, is_decode=False))
+    for cache in (program._cache, program._head._cache.entries):
+        for blocks in (*cache.keys, *cache.values):
+            assert blocks[1:].isnan().all(), "as they were at the start"
+        assert cache.keys[0][0].any(), "padding has been there"
