@@ -14,6 +14,7 @@ from runahead.runtime.engine.latencies import Latencies
 from runahead.runtime.engine.loop_times import LoopTimes
 from runahead.runtime.masks.masks import MaskFigures, Masks
 from runahead.runtime.memory.snapshot_pool import SnapshotPool
+from runahead.runtime.scheduler.drafts import DraftPolicy, tokens_per_launch
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire.figures import EngineStats, EventStats, HistogramStats
 from runahead.runtime.wire.histogram import Histogram
@@ -43,8 +44,7 @@ def engine_stats(
         paused=len(scheduler.holdings.paused),
         finished=dict(scheduler.tally.finished),
         **_counted(scheduler.tally.counters),
-        drafted=_by_place(scheduler.drafts.drafted),
-        accepted=_by_place(scheduler.drafts.accepted),
+        **_of_drafts(scheduler.drafts, scheduler.tally.counters["generated_tokens"]),
         **_of_masks(masks.figures()),
         aborted=_aborted(scheduler.tally.aborted, intake),
         events=_events(scheduler.tally.events, figures),
@@ -91,7 +91,7 @@ def engine_stats(
     )
 
 
-def _counted(counters: Mapping[str, int]) -> dict[str, int]:
+def _counted(counters: Mapping[str, int]) -> dict[str, Any]:
     """What is counted as it happens, of requests and their tokens."""
     return {
         "submitted": counters["submitted"],
@@ -110,7 +110,7 @@ def _counted(counters: Mapping[str, int]) -> dict[str, int]:
     }
 
 
-def _of_snapshots(snapshots: SnapshotPool) -> dict[str, int]:
+def _of_snapshots(snapshots: SnapshotPool) -> dict[str, Any]:
     return {
         "snapshots_total": snapshots.total,
         "snapshots_free": snapshots.free,
@@ -132,6 +132,14 @@ def _of_masks(figures: MaskFigures) -> dict[str, Any]:
         "masks_grammars_compiled_s": figures.compile_s,
         "masks_grammars_known": figures.found,
         "masks_restarts": figures.restarts,
+    }
+
+
+def _of_drafts(drafts: DraftPolicy, generated: int) -> dict[str, Any]:
+    return {
+        "drafted": _by_place(drafts.drafted),
+        "accepted": _by_place(drafts.accepted),
+        "tokens_per_launch": tokens_per_launch(generated, int(drafts.accepted.sum())),
     }
 
 

@@ -10,9 +10,13 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from runahead.runtime.engine.figures import Figures
 from runahead.runtime.engine.loop_times import LoopTimes
 from runahead.runtime.memory.block_pool import BlockPool
+from runahead.runtime.scheduler.drafts import DraftPolicy, tokens_per_launch
 from runahead.runtime.scheduler.ledger import Launch
 
 
@@ -25,21 +29,33 @@ class LogMode(enum.StrEnum):
 class Totals:
     """Sums since the engine's start, after so many launches. Times are seconds.
 
-    work_s: on the engine's clock, while there was something to do. host_s: of that, without waits. device_busy_s,
-    device_idle_s: on the device's clock, idle between launches.
+    drafted, accepted: drafts by their place in a run, int64 [most K], as the scheduler counts them. work_s: on the
+    engine's clock, while there was something to do. host_s: of that, without waits. device_busy_s, device_idle_s: on
+    the device's clock, idle between launches.
     """
 
     launch: int
     tokens: int
+    drafted: NDArray[np.int64]
+    accepted: NDArray[np.int64]
     work_s: float
     host_s: float
     device_busy_s: float
     device_idle_s: float
 
 
-def totals(launch: int, tokens: int, figures: Figures, times: LoopTimes) -> Totals:
-    """After this launch and so many tokens, from what counts the rest."""
-    return Totals(launch, tokens, times.work_s, times.host_s, figures.busy_ns / 1e9, figures.idle_ns / 1e9)
+def totals(launch: int, tokens: int, drafts: DraftPolicy, figures: Figures, times: LoopTimes) -> Totals:
+    """After this launch and so many tokens, from those who count the rest."""
+    return Totals(
+        launch,
+        tokens,
+        drafts.drafted.copy(),
+        drafts.accepted.copy(),
+        times.work_s,
+        times.host_s,
+        figures.busy_ns / 1e9,
+        figures.idle_ns / 1e9,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +63,10 @@ class Snapshot:
     """One logged launch, and the launches since the snapshot before. Times are seconds.
 
     rows, launch_s: of the logged launch; launch_s from the start of its S to the end of its F. launches, tokens: since
-    the snapshot before, or the barrier before. step_s, host_s, device_s: of these launches, for one on average: the
-    whole step, what the engine's loop worked, what the device did.
+    the snapshot before, or the barrier before. tokens_per_launch: that one of these brought of a row, on average over
+    those that brought any; 0 where none did. drafted, accepted: drafts that they have looked at, and right ones, by
+    their place in a run. step_s, host_s, device_s: of these launches, for one on average: the whole step, what the
+    engine's loop worked, what the device did.
     """
 
     launch: int
@@ -56,6 +74,9 @@ class Snapshot:
     launch_s: float
     launches: int
     tokens: int
+    tokens_per_launch: float
+    drafted: tuple[int, ...]
+    accepted: tuple[int, ...]
     step_s: float
     host_s: float
     device_s: float
@@ -66,14 +87,14 @@ class Snapshot:
 
 
 class IntervalLog:
-    """interval: launches from one snapshot to the next; 0: none is ever made. write: where snapshots go. launched: the
-    number that the first launch comes after."""
+    """interval: launches from one snapshot to the next; 0: none is ever made. write: where snapshots go. begun: before
+    the first launch."""
 
-    def __init__(self, interval: int, mode: LogMode, write: Callable[[Snapshot], None], launched: int = 0) -> None:
+    def __init__(self, interval: int, mode: LogMode, write: Callable[[Snapshot], None], begun: Totals) -> None:
         self.interval = interval
         self.mode = mode
         self._write = write
-        self._since = self._barrier = Totals(launched, 0, 0.0, 0.0, 0.0, 0.0)
+        self._since = self._barrier = begun
 
     def is_logged(self, launch: int) -> bool:
         """A snapshot is made of this launch."""
@@ -90,7 +111,8 @@ class IntervalLog:
     def retired(self, launch: Launch, launch_s: float, totals: Totals, pool: BlockPool) -> None:
         """A launch that is logged has retired."""
         until = self._barrier if self._barrier.launch > self._since.launch else totals
-        launches = until.launch - self._since.launch
+        launches, tokens = until.launch - self._since.launch, until.tokens - self._since.tokens
+        drafted, accepted = until.drafted - self._since.drafted, until.accepted - self._since.accepted
         step_s = until.work_s - self._since.work_s
         if self.mode is LogMode.EVENTS:
             step_s = until.device_busy_s + until.device_idle_s
@@ -101,7 +123,10 @@ class IntervalLog:
                 rows=launch.row_slots.size,
                 launch_s=launch_s,
                 launches=launches,
-                tokens=until.tokens - self._since.tokens,
+                tokens=tokens,
+                tokens_per_launch=tokens_per_launch(tokens, int(accepted.sum())),
+                drafted=tuple(drafted.tolist()),
+                accepted=tuple(accepted.tolist()),
                 step_s=step_s / launches,
                 host_s=(until.host_s - self._since.host_s) / launches,
                 device_s=(until.device_busy_s - self._since.device_busy_s) / launches,

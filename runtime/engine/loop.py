@@ -89,10 +89,10 @@ class Engine:
         self._poison = poison
         self._clock = clock
         self._watchdog = Watchdog(launch_timeout_s, clock)
-        self._interval_log = IntervalLog(log_interval, log_mode, write_snapshot, self.ledger.launched)
         self._run_ahead_asked = self.ledger.run_ahead if run_ahead_asked is None else run_ahead_asked
         self.recorder = Recorder()
         self.times = LoopTimes(clock, self.recorder.waited)
+        self._interval_log = IntervalLog(log_interval, log_mode, write_snapshot, self._totals(self.ledger.launched))
         self.stage = stage
         front_ends: Counter[str] = Counter()
         self._gather_stats = partial(
@@ -337,4 +337,5 @@ class Engine:
         return chain_facts(self.scheduler, self.device, self._interval_log, self._watchdog, info, self._run_ahead_asked)
 
     def _totals(self, launch: int) -> Totals:
-        return totals(launch, self.scheduler.tally.counters["generated_tokens"], self.figures, self.times)
+        tokens, drafts = self.scheduler.tally.counters["generated_tokens"], self.scheduler.drafts
+        return totals(launch, tokens, drafts, self.figures, self.times)

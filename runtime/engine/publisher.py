@@ -11,6 +11,7 @@ from runahead.cuda_graphs.rings import RingMemory
 from runahead.runtime.engine.latencies import Latencies
 from runahead.runtime.engine.links import Links
 from runahead.runtime.engine.live_requests import Registry, Tracked
+from runahead.runtime.scheduler.drafts import tokens_per_launch
 from runahead.runtime.scheduler.outcomes import Commit, Ending, PromptPart
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import Rows
@@ -141,6 +142,7 @@ class Publisher:
         assert tracked is not None
         self.ended(tracked, now)
         submitted, admitted, first = tracked.submitted_at, tracked.admitted_at, tracked.first_token_at
+        places = np.count_nonzero(request.drafted)  # a run has a draft at a place only behind one at the place before
         return m.Finished(
             handle=request.handle,
             reason=int(ending.reason),
@@ -150,6 +152,7 @@ class Publisher:
             prefill_s=first - admitted if first else NOT_SEEN_S,
             first_token_s=first - submitted if first else NOT_SEEN_S,
             decode_s=now - first if first else NOT_SEEN_S,
-            drafted=request.drafted,
-            accepted=request.accepted,
+            drafted=tuple(request.drafted[:places].tolist()),
+            accepted=tuple(request.accepted[:places].tolist()),
+            tokens_per_launch=tokens_per_launch(request.generated, int(request.accepted.sum())),
         )

@@ -263,6 +263,12 @@ class DraftForms(Drafts):
         return np.full_like(drafted, launch.sample_guesses)
 
 
+def tokens_per_launch(tokens: int, accepted: int) -> float:
+    """Tokens of a row that a launch brought, on average; 0 before the first. tokens: all that launches brought.
+    accepted: of these, drafts. Who brings any brings one that was no draft: so many launches and rows were there."""
+    return tokens / (tokens - accepted) if tokens > accepted else 0.0
+
+
 def _brought(found: SampledTokens, rows: int) -> NDArray[np.int64]:
     """How many tokens there are of each row that was read. [rows]"""
     if isinstance(found.row, slice):

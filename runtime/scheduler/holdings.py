@@ -251,8 +251,9 @@ class Holdings:
     def _leave(self, request: Request) -> None:
         """The row slot and the penalty slot are fenced, and no request has them any more."""
         slot = request.row_slot
-        request.drafted += int(self.rows.drafted[slot])
-        request.accepted += int(self.rows.accepted[slot])
+        request.drafted += self.rows.drafted[slot]
+        request.accepted += self.rows.accepted[slot]
+        request.generated = int(self.rows.committed_len[slot]) - request.prompt.size
         self.rows.fence(slot)
         if request.penalty_slot != NO_SLOT:
             self.penalty_slots.fence(request.penalty_slot)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from runahead.runtime.memory.slot_pool import NO_SLOT
 from runahead.runtime.memory.snapshot_pool import NO_SNAPSHOT
 from runahead.runtime.wire.block_keys import PrefixKeys
+from runahead.runtime.wire.engine_config import MOST_DRAFTS
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 
 MAX_EVICTIONS: Final = 3  # a request evicted so often is protected: others of its priority leave before it
@@ -45,7 +46,9 @@ class Request:
     next_prompt_logprob: place in the prompt of the next token whose log-probability is to be sent.
     last_token_s: when its last token before its last eviction was sent, on the engine's clock. NaN: it had none.
     may_hold: it has a grammar, and its masks may come late: a launch may bring no token of it.
-    drafted, accepted: drafts of its rows that launches have looked at, and those that were right, once it has no row.
+    drafted, accepted: drafts of its rows that launches have looked at, and those that were right, by their place in a
+    run, int64 [MOST_DRAFTS], once it has no row.
+    generated: tokens of its completion, likewise.
     """
 
     owner: int
@@ -76,8 +79,9 @@ class Request:
     next_prompt_logprob: int = 1
     last_token_s: float = math.nan
     may_hold: bool = False
-    drafted: int = 0
-    accepted: int = 0
+    drafted: NDArray[np.int64] = field(default_factory=lambda: np.zeros(MOST_DRAFTS, np.int64))
+    accepted: NDArray[np.int64] = field(default_factory=lambda: np.zeros(MOST_DRAFTS, np.int64))
+    generated: int = 0
 
     def __post_init__(self) -> None:
         self.tokens = self.prompt

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.runtime.scheduler.token_times import TokenTimes
+from runahead.runtime.wire.engine_config import MOST_DRAFTS
 
 
 class RowPhase(enum.IntEnum):
@@ -24,10 +25,11 @@ class RowPhase(enum.IntEnum):
 
 
 _DECODE = int(RowPhase.DECODE)  # members of an enum are looked up slowly
+_PLACES = np.arange(MOST_DRAFTS)  # of drafts in a run
 
 
 class Rows:
-    """Columns [max_rows].
+    """Columns [max_rows], or [max_rows, n].
 
     Lengths are a pair. `committed_len` counts tokens that the host knows. `least_len` and `most_len` bound the tokens
     that the row has in the last F enqueued that holds it, if none of them ended the row: they differ only where a
@@ -55,9 +57,8 @@ class Rows:
         # The S after its last F has held it, and no launch has it since: its bounds are one less than F has computed.
         self.waits = np.zeros(max_rows, np.bool_)
         self.first_sample = np.zeros(max_rows, np.int64)  # the launch whose S looks first at logits of the row
-        self.drafted, self.accepted = np.zeros(
-            (2, max_rows), np.int64
-        )  # drafts looked at since the row began, and right
+        # Since the row began, by their place in a run: drafts that launches have looked at, and right ones.
+        self.drafted, self.accepted = np.zeros((2, max_rows, MOST_DRAFTS), np.int64)
         self.max_len = np.zeros(max_rows, np.int32)  # tokens of prompt and completion at which the row ends
         self.min_position = np.zeros(max_rows, np.int32)  # below it the stop ids are masked
         self.num_blocks = np.zeros(max_rows, np.int32)
@@ -205,8 +206,8 @@ class Rows:
 
     def count_drafts(self, slots: NDArray[np.intp], drafted: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
         """A launch has looked at so many drafts of these rows, and so many of them were right. [n], [n], [n]"""
-        self.drafted[slots] += drafted
-        self.accepted[slots] += accepted
+        self.drafted[slots] += drafted[:, None] > _PLACES
+        self.accepted[slots] += accepted[:, None] > _PLACES
 
     def forget_last_token(self, slot: int) -> None:
         """The row has ended: nobody forwards its last token, and a block that only this would fill is not full."""

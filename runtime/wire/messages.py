@@ -24,7 +24,7 @@ from runahead.runtime.wire.parameters import (
 from runahead.runtime.wire.prompt_launches import PromptLaunches
 from runahead.runtime.wire.trace import MAX_TRACED, Trace
 
-PROTOCOL_VERSION: Final = 8
+PROTOCOL_VERSION: Final = 9
 MAX_HANDLE: Final = (1 << 63) - 1
 MAX_ANNOUNCED: Final = 100_000  # requests that a front end may have announced at once
 HEARTBEAT_S: Final = 0.5  # from one heartbeat of the engine to the next, about
@@ -226,7 +226,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     reason: a `FinishReason`. stop_token_id: the id that ended it, or -1. Times are seconds on the engine's clock, -1
     for a part that the request did not reach: in the queue, from admission to the first token, from submission to the
     first token, and from the first token to the last. drafted, accepted: drafts of the request that launches have
-    looked at, and those of them that were right.
+    looked at, and those of them that were right, by their place in a run, up to the last at which there was any.
+    tokens_per_launch: of the request, on average over launches that brought any; 0 without a token.
     """
 
     handle: int
@@ -237,8 +238,9 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     prefill_s: float = -1.0
     first_token_s: float = -1.0
     decode_s: float = -1.0
-    drafted: int = 0
-    accepted: int = 0
+    drafted: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+    tokens_per_launch: float = 0.0
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):

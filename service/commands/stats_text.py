@@ -18,7 +18,7 @@ def stats_lines(stats: stats_pb2.ServerStats) -> list[str]:
         "tokens": f"{tokens.generated} generated, {tokens.prompt} of prompts in {tokens.prefill_chunks} chunks, "
         f"{tokens.cached} from the prefix cache, {tokens.recomputed} recomputed, "
         f"{tokens.void_rows} rows void past an end, {tokens.held_rows} held for want of a mask",
-        "drafts": _drafts(tokens.drafted, tokens.accepted),
+        "drafts": _drafts(tokens),
         "masks": _masks(stats.masks),
         "launches": f"{chain.launches} enqueued ({_counts(chain.launches_by_kind)}), {chain.launches_retired} retired",
         "overlap": ratio,
@@ -76,13 +76,15 @@ def rate_line(before: stats_pb2.ServerStats, now: stats_pb2.ServerStats) -> str:
     )
 
 
-def _drafts(drafted: Mapping[int, int], accepted: Mapping[int, int]) -> str:
+def _drafts(tokens: stats_pb2.TokenStats) -> str:
     """By their places in a run."""
+    drafted, accepted = tokens.drafted, tokens.accepted
     if not any(drafted.values()):
         return "none"
     right, looked_at = sum(accepted.values()), sum(drafted.values())
     places = ", ".join(f"{accepted.get(place, 0)} of {count}" for place, count in sorted(drafted.items()) if count)
-    return f"{right} of {looked_at} were right; by their place in a run: {places}"
+    each = f"{tokens.per_launch:.2f} tokens of a row with each launch"
+    return f"{right} of {looked_at} were right, {each}; by their place in a run: {places}"
 
 
 def _snapshots(snapshots: stats_pb2.SnapshotStats) -> str:

@@ -11,13 +11,14 @@ from runahead.runtime.wire import messages
 from runahead.runtime.wire.parameters import FinishReason as EngineReason
 from runahead.service.completion.completion_clock import CompletionClock
 from runahead.service.completion.token_messages import scored_token
+from runahead.service.completion.usage import usage
 from runahead.service.contract.errors import given_up
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.validation import CheckedRequest
 from runahead.service.engine.request_stream import TokenBatch
 from runahead.service.text.text import CompletionText, TextPiece
 from runahead.service.text.token_bytes import TokenBytes
-from runahead.v1 import Delta, Finished, FinishReason, MatchedStop, Token, Usage
+from runahead.v1 import Delta, Finished, FinishReason, MatchedStop, Token
 
 _REASONS = {
     EngineReason.END_OF_SEQUENCE: FinishReason.FINISH_REASON_END_OF_SEQUENCE,
@@ -153,7 +154,6 @@ class Completion:
 
     def _finish(self, end: messages.Finished | None, admitted: messages.Admitted | None) -> Finished:
         """The engine's figures; where a stop string ended the completion before the engine did, those it had sent."""
-        told = end or admitted
         matched = self._text.matched
         reason, stop = FinishReason.FINISH_REASON_STOP, None
         if matched is not None:
@@ -165,12 +165,6 @@ class Completion:
             reason=reason,
             stop=stop,
             seed=self._request.sampling.seed,
-            usage=Usage(
-                prompt_tokens=self._prompt_tokens,
-                cached_tokens=told.cached_tokens if told else 0,
-                completion_tokens=self._text.completion_tokens,
-                drafted_tokens=end.drafted if end else None,
-                accepted_tokens=end.accepted if end else None,
-            ),
+            usage=usage(end, admitted, self._prompt_tokens, self._text.completion_tokens),
             timing=self._clock.timing(end, admitted),
         )

@@ -46,6 +46,9 @@ def engine_metrics(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
         ("accepted_drafts", "Of these, those that were right.", stats.accepted),
     ):
         yield counters(f"runahead_{name}", what, "place", {str(place): count for place, count in found.items()})
+    yield gauge(
+        "runahead_tokens_per_launch", "Tokens that a launch has brought of a row, on average.", stats.tokens_per_launch
+    )
     yield from _masks(stats)
     yield counter("runahead_front_ends_lost", "Connections of front ends that were lost.", stats.front_ends_lost)
 

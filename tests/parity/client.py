@@ -44,6 +44,7 @@ class Answer:
     cached_tokens: int = 0
     completion_tokens: int = 0
     drafts: tuple[int, int] | None = None  # looked at, and right; None where they were not said
+    by_place: tuple[dict[int, int], dict[int, int]] = field(default_factory=lambda: ({}, {}))  # of a run, from 1 on
     terminals: int = 0
     after_terminal: int = 0
     aborted: bool = False
@@ -86,6 +87,7 @@ class Answer:
         self.completion_tokens = finished.usage.completion_tokens
         if finished.usage.HasField("drafted_tokens"):
             self.drafts = finished.usage.drafted_tokens, finished.usage.accepted_tokens
+            self.by_place = dict(finished.usage.drafted_by_place), dict(finished.usage.accepted_by_place)
 
 
 def _scored(token: Token) -> Scored:

@@ -97,7 +97,9 @@ def test_a_cell_of_the_matrix_has_the_answers_of_serial_without_drafts(
             assert ours.drafts in ((0, 0), None), "without a drafter"
     if (pool, drafts, event) in (("roomy", "7", "end-of-sequence"), ("roomy", "3", "end-of-sequence")):
         told = {depth: [answer.drafts for answer in run.answers] for depth, run in runs.items()}
-        assert all(counts == told["serial"] for counts in told.values()), "a race would show here first"
+        places = {depth: [answer.by_place for answer in run.answers] for depth, run in runs.items()}
+        assert all(counts == places["serial"] for counts in places.values()), "a race would show here first"
+        assert all(counts == told["serial"] for counts in told.values())
         assert all(counts is not None and counts[0] >= counts[1] for counts in told["serial"])
         assert sum(counts[1] for counts in told["serial"] if counts) > 0
         for depth, figures in after.items():
@@ -106,5 +108,6 @@ def test_a_cell_of_the_matrix_has_the_answers_of_serial_without_drafts(
                 for name in ("drafted", "accepted")
             ]
             assert grew == [sum(counts[i] for counts in told[depth] if counts) for i in (0, 1)]
+            assert grew == [sum(sum(counts[i].values()) for counts in places[depth]) for i in (0, 1)]
     launches = table([{"launches": run.counted["launches"]} for run in runs.values()])
     print(f"\n{kind} / {event}, {drafter}, {drafts} drafts: {launches}")

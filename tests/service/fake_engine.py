@@ -64,6 +64,7 @@ STATS = EngineStats(
     held_rows=3,
     drafted={1: 20, 2: 15},
     accepted={1: 12, 2: 4},
+    tokens_per_launch=1.25,
     masks_orders_waiting=2,
     masks_written=60,
     masks_written_s=0.5,

@@ -77,7 +77,7 @@ class Asked:
         said = self.life.run()[self.count]
         outputs = [message for _, message in self.life.links.sent if isinstance(message, m.Output)]
         (end,) = (end for output in outputs for end in output.finished if end.handle == self.count)
-        return said, (end.drafted, end.accepted), end.cached_tokens
+        return said, (sum(end.drafted), sum(end.accepted)), end.cached_tokens
 
 
 def test_acceptance_is_that_of_a_cold_start(folder: Path) -> None:

@@ -20,9 +20,10 @@ def launch(number: int) -> Launch:
 
 
 def totals(launch: int) -> Totals:
-    """As if every launch had brought 3 tokens and taken 2 s on the engine's clock, half of it the host's work, and on
-    the device 0.75 s and 0.5 s before it."""
-    return Totals(launch, 3 * launch, 2.0 * launch, 1.0 * launch, 0.75 * launch, 0.5 * launch)
+    """As if every launch had brought 3 tokens, 2 of them drafts, and taken 2 s on the engine's clock, half of it the
+    host's work, and on the device 0.75 s and 0.5 s before it."""
+    drafted, accepted = launch * np.array([4, 3]), launch * np.array([2, 0])
+    return Totals(launch, 3 * launch, drafted, accepted, 2.0 * launch, 1.0 * launch, 0.75 * launch, 0.5 * launch)
 
 
 def pool() -> BlockPool:
@@ -39,7 +40,7 @@ def pool() -> BlockPool:
 def logged(interval: int, mode: LogMode, launches: int) -> list[Snapshot]:
     """The snapshots of so many launches, each retired before the next is planned."""
     snapshots: list[Snapshot] = []
-    log = IntervalLog(interval, mode, snapshots.append)
+    log = IntervalLog(interval, mode, snapshots.append, totals(0))
     for number in range(1, launches + 1):
         if log.drains_before(number):
             log.drained(totals(number - 1))
@@ -62,8 +63,8 @@ def test_without_an_interval_nothing_is_logged(mode: LogMode) -> None:
 
 
 def test_the_chain_drains_before_logged_launches_in_one_mode_and_never_in_the_other() -> None:
-    barrier = IntervalLog(4, LogMode.BARRIER, lambda _: None)
-    events = IntervalLog(4, LogMode.EVENTS, lambda _: None)
+    barrier = IntervalLog(4, LogMode.BARRIER, lambda _: None, totals(0))
+    events = IntervalLog(4, LogMode.EVENTS, lambda _: None, totals(0))
     assert [number for number in range(1, 14) if barrier.drains_before(number)] == [4, 8, 12]
     assert [number for number in range(1, 14) if events.drains_before(number)] == []
 
@@ -78,6 +79,15 @@ def test_snapshots_cover_every_launch_once(interval: int) -> None:
         behind = 1 if mode is LogMode.BARRIER and interval > 1 else 0
         assert covered == [snapshot.launch - behind for snapshot in snapshots]
         assert all(snapshot.tokens == 3 * snapshot.launches for snapshot in snapshots)
+
+
+@pytest.mark.parametrize("mode", LogMode)
+@pytest.mark.parametrize("interval", [1, 2, 5])
+def test_drafts_are_those_of_the_launches_between_two_snapshots_by_their_place(interval: int, mode: LogMode) -> None:
+    for snapshot in logged(interval, mode, 6 * interval):
+        assert snapshot.drafted == (4 * snapshot.launches, 3 * snapshot.launches)
+        assert snapshot.accepted == (2 * snapshot.launches, 0)
+        assert snapshot.tokens_per_launch == 3.0, "of three tokens one was no draft"
 
 
 @pytest.mark.parametrize("interval", [1, 2, 5])

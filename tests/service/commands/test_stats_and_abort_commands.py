@@ -65,17 +65,17 @@ def test_figures_are_printed_once(service: Service, capsys: pytest.CaptureFixtur
     masks = "60 in 0.500 s, 4 grammars compiled in 0.250 s, 7 known, 2 orders waiting, worker started again 1 times"
     assert f"masks     {masks}" in lines
     assert "snapshots 1 of 4 free, 1 owned, 0 fenced, 2 cached; 5 kept, 3 begun with, 7 skipped" in lines
-    assert "drafts    16 of 35 were right; by their place in a run: 12 of 20, 4 of 15" in lines
+    drafts = "16 of 35 were right, 1.25 tokens of a row with each launch; by their place in a run: 12 of 20, 4 of 15"
+    assert f"drafts    {drafts}" in lines
     assert not [line for line in lines if line.startswith("pace")], "there is nothing to compare with"
 
 
 def test_places_of_drafts_that_no_launch_has_looked_at_are_not_shown() -> None:
     idle = stats_pb2.TokenStats(drafted={1: 0, 2: 0}, accepted={1: 0, 2: 0})
-    busy = stats_pb2.TokenStats(drafted={1: 3, 2: 0}, accepted={1: 2, 2: 0})
+    busy = stats_pb2.TokenStats(drafted={1: 3, 2: 0}, accepted={1: 2, 2: 0}, per_launch=1.5)
     assert "drafts    none" in stats_lines(stats_pb2.ServerStats(tokens=idle))
-    assert "drafts    2 of 3 were right; by their place in a run: 2 of 3" in stats_lines(
-        stats_pb2.ServerStats(tokens=busy)
-    )
+    line = "drafts    2 of 3 were right, 1.50 tokens of a row with each launch; by their place in a run: 2 of 3"
+    assert line in stats_lines(stats_pb2.ServerStats(tokens=busy))
 
 
 def test_json_has_every_field_by_the_contract_s_name(service: Service, capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,6 +110,25 @@ def test_cached_tokens_are_those_of_the_engines_end(service: Service) -> None:
     assert list(call)[-1].finished.usage.cached_tokens == 3
 
 
+def test_drafts_are_those_of_the_engines_end_in_all_and_by_their_place(service: Service) -> None:
+    call = service.stub.Generate(request(), timeout=TIMEOUT_S)
+    handle = service.engine.next_submit().handle
+    end = m.Finished(handle, int(EngineReason.LENGTH), drafted=(4, 3, 1), accepted=(3, 0, 0), tokens_per_launch=1.75)
+    service.engine.output(handle, ids("a"))
+    service.engine.send(m.Output(2, b"", b"", (), (end,)))
+    usage = list(call)[-1].finished.usage
+    assert (usage.drafted_tokens, usage.accepted_tokens, usage.tokens_per_launch) == (8, 3, 1.75)
+    assert (usage.drafted_by_place, usage.accepted_by_place) == ({1: 4, 2: 3, 3: 1}, {1: 3, 2: 0, 3: 0})
+
+
+def test_a_stop_string_that_the_engine_has_not_ended_at_leaves_drafts_unset(service: Service) -> None:
+    call = service.stub.Generate(request(stopping=StoppingOptions(stop=["!"])), timeout=TIMEOUT_S)
+    service.engine.output(service.engine.next_submit().handle, ids("a!"))
+    usage = list(call)[-1].finished.usage
+    assert not [name for name in ("drafted_tokens", "accepted_tokens", "tokens_per_launch") if usage.HasField(name)]
+    assert not usage.drafted_by_place and not usage.accepted_by_place
+
+
 def test_a_stop_string_ends_with_the_cached_tokens_and_the_queue_time_that_the_engine_sent_before(
     service: Service,
 ) -> None:

@@ -55,7 +55,8 @@ USUAL = {
 OWN_GAUGES = (
     "info engine_up front_ends open_streams queued_tokens tokenizing_bytes tokenizer_queue structure_queue uploads "
     "unread_bytes stats_watchers connections process_resident_memory_bytes process_open_fds kv_blocks paused_requests "
-    "state_snapshots mask_queue overlap_ratio preparing_requests ledger_depth ledger_depth_max run_ahead"
+    "state_snapshots mask_queue overlap_ratio preparing_requests ledger_depth ledger_depth_max run_ahead "
+    "tokens_per_launch"
 )
 OWN_COUNTERS = (
     "stop_strings cancelled slow_readers refusals recomputed_tokens void_rows held_rows drafted_tokens "
@@ -71,7 +72,7 @@ OWN = {f"runahead_{name}": GAUGE for name in OWN_GAUGES.split()} | {
 OF_THE_ENGINE = {name for name in USUAL if name.startswith("vllm:")} | {
     f"runahead_{name}"
     for name in "kv_blocks paused_requests preparing_requests overlap_ratio ledger_depth ledger_depth_max run_ahead "
-    "recomputed_tokens void_rows held_rows drafted_tokens accepted_drafts front_ends_lost launches "
+    "tokens_per_launch recomputed_tokens void_rows held_rows drafted_tokens accepted_drafts front_ends_lost launches "
     "device_busy_seconds device_idle_seconds "
     "device_idle_inside_seconds host_seconds graph_captures graph_replays fallbacks barriers barrier_seconds "
     "state_snapshots state_snapshots_kept state_snapshots_found state_snapshots_skipped "
