@@ -25,6 +25,7 @@ from benchmarks import (
     structure,
     throughput,
 )
+from benchmarks.gpu_table.shapes import SHAPES
 
 PARTS = (
     "throughput",
@@ -48,6 +49,9 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=BUNDLED, help="checkpoint folder (the bundled model)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of depths, drafts and structure")
     parser.add_argument("--beside", type=Path, help="host-time, front-ends: another checkout, measured alternately")
+    parser.add_argument("--flags", default="", help="structure: of the service, in one string")
+    shapes = [name for name in SHAPES if not name.startswith("tiny")]  # those have fewer tokens than the tokenizer
+    parser.add_argument("--shape", choices=shapes, default="", help="structure: random weights instead of a model")
     chosen = parser.parse_args()
     parts = chosen.parts or PARTS
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {chosen.model.name}\n")
@@ -63,7 +67,7 @@ def main() -> None:
         drafts.main(chosen.model, chosen.device)
     if "structure" in parts:
         print(f"\nStructured output, device {chosen.device}: gaps between tokens of plain rows beside JSON rows, in ms")
-        structure.main(chosen.model, chosen.device)
+        structure.main(chosen.model, chosen.device, chosen.flags.split(), chosen.shape)
     if "first-token" in parts:
         print(f"\nTime to first token while {first_token.BACKGROUND} other streams run")
         first_token.main(chosen.model)

@@ -5,7 +5,9 @@ comes first changing, the other rows of the batch are plain too, or are JSON by 
 plain streams are compared, those of the first tokens left out, while prompts are read. *held* is the share of launches
 in which a JSON row was held. Below it stands what the chain did, by the service's own figures (on a GPU the client that
 reads 64 streams is slower than what it measures), and what a launch takes of the processors, by what takes it: that
-hangs little on what else the machine does. Then one row alone is JSON, and the same row without a structure.
+hangs little on what else the machine does. The batch's own
+pace stands beside what was published of another engine. Then one row alone is JSON, and the same row without a
+structure; and broken structures are refused beside a stream.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import statistics
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -24,11 +28,14 @@ from typing import Final
 
 import grpc
 
+from benchmarks import broken_structures
 from benchmarks.bundled_model.completions import choose_heads
 from benchmarks.bundled_model.corpus import held_out_files, standard_library
 from benchmarks.chain_figures import ChainFigures, chain_figures, flags_of
+from benchmarks.gpu_table.shapes import SHAPES
 from benchmarks.local_service import LocalService, local_service
 from benchmarks.processor_time import PARTS, seconds_by_part
+from runahead.runtime.checkpoint import BUNDLED_FOLDER
 from runahead.v1 import GenerateRequest, GenerationServiceStub
 
 ROWS: Final = 64
@@ -37,6 +44,7 @@ TOKENS: Final = {"cpu": 96, "cuda": 192}
 WARM: Final = 16  # first gaps of a stream that don't count
 ROUNDS: Final = 5
 GOAL: Final = 1.02  # of the median gap beside JSON rows, to that beside none
+PUBLISHED: Final = (132.7, 106.1)  # tokens/s of a whole batch, one row with a grammar: a public report on vLLM
 ALONE_TOKENS: Final = 256
 SCHEMA: Final = json.dumps(
     {
@@ -59,10 +67,11 @@ SCHEMA: Final = json.dumps(
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Of one batch: the gaps between tokens of its watched streams, ascending, in seconds; what the chain did;
-    processor time of the service's parts, in seconds."""
+    """Of one batch: the gaps between tokens of its watched streams, ascending, in seconds; pace: tokens a second of all
+    its rows, watched or not; what the chain did; processor time of the service's parts, in seconds."""
 
     gaps: tuple[float, ...]
+    pace: float
     chain: ChainFigures
     took: Mapping[str, float]
 
@@ -91,6 +100,14 @@ class Cell:
         share = chain.held / self.beside / chain.launches
         verdict = "met" if self.ratio(0.5) <= GOAL else "MISSED"
         return f"{ROWS - self.beside:>6}{self.beside:>6}{figures}{share:>8.1%}  {GOAL:g} {verdict}"
+
+    @property
+    def pace_line(self) -> str:
+        none, json_ = (statistics.median(batch.pace for batch in side) for side in self._sides)
+        ratio = statistics.median(json_.pace / none.pace for none, json_ in self.pairs)
+        published = f"{PUBLISHED[0]:g} and {PUBLISHED[1]:g}, {PUBLISHED[1] / PUBLISHED[0]:.2f}"
+        beside = f" (published of vLLM: {published})" if self.beside == 1 else ""
+        return f"{'':14}tokens/s of the batch: none {none:.0f}, beside {json_:.0f}, {ratio:.2f}{beside}"
 
     @property
     def chain_lines(self) -> str:
@@ -158,10 +175,11 @@ async def _batch(service: LocalService, prompts: Sequence[str], beside: int, tok
             _gaps(stub, _request(prompt, place, tokens, is_json=is_json and place >= watched))
             for place, prompt in enumerate(prompts)
         ]
-        gaps = (await asyncio.gather(*streams))[:watched]
+        gaps = [stream[WARM:] for stream in await asyncio.gather(*streams)]
         after, took_by_now = await chain_figures(stub), seconds_by_part(service)
         return Batch(
-            tuple(sorted(gap for stream in gaps for gap in stream[WARM:])),
+            tuple(sorted(gap for stream in gaps[:watched] for gap in stream)),
+            sum(len(stream) / sum(stream) for stream in gaps),
             after.since(before),
             {part: took_by_now[part] - took[part] for part in PARTS},
         )
@@ -187,15 +205,31 @@ def _cell(service: LocalService, heads: Sequence[str], beside: int, tokens: int)
     return Cell(beside, tuple(pairs))
 
 
-def main(folder: Path, device: str = "cpu") -> None:
-    """Print the tables."""
+@contextlib.contextmanager
+def random_weights(shape: str) -> Iterator[Path]:
+    """A checkpoint's folder for `--load-format dummy`: of this shape, with the bundled model's tokenizer.
+
+    That has fewer tokens than the shape's vocabulary, as tokenizers of padded vocabularies do: no structure allows the
+    others, and a mask is as long as the vocabulary.
+    """
+    with tempfile.TemporaryDirectory(prefix="runahead-") as folder:
+        SHAPES[shape].write(Path(folder))
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(BUNDLED_FOLDER / name, folder)
+        yield Path(folder)
+
+
+def main(folder: Path, device: str = "cpu", more: Sequence[str] = (), shape: str = "") -> None:
+    """Print the tables. more: flags of the service. shape: in the place of the model that is in the folder."""
     files = held_out_files()
     if not files:
         print(f"no held-out source files under {standard_library()}: this Python ships its library without source")
         return
     heads = choose_heads(files, 2 * ROWS)
     with contextlib.ExitStack() as stack:
-        flags = ["--model", str(folder), "--max-rows", str(ROWS), *flags_of(device)]
+        if shape:
+            folder, more = stack.enter_context(random_weights(shape)), ["--load-format", "dummy", *more]
+        flags = ["--model", str(folder), "--max-rows", str(ROWS), *flags_of(device), *more]
         service = stack.enter_context(local_service(flags))
         url = service.url
         asyncio.run(
@@ -206,7 +240,7 @@ def main(folder: Path, device: str = "cpu") -> None:
         print(f"{'plain':>6}{'JSON':>6}{quantiles}{'held':>8}  goal")
         for beside in BESIDE:
             cell = _cell(service, heads, beside, TOKENS[device])
-            print(cell.line, cell.chain_lines, cell.processor_line, sep="\n", flush=True)
+            print(cell.line, cell.pace_line, cell.chain_lines, cell.processor_line, sep="\n", flush=True)
         print(f"(processor time in ms a launch, beside none and beside JSON rows; load now {os.getloadavg()[0]:.1f})")
         rounds = [
             (asyncio.run(_speed(url, head, is_json=True)), asyncio.run(_speed(url, head, is_json=False)))
@@ -216,4 +250,5 @@ def main(folder: Path, device: str = "cpu") -> None:
         ratio = statistics.median(one[0] / other[0] for one, other in rounds)
         a_launch = statistics.median(one[1] for one, _ in rounds)
         print(f"one row alone: JSON {json_:.0f} tokens/s, without a structure {plain:.0f}: {ratio:.2f}")
-        print(f"{a_launch:.2f} tokens of the JSON row a launch")
+        print(f"{a_launch:.2f} tokens of the JSON row a launch", flush=True)
+        broken_structures.main(url, _request(heads[0], 1, ALONE_TOKENS, is_json=False))
