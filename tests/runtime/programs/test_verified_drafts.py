@@ -237,7 +237,8 @@ def test_a_run_is_trimmed_where_a_token_stops_the_row(model: Decoder, drafts: in
     found, runs = with_drafts(model, DRAWN, free, drafts, stopping=stopping, form=form)
     assert [cell.token for cell in found] == [cell.token for cell in free[: place + 1]]
     assert [cell.flags for cell in found] == [0] * place + [STOPPED]
-    assert sum(runs) == place + 1
+    whole, rest = divmod(place, 1 + drafts)
+    assert runs == [1, *[1 + drafts] * whole, *[rest] * bool(rest)], "the token that stops the row ends its run"
 
 
 def test_stop_ids_are_masked_below_the_minimum_by_the_position_in_the_run(model: Decoder) -> None:
