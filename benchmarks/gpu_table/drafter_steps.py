@@ -76,7 +76,7 @@ class DrafterBench:
         if seen is not None:
             seen.normal_()
         step = took_us(device, lambda: device_rows.guess(rows, DRAFTS))  # type: ignore[misc]
-        return step / DRAFTS, took_us(device, lambda: follower.follow(batch, batch, hidden, seen))
+        return step / DRAFTS, took_us(device, lambda: follower.follow(batch, hidden, seen))
 
 
 @contextlib.contextmanager

@@ -236,7 +236,7 @@ class TritonProgram:
             self.rows.write_prompt_logprobs(hidden, batch, self._raw_logits, self._prompt)
         self.rows.write_finite(hidden, batch, self._prompt if shape.prompt_logprobs else None)
         if self._head is not None:
-            self._head.follow(batch, batch, hidden, seen)
+            self._head.follow(batch, hidden, seen)
 
     def _forward_runs(self, shape: LaunchShape, between: Callable[[], None]) -> None:
         """F of rows that all decode, with their drafts."""
@@ -249,7 +249,7 @@ class TritonProgram:
         self._leave_logits(hidden, self._run_logits, places)
         self.rows.write_finite(hidden, batch)
         if self._head is not None:
-            self._head.follow(batch, lines, hidden, seen)
+            self._head.follow(lines, hidden, seen)
 
     def _leave_logits(self, hidden: torch.Tensor, logits: torch.Tensor, places: torch.Tensor) -> None:
         weights = self._model.weights

@@ -20,10 +20,10 @@ from runahead.runtime.programs.triton_head import GpuDraftCache, GpuDraftNetwork
 
 
 class TritonDraftModel:
-    """A `runahead.runtime.programs.triton_head.GpuDraftNetwork`. exact: no row's bits hang on the rows beside it."""
+    """A `runahead.runtime.programs.triton_head.GpuDraftNetwork`."""
 
-    def __init__(self, model: Decoder, target: Decoder, exact: bool) -> None:
-        self._model, self._target, self._exact = model, target, exact
+    def __init__(self, model: Decoder, target: Decoder) -> None:
+        self._model, self._target = model, target
 
     @property
     def weight_bytes(self) -> int:
@@ -44,11 +44,8 @@ class TritonDraftModel:
     def looking(self, tokens: int) -> tuple[Look | None, torch.Tensor | None]:
         return None, None
 
-    def fill(
-        self, batch: ForwardBatch, lines: ForwardBatch, hidden: torch.Tensor, seen: torch.Tensor | None,
-        cache: GpuDraftCache,
-    ) -> None:  # fmt: skip
-        self._model.forward(lines if self._exact else batch, cache.entries)
+    def fill(self, batch: ForwardBatch, hidden: torch.Tensor, seen: torch.Tensor | None, cache: GpuDraftCache) -> None:
+        self._model.forward(batch, cache.entries)
 
     def step(
         self, batch: ForwardBatch, before: torch.Tensor, is_first: bool, cache: GpuDraftCache, logits: torch.Tensor
@@ -70,7 +67,7 @@ def load_draft_model(
         files.checkpoint, target.device, target.dtype, "dummy" if drawn else "auto", TritonKernelSet(exact), None,
         positions, files.config,
     )  # fmt: skip
-    return TritonDraftModel(model, target, exact)
+    return TritonDraftModel(model, target)
 
 
 def load_drafter(

@@ -45,9 +45,9 @@ class GpuDrafter:
         """See `GpuDraftNetwork.looking`."""
         return self._network.looking(tokens)
 
-    def follow(self, batch: ForwardBatch, lines: ForwardBatch, hidden: torch.Tensor, seen: torch.Tensor | None) -> None:
+    def follow(self, batch: ForwardBatch, hidden: torch.Tensor, seen: torch.Tensor | None) -> None:
         """F has computed the hidden states of its query tokens, [T, hidden]. See `GpuDraftNetwork.fill`."""
-        self._network.fill(batch, lines, hidden, seen, self._cache)
+        self._network.fill(batch, hidden, seen, self._cache)
 
     def propose(self, num_rows: int, count: int) -> None:
         """Up to `count` tokens for each of the first `num_rows` places of the row list, all of which decode: as S would

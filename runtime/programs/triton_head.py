@@ -60,12 +60,9 @@ class GpuDraftNetwork(Protocol):
         """What the target's forward over so many query tokens is to be told, and what `fill` is to be given then. None:
         the network reads what the forward returns, or nothing."""
 
-    def fill(
-        self, batch: ForwardBatch, lines: ForwardBatch, hidden: torch.Tensor, seen: torch.Tensor | None,
-        cache: GpuDraftCache,
-    ) -> None:  # fmt: skip
-        """Leaves what is kept of F's query tokens, and writes their entries. lines: the batch as F had it. hidden: the
-        target's after its last norm, [T, hidden]. seen: see `looking`."""
+    def fill(self, batch: ForwardBatch, hidden: torch.Tensor, seen: torch.Tensor | None, cache: GpuDraftCache) -> None:
+        """Leaves what is kept of F's query tokens, and writes their entries. batch: as F had it, in rows or in lines.
+        hidden: the target's after its last norm, [T, hidden]. seen: see `looking`."""
 
     def step(
         self, batch: ForwardBatch, before: torch.Tensor, is_first: bool, cache: GpuDraftCache, logits: torch.Tensor
@@ -134,10 +131,7 @@ class TritonHead:
 
         return look, wide
 
-    def fill(
-        self, batch: ForwardBatch, lines: ForwardBatch, hidden: torch.Tensor, seen: torch.Tensor | None,
-        cache: GpuDraftCache,
-    ) -> None:  # fmt: skip
+    def fill(self, batch: ForwardBatch, hidden: torch.Tensor, seen: torch.Tensor | None, cache: GpuDraftCache) -> None:
         mixer, product = self._mixer, self.weights.fuse.product
         x = self._joining(cache).in_batch(batch, self._read(hidden, seen))
         if not mixer.joined:

@@ -206,7 +206,8 @@ class DeviceRows:
         )
 
     def run_batch(self, num_rows: int, count: int) -> ForwardBatch:
-        """What F runs on in a launch with `count` drafts of a row: lines, as `DraftState` says, in their rows."""
+        """What F runs on in a launch with `count` drafts of a row: lines, as `DraftState` says, in their rows. Where
+        each line has a block table of its own, whoever reads one takes those of `line_batch`."""
         assert self.drafts is not None
         drafts, lines = self.drafts, num_rows * (1 + count)
         return ForwardBatch(
