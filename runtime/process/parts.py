@@ -53,9 +53,6 @@ _NOT_OVER_STATES: Final = {  # drafters, and why they are refused beside recurre
     "eagle": "no head of EAGLE for such a model is read yet",
     "model": "a smaller model drafts only for models that keep keys and values alone, so far",
 }
-_NOT_OVER_STATES_ON_A_GPU: Final = _NOT_OVER_STATES | {
-    "mtp": "a head over recurrent states has not run on a GPU yet",
-}
 _RECORDS: Final = 3  # admission records with long lists that a bulk slot holds beside the largest
 
 
@@ -106,8 +103,8 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
     context length: the configured one, or else the model's.
 
     Raises ConfigError for a context that is longer than it may be, a model with too many end tokens, a head of a folder
-    of its own or a draft model beside recurrent states, any head beside them on a GPU, snapshots of states that a model
-    does not keep or that no request could begin with.
+    of its own or a draft model beside recurrent states, snapshots of states that a model does not keep or that no
+    request could begin with.
     """
     longest, setting = model.max_position_embeddings, config.spelling("context_length")
     if config.context_length > longest:
@@ -117,12 +114,11 @@ def check_model(config: EngineConfig, model: ModelConfig) -> int:
         raise ConfigError(f"the model's context is {context} tokens; set {setting} to {MAX_CONTEXT} or less")
     if len(model.eos_token_ids) > MAX_EOS_IDS:
         raise ConfigError(f"the model names {len(model.eos_token_ids)} end-of-sequence ids; at most {MAX_EOS_IDS} work")
-    not_over_states = _NOT_OVER_STATES if config.device == "cpu" else _NOT_OVER_STATES_ON_A_GPU
-    if config.drafter in not_over_states and state_bytes(model):
-        others = "none, ngram or mtp" if names_head(model) and "mtp" not in not_over_states else "none or ngram"
+    if config.drafter in _NOT_OVER_STATES and state_bytes(model):
+        others = "none, ngram or mtp" if names_head(model) else "none or ngram"
         raise ConfigError(
             f"{config.spelling('drafter')} {config.drafter} can't be combined with {model.architecture}, which keeps a "
-            f"recurrent state of each request: {not_over_states[config.drafter]}; set {config.spelling('drafter')} "
+            f"recurrent state of each request: {_NOT_OVER_STATES[config.drafter]}; set {config.spelling('drafter')} "
             f"{others}"
         )
     for name in ("state_snapshots", "state_snapshot_blocks"):
@@ -373,10 +369,9 @@ def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> Eng
 
 
 def drafters_of(config: EngineConfig, model: ModelConfig, checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Drafters that a start on this device could ask for with this model, some with a head that was made for it. On a
-    GPU no head over recurrent states drafts."""
+    """Drafters that a start could ask for with this model, some with a head that was made for it."""
     comes = comes_with_head(checkpoint, model, has_weights=config.load_format != "dummy")
     mtp = ("mtp",) if comes else ()
     if state_bytes(model):
-        return ("ngram", *(mtp if config.device == "cpu" else ()))
+        return ("ngram", *mtp)
     return ("ngram", *(("eagle",) if may_have_head(model) else ()), *mtp, "model")

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.runtime.kernels.headed_engine import KINDS, Served, cpu_engine, served, triton_engine, write_pair
+from tests.runtime.kernels.headed_engine import (
+    KINDS,
+    OVER_STATES,
+    Served,
+    cpu_engine,
+    served,
+    triton_engine,
+    write_pair,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -31,6 +39,7 @@ def test_by_the_exact_kernels_a_head_changes_no_token_and_is_right_as_often_at_e
         assert (one.tokens, one.reasons) == (plain.tokens, plain.reasons), f"depth {depth}"
         assert one == found[0], f"depth {depth}"
     assert found[0].drafted[0] > found[0].accepted[0] > found[0].accepted[1] > 0
+    assert (found[0].cached_tokens, found[0].snapshots_found) == (32, int(kind == OVER_STATES))
 
 
 @pytest.mark.parametrize("kind", KINDS)

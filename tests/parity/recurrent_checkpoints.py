@@ -14,7 +14,7 @@ from transformers import BambaConfig, Qwen3NextConfig
 from runahead.runtime import models
 from tests.parity.workload import VOCAB
 from tests.runtime.models.checkpoints import BAMBA, IDS, QWEN3_NEXT, Case, save
-from tests.runtime.models.qwen_heads import save_foreseen_qwen
+from tests.runtime.models.qwen_heads import IN_TILES, save_foreseen_qwen
 
 _BUNDLED: Final = Path(models.__path__[0]) / "bundled"
 BUNDLED_HYBRID: Final = _BUNDLED / "hybrid"
@@ -24,10 +24,14 @@ _ENDS: Final = tuple(range(300, 310))
 _FURTHER: Final = 3.0
 TRAINED: Final = "bundled hybrid"
 HEADED: Final = "gated-delta-net-with-head"
+HEADED_IN_TILES: Final = f"{HEADED}-in-tiles"  # of sizes that the exact kernels of a GPU take
 FAMILIES: Final = {
     "mamba-2": Case("mamba-2", BambaConfig, {**_SIZES, **BAMBA}),
     "gated-delta-net": Case("gated-delta-net", Qwen3NextConfig, {**_SIZES, **QWEN3_NEXT}),
     HEADED: Case(HEADED, Qwen3NextConfig, {**_SIZES, **QWEN3_NEXT, "max_position_embeddings": 1024}),
+    HEADED_IN_TILES: Case(
+        HEADED_IN_TILES, Qwen3NextConfig, {**IN_TILES.changes, "vocab_size": VOCAB, "max_position_embeddings": 1024}
+    ),
 }
 _NOISE: Final = 0.12  # its head is right at times
 
@@ -36,7 +40,7 @@ def checkpoint_of(family: str, folder: Path) -> Path:
     """A checkpoint of this family that a service can be started with: the bundled one, or one made in the folder."""
     if family == TRAINED:
         return BUNDLED_HYBRID
-    if family == HEADED:
+    if family in (HEADED, HEADED_IN_TILES):
         save_foreseen_qwen(folder, case=FAMILIES[family], noise=_NOISE)
     else:
         save(FAMILIES[family], folder)

@@ -19,6 +19,7 @@ from runahead.runtime.models.draft_model import DraftModelFiles, open_draft_mode
 from runahead.runtime.models.eagle import open_eagle
 from runahead.runtime.models.head_files import HeadFiles
 from runahead.runtime.models.load import load_model
+from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.mtp import open_mtp
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.programs.triton import TritonProgram
@@ -61,14 +62,19 @@ class TritonWorld:
     exact: bool
 
     def started(self) -> tuple[TritonProgram, Launches]:
-        """Every KV block is NaN at the start."""
+        """Every KV block is NaN at the start. Of a model that keeps states each row has a place for a snapshot at
+        every border."""
+        has_states = any(kept.state for kept in memory_of(self.target.weights.layers).kept)
+        snapshots = ROWS * EACH if has_states else 0
         rings = rings_for(RingLayout(4, PLAN_WORDS, 8192, ROWS, 4, prompt_tokens=200, drafts=MOST), self.target.device)
         program = SynchronousProgram(
             self.target, rings, max_rows=ROWS, max_tokens=160, num_blocks=ROWS * EACH + 1, block_size=BLOCK,
             context_length=EACH * BLOCK, drafts=MOST, draft_rows=DRAFT_ROWS, exact=self.exact, head=self.head,
+            snapshots=snapshots, snapshot_tokens=BLOCK,
         )  # fmt: skip
         program.poison_blocks(tuple(range(1, ROWS * EACH + 1)))
-        return program, Launches(over_program(program), rings, VOCAB, EACH)
+        program.poison_snapshots(tuple(range(1, snapshots + 1)))
+        return program, Launches(over_program(program), rings, VOCAB, EACH, EACH if has_states else None)
 
 
 def triton_world(
@@ -119,15 +125,15 @@ def lived_on_triton(
     began: tuple[TritonProgram, Launches] | None = None, cached: int = 0, beside: Mapping[int, int] | None = None,
 ) -> tuple[TritonProgram, Launches, dict[int, list[int]]]:  # fmt: skip
     """As `head_worlds.lived`: what the head has proposed, by the row's length. beside: slots of rows that decode in the
-    same launches, which have begun."""
+    same launches, which have begun. cached: tokens whose blocks, and the snapshot behind them, are those of row 0."""
     program, launches = world.started() if began is None else began
     own_guess = program.rows.guess
     heard = HeardOnTriton(program, slot, said, rights)
     blocks = tuple(range(1 + slot * EACH, 1 + slot * EACH + EACH))
     blocks = tuple(range(1, 1 + cached // BLOCK)) + blocks[cached // BLOCK :]
-    launches._rows[slot] = row = _Row(
-        list(said[:known]), len(PROMPT), sampling, NO_SLOT, blocks, ENDLESS, 1 << 20, computed=cached
-    )
+    row = _Row(list(said[:known]), len(PROMPT), sampling, NO_SLOT, blocks, ENDLESS, 1 << 20, computed=cached)
+    row.state = launches.state_of(slot, cached // BLOCK, cached // BLOCK)
+    launches._rows[slot] = row
     while row.computed < known:
         launches.launch({**(beside or {}), slot: chunk})
     length, number, found = known, 0, list[int]()

@@ -19,7 +19,14 @@ pytestmark = [
 ]
 
 from runahead.cuda_graphs.shape import Form, LaunchShape  # noqa: E402
-from tests.runtime.kernels.headed_engine import KINDS, cpu_engine, served, triton_engine, write_pair  # noqa: E402
+from tests.runtime.kernels.headed_engine import (  # noqa: E402
+    KINDS,
+    OVER_STATES,
+    cpu_engine,
+    served,
+    triton_engine,
+    write_pair,
+)
 
 LARGE = pytest.mark.large
 DEPTHS = (0, 1, 2, 4)
@@ -35,10 +42,11 @@ def test_tokens_are_those_without_drafts_and_right_drafts_those_of_the_cpu(
     write_pair(tmp_path, kind)
     plain, expected = (served(cpu_engine(tmp_path, 2, drafts=drafts)) for drafts in (False, True))
     assert expected.drafted[0] > expected.accepted[0] > expected.accepted[1] > 0, "of every kind"
+    assert (plain.cached_tokens, plain.snapshots_found) == (32, int(kind == OVER_STATES))
     for depth in depths:
         found = served(triton_engine(tmp_path, DEVICE, depth, drafts=True))
         assert (found.tokens, found.reasons) == (plain.tokens, plain.reasons), depth
-        assert (found.drafted, found.accepted) == (expected.drafted, expected.accepted), depth
+        assert found == expected, depth
 
 
 @pytest.mark.large
@@ -54,6 +62,7 @@ def test_with_exact_kernels_as_many_are_right_at_every_depth(
     assert all(one == found[0] for one in found)
     assert (found[0].tokens, found[0].reasons) == (plain.tokens, plain.reasons)
     assert found[0].drafted[0] > found[0].accepted[0] > found[0].accepted[1] > 0
+    assert (found[0].cached_tokens, found[0].snapshots_found) == (32, int(kind == OVER_STATES))
 
 
 @pytest.mark.parametrize(("kind", "exact"), [("eagle-3", False), ("eagle-3", True), ("model", False)])

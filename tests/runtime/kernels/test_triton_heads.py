@@ -24,6 +24,7 @@ from tests.runtime.kernels.head_on_triton import lived_on_triton, triton_world  
 from tests.runtime.models import mimo_heads  # noqa: E402
 from tests.runtime.models.checkpoints import BASE  # noqa: E402
 from tests.runtime.models.eagle_heads import CONFIG, VOCAB  # noqa: E402
+from tests.runtime.models.qwen_heads import IN_TILES  # noqa: E402
 from tests.runtime.programs.head_worlds import (  # noqa: E402
     ALL,
     BLOCK,
@@ -37,6 +38,7 @@ from tests.runtime.programs.head_worlds import (  # noqa: E402
     mimo_world,
     model_world,
     plain,
+    qwen_world,
 )
 from tests.runtime.programs.late_blocks import Foreseen, completed, live_over_borders  # noqa: E402
 
@@ -48,6 +50,7 @@ KINDS: Final[dict[str, tuple[Make, dict[str, Any]]]] = {
     "eagle-3": (eagle3_world, {}),
     "eagle-3 with norms": (eagle3_world, {"norms": NORMS}),
     "mtp": (mimo_world, {}),
+    "mtp over states": (qwen_world, {"case": IN_TILES}),
 }
 MODEL: Final = "model"  # a whole one, with layers and heads of its own shapes
 OF_ALL: Final = "eagle-3 with norms"  # which has most that a head may have: what every run looks at

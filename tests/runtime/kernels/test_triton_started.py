@@ -1,5 +1,6 @@
 """A start for CUDA as the service makes it, with Triton's interpreter in the place of the GPU: drafts and masks find in
-rings, buffers and scheduler what they need, and the mask worker is a process of its own."""
+rings, buffers and scheduler what they need, and the mask worker is a process of its own; so does a head over recurrent
+states."""
 
 from __future__ import annotations
 
@@ -30,10 +31,11 @@ from runahead.runtime.engine.loop import Engine  # noqa: E402
 from runahead.runtime.models.load import load_model  # noqa: E402
 from runahead.runtime.process import cuda  # noqa: E402
 from runahead.runtime.process.assemble import assemble  # noqa: E402
-from runahead.runtime.wire.engine_config import EngineConfig  # noqa: E402
+from runahead.runtime.wire.engine_config import DeviceName, EngineConfig  # noqa: E402
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams  # noqa: E402
 from tests.gpu.gpu_chain import EngineUnderTest  # noqa: E402
 from tests.runtime.chain import MemoryLinks  # noqa: E402
+from tests.runtime.kernels import headed_engine  # noqa: E402
 from tests.structures.structured_engine import grammar_of  # noqa: E402
 
 BUNDLED: Final = Path(models.__path__[0]) / "bundled"
@@ -120,3 +122,37 @@ def test_no_token_hangs_on_the_drafter_or_the_depth(drafter: str, run_ahead: int
     found, right, ended = served(drafter, run_ahead)
     assert (found, ended) == (expected, FinishReason.END_OF_SEQUENCE)
     assert (sum(right) > sum(forced)) == (drafter == "ngram"), "what is forced, and what the drafter has guessed"
+
+
+def by_a_head_over_states(folder: Path, device: DeviceName, run_ahead: int) -> tuple[object, ...]:
+    """What two requests say, and one that goes on from the first behind a snapshot; drafts looked at and right, cached
+    tokens, snapshots that were found."""
+    config = EngineConfig(
+        model=str(folder), device=device, dtype="float32", max_rows=2, context_length=headed_engine.CONTEXT,
+        prefill_chunk=32, max_prefill_tokens=64, num_blocks=20, drafter="mtp", draft_tokens=3, run_ahead=run_ahead,
+        state_snapshot_blocks=1,
+    )  # fmt: skip
+    parts, links = assemble(config, lambda *_: None), MemoryLinks()
+    engine = Engine(parts.device, parts.scheduler, links, max_queue=10, run_ahead_asked=run_ahead)
+    under_test = EngineUnderTest(engine, parts.device, None, links)
+    stopping = StoppingParams(max_tokens=8, ignore_eos=True)
+    with torch.inference_mode():
+        for handle, prompt in enumerate(([5, 6, 7, 8] * 3, [15, 16, 17])):
+            under_test.submit(handle, prompt, SamplingParams(temperature=0.5 * handle, seed=1), stopping)
+        under_test.run()
+        longer = [5, 6, 7, 8] * 3 + under_test.tokens()[0]
+        under_test.submit(2, longer, SamplingParams(temperature=0.0), stopping)
+        under_test.run()
+        engine.drain("test")
+    parts.device.close()
+    stats = engine.stats()
+    return under_test.tokens(), stats.drafted, stats.accepted, stats.cached_tokens, stats.snapshots_found
+
+
+@pytest.mark.large
+@pytest.mark.usefixtures("interpreted")
+def test_a_start_for_cuda_drafts_with_the_head_of_a_model_with_states_as_on_a_cpu(tmp_path: Path) -> None:
+    headed_engine.write_pair(tmp_path, headed_engine.OVER_STATES)
+    expected = by_a_head_over_states(tmp_path / "target", "cpu", 2)
+    assert expected[-2:] == (16, 1), "nobody began with a snapshot"
+    assert by_a_head_over_states(tmp_path / "target", "cuda", 2) == expected

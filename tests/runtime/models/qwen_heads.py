@@ -17,15 +17,31 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
+from transformers import AutoConfig, Qwen3NextConfig
 
-from tests.runtime.models.checkpoints import CASES, Case, save
+from tests.runtime.models.checkpoints import CASES, FULL, RECURRENT, Case, save
 from tests.runtime.models.head_arithmetic import Floats, normed, rotated, weighed
 from tests.runtime.models.mimo_heads import add_head
 
 BEGIN, LAYER = "mtp.", "mtp.layers.0."
 NAMES = ("qwen3_next", "qwen3_next_odd_heads", "qwen3_5", "qwen3_5_moe")
 HEADED = {case.name: replace(case, shard_size="1GB") for case in CASES if case.name in NAMES}
+# One of each kind of layer, of sizes that the exact kernels take.
+IN_TILES = Case(
+    "qwen3_next_in_tiles",
+    Qwen3NextConfig,
+    {
+        **HEADED["qwen3_next"].changes,
+        "num_hidden_layers": 2,
+        "layer_types": [RECURRENT, FULL],
+        "linear_num_key_heads": 3,
+        "linear_key_head_dim": 16,
+        "linear_num_value_heads": 6,
+        "linear_value_head_dim": 32,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+    },
+)
 # What a layer, of the model or of the head, adds to the stream.
 _ADDS = ("self_attn.o_proj.weight", "self_attn.o_proj.bias", "linear_attn.out_proj.weight", "down_proj.weight")
 

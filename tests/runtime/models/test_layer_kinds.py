@@ -15,7 +15,7 @@ from runahead.runtime.models.layer_kinds import layer_kinds
 from runahead.runtime.models.read_config import load_config, parse_config
 from runahead.runtime.models.registry import ARCHITECTURES
 from runahead.runtime.models.weights import described
-from runahead.runtime.process.parts import drafters_of, state_bytes
+from runahead.runtime.process.parts import drafters_of
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.runtime.wire.messages import ExpertCounts, LayerKind
 from tests.runtime.models.checkpoints import CASES, save
@@ -126,8 +126,7 @@ def test_drafters_are_named_where_a_start_may_ask_for_them(
     checkpoint = open_checkpoint(tmp_path)
     config, drawn = load_config(checkpoint), EngineConfig(model="m", load_format="dummy")
     assert drafters_of(drawn, config, checkpoint) == drafters
-    on_gpu = tuple(name for name in drafters if name != "mtp" or not state_bytes(config))
-    assert drafters_of(msgspec.structs.replace(drawn, device="cuda"), config, checkpoint) == on_gpu
+    assert drafters_of(msgspec.structs.replace(drawn, device="cuda"), config, checkpoint) == drafters, "on a GPU, too"
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
     without_head = tuple(name for name in drafters if name != "mtp")
     assert drafters_of(EngineConfig(model="m"), config, checkpoint) == without_head

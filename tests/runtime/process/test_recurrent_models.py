@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,21 +14,24 @@ from structlog.testing import capture_logs
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.models.memory import KeptBytes
 from runahead.runtime.models.read_config import load_config
+from runahead.runtime.process import cuda
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.parts import (
     Assembled,
     blocks_in,
     bytes_kept,
     check_blocks,
-    check_model,
-    drafters_of,
     snapshot_tokens,
     snapshots_in,
     state_bytes,
 )
+from runahead.runtime.programs.triton_head import TritonHead
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
 from tests.runtime.models.checkpoints import CASES, save
 from tests.runtime.models.qwen_heads import HEADED, save_with_qwen_head
+from tests.runtime.process.test_captures_logged import CapturingDevice, a_gpu_on_the_cpu
+
+__all__ = ["a_gpu_on_the_cpu"]  # a fixture
 
 BAMBA = next(case for case in CASES if case.name == "bamba")
 # Two layers, float32: 3 tokens of 2 * 64 + 2 * 16 channels, and 4 heads of 32 numbers with 16 each.
@@ -41,7 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def started(folder: Path, **settings: object) -> Assembled:
-    config = EngineConfig(model=str(folder), max_rows=4, num_blocks=40, threads=1, **settings)  # type: ignore[arg-type]
+    threads = int(settings.get("device") != "cuda")
+    config = EngineConfig(model=str(folder), max_rows=4, num_blocks=40, threads=threads, **settings)  # type: ignore[arg-type]
     parts = assemble(config, lambda done, total: None)
     parts.device.close()
     return parts
@@ -202,16 +208,49 @@ def test_a_start_with_other_drafters_names_the_head_that_the_model_comes_with(tm
     assert started(tmp_path).info.drafters == ("ngram",)
 
 
-@pytest.mark.parametrize("drafter", ["mtp", "eagle"])
-def test_no_head_over_states_is_served_on_a_gpu_nor_is_one_advised(tmp_path: Path, drafter: str) -> None:
-    save(HEADED["qwen3_next"], tmp_path)
-    model = load_config(open_checkpoint(tmp_path))
-    config = EngineConfig(model=str(tmp_path), device="cuda", drafter=drafter, draft_model="head")  # type: ignore[arg-type]
+@pytest.mark.usefixtures("a_gpu_on_the_cpu")
+def test_a_start_on_a_gpu_counts_the_head_and_the_inputs_of_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As much as on a CPU; graphs, buffers and scheduler are made for the drafts of a head. A drafter that is refused
+    beside states is refused there by the sentence that names the head."""
+    tensors, made = save_with_qwen_head(tmp_path), list[dict[str, Any]]()
+
+    def device(*parts: object, **sizes: Any) -> CapturingDevice:
+        made.append(sizes)
+        return CapturingDevice(*parts, **sizes)
+
+    def program(*parts: object, **sizes: Any) -> SimpleNamespace:
+        made.append(sizes)
+        return SimpleNamespace()
+
+    asked: dict[str, Any] = {"drafter": "mtp", "draft_tokens": 3, "state_snapshot_blocks": 2, "dtype": "float32"}
+    with capture_logs() as events:
+        on_cpu = started(tmp_path, **asked)
+    (expected,) = [event for event in events if event["event"] == "memory"]
+    monkeypatch.setattr(cuda, "CudaDevice", device)
+    monkeypatch.setattr(cuda, "TritonProgram", program)
+    with capture_logs() as events:
+        parts = started(tmp_path, **asked, device="cuda")
+    (memory,) = [event for event in events if event["event"] == "memory"]
+    names = ("kv_bytes", "draft_kv_bytes", "state_bytes", "snapshot_bytes", "pool_bytes", "draft_weight_bytes")
+    assert {name: memory[name] for name in names} == {name: expected[name] for name in names}
+    assert memory["draft_weight_bytes"] == 4 * sum(tensor.numel() for tensor in tensors.values())
+    assert parts.info.state_bytes == on_cpu.info.state_bytes
+    assert (parts.info.drafter, parts.info.drafters, parts.info.snapshots) == ("mtp", ("ngram", "mtp"), 4)
+    assert len(made) == 4, "a trial, and what serves"
+    for of_program, of_device in zip(made[::2], made[1::2], strict=True):
+        assert (of_program["drafts"], of_program["draft_rows"]) == (3, 4)
+        assert (of_program["snapshots"], of_program["snapshot_tokens"]) == (4, 32)
+        assert isinstance(of_program["head"], TritonHead)
+        assert (of_device["draft_forms"], of_device["draft_rows"]) == ((3,), 4)
+    limits = parts.scheduler.limits
+    assert (limits.drafts, limits.draft_rows, limits.has_state, limits.history) == (3, 4, True, False)
+    parts.masks.stop()
     with pytest.raises(
-        ConfigError, match=rf"^drafter {drafter} can't be .* Qwen3NextFor.*; set drafter none or ngram$"
+        ConfigError, match=r"^drafter eagle can't be .* Qwen3NextFor.*; set drafter none, ngram or mtp$"
     ):
-        check_model(config, model)
-    assert "mtp" not in drafters_of(config, model, open_checkpoint(tmp_path))
+        started(tmp_path, drafter="eagle", draft_model="head", device="cuda")
 
 
 def test_a_slot_holds_the_inputs_of_a_rows_drafts_and_a_snapshot_does_not(folder: Path) -> None:

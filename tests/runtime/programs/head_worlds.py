@@ -147,10 +147,12 @@ def mimo_world(folder: Path, write: Callable[[Path, Path], None] | None = None) 
     return _world(folder, mimo_heads.HeadByDefinition)
 
 
-def qwen_world(folder: Path, write: Callable[[Path, Path], object] | None = None, case: str = "qwen3_next") -> World:
+def qwen_world(
+    folder: Path, write: Callable[[Path, Path], object] | None = None, case: Case = qwen_heads.HEADED["qwen3_next"]
+) -> World:
     """With the head of a checkpoint whose model keeps recurrent states."""
     if write is None:
-        qwen_heads.save_with_qwen_head(folder / "target", qwen_heads.HEADED[case])
+        qwen_heads.save_with_qwen_head(folder / "target", case)
     else:
         write(folder / "target", folder)
     config = AutoConfig.from_pretrained(folder / "target")

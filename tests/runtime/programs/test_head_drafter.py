@@ -88,7 +88,7 @@ def completion(world: World) -> list[int]:
         (eagle3_world, {"norms": ("fc_norm", "norm_output"), "width": NARROW}),
         (eagle3_world, {"norms": ALL_NORMS}),
         (mimo_world, {}),
-        *((qwen_world, {"case": case}) for case in HEADED),
+        *((qwen_world, {"case": case}) for case in HEADED.values()),
         (model_world, {}),
     ],
 )
