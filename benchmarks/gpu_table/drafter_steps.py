@@ -116,4 +116,4 @@ def _model(smaller: Shape, target: Decoder, longest: int, exact: bool) -> Drafti
     from runahead.runtime.programs.triton_draft_model import TritonDraftModel
 
     own = random_model(smaller, target.device, exact, longest)
-    return Drafting(TritonDraftModel(own, target, exact), step_bytes(own.config, own.dtype).weights)
+    return Drafting(TritonDraftModel(own, target), step_bytes(own.config, own.dtype).weights)
