@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
 from runahead.cuda_graphs.buckets import GraphKey
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Python collects no garbage meanwhile. What it finds may give memory back to the driver, as a start that was given
+    up does with what it had mapped, and such a call ends the capture that the same thread is in."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class GraphPool:
@@ -24,7 +39,8 @@ class GraphPool:
     def capture(self, key: GraphKey, work: Callable[[], None]) -> None:
         """Record what `work` enqueues. It must have run before: nothing may be compiled or loaded during a capture."""
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with torch.cuda.graph(graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"):
+        captured = torch.cuda.graph(graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local")
+        with no_collection(), captured:
             work()
         graph.instantiate()
         self._graphs[key] = graph
