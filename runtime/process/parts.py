@@ -278,7 +278,7 @@ def ring_layout(config: EngineConfig, model: ModelConfig, context: int, forced: 
 def forced_drafts(config: EngineConfig, model: ModelConfig) -> int:
     """Drafts of a row with a grammar and a launch, at most, where grammars are followed: with any drafter and none. A
     row with a state has them only with a drafter: it is then that its slot has room for them."""
-    return most_drafts(config) or (0 if state_bytes(model) else MOST_DRAFTS)
+    return most_drafts(config) or (MOST_DRAFTS if config.draft_forced and not state_bytes(model) else 0)
 
 
 def most_drafts(config: EngineConfig) -> int:

@@ -179,6 +179,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     counters_from: Annotated[
         int, Meta(ge=0, le=1 << 62, description="test mode: where counters begin", extra={"hidden": True})
     ] = 0
+    # An engine that drafts nothing at all is what one that drafts is compared with.
+    draft_forced: Annotated[
+        bool, Meta(description="test mode: false: what structures force is not drafted", extra={"hidden": True})
+    ] = True
 
 
 class EngineConfig(EngineSettings, frozen=True, kw_only=True):
@@ -305,6 +309,11 @@ def _check_pairs(config: EngineSettings, spelling: Spelling, given: Spelling) ->
         )
     if config.draft_tokens != AUTO_DRAFTS and config.drafter == "none":
         raise ConfigError(f"{given('draft_tokens')} has no effect with {spelling('drafter')} none: nothing is guessed")
+    if not config.draft_forced and config.drafter != "none":
+        raise ConfigError(
+            f"{spelling('draft_forced')} is a test mode of engines that draft nothing and can't be combined with "
+            f"{spelling('drafter')} {config.drafter}"
+        )
     for name in ("state_snapshots", "state_snapshot_blocks"):
         if getattr(config, name) != AUTO_SNAPSHOTS and not config.prefix_cache:
             raise ConfigError(

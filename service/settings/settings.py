@@ -233,10 +233,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """One flag for each setting, and `--config`. Values stay text until `load_settings`."""
     parser.add_argument("--config", metavar="FILE", help=f"TOML file with settings [{CONFIG_VARIABLE}]")
     for name, setting in SETTINGS.items():
-        if setting.is_hidden:
-            parser.add_argument(flag_of(name), help=argparse.SUPPRESS)
-            continue
         help_text = f"{setting.description} [{variable_of(name)}, default {default_text(setting) or 'unset'}]"
+        if setting.is_hidden:
+            help_text = argparse.SUPPRESS
         if setting.base is bool:
             parser.add_argument(flag_of(name), action=argparse.BooleanOptionalAction, default=None, help=help_text)
         else:

@@ -11,7 +11,6 @@ import pytest
 from numpy.typing import NDArray
 
 from runahead.runtime.masks.mask_memory import MaskMemory
-from runahead.runtime.process import assemble, cpu, grammar_masks
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams
 from tests.schemas import SCHEMAS, Schema
 from tests.structures.structured_engine import grammar_of, structured_engine
@@ -71,10 +70,10 @@ def test_completions_fit_their_schemas_at_every_depth(pytestconfig: pytest.Confi
     assert held, "every mask was there before it was looked for"
 
 
-def drafted(drafter: str, depth: int) -> tuple[dict[int, list[int]], int]:
+def drafted(drafter: str, depth: int, **config: Any) -> tuple[dict[int, list[int]], int]:
     """Completions of a trained model, structured and plain ones that repeat themselves, and how many drafts of launches
     were right."""
-    with structured_engine(depth, drafter=drafter, load_format="auto") as chain:
+    with structured_engine(depth, drafter=drafter, load_format="auto", **config) as chain:
         for handle in range(1, 10):
             structure = grammar_of(WORDY if handle == 1 else schema_of(handle)) if handle % 2 else ""
             sampling = SamplingParams(temperature=0.0 if handle % 4 < 2 else 0.8, seed=handle)
@@ -84,13 +83,10 @@ def drafted(drafter: str, depth: int) -> tuple[dict[int, list[int]], int]:
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram"])
-def test_what_grammars_force_and_what_is_guessed_change_no_token(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_grammars_force_and_what_is_guessed_change_no_token(drafter: str) -> None:
     """The names in a schema are forced, and come several tokens a launch."""
-    with monkeypatch.context() as undrafted:
-        for part in (cpu, assemble, grammar_masks):
-            undrafted.setattr(part, "forced_drafts", lambda config, model: 0)
-        expected, none = drafted("none", 0)
-        assert not none
+    expected, none = drafted("none", 0, draft_forced=False)
+    assert not none
     for depth in (0, 2, 4):
         tokens, right = drafted(drafter, depth)
         assert tokens == expected, f"depth {depth}"

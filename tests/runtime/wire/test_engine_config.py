@@ -64,6 +64,7 @@ def test_a_setting_that_cannot_be_is_named(changes: dict[str, object], named: tu
         ),
         ({"drafter": "model"}, ("drafter model", "needs a smaller model", "draft_model")),
         ({"draft_tokens": 3}, ("draft_tokens (3)", "drafter none")),
+        ({"draft_forced": False, "drafter": "ngram"}, ("draft_forced", "drafter ngram")),
         ({"num_blocks": 64, "max_rows": 64}, ("max_rows", "num_blocks", "64")),
         ({"num_blocks": 65, "context_length": 1026}, ("context_length", "1026", "num_blocks", "65", "block_size")),
     ],

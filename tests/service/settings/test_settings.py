@@ -73,7 +73,7 @@ def test_every_setting_can_be_given_in_all_three_places(config_file: Path) -> No
         "dtype": "bfloat16", "exact": "on",
         "run_ahead": 4, "run_ahead_tokens": 7, "max_rows": 8, "max_queue": 9, "context_length": 10, "block_size": 32,
         "num_blocks": 12, "prefill_chunk": 64, "max_prefill_tokens": 65, "prefix_cache": False, "penalty_slots": 5,
-        "drafter": "eagle", "draft_tokens": 3, "draft_model": "head",
+        "drafter": "eagle", "draft_tokens": 3, "draft_model": "head", "draft_forced": False,
         "state_snapshots": 17, "state_snapshot_blocks": 18,
         "log_interval": 6, "log_mode": "barrier", "nvtx": True, "threads": 3, "launch_timeout_s": 60.5,
         "host": "localhost", "port": 1, "frontends": 3, "insecure": True, "max_streams": 2, "log_level": "debug",
@@ -252,7 +252,7 @@ def test_every_setting_of_the_engine_reaches_it(tmp_path: Path) -> None:
         "block_size": "32", "num_blocks": "11", "prefill_chunk": "64", "max_prefill_tokens": "65",
         "prefix_cache": "false", "penalty_slots": "5", "log_interval": "1", "log_mode": "barrier", "nvtx": "true",
         "launch_timeout_s": "60.5", "counters_from": "12", "gpu_capability": "8.0",
-        "kernel_cache": "/kernels",
+        "kernel_cache": "/kernels", "draft_forced": "false",
     }  # fmt: skip
     config = msgspec.structs.asdict(engine_config(load_settings(flags, {})))
     given = {name: SETTINGS[name].read(text, strict=False) for name, text in flags.items()}
