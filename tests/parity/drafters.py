@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from runahead.runtime.checkpoint import BUNDLED_HEAD
 from tests.parity.fitted_head3 import write_fitted_head3
 from tests.parity.fitted_mimo import write_fitted_mimo
-from tests.parity.recurrent_checkpoints import HEADED, checkpoint_of
+from tests.parity.recurrent_checkpoints import BUNDLED_HYBRID, HEADED, checkpoint_of
 from tests.parity.shortened_model import write_shortened_model
 from tests.runtime.models.mimo_heads import BEGIN
 
@@ -28,15 +28,19 @@ OF_POOLS = {("roomy", "3"): "wrapped", ("tight", "3"): "model", ("barrier", "aut
 OF_RANDOM_WORKLOADS = {"3": "eagle-1", "auto": "eagle-3"}
 OF_ACCEPTANCE = "wrapped"
 OVER_STATES = "mtp-over-states"  # of a model of its own, so that it has no cells beside the bundled one
+OF_HYBRID = "ngram-over-states"  # and so is this, the bundled hybrid
+UNDRAFTED = "--no-draft-forced"  # a service without a drafter drafts nothing: nor what structures force
 
 
 def flags_of(kind: str, folder: Path) -> list[str]:
     """With which a service of the bundled model drafts so, or of one that says the same. folder: where what drafts is
-    written, or was."""
+    written, or was. Those from `--model` on, if there is one, are the service's without a drafter too."""
+    snapshots = ["--state-snapshot-blocks", "1", "--state-snapshots", "96"]
     if kind == OVER_STATES:
         checkpoint_of(HEADED, folder / kind)
-        snapshots = ["--state-snapshot-blocks", "1", "--state-snapshots", "96"]
         return ["--drafter", "mtp", "--model", str(folder / kind), *snapshots]
+    if kind == OF_HYBRID:
+        return ["--drafter", "ngram", "--model", str(BUNDLED_HYBRID), *snapshots]
     if kind not in _WRITTEN:
         return ["--drafter", "eagle" if kind == "eagle-1" else kind]
     written = folder / kind
@@ -45,6 +49,12 @@ def flags_of(kind: str, folder: Path) -> list[str]:
     if kind == "mtp":
         return ["--drafter", kind, "--model", str(written)]
     return ["--drafter", "model" if kind == "model" else "eagle", "--draft-model", str(written)]
+
+
+def flags_without(kind: str, folder: Path) -> list[str]:
+    """With which a service of the same model drafts nothing."""
+    flags = flags_of(kind, folder)
+    return [UNDRAFTED, *(flags[flags.index("--model") :] if "--model" in flags else [])]
 
 
 def parameters_of(kind: str, folder: Path) -> int:

@@ -49,6 +49,14 @@ def grown(before: ServerStats, after: ServerStats) -> Counter[str]:
     return since
 
 
+def drafts_by_place(before: ServerStats, after: ServerStats) -> dict[str, dict[int, int]]:
+    """Drafts that launches have looked at between two moments, and those that were right, by their place in the run."""
+    return {
+        name: {place: count - getattr(before.tokens, name).get(place, 0) for place, count in counts.items()}
+        for name, counts in (("drafted", after.tokens.drafted), ("accepted", after.tokens.accepted))
+    }
+
+
 def check_depth(stats: ServerStats, depth: str) -> None:
     """The service was asked for this depth and reached it, no less and no more, once it has served something."""
     chain = stats.chain

@@ -36,11 +36,13 @@ WHOLE: Final = 1 << 20  # more tokens than any answer has: after the end of it
 
 @dataclass(slots=True)
 class Script:
-    """A cell's workload in the making. name: unique among all that the services are sent."""
+    """A cell's workload in the making. name: unique among all that the services are sent. uneven: some of its rows may
+    get many more tokens than others in the same launches."""
 
     kind: str
     name: str
     dice: random.Random
+    uneven: bool = False
     asked: list[Asked] = field(default_factory=list)
 
     def ask(
@@ -131,10 +133,12 @@ def _saw_end_of_sequence(run: Run) -> dict[str, int]:
 
 
 def _pause(script: Script) -> None:
-    """Five rows that end with 6 blocks each, 30 in all, where there are 28: not all can go on, and the first can."""
+    """Five rows that end with 6 blocks each, 30 in all, where there are 28: not all can go on, and the first can. Where
+    some may end before others grow, nine that begin with 2 and end with 7: three of them are enough."""
     script.ask(SHORT, 12)
-    for _ in range(5):
-        script.ask(script.ids(62), 34)
+    rows, prompt, tokens = (9, 20, 90) if script.uneven else (5, 62, 34)
+    for _ in range(rows):
+        script.ask(script.ids(prompt), tokens)
 
 
 def _saw_pause(run: Run) -> dict[str, int]:
@@ -142,10 +146,12 @@ def _saw_pause(run: Run) -> dict[str, int]:
 
 
 def _eviction(script: Script) -> None:
-    """Four rows of 6 blocks, none of which can end before it has 8, where there are 28. One of them goes first."""
+    """Three rows that end with 10 blocks each, where there are 28, and one that goes before them and grows to 7: when
+    it asks for one more and none is left, another gives up its own, however many tokens a launch brings."""
     script.ask(SHORT, 12, after=After(1, 2))
-    for priority in (0, 0, 0, 1):
-        script.ask(script.ids(90), 30, priority=priority)
+    script.ask(script.ids(40), 64, priority=1)
+    for _ in range(3):
+        script.ask(script.ids(90), 60)
 
 
 def _saw_eviction(run: Run) -> dict[str, int]:
@@ -260,9 +266,9 @@ def saw_depth(run: Run) -> dict[str, int]:
     return {"launches at the full depth": run.counted["launches at the full depth"]}
 
 
-def workload_of(kind: str, event: str, attempt: int) -> list[Asked]:
-    """The requests of a cell; each attempt has other prompts and shares no prefix with any."""
+def workload_of(kind: str, event: str, attempt: int, *, uneven: bool = False) -> list[Asked]:
+    """The requests of a cell; each attempt has other prompts and shares no prefix with any. uneven: as `Script`'s."""
     name = f"{kind}.{event}.{attempt}"
-    script = Script(kind, name, random.Random(name))
+    script = Script(kind, name, random.Random(name), uneven)
     EVENTS[event].script(script)
     return script.asked
