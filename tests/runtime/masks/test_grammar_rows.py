@@ -6,9 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
+from runahead.runtime.checkpoint import BUNDLED_FOLDER
 from runahead.runtime.drafters.ngram import NgramDrafter
+from runahead.runtime.grammar.matcher import load_vocabulary, new_matcher
 from runahead.runtime.masks.grammar_rows import COMPILED_KEPT, GrammarRows
 from runahead.runtime.masks.mask_memory import COMPILED, FOUND, MASKS, MaskMemory
 from runahead.runtime.token_mask import token_mask
@@ -61,6 +65,25 @@ def test_a_token_brings_the_mask_of_the_next_position() -> None:
     kept.take(1, token)
     assert kept.allowed(0, 3, 10) is None
     assert kept.allowed(0, 3, 11) == sorted(MadeUpMatcher("any 5", (token,)).allowed())
+
+
+def test_an_end_that_is_text_too_may_not_come_before_the_grammar_is_complete() -> None:
+    """A checkpoint may name an end that its tokenizer has as any other token."""
+    tokenizer = (BUNDLED_FOLDER / "tokenizer.json").read_text(encoding="utf-8")
+    known = Tokenizer.from_str(tokenizer)
+    the, end, two = known.token_to_id("the"), known.token_to_id("Ġs"), known.encode(" s s").ids
+    assert end is not None and set(two) == {end}
+    vocabulary, vocab_size = load_vocabulary(tokenizer, known.get_vocab_size(), [end]), known.get_vocab_size()
+    rows = GrammarRows(MaskMemory(1, vocab_size), vocab_size, lambda grammar: None, ends=[end])
+    for order, text, may_end in ((1, "the( s){2}|the firs", False), (2, "the( s){0,2}|the firs", True)):
+        rows.open(order, text)
+        rows.compiled(text, new_matcher(vocabulary, LLMatcher.grammar_from_regex(text)), 5)
+        rows.place(order, 0, order, 10)
+        rows.take(np.array([order]), np.array([the], np.int32))
+        mask = read_mask(rows._memory, 0, order, 11)
+        assert mask is not None and mask.any()
+        assert bool(mask[end // 32] >> end % 32 & 1) is may_end
+        rows.close(order)
 
 
 def test_a_row_that_moved_writes_no_mask_over_those_of_who_has_its_slot_now() -> None:
