@@ -10,6 +10,7 @@ import torch
 
 from runahead.runtime.checkpoint import StoredTensor
 from runahead.runtime.kernels.layers import Attention, FeedForward, Fuse, Layer, Linear, Norm
+from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.config_keys import Unread
 from runahead.runtime.models.rope import Rope
@@ -31,16 +32,28 @@ class TensorStack:
         return (self.rows[index], *self.columns)
 
 
+def taken(tensor: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
+    """These rows of a tensor, int64, in this order. None: as it is."""
+    return tensor if places is None else tensor[places.to(tensor.device)]
+
+
 class TensorReader:
     """Gives an architecture the tensors that it names, one after the other.
 
     fill: makes the tensor of a stack: read, drawn, or without memory where a model is only described. pack: as
-    `KernelSet.pack_weight`. parameters: numbers given so far.
+    `KernelSet.pack_weight`. share: the rank's part of experts and of recurrent mixers, which an architecture asks for.
+    parameters: numbers given so far.
     """
 
-    def __init__(self, fill: Callable[[TensorStack], torch.Tensor], pack: Callable[[torch.Tensor], torch.Tensor]):
+    def __init__(
+        self,
+        fill: Callable[[TensorStack], torch.Tensor],
+        pack: Callable[[torch.Tensor], torch.Tensor],
+        share: Share = WHOLE,
+    ):
         self._fill = fill
         self.pack = pack
+        self.share = share
         self.parameters = 0
 
     def renamed(self, rename: Callable[[str], str]) -> TensorReader:
@@ -49,7 +62,7 @@ class TensorReader:
         def fill(stack: TensorStack) -> torch.Tensor:
             return self._fill(replace(stack, names=tuple(map(rename, stack.names))))
 
-        return TensorReader(fill, self.pack)
+        return TensorReader(fill, self.pack, self.share)
 
     def tensor(
         self, names: tuple[str, ...], rows: tuple[int, ...], *columns: int, dtype: torch.dtype | None = None
@@ -70,15 +83,17 @@ class TensorReader:
         *,
         bias: bool,
         order: torch.Tensor | None = None,
+        inputs: torch.Tensor | None = None,
     ) -> Linear:
         """One product of several that have the same input. rows: outputs of each. order: int64 [outputs], which output
-        of the checkpoint is where; None: as they are."""
-
-        def ordered(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor if order is None else tensor[order.to(tensor.device)]
-
-        weight = self.pack(ordered(self.tensor(tuple(f"{name}.weight" for name in names), rows, columns)))
-        return Linear(weight, ordered(self.tensor(tuple(f"{name}.bias" for name in names), rows)) if bias else None)
+        of the checkpoint is where; None: as they are. inputs: int64, the rank's own of `columns`, of which it gives a
+        partial sum, the first rank with the bias; None: all."""
+        weight = taken(self.tensor(tuple(f"{name}.weight" for name in names), rows, columns), order)
+        if inputs is not None:
+            weight = taken(weight.T, inputs).T.contiguous()
+            bias = bias and self.share.is_first
+        own = taken(self.tensor(tuple(f"{name}.bias" for name in names), rows), order) if bias else None
+        return Linear(self.pack(weight), own)
 
     def linears(self, names: Sequence[tuple[str, ...]], rows: tuple[int, ...], columns: int) -> tuple[Linear, ...]:
         """Products that are alike, one for each entry of `names`, which is as `linear` has it. They are read into one
@@ -87,10 +102,12 @@ class TensorReader:
         whole = self.tensor(every, rows * len(names), columns)
         return tuple(Linear(self.pack(weight), None) for weight in whole.split(sum(rows)))
 
-    def linears_of_one(self, name: str, count: int, rows: int, columns: int) -> tuple[Linear, ...]:
-        """Products that are alike and that the checkpoint has in one tensor, [count, rows, columns]."""
+    def linears_of_one(self, name: str, count: int, rows: int, columns: int, own: range) -> tuple[Linear, ...]:
+        """Products that are alike and that the checkpoint has in one tensor, [count, rows, columns]. own: which of them
+        are given, and keep their memory."""
         whole = self.tensor((f"{name}.weight",), (count,), rows, columns)
-        return tuple(Linear(self.pack(weight), None) for weight in whole)
+        part = whole if len(own) == count else whole[own.start : own.stop].clone()
+        return tuple(Linear(self.pack(weight), None) for weight in part)
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,11 +83,12 @@ def corrected_experts(
     activation: ExpertActivation,
     shared_bias: bool = False,
 ) -> Experts:
-    """The experts of a layer, and what every token gets. first: what an expert calls the projections of gate and up, or
+    """The experts of a layer, or the rank's own, and what every token gets, which is the first rank's; no tensor of
+    other ranks is asked for. Raises ShareError. first: what an expert calls the projections of gate and up, or
     of what it has in their place. shared_bias: of what every token gets."""
     own = f"model.layers.{layer}."
     block, count, width = f"{own}mlp.", config.experts, config.size
-    each = [f"{block}experts.{number}." for number in range(count)]
+    each = [f"{block}experts.{number}." for number in tensors.share.part_of(count, "experts")]
     rows = (width,) * len(first)
     correction = tensors.tensor((f"{block}gate.e_score_correction_bias",), (count,), dtype=torch.float32)
     return Experts(
@@ -106,13 +107,14 @@ def corrected_experts(
         ),
         shared=_shared(config.shared_size, hidden, f"{block}shared_experts.", tensors, first, bias=shared_bias),
         activation=activation,
+        share=tensors.share,
     )
 
 
 def _shared(
     width: int, hidden: int, prefix: str, tensors: TensorReader, first: tuple[str, ...], *, bias: bool
 ) -> SharedExpert | None:
-    if not width:
+    if not width or not tensors.share.is_first:
         return None
 
     def linear(names: tuple[str, ...], rows: tuple[int, ...], columns: int) -> Linear:

@@ -71,17 +71,19 @@ def read_sparse(raw: Mapping[str, Any], dense_key: str, step_key: str) -> tuple[
 def experts(
     config: ExpertsConfig, layer: int, tensors: TensorReader, *, block: str, projections: tuple[str, str, str]
 ) -> Experts:
-    """The experts of a layer. block: what the layer calls them with their router. projections: what an expert calls
-    those of gate, up and down."""
+    """The experts of a layer, or the rank's own; no tensor of others is asked for. block: what the layer calls them
+    with their router. projections: what an expert calls those of gate, up and down. Raises ShareError."""
     own, hidden, width = f"model.layers.{layer}.", config.hidden_size, config.expert_size
     gate, up, down = projections
-    each = [f"{own}{block}.experts.{number}." for number in range(config.experts)]
+    mine = tensors.share.part_of(config.experts, "experts")
+    each = [f"{own}{block}.experts.{number}." for number in mine]
     return Experts(
         norm=tensors.norm(f"{own}post_attention_layernorm", hidden, config.rms_norm_eps),
         router=tensors.linear((f"{own}{block}.gate",), (config.experts,), hidden, bias=False),
         gate_up=tensors.linears([(prefix + gate, prefix + up) for prefix in each], (width, width), hidden),
         down=tensors.linears([(prefix + down,) for prefix in each], (hidden,), width),
         choice=Choice(config.chosen, config.renormalised),
+        share=tensors.share,
     )
 
 

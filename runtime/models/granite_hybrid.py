@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.choice import Choice
-from runahead.runtime.kernels.layers import Dense, Experts, FeedForward, Layer, Norm, SharedExpert
+from runahead.runtime.kernels.layers import Dense, Experts, FeedForward, Layer, Linear, Norm, SharedExpert
 from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
 from runahead.runtime.models.config_keys import BIASES_AS_THEY_ARE, unread
 from runahead.runtime.models.config_values import flag, number
@@ -87,20 +87,27 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> GraniteHybr
 
 
 def _feed_forward(config: GraniteHybridConfig, layer: int, tensors: TensorReader) -> FeedForward:
+    """What every token gets is the first rank's where experts stand beside it. Raises ShareError."""
     own, hidden, width = f"model.layers.{layer}.", config.hidden_size, config.shared_size
     norm = tensors.norm(f"{own}post_attention_layernorm", hidden, config.rms_norm_eps)
-    gate_up = tensors.linear((f"{own}shared_mlp.input_linear",), (2 * width,), hidden, bias=False)
-    down = tensors.linear((f"{own}shared_mlp.output_linear",), (hidden,), width, bias=False)
+
+    def shared() -> tuple[Linear, Linear]:
+        gate_up = tensors.linear((f"{own}shared_mlp.input_linear",), (2 * width,), hidden, bias=False)
+        return gate_up, tensors.linear((f"{own}shared_mlp.output_linear",), (hidden,), width, bias=False)
+
     if not config.experts:
-        return Dense(norm, gate_up, down)
-    block, size = f"{own}block_sparse_moe.", config.intermediate_size
+        return Dense(norm, *shared())
+    count, block, size = config.experts, f"{own}block_sparse_moe.", config.intermediate_size
+    mine = tensors.share.part_of(count, "experts")
+    beside = SharedExpert(*shared()) if tensors.share.is_first else None
     return Experts(
         norm=norm,
-        router=tensors.linear((f"{block}router.layer",), (config.experts,), hidden, bias=False),
-        gate_up=tensors.linears_of_one(f"{block}input_linear", config.experts, 2 * size, hidden),
-        down=tensors.linears_of_one(f"{block}output_linear", config.experts, hidden, size),
+        router=tensors.linear((f"{block}router.layer",), (count,), hidden, bias=False),
+        gate_up=tensors.linears_of_one(f"{block}input_linear", count, 2 * size, hidden, mine),
+        down=tensors.linears_of_one(f"{block}output_linear", count, hidden, size, mine),
         choice=Choice(config.chosen, renormalised=True),
-        shared=SharedExpert(gate_up, down),
+        shared=beside,
+        share=tensors.share,
     )
 
 

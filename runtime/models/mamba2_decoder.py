@@ -11,11 +11,12 @@ from typing import Any, Final, TypeVar
 import torch
 
 from runahead.runtime.checkpoint import CheckpointError
-from runahead.runtime.kernels.layers import Mamba2, Mamba2Shape
-from runahead.runtime.models.architecture import TensorReader
+from runahead.runtime.kernels.layers import Mamba2, Mamba2Shape, Norm
+from runahead.runtime.models.architecture import TensorReader, taken
 from runahead.runtime.models.config_keys import unread
 from runahead.runtime.models.config_values import flag, number
 from runahead.runtime.models.dense_decoder import READ_BY_DENSE, DenseConfig
+from runahead.runtime.models.recurrent_shares import part_of_mamba2
 
 _LIMITS: Final = "time_step_limit"
 _INFINITY: Final = {"__float__": "Infinity"}  # as `transformers` writes it: JSON has none
@@ -82,22 +83,34 @@ def read_limits(raw: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def mamba2(config: Mamba2Config, layer: int, tensors: TensorReader, *, eps: float | None = None) -> Mamba2:
-    """The recurrent mixer of a layer. eps: of the norm within it; None: as of the others."""
+    """The recurrent mixer of a layer, or the rank's heads of it. eps: of the norm within it; None: as of the others.
+    Raises ShareError."""
     own = f"model.layers.{layer}."
     prefix, shape, hidden = f"{own}mamba.", config.mamba, config.hidden_size
-    heads, channels, bias = (shape.heads,), (shape.channels,), config.proj_bias
+    part, channels, bias = part_of_mamba2(shape, tensors.share), (shape.channels,), config.proj_bias
+    outputs = shape.inner + shape.channels + shape.heads
+
+    def by_head(name: str) -> torch.Tensor:
+        return taken(tensors.tensor((prefix + name,), (shape.heads,)), part.heads)
+
+    def by_channel(name: str, *columns: int) -> torch.Tensor:
+        return taken(tensors.tensor((prefix + name,), channels, *columns), part.channels)
+
+    def by_number(name: str) -> torch.Tensor:
+        return taken(tensors.tensor((prefix + name,), (shape.inner,)), part.inner)
+
     return Mamba2(
-        shape,
+        part.shape,
         norm=tensors.norm(f"{own}input_layernorm", hidden, config.rms_norm_eps),
-        proj=tensors.linear((f"{prefix}in_proj",), (shape.inner + shape.channels + shape.heads,), hidden, bias=bias),
-        conv_weight=tensors.tensor((f"{prefix}conv1d.weight",), channels, 1, shape.window),
-        conv_bias=tensors.tensor((f"{prefix}conv1d.bias",), channels) if config.conv_bias else None,
-        a=-torch.exp(tensors.tensor((f"{prefix}A_log",), heads).float()),
-        d=tensors.tensor((f"{prefix}D",), heads),
-        dt_bias=tensors.tensor((f"{prefix}dt_bias",), heads),
+        proj=tensors.linear((f"{prefix}in_proj",), (outputs,), hidden, bias=bias, order=part.outputs),
+        conv_weight=by_channel("conv1d.weight", 1, shape.window),
+        conv_bias=by_channel("conv1d.bias") if config.conv_bias else None,
+        a=-torch.exp(by_head("A_log").float()),
+        d=by_head("D"),
+        dt_bias=by_head("dt_bias"),
         dt_limits=config.dt_limits,
-        gated_norm=tensors.norm(f"{prefix}norm", shape.inner, config.rms_norm_eps if eps is None else eps),
-        out=tensors.linear((f"{prefix}out_proj",), (hidden,), shape.inner, bias=bias),
+        gated_norm=Norm(by_number("norm.weight"), config.rms_norm_eps if eps is None else eps),
+        out=tensors.linear((f"{prefix}out_proj",), (hidden,), shape.inner, bias=bias, inputs=part.inner),
     )
 
 

@@ -34,7 +34,7 @@ from runahead.runtime.kernels.layers import (
     SharedExpert,
 )
 from runahead.runtime.models import dense_decoder
-from runahead.runtime.models.architecture import Architecture, HeadWeights, ModelWeights, OwnHeads, TensorReader
+from runahead.runtime.models.architecture import Architecture, HeadWeights, ModelWeights, OwnHeads, TensorReader, taken
 from runahead.runtime.models.config_keys import BIASES_AS_THEY_ARE, unread
 from runahead.runtime.models.config_values import flag, number
 from runahead.runtime.models.dense_decoder import (
@@ -56,6 +56,7 @@ from runahead.runtime.models.expert_decoder import (
 )
 from runahead.runtime.models.norms import one_added, with_one_added
 from runahead.runtime.models.partial_rotation import head_order, rotated_of, share_of
+from runahead.runtime.models.recurrent_shares import part_of_delta
 from runahead.runtime.models.rope import Rope
 from runahead.runtime.models.rope_values import rope_of_a_part
 
@@ -196,26 +197,36 @@ def gated_delta(
     rows: tuple[int, ...],
     order: torch.Tensor | None = None,
 ) -> GatedDelta:
-    """The recurrent mixer of a layer. projections: what the layer calls those of its one product. rows, order: as
-    `TensorReader.linear`."""
+    """The recurrent mixer of a layer, or the rank's heads of it. projections: what the layer calls those of its one
+    product. rows, order: as `TensorReader.linear`. Raises ShareError."""
     own, hidden, shape = f"model.layers.{layer}.", config.hidden_size, config.delta
     prefix, eps, heads = f"{own}linear_attn.", config.rms_norm_eps, (shape.value_heads,)
-    names = tuple(prefix + name for name in projections)
+    names, part = tuple(prefix + name for name in projections), part_of_delta(shape, tensors.share)
+    if part.outputs is not None:
+        order = part.outputs if order is None else order[part.outputs]
+
+    def by_head(name: str) -> torch.Tensor:
+        return taken(tensors.tensor((prefix + name,), heads), part.heads)
+
     return GatedDelta(
-        shape,
+        part.shape,
         norm=one_added(tensors.norm(f"{own}input_layernorm", hidden, eps)),
         proj=tensors.linear(names, rows, hidden, bias=False, order=order),
-        conv_weight=tensors.tensor((f"{prefix}conv1d.weight",), (shape.channels,), 1, shape.window),
-        a=-torch.exp(tensors.tensor((f"{prefix}A_log",), heads).float()),
-        dt_bias=tensors.tensor((f"{prefix}dt_bias",), heads),
+        conv_weight=taken(
+            tensors.tensor((f"{prefix}conv1d.weight",), (shape.channels,), 1, shape.window), part.channels
+        ),
+        a=-torch.exp(by_head("A_log").float()),
+        dt_bias=by_head("dt_bias"),
         gated_norm=tensors.norm(f"{prefix}norm", shape.value_dim, eps),
-        out=tensors.linear((f"{prefix}out_proj",), (hidden,), shape.inner, bias=False),
+        out=tensors.linear((f"{prefix}out_proj",), (hidden,), shape.inner, bias=False, inputs=part.inner),
     )
 
 
 def experts_and_shared(config: Qwen3NextConfig, layer: int, tensors: TensorReader) -> Experts:
-    """The experts of a layer, and the one that every token gets."""
+    """The experts of a layer, and the one that every token gets, which is the first rank's."""
     found = experts(config, layer, tensors, block="mlp", projections=("gate_proj", "up_proj", "down_proj"))
+    if not tensors.share.is_first:
+        return found
     prefix, hidden, width = f"model.layers.{layer}.mlp.shared_expert", config.hidden_size, config.shared_size
     shared = SharedExpert(
         tensors.linear((f"{prefix}.gate_proj", f"{prefix}.up_proj"), (width, width), hidden, bias=False),

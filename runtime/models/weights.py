@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from runahead.runtime.checkpoint import Checkpoint, CheckpointError, StoredTensor
 from runahead.runtime.checkpoint.refusals import AGAIN, UNQUANTIZED
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
+from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.models.architecture import ModelWeights, TensorReader, TensorStack, Whole
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.registry import ARCHITECTURES
@@ -32,10 +33,13 @@ def load_weights(
     device: torch.device,
     pack: Pack,
     progress: Progress | None = None,
+    share: Share = WHOLE,
 ) -> ModelWeights:
-    """Read every tensor that `config` asks for, converted to `dtype` on `device`, one after the other.
+    """Read every tensor that `config` asks for, converted to `dtype` on `device`, one after the other. share: a rank's
+    part of experts and recurrent mixers; of attention and dense feed-forwards each rank has all, and so of the ends.
 
-    Raises CheckpointError as `check_weights`, and for a tensor that can't be read after all.
+    Raises ShareError where ranks can't have equal parts, CheckpointError as `check_weights`, and for a tensor that
+    can't be read after all.
     """
     stored = check_weights(checkpoint, config)
     total = sum(tensor.size_bytes for tensor in stored.values())
@@ -51,8 +55,8 @@ def load_weights(
                 progress(done, total)
         return whole
 
-    weights = ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, pack))
-    if progress is not None and done != total:  # what was skipped: a tied head, rotary caches
+    weights = ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, pack, share))
+    if progress is not None and done != total:  # what was skipped: a tied head, rotary caches, other ranks' experts
         progress(total, total)
     return weights
 
@@ -82,12 +86,13 @@ def drawing(dtype: torch.dtype, device: torch.device, seed: int = 0) -> Callable
     return fill
 
 
-def described(config: ModelConfig) -> ModelWeights:
-    """The model that `config` asks for, its tensors without memory or values (torch's device `meta`), not packed."""
-    return _described(config)[0]
+def described(config: ModelConfig, share: Share = WHOLE) -> ModelWeights:
+    """The model that `config` asks for, its tensors without memory or values (torch's device `meta`), not packed.
+    share: as `load_weights` has it. Raises ShareError."""
+    return _described(config, share)[0]
 
 
-def _described(config: ModelConfig) -> tuple[ModelWeights, list[TensorStack]]:
+def _described(config: ModelConfig, share: Share = WHOLE) -> tuple[ModelWeights, list[TensorStack]]:
     """Beside the model, the stacks of tensors that it is made of."""
     stacks: list[TensorStack] = []
 
@@ -95,7 +100,7 @@ def _described(config: ModelConfig) -> tuple[ModelWeights, list[TensorStack]]:
         stacks.append(stack)
         return torch.empty((sum(stack.rows), *stack.columns), dtype=stack.dtype, device="meta")
 
-    return ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, lambda weight: weight)), stacks
+    return ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, lambda weight: weight, share)), stacks
 
 
 def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, StoredTensor]:

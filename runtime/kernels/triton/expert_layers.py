@@ -31,8 +31,8 @@ class PackedExperts:
     shared expert, as a product of one output; None where it has none."""
 
     weights: Experts
-    gate_up: torch.Tensor  # [experts, 2 * width, hidden], or [experts, width, hidden] without gates
-    down: torch.Tensor  # [experts, hidden, width]
+    gate_up: torch.Tensor  # [own experts, 2 * width, hidden], or [own experts, width, hidden] without gates
+    down: torch.Tensor  # [own experts, hidden, width]
     share: Linear | None = None
 
     @staticmethod
@@ -65,7 +65,7 @@ class PackedExperts:
         squares: tuple[torch.Tensor, int, float] | None = None,
     ) -> torch.Tensor:
         """What each of T tokens gets from each of its experts, times its share: float32 [T * chosen, hidden], of a
-        token by ascending expert; of tokens that are not live anything.
+        token by ascending expert; of tokens that are not live anything, and zeros from experts of other ranks.
 
         x: the norm of the residual, [T, hidden]; with squares, as `route` has them, what its scale is still to be
         applied to. scores: float32 [T, experts]. live: int [T]. arrived: as `route` has it. depends: says of the next
@@ -73,7 +73,10 @@ class PackedExperts:
         """
         weights, (_, hidden, width) = self.weights, self.down.shape
         chosen = weights.chosen
-        routed = route(scores, live, weights.choice, arrived, squares=squares, depth=hidden, dependent=depends(True))
+        routed = route(
+            scores, live, weights.choice, arrived, share=weights.share, squares=squares, depth=hidden,
+            dependent=depends(True),
+        )  # fmt: skip
         entries = x.shape[0] * chosen
         gated = x.new_empty((entries, width))
         scaled = squares is not None
@@ -81,7 +84,8 @@ class PackedExperts:
             x, self.gate_up, routed, chosen, gated, FIRST_GATED if self.has_gates else FIRST_SQUARED, scaled=scaled,
             dependent=depends(True),
         )  # fmt: skip
-        found = torch.empty((entries, hidden), dtype=torch.float32, device=x.device)
+        made = torch.empty if weights.share.is_whole else torch.zeros
+        found = made((entries, hidden), dtype=torch.float32, device=x.device)
         expert_product(gated, self.down, routed, chosen, found, LAST, dependent=depends(True))
         return found
 
@@ -131,6 +135,7 @@ class PackedExperts:
             self.gate_up,
             self.down,
             weights.choice,
+            share=weights.share,
             has_gates=self.has_gates,
             dependent=dependent,
         )

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Norm
+from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.kernels.triton.activation import gated, squared_relu
 from runahead.runtime.kernels.triton.choosing import COMPARED, choice_parts, chosen_experts
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
@@ -44,10 +45,12 @@ def _gate_up_kernel(
     x, scores, correction, live, weight, gamma, named, shares, out, eps, COUNT: tl.constexpr, CHOSEN: tl.constexpr,
     PADDED: tl.constexpr, COMPARED: tl.constexpr, RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr,
     CORRECTED: tl.constexpr, GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr,
-    FACTOR: tl.constexpr, OUTPUTS: tl.constexpr,
+    FACTOR: tl.constexpr, BEGIN: tl.constexpr, OWN: tl.constexpr, OUTPUTS: tl.constexpr,
     DEPTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, GATED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program for ROWS outputs of one of the row's experts. GATED: or else by a squared ReLU."""
+    """One program for ROWS outputs of one of the row's experts, which are numbered from BEGIN on from here. An expert
+    that is not among OWN is another rank's: it is named, none of its numbers is read, and zeros are left. GATED: or
+    else by a squared ReLU."""
     let_dependents_start(DEPENDENT)
     tile, place = tl.program_id(0), tl.program_id(1)
     k = tl.arange(0, BLOCK)
@@ -59,7 +62,10 @@ def _gate_up_kernel(
     )  # fmt: skip
     if is_live:
         mine = chosen & (places == place)
-        expert = tl.sum(tl.where(mine, tl.arange(0, PADDED), 0), 0)
+        expert = tl.sum(tl.where(mine, tl.arange(0, PADDED), 0), 0) - BEGIN
+        length = DEPTH
+        if OWN < COUNT:
+            length = tl.where((expert >= 0) & (expert < OWN), DEPTH, 0)
         if tile == 0:
             tl.store(named + place, expert)
             tl.store(shares + place, tl.sum(tl.where(mine, share, 0.0), 0))
@@ -72,7 +78,7 @@ def _gate_up_kernel(
         acc = tl.zeros([HALVES * ROWS, BLOCK], tl.float32)
         squares = tl.zeros([BLOCK], tl.float32)
         for first in tl.static_range(0, DEPTH, 2 * BLOCK):
-            near, far = first + k < DEPTH, first + BLOCK + k < DEPTH
+            near, far = first + k < length, first + BLOCK + k < length
             w0 = tl.load(w_at + first, mask=near[None, :], other=0.0)
             w1 = tl.load(w_at + first + BLOCK, mask=far[None, :], other=0.0)
             v = tl.load(x + first + k, mask=near, other=0.0).to(tl.float32)
@@ -95,10 +101,11 @@ def _gate_up_kernel(
 
 @triton.jit
 def _down_kernel(
-    x, live, weight, named, shares, residual, CHOSEN: tl.constexpr, PLACES: tl.constexpr, OUTPUTS: tl.constexpr,
-    DEPTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+    x, live, weight, named, shares, residual, CHOSEN: tl.constexpr, PLACES: tl.constexpr, OWN: tl.constexpr,
+    OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program for ROWS outputs: all experts' products, times their shares, added up and to the residual."""
+    """One program for ROWS outputs: all experts' products, times their shares, added up and to the residual. OWN: of
+    those that are named only the first so many are the rank's; 0: all are."""
     let_dependents_start(DEPENDENT)
     output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row = tl.minimum(output, OUTPUTS - 1)
@@ -109,12 +116,15 @@ def _down_kernel(
     is_live, expert = tl.load(live) > 0, tl.load(named + p, mask=p < CHOSEN, other=0).to(tl.int64)
     share, old = tl.load(shares + p, mask=p < CHOSEN, other=0.0), tl.load(residual + row)
     if is_live:
+        there = p < CHOSEN
+        if OWN > 0:
+            there = there & (expert >= 0) & (expert < OWN)
         w_at = weight + expert[:, None, None] * (OUTPUTS * DEPTH) + row.to(tl.int64)[None, :, None] * DEPTH
         w_at += k[None, None, :]
         x_at = x + p[:, None] * DEPTH + k[None, :]
         acc = tl.zeros([PLACES, ROWS, BLOCK], tl.float32)
         for first in tl.static_range(0, DEPTH, BLOCK):
-            ok = (p < CHOSEN)[:, None] & (first + k < DEPTH)[None, :]
+            ok = there[:, None] & (first + k < DEPTH)[None, :]
             w = tl.load(w_at + first, mask=ok[:, None, :], other=0.0)
             v = tl.load(x_at + first, mask=ok, other=0.0)
             acc += w.to(tl.float32) * v.to(tl.float32)[:, None, :]
@@ -131,6 +141,7 @@ def experts_of_one_row(
     down: torch.Tensor,
     choice: Choice,
     *,
+    share: Share = WHOLE,
     has_gates: bool = True,
     dependent: bool,
     gates: ExpertRowTiling = GATES,
@@ -139,11 +150,13 @@ def experts_of_one_row(
     """residual += what the row's experts make of its norm; nothing, and no expert is read, if the row is masked.
 
     residual: contiguous, its first row is used, [hidden]. scores: float32, of the first row [experts]. live: int [1],
-    more than 0 for a row that is not masked. gate_up: contiguous [experts, 2 * width, hidden], or without gates
-    [experts, width, hidden]. down: contiguous [experts, hidden, width]. dependent: both kernels are launched
-    programmatically. gates, downs: how the first and the second are cut.
+    more than 0 for a row that is not masked. gate_up: contiguous [own experts, 2 * width, hidden], or without gates
+    [own experts, width, hidden]. down: contiguous [own experts, hidden, width]. share: whose experts these are; the row
+    chooses among all. dependent: both kernels are launched programmatically. gates, downs: how the first and the second
+    are cut.
     """
-    count, hidden, width = down.shape
+    own, hidden, width = down.shape
+    count = own * share.of
     device, chosen = residual.device, choice.chosen
     named = torch.empty(chosen, dtype=torch.int32, device=device)
     shares = torch.empty(chosen, dtype=torch.float32, device=device)
@@ -160,6 +173,8 @@ def experts_of_one_row(
         shares,
         both,
         norm.eps,
+        BEGIN=share.part_of(count, "experts").start,
+        OWN=own,
         OUTPUTS=width,
         DEPTH=hidden,
         ROWS=gates.rows,
@@ -180,6 +195,7 @@ def experts_of_one_row(
         residual,
         CHOSEN=chosen,
         PLACES=places,
+        OWN=0 if share.is_whole else own,
         OUTPUTS=hidden,
         DEPTH=width,
         ROWS=downs.rows,

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.choice import Choice
+from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.kernels.triton.choosing import COMPARED, choice_parts, chosen_experts, padded
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 from runahead.runtime.rounding import ceil_div
@@ -37,11 +38,12 @@ _ITEM, _AT_ONCE = tl.constexpr(ITEM), tl.constexpr(_ITEMS_AT_ONCE)
 class Routing:
     """Of T tokens, each with `chosen` entries: entry token * chosen + place, places by ascending expert.
 
-    block: entries of an item, at most.
+    block: entries of an item, at most. Of a rank's share, entries and items are those of its own experts, numbered from
+    its first one; shares are there for all that a token has chosen.
     """
 
     shares: torch.Tensor  # float32 [T * chosen], by entry; anything for tokens that choose nobody
-    entries: torch.Tensor  # int32 [experts, T] those that an expert has, ascending; then anything
+    entries: torch.Tensor  # int32 [own experts, T] those that an expert has, ascending; then anything
     items: torch.Tensor  # int32 [as many as there may be, ITEM] by ascending expert; then some of 0 entries
     scale: torch.Tensor  # float32 [T] of the norm before, where there was one to find
     block: int
@@ -71,9 +73,10 @@ def _route_kernel(
     RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr, GROUPS: tl.constexpr,
     PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, FACTOR: tl.constexpr, DEPTH: tl.constexpr,
     SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr, ALL: tl.constexpr, BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    BEGIN: tl.constexpr, OWN: tl.constexpr, PADDED_OWN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program for a token. ALL: tokens, rounded up, if the program that comes last is to list them; else 0."""
+    """One program for a token. ALL: tokens, rounded up, if the program that comes last is to list them; else 0. They
+    are listed for OWN experts from number BEGIN on."""
     let_dependents_start(DEPENDENT)
     token = tl.program_id(0)
     e = tl.arange(0, PADDED)
@@ -96,38 +99,39 @@ def _route_kernel(
         tl.debug_barrier()
         if tl.atomic_add(arrived, 1, sem="acq_rel") == num_tokens - 1:
             tl.store(arrived, 0)
-            t = tl.arange(0, ALL)[:, None]
-            there = (t < num_tokens) & (e < COUNT)[None, :]
-            nth = tl.load(places + t * COUNT + e[None, :], mask=there, other=-1, cache_modifier=".cg").to(tl.int32)
+            t, o = tl.arange(0, ALL)[:, None], tl.arange(0, PADDED_OWN)
+            there = (t < num_tokens) & (o < OWN)[None, :]
+            of = places + BEGIN + t * COUNT + o[None, :]
+            nth = tl.load(of, mask=there, other=-1, cache_modifier=".cg").to(tl.int32)
             taken = (nth >= 0).to(tl.int32)
-            at = entries + e[None, :] * num_tokens + tl.cumsum(taken, 0) - 1
+            at = entries + o[None, :] * num_tokens + tl.cumsum(taken, 0) - 1
             tl.store(at, t * CHOSEN + nth, mask=nth >= 0)
-            _write_items(tl.sum(taken, 0), items, num_items, PADDED, BLOCK)
+            _write_items(tl.sum(taken, 0), items, num_items, PADDED_OWN, BLOCK)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_items"])
 def _list_kernel(
     places, entries, counts, items, arrived, num_tokens, num_items, COUNT: tl.constexpr, CHOSEN: tl.constexpr,
-    PADDED: tl.constexpr, LISTED: tl.constexpr, BLOCK: tl.constexpr,
+    BEGIN: tl.constexpr, OWN: tl.constexpr, PADDED_OWN: tl.constexpr, LISTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program for an expert, of which the one that comes last makes the items."""
+    """One program for each of OWN experts from number BEGIN on; the one that comes last makes the items."""
     expert = tl.program_id(0)
     mine = entries + expert.to(tl.int64) * num_tokens
     count = 0
     for begin in range(0, num_tokens, LISTED):
         t = begin + tl.arange(0, LISTED)
-        at = places + t.to(tl.int64) * COUNT + expert
+        at = places + BEGIN + t.to(tl.int64) * COUNT + expert
         place = tl.load(at, mask=t < num_tokens, other=-1).to(tl.int32)
         taken = (place >= 0).to(tl.int32)
         tl.store(mine + count + tl.cumsum(taken, 0) - 1, t * CHOSEN + place, mask=place >= 0)
         count += tl.sum(taken, 0)
     tl.store(counts + expert, count)
     tl.debug_barrier()
-    if tl.atomic_add(arrived, 1, sem="acq_rel") == COUNT - 1:
+    if tl.atomic_add(arrived, 1, sem="acq_rel") == OWN - 1:
         tl.store(arrived, 0)
-        e = tl.arange(0, PADDED)
-        found = tl.load(counts + e, mask=e < COUNT, other=0, cache_modifier=".cg")
-        _write_items(found, items, num_items, PADDED, BLOCK)
+        e = tl.arange(0, PADDED_OWN)
+        found = tl.load(counts + e, mask=e < OWN, other=0, cache_modifier=".cg")
+        _write_items(found, items, num_items, PADDED_OWN, BLOCK)
 
 
 def block_of(tokens: int, count: int, chosen: int) -> int:
@@ -144,6 +148,7 @@ def route(
     choice: Choice,
     arrived: torch.Tensor,
     *,
+    share: Share = WHOLE,
     squares: tuple[torch.Tensor, int, float] | None = None,
     depth: int = 0,
     dependent: bool = False,
@@ -153,17 +158,19 @@ def route(
     """Send tokens to experts.
 
     scores: float32 contiguous [T, experts]. live: int [T], more than 0 for tokens that choose. arrived: int32 [1], zero
-    before and after. squares: float64 [tiles, T or more] sums of squares of what the scores were made of, how many
-    tiles, and the eps of its norm over `depth` numbers: its scale is left too. dependent: launched programmatically.
-    compared: as `choice_parts` has it. warps: of the program of a token.
+    before and after. share: whose experts tokens are listed for; they choose among all. squares: float64
+    [tiles, T or more] sums of squares of what the scores were made of, how many tiles, and the eps of its norm over
+    `depth` numbers: its scale is left too. dependent: launched programmatically. compared: as `choice_parts` has it.
+    warps: of the program of a token.
     """
     (tokens, count), chosen = scores.shape, choice.chosen
     assert 0 < chosen <= min(count, MOST_CHOSEN)
+    own = share.part_of(count, "experts")
     block, device = block_of(tokens, count, chosen), scores.device
-    items = min(count, tokens * chosen) + tokens * chosen // block
+    items = min(len(own), tokens * chosen) + tokens * min(chosen, len(own)) // block
     found = Routing(
         torch.empty(tokens * chosen, dtype=torch.float32, device=device),
-        torch.empty((count, tokens), dtype=torch.int32, device=device),
+        torch.empty((len(own), tokens), dtype=torch.int32, device=device),
         torch.empty((items, ITEM), dtype=torch.int32, device=device),
         torch.empty(tokens, dtype=torch.float32, device=device),
         block,
@@ -172,6 +179,7 @@ def route(
     made, tiles, eps = (scores, 0, 0.0) if squares is None else squares
     few = tokens <= FEW_TOKENS
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
+    part = {"BEGIN": own.start, "OWN": len(own), "PADDED_OWN": padded(len(own))}
     _route_kernel[(tokens,)](
         scores,
         scores if choice.correction is None else choice.correction,
@@ -194,13 +202,14 @@ def route(
         BLOCK=block,
         DEPENDENT=dependent,
         num_warps=warps,
+        **part,
         **choice_parts(choice, count, compared),
         **options,
     )
     if not few:
-        counts = torch.empty(count, dtype=torch.int32, device=device)
-        _list_kernel[(count,)](
+        counts = torch.empty(len(own), dtype=torch.int32, device=device)
+        _list_kernel[(len(own),)](
             places, found.entries, counts, found.items, arrived, tokens, items, COUNT=count, CHOSEN=chosen,
-            PADDED=padded(count), LISTED=_LISTED, BLOCK=block, num_warps=4,
+            LISTED=_LISTED, BLOCK=block, num_warps=4, **part,
         )  # fmt: skip
     return found

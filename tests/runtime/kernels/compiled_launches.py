@@ -38,7 +38,7 @@ INSTRUCTIONS: Final = ("griddepcontrol.wait", "wgmma", "tcgen05", "ldmatrix")
 # Of what a form of a kernel has beside its epilogue. A part that no form compiled before had may not compile.
 _PARTS: Final = (
     "GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED", "GATE_FIRST", "EACH", "MASKED", "HOLDS", "EVERY", "SNAPSHOTS",
-    "FORCES", "DRAFTS", "REPLAYS", "LOGISTIC", "CORRECTED", "GROUPS", "CAP", "FIRST",
+    "FORCES", "DRAFTS", "REPLAYS", "LOGISTIC", "CORRECTED", "GROUPS", "CAP", "FIRST", "BEGIN", "OWN",
 )  # fmt: skip
 # Models with recurrent states, which no other has, in small sizes that take less long: those of real sizes are among
 # the shapes of `make kernels`.
@@ -90,8 +90,9 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     programmatically, those that can be. used_as: an older compute capability that the GPU stands for. exact: by the
     kernels of which a row's bits hang on itself alone. rows: of decode launches. each_kernel_once: products without
     lanes with each epilogue, attention for one and for several query tokens a row, the sampler for one and for several
-    tokens a row, each kernel with every set of the parts that it may have or lack, those of recurrent states and of
-    experts by groups, and all else in its largest form. further: changes of models whose launches come after."""
+    tokens a row, each kernel with every set of the parts that it may have or lack, those of recurrent states, of
+    experts by groups and of a rank's share of experts, and all else in its largest form. further: changes of models
+    whose launches come after."""
 
     shape: str
     changes: dict[str, Any] = {}
@@ -150,6 +151,10 @@ def compiled_launches(orders: Orders) -> list[Compiled]:
         own = (_GROUPED, _MAMBA2, _GATED_DELTA) if orders.each_kernel_once else ()
         for changes in (orders.changes, *orders.further, *own):
             _launch_everything(msgspec.structs.replace(orders, changes=changes))
+        if orders.each_kernel_once:
+            from tests.runtime.kernels.compiled_shares import launch_a_share
+
+            launch_a_share()
     return list(found.values())
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from copy import copy
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from runahead.runtime.kernels.reference.buffers import Buffers
 from runahead.runtime.kernels.reference.experts import BoundExperts, ExpertBuffers, live_tokens, route
 from runahead.runtime.kernels.reference.linear import Products, choose_products
 from runahead.runtime.kernels.reference.norm import NormWeight
+from runahead.runtime.kernels.share import Share
 
 HIDDEN, WIDTH, COUNT, SHARED = 24, 16, 7, 12
 
@@ -158,6 +160,7 @@ class Layer:
         shared: bool = False,
         share: bool = False,
         activation: ExpertActivation = "silu",
+        count: int = COUNT,
         **further: Any,
     ) -> None:
         self.products: Products = choose_products()
@@ -174,9 +177,9 @@ class Layer:
 
         self.weights = Experts(
             norm=Norm(torch.ones(HIDDEN), 1e-6),
-            router=linear(COUNT, HIDDEN),
-            gate_up=tuple(linear(halves * WIDTH, HIDDEN) for _ in range(COUNT)),
-            down=tuple(linear(HIDDEN, WIDTH) for _ in range(COUNT)),
+            router=linear(count, HIDDEN),
+            gate_up=tuple(linear(halves * WIDTH, HIDDEN) for _ in range(count)),
+            down=tuple(linear(HIDDEN, WIDTH) for _ in range(count)),
             choice=Choice(chosen, renormalised, **further),
             activation=activation,
             shared=SharedExpert(
@@ -189,12 +192,32 @@ class Layer:
         )
         self.bound = BoundExperts.of(self.weights, self.products)
 
+    def part(self, share: Share) -> Layer:
+        """What a rank has of it."""
+        own, part = share.part_of(self.weights.count, "experts"), copy(self)
+        part.weights = replace(
+            self.weights,
+            gate_up=self.weights.gate_up[own.start : own.stop],
+            down=self.weights.down[own.start : own.stop],
+            shared=self.weights.shared if share.is_first else None,
+            share=share,
+        )
+        part.bound = BoundExperts.of(part.weights, self.products)
+        return part
+
     def added(self, residual: NDArray[np.float32], live: NDArray[np.intp] | None = None) -> NDArray[np.float32]:
         """residual: [n, HIDDEN]. Everything that nobody may read is NaN beforehand."""
+        return self._computed(residual, live).residual_array[: len(residual)] - 0.0
+
+    def sums(self, residual: NDArray[np.float32], live: NDArray[np.intp] | None = None) -> NDArray[np.float32]:
+        """The same before it is added to the residual."""
+        return self._computed(residual, live).branch_array[: len(residual)] - 0.0
+
+    def _computed(self, residual: NDArray[np.float32], live: NDArray[np.intp] | None) -> Buffers:
         count = len(residual)
         rows = count + -count % self.products.row_multiple
         buffers = Buffers.make(rows, HIDDEN, self.products)
-        own = ExpertBuffers.make(rows, HIDDEN, COUNT, WIDTH, SHARED, self.weights.activation)
+        own = ExpertBuffers.make(rows, HIDDEN, self.weights.count, WIDTH, SHARED, self.weights.activation)
         for field in fields(own):
             getattr(own, field.name).fill_(float("nan"))
         buffers.branch_array[:] = np.nan
@@ -202,7 +225,7 @@ class Layer:
         buffers.residual_array[:count] = residual
         buffers.norm.apply(NormWeight.of(self.weights.norm))
         self.bound.add(buffers, own, np.arange(count) if live is None else live)
-        return buffers.residual_array[:count] - 0.0
+        return buffers
 
 
 def rows_of(count: int, seed: int = 0) -> NDArray[np.float32]:
