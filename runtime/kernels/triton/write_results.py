@@ -101,6 +101,8 @@ def _advance_kernel(
         stopped = stopped | is_empty
         flags = flags | tl.where(is_empty, _NOTHING_LEFT, 0)
         is_finite = is_finite & (is_empty == 0)  # that is said: what follows counts tokens that are kept
+    # What follows is written where other warps have read: stop ids are compared, and cells made, by four rows a warp.
+    tl.debug_barrier()
     tl.store(last_token + slot, token, mask=ok & is_alive)
     tl.store(seq_len + slot, position + 1, mask=ok & is_alive & is_finite)
     tl.store(alive + slot, tl.zeros([ROWS], tl.int8), mask=ok & is_alive & stopped)

@@ -29,6 +29,7 @@ from runahead.runtime.models.weights import described
 from runahead.runtime.process.parts import ring_layout, snapshot_tokens, state_bytes
 from runahead.runtime.scheduler.draft_choice import MOST
 from runahead.runtime.wire.engine_config import EngineConfig
+from tests.runtime.kernels.read_elsewhere import read_elsewhere
 
 # Bytes that a program may have, by compute capability: CUDA Programming Guide, "Technical Specifications".
 SHARED_MEMORY: Final = {(8, 0): 163 << 10, (8, 9): 99 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10}
@@ -107,11 +108,13 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compiled(msgspec.Struct, frozen=True):
-    """One kernel in one form. shared: bytes of shared memory that a program takes. has: which of INSTRUCTIONS."""
+    """One kernel in one form. shared: bytes of shared memory that a program takes. has: which of INSTRUCTIONS.
+    unordered: arguments that one of its threads may have written before another has read them."""
 
     kernel: str
     shared: int
     has: tuple[str, ...]
+    unordered: tuple[str, ...] = ()
 
 
 class NoGpu:
@@ -198,7 +201,8 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
         passed = [Address(one) if isinstance(one, torch.Tensor) else one for one in arguments]
         kernel = run(self, *passed, grid=grid, warmup=True, **options)
         has = tuple(one for one in INSTRUCTIONS if one in kernel.asm["ptx"])
-        found[kernel.hash] = Compiled(self.fn.__name__, kernel.metadata.shared, has)
+        unordered = read_elsewhere(kernel.asm["ttgir"])
+        found[kernel.hash] = Compiled(self.fn.__name__, kernel.metadata.shared, has, unordered)
 
     JITFunction.run = compile_alone
 

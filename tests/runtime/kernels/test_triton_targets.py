@@ -17,6 +17,7 @@ import pytest
 from benchmarks.gpu_table.shapes import SHAPES
 from tests.project.repository import ROOT
 from tests.runtime.kernels.compiled_launches import SHARED_MEMORY, Compiled, Orders
+from tests.runtime.kernels.read_elsewhere import read_elsewhere
 
 KERNELS = ROOT / "runtime" / "kernels" / "triton"
 MARKS = ROOT / "cuda_graphs" / "marks.py"
@@ -72,8 +73,9 @@ def compiled(orders: Orders, cache: Path) -> Sequence[Compiled]:
 
 
 def check(found: Sequence[Compiled], capability: tuple[int, int], dependent: bool) -> None:
-    """They fit, and have no instruction that this GPU does not know."""
+    """They fit, have no instruction that this GPU does not know, and read what they change before any thread does."""
     assert found
+    assert [kernel for kernel in found if kernel.unordered] == []
     assert [kernel for kernel in found if kernel.shared > SHARED_MEMORY[capability]] == []
     has = {name for kernel in found for name in kernel.has}
     assert ("griddepcontrol.wait" in has) == dependent
@@ -104,6 +106,27 @@ def launched_kernels(capability: tuple[int, int]) -> set[str]:
         and any(language in ast.unparse(one) for one in node.decorator_list for language in languages)
     }
     return launched & jitted
+
+
+# A length that is loaded in two layouts, by one of which it is written.
+LENGTHS = """
+module attributes {"ttg.num-ctas" = 1 : i32, "ttg.num-warps" = 4 : i32} {
+  tt.func public @kernel(%lengths: !tt.ptr<i32> {tt.divisibility = 16 : i32}, %cells: !tt.ptr<i32>) {
+    %at = tt.splat %lengths : !tt.ptr<i32> -> tensor<16x!tt.ptr<i32>, #blocked>
+    %at_1 = tt.splat %lengths : !tt.ptr<i32> -> tensor<16x!tt.ptr<i32>, #blocked1>
+    %place = tt.addptr %at, %slot : tensor<16x!tt.ptr<i32>, #blocked>, tensor<16xi32, #blocked>
+    %place_1 = tt.addptr %at_1, %slot_1 : tensor<16x!tt.ptr<i32>, #blocked1>, tensor<16xi32, #blocked1>
+    %length = tt.load %place, %ok, %none : tensor<16x!tt.ptr<i32>, #blocked> loc(#loc1)
+    %length_1 = tt.load %place_1, %ok_1, %none_1 : tensor<16x!tt.ptr<i32>, #blocked1> loc(#loc1)
+    tt.store %place_1, %longer, %ok_1 : tensor<16x!tt.ptr<i32>, #blocked1> loc(#loc2)
+"""
+
+
+def test_what_some_threads_change_while_others_may_not_have_read_it_is_found() -> None:
+    assert read_elsewhere(LENGTHS) == ("lengths",)
+    assert read_elsewhere(LENGTHS.replace("    tt.store", "    ttg.barrier all\n    tt.store")) == ()
+    assert read_elsewhere(LENGTHS.replace('"ttg.num-warps" = 4 :', '"ttg.num-warps" = 1 :')) == ()
+    assert read_elsewhere(LENGTHS.replace("tt.load %place,", "tt.load %others,")) == (), "each reads what it writes"
 
 
 @pytest.fixture
