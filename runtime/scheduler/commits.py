@@ -11,7 +11,7 @@ from runahead.runtime.scheduler.kept_rows import KeptRows
 from runahead.runtime.scheduler.ledger import Launch, LedgerError
 from runahead.runtime.scheduler.outcomes import NOT_A_TOKEN, Commit, Ending
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
-from runahead.runtime.scheduler.result_cells import read_cells
+from runahead.runtime.scheduler.result_cells import disagreement, read_cells
 from runahead.runtime.scheduler.tally import Tally
 from runahead.runtime.wire.parameters import FinishReason
 
@@ -64,8 +64,9 @@ class Commits:
         else:
             stops = np.zeros(tokens.size, np.bool_)
         ended = stops | (positions + 1 >= rows.max_len[slots]) | found.failed
-        if np.count_nonzero(ended != found.stopped):
-            raise LedgerError(f"launch {launch.number}: host and device disagree on which rows ended")
+        if np.count_nonzero(differs := ended != found.stopped):
+            told = disagreement(found, differs, rows, slots, positions)
+            raise LedgerError(f"launch {launch.number}: host and device disagree on which rows ended: {told}")
         if np.count_nonzero(rows.may_hold[row_slots[found.held]]) < found.held.size:
             raise LedgerError(f"launch {launch.number}: the device holds a row that waits for nothing")
         self._tally.counters["held_rows"] += found.held.size

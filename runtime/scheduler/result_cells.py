@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import HELD, NON_FINITE, NOTHING_LEFT, STOPPED, TOKEN_MASK, VOID, cell_tag, low_word
 from runahead.runtime.scheduler.ledger import LedgerError
+from runahead.runtime.scheduler.rows import Rows
 
 _NONE: Final = np.zeros(0, np.intp)
 
@@ -70,6 +71,24 @@ def read_cells(cells: NDArray[np.int64], number: int) -> SampledTokens:
         nothing_left=(found & NOTHING_LEFT) != 0,
         held=held,
     )
+
+
+def disagreement(
+    found: SampledTokens, differs: NDArray[np.bool_], rows: Rows, slots: NDArray[np.intp], positions: NDArray[np.int32]
+) -> str:
+    """Of each token at which one side alone has ended its row, what there is to find out why. differs, slots,
+    positions: [n], as `found`."""
+    told = []
+    for i in differs.nonzero()[0]:
+        slot, stops = slots[i], rows.stop_ids[slots[i]]
+        told.append(
+            f"row slot {slot}, epoch {rows.epoch[slot]}, with token {found.token[i]} at position {positions[i]}, of at "
+            f"most {rows.max_len[slot]} tokens and with stop ids {stops[stops >= 0].tolist()} from position "
+            f"{rows.min_position[slot]} on: the device {'ended it' if found.stopped[i] else 'did not end it'}"
+            + ", without its token"
+            * bool(found.failed[i])
+        )
+    return "; ".join(told)
 
 
 def _accepted(low: NDArray[np.int32], number: int) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int32]]:

@@ -76,8 +76,9 @@ def decoding(depth: int, program_type: type[HashProgram] = HashProgram) -> tuple
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_a_row_that_the_device_ends_too_early_stops_the_engine(depth: int) -> None:
     chain, slot = decoding(depth)
-    chain.program.rows.max_position[slot] = chain.program.rows.seq_len[slot]
-    with pytest.raises(LedgerError, match="disagree on which rows ended"):
+    ends_at = chain.program.rows.max_position[slot] = chain.program.rows.seq_len[slot]
+    said = f"row slot {slot}, .* with token [0-9]+ at position {ends_at}, of at most 42 .*: the device ended it$"
+    with pytest.raises(LedgerError, match=f"disagree on which rows ended: {said}"):
         chain.run()
 
 
@@ -85,7 +86,8 @@ def test_a_row_that_the_device_ends_too_early_stops_the_engine(depth: int) -> No
 def test_a_row_that_the_device_does_not_end_stops_the_engine(depth: int) -> None:
     chain, slot = decoding(depth)
     chain.program.rows.max_position[slot] += 1
-    with pytest.raises(LedgerError, match="disagree on which rows ended"):
+    said = f"row slot {slot}, .* with token [0-9]+ at position 41, of at most 42 .*: the device did not end it$"
+    with pytest.raises(LedgerError, match=f"disagree on which rows ended: {said}"):
         chain.run()
 
 
