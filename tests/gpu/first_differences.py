@@ -35,8 +35,8 @@ ROWS: Final = 12
 FEW_ROWS: Final = 4
 BLOCK: Final = 16
 # The goal is scores less than 2**-6 of a standard deviation apart (0.0156), which this reference, that rounds nothing,
-# need not meet: on an H100 the widest were 0.028 by the fastest kernels and 0.016 by the exact ones, and products rounded
-# to bfloat16 on the CPU gave up to 0.019. A product that left out a sixteenth of its depth gave 0.10 to 2.0.
+# need not meet: on an H100 the widest were 0.028 by the fastest kernels and 0.016 by the exact ones, and products
+# rounded to bfloat16 on the CPU gave up to 0.019. A product that left out a sixteenth of its depth gave 0.10 to 2.0.
 NEAR: Final = Bounds(scores=2**-4, router=2**-5, scores_behind_router=2**-2)
 # States are kept at each chunk's end, and enough of them for all requests.
 STATES: Final = {"state_snapshot_blocks": CHUNK // BLOCK, "state_snapshots": 400}
