@@ -42,9 +42,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     held_rows: int  # times that a launch brought no token of a row, since its mask was late
     drafted: dict[int, int]  # drafts that launches have looked at, by their place in a run, from 1 on
     accepted: dict[int, int]  # of these, those that were right
-    tokens_per_launch: (
-        float  # of a row, on average over launches and rows of which they brought any; 0 before the first
-    )
+    tokens_per_launch: float  # of a row, on average over launches and rows of which any came; 0 before the first
     masks_orders_waiting: int  # of the mask worker: not carried out
     masks_written: int
     masks_written_s: float
