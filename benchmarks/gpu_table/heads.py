@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import torch
 
-from runahead.runtime.kernels.layers import Attention, Fuse, Layer, Linear, products_of
+from runahead.runtime.kernels.layer_products import products_of
+from runahead.runtime.kernels.layers import Attention, Fuse, Layer, Linear
 from runahead.runtime.models.architecture import HeadWeights
 from runahead.runtime.models.decoder import Decoder
 

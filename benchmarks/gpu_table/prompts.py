@@ -19,7 +19,8 @@ from benchmarks.gpu_table.errors import BenchmarkError
 from benchmarks.gpu_table.settings import Settings
 from benchmarks.gpu_table.shapes import Shape
 from benchmarks.gpu_table.token_times import gaps_in, times_of
-from runahead.runtime.kernels.layers import Experts, Layer, products_of
+from runahead.runtime.kernels.layer_products import products_of
+from runahead.runtime.kernels.layers import Experts, Layer
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.weights import described
 from runahead.runtime.wire import messages as m

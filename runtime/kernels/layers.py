@@ -8,8 +8,7 @@ on the kernel set's device and of the model's dtype unless said otherwise.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 import torch
@@ -349,36 +348,6 @@ class Layer:
 
     mixer: Mixer | None
     feed_forward: FeedForward | None
-
-
-def products_of(layer: Layer) -> list[Linear]:
-    """Every product of a layer, in the order of its fields; those of experts one by one."""
-    return [*_products_in(layer.mixer), *_products_in(layer.feed_forward)]
-
-
-def _products_in(kind: Mixer | FeedForward | SharedExpert | None) -> list[Linear]:
-    found: list[Linear] = []
-    if kind is None:
-        return found
-    for field in fields(kind):
-        part = getattr(kind, field.name)
-        found += [item for item in (part if isinstance(part, tuple) else (part,)) if isinstance(item, Linear)]
-        found += _products_in(part) if isinstance(part, SharedExpert) else []
-    return found
-
-
-def layers_to_meet(layers: Sequence[Layer]) -> int:
-    """How many of the first layers have between them every kind of layer there is, and every size of its products."""
-    kinds = [
-        (type(layer.mixer), type(layer.feed_forward), *(linear.weight.shape for linear in products_of(layer)))
-        for layer in layers
-    ]
-    return 1 + max(map(kinds.index, set(kinds)), default=-1)
-
-
-def idle_in(layers: Sequence[Layer]) -> int:
-    """Numbers of the layers' experts that a token does not choose, so that its step reads none of them."""
-    return sum(layer.feed_forward.idle for layer in layers if isinstance(layer.feed_forward, Experts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from runahead.runtime.kernels.layers import products_of
+from runahead.runtime.kernels.layer_products import products_of
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.kernels.reference.linear import (
     Products,

@@ -11,16 +11,8 @@ import torch
 from runahead.cuda_graphs.enqueue_watch import unwatched
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.kernel_set import BoundKernels, KernelSet
-from runahead.runtime.kernels.layers import (
-    Attention,
-    Dense,
-    Ends,
-    FeedForward,
-    Layer,
-    Mamba2,
-    Ungated,
-    layers_to_meet,
-)
+from runahead.runtime.kernels.layer_products import layers_to_meet
+from runahead.runtime.kernels.layers import Attention, Dense, Ends, FeedForward, Layer, Mamba2, Ungated
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.memory import memory_of

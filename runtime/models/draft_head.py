@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.kernel_set import DraftKernelSet
-from runahead.runtime.kernels.layers import Ends, Layer, idle_in
+from runahead.runtime.kernels.layer_products import idle_in
+from runahead.runtime.kernels.layers import Ends, Layer
 from runahead.runtime.models.architecture import HeadWeights
 from runahead.runtime.models.decoder import Decoder, Look, bound_feed_forward
 from runahead.runtime.models.draft_network import DraftCache

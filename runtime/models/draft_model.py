@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from runahead.runtime.checkpoint import Checkpoint, CheckpointError
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.kernel_set import DraftKernelSet
-from runahead.runtime.kernels.layers import idle_in
+from runahead.runtime.kernels.layer_products import idle_in
 from runahead.runtime.models.architecture import ModelWeights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.cpu_kernels import choose_kernels

@@ -12,7 +12,8 @@ import torch
 from runahead.runtime.checkpoint import CheckpointError, StoredTensor
 from runahead.runtime.checkpoint.folder import FolderCheckpoint
 from runahead.runtime.kernels.kernel_set import DraftKernelSet
-from runahead.runtime.kernels.layers import Layer, products_of
+from runahead.runtime.kernels.layer_products import products_of
+from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import HeadWeights, TensorReader, TensorStack
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder

@@ -12,7 +12,8 @@ from typing import Protocol
 import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import AttentionShape, Ends, Layer, Linear, products_of
+from runahead.runtime.kernels.layer_products import products_of
+from runahead.runtime.kernels.layers import AttentionShape, Ends, Layer, Linear
 from runahead.runtime.kernels.triton.decode_streams import RowStream
 from runahead.runtime.kernels.triton.head_join import Joining
 from runahead.runtime.kernels.triton.kernel_set import Stream, TritonKernelSet

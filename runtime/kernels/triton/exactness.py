@@ -16,7 +16,8 @@ from typing import Final
 
 import torch
 
-from runahead.runtime.kernels.layers import Attention, Dense, Experts, Layer, Mamba2, Mixer, products_of
+from runahead.runtime.kernels.layer_products import products_of
+from runahead.runtime.kernels.layers import Attention, Dense, Experts, Layer, Mamba2, Mixer
 from runahead.runtime.kernels.triton.tilings import takes_depth
 from runahead.runtime.wire.messages import Exactness
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from runahead.runtime.checkpoint import open_checkpoint
-from runahead.runtime.kernels.layers import layers_to_meet, products_of
+from runahead.runtime.kernels.layer_products import layers_to_meet, products_of
 from runahead.runtime.models.layer_kinds import layer_kinds
 from runahead.runtime.models.read_config import load_config, parse_config
 from runahead.runtime.models.registry import ARCHITECTURES
