@@ -142,7 +142,7 @@ def agreements(
         if reason := why_no_more():
             raise BenchmarkError(reason)
         begun = time.monotonic()
-        chosen = flags(settings | {"exact": asked, "run_ahead": depth or "serial", "log_level": "warning"})
+        chosen = flags(settings | {"exact": asked, "run_ahead": depth or "serial", "request_log": False})
         try:
             with local_service(chosen, START_S) as service:
                 alone, together = asyncio.run(_answers(service.url, crowd, asked, depth))

@@ -98,7 +98,7 @@ async def stranger(world: World, stub: GenerationServiceStub, channel: grpc.aio.
 
 async def duplicate(world: World, stub: GenerationServiceStub, channel: grpc.aio.Channel) -> None:
     """An id that is in use; the request that has it goes on to its end."""
-    request, mine = completion(60), world.metadata("noise")
+    request, mine = completion(300), world.metadata("noise")  # long enough to be there when the second comes
     request.request_id = world.new_id()
     first = stub.Generate(request, timeout=PATIENCE_S, metadata=mine)
     with contextlib.suppress(grpc.RpcError):
