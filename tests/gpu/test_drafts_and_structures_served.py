@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import jsonschema
 import pytest
@@ -21,6 +21,7 @@ from tests.parity.client import Answer
 from tests.parity.comparing import compare
 from tests.parity.figures import check_at_rest, check_depth
 from tests.parity.services import DEPTHS, figures_everywhere, run_everywhere, services_at_every_depth
+from tests.parity.structures import SCHEMA
 from tests.parity.workload import SNIPPETS, Asked, workload
 from tests.schemas import SCHEMAS
 
@@ -30,17 +31,6 @@ FLAGS: Final = ("--device", "cuda", "--dtype", "bfloat16", "--exact", "on", "--n
 DRAFTING: Final = (*FLAGS, "--drafter", "ngram", "--draft-tokens", "3")
 REQUESTS, TOGETHER = 48, 16
 SCHEMAS_ASKED: Final = 12
-# Names that are forced, several tokens of each.
-WORDY: Final[dict[str, Any]] = {
-    "type": "object",
-    "properties": {
-        "name_of_the_function": {"enum": ["read_lines", "write_lines", "count_lines"]},
-        "is_deprecated": {"type": "boolean"},
-        "number_of_lines": {"type": "integer", "minimum": 0, "maximum": 999},
-    },
-    "required": ["name_of_the_function", "is_deprecated", "number_of_lines"],
-    "additionalProperties": False,
-}
 REGEX: Final = r"[a-z]{3}_[a-z]{2,9}\(\)"
 CHOICES: Final = ("the first of them", "the second of them", "another")
 
@@ -74,7 +64,7 @@ def structured_requests() -> list[Asked]:
         if kind < 0:
             request.structure.json_schema = json.dumps(SCHEMAS[77 * number % len(SCHEMAS)])
         elif kind % 3 == 0:
-            request.structure.json_schema = json.dumps(WORDY)
+            request.structure.json_schema = json.dumps(SCHEMA)
         elif kind % 3 == 1:
             request.structure.regex = REGEX
         else:
