@@ -1,5 +1,5 @@
-"""What `make bench` runs: speed beside `transformers`, time to first token at every depth, the engine's host time,
-and what one request costs the others.
+"""What `make bench` runs: speed beside `transformers`, how long a start takes, time to first token at every depth, the
+engine's host time, and what one request costs the others.
 
 Figures are for this machine, at this moment; compare within one run, never across two.
 """
@@ -22,6 +22,7 @@ from benchmarks import (
     host_time_beside,
     prefix_hit,
     pressure,
+    start,
     structure,
     throughput,
 )
@@ -32,6 +33,7 @@ PARTS = (
     "depths",
     "drafts",
     "structure",
+    "start",
     "first-token",
     "prefix-hit",
     "host-time",
@@ -47,11 +49,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[], help="tables to print")
     parser.add_argument("--model", type=Path, default=BUNDLED, help="checkpoint folder (the bundled model)")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of depths, drafts and structure")
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], default="cpu", help="of depths, drafts, structure and start"
+    )
     parser.add_argument("--beside", type=Path, help="host-time, front-ends: another checkout, measured alternately")
-    parser.add_argument("--flags", default="", help="structure: of the service, in one string")
+    parser.add_argument("--flags", default="", help="structure, start: of the service, in one string")
     shapes = [name for name in SHAPES if not name.startswith("tiny")]  # those have fewer tokens than the tokenizer
-    parser.add_argument("--shape", choices=shapes, default="", help="structure: random weights instead of a model")
+    parser.add_argument("--shape", choices=shapes, default="", help="structure, start: random weights of it, no model")
     chosen = parser.parse_args()
     parts = chosen.parts or PARTS
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {chosen.model.name}\n")
@@ -68,6 +72,9 @@ def main() -> None:
     if "structure" in parts:
         print(f"\nStructured output, device {chosen.device}: gaps between tokens of plain rows beside JSON rows, in ms")
         structure.main(chosen.model, chosen.device, chosen.flags.split(), chosen.shape)
+    if "start" in parts:
+        print(f"\nSeconds until the service is ready, device {chosen.device}")
+        start.main(chosen.model, chosen.device, chosen.flags.split(), chosen.shape)
     if "first-token" in parts:
         print(f"\nTime to first token while {first_token.BACKGROUND} other streams run")
         first_token.main(chosen.model)
