@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -47,6 +48,7 @@ class NamingLedger(WatchedLedger):
     """Writes down which penalty slots and state slots each launch names, too, and looks at each launch's shape."""
 
     rings: RingMemory
+    scheduler: HeldToItsWord
 
     def __init__(self, run_ahead: int, run_ahead_tokens: int, launched: int = 0) -> None:
         super().__init__(run_ahead, run_ahead_tokens, launched)
@@ -54,9 +56,10 @@ class NamingLedger(WatchedLedger):
         self._state_slots: dict[int, set[int]] = {}
         self._snapshots: dict[int, set[int]] = {}
         self._begun: dict[int, int] = {}  # the epoch of a row slot whose first launch was seen
+        self.forms = Counter[str]()  # launches, by what `check_shape` says of them
 
     def enqueue(self, launch: Launch) -> None:
-        check_shape(launch, self.rings, self.scheduler)
+        self.forms[check_shape(launch, self.rings, self.scheduler)] += 1
         rows = [(slot, self.scheduler.holdings.by_slot[slot]) for slot in launch.row_slots.tolist()]
         self._penalty_slots[launch.number] = {slot: row.penalty_slot for slot, row in rows if row}
         self._state_slots[launch.number] = {row.state_slot for _, row in rows if row}
@@ -176,9 +179,8 @@ class SimulatedChain(Chain):
     masks: LateMasks | None = None
 
 
-def make_chain(script: Script, depth: int, counters_from: int = 0, *, forms: bool = False) -> SimulatedChain:
-    """The engine of `script`, `depth` launches ahead; 0 is serial. Launches and epochs begin after `counters_from`.
-    forms: launches with drafts are of rows that all decode, as on a GPU."""
+def make_chain(script: Script, depth: int, counters_from: int = 0) -> SimulatedChain:
+    """The engine of `script`, `depth` launches ahead; 0 is serial. Launches and epochs begin after `counters_from`."""
     world = script.world
     drafts = DRAFTS if world.mode in (Mode.DRAFTS, Mode.STATE_DRAFTS) else 0
     forced = DRAFTS if world.mode in GRAMMARS else 0
@@ -219,7 +221,7 @@ def make_chain(script: Script, depth: int, counters_from: int = 0, *, forms: boo
     limits = SchedulerLimits(
         world.context_length, VOCAB, (EOS,), world.prefill_chunk, world.max_prefill_tokens, world.plan_words,
         BULK_WORDS, penalty_slots=world.penalty_slots, prefix_cache=world.prefix_cache, drafts=drafts,
-        draft_rows=world.max_rows if forms else 0,
+        draft_rows=world.draft_rows,
         forced_drafts=forced, forced_rows=2 + script.seed // 5 % 2 * 6, has_state=world.mode in STATES,
         snapshots=world.snapshots, snapshot_tokens=world.snapshot_blocks * world.block_size,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from runahead.runtime.engine.interval_log import LogMode
 from runahead.runtime.plan import PLAN_WORDS
 from tests.runtime.chain import tightest_plan
 from tests.runtime.programs.hash_model import VOCAB
-from tests.simulation.script import DEPTHS, DRAFTS, GRAMMARS, STATES, Ask, Event, Kind, Mode, Script, World
+from tests.simulation.script import DEPTHS, DRAFTING, DRAFTS, GRAMMARS, STATES, Ask, Event, Kind, Mode, Script, World
 from tests.simulation.sieges import besieged, besieged_in_its_prompt
 
 _MODES: Final = (Mode.PLAIN, Mode.DRAFTS, Mode.STATE_DRAFTS, Mode.STATE, Mode.MASKS)
@@ -41,10 +41,19 @@ def snapshots_of(seed: int) -> dict[str, int]:
     return {"snapshots": snapshots, "snapshot_blocks": blocks}
 
 
+def draft_rows_of(seed: int, world: World) -> int:
+    """In about half of the worlds that draft, launches with drafts are forms of their own, as on a GPU: of all rows, or
+    of fewer than there may be."""
+    dice = random.Random(f"{seed} draft rows")
+    is_of_forms, rows = dice.random() < 0.5, dice.choice((1, 2, 3, world.max_rows))
+    return min(rows, world.max_rows) if is_of_forms and world.mode in DRAFTING else 0
+
+
 def make_script(seed: int, mode: Mode | None = None) -> Script:
     """The script of a seed. mode: the one that the seed says unless given."""
     script = _Author(seed, mode or mode_of(seed)).write()
-    script = replace(script, world=replace(script.world, turn_work=turn_work_of(seed)))
+    draft_rows = draft_rows_of(seed, script.world)
+    script = replace(script, world=replace(script.world, turn_work=turn_work_of(seed), draft_rows=draft_rows))
     if script.world.mode is Mode.STATE:
         script = replace(script, asks=_with_grammars(seed, script.asks))
     if seed % _SIEGES == _SIEGES - 1:

@@ -54,12 +54,12 @@ def _order_of(kind: Kind) -> int:
 
 
 class Life:
-    """witness: counts what happened. forms: see `make_chain`."""
+    """witness: counts what happened."""
 
-    def __init__(self, script: Script, depth: int, *, forms: bool = False) -> None:
+    def __init__(self, script: Script, depth: int) -> None:
         self.script = script
         self.depth = depth
-        self.chain = make_chain(script, depth, forms=forms)
+        self.chain = make_chain(script, depth)
         self.wires = Wires(script)
         self.transcript = Transcript(script, self.wires)
         self.book = Book(script, self.wires, script.world.turn_work or EVERYTHING)

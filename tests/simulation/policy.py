@@ -7,10 +7,11 @@ from numpy.typing import NDArray
 
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.memory.prefix_cache import Hit
-from runahead.runtime.scheduler.draft_choice import DraftChoice
+from runahead.runtime.scheduler.draft_choice import DraftChoice, FixedChoice
 from runahead.runtime.scheduler.ledger import Ledger
 from runahead.runtime.scheduler.outcomes import Deferred, Ending
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
+from runahead.runtime.scheduler.planned import Planned
 from runahead.runtime.scheduler.request import MAX_EVICTIONS, Request
 from runahead.runtime.scheduler.rows import RowPhase, Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
@@ -22,7 +23,11 @@ def _order_of_service(row: Request) -> tuple[int, bool, int]:
 
 
 class HeldToItsWord(Scheduler):
-    """Asserts, as ledger rules 7 and 8 and the promise about logits that are not finite say it."""
+    """Asserts, as ledger rules 7 and 8 and the promise about logits that are not finite say it.
+
+    choice: of K. may_decode, prompts: rows that might decode in the plan made last, and rows that might have a chunk in
+    it, when it was begun: before it was known which of them find their blocks, or a place in the plan.
+    """
 
     def __init__(
         self,
@@ -33,6 +38,8 @@ class HeldToItsWord(Scheduler):
         choice: DraftChoice | None = None,
     ) -> None:
         super().__init__(limits, rows, pool, ledger, choice)
+        self.choice: DraftChoice = choice or FixedChoice(limits.drafts)
+        self.may_decode = self.prompts = 0
         held, commits = self.holdings, self.commits
         allocate_row, ending = held.allocate_row, commits._ending
 
@@ -53,6 +60,11 @@ class HeldToItsWord(Scheduler):
 
         held.allocate_row = checked_allocate_row  # type: ignore[method-assign]
         commits._ending = checked_ending  # type: ignore[method-assign]
+
+    def plan(self) -> Planned | None:
+        self.may_decode = self.rows.decoding().size
+        self.prompts = int(np.count_nonzero(self.rows.phase == RowPhase.PREFILL))
+        return super().plan()
 
     def _share_out(self, crossing: NDArray[np.int64], wanted: NDArray[np.int64], chunks: NDArray[np.int64]) -> None:
         rows, pool = self.rows, self.pool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +31,7 @@ class Mode(enum.StrEnum):
     MASKS = "masks"  # rows with a grammar, whose masks come late; what it forces is drafted, up to DRAFTS tokens
 
 
+DRAFTING: Final = (Mode.DRAFTS, Mode.STATE_DRAFTS, Mode.MASKS)  # in which launches may have drafts
 STATES: Final = (Mode.STATE, Mode.STATE_DRAFTS)  # in which rows have a recurrent state
 GRAMMARS: Final = (Mode.MASKS, Mode.STATE_DRAFTS)  # in which they may have a grammar
 DRAFTS: Final = 3
@@ -56,7 +57,8 @@ class World:
     `run_ahead` + 2. depths: each is run and compared with serial. turn_s: that a turn takes beside its waits. pause_s:
     for which the device does nothing now and then. turn_work: pieces of work that a turn does for what has arrived; 0:
     as many as there are. snapshots: of states that there is room for, where rows have one, of a row at every
-    snapshot_blocks-th border. Seconds are of the simulated clock, and exact in binary."""
+    snapshot_blocks-th border. draft_rows: above 0, launches with drafts are forms of their own, of up to so many rows
+    that all decode, as on a GPU. Seconds are of the simulated clock, and exact in binary."""
 
     mode: Mode
     depths: tuple[int, ...]
@@ -81,6 +83,7 @@ class World:
     turn_work: int = 0
     snapshots: int = 0
     snapshot_blocks: int = 0
+    draft_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +181,10 @@ class Script:
     world: World
     asks: tuple[Ask, ...]
     events: tuple[Event, ...]
+
+    def in_forms(self) -> Script:
+        """The same where launches with drafts are forms of their own, which hold all rows."""
+        return replace(self, world=replace(self.world, draft_rows=self.world.max_rows))
 
     def write(self, path: Path) -> None:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.simulation.compare import check_script
 from tests.simulation.generate import make_script, mode_of
-from tests.simulation.script import Mode
+from tests.simulation.script import DRAFTING, Mode
 from tests.simulation.witness import WANTED, Witness
 
 SEEDS = range(200)
@@ -40,3 +40,17 @@ def test_every_kind_of_event_happened() -> None:
 @pytest.mark.parametrize("mode", Mode)
 def test_each_model_has_its_share_of_the_seeds(mode: Mode) -> None:
     assert sum(mode_of(seed) is mode for seed in SEEDS) >= len(SEEDS) // 5
+
+
+@pytest.mark.parametrize("mode", DRAFTING)
+def test_where_a_model_drafts_some_worlds_have_forms_and_some_do_not(mode: Mode) -> None:
+    worlds = [make_script(seed).world for seed in SEEDS if mode_of(seed) is mode]
+    of_forms = [world for world in worlds if world.draft_rows]
+    assert len(worlds) // 3 <= len(of_forms) <= len(worlds) * 2 // 3
+    assert any(world.draft_rows < world.max_rows for world in of_forms)
+    assert any(world.draft_rows == world.max_rows > 1 for world in of_forms)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in Mode if mode not in DRAFTING])
+def test_where_nobody_drafts_there_are_no_forms(mode: Mode) -> None:
+    assert not any(make_script(seed).world.draft_rows for seed in SEEDS if mode_of(seed) is mode)

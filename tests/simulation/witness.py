@@ -35,6 +35,8 @@ WANTED: Final = frozenset(
         *(f"blocks: {what}" for what in ("reserved", "adopted", "returned")),
         *(f"run of {tokens}" for tokens in range(1, 2 + DRAFTS)),
         *("run trimmed inside", "state slot reused"),
+        *("form with drafts", "drafts given up for a row that began", "no drafts in so many rows"),
+        *("no drafts beside a prompt that found no room", "no drafts beside a row that found no block"),
         *(
             "snapshot kept",
             "row began with a snapshot",
@@ -159,6 +161,9 @@ class Witness:
                 self.count(f"{name}: {what}", times)
         for what, times in book.counts.items():
             self.count(what, times)
+        for why, times in chain.ledger.forms.items():
+            if why:
+                self.count(why, times)
         self.count("void rows", stats.void_rows)
         self.count("row held", stats.held_rows)
         self.count("row with a state held", stats.held_rows * (self._script.world.mode is Mode.STATE))

@@ -161,7 +161,7 @@ def script_of(seed: int) -> Script:
 def followed(seed: int, depth: int) -> Counter[str]:
     """What happened in the life of this seed at this depth. Raises Broken where a kernel did anything else."""
     script = script_of(seed)
-    life = Life(script, depth, forms=True)
+    life = Life(script.in_forms(), depth)
     follower = Follower(life)
     life.live()
     return follower.seen

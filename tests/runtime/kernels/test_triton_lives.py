@@ -219,7 +219,7 @@ class Follower:
 @cache
 def followed(seed: int, depth: int) -> Counter[str]:
     """What happened in the life of this seed at this depth. Raises Broken where a kernel did anything else."""
-    life = Life(make_script(seed), depth, forms=True)
+    life = Life(make_script(seed).in_forms(), depth)
     follower = Follower(life)
     life.live()
     return follower.seen
