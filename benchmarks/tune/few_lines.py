@@ -27,7 +27,6 @@ from benchmarks.tune.products import (
     GRAPH_BYTES,
     AnyTiling,
     Bench,
-    Product,
     lanes_candidates,
     products,
     rows_candidates,
@@ -35,6 +34,7 @@ from benchmarks.tune.products import (
 from benchmarks.tune.step import Step, Way
 from benchmarks.tune.trial import READ_BYTES_PER_S, compile_in_copies, graph_us, usable_cores
 from runahead.runtime.kernels.triton.row_product import EPILOGUES
+from runahead.runtime.kernels.triton.tiling_counts import LayerProduct
 from runahead.runtime.kernels.triton.tilings import TABLE, Tiling, rows_tiling
 
 LINES: Final = 8
@@ -51,7 +51,7 @@ class Timed:
     tiling: Tiling
 
 
-def ways_of(product: Product, others: int) -> list[Tiling]:
+def ways_of(product: LayerProduct, others: int) -> list[Tiling]:
     """As the table has it, or the default; by lanes; and as many `others` of those that have no lanes; each launched
     programmatically and not."""
     by_rows = list(rows_candidates(product, LINES))
@@ -69,7 +69,7 @@ def compilations(name: str, others: int) -> Iterator[Callable[[], None]]:
                 yield partial(_run_once, product, way, product.depth // outputs)
 
 
-def _run_once(product: Product, way: Tiling, tiles: int) -> None:
+def _run_once(product: LayerProduct, way: Tiling, tiles: int) -> None:
     Bench(product, LINES, 1).run(way, tiles)
 
 
@@ -83,11 +83,11 @@ def _run_step(named: tuple[str, int, int], tokens: int, plans: int, part: slice)
         step.run()
 
 
-def _from_table(product: Product) -> Tiling:
+def _from_table(product: LayerProduct) -> Tiling:
     return rows_tiling(product.outputs, product.depth, LINES, EPILOGUES[product.epilogue])
 
 
-def timed_alone(product: Product, ways: Iterable[Tiling]) -> list[Timed]:
+def timed_alone(product: LayerProduct, ways: Iterable[Tiling]) -> list[Timed]:
     """Ascending. What this GPU can't hold is left out, and said."""
     size = 2 * product.outputs * product.depth
     bench = Bench(product, LINES, max(2, int(GRAPH_BYTES / size)))
@@ -104,7 +104,7 @@ def timed_alone(product: Product, ways: Iterable[Tiling]) -> list[Timed]:
     return sorted(found, key=lambda one: one.us)
 
 
-def table_of(name: str, product: Product, found: Sequence[Timed]) -> str:
+def table_of(name: str, product: LayerProduct, found: Sequence[Timed]) -> str:
     """A line: what the table had, the best by lanes, and the best without, each with its share of the bandwidth."""
     floor = 2 * product.outputs * product.depth / READ_BYTES_PER_S * 1e6
     before = _from_table(product)
@@ -129,7 +129,7 @@ def shortlist(found: Sequence[Timed], best: int) -> list[AnyTiling]:
     return [*lanes, *without]
 
 
-def tried_in(step: Step, short: dict[Product, list[AnyTiling]], plans: int) -> dict[str, list[Way]]:
+def tried_in(step: Step, short: dict[LayerProduct, list[AnyTiling]], plans: int) -> dict[str, list[Way]]:
     """By what is cut, as `step_tuner.tune` wants it: attention first, by up to so many kernels, where rows have several
     query tokens; then the products that several lines go through together."""
     found = step_tuner.candidates(step, plans, "attention") if step.queries > 1 else {}
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     failed = compile_in_copies(compile_part, usable_cores(), chosen.compile_seconds)
     print(f"compiled in {time.monotonic() - began:.0f} s, {len(failed)} copies were not done", flush=True)
-    short: dict[Product, list[AnyTiling]] = {}
+    short: dict[LayerProduct, list[AnyTiling]] = {}
     for name in names:
         for product in products(name):
             if late(f"a product of {name}"):
@@ -202,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         torch.cuda.empty_cache()
 
 
-def _compare_one_row(name: str, tokens: int, short: dict[Product, list[AnyTiling]]) -> None:
+def _compare_one_row(name: str, tokens: int, short: dict[LayerProduct, list[AnyTiling]]) -> None:
     """Whether a row alone would be better off on the matrix units. It joins no table."""
     usual = Step(name, 1, tokens)
     usual.run()

@@ -28,10 +28,11 @@ from torch.nn import functional
 
 from benchmarks.gpu_table.shapes import SHAPES
 from benchmarks.tune.trial import READ_BYTES_PER_S, compile_side_by_side, graph_us, part_of
-from runahead.runtime.kernels.layers import Attention, Dense, Linear, Norm
+from runahead.runtime.kernels.layers import Linear, Norm
 from runahead.runtime.kernels.triton.lanes_product import GRAIN, blocks_held
 from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, STORE, row_product
 from runahead.runtime.kernels.triton.rows_product import Residual, SplitScratch, columns_of, rows_product
+from runahead.runtime.kernels.triton.tiling_counts import LayerProduct, products_in
 from runahead.runtime.kernels.triton.tilings import (
     SPLIT_WORDS,
     TABLE,
@@ -49,42 +50,25 @@ _PROCESSORS: Final = 132
 _HEAD: Final = 100_000  # outputs from here on: a head
 _MOST_TILES: Final = 1024
 _FEW: Final = 64  # rows of the batch that a program takes
-
-
-class Product(NamedTuple):
-    """outputs: rows of the weights. normed: a norm comes before it."""
-
-    outputs: int
-    depth: int
-    epilogue: int
-    normed: bool
+_LEAST_TILE: Final = 16  # outputs of a program on the matrix units
+_BUSY: Final = 60  # programs, at least, where there can be so many
 
 
 NAMES: Final = ("0.6B", "1B", "8B", "30B-A3B", "7B-A1B")
 
 
 @cache
-def products(name: str) -> tuple[Product, ...]:
-    """Of a shape of the benchmarks: those of its attention, of dense feed-forwards, and the head. Experts' have a tuner
-    of their own."""
-    model, found = described(SHAPES[name].described()), list[Product]()
-    for layer in model.layers:
-        if isinstance(mixer := layer.mixer, Attention):
-            found += [_product(mixer.qkv, STORE, True), _product(mixer.o, ADD, False)]
-        if isinstance(dense := layer.feed_forward, Dense):
-            found += [_product(dense.gate_up, GATED, True), _product(dense.down, ADD, False)]
-    return tuple(dict.fromkeys([*found, _product(Linear(model.lm_head, None), STORE, False)]))
-
-
-def _product(linear: Linear, epilogue: int, normed: bool) -> Product:
-    outputs, depth = linear.weight.shape
-    return Product(outputs, depth, epilogue, normed)
+def products(name: str) -> tuple[LayerProduct, ...]:
+    """Of a shape of the benchmarks: those of its layers, and the head. Experts' own have a tuner of their own."""
+    model = described(SHAPES[name].described())
+    outputs, depth = model.lm_head.shape
+    return (*dict.fromkeys(products_in(model.layers)), LayerProduct(outputs, depth, STORE, normed=False))
 
 
 AnyTiling: TypeAlias = Tiling | RowTiling
 
 
-def rows_candidates(product: Product, columns: int) -> Iterator[Tiling]:
+def rows_candidates(product: LayerProduct, columns: int) -> Iterator[Tiling]:
     """Of a few rows: what the matrix units take, fits into shared memory, and keeps the memory busy."""
     outputs, depth, epilogue, _ = product
     halves = 2 if epilogue == GATED else 1
@@ -99,26 +83,31 @@ def rows_candidates(product: Product, columns: int) -> Iterator[Tiling]:
         programs = ceil_div(outputs, tile) * splits
         if outputs >= _HEAD and (splits > 1 or tile < 64 or held):
             continue
-        if outputs < _HEAD and not 60 <= programs <= (600 if splits > 1 else 1100):
+        if outputs < _HEAD and not min(_BUSY, outputs // _LEAST_TILE) <= programs <= (600 if splits > 1 else 1100):
             continue
         if (warps == 8 and tile < 64) or (tile == 16 and (columns > 16 or block < 128)):
             continue
         if held and tile * block * 2 > 32 * warps * 128 * 4:
             continue
         shared = (tile + columns) * block * 2 * (stages if in_loop else 1)
-        if shared > _SHARED or min(programs / _PROCESSORS, max(_SHARED // shared, 1)) * shared < 20 * 1024:
+        in_flight = min(programs / _PROCESSORS, max(_SHARED // shared, 1)) * shared  # bytes, of a processor
+        if shared > _SHARED or (outputs >= _BUSY * _LEAST_TILE and in_flight < 20 * 1024):
             continue
         yield Tiling(tile // halves, block, splits, stages, warps, held)
 
 
-def lanes_candidates(product: Product, columns: int) -> Iterator[Tiling]:
+def lanes_candidates(product: LayerProduct, columns: int) -> Iterator[Tiling]:
     """Of up to 16 rows, the warps of a program side by side along the depth: of each size a lane's whole part is asked
-    for early where registers hold it, else two numbers of weights. There are programs for half of the processors, and
-    no lane has so little that its end takes longer."""
+    for early where registers hold it, else two numbers of weights. There are programs for half of the processors, if
+    there can be, and no lane has so little that its end takes longer."""
     outputs, depth, epilogue, _ = product
     halves = 2 if epilogue == GATED else 1
     for tile, lanes in itertools.product((16, 32, 64), (4, 8, 16)):
-        if depth % (lanes * GRAIN) or columns > 16 or not 60 <= outputs // tile <= 12000:
+        if (
+            depth % (lanes * GRAIN)
+            or columns > 16
+            or not min(_BUSY, outputs // _LEAST_TILE) <= outputs // tile <= 12000
+        ):
             continue
         part = depth // lanes
         ways = {
@@ -132,7 +121,7 @@ def lanes_candidates(product: Product, columns: int) -> Iterator[Tiling]:
                 yield Tiling(tile // halves, ways[entries], 1, 1, lanes, True, lanes=lanes)
 
 
-def many_candidates(product: Product, columns: int) -> Iterator[Tiling]:
+def many_candidates(product: LayerProduct, columns: int) -> Iterator[Tiling]:
     """Of more rows than a program takes: what the matrix units take, and fits into registers and shared memory."""
     outputs, depth, epilogue, _ = product
     halves = 2 if epilogue == GATED else 1
@@ -152,7 +141,7 @@ def many_candidates(product: Product, columns: int) -> Iterator[Tiling]:
         yield Tiling(tile // halves, block, splits, stages, warps, False, False, columns=taken, spread=spread)
 
 
-def row_candidates(product: Product) -> Iterator[RowTiling]:
+def row_candidates(product: LayerProduct) -> Iterator[RowTiling]:
     """Of one row: enough programs, and what they hold fits into registers."""
     outputs, depth, epilogue, _ = product
     halves = 2 if epilogue == GATED else 1
@@ -161,7 +150,7 @@ def row_candidates(product: Product) -> Iterator[RowTiling]:
         if depth % block or held > chunks or tile < halves or held < min(chunks, 2):
             continue
         registers, lanes = tile * block * held / 2 / (32 * warps), tile * block / (32 * warps)
-        if 8 <= registers <= 80 and outputs / tile >= 100 and lanes >= 8:
+        if 8 <= registers <= 80 and outputs // tile >= min(100, outputs // 2) and lanes >= 8:
             yield RowTiling(tile // halves, block, held, warps)
 
 
@@ -169,7 +158,7 @@ def row_candidates(product: Product) -> Iterator[RowTiling]:
 class Bench:
     """One product for a number of rows, with weights that it goes through by turns."""
 
-    product: Product
+    product: LayerProduct
     rows: int
     copies: int
     weights: list[Linear] = field(init=False)
@@ -220,7 +209,7 @@ class Bench:
 
 
 class Job(NamedTuple):
-    product: Product
+    product: LayerProduct
     rows: int
     candidates: list[AnyTiling]
 
@@ -245,7 +234,7 @@ def jobs(names: list[str], batches: list[int], limit: int, exact: bool) -> Itera
 
 
 def _of_each_number_of_parts(
-    product: Product, columns: int, candidates: list[AnyTiling], limit: int
+    product: LayerProduct, columns: int, candidates: list[AnyTiling], limit: int
 ) -> list[AnyTiling]:
     """Up to `limit` of each, and what is known to be best for this number of rows."""
     known = measured_tiling(product.outputs, product.depth, columns, EPILOGUES[product.epilogue])
@@ -338,7 +327,7 @@ def main() -> None:
     print(f"compiled in {time.monotonic() - began:.0f} s", flush=True)
     table: dict[str, dict[str, Any]] = json.loads(chosen.out.read_text()) if chosen.out.exists() else {}
     mine = table.setdefault(torch.cuda.get_device_name(), {})
-    timed: dict[Product, dict[int, Timed]] = {}
+    timed: dict[LayerProduct, dict[int, Timed]] = {}
     for job in work:
         if time.monotonic() - began > chosen.seconds:
             print("the time is up")

@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.gpu_table.shapes import SHAPES
 from benchmarks.tune import attention, products
-from benchmarks.tune.products import AnyTiling, Product
+from benchmarks.tune.products import AnyTiling
 from benchmarks.tune.trial import compile_side_by_side, graph_us, part_of
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Attention, AttentionShape
@@ -33,6 +33,7 @@ from runahead.runtime.kernels.triton import decode_buffers, decode_streams, kern
 from runahead.runtime.kernels.triton.decode_work import AttentionPlan
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
 from runahead.runtime.kernels.triton.row_product import EPILOGUES
+from runahead.runtime.kernels.triton.tiling_counts import LayerProduct
 from runahead.runtime.kernels.triton.tilings import (
     attention_plan,
     measured_plan,
@@ -69,7 +70,7 @@ class Step:
     on_units: bool = False
     device: torch.device = field(default_factory=lambda: torch.device("cuda"))
     ways: dict[str, Way] = field(default_factory=dict)
-    asked: dict[str, tuple[Product, int]] = field(default_factory=dict)
+    asked: dict[str, tuple[LayerProduct, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         described = SHAPES[self.name].described()
@@ -137,7 +138,7 @@ class Step:
 
     def _product(self, outputs: int, depth: int, columns: int, epilogue: str, otherwise: Callable[[], Way]) -> Way:
         key = tiling_key(outputs, depth, columns, epilogue)
-        self.asked[key] = Product(outputs, depth, EPILOGUES.index(epilogue), normed=False), columns
+        self.asked[key] = LayerProduct(outputs, depth, EPILOGUES.index(epilogue), normed=False), columns
         return self._way(key, otherwise)
 
     def _attention_plan(self, rows: int, head_dim: int, device: torch.device, exact: bool = False) -> Any:

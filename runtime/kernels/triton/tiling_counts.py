@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -12,7 +13,14 @@ from runahead.runtime.kernels.triton.gpu import current_gpu
 from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, SQUARED, STORE
 from runahead.runtime.kernels.triton.tilings import measured_gpu, measured_tiling, rows_in_table, takes_depth
 
-Product = tuple[int, int, str]  # rows and columns of the weights, and what follows
+
+class LayerProduct(NamedTuple):
+    """A product of a decode launch: rows and columns of the weights, what follows, whether a norm goes before it."""
+
+    outputs: int
+    depth: int
+    epilogue: int
+    normed: bool
 
 
 def tiling_counts(
@@ -39,7 +47,8 @@ def tilings_asked_for(
     layers: Sequence[Layer], lm_head: torch.Tensor, buckets: Sequence[int], exact: bool = False
 ) -> set[tuple[int, int, int, str]]:
     """What decode launches ask `tilings` for: outputs, depth, columns (1: one row), the name of what follows."""
-    inner, head = set(_products(layers)), (*lm_head.shape, EPILOGUES[STORE])
+    inner = {(one.outputs, one.depth, EPILOGUES[one.epilogue]) for one in products_in(layers)}
+    head = (*lm_head.shape, EPILOGUES[STORE])
     if exact:
         columns_asked = {rows_in_table(rows) for rows in buckets}
         return {(outputs, depth, columns, name) for outputs, depth, name in (*inner, head) for columns in columns_asked}
@@ -52,23 +61,26 @@ def tilings_asked_for(
     return asked | {(outputs, depth, columns, name) for columns in few if has_units and takes_depth(depth)}
 
 
-def _products(layers: Sequence[Layer]) -> Iterator[Product]:
+def products_in(layers: Sequence[Layer]) -> Iterator[LayerProduct]:
+    """Of all layers in turn, those of experts left out, which no table cuts: their router's and a shared expert's are
+    here."""
     for layer in layers:
         mixer, dense = layer.mixer, layer.feed_forward
-        ends: list[tuple[Linear, int]] = []
+        found: list[tuple[Linear, int, bool]] = []
         if isinstance(mixer, Attention):
-            ends += [(mixer.qkv, STORE), (mixer.o, ADD if mixer.post_norm is None else STORE)]
-            ends += [] if mixer.gate is None else [(mixer.gate, STORE)]
+            found += [(mixer.qkv, STORE, True)] + ([] if mixer.gate is None else [(mixer.gate, STORE, True)])
+            found += [(mixer.o, ADD if mixer.post_norm is None else STORE, False)]
         elif mixer is not None:
-            ends += [(mixer.proj, STORE), (mixer.out, ADD)]
-        if isinstance(dense, Experts):  # whose own products are cut by no table
-            first = GATED if dense.activation == "silu" else SQUARED
-            ends += [(dense.router, STORE)]
-            ends += [] if dense.shared is None else [(dense.shared.gate_up, first), (dense.shared.down, ADD)]
+            found += [(mixer.proj, STORE, True), (mixer.out, ADD, False)]
+        if isinstance(dense, Experts):
+            found += [(dense.router, STORE, True)]
+            if dense.shared is not None:
+                first = GATED if dense.activation == "silu" else SQUARED
+                found += [(dense.shared.gate_up, first, True), (dense.shared.down, ADD, False)]
         elif isinstance(dense, Dense):
-            ends += [(dense.gate_up, GATED), (dense.down, ADD if dense.post_norm is None else STORE)]
+            found += [(dense.gate_up, GATED, True), (dense.down, ADD if dense.post_norm is None else STORE, False)]
         elif dense is not None:
-            ends += [(dense.up, SQUARED), (dense.down, ADD)]
-        for linear, epilogue in ends:
+            found += [(dense.up, SQUARED, True), (dense.down, ADD, False)]
+        for linear, epilogue, normed in found:
             outputs, depth = linear.weight.shape
-            yield outputs, depth, EPILOGUES[epilogue]
+            yield LayerProduct(outputs, depth, epilogue, normed)

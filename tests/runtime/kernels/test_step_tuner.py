@@ -16,10 +16,10 @@ from tests.runtime.kernels.triton_device import triton_device
 DEVICE = triton_device()
 
 from benchmarks.tune import step as step_tuner  # noqa: E402
-from benchmarks.tune.products import Product  # noqa: E402
 from benchmarks.tune.step import Step  # noqa: E402
 from runahead.runtime.kernels.triton import decode_streams, kernel_set, tilings  # noqa: E402
 from runahead.runtime.kernels.triton.decode_work import AttentionPlan  # noqa: E402
+from runahead.runtime.kernels.triton.tiling_counts import LayerProduct  # noqa: E402
 from runahead.runtime.kernels.triton.tilings import RowTiling, Tiling, plan_key, tiling_key  # noqa: E402
 
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU the tuner itself says what is faster")
@@ -84,7 +84,7 @@ def test_one_row_may_go_through_the_matrix_units_as_two_do(monkeypatch: pytest.M
 
 
 def test_candidates_of_a_few_rows_are_of_both_kinds_and_of_few_kernels() -> None:
-    asked = {"4096x1024 store 8": (Product(4096, 1024, 0, normed=False), 8)}
+    asked = {"4096x1024 store 8": (LayerProduct(4096, 1024, 0, normed=False), 8)}
     step: Any = SimpleNamespace(rows=8, queries=1, tokens=672, head_dim=128, asked=asked)
     found = step_tuner.candidates(step, 40, "")
     tilings = [way for way in found["4096x1024 store 8"] if isinstance(way, Tiling)]
