@@ -15,14 +15,17 @@ _SMALL_BUCKETS: Final = (1, 2, 4, 8)
 _BUCKET_STEP: Final = 8  # between small buckets and _WIDE_FROM rows
 _WIDE_FROM: Final = 64
 _WIDE_STEP: Final = 32
-MOST_MIXED_TOKENS: Final = 512  # query tokens of a mixed launch that is a graph; a larger one keeps the device busy
+MOST_MIXED_TOKENS: Final = 512  # query tokens of a mixed launch that is one graph
 _MIXED_TOKENS: Final = (32, *range(64, MOST_MIXED_TOKENS + 1, 64))
 _MIXED_ROWS: Final = (8, 64)
+MOST_FORWARD_TOKENS: Final = 2304  # of one whose apply and F are a graph: 2,048 of prompts beside 256 rows
+_FORWARD_TOKENS: Final = (576, *range(640, MOST_FORWARD_TOKENS + 1, 128))
+_FORWARD_ROWS: Final = (1, 64)  # a chunk that is alone may have kernels of its own
 _PIECES_STEP: Final = 64  # between query tokens of launches in pieces: tiles of vendors' products have as many, or more
-# Why a launch is not one graph: its S is one, apply and F run eagerly.
-MIXED: Final = "mixed"  # F holds more query tokens of prompts than any graph
+# Why a launch is not one graph: its S is one, and apply and F are another, or run eagerly.
+MIXED: Final = "mixed"  # F holds more query tokens of prompts than any graph of a whole launch
 CLOSING: Final = "closing"  # no row is left for F
-DRAFTS: Final = "drafts"  # F holds another number of drafts than S looks at: apply and F may be a graph, too
+DRAFTS: Final = "drafts"  # F holds another number of drafts than S looks at
 PROMPT_LOGPROBS: Final = "prompt_logprobs"  # for its log-probabilities alone
 
 _CLOSING_CALLS: Final = 4  # S, apply and the marks
@@ -35,7 +38,7 @@ class Piece(enum.StrEnum):
     LAUNCH = "launch"  # S, apply and F of decode rows
     MIXED = "mixed"  # S, apply and F of decode rows and prompt chunks together
     SAMPLE = "sample"  # S alone, for launches that are no graph as a whole
-    FORWARD = "forward"  # apply and F, for decode launches whose S looks at another number of drafts
+    FORWARD = "forward"  # apply and F, where S looks at another number of drafts, and of large mixed launches
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class GraphKey:
     @property
     def shape(self) -> LaunchShape:
         """The launch that is captured: every place of both buckets is in use. Its number says nothing."""
-        rows, drafts, mixed = self.rows, self.drafts, self.piece is Piece.MIXED
+        rows, drafts, mixed = self.rows, self.drafts, self.tokens > 0
         tokens = self.tokens if mixed else rows * (1 + drafts)
         return LaunchShape(
             0, rows, self.form, rows, tokens, not mixed, drafts=drafts, sample_drafts=drafts, masked=self.masked,
@@ -75,16 +78,19 @@ def _up_to(most: int, steps: list[int] | tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """rows: of decode launches, and of S. mixed_rows, mixed_tokens: of launches with prompt chunks. pieces_tokens: that
-    apply and F of those that are no graph are padded to. draft_rows: of decode launches that verify drafts, draft_forms
-    numbers of them above 0. All ascend. masked: launches whose S looks
-    for masks are captured, too. forced_rows: of launches with the most drafts of which nobody guesses any, that are
-    graphs of their own, where S looks for masks or is a graph by itself: a drafter with layers has no steps in them."""
+    """rows: of decode launches, and of S. mixed_rows, mixed_tokens: of launches with prompt chunks that are one graph.
+    forward_rows, forward_tokens: of larger ones, whose apply and F are a graph. pieces_tokens: that apply and F of
+    those that are no graph are padded to. draft_rows: of decode launches that verify drafts, draft_forms numbers of
+    them above 0. All ascend. masked: launches whose S looks for masks are captured, too. forced_rows: of launches with
+    the most drafts of which nobody guesses any, that are graphs of their own, where S looks for masks or is a graph by
+    itself: a drafter with layers has no steps in them."""
 
     rows: tuple[int, ...]
     mixed_rows: tuple[int, ...]
     mixed_tokens: tuple[int, ...]
     pieces_tokens: tuple[int, ...]
+    forward_rows: tuple[int, ...] = ()
+    forward_tokens: tuple[int, ...] = ()
     draft_forms: tuple[int, ...] = ()
     draft_rows: tuple[int, ...] = ()
     masked: bool = False
@@ -93,17 +99,21 @@ class Buckets:
     @classmethod
     def up_to(
         cls, max_rows: int, mixed_tokens: int, draft_forms: Sequence[int] = (), draft_rows: int = 0,
-        masked: bool = False, forced_rows: int = 0,
+        masked: bool = False, forced_rows: int = 0, forward_tokens: int = 0,
     ) -> Buckets:  # fmt: skip
         """max_rows: of a launch. mixed_tokens: query tokens of the largest mixed launch. draft_rows: of the largest
         launch with drafts. masked: some rows may have a grammar. forced_rows: of the largest launch of which it counts
-        that nobody guesses; 0: it never does."""
+        that nobody guesses; 0: it never does. forward_tokens: query tokens, at most, of a mixed launch whose apply and
+        F are to be a graph where the whole launch is none."""
         rows, in_graphs = buckets_for(max_rows), _up_to(min(mixed_tokens, MOST_MIXED_TOKENS), _MIXED_TOKENS)
+        most = min(mixed_tokens, forward_tokens // _PIECES_STEP * _PIECES_STEP, MOST_FORWARD_TOKENS)
         return cls(
             rows,
             _up_to(max_rows, _MIXED_ROWS),
             in_graphs,
             _up_to(mixed_tokens, (*in_graphs, *range(MOST_MIXED_TOKENS + _PIECES_STEP, mixed_tokens, _PIECES_STEP))),
+            _up_to(max_rows, _FORWARD_ROWS),
+            _up_to(most, _FORWARD_TOKENS) if most > MOST_MIXED_TOKENS else (),
             tuple(draft_forms),
             tuple(bucket for bucket in rows if bucket <= draft_rows),
             masked,
@@ -121,6 +131,10 @@ class Buckets:
         keys += [
             GraphKey(Piece.MIXED, rows, form, tokens=tokens, masked=masked)
             for rows in self.mixed_rows for tokens in self.mixed_tokens for form, masked in forms
+        ]  # fmt: skip
+        keys += [
+            GraphKey(Piece.FORWARD, rows, Form.PLAIN, tokens=tokens)
+            for rows in self.forward_rows for tokens in self.forward_tokens
         ]  # fmt: skip
         for rows in self.draft_rows if self.draft_forms else ():
             for drafts in self.draft_forms:
@@ -144,7 +158,7 @@ class Buckets:
         return list(largest.values())
 
     def holds(self, shape: LaunchShape) -> bool:
-        """Has a graph as many query tokens?"""
+        """Has a graph of a whole launch as many query tokens?"""
         return shape.is_decode or shape.tokens <= self.mixed_tokens[-1]
 
     def launch_key(self, shape: LaunchShape) -> GraphKey | None:
@@ -195,7 +209,14 @@ class Buckets:
 
     def forward_key(self, shape: LaunchShape) -> GraphKey | None:
         """The graph of apply and F, for a launch that is no graph as a whole. None: they have none."""
-        if shape.prompt_logprobs or not shape.is_decode or shape.rows > max(self.draft_rows, default=0):
+        if shape.prompt_logprobs or shape.is_closing:
+            return None
+        if not shape.is_decode:
+            if self.holds(shape) or shape.tokens > max(self.forward_tokens, default=0):
+                return None
+            rows = _at_least(shape.rows, self.forward_rows)
+            return GraphKey(Piece.FORWARD, rows, Form.PLAIN, tokens=_at_least(shape.tokens, self.forward_tokens))
+        if shape.rows > max(self.draft_rows, default=0):
             return None
         forced = self._leaves_steps_out(shape, shape.rows)
         return GraphKey(Piece.FORWARD, _at_least(shape.rows, self.draft_rows), Form.PLAIN, shape.drafts, forced=forced)

@@ -1,10 +1,11 @@
 """The CUDA device: one stream, a captured graph for every decode launch and every mixed launch of a few hundred query
 tokens, marks polled in mapped memory.
 
-Such a launch is one graph replay and nothing else. What is not captured (a launch of more prompt tokens, one that
-leaves log-probabilities of its prompts, or one with no row left for F) is enqueued in pieces on the same stream and
-counted by reason. So is a launch whose F holds another number of drafts than its S looks at: as two graphs, where its
-rows all decode.
+Such a launch is one graph replay and nothing else. What is not captured as a whole is enqueued in pieces on the same
+stream and counted by reason: S, which is a graph, and then apply and F. These are a second graph where a launch has
+more prompt tokens, up to as many as the host would need longer for than the device, and where F holds another number of
+drafts than S looks at and all rows decode. They come kernel by kernel in a launch of still more prompt tokens, in one
+that leaves log-probabilities of its prompts, and in one with no row left for F.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ class CudaDevice:
 
     stream: everything runs on it, in order. max_rows: of a launch; graphs are captured for the buckets up to it, at
     construction. mixed_tokens: query tokens of the largest mixed launch, up to which the eager path is warmed up, and
-    graphs of mixed launches are captured as far as there are any. progress: called with (graphs captured, graphs in
-    all). launched: the number that the first launch comes after.
+    graphs of mixed launches are captured as far as there are any. forward_tokens: as `Buckets.up_to` has it. progress:
+    called with (graphs captured, graphs in all). launched: the number that the first launch comes after.
     draft_forms: numbers of drafts, above 0, that a launch of up to draft_rows rows may verify. masked: some rows may
     have a grammar, and S then looks for their masks. forced_rows: of the largest launch of which it counts whether
     anybody guesses its drafts, since the program then does less; 0: of none.
@@ -113,10 +114,13 @@ class CudaDevice:
         is_trial: bool = False,
         masked: bool = False,
         forced_rows: int = 0,
+        forward_tokens: int = 0,
     ) -> None:
         self.rings = rings
         self.counters = DeviceCounters()
-        self.graph_buckets = Buckets.up_to(max_rows, mixed_tokens, draft_forms, draft_rows, masked, forced_rows)
+        self.graph_buckets = Buckets.up_to(
+            max_rows, mixed_tokens, draft_forms, draft_rows, masked, forced_rows, forward_tokens
+        )
         self.buckets, self.mixed_buckets = self.graph_buckets.rows, self.graph_buckets.mixed_tokens
         self.calls_at_once = CALLS_AT_ONCE
         self._program, self._mixed_tokens = program, mixed_tokens
@@ -272,6 +276,8 @@ class CudaDevice:
             for key in keys:
                 if key.piece in (Piece.LAUNCH, Piece.MIXED):
                     self._whole(key.shape)
+                elif key.tokens:
+                    self._program.meet(key.shape)
             largest = self._mixed_shape(self._mixed_tokens)
             self._whole(largest)
             self._whole(largest._replace(rows=1))  # kernels may have a form for a chunk that is alone

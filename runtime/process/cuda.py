@@ -18,6 +18,7 @@ from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.models import weights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
+from runahead.runtime.models.draft_model import read_by_a_step
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import KeptBytes, weight_bytes
 from runahead.runtime.process.drafting_files import drafting_files, kept_by_drafter, kept_with_drafter
@@ -39,7 +40,7 @@ from runahead.runtime.process.parts import (
 )
 from runahead.runtime.process.pool_fit import TRIAL_BLOCKS, Needs, PoolFit, overhead, room_for_weights
 from runahead.runtime.process.progress import Progress
-from runahead.runtime.process.sizes import Gpu
+from runahead.runtime.process.sizes import Gpu, forward_tokens
 from runahead.runtime.programs.triton import (
     NoExactKernelsError,
     TritonProgram,
@@ -194,6 +195,7 @@ class _Maker:
             is_trial=is_trial,
             masked=self.masks is not None,
             forced_rows=FORCED_ROWS if self.head is not None and self.forced else 0,
+            forward_tokens=forward_tokens(self.model.config.num_layers, read_by_a_step(self.model)),
         )
         if not is_trial:
             try:

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from runahead.cuda_graphs.buckets import MOST_MIXED_TOKENS, Buckets, Piece, buckets_for
+from runahead.cuda_graphs.buckets import MOST_MIXED_TOKENS, Buckets, GraphKey, Piece, buckets_for
 from runahead.cuda_graphs.shape import Form, LaunchShape
 
 
@@ -63,6 +63,47 @@ def test_few_graphs_are_captured_for_prompts_however_large_a_launch_may_be() -> 
     mixed = [key for key in Buckets.up_to(512, 1 << 15).every_key() if key.piece is Piece.MIXED]
     assert len(mixed) == 3 * 9 * len(Form)
     assert mixed[0].shape.tokens == 512 and mixed[0].rows == 512, "the largest first"
+
+
+def test_apply_and_f_of_larger_mixed_launches_are_graphs_up_to_the_tokens_that_are_asked_for() -> None:
+    buckets = Buckets.up_to(100, 8292, forward_tokens=1300)
+    assert buckets.forward_tokens == (576, 640, 768, 896, 1024, 1152, 1280) and buckets.forward_rows == (1, 64, 100)
+    captured = set(buckets.every_key())
+    assert captured >= set(Buckets.up_to(100, 8292).every_key())
+    for tokens in range(2, 1400):
+        for rows in (1, 2, 64, 65, 100):
+            shape = LaunchShape(1, 100, Form.FULL, rows, max(tokens, rows + 1), is_decode=False, sample_drafts=0)
+            key = buckets.forward_key(shape)
+            assert (key is not None) == (512 < shape.tokens <= 1280), "below it is one graph, above it comes in pieces"
+            if key is None:
+                continue
+            assert key in captured and key.piece is Piece.FORWARD and key.form is Form.PLAIN
+            assert key.rows >= rows and (key.rows == 1) == (rows == 1) and 0 <= key.tokens - shape.tokens < 128
+            assert (key.shape.rows, key.shape.tokens, key.shape.is_decode) == (key.rows, key.tokens, False)
+            assert buckets.launch_key(shape) is None and buckets.why_none(shape) == "mixed"
+            assert buckets.calls(shape, 270) == 2
+            asking = shape._replace(prompt_logprobs=True)
+            assert buckets.forward_key(asking) is None and buckets.calls(asking, 270) > 270
+    assert GraphKey(Piece.FORWARD, 100, Form.PLAIN, tokens=1280) == buckets.largest_keys()[0]
+
+
+@pytest.mark.parametrize(
+    ("most", "asked", "found"),
+    [
+        (8292, 511, None),
+        (8292, 575, None),
+        (8292, 576, 576),
+        (8292, 1 << 40, 2304),
+        (700, 1 << 40, 700),
+        (300, 900, None),
+    ],
+)
+def test_the_largest_launch_whose_f_is_a_graph_is_one_that_there_may_be(
+    most: int, asked: int, found: int | None
+) -> None:
+    buckets = Buckets.up_to(100, most, forward_tokens=asked)
+    assert max(buckets.forward_tokens, default=None) == found
+    assert set(buckets.forward_tokens) <= set(buckets.pieces_tokens), "a start lets products meet these sizes"
 
 
 def test_what_leaves_log_probabilities_of_prompts_or_has_no_rows_is_no_graph() -> None:

@@ -22,7 +22,7 @@ from tests.runtime.launches import Launches, Outcome, over_device
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
-ROWS, BLOCK_SIZE, EACH, MOST_TOKENS = 9, 16, 48, 600
+ROWS, BLOCK_SIZE, EACH, MOST_TOKENS = 10, 16, 48, 600
 CONFIG = gpu_chain.small_config(
     architecture="Qwen3ForCausalLM",
     intermediate_size=128,
@@ -31,7 +31,7 @@ CONFIG = gpu_chain.small_config(
     dtype=torch.bfloat16,
 )
 
-PROMPTS = (65, 655, 590, 530, 32, 14, 93, 45, 512)  # tokens of each row's
+PROMPTS = (65, 655, 590, 530, 32, 14, 93, 45, 512, 555)  # tokens of each row's
 # Tokens that each row takes, launch by launch: buckets exactly full, one short and one over, several chunks at once,
 # decode rows on either side of a chunk. In the last launch with prompts every row but one decodes, or ends its prompt.
 WORK: tuple[dict[int, int], ...] = (
@@ -45,12 +45,13 @@ WORK: tuple[dict[int, int], ...] = (
     {1: 255, 0: 1},
     {1: 400, 2: 1, 0: 1, 4: 1, 5: 1},
     {3: 513},
+    {9: 555, 0: 1, 4: 1},
     {0: 1, 1: 1, 3: 17, 6: 3, 7: 44},
     {0: 1, 1: 1, 2: 1, 3: 1, 4: 1, 7: 1, 6: 84},
     {0: 1, 1: 1, 2: 1, 4: 1},
     {},
 )
-TOKENS = [31, 32, 33, 64, 43, 511, 512, 256, 404, 513, 66, 90, 4, 0]
+TOKENS = [31, 32, 33, 64, 43, 511, 512, 256, 404, 513, 557, 66, 90, 4, 0]
 
 
 @pytest.fixture(autouse=True)
@@ -61,9 +62,9 @@ def _without_gradients() -> Iterator[None]:
 
 class Stage:
     """Launches by hand on a CUDA device over a small model in bfloat16. eagerly: kernel by kernel what has a graph, in
-    the graph's shape."""
+    the graph's shape. forward_tokens: of a launch whose apply and F are a graph, at most."""
 
-    def __init__(self, *, exact: bool, eagerly: bool) -> None:
+    def __init__(self, *, exact: bool, eagerly: bool, forward_tokens: int = 576) -> None:
         from runahead.cuda_graphs.cuda_device import CudaDevice, allocate_mapped_rings
         from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
         from runahead.runtime.models.decoder import Decoder
@@ -82,7 +83,9 @@ class Stage:
             block_size=BLOCK_SIZE,
             context_length=EACH * BLOCK_SIZE,
         )
-        self.device = CudaDevice(self.program, rings, max_rows=ROWS, mixed_tokens=ROWS + MOST_TOKENS)
+        self.device = CudaDevice(
+            self.program, rings, max_rows=ROWS, mixed_tokens=ROWS + MOST_TOKENS, forward_tokens=forward_tokens
+        )
         self.program.poison_blocks(tuple(range(1, ROWS * EACH + 1)))
         self.launches = Launches(self._spoiling(eagerly), rings, CONFIG.vocab_size, EACH)
 
@@ -92,11 +95,16 @@ class Stage:
         launch = device.launch
 
         def without_graph(shape: LaunchShape) -> None:
-            key = device.graph_buckets.launch_key(shape)
-            if key is None:
-                launch(shape)
+            buckets = device.graph_buckets
+            whole, rest = buckets.launch_key(shape), buckets.forward_key(shape)
+            if whole is not None:
+                device.launch_eagerly(whole.shape._replace(number=shape.number))
+            elif rest is not None:
+                with torch.cuda.stream(device.stream):
+                    device._sample(buckets.sample_key(shape).shape)
+                    device._after_sampling(rest.shape)
             else:
-                device.launch_eagerly(key.shape._replace(number=shape.number))
+                launch(shape)
 
         if eagerly:
             device.launch = without_graph  # type: ignore[method-assign]
@@ -139,14 +147,15 @@ def test_a_captured_mixed_launch_has_the_bits_of_the_same_launch_kernel_by_kerne
     assert [stage.tokens for stage in stages] == [TOKENS, TOKENS]
     assert captured[-1][1].any(1).all(), "logits of every row were compared"
     counters = stages[0].device.counters
-    assert dict(counters.fallbacks) == {"mixed": 1, "closing": 1}, "the one of 513 tokens, and the last"
-    assert stages[1].device.counters.graph_replays == 2, "their S"
+    assert dict(counters.fallbacks) == {"mixed": 2, "closing": 1}, "those of 513 and 557 tokens, and the last"
+    assert counters.graph_replays == len(WORK) + 2, "apply and F of two of them are a graph"
+    assert stages[1].device.counters.graph_replays == 1, "S of the last"
     for stage in stages:
         stage.device.close()
 
 
 def test_launches_in_pieces_of_any_size_find_the_memory_that_they_need_where_the_device_holds_it() -> None:
-    stage = Stage(exact=False, eagerly=False)
+    stage = Stage(exact=False, eagerly=False, forward_tokens=0)
     stage.device.hold_memory()
     stage.begin()
     torch.cuda.synchronize()
@@ -165,7 +174,7 @@ def test_with_exact_a_row_has_the_logits_that_it_has_alone_in_graphs_of_every_si
     for work in (WORK, alone):
         stage = Stage(exact=True, eagerly=False)
         found.append([logits[4] for _, logits in stage.follow(work)])
-        assert len({tuple(logits.tolist()) for logits in found[-1]}) == 9, "nothing, then its prompt's end and 7 steps"
+        assert len({tuple(logits.tolist()) for logits in found[-1]}) == 10, "nothing, then its prompt's end and 8 steps"
         stage.device.close()
     assert [number for number, pair in enumerate(zip(*found, strict=True)) if not torch.equal(*pair)] == []
 

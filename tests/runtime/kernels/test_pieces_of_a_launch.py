@@ -111,6 +111,18 @@ def test_a_larger_mixed_launch_is_watched_after_each_of_its_pieces(parts: tuple[
     assert device.rings.idle_ns.tolist() == [STALE_NS, IDLE_NS, STALE_NS, STALE_NS]
 
 
+def test_apply_and_f_of_a_mixed_launch_that_is_not_much_larger_are_a_graph_behind_that_of_s(
+    parts: tuple[CudaDevice, Steps],
+) -> None:
+    device, steps = parts
+    device.graph_buckets = Buckets((1, 4), (4,), (8, 16), (8, 16, 24), forward_rows=(1, 4), forward_tokens=(20,))
+    device._enqueue(LaunchShape(5, 2, Form.PLAIN, rows=2, tokens=20, is_decode=False))
+    assert steps == ["begin", "replay sample", "first", "replay forward", "look"]
+    assert device.counters.graph_replays == 2 and dict(device.counters.fallbacks) == {"mixed": 1}
+    device._enqueue(LaunchShape(6, 2, Form.PLAIN, rows=2, tokens=21, is_decode=False))
+    assert steps[5:8] == ["begin", "replay sample", "first"] and steps[8] == "apply"
+
+
 def test_apply_and_f_of_a_launch_in_pieces_have_the_next_sizes_that_have_warmed_up(
     parts: tuple[CudaDevice, Steps],
 ) -> None:
