@@ -10,6 +10,9 @@ MODEL = bundled
 # Of tests/runtime, what `make coverage` leaves out.
 UNCOVERED := tests/runtime/kernels tests/runtime/models
 
+# What computes in one process and waits for nothing, so that it may run beside other tests.
+COMPUTED := tests/cuda_graphs tests/mutants tests/project tests/protos tests/simulation
+
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
@@ -27,7 +30,7 @@ ifeq ($(filter bundled smollm2,$(MODEL)),)
 $(error MODEL is $(MODEL); the demo has bundled and smollm2)
 endif
 .DELETE_ON_ERROR:
-.PHONY: help setup demo demo-bundled demo-smollm2 smollm2-parity test rest models kernels coverage check format lint types \
+.PHONY: help setup demo demo-bundled demo-smollm2 smollm2-parity test rest computed models kernels coverage check format lint types \
 	imports protos contract serve bench load soak bench-gpu eval parity structures sim long-run mutants mutation proxy validators manifests \
 	container clients clean FORCE
 
@@ -50,9 +53,12 @@ smollm2-parity: $(STAMPS)/smollm2 $(STAMPS)/test ## four conversations with Smol
 test: $(STAMPS)/test ## all tests, the slowest named at the end
 	@$(BIN)/python -m pytest $(ARGS)
 
-rest: $(STAMPS)/test ## all tests but those of `make models`, `make coverage` and `make clients`: the four are `make test`
-	@$(BIN)/python -m pytest $(filter-out tests/clients/ tests/runtime/ tests/__pycache__/,$(wildcard tests/*/)) $(wildcard tests/test_*.py) \
-		$(ARGS)
+rest: $(STAMPS)/test ## all tests but those of `make models`, `coverage`, `computed` and `clients`: the five are `make test`
+	@$(BIN)/python -m pytest $(filter-out $(COMPUTED:%=%/) tests/clients/ tests/runtime/ tests/__pycache__/,$(wildcard tests/*/)) \
+		$(wildcard tests/test_*.py) $(ARGS)
+
+computed: $(STAMPS)/test ## the simulator, and tests of the project's files
+	@$(BIN)/python -m pytest $(COMPUTED) $(ARGS)
 
 models: $(STAMPS)/test ## the tests of the models, and of the kernels for GPUs
 	@$(BIN)/python -m pytest $(UNCOVERED) $(ARGS)

@@ -20,7 +20,6 @@ import triton.language as tl
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import GatedDelta
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
-from runahead.runtime.kernels.triton.mamba2_decode import state_tile
 from runahead.runtime.kernels.triton.recurrent_rows import (
     convolved,
     logistic,
@@ -29,6 +28,7 @@ from runahead.runtime.kernels.triton.recurrent_rows import (
     softplus,
     sum_of_kept,
 )
+from runahead.runtime.kernels.triton.state_tiling import StateTiling, state_tiling
 
 _LENGTH_EPS = tl.constexpr(1e-6)  # of a query's and a key's length
 
@@ -148,6 +148,7 @@ def delta_of_one_token(
     arrived: torch.Tensor,
     *,
     dependent: bool,
+    tiling: StateTiling | None = None,
 ) -> None:
     """What `weights.out` reads of rows with one query token, and their states one token further, in place.
 
@@ -160,7 +161,8 @@ def delta_of_one_token(
     assert batch.state_slots is not None, "a model that keeps states is given a batch that names no state slots"
     shape, rows = weights.shape, batch.num_rows
     conv_state, state = states
-    tile = state_tile(shape.value_dim, shape.key_dim)
+    tiling = state_tiling(rows) if tiling is None else tiling
+    tile = tiling.tile(shape.value_dim, shape.key_dim)
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _delta_row_kernel[(rows, shape.value_heads * triton.cdiv(shape.value_dim, tile))](
         projected,
@@ -191,6 +193,6 @@ def delta_of_one_token(
         VALUE_PAD=triton.next_power_of_2(shape.value_dim),
         DEPENDENT=dependent,
         SNAPSHOTS=batch.states_read_from is not None,
-        num_warps=4,
+        num_warps=tiling.warps,
         **options,
     )

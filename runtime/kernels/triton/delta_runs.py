@@ -20,7 +20,6 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import GatedDelta
 from runahead.runtime.kernels.triton.delta_decode import normed_and_gated, query_of, written_to
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
-from runahead.runtime.kernels.triton.mamba2_decode import state_tile
 from runahead.runtime.kernels.triton.recurrent_rows import row_of
 from runahead.runtime.kernels.triton.recurrent_runs import (
     convolved_of,
@@ -29,6 +28,7 @@ from runahead.runtime.kernels.triton.recurrent_runs import (
     leave_channels,
     places_of,
 )
+from runahead.runtime.kernels.triton.state_tiling import StateTiling, state_tiling
 
 
 @triton.jit(do_not_specialize=["queries"])
@@ -155,6 +155,7 @@ def delta_of_runs(
     arrived: torch.Tensor,
     *,
     dependent: bool,
+    tiling: StateTiling | None = None,
 ) -> None:
     """What `weights.out` reads of rows that decode, which have up to `batch.decode_queries` query tokens, and their
     states as far as their newest tokens, in place.
@@ -167,7 +168,8 @@ def delta_of_runs(
     conv_state, state, kept = states
     most = kept.shape[1]
     assert queries <= 1 + most, "more drafts than a slot has room for"
-    tile = state_tile(shape.value_dim, shape.key_dim)
+    tiling = state_tiling(rows) if tiling is None else tiling
+    tile = tiling.tile(shape.value_dim, shape.key_dim)
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _delta_run_kernel[(rows, shape.value_heads * triton.cdiv(shape.value_dim, tile))](
         projected,
@@ -201,6 +203,6 @@ def delta_of_runs(
         KEPT=triton.next_power_of_2(shape.window - 1),
         DEPENDENT=dependent,
         SNAPSHOTS=batch.states_read_from is not None,
-        num_warps=4,
+        num_warps=tiling.warps,
         **options,
     )

@@ -10,7 +10,7 @@ has seen of B and C, which the others have read by then. A row's state is read a
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 import triton
@@ -27,8 +27,7 @@ from runahead.runtime.kernels.triton.recurrent_rows import (
     softplus,
     sum_of_kept,
 )
-
-STATE_WORDS: Final = 4096  # float32 numbers of a state that a program has
+from runahead.runtime.kernels.triton.state_tiling import StateTiling, state_tiling
 
 
 @triton.jit
@@ -132,12 +131,6 @@ def _mamba2_row_kernel(
         tl.store(out + start.to(tl.int64) * INNER + x_channel, nothing, mask=in_head)
 
 
-def state_tile(size: int, state: int) -> int:
-    """How many of a head's `size` numbers a program has, each with `state` that are kept of it."""
-    held: int = STATE_WORDS // triton.next_power_of_2(state)
-    return max(1, min(int(triton.next_power_of_2(size)), held))
-
-
 def mamba2_of_one_token(
     projected: torch.Tensor,
     weights: Mamba2,
@@ -147,6 +140,7 @@ def mamba2_of_one_token(
     arrived: torch.Tensor,
     *,
     dependent: bool,
+    tiling: StateTiling | None = None,
 ) -> None:
     """What `weights.out` reads of rows with one query token, and their states one token further, in place.
 
@@ -154,12 +148,13 @@ def mamba2_of_one_token(
     channels] and [state slots, heads, head_dim, state]; slots of rows that are masked or have another number of query
     tokens stay as they are. out: contiguous [T, inner]; rows of several query tokens are not written, and of masked
     rows it is zeros. arrived: int32 [rows * groups or more], zeros, which it is again afterwards. dependent: launched
-    programmatically.
+    programmatically. tiling: None: `state_tiling` has it.
     """
     assert batch.state_slots is not None, "a model that keeps states is given a batch that names no state slots"
     shape, rows = weights.shape, batch.num_rows
     conv_state, state = states
-    tile = state_tile(shape.head_dim, shape.state)
+    tiling = state_tiling(rows) if tiling is None else tiling
+    tile = tiling.tile(shape.head_dim, shape.state)
     low, high = weights.dt_limits
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _mamba2_row_kernel[(rows, shape.heads * triton.cdiv(shape.head_dim, tile))](
@@ -196,6 +191,6 @@ def mamba2_of_one_token(
         HAS_BIAS=weights.conv_bias is not None,
         DEPENDENT=dependent,
         SNAPSHOTS=batch.states_read_from is not None,
-        num_warps=4,
+        num_warps=tiling.warps,
         **options,
     )

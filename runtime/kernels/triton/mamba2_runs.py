@@ -19,7 +19,7 @@ import triton.language as tl
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Mamba2
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
-from runahead.runtime.kernels.triton.mamba2_decode import gated_output, moved_on, state_tile, step_of
+from runahead.runtime.kernels.triton.mamba2_decode import gated_output, moved_on, step_of
 from runahead.runtime.kernels.triton.recurrent_rows import row_of
 from runahead.runtime.kernels.triton.recurrent_runs import (
     convolved_of,
@@ -28,6 +28,7 @@ from runahead.runtime.kernels.triton.recurrent_runs import (
     leave_channels,
     places_of,
 )
+from runahead.runtime.kernels.triton.state_tiling import StateTiling, state_tiling
 
 
 @triton.jit(do_not_specialize=["queries"])
@@ -148,6 +149,7 @@ def mamba2_of_runs(
     arrived: torch.Tensor,
     *,
     dependent: bool,
+    tiling: StateTiling | None = None,
 ) -> None:
     """What `weights.out` reads of rows that decode, which have up to `batch.decode_queries` query tokens, and their
     states as far as their newest tokens, in place.
@@ -160,7 +162,8 @@ def mamba2_of_runs(
     conv_state, state, kept = states
     most = kept.shape[1]
     assert queries <= 1 + most, "more drafts than a slot has room for"
-    tile = state_tile(shape.head_dim, shape.state)
+    tiling = state_tiling(rows) if tiling is None else tiling
+    tile = tiling.tile(shape.head_dim, shape.state)
     low, high = weights.dt_limits
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _mamba2_run_kernel[(rows, shape.heads * triton.cdiv(shape.head_dim, tile))](
@@ -200,6 +203,6 @@ def mamba2_of_runs(
         KEPT=triton.next_power_of_2(shape.window - 1),
         DEPENDENT=dependent,
         SNAPSHOTS=batch.states_read_from is not None,
-        num_warps=4,
+        num_warps=tiling.warps,
         **options,
     )

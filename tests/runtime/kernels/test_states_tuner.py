@@ -1,0 +1,42 @@
+"""The tuner of recurrent states: its kernels run on what it makes, and no bit hangs on how states are cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.runtime.kernels.triton_device import triton_device
+
+DEVICE = triton_device()
+
+from benchmarks.tune.states import NAMES, Bench, mixer_of, tilings  # noqa: E402
+from runahead.runtime.kernels.layers import GatedDelta, Mamba2  # noqa: E402
+from runahead.runtime.kernels.triton.state_tiling import StateTiling, state_tiling  # noqa: E402
+from tests.runtime.kernels.recurrent_mixers import DELTA, MAMBA2  # noqa: E402
+from tests.runtime.kernels.recurrent_mixers import mixer_of as small_mixer  # noqa: E402
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_shape_has_a_recurrent_mixer(name: str) -> None:
+    assert isinstance(mixer_of(name), GatedDelta if "delta" in name else Mamba2)
+
+
+@pytest.mark.parametrize("drafts", [0, 2])
+@pytest.mark.parametrize("shape", [MAMBA2[1], DELTA[1]])
+def test_states_cut_otherwise_are_the_same_to_the_bit(shape: object, drafts: int) -> None:
+    mixer = small_mixer(shape)  # type: ignore[arg-type]
+    bench = Bench(replace(mixer), 3, drafts, DEVICE)
+    usual = bench.left(state_tiling(3))
+    assert all(tensor.isfinite().all() for tensor in usual) and usual[0].any()
+    assert torch.equal(bench.left(state_tiling(3))[0], usual[0]), "the states were put back"
+    for tiling in (StateTiling(64, 1), StateTiling(256, 8)):
+        assert all(map(torch.equal, bench.left(tiling), usual)), tiling
+    bench.run(state_tiling(3))
+    assert bench.floor_us > 0
+
+
+def test_there_are_ways_beside_the_default() -> None:
+    found = list(tilings())
+    assert len(found) > 8 and state_tiling(1) in found
