@@ -2,10 +2,10 @@
 
 `python -m benchmarks.tune.states`. A recurrent layer of the shape with random weights, whose kernel goes by turns
 through the states of several layers, more than the GPU's caches hold. Of each number of rows: one query token a row,
-and with `--drafts` as many more, whose inputs are replayed before. `state_tiling` beside the kernels says how they are
-cut.
+and with `--drafts` as many more, whose inputs are replayed before.
 
-What a way computes is compared with the default's, bit by bit: no bit of a row may hang on how many rows there are.
+What a way computes is compared with the default's, bit by bit: where bits differ, one way must do for every number of
+rows, with drafts and without (`STATES` beside the kernels).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from runahead.runtime.kernels.triton.delta_runs import delta_of_runs
 from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works
 from runahead.runtime.kernels.triton.mamba2_decode import mamba2_of_one_token
 from runahead.runtime.kernels.triton.mamba2_runs import mamba2_of_runs
-from runahead.runtime.kernels.triton.state_tiling import StateTiling, state_tiling
+from runahead.runtime.kernels.triton.state_tiling import STATES, StateTiling
 from runahead.runtime.models.weights import described
 
 NAMES: Final = ("7B-A1B", "8B-hybrid", "9B-hybrid", "40B-A3B-delta")
@@ -162,10 +162,10 @@ def main() -> None:
         return
     compile_side_by_side("benchmarks.tune.states", [f"--shape={chosen.shape}", f"--drafts={chosen.drafts}"])
     for rows in map(int, chosen.rows.split(",")):
-        bench, default = Bench(mixer, rows, chosen.drafts, device), state_tiling(rows)
-        usual = bench.left(default)
+        bench = Bench(mixer, rows, chosen.drafts, device)
+        usual = bench.left(STATES)
         found = []
-        for tiling in dict.fromkeys((default, *tilings())):
+        for tiling in dict.fromkeys((STATES, *tilings())):
             try:
                 same = all(map(torch.equal, bench.left(tiling), usual))
                 found.append((graph_us(partial(bench.run, tiling)) / bench.layers, tiling, same))
@@ -173,8 +173,8 @@ def main() -> None:
                 print("   ", tiling, str(error)[:80].replace("\n", " "))
         found.sort(key=lambda one: one[0])
         print(f"{chosen.shape}, {rows} rows, {chosen.drafts} drafts: floor {bench.floor_us:.1f} µs", flush=True)
-        for took, tiling, same in found[:_SHOWN] + [one for one in found[_SHOWN:] if one[1] == default]:
-            note = " (the default)" if tiling == default else "" if same else " (other bits)"
+        for took, tiling, same in found[:_SHOWN] + [one for one in found[_SHOWN:] if one[1] == STATES]:
+            note = " (the default)" if tiling == STATES else "" if same else " (other bits)"
             print(f"  {took:.1f} {tiling}{note}", flush=True)
 
 

@@ -28,7 +28,7 @@ from runahead.runtime.kernels.triton.recurrent_rows import (
     softplus,
     sum_of_kept,
 )
-from runahead.runtime.kernels.triton.state_tiling import StateTiling, state_tiling
+from runahead.runtime.kernels.triton.state_tiling import STATES, StateTiling
 
 _LENGTH_EPS = tl.constexpr(1e-6)  # of a query's and a key's length
 
@@ -148,7 +148,7 @@ def delta_of_one_token(
     arrived: torch.Tensor,
     *,
     dependent: bool,
-    tiling: StateTiling | None = None,
+    tiling: StateTiling = STATES,
 ) -> None:
     """What `weights.out` reads of rows with one query token, and their states one token further, in place.
 
@@ -156,12 +156,11 @@ def delta_of_one_token(
     window - 1, channels] and [state slots, value_heads, value_dim, key_dim]; slots of rows that are masked or have
     another number of query tokens stay as they are. out: contiguous [T, inner]; rows of several query tokens are not
     written, and of masked rows it is zeros. arrived: int32 [rows * key_heads or more], zeros, which it is again
-    afterwards. dependent: launched programmatically.
+    afterwards. dependent: launched programmatically. tiling: how states are cut.
     """
     assert batch.state_slots is not None, "a model that keeps states is given a batch that names no state slots"
     shape, rows = weights.shape, batch.num_rows
     conv_state, state = states
-    tiling = state_tiling(rows) if tiling is None else tiling
     tile = tiling.tile(shape.value_dim, shape.key_dim)
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _delta_row_kernel[(rows, shape.value_heads * triton.cdiv(shape.value_dim, tile))](

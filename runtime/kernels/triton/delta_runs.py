@@ -28,7 +28,7 @@ from runahead.runtime.kernels.triton.recurrent_runs import (
     leave_channels,
     places_of,
 )
-from runahead.runtime.kernels.triton.state_tiling import StateTiling, state_tiling
+from runahead.runtime.kernels.triton.state_tiling import STATES, StateTiling
 
 
 @triton.jit(do_not_specialize=["queries"])
@@ -155,7 +155,7 @@ def delta_of_runs(
     arrived: torch.Tensor,
     *,
     dependent: bool,
-    tiling: StateTiling | None = None,
+    tiling: StateTiling = STATES,
 ) -> None:
     """What `weights.out` reads of rows that decode, which have up to `batch.decode_queries` query tokens, and their
     states as far as their newest tokens, in place.
@@ -168,7 +168,6 @@ def delta_of_runs(
     conv_state, state, kept = states
     most = kept.shape[1]
     assert queries <= 1 + most, "more drafts than a slot has room for"
-    tiling = state_tiling(rows) if tiling is None else tiling
     tile = tiling.tile(shape.value_dim, shape.key_dim)
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _delta_run_kernel[(rows, shape.value_heads * triton.cdiv(shape.value_dim, tile))](

@@ -27,7 +27,7 @@ from runahead.runtime.kernels.triton.recurrent_rows import (
     softplus,
     sum_of_kept,
 )
-from runahead.runtime.kernels.triton.state_tiling import StateTiling, state_tiling
+from runahead.runtime.kernels.triton.state_tiling import STATES, StateTiling
 
 
 @triton.jit
@@ -140,7 +140,7 @@ def mamba2_of_one_token(
     arrived: torch.Tensor,
     *,
     dependent: bool,
-    tiling: StateTiling | None = None,
+    tiling: StateTiling = STATES,
 ) -> None:
     """What `weights.out` reads of rows with one query token, and their states one token further, in place.
 
@@ -148,12 +148,11 @@ def mamba2_of_one_token(
     channels] and [state slots, heads, head_dim, state]; slots of rows that are masked or have another number of query
     tokens stay as they are. out: contiguous [T, inner]; rows of several query tokens are not written, and of masked
     rows it is zeros. arrived: int32 [rows * groups or more], zeros, which it is again afterwards. dependent: launched
-    programmatically. tiling: None: `state_tiling` has it.
+    programmatically. tiling: how states are cut.
     """
     assert batch.state_slots is not None, "a model that keeps states is given a batch that names no state slots"
     shape, rows = weights.shape, batch.num_rows
     conv_state, state = states
-    tiling = state_tiling(rows) if tiling is None else tiling
     tile = tiling.tile(shape.head_dim, shape.state)
     low, high = weights.dt_limits
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}

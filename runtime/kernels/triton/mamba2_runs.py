@@ -28,7 +28,7 @@ from runahead.runtime.kernels.triton.recurrent_runs import (
     leave_channels,
     places_of,
 )
-from runahead.runtime.kernels.triton.state_tiling import StateTiling, state_tiling
+from runahead.runtime.kernels.triton.state_tiling import STATES, StateTiling
 
 
 @triton.jit(do_not_specialize=["queries"])
@@ -149,7 +149,7 @@ def mamba2_of_runs(
     arrived: torch.Tensor,
     *,
     dependent: bool,
-    tiling: StateTiling | None = None,
+    tiling: StateTiling = STATES,
 ) -> None:
     """What `weights.out` reads of rows that decode, which have up to `batch.decode_queries` query tokens, and their
     states as far as their newest tokens, in place.
@@ -162,7 +162,6 @@ def mamba2_of_runs(
     conv_state, state, kept = states
     most = kept.shape[1]
     assert queries <= 1 + most, "more drafts than a slot has room for"
-    tiling = state_tiling(rows) if tiling is None else tiling
     tile = tiling.tile(shape.head_dim, shape.state)
     low, high = weights.dt_limits
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}

@@ -10,8 +10,8 @@ import triton
 
 @dataclass(frozen=True, slots=True)
 class StateTiling:
-    """words: float32 numbers of a state that a program has, about. warps: of a program. No bit hangs on either: what is
-    summed up of a state is a row of it, which one warp has."""
+    """words: float32 numbers of a state that a program has, about. warps: of a program. Sums over a row of a state, and
+    a norm's, have an order that hangs on both."""
 
     words: int
     warps: int
@@ -22,9 +22,6 @@ class StateTiling:
         return max(1, min(int(triton.next_power_of_2(size)), held))
 
 
-_DEFAULT: Final = StateTiling(4096, 4)
-
-
-def state_tiling(rows: int) -> StateTiling:
-    """rows: of the launch."""
-    return _DEFAULT
+# The same for any number of rows, with drafts and without, so that a row's bits hang on itself alone. The fastest over
+# all of them on an H200 (`python -m benchmarks.tune.states`): docs/decisions/0047-recurrent-states-on-a-gpu.md.
+STATES: Final = StateTiling(8192, 2)

@@ -173,7 +173,9 @@ def attention_plan(rows: int, head_dim: int, device: torch.device, exact: bool =
     if rows == 1:
         tile, warps, per = (64, 4, 3) if wide else (32, 1, 4)
         return AttentionPlan(tile, 1, per * processors, warps, stages=1, early=True)
-    if rows <= 16 and wide:
+    if rows == 16 and wide:
+        return AttentionPlan(32, 6, 6 * processors, 2, stages=4, early=False)
+    if rows < 16 and wide:
         return AttentionPlan(32, max(rows // 2, 1), 4 * processors, 2, stages=5, early=False)
     if rows <= 16:
         return AttentionPlan(32, max(rows * 3 // 4, 1), 4 * processors, 1, 5, False)

@@ -1,4 +1,4 @@
-"""The tuner of recurrent states: its kernels run on what it makes, and no bit hangs on how states are cut."""
+"""The tuner of recurrent states: its kernels run on what it makes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEVICE = triton_device()
 
 from benchmarks.tune.states import NAMES, Bench, mixer_of, tilings  # noqa: E402
 from runahead.runtime.kernels.layers import GatedDelta, Mamba2  # noqa: E402
-from runahead.runtime.kernels.triton.state_tiling import StateTiling, state_tiling  # noqa: E402
+from runahead.runtime.kernels.triton.state_tiling import STATES, StateTiling  # noqa: E402
 from tests.runtime.kernels.recurrent_mixers import DELTA, MAMBA2  # noqa: E402
 from tests.runtime.kernels.recurrent_mixers import mixer_of as small_mixer  # noqa: E402
 
@@ -25,18 +25,19 @@ def test_each_shape_has_a_recurrent_mixer(name: str) -> None:
 
 @pytest.mark.parametrize("drafts", [0, 2])
 @pytest.mark.parametrize("shape", [MAMBA2[1], DELTA[1]])
-def test_states_cut_otherwise_are_the_same_to_the_bit(shape: object, drafts: int) -> None:
+def test_states_cut_otherwise_are_the_same_within_rounding(shape: object, drafts: int) -> None:
     mixer = small_mixer(shape)  # type: ignore[arg-type]
     bench = Bench(replace(mixer), 3, drafts, DEVICE)
-    usual = bench.left(state_tiling(3))
+    usual = bench.left(STATES)
     assert all(tensor.isfinite().all() for tensor in usual) and usual[0].any()
-    assert torch.equal(bench.left(state_tiling(3))[0], usual[0]), "the states were put back"
+    assert torch.equal(bench.left(STATES)[0], usual[0]), "the states were put back"
     for tiling in (StateTiling(64, 1), StateTiling(256, 8)):
-        assert all(map(torch.equal, bench.left(tiling), usual)), tiling
-    bench.run(state_tiling(3))
+        for found, expected in zip(bench.left(tiling), usual, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, msg=str(tiling))
+    bench.run(STATES)
     assert bench.floor_us > 0
 
 
 def test_there_are_ways_beside_the_default() -> None:
     found = list(tilings())
-    assert len(found) > 8 and state_tiling(1) in found
+    assert len(found) > 8 and STATES in found
