@@ -176,13 +176,14 @@ class Whole:
     """A model of several parts, of which an architecture is the one for text: what `config.json` says of that stands
     there under `text_config`.
 
-    name, model_type: as the file has them. prefix: of the text's tensors, which begin with `model.` elsewhere. unread:
-    keys beside `text_config` that change no number of a text. passed_over: whether a tensor is another part's.
+    name, model_type: as the file has them. prefixes: with which names of the text's tensors begin there, each with what
+    stands in its place where the text lies alone; the first that fits counts. unread: keys beside `text_config` that
+    change no number of a text. passed_over: whether a tensor is another part's.
     """
 
     name: str
     model_type: str
-    prefix: str
+    prefixes: tuple[tuple[str, str], ...]
     unread: tuple[Unread, ...]
     passed_over: Callable[[str], bool]
 

@@ -18,10 +18,16 @@ _T = TypeVar("_T", int, float, bool)
 
 
 def common(
-    raw: Mapping[str, Any], eos_token_ids: tuple[int, ...], *, architecture: str, positions: int, tied: bool
+    raw: Mapping[str, Any],
+    eos_token_ids: tuple[int, ...],
+    *,
+    architecture: str,
+    positions: int,
+    vocab: int | None = None,
+    tied: bool,
 ) -> dict[str, Any]:
-    """The fields of `ModelConfig`, by name. positions, tied: where the file does not say how many there are, or whether
-    the head is the embedding.
+    """The fields of `ModelConfig`, by name. positions, vocab, tied: where the file does not say how many there are, how
+    many tokens, or whether the head is the embedding; vocab: None: it must say so.
 
     Raises CheckpointError.
     """
@@ -30,7 +36,7 @@ def common(
         raise CheckpointError(f"num_hidden_layers is {layers}; at most {_MOST_LAYERS} are supported")
     return {
         "architecture": architecture,
-        "vocab_size": number(raw, "vocab_size", int),
+        "vocab_size": number(raw, "vocab_size", int, vocab),
         "hidden_size": number(raw, "hidden_size", int),
         "num_layers": layers,
         "max_position_embeddings": number(raw, "max_position_embeddings", int, positions),

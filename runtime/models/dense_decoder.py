@@ -67,7 +67,9 @@ def read_dense(
     kv_heads: int | None,
     positions: int,
     windows: Windows,
+    query_heads: int | None = None,
     head_dim: int | None = None,
+    vocab: int | None = None,
     eps: float = 1e-6,
     tied: bool = False,
     rope: RopeReader = rope,
@@ -77,16 +79,17 @@ def read_dense(
 ) -> ConfigT:
     """What `config.json` says of a dense decoder.
 
-    kv_heads, positions, head_dim, eps, tied: what the keys count as where the file lacks them; None is as many heads as
-    there are for queries, and hidden_size shared among these. rope: reads theta and its scaling. share: of a head, that
-    is rotated. activation: its key, and the one that there is. own: the fields that `kind` has beside those of
-    `DenseConfig`. Raises CheckpointError.
+    query_heads, kv_heads, positions, head_dim, vocab, eps, tied: what the keys count as where the file lacks them. None
+    is as many heads for keys as for queries, and hidden_size shared among these; how many of these there are, and how
+    many tokens, the file must say then. rope: reads theta and its scaling. share: of a head, that is rotated.
+    activation: its key, and the one that there is. own: the fields that `kind` has beside those of `DenseConfig`.
+    Raises CheckpointError.
     """
     key, only = activation
     if raw.get(key, only) != only:
         raise CheckpointError(f"{key} is {raw[key]!r}; only {only!r} is supported")
-    fields = common(raw, eos_token_ids, architecture=architecture, positions=positions, tied=tied)
-    heads = number(raw, "num_attention_heads", int)
+    fields = common(raw, eos_token_ids, architecture=architecture, positions=positions, vocab=vocab, tied=tied)
+    heads = number(raw, "num_attention_heads", int, query_heads)
     kv_heads = number({_KV_HEADS: raw.get(_KV_HEADS, kv_heads)}, _KV_HEADS, int, heads)
     if heads % kv_heads:
         raise CheckpointError(f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})")

@@ -1,5 +1,8 @@
 """Gemma 3, text alone: four norms a layer, whose weight is one more than the checkpoint has, and two ropes, one of the
 layers with a window and one of the others.
+
+From 4B on a published checkpoint is one of text and pictures, whose text part is served. Its file leaves out what is as
+the library has it by default.
 """
 
 from __future__ import annotations
@@ -12,8 +15,8 @@ import torch
 
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Layer
-from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader
-from runahead.runtime.models.config_keys import unread
+from runahead.runtime.models.architecture import Architecture, ModelWeights, TensorReader, Whole
+from runahead.runtime.models.config_keys import Unread, unread
 from runahead.runtime.models.config_values import flag, number
 from runahead.runtime.models.dense_decoder import (
     READ_BY_DENSE,
@@ -85,8 +88,9 @@ def _windows(raw: Mapping[str, Any], architecture: str, layers: int) -> tuple[in
 def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Gemma3Config:
     ropes = _ropes(raw)
     read = read_dense(
-        Gemma3Config, raw, eos_token_ids, architecture=_NAME, kv_heads=4, positions=131072, windows=_windows,
-        head_dim=256, tied=True, rope=lambda _, positions: _rope(ropes[_FULL], positions, 1e6),
+        Gemma3Config, raw, eos_token_ids, architecture=_NAME, query_heads=8, kv_heads=4,
+        positions=131072, windows=_windows, head_dim=256, vocab=262208, tied=True,
+        rope=lambda _, positions: _rope(ropes[_FULL], positions, 1e6),
         activation=("hidden_activation", "gelu_pytorch_tanh"), attention_bias=flag(raw, "attention_bias"),
         query_pre_attn_scalar=number(raw, "query_pre_attn_scalar", float, 256.0),
     )  # fmt: skip
@@ -114,10 +118,23 @@ def _weights(config: Gemma3Config, tensors: TensorReader) -> ModelWeights:
     return replace(weights, final_norm=one_added(weights.final_norm), embedding_scale=float(scale))
 
 
+_PARTS_OF_PICTURES: Final = ("vision_tower.", "multi_modal_projector.")
+_OF_PICTURES: Final[tuple[Unread, ...]] = (
+    unread(
+        "Of pictures, which are not served.",
+        "vision_config boi_token_index eoi_token_index image_token_index image_token_id mm_tokens_per_image",
+    ),
+)
+
+
+def _is_of_pictures(name: str) -> bool:
+    return name.removeprefix("model.").startswith(_PARTS_OF_PICTURES)
+
+
 GEMMA3: Final = Architecture(
     name=_NAME,
     model_type="gemma3_text",
-    models="Gemma 3, text alone: 270M and 1B",
+    models="Gemma 3, text alone: 270M to 27B",
     layers=("attention", "window", "dense"),
     understood=READ_BY_DENSE.difference(
         "hidden_act use_sliding_window partial_rotary_factor original_max_position_embeddings".split()
@@ -132,4 +149,12 @@ GEMMA3: Final = Architecture(
     weights=_weights,
     passed_over=passed_over,
     small=small,
+    whole=Whole(
+        "Gemma3ForConditionalGeneration",
+        "gemma3",
+        # As transformers saves it now, and as the published files have it.
+        (("model.language_model.", "model."), ("language_model.", "")),
+        _OF_PICTURES,
+        _is_of_pictures,
+    ),
 )

@@ -94,6 +94,9 @@ def _weights(config: Qwen3NextConfig, tensors: TensorReader) -> ModelWeights:
     return delta_weights(config, tensors, _layer)
 
 
+_PREFIXES: Final = (("model.language_model.", "model."),)
+
+
 def _is_of_pictures(name: str) -> bool:
     return name.startswith("model.visual.")
 
@@ -126,7 +129,7 @@ QWEN3_5: Final = Architecture(
     small=small_delta,
     layers=("attention", "gated_delta", "dense"),
     heads=OWN_HEADS,
-    whole=Whole("Qwen3_5ForConditionalGeneration", "qwen3_5", "model.language_model.", _OF_PICTURES, _is_of_pictures),
+    whole=Whole("Qwen3_5ForConditionalGeneration", "qwen3_5", _PREFIXES, _OF_PICTURES, _is_of_pictures),
 )
 QWEN3_5_MOE: Final = Architecture(
     name=_SPARSE,
@@ -149,7 +152,5 @@ QWEN3_5_MOE: Final = Architecture(
     layers=("attention", "gated_delta", "experts"),
     heads=OWN_HEADS,
     unstacked=one_by_one,
-    whole=Whole(
-        "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", "model.language_model.", _OF_PICTURES, _is_of_pictures
-    ),
+    whole=Whole("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", _PREFIXES, _OF_PICTURES, _is_of_pictures),
 )

@@ -134,7 +134,10 @@ def _of_text(stored: Mapping[str, StoredTensor], whole: Whole) -> Mapping[str, S
     """The tensors by the names that those of a text have by themselves, without those of other parts."""
 
     def name_of(name: str) -> str:
-        return f"model.{name.removeprefix(whole.prefix)}" if name.startswith(whole.prefix) else name
+        for prefix, alone in whole.prefixes:
+            if name.startswith(prefix):
+                return alone + name.removeprefix(prefix)
+        return name
 
     return {name_of(name): tensor for name, tensor in stored.items() if not whole.passed_over(name)}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from tests.runtime.models.grouped_experts import GLM45, GLM45_AIR
+from tests.runtime.models.public_gemma3 import GEMMA3, GEMMA3_4B
 
 _LLAMA2: Final[dict[str, Any]] = {
     "_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"], "bos_token_id": 1,
@@ -143,16 +144,6 @@ _PHI4: Final[dict[str, Any]] = {
     "max_position_embeddings": 16384, "num_attention_heads": 40, "num_hidden_layers": 40, "num_key_value_heads": 10,
     "original_max_position_embeddings": 16384, "pad_token_id": 100257, "rope_theta": 250000, "sliding_window": None,
     "transformers_version": "4.47.0", "vocab_size": 100352,
-}  # fmt: skip
-_GEMMA3: Final[dict[str, Any]] = {
-    "architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-    "attn_logit_softcapping": None, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": [1, 106],
-    "final_logit_softcapping": None, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152,
-    "initializer_range": 0.02, "intermediate_size": 6912, "max_position_embeddings": 32768,
-    "model_type": "gemma3_text", "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1,
-    "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000,
-    "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6,
-    "torch_dtype": "bfloat16", "transformers_version": "4.50.0.dev0", "use_cache": True, "vocab_size": 262144,
 }  # fmt: skip
 _MIXTRAL: Final[dict[str, Any]] = {
     "architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
@@ -358,7 +349,8 @@ PUBLIC: Final[dict[str, dict[str, Any]]] = {
     "Phi-3 mini 4k": _PHI3,
     "Phi-4": _PHI4,
     "Phi-4 mini": _PHI4_MINI,
-    "Gemma 3 1B": _GEMMA3,
+    "Gemma 3 1B": GEMMA3,
+    "Gemma 3 4B": GEMMA3_4B,
     "Mixtral 8x7B": _MIXTRAL,
     "Mixtral 8x22B": {
         **_MIXTRAL, "hidden_size": 6144, "intermediate_size": 16384, "max_position_embeddings": 65536,

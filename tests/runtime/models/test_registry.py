@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -94,6 +95,14 @@ def test_each_line_has_a_row_in_the_documents_with_a_test_that_serves_it() -> No
         name = NAMES[case.written.get("model_type", case.config.model_type)]
         served.setdefault(name, set()).add(f"`{case.name}`")
     assert {name: set(tests.split(", ")) for name, _, tests in rows} == served
+
+
+def test_the_table_at_the_front_has_each_line_once_and_counts_the_tests_that_serve_it() -> None:
+    table = re.findall(r"^\| .+ \| (`\w+ForCausalLM`.*) \| (\d+) \|$", (ROOT / "README.md").read_text(), re.M)
+    rows = [(re.findall(r"`(\w+)`", names), int(count)) for names, count in table]
+    assert sorted(name for names, _ in rows for name in names) == sorted(ARCHITECTURES)
+    served = Counter(NAMES[case.written.get("model_type", case.config.model_type)] for case in CASES)
+    assert [count for _, count in rows] == [sum(served[name] for name in names) for names, _ in rows]
 
 
 def test_an_architecture_is_served_by_its_file_and_its_line_alone(

@@ -9,16 +9,30 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Gemma3Config as WholeConfig
+from transformers import Gemma3ForConditionalGeneration, Gemma3TextConfig
 
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
+from runahead.runtime.models.gemma3 import Gemma3Config
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.read_config import load_config, parse_config
 from runahead.runtime.models.trial import Trial
-from tests.runtime.models.checkpoints import CASES, save
+from tests.runtime.models.checkpoints import BASE, CASES, save
 from tests.runtime.models.public_configs import PUBLIC
 
-NAMES = {"qwen3_5": "Qwen3_5ForConditionalGeneration", "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration"}
+NAMES = {
+    "qwen3_5": "Qwen3_5ForConditionalGeneration",
+    "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
+    "gemma3": "Gemma3ForConditionalGeneration",
+}
+# With what the text's tensors begin in place of `model.`, a key beside the text, and a tensor of pictures.
+WAYS = (
+    ("qwen3_5", "model.language_model.", "image_token_id", "model.visual.patch_embed.proj.weight"),
+    ("qwen3_5_moe", "model.language_model.", "image_token_id", "model.visual.patch_embed.proj.weight"),
+    ("gemma3", "model.language_model.", "image_token_index", "model.multi_modal_projector.mm_soft_emb_norm.weight"),
+    ("gemma3", "language_model.model.", "image_token_index", "vision_tower.vision_model.post_layernorm.bias"),
+)
 
 
 @torch.inference_mode()
@@ -27,31 +41,75 @@ def logits(folder: Path) -> torch.Tensor:
     return Trial(decoder, [list(range(20))], 20, 16, seed=0).advance([(0, 20)])[0]
 
 
-def wrap(folder: Path, kind: str) -> None:
-    """Make of a text's checkpoint one of text and pictures, with a layer of guesses, as they are published."""
+def wrap(
+    folder: Path, kind: str, begin: str = WAYS[0][1], key: str = WAYS[0][2], of_pictures: str = WAYS[0][3]
+) -> None:
+    """Make of a text's checkpoint one of text and pictures, as they are published: Qwen's with a layer of guesses."""
     text = json.loads((folder / "config.json").read_text())
     eos = text.pop("eos_token_id")
     text.pop("architectures")
     whole = {"architectures": [NAMES[kind]], "model_type": kind, "text_config": text, "eos_token_id": eos}
-    whole |= {"vision_config": {"depth": 1}, "image_token_id": 7}
+    whole |= {"vision_config": {"depth": 1}, key: 7}
     (folder / "config.json").write_text(json.dumps(whole))
     tensors = load_file(folder / "model.safetensors")
     tensors = {
-        name.replace("model.", "model.language_model.", 1) if "language_model" not in name else name: tensor
+        name.replace("model.", begin, 1) if "language_model" not in name else name: tensor
         for name, tensor in tensors.items()
     }
-    tensors["model.visual.patch_embed.proj.weight"] = torch.zeros(2, 2)
-    tensors["mtp.fc.weight"] = torch.zeros(2, 2)
+    tensors[of_pictures] = torch.zeros(2, 2)
+    if kind != "gemma3":
+        tensors["mtp.fc.weight"] = torch.zeros(2, 2)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
-@pytest.mark.parametrize("kind", NAMES)
-def test_the_text_of_a_checkpoint_with_pictures_is_served_as_if_it_lay_alone(kind: str, tmp_path: Path) -> None:
-    save(next(case for case in CASES if case.name == kind), tmp_path)
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: f"{way[0]}, {way[1]}")
+def test_the_text_of_a_checkpoint_with_pictures_is_served_as_if_it_lay_alone(
+    way: tuple[str, str, str, str], tmp_path: Path
+) -> None:
+    save(next(case for case in CASES if case.name == way[0]), tmp_path)
     config, alone = load_config(open_checkpoint(tmp_path)), logits(tmp_path)
-    wrap(tmp_path, kind)
+    wrap(tmp_path, *way)
     assert load_config(open_checkpoint(tmp_path)) == config
     assert torch.equal(logits(tmp_path), alone)
+
+
+def test_a_tensor_that_is_neither_the_texts_nor_of_pictures_is_refused_by_name(tmp_path: Path) -> None:
+    save(next(case for case in CASES if case.name == "gemma3"), tmp_path)
+    wrap(tmp_path, *WAYS[3][:3], "audio_tower.norm.weight")
+    with pytest.raises(
+        CheckpointError, match=r"has a tensor audio_tower\.norm\.weight, which Gemma3ForCausalLM does not"
+    ):
+        logits(tmp_path)
+
+
+def test_gemma_3_with_pictures_has_the_logits_that_transformers_gives_a_text(tmp_path: Path) -> None:
+    pictures = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = next(case for case in CASES if case.name == "gemma3").changes
+    config = WholeConfig(
+        text_config={**BASE, **text}, vision_config={**pictures, "image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4, image_token_index=BASE["vocab_size"] - 1,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    model = Gemma3ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path)
+    with torch.inference_mode():
+        expected = model(torch.arange(20)[None]).logits[0, -1]
+    torch.testing.assert_close(logits(tmp_path)[-1], expected, rtol=2e-4, atol=2e-4)
+
+
+def test_what_a_published_file_leaves_out_is_as_the_library_has_it() -> None:
+    found = parse_config(PUBLIC["Gemma 3 4B"], (1, 106))
+    assert isinstance(found, Gemma3Config)
+    expected = Gemma3TextConfig(**PUBLIC["Gemma 3 4B"]["text_config"])
+    assert (found.vocab_size, found.num_heads, found.num_kv_heads) == (
+        expected.vocab_size, expected.num_attention_heads, expected.num_key_value_heads
+    )  # fmt: skip
+    assert (found.head_dim, found.rms_norm_eps) == (expected.head_dim, expected.rms_norm_eps)
+    assert found.max_position_embeddings == expected.max_position_embeddings == 131072
+    assert [window > 0 for window in found.windows] == [
+        kind == "sliding_attention" for kind in expected.layer_types or ()
+    ]
+    assert found.rope_scaling.factor == 8.0 and found.sliding_scaling.factor == 1.0
 
 
 @pytest.mark.parametrize(
