@@ -33,7 +33,6 @@ from runahead.runtime.models.weights import described
 
 NAMES: Final = ("7B-A1B", "8B-hybrid", "9B-hybrid", "40B-A3B-delta")
 _CACHE_BYTES: Final = 2e8  # of states that a graph goes through
-_MOST_LAYERS: Final = 36
 _POSITION: Final = 671
 _SHOWN: Final = 6
 
@@ -74,11 +73,13 @@ def _with_numbers(mixer: Mamba2 | GatedDelta, device: torch.device) -> Any:
 class Bench:
     """A mixer and the states of several layers, for so many rows, of which each has so many drafts."""
 
-    def __init__(self, mixer: Mamba2 | GatedDelta, rows: int, drafts: int, device: torch.device) -> None:
+    def __init__(
+        self, mixer: Mamba2 | GatedDelta, rows: int, drafts: int, device: torch.device, most_layers: int = 36
+    ) -> None:
         keeps, shape, tokens = mixer.keeps, mixer.shape, rows * (1 + drafts)
         self.rows, self.drafts, self.weights = rows, drafts, _with_numbers(mixer, device)
         self.row_bytes = sum(4 * torch.Size(part).numel() for part in keeps.state)
-        self.layers = min(_MOST_LAYERS, max(2, int(_CACHE_BYTES / (rows * self.row_bytes))))
+        self.layers = min(most_layers, max(2, int(_CACHE_BYTES / (rows * self.row_bytes))))
         draw = torch.Generator(device).manual_seed(4)
 
         def numbers(*sizes: int) -> torch.Tensor:

@@ -196,7 +196,9 @@ def test_query_tokens_before_the_first_position_get_zeros_and_write_nothing(plan
     longer.counts[1] += 2
     expected, found = attend(whole, plan), attend(longer, plan)
     assert not found[first : first + 2].any()
-    assert torch.equal(torch.cat([found[:first], found[first + 2 :]]), expected)
+    rest = torch.cat([found[:first], found[first + 2 :]])
+    # A host's product of matrices may add up a row in another order where it lies elsewhere in its tile.
+    assert relative_error(rest, expected) < 1e-6 if DEVICE.type == "cpu" else torch.equal(rest, expected)
     for mine, wanted in ((longer.rows.keys, whole.rows.keys), (longer.rows.values, whole.rows.values)):
         assert torch.equal(mine.nan_to_num(7.0), wanted.nan_to_num(7.0))
 
