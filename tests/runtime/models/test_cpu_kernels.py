@@ -15,7 +15,6 @@ import torch
 from runahead.runtime import models
 from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.kernels.reference.linear import (
-    BlasProducts,
     OneDnnProducts,
     Products,
     choose_products,
@@ -74,7 +73,7 @@ def test_where_one_way_fails_the_other_is_taken(first: Products, sentence: str) 
     assert sentence in trial.failed[type(first).__name__]
 
 
-class DeepRowsTogether(BlasProducts):
+class DeepRowsTogether(OneDnnProducts):
     """Sums over so many numbers depend on how many rows there are: none of CONFIG's, and those of a head for it."""
 
     def cut(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
