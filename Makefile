@@ -10,7 +10,7 @@ MODEL = bundled
 # Of tests/runtime, what `make coverage` leaves out.
 UNCOVERED := tests/runtime/kernels tests/runtime/models
 
-# What computes in one process and waits for nothing, so that it may run beside other tests.
+# What mostly computes in one process, so that it may run beside other tests.
 COMPUTED := tests/cuda_graphs tests/mutants tests/project tests/protos tests/simulation
 
 VENV := .venv

@@ -131,7 +131,8 @@ def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, S
 
 
 def _of_text(stored: Mapping[str, StoredTensor], whole: Whole) -> Mapping[str, StoredTensor]:
-    """The tensors by the names that those of a text have by themselves, without those of other parts."""
+    """The tensors by the names that those of a text have by themselves, without those of other parts. Raises
+    CheckpointError where two would have the same."""
 
     def name_of(name: str) -> str:
         for prefix, alone in whole.prefixes:
@@ -139,7 +140,14 @@ def _of_text(stored: Mapping[str, StoredTensor], whole: Whole) -> Mapping[str, S
                 return alone + name.removeprefix(prefix)
         return name
 
-    return {name_of(name): tensor for name, tensor in stored.items() if not whole.passed_over(name)}
+    of_text = {name: name_of(name) for name in stored if not whole.passed_over(name)}
+    names = {alone: name for name, alone in of_text.items()}
+    for name, alone in of_text.items():
+        if names[alone] != name:
+            raise CheckpointError(
+                f"the tensors {name} and {names[alone]} are the same one of the text, {alone}; {AGAIN}"
+            )
+    return {alone: stored[name] for alone, name in names.items()}
 
 
 def _hint(name: str) -> str:

@@ -82,6 +82,17 @@ def test_a_tensor_that_is_neither_the_texts_nor_of_pictures_is_refused_by_name(t
         logits(tmp_path)
 
 
+def test_a_tensor_that_is_there_by_both_of_its_names_is_refused(tmp_path: Path) -> None:
+    save(next(case for case in CASES if case.name == "gemma3"), tmp_path)
+    wrap(tmp_path, *WAYS[3])
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.language_model.norm.weight"] = tensors["language_model.model.norm.weight"] + 1
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"language_model\.norm\.weight .* the same one of the text, model\.norm"):
+        logits(tmp_path)
+
+
 def test_gemma_3_with_pictures_has_the_logits_that_transformers_gives_a_text(tmp_path: Path) -> None:
     pictures = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     text = next(case for case in CASES if case.name == "gemma3").changes
