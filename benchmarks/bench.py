@@ -53,9 +53,9 @@ def main() -> None:
         "--device", choices=["cpu", "cuda"], default="cpu", help="of depths, drafts, structure and start"
     )
     parser.add_argument("--beside", type=Path, help="host-time, front-ends: another checkout, measured alternately")
-    parser.add_argument("--flags", default="", help="structure, start: of the service, in one string")
+    parser.add_argument("--flags", default="", help="drafts, structure, start: of the service, in one string")
     shapes = [name for name in SHAPES if not name.startswith("tiny")]  # those have fewer tokens than the tokenizer
-    parser.add_argument("--shape", choices=shapes, default="", help="structure, start: random weights of it, no model")
+    parser.add_argument("--shape", choices=shapes, default="", help="those too: random weights of it, no model")
     chosen = parser.parse_args()
     parts = chosen.parts or PARTS
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {chosen.model.name}\n")
@@ -68,7 +68,7 @@ def main() -> None:
     if "drafts" in parts:
         said = f"\nTokens a second of code completion, device {chosen.device}, without drafts and with those of each"
         print(f"{said} drafter")
-        drafts.main(chosen.model, chosen.device)
+        drafts.main(chosen.model, chosen.device, chosen.flags.split(), chosen.shape)
     if "structure" in parts:
         print(f"\nStructured output, device {chosen.device}: gaps between tokens of plain rows beside JSON rows, in ms")
         structure.main(chosen.model, chosen.device, chosen.flags.split(), chosen.shape)

@@ -4,6 +4,9 @@ The prompts are heads of functions from files that neither the bundled model nor
 of its own; the end token is ignored, so that all services say as many tokens. Services live side by side, all but one
 of them idle. Below each line stands what the chain did of each service, by its own figures: on a GPU the client that
 reads the streams may be slower than what it measures.
+
+A shape in a model's place has random weights. What those write greedily soon repeats itself, so that drafts are right:
+it shows what launches with drafts cost and whether they overlap, and not what drafts bring.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from benchmarks.bundled_model.completions import choose_heads
 from benchmarks.bundled_model.corpus import held_out_files, standard_library
 from benchmarks.chain_figures import ChainFigures, chain_figures, flags_of
 from benchmarks.local_service import local_service
+from benchmarks.structure import random_weights
 from runahead.runtime.checkpoint import BUNDLED_FOLDER
 from runahead.v1 import GenerateRequest, GenerationServiceStub
 
@@ -32,6 +36,7 @@ TOKENS: Final = 192
 ROUNDS: Final = {1: 16, 4: 8, 16: 5}  # by streams: completions differ in how often they repeat themselves
 GOALS: Final = {1: 1.5}  # by streams, at temperature 0
 NEVER_BELOW: Final = 0.97
+BLOCKS: Final = 4096  # of a shape's services, which share the memory of a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +107,23 @@ def drafters_of(folder: Path) -> tuple[str, ...]:
     return DRAFTERS if folder.resolve() == BUNDLED_FOLDER.resolve() else ("ngram",)
 
 
-def main(folder: Path, device: str = "cpu", tokens: int = TOKENS) -> None:
-    """Print the table."""
+def main(folder: Path, device: str = "cpu", more: Sequence[str] = (), shape: str = "", tokens: int = TOKENS) -> None:
+    """Print the table. more: flags of all services. shape: in the place of the model that is in the folder."""
     files = held_out_files()
     if not files:
         print(f"no held-out source files under {standard_library()}: this Python ships its library without source")
         return
     heads = choose_heads(files, max(streams * rounds for streams, rounds in ROUNDS.items()))
-    drafters = drafters_of(folder)
-    if drafters != DRAFTERS:
-        print(f"{folder.name} has no draft head of its own: eagle is left out")
-    columns = "".join(f"{name:>9}{'ratio':>8}{'':7}" for name in drafters)
-    print(f"{'temperature':>11}{'streams':>9}{'none':>9}{columns}{'goal':>7}")
     with contextlib.ExitStack() as stack:
-        flags = ["--model", str(folder), *flags_of(device)]
+        if shape:
+            folder = stack.enter_context(random_weights(shape))
+            more = ["--load-format", "dummy", "--num-blocks", str(BLOCKS), *more]
+        drafters = drafters_of(folder)
+        if drafters != DRAFTERS:
+            print(f"{shape or folder.name} has no draft head of its own: eagle is left out")
+        columns = "".join(f"{name:>9}{'ratio':>8}{'':7}" for name in drafters)
+        print(f"{'temperature':>11}{'streams':>9}{'none':>9}{columns}{'goal':>7}")
+        flags = ["--model", str(folder), *flags_of(device), *more]
         services = [stack.enter_context(local_service([*flags, "--drafter", name])) for name in ("none", *drafters)]
         urls = [service.url for service in services]
         for url in urls:

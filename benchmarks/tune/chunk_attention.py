@@ -36,6 +36,9 @@ SHAPES: Final[dict[str, Shape]] = {  # heads, KV heads, head_dim
     "0.6B": (16, 8, 128),
     "1B": (32, 8, 64),
     "8B": (32, 8, 128),
+    "30B-A3B": (32, 4, 128),
+    "7B-A1B": (12, 4, 128),
+    "40B-A3B-delta": (16, 2, 256),
     "Gemma 3 12B": (16, 8, 256),
     "Phi-3 mini": (32, 32, 96),
 }
