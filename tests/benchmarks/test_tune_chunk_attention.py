@@ -84,12 +84,13 @@ def test_the_table_keeps_what_it_says_of_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_shape_has_plans_whose_tiles_hold_whole_groups(shape: str) -> None:
+def test_every_shape_has_plans_whose_tiles_are_nearly_filled_by_groups(shape: str) -> None:
     heads, kv_heads, head_dim = SHAPES[shape]
     tried = list(plans(head_dim, 132))
     assert 6 <= len(tried) <= 38
     assert len(set(tried)) == len(tried)
-    assert all(plan.lines % (heads // kv_heads) == 0 for plan in tried)
+    group = heads // kv_heads
+    assert all(0 <= plan.lines - plan.tokens(group) * group < group <= plan.lines // 2 for plan in tried)
     assert {plan.parts for plan in tried} == {1, 8, 16}
 
 

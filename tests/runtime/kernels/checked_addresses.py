@@ -44,12 +44,11 @@ def _check(pointers: Any, mask: NDArray[Any] | None, what: str) -> None:
     """Raises AddressError where one of the pointers that the mask lets pass leads nowhere."""
     size = np.dtype(interpreter._get_np_dtype(pointers.get_element_ty())).itemsize
     addresses: Found = pointers.data
+    if _lie_in_one(addresses, size):  # those that the mask holds back, too
+        return
     if mask is not None:
         addresses = addresses[np.broadcast_to(mask.astype(bool), addresses.shape)]
-    if not addresses.size:
-        return
-    lowest, highest = int(addresses.min()), int(addresses.max())
-    if any(first <= lowest and highest + size <= end for first, end, _ in _places.ranges):
+    if not addresses.size or _lie_in_one(addresses, size):
         return
     for address in np.unique(addresses).tolist():  # of several tensors, perhaps
         if not any(first <= address and address + size <= end for first, end, _ in _places.ranges):
@@ -58,6 +57,11 @@ def _check(pointers: Any, mask: NDArray[Any] | None, what: str) -> None:
                 f"{_places.kernel} {what} {size} bytes that no tensor of it has, {address - first} behind the first of "
                 f"{nearest}"
             )
+
+
+def _lie_in_one(addresses: Found, size: int) -> bool:
+    lowest, highest = int(addresses.min()), int(addresses.max())
+    return any(first <= lowest and highest + size <= end for first, end, _ in _places.ranges)
 
 
 def check_addresses() -> None:

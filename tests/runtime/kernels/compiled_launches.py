@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import torch
@@ -89,11 +89,12 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """shape: its name in `SHAPES`. changes: of its config.json, null for a key that
     is left out. capability: of the GPU. dependent: kernels are launched
     programmatically, those that can be. used_as: an older compute capability that the GPU stands for. exact: by the
-    kernels of which a row's bits hang on itself alone. rows: of decode launches. each_kernel_once: products without
-    lanes with each epilogue, attention for one and for several query tokens a row, the sampler for one and for several
-    tokens a row, each kernel with every set of the parts that it may have or lack, those of recurrent states, of
-    experts by groups and of a rank's share of experts, and all else in its largest form. further: changes of models
-    whose launches come after."""
+    kernels of which a row's bits hang on itself alone. rows: of decode launches. forms: of each kernel. "parts":
+    products without lanes with each epilogue, attention for one and for several query tokens, the sampler for one and
+    for several tokens a row, and each kernel with every set of the parts that it may have or lack, in its largest form.
+    "one": the first form in which a launch asks for it, which is the largest. But for "all", kernels of recurrent
+    states, of experts by groups and of a rank's share of experts are among them. further: changes of models whose
+    launches come after."""
 
     shape: str
     changes: dict[str, Any] = {}
@@ -103,7 +104,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     used_as: str = "auto"
     exact: bool = False
     rows: tuple[int, ...]
-    each_kernel_once: bool = False
+    forms: Literal["all", "parts", "one"] = "all"
     further: tuple[dict[str, Any], ...] = ()
 
 
@@ -151,10 +152,10 @@ def compiled_launches(orders: Orders) -> list[Compiled]:
     found: dict[str, Compiled] = {}
     _pretend(orders, found)
     with torch.inference_mode():
-        own = (_GROUPED, _MAMBA2, _GATED_DELTA) if orders.each_kernel_once else ()
+        own = () if orders.forms == "all" else (_GROUPED, _MAMBA2, _GATED_DELTA)
         for changes in (orders.changes, *orders.further, *own):
             _launch_everything(msgspec.structs.replace(orders, changes=changes))
-        if orders.each_kernel_once:
+        if orders.forms != "all":
             from tests.runtime.kernels.compiled_shares import launch_a_share
 
             launch_a_share()
@@ -183,19 +184,8 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
     run, seen = JITFunction.run, set[tuple[Any, ...]]()
 
     def compile_alone(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        epilogue = None if "LANES" in options else options.get("EPILOGUE")
-        parts = tuple(bool(options.get(name, False)) for name in _PARTS)
-        kind = (
-            self.fn.__name__,
-            epilogue,
-            options.get("QUERIES", 1) > 1,
-            options.get("Q_HEADS", 1) > 0,
-            options.get("RUNS", False),
-            options.get("WHICH"),
-            options.get("BEFORE"),
-            *parts,
-        )
-        if orders.each_kernel_once and kind in seen:
+        kind = (self.fn.__name__, *(_parts_of(options) if orders.forms == "parts" else ()))
+        if orders.forms != "all" and kind in seen:
             return
         seen.add(kind)
         passed = [Address(one) if isinstance(one, torch.Tensor) else one for one in arguments]
@@ -205,6 +195,19 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
         found[kernel.hash] = Compiled(self.fn.__name__, kernel.metadata.shared, has, unordered)
 
     JITFunction.run = compile_alone
+
+
+def _parts_of(options: Mapping[str, Any]) -> tuple[Any, ...]:
+    """By which the forms of a kernel differ that are compiled each."""
+    return (
+        None if "LANES" in options else options.get("EPILOGUE"),
+        options.get("QUERIES", 1) > 1,
+        options.get("Q_HEADS", 1) > 0,
+        options.get("RUNS", False),
+        options.get("WHICH"),
+        options.get("BEFORE"),
+        *(bool(options.get(name, False)) for name in _PARTS),
+    )
 
 
 def _launch_everything(orders: Orders) -> None:
@@ -308,7 +311,7 @@ def _launch_masks_along_drafts(
         along = program_with(masks=memory, drafts=guessed, draft_rows=few)
         for launch in (drafted, LaunchShape(0, few, Form.FULL, few, few, is_decode=True)):
             along.apply(launch)
-        if orders.each_kernel_once:  # the sampler's kernels were compiled for runs, and for masks
+        if orders.forms != "all":  # the sampler's kernels were compiled for runs, and for masks
             along.rows.judge(few, MOST)
             along.rows.advance_runs(few, MOST, _nothing_sampled(few * (1 + MOST)))
         else:

@@ -8,8 +8,8 @@ something of it the interpreter stays as it is, and tests are slower.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from triton import language as tl
@@ -17,6 +17,43 @@ from triton.language.core import validate_block_shape
 from triton.runtime import interpreter
 
 MARK = "runahead_made_it_quick"
+# Of these NumPy computes in the type itself, as a GPU does.
+TYPES: Final[dict[str, Any]] = {
+    "int32": np.int32,
+    "int64": np.int64,
+    "uint32": np.uint32,
+    "fp32": np.float32,
+}  # by Triton's name
+LIMITS: Final = {kind: np.iinfo(kind) for kind in TYPES.values() if kind is not np.float32}
+OFFSETS: Final = ("int32", "int64")
+
+
+class Operation(NamedTuple):
+    """Of a tensor's operator. of_bits: takes logical values, too. compares: returns them. reversed: the tensor is the
+    second operand."""
+
+    compute: np.ufunc
+    of_bits: bool = False
+    compares: bool = False
+    reversed: bool = False
+
+
+OPERATORS: Final = {
+    "__add__": Operation(np.add),
+    "__radd__": Operation(np.add, reversed=True),
+    "__sub__": Operation(np.subtract),
+    "__rsub__": Operation(np.subtract, reversed=True),
+    "__mul__": Operation(np.multiply),
+    "__rmul__": Operation(np.multiply, reversed=True),
+    "__lt__": Operation(np.less, compares=True),
+    "__le__": Operation(np.less_equal, compares=True),
+    "__gt__": Operation(np.greater, compares=True),
+    "__ge__": Operation(np.greater_equal, compares=True),
+    "__eq__": Operation(np.equal, compares=True),
+    "__ne__": Operation(np.not_equal, compares=True),
+    "__and__": Operation(np.bitwise_and, of_bits=True),
+    "__or__": Operation(np.bitwise_or, of_bits=True),
+}
 
 
 class _StaysPatched:
@@ -138,6 +175,15 @@ def _match_operands_once() -> None:
     semantic.broadcast_impl_value = broadcast_if_needed
 
 
+def _make_handles_without_ado() -> None:
+    """Each looks whether its numbers are no wider than its type."""
+
+    def init(self: Any, data: Any, dtype: Any, attr: dict[Any, Any] | None = None) -> None:
+        self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+
+    interpreter.TensorHandle.__init__ = init
+
+
 def _look_types_up() -> None:
     original = interpreter._get_np_dtype
     known: dict[str, Any] = {}
@@ -158,7 +204,7 @@ def _look_types_up() -> None:
 
 def _call_with_less_ado() -> None:
     """Functions of the language are called through two others, which look for an argument that is put there."""
-    semantic = interpreter.interpreter_semantic
+    semantic, load = interpreter.interpreter_semantic, tl.load.__wrapped__
 
     def put(place: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
         function = getattr(member, "__wrapped__", member)
@@ -167,9 +213,80 @@ def _call_with_less_ado() -> None:
             options["_semantic"] = semantic
             return function(*args, **options)
 
+        operation = OPERATORS.get(name) if place is tl.tensor else None
+        if operation is not None:
+            called = _computed_at_once(operation, called)
+        elif function is load:
+            called = _zeros_made_once(called)
         scope.set_attr(place, name, called)
 
     interpreter._patch_attr = put
+
+
+def _computed_at_once(operation: Operation, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator of tensors whose operands are of one type already, or a tensor and a number that this type has:
+    NumPy gives both one shape, by Triton's rules. otherwise: the operator, for all other operands."""
+    tensor, handle_of, pointers = tl.tensor, interpreter.TensorHandle, operation.compute is np.add
+    compute, of_bits = operation.compute, operation.of_bits
+
+    def called(left: Any, right: Any) -> Any:
+        if type(right) is tl.constexpr:
+            right = right.value
+        dtype, number = left.dtype, None
+        if type(right) is not tensor:
+            number = right if type(right) in (int, float) else None
+            other = None if number is None else _number_of(dtype, number, pointers)
+            if other is None:
+                return otherwise(left, right)
+        elif right.dtype is dtype and (dtype.name in TYPES or (of_bits and dtype is tl.int1)):
+            other = right.handle.data
+        elif pointers and dtype.is_ptr() and right.dtype.name in OFFSETS:
+            other = right.handle.data.astype(np.uint64) * np.uint64(_bytes_behind(dtype))
+        else:
+            return otherwise(left, right)
+        one = left.handle
+        data = compute(other, one.data) if operation.reversed else compute(one.data, other)
+        of = left.type
+        if number is None and right.type.is_block():
+            if not of.is_block():
+                of = right.type if right.dtype is dtype else tl.block_type(dtype, list(data.shape))
+            elif of.shape is not right.type.shape:
+                of = tl.block_type(dtype, list(data.shape))
+        if operation.compares:
+            of = of.with_element_ty(tl.int1) if of.is_block() else tl.int1
+        return tensor(handle_of(data, one.dtype.scalar), of)
+
+    return called
+
+
+def _zeros_made_once(load: Callable[..., Any]) -> Callable[..., Any]:
+    """`load` where what is masked is zero, which it is if nothing is said, too: no tensor of zeros of another type."""
+
+    def called(*args: Any, **options: Any) -> Any:
+        other = options.get("other")
+        if type(other) in (int, float) and other == 0 and "mask" in options:
+            options["other"] = None
+        return load(*args, **options)
+
+    return called
+
+
+def _number_of(dtype: Any, number: float, pointers: bool) -> Any:
+    """A number of this type, or of elements behind a pointer the bytes; None where Triton is to say what comes out."""
+    kind = TYPES.get(dtype.name)
+    if kind is np.float32:
+        return np.float32(number)
+    if type(number) is not int:
+        return None
+    if kind is not None:
+        return kind(number) if LIMITS[kind].min <= number <= LIMITS[kind].max else None
+    if pointers and dtype.is_ptr() and abs(number) < 1 << 31:
+        return np.uint64(number * _bytes_behind(dtype) % (1 << 64))
+    return None
+
+
+def _bytes_behind(pointer: Any) -> int:
+    return max(1, int(pointer.element_ty.primitive_bitwidth) // 8)
 
 
 def _move_the_bits_of_bfloat16() -> None:
@@ -190,7 +307,7 @@ def _move_the_bits_of_bfloat16() -> None:
 
 def make_interpreter_quick() -> None:
     """In this process, once."""
-    needed = ("_patch_lang", "_patch_attr", "_get_np_dtype", "_convert_float", "interpreter_builder")
+    needed = ("_patch_lang", "_patch_attr", "_get_np_dtype", "_convert_float", "interpreter_builder", "TensorHandle")
     if hasattr(interpreter, MARK) or not all(hasattr(interpreter, name) for name in needed):
         return
     setattr(interpreter, MARK, True)
@@ -198,6 +315,7 @@ def make_interpreter_quick() -> None:
     _look_for_no_overflow()
     _make_each_shape_once()
     _match_operands_once()
+    _make_handles_without_ado()
     _look_types_up()
     _call_with_less_ado()
     _move_the_bits_of_bfloat16()

@@ -17,14 +17,18 @@ from runahead.runtime.kernels.triton.state_tiling import STATES, StateTiling  # 
 from tests.runtime.kernels.recurrent_mixers import DELTA, MAMBA2  # noqa: E402
 from tests.runtime.kernels.recurrent_mixers import mixer_of as small_mixer  # noqa: E402
 
+FURTHER = ((MAMBA2[1], 2), (DELTA[1], 0))  # each mixer, and launches with drafts, have another case
+
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_shape_has_a_recurrent_mixer(name: str) -> None:
     assert isinstance(mixer_of(name), GatedDelta if "delta" in name else Mamba2)
 
 
-@pytest.mark.parametrize("drafts", [0, 2])
-@pytest.mark.parametrize("shape", [MAMBA2[1], DELTA[1]])
+@pytest.mark.parametrize(
+    ("shape", "drafts"),
+    [(MAMBA2[1], 0), (DELTA[1], 2), *(pytest.param(*case, marks=pytest.mark.large) for case in FURTHER)],
+)
 def test_states_cut_otherwise_are_the_same_within_rounding(shape: object, drafts: int) -> None:
     mixer = small_mixer(shape)  # type: ignore[arg-type]
     bench = Bench(replace(mixer), 3, drafts, DEVICE, most_layers=2)

@@ -92,15 +92,28 @@ def logits(others: Sequence[Mapping[int, int]], padded: Counter[GraphKey] | None
     return found
 
 
+OTHERS = {
+    "beside a row that decodes": [{0: 20}, {0: 1}, {0: 1}, {0: 1}],
+    "beside prompts that begin later": [{}, {0: 20}, {0: 1, 2: 22}, {2: 1}],
+    "beside prompts in chunks": [{3: 7}, {3: 7, 2: 1}, {2: 10}, {2: 30, 3: 30}],
+}
+# In the shapes of graphs all of them; without these one, which has a row that decodes and prompts beside it.
+LAUNCHED_OFTEN = "beside prompts that begin later"
+
+
 @pytest.mark.parametrize(
-    "others",
+    ("others", "in_graphs"),
     [
-        pytest.param([{0: 20}, {0: 1}, {0: 1}, {0: 1}], id="beside a row that decodes"),
-        pytest.param([{}, {0: 20}, {0: 1, 2: 22}, {2: 1}], id="beside prompts that begin later"),
-        pytest.param([{3: 7}, {3: 7, 2: 1}, {2: 10}, {2: 30, 3: 30}], id="beside prompts in chunks"),
+        pytest.param(
+            others,
+            padded,
+            id=f"{'padded' if padded else 'launched'}-{name}",
+            marks=() if padded or name == LAUNCHED_OFTEN else pytest.mark.large,
+        )
+        for padded in (False, True)
+        for name, others in OTHERS.items()
     ],
 )
-@pytest.mark.parametrize("in_graphs", [False, True], ids=["launched", "padded"])
 def test_a_row_has_the_logits_that_it_has_alone_in_every_launch(
     others: Sequence[Mapping[int, int]], in_graphs: bool
 ) -> None:

@@ -72,9 +72,17 @@ LAUNCHES = [
     *itertools.product(("MixtralForCausalLM", "Qwen3MoeForCausalLM"), (*STREAMS, *FURTHER)),
     *itertools.product(("Glm4MoeForCausalLM",), STREAMS),
 ]
+# Every architecture by the stream of a few rows, and each stream by one; the others are the large tests'.
+OFTEN = (("MixtralForCausalLM", STREAMS[0]), ("Qwen3MoeForCausalLM", STREAMS[2]), ("Qwen3MoeForCausalLM", FURTHER[1]))
 
 
-@pytest.mark.parametrize(("architecture", "rows", "dtype", "stream"), [(name, *launch) for name, launch in LAUNCHES])
+@pytest.mark.parametrize(
+    ("architecture", "rows", "dtype", "stream"),
+    [
+        pytest.param(name, *launch, marks=() if launch is STREAMS[1] or (name, launch) in OFTEN else pytest.mark.large)
+        for name, launch in LAUNCHES
+    ],
+)
 def test_decode_launches_between_chunks(architecture: str, rows: int, dtype: torch.dtype, stream: type) -> None:
     lengths, found = list(LENGTHS[:rows]), []
     for model in pair(architecture, dtype):

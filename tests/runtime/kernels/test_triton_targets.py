@@ -25,7 +25,6 @@ MARKS = ROOT / "cuda_graphs" / "marks.py"
 TARGETS = [((8, 0), False), ((8, 9), False), ((9, 0), True), ((9, 0), False), ((10, 0), False)]
 NAMES = [f"{major}.{minor}{', dependent' if dependent else ''}" for (major, minor), dependent in TARGETS]
 UNUSUAL = ((9, 0), False)  # between what 8.0 and 9.0 have: left to the large tests
-OFTEN = ((8, 0), False), ((9, 0), True)  # the least, and with dependent launches; the others are large tests, too
 SHAPE, ROWS = "0.6B", (1, 8, 72)  # launches in which every kernel has a part
 OLMO2 = {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "num_hidden_layers": 1}
 GEMMA3 = {**OLMO2, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_act": None}
@@ -55,11 +54,8 @@ QWEN3_MOE = {
     "moe_intermediate_size": 768,
     "norm_topk_prob": True,
 }
-# With norms, activations and experts, which the shape's own architecture lacks; and what few families have, which every
-# target gets with the large tests.
-OTHERS = (OLMO2, GEMMA3, QWEN3_MOE)
-RARE = (GEMMA2, NEMOTRON_H)
-OF_RARE = {"_bound_kernel", "_squared_relu_kernel"}
+# With norms, activations and experts, which the shape's own architecture lacks.
+FURTHER = (OLMO2, GEMMA3, QWEN3_MOE, GEMMA2, NEMOTRON_H)
 
 
 def compiled(orders: Orders, cache: Path) -> Sequence[Compiled]:
@@ -140,23 +136,20 @@ def only_if_asked(request: pytest.FixtureRequest) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("capability", "dependent"),
-    [
-        pytest.param(*target, id=name, marks=() if target in OFTEN else pytest.mark.large)
-        for name, target in zip(NAMES, TARGETS, strict=True)
-        if target != UNUSUAL
-    ],
+    [pytest.param(*target, id=name) for name, target in zip(NAMES, TARGETS, strict=True) if target != UNUSUAL],
 )
 def test_every_kernel_compiles_and_fits(
     capability: tuple[int, int], dependent: bool, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """In one form, the largest that a launch of this model asks for: `make kernels` has the others."""
-    rare = dependent or request.config.getoption("--large")
+    """For 9.0, where it is launched programmatically, with each of its parts; for the others in one form, the largest
+    that a launch asks for. `make kernels` has all parts for all of them, and all forms."""
+    parts = dependent or request.config.getoption("--large")
     orders = Orders(
-        shape=SHAPE, capability=capability, dependent=dependent, rows=ROWS, each_kernel_once=True,
-        further=(*OTHERS, *RARE) if rare else OTHERS,
+        shape=SHAPE, capability=capability, dependent=dependent, rows=ROWS, forms="parts" if parts else "one",
+        further=FURTHER,
     )  # fmt: skip
     found = compiled(orders, tmp_path)
-    assert {kernel.kernel for kernel in found} == launched_kernels(capability) - (set() if rare else OF_RARE)
+    assert {kernel.kernel for kernel in found} == launched_kernels(capability)
     check(found, capability, dependent)
 
 
