@@ -55,7 +55,9 @@ def main() -> None:
     parser.add_argument("--beside", type=Path, help="host-time, front-ends: another checkout, measured alternately")
     parser.add_argument("--flags", default="", help="drafts, structure, start: of the service, in one string")
     shapes = [name for name in SHAPES if not name.startswith("tiny")]  # those have fewer tokens than the tokenizer
-    parser.add_argument("--shape", choices=shapes, default="", help="those too: random weights of it, no model")
+    parser.add_argument(
+        "--shape", choices=shapes, default="", help="drafts, structure, start: random weights, no model"
+    )
     chosen = parser.parse_args()
     parts = chosen.parts or PARTS
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {chosen.model.name}\n")
