@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple
 from functools import partial
 from typing import Final
@@ -18,7 +18,6 @@ import torch
 from benchmarks.tune.trial import READ_BYTES_PER_S, compile_side_by_side, graph_us, part_of
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Norm
-from runahead.runtime.kernels.triton.choosing import COMPARED
 from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works
 from runahead.runtime.kernels.triton.expert_products import (
     FIRST_GATED,
@@ -30,13 +29,14 @@ from runahead.runtime.kernels.triton.expert_products import (
 )
 from runahead.runtime.kernels.triton.expert_row import DOWNS, GATES, ExpertRowTiling, experts_of_one_row
 from runahead.runtime.kernels.triton.gpu import LEAST_SHARED_MEMORY, current_gpu
-from runahead.runtime.kernels.triton.routing import WARPS, Routing, route
+from runahead.runtime.kernels.triton.routing import Routing, route, warps_for
 
 SHAPES: Final = {
     "30B-A3B": (2048, 128, 768, 8),
     "7B-A1B": (1536, 64, 512, 6),
+    "40B-A3B-delta": (2048, 512, 512, 10),
 }  # hidden, experts, their width, experts of a token
-_ROUTINGS: Final = tuple(itertools.product((32, 64, 128), (2, 4, 8)))  # numbers compared at a time, and warps
+_ROUTINGS: Final[Sequence[int]] = (1, 2, 4, 8)  # warps of a token's program
 _LAYERS: Final = 2  # by turns, so that a lone row's experts are not in the caches
 
 
@@ -57,8 +57,6 @@ def row_tilings() -> Iterator[ExpertRowTiling]:
     for rows, weights, warps in itertools.product((1, 2, 4, 8, 16, 32), (2048, 4096, 8192, 16384), (1, 2, 4, 8)):
         if 16 <= weights // (warps * 32) <= 128:  # numbers of a thread
             yield ExpertRowTiling(rows, weights, warps)
-    for compared, warps in itertools.product((64, 128), (2, 4, 8)):
-        yield ExpertRowTiling(GATES.rows, GATES.weights, warps, compared)
 
 
 class Bench:
@@ -84,11 +82,11 @@ class Bench:
         self.scores = torch.randn(rows, count, generator=draw, device="cuda")
         self.routed = self.route()
 
-    def route(self, compared: int = COMPARED, warps: int = WARPS) -> Routing:
+    def route(self, warps: int | None = None) -> Routing:
         squares = self.squares, 32, 1e-6
         return route(
             self.scores, self.live, self.choice, self.arrived, squares=squares, depth=self.x.shape[1],
-            dependent=self.dependent, compared=compared, warps=warps,
+            dependent=self.dependent, warps=warps,
         )  # fmt: skip
 
     @property
@@ -132,14 +130,13 @@ def main() -> None:
         bench = Bench(chosen.shape, rows)
         if chosen.compile is None:
             print(f"{chosen.shape}, {rows} rows name {bench.named} experts", flush=True)
-            for compared, warps in _ROUTINGS:
-                is_default = " (the default)" if (compared, warps) == (COMPARED, WARPS) else ""
-                what = f"routing, {compared} compared at a time by {warps} warps{is_default}"
-                _print(what, partial(bench.route, compared, warps), 1, 0)
+            for warps in _ROUTINGS:
+                is_default = " (the default)" if warps == warps_for(bench.scores.shape[1]) else ""
+                _print(f"routing by {warps} warps{is_default}", partial(bench.route, warps), 1, 0)
             _print("sum", bench.sums, 1, 0)
         else:
-            for compared, warps in _ROUTINGS[part_of(chosen.compile)]:
-                bench.route(compared, warps)
+            for warps in _ROUTINGS[part_of(chosen.compile)]:
+                bench.route(warps)
         if rows == 1:
             floor = bench.named * 3 * width * hidden * 2 / READ_BYTES_PER_S * 1e6
             _lone_row(bench, part_of(chosen.compile), None if chosen.compile is not None else floor)

@@ -1,8 +1,9 @@
 """Which experts a token is sent to, and by what shares: the part of a kernel that whoever needs it computes by itself.
 
-What is computed stands at `runahead.runtime.kernels.choice.Choice`. A program has a token; its experts' numbers are
-compared with each other, some at a time, since a place in an order is how many are ahead. So no sort and no number of
-rounds hangs on what the scores are.
+What is computed stands at `runahead.runtime.kernels.choice.Choice`. A program has a token. It finds the highest of its
+experts, then the highest below that, and so on: as many rounds as experts are chosen, whatever the scores are. To
+compare every expert with every other takes no longer for 64 or 128 of them; for 512 that is a megabyte of instructions,
+and each program spends a tenth of a millisecond on reading them (docs/decisions/0036-experts.md).
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -10,48 +11,43 @@ rounds hangs on what the scores are.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.choice import LEAST_SUM, Choice
 
-COMPARED: Final = 32  # numbers that every other is compared with at a time: nothing was measured
 _NEVER = tl.constexpr(float("-inf"))
 _LEAST_SUM = tl.constexpr(LEAST_SUM)
+_NUMBERS = tl.constexpr(1 << 16)  # more than there are experts
+_BELOW_ALL = tl.constexpr(-(1 << 62))
 
 
 @triton.jit
-def _ahead(value, PADDED: tl.constexpr, COMPARED: tl.constexpr, SIZE: tl.constexpr):
-    """How many are ahead of each value, [PADDED]: the higher ones, and of equal ones those of lower numbers. SIZE: only
-    those in the same group of so many count; 0: all do."""
-    e = tl.arange(0, PADDED)
-    ahead = tl.zeros([PADDED], tl.int32)
-    for first in range(0, PADDED, COMPARED):
-        o = first + tl.arange(0, COMPARED)
-        # The value of each of these numbers, bit by bit: it is added to zeros.
-        other = tl.sum(tl.where(e[:, None] == o[None, :], value[:, None], 0.0), 0)[None, :]
-        before = (other == value[:, None]) & (o[None, :] < e[:, None])
-        counts = (other > value[:, None]) | before
-        if SIZE > 0:
-            counts = counts & (o[None, :] // SIZE == e[:, None] // SIZE)
-        ahead += tl.sum(counts.to(tl.int32), 1)
-    return ahead
+def _orders(value, e):
+    """Numbers that stand in the order of the values, int64, like `value`: of equal values the one of the lower `e` is
+    ahead. No value may be none."""
+    bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)  # there are two zeros
+    bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # of negative ones the higher bits are further from zero
+    return bits.to(tl.int64) * _NUMBERS + (_NUMBERS - 1 - e)
 
 
 @triton.jit
 def _of_best_groups(
-    value, COUNT: tl.constexpr, PADDED: tl.constexpr, COMPARED: tl.constexpr, GROUPS: tl.constexpr,
-    PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr,
+    value, order, COUNT: tl.constexpr, PADDED: tl.constexpr, GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr,
+    CHOSEN_GROUPS: tl.constexpr,
 ):  # fmt: skip
     """Whether an expert's group is among the best, [PADDED]. A group counts by the sum of its two highest values."""
     SIZE: tl.constexpr = COUNT // GROUPS
     e, g = tl.arange(0, PADDED), tl.arange(0, PADDED_GROUPS)
     inside = e < COUNT
-    best = (_ahead(value, PADDED, COMPARED, SIZE) < 2) & inside
     mine = (e // SIZE)[None, :] == g[:, None]
-    total = tl.sum(tl.where(mine & best[None, :], value[None, :], 0.0), 1)
+    orders = tl.where(mine & inside[None, :], order[None, :], _BELOW_ALL)
+    first = tl.max(orders, 1)
+    second = tl.max(tl.where(orders < first[:, None], orders, _BELOW_ALL), 1)
+    best = (orders >= second[:, None]) & (orders > _BELOW_ALL)
+    total = tl.sum(tl.where(best, value[None, :], 0.0), 1)
     total = tl.where((g < GROUPS) & (total == total), total, _NEVER)
     before = (total[None, :] == total[:, None]) & (g[None, :] < g[:, None])
     ahead = tl.sum(((total[None, :] > total[:, None]) | before).to(tl.int32), 1)
@@ -60,7 +56,7 @@ def _of_best_groups(
 
 @triton.jit
 def chosen_experts(
-    scores, correction, token, COUNT: tl.constexpr, CHOSEN: tl.constexpr, PADDED: tl.constexpr, COMPARED: tl.constexpr,
+    scores, correction, token, COUNT: tl.constexpr, CHOSEN: tl.constexpr, PADDED: tl.constexpr,
     RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr, GROUPS: tl.constexpr,
     PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
@@ -80,24 +76,20 @@ def chosen_experts(
     else:
         share = tl.where(inside, tl.exp(score - tl.max(known, 0)), 0.0)
         share = share / tl.sum(share, 0)
+    value = known
     if (LOGISTIC or CORRECTED) or GROUPS > 0:
         value = share
         if CORRECTED:
             value += tl.load(correction + e, mask=inside, other=0.0).to(tl.float32)
         value = tl.where(inside & (value == value), value, _NEVER)
-        if GROUPS > 0:
-            kept = _of_best_groups(value, COUNT, PADDED, COMPARED, GROUPS, PADDED_GROUPS, CHOSEN_GROUPS)
-            value = tl.where(kept, value, _NEVER)
-        ahead = _ahead(value, PADDED, COMPARED, 0)
-    else:
-        ahead = tl.zeros([PADDED], tl.int32)
-        for first in tl.static_range(0, PADDED, COMPARED):
-            o = first + tl.arange(0, COMPARED)
-            other = tl.load(row + o, mask=o < COUNT, other=_NEVER)
-            other = tl.where(other == other, other, _NEVER)[None, :]
-            before = (other == known[:, None]) & (o[None, :] < e[:, None])
-            ahead += tl.sum(((other > known[:, None]) | before).to(tl.int32), 1)
-    chosen = (ahead < CHOSEN) & inside
+    order = _orders(value, e)
+    if GROUPS > 0:
+        kept = _of_best_groups(value, order, COUNT, PADDED, GROUPS, PADDED_GROUPS, CHOSEN_GROUPS)
+        order = _orders(tl.where(kept, value, _NEVER), e)
+    last = tl.max(order, 0)
+    for _ in range(CHOSEN - 1):
+        last = tl.max(tl.where(order < last, order, _BELOW_ALL), 0)
+    chosen = (order >= last) & inside
     place = tl.cumsum(chosen.to(tl.int32), 0) - 1
     if RENORMALISED:
         total = tl.sum(tl.where(chosen, share, 0.0), 0)
@@ -116,15 +108,13 @@ def padded(count: int) -> int:
     return max(1 << (count - 1).bit_length(), 16)
 
 
-def choice_parts(choice: Choice, count: int, compared: int = COMPARED) -> dict[str, Any]:
-    """What `chosen_experts` is made for, by name. count: experts. compared: numbers that every other is compared with
-    at a time, a power of two; no result hangs on it."""
+def choice_parts(choice: Choice, count: int) -> dict[str, Any]:
+    """What `chosen_experts` is made for, by name. count: experts."""
     groups = choice.groups if choice.limits_groups else 0
     return {
         "COUNT": count,
         "CHOSEN": choice.chosen,
         "PADDED": padded(count),
-        "COMPARED": min(padded(count), compared),
         "RENORMALISED": choice.renormalised,
         "LOGISTIC": choice.scoring == "logistic",
         "CORRECTED": choice.correction is not None,

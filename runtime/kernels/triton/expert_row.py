@@ -20,20 +20,18 @@ from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Norm
 from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.kernels.triton.activation import gated, squared_relu
-from runahead.runtime.kernels.triton.choosing import COMPARED, choice_parts, chosen_experts
+from runahead.runtime.kernels.triton.choosing import choice_parts, chosen_experts
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertRowTiling:
     """How a lone row's kernel is cut. rows: outputs of a program, of the first kernel with a gate and an `up` each.
-    weights: that a program asks for together. warps: of a program. compared: as `choosing.choice_parts` has it, of the
-    first kernel."""
+    weights: that a program asks for together. warps: of a program."""
 
     rows: int
     weights: int
     warps: int
-    compared: int = COMPARED
 
 
 GATES: Final = ExpertRowTiling(16, 4096, 4)  # the fastest of 30B-A3B on an H200: docs/decisions/0036-experts.md
@@ -43,8 +41,8 @@ DOWNS: Final = ExpertRowTiling(8, 8192, 4)
 @triton.jit
 def _gate_up_kernel(
     x, scores, correction, live, weight, gamma, named, shares, out, eps, COUNT: tl.constexpr, CHOSEN: tl.constexpr,
-    PADDED: tl.constexpr, COMPARED: tl.constexpr, RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr,
-    CORRECTED: tl.constexpr, GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr,
+    PADDED: tl.constexpr, RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr,
+    GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr,
     FACTOR: tl.constexpr, BEGIN: tl.constexpr, OWN: tl.constexpr, OUTPUTS: tl.constexpr,
     DEPTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, GATED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -57,7 +55,7 @@ def _gate_up_kernel(
     wait_for_predecessors(DEPENDENT)
     is_live = tl.load(live) > 0  # what does not hang on it goes on meanwhile
     chosen, places, share = chosen_experts(
-        scores, correction, 0 * tile, COUNT, CHOSEN, PADDED, COMPARED, RENORMALISED, LOGISTIC, CORRECTED, GROUPS,
+        scores, correction, 0 * tile, COUNT, CHOSEN, PADDED, RENORMALISED, LOGISTIC, CORRECTED, GROUPS,
         PADDED_GROUPS, CHOSEN_GROUPS, FACTOR,
     )  # fmt: skip
     if is_live:
@@ -182,7 +180,7 @@ def experts_of_one_row(
         GATED=has_gates,
         DEPENDENT=dependent,
         num_warps=gates.warps,
-        **choice_parts(choice, count, gates.compared),
+        **choice_parts(choice, count),
         **options,
     )
     places = triton.next_power_of_2(chosen)

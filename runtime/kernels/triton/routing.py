@@ -1,10 +1,11 @@
 """Who of a launch's tokens is sent to which experts, found on the device and of one shape whatever it is.
 
-A token's scores are made by a product before. Here they become its experts and their shares; then tokens are listed by
-expert, ascending, and each list is cut into items: an expert and up to `block` of its tokens. There are as many items
-as there could be at most, and those that are nothing say so; so a captured graph holds for every choice, and no count
-comes to the host. Grouping tokens by expert and giving blocks of them to programs is how the published kernels for
-experts do it, first in MegaBlocks (Gale and others, 2022, arXiv:2211.15841).
+A token's scores are made by a product before. Here they become its experts and their shares, by a program for each
+token; then a program for each expert lists its tokens, ascending, and each list is cut into items: an expert and up to
+`block` of its tokens. There are as many items as there could be at most, and those that are nothing say so; so a
+captured graph holds for every choice, and no count comes to the host. Grouping tokens by expert and giving blocks of
+them to programs is how the published kernels for experts do it, first in MegaBlocks (Gale and others, 2022,
+arXiv:2211.15841).
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -21,13 +22,12 @@ import triton.language as tl
 
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.share import WHOLE, Share
-from runahead.runtime.kernels.triton.choosing import COMPARED, choice_parts, chosen_experts, padded
+from runahead.runtime.kernels.triton.choosing import choice_parts, chosen_experts, padded
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 from runahead.runtime.rounding import ceil_div
 
 ITEM: Final = 4  # numbers of an item, so that each begins at 16 bytes: expert, first of its entries, how many; nothing
-FEW_TOKENS: Final = 64  # up to so many, the program that comes last lists them by itself
-WARPS: Final = 4  # of the program of a token: nothing was measured
+FEW_TOKENS: Final = 64  # up to so many, an item has 16 of them
 MOST_CHOSEN: Final = 127  # experts of a token: a place among them is kept in 8 bits
 _LISTED: Final = 1024  # tokens that a program lists at a time
 _ITEMS_AT_ONCE: Final = 64
@@ -66,17 +66,15 @@ def _write_items(counts, items, num_items, PADDED: tl.constexpr, BLOCK: tl.const
         tl.store(items + i * _ITEM + 2, i * 0, mask=i < num_items)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_items"])
+@triton.jit
 def _route_kernel(
-    scores, correction, live, squares, shares, places, scale, entries, items, arrived, eps, num_tokens, num_items,
-    COUNT: tl.constexpr, CHOSEN: tl.constexpr, PADDED: tl.constexpr, COMPARED: tl.constexpr,
-    RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr, GROUPS: tl.constexpr,
-    PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, FACTOR: tl.constexpr, DEPTH: tl.constexpr,
-    SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr, ALL: tl.constexpr, BLOCK: tl.constexpr,
-    BEGIN: tl.constexpr, OWN: tl.constexpr, PADDED_OWN: tl.constexpr, DEPENDENT: tl.constexpr,
+    scores, correction, live, squares, shares, places, scale, eps, COUNT: tl.constexpr, CHOSEN: tl.constexpr,
+    PADDED: tl.constexpr, RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr,
+    GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, FACTOR: tl.constexpr,
+    DEPTH: tl.constexpr, SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program for a token. ALL: tokens, rounded up, if the program that comes last is to list them; else 0. They
-    are listed for OWN experts from number BEGIN on."""
+    """One program for a token."""
     let_dependents_start(DEPENDENT)
     token = tl.program_id(0)
     e = tl.arange(0, PADDED)
@@ -87,7 +85,7 @@ def _route_kernel(
         s = tl.arange(0, ALL_SQUARES)
         of_tiles = tl.load(squares + s * STRIDE + token, mask=s < SQUARES, other=0.0)
     chosen, place, share = chosen_experts(
-        scores, correction, token, COUNT, CHOSEN, PADDED, COMPARED, RENORMALISED, LOGISTIC, CORRECTED, GROUPS,
+        scores, correction, token, COUNT, CHOSEN, PADDED, RENORMALISED, LOGISTIC, CORRECTED, GROUPS,
         PADDED_GROUPS, CHOSEN_GROUPS, FACTOR,
     )  # fmt: skip
     chosen = chosen & is_live
@@ -95,29 +93,20 @@ def _route_kernel(
     tl.store(shares + token * CHOSEN + place, share, mask=chosen)
     if SQUARES > 0:
         tl.store(scale + token, tl.rsqrt(tl.sum(of_tiles, 0).to(tl.float32) / DEPTH + eps))
-    if ALL > 0:
-        tl.debug_barrier()
-        if tl.atomic_add(arrived, 1, sem="acq_rel") == num_tokens - 1:
-            tl.store(arrived, 0)
-            t, o = tl.arange(0, ALL)[:, None], tl.arange(0, PADDED_OWN)
-            there = (t < num_tokens) & (o < OWN)[None, :]
-            of = places + BEGIN + t * COUNT + o[None, :]
-            nth = tl.load(of, mask=there, other=-1, cache_modifier=".cg").to(tl.int32)
-            taken = (nth >= 0).to(tl.int32)
-            at = entries + o[None, :] * num_tokens + tl.cumsum(taken, 0) - 1
-            tl.store(at, t * CHOSEN + nth, mask=nth >= 0)
-            _write_items(tl.sum(taken, 0), items, num_items, PADDED_OWN, BLOCK)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_items"])
 def _list_kernel(
     places, entries, counts, items, arrived, num_tokens, num_items, COUNT: tl.constexpr, CHOSEN: tl.constexpr,
     BEGIN: tl.constexpr, OWN: tl.constexpr, PADDED_OWN: tl.constexpr, LISTED: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program for each of OWN experts from number BEGIN on; the one that comes last makes the items."""
+    let_dependents_start(DEPENDENT)
     expert = tl.program_id(0)
     mine = entries + expert.to(tl.int64) * num_tokens
     count = 0
+    wait_for_predecessors(DEPENDENT)
     for begin in range(0, num_tokens, LISTED):
         t = begin + tl.arange(0, LISTED)
         at = places + BEGIN + t.to(tl.int64) * COUNT + expert
@@ -132,6 +121,11 @@ def _list_kernel(
         e = tl.arange(0, PADDED_OWN)
         found = tl.load(counts + e, mask=e < OWN, other=0, cache_modifier=".cg")
         _write_items(found, items, num_items, PADDED_OWN, BLOCK)
+
+
+def warps_for(count: int) -> int:
+    """Of a token's program, with so many experts: the fastest on an H200 (docs/decisions/0036-experts.md)."""
+    return 1 if count <= 128 else 4
 
 
 def block_of(tokens: int, count: int, chosen: int) -> int:
@@ -152,16 +146,15 @@ def route(
     squares: tuple[torch.Tensor, int, float] | None = None,
     depth: int = 0,
     dependent: bool = False,
-    compared: int = COMPARED,
-    warps: int = WARPS,
+    warps: int | None = None,
 ) -> Routing:
     """Send tokens to experts.
 
     scores: float32 contiguous [T, experts]. live: int [T], more than 0 for tokens that choose. arrived: int32 [1], zero
     before and after. share: whose experts tokens are listed for; they choose among all. squares: float64
     [tiles, T or more] sums of squares of what the scores were made of, how many tiles, and the eps of its norm over
-    `depth` numbers: its scale is left too. dependent: launched programmatically. compared: as `choice_parts` has it.
-    warps: of the program of a token.
+    `depth` numbers: its scale is left too. dependent: launched programmatically. warps: of
+    the program of a token, None for the fastest.
     """
     (tokens, count), chosen = scores.shape, choice.chosen
     assert 0 < chosen <= min(count, MOST_CHOSEN)
@@ -176,10 +169,9 @@ def route(
         block,
     )
     places = torch.empty((tokens, count), dtype=torch.int8, device=device)
+    counts = torch.empty(len(own), dtype=torch.int32, device=device)
     made, tiles, eps = (scores, 0, 0.0) if squares is None else squares
-    few = tokens <= FEW_TOKENS
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-    part = {"BEGIN": own.start, "OWN": len(own), "PADDED_OWN": padded(len(own))}
     _route_kernel[(tokens,)](
         scores,
         scores if choice.correction is None else choice.correction,
@@ -188,28 +180,33 @@ def route(
         found.shares,
         places,
         found.scale,
-        found.entries,
-        found.items,
-        arrived,
         eps,
-        tokens,
-        items,
         DEPTH=depth,
         SQUARES=tiles,
         ALL_SQUARES=triton.next_power_of_2(max(tiles, 1)),
         STRIDE=0 if squares is None else made.shape[1],
-        ALL=triton.next_power_of_2(tokens) if few else 0,
-        BLOCK=block,
         DEPENDENT=dependent,
-        num_warps=warps,
-        **part,
-        **choice_parts(choice, count, compared),
+        num_warps=warps_for(count) if warps is None else warps,
+        **choice_parts(choice, count),
         **options,
     )
-    if not few:
-        counts = torch.empty(len(own), dtype=torch.int32, device=device)
-        _list_kernel[(len(own),)](
-            places, found.entries, counts, found.items, arrived, tokens, items, COUNT=count, CHOSEN=chosen,
-            LISTED=_LISTED, BLOCK=block, num_warps=4, **part,
-        )  # fmt: skip
+    _list_kernel[(len(own),)](
+        places,
+        found.entries,
+        counts,
+        found.items,
+        arrived,
+        tokens,
+        items,
+        COUNT=count,
+        CHOSEN=chosen,
+        BEGIN=own.start,
+        OWN=len(own),
+        PADDED_OWN=padded(len(own)),
+        LISTED=min(_LISTED, max(triton.next_power_of_2(tokens), 16)),
+        BLOCK=block,
+        DEPENDENT=dependent,
+        num_warps=4,
+        **options,
+    )
     return found

@@ -55,8 +55,8 @@ DEPTH, OUTPUTS = 128, 64
 
 
 class Predecessor:
-    """Makes `made` while the kernel starts: NaN from its first instruction until it waits. `written`: by the kernel;
-    what is in both is added to.
+    """Makes `made` while the kernel starts: NaN, or -1, from its first instruction until it waits. `written`: by the
+    kernel; what is in both is added to.
 
     Programs run one after the other, so that what earlier ones wrote counts as there when the next one begins.
     """
@@ -75,15 +75,21 @@ class Predecessor:
         self._real = [tensor.clone() for tensor in self._made]
         self._before = [tensor.clone() for tensor in self._written]
         for tensor in self._made:
-            tensor.fill_(NAN)
+            tensor.fill_(_poison(tensor))
 
     def _wait(self, dependent: Any) -> None:
-        assert all(bool(tensor.isnan().all()) for tensor in self._made), "a kernel wrote before it waited"
+        for tensor in self._made:
+            poisoned = tensor.isnan() if tensor.is_floating_point() else tensor == _poison(tensor)
+            assert poisoned.all(), "a kernel wrote before it waited"
         for tensor, real in zip(self._made, self._real, strict=True):
             tensor.copy_(real)
         for before, tensor in zip(self._before, self._written, strict=True):
             assert torch.equal(before.nan_to_num(7.0), tensor.nan_to_num(7.0)), "a kernel wrote before it waited"
         self.waits += 1
+
+
+def _poison(tensor: torch.Tensor) -> float:
+    return NAN if tensor.is_floating_point() else -1
 
 
 def check(
@@ -171,7 +177,22 @@ def test_what_sends_tokens_to_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     def run() -> None:
         shares.copy_(routing.route(scores, live, choice, arrived, squares=(squares, 4, 1e-5), depth=64).shares)
 
-    check(monkeypatch, routing, [scores, squares], [shares], run, 5)
+    check(monkeypatch, routing, [scores, squares], [shares], run, 5 + 7)  # one for each token, one for each expert
+
+
+def test_what_lists_the_tokens_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = torch.tensor([[0, -1, 1], [-1, 0, 1], [0, 1, -1]], dtype=torch.int8)
+    entries, items = torch.full((3, 3), 99, dtype=torch.int32), torch.full((6, 4), 99, dtype=torch.int32)
+    counts, arrived = torch.zeros(3, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+
+    def run() -> None:
+        routing._list_kernel[(3,)](  # not through `route`, which makes the places itself
+            places, entries, counts, items, arrived, 3, 6, COUNT=3, CHOSEN=2, BEGIN=0, OWN=3, PADDED_OWN=16, LISTED=16,
+            BLOCK=16, DEPENDENT=False,
+        )  # fmt: skip
+
+    check(monkeypatch, routing, [places], [entries, items], run, 3)
+    assert entries[0, :2].tolist() == [0, 4]
 
 
 def test_the_products_and_the_sum_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,7 @@ CASES = [  # tokens, experts, chosen, kind
     (64, 5, 1, "all choose one"),
     (70, 11, 3, "all choose one"),
     (300, 7, 2, "ties"),
+    (17, 300, 10, "ties"),  # few tokens, but too many experts for one program to list them all
 ]
 
 
