@@ -1,4 +1,4 @@
-"""Which kinds of layers a model has, in words for clients."""
+"""Which kinds of layers a model has, in words for clients, and in work for the host."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ def layer_kinds(layers: Sequence[Layer]) -> tuple[LayerKind, ...]:
     alone (`runahead.runtime.models.weights.described`)."""
     kinds = Counter(map(_kind, layers))
     return tuple(LayerKind(count, *kind) for kind, count in kinds.items())
+
+
+def enqueued_layers(layers: Sequence[Layer]) -> int:
+    """How many layers of a dense model a host takes as long for, where it enqueues kernel by kernel: one with experts
+    has about twice the kernels."""
+    return sum(2 if isinstance(layer.feed_forward, Experts) else 1 for layer in layers)
 
 
 def _kind(layer: Layer) -> tuple[str, int, str, ExpertCounts | None]:

@@ -19,6 +19,7 @@ from runahead.runtime.models import weights
 from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
 from runahead.runtime.models.draft_model import read_by_a_step
+from runahead.runtime.models.layer_kinds import enqueued_layers
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import KeptBytes, weight_bytes
 from runahead.runtime.process.drafting_files import drafting_files, kept_by_drafter, kept_with_drafter
@@ -195,7 +196,7 @@ class _Maker:
             is_trial=is_trial,
             masked=self.masks is not None,
             forced_rows=FORCED_ROWS if self.head is not None and self.forced else 0,
-            forward_tokens=forward_tokens(self.model.config.num_layers, read_by_a_step(self.model)),
+            forward_tokens=forward_tokens(enqueued_layers(self.model.weights.layers), read_by_a_step(self.model)),
         )
         if not is_trial:
             try:

@@ -104,7 +104,8 @@ def with_sizes(config: EngineConfig, machine: Gpu | Cpu, model: ModelSize) -> tu
 
 def forward_tokens(layers: int, numbers: int) -> int:
     """Query tokens, at most, of a launch with prompts in which a GPU would wait for the host, if its F came kernel by
-    kernel: its F is better a graph. layers: of the model. numbers: of its weights that a token meets."""
+    kernel: its F is better a graph. layers: of the model, as `enqueued_layers` counts them. numbers: of its weights
+    that a token meets."""
     return _TOKENS_AND_NUMBERS * layers // max(1, numbers)
 
 
