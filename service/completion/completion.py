@@ -12,7 +12,7 @@ from runahead.runtime.wire.parameters import FinishReason as EngineReason
 from runahead.service.completion.completion_clock import CompletionClock
 from runahead.service.completion.token_messages import scored_token
 from runahead.service.completion.usage import usage
-from runahead.service.contract.errors import given_up
+from runahead.service.contract.errors import ServiceError, given_up
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.validation import CheckedRequest
 from runahead.service.engine.request_stream import TokenBatch
@@ -63,6 +63,12 @@ class Completion:
         self._ready_bytes = 0
         self._clock = CompletionClock(submitted_at)
         self.finished: Finished | None = None
+        self.failure: ServiceError | None = None  # how it ends behind the last delta, in the place of `finished`
+
+    @property
+    def has_ended(self) -> bool:
+        """Nothing may be added any more."""
+        return self.finished is not None or self.failure is not None
 
     @property
     def stopped_by_string(self) -> bool:
@@ -84,13 +90,9 @@ class Completion:
         return len(self._ready) >= self._bound or self._ready_bytes >= LIMITS.event_bytes
 
     def add(self, batch: TokenBatch) -> None:
-        """The next tokens, and with the last of them `finished`: nothing may be added then.
-
-        Raises ServiceError where the engine gave the request up: see `given_up`.
-        """
+        """The next tokens, and with the last of them `finished`, or `failure` where the engine gave the request up: see
+        `given_up`. What it said before is kept."""
         end = batch.finished
-        if end is not None and (failure := given_up(end.reason)):
-            raise failure
         if batch.token_ids:
             self._clock.note_tokens()
         silent = 1 if self._ends_silently(batch) else 0
@@ -104,7 +106,9 @@ class Completion:
             if end is not None:
                 self._waiting.extend(zip(batch.token_ids[shown:], batch.logprobs[shown:], strict=True))
                 self._keep(self._text.finish(silent))
-        if self.stopped_by_string or end is not None:
+        if end is not None and not self.stopped_by_string:
+            self.failure = given_up(end.reason)
+        if self.failure is None and (end is not None or self.stopped_by_string):
             self.finished = self._finish(end, batch.admitted)
 
     def fill(self, delta: Delta) -> bool:

@@ -31,7 +31,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     with contextlib.ExitStack() as all_of_a_family, contextlib.ExitStack() as of_a_pool:
         folders: dict[str, Path] = {}
         running: dict[tuple[str, str, int], dict[tuple[str, str], str]] = {}
-        expected: dict[str, str] = {}
+        expected: dict[str, str] = {}  # by family: of the one whose services run
 
         def start(stack: contextlib.ExitStack, family: str, pool: str, drafts: int, *depths: str) -> dict[str, str]:
             flags = ["--model", str(folders[family]), "--threads", "1", *POOLS[pool], "--state-snapshot-blocks", "1"]
@@ -43,18 +43,20 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
 
         def of(family: str, pool: str, drafts: int) -> dict[tuple[str, str], str]:
             if family not in folders:
+                folders[family] = checkpoint_of(family, tmp_path_factory.mktemp(family))
+            if family not in expected:
                 of_a_pool.close()
                 all_of_a_family.close()
-                folders[family] = checkpoint_of(family, tmp_path_factory.mktemp(family))
+                running.clear()
                 expected.clear()
-                expected["serial"] = start(all_of_a_family, family, "roomy", 0, "serial")["serial"]
+                expected[family] = start(all_of_a_family, family, "roomy", 0, "serial")["serial"]
             if (family, pool, drafts) not in running:
                 of_a_pool.close()
                 running.clear()
                 chained = ("1", "2", "4") if pool == "roomy" else ("serial", "1", "2", "4")
                 urls = start(of_a_pool, family, pool, drafts, *chained)
                 running[family, pool, drafts] = {(pool, depth): url for depth, url in urls.items()}
-            return {**running[family, pool, drafts], ("roomy", "serial"): expected["serial"]}
+            return {**running[family, pool, drafts], ("roomy", "serial"): expected[family]}
 
         yield of
 

@@ -88,6 +88,34 @@ def test_a_request_that_the_engine_gives_up_fails_with_its_status_and_no_other(
     assert list(other)[-1].HasField("finished")
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_what_was_said_before_a_request_was_given_up_is_delivered_before_its_status(
+    service: Service, together: bool
+) -> None:
+    """However tokens and the end come together, and what waits for the rest of a stop string too."""
+    ids = byte_level_tokenizer().encode("ab").ids
+    call = service.stub.Generate(request(stopping=StoppingOptions(stop=["bc"])), timeout=TIMEOUT_S)
+    handle = service.engine.next_submit().handle
+    if not together:
+        service.engine.output(handle, ids)
+    service.engine.output(handle, ids if together else [], FinishReason.NOTHING_LEFT)
+    events = []
+    error = failure(lambda: events.extend(call))
+    assert code(error) == grpc.StatusCode.FAILED_PRECONDITION
+    deltas = [event.delta for event in events if event.HasField("delta")]
+    assert [token.id for delta in deltas for token in delta.tokens] == ids
+    assert "".join(delta.text for delta in deltas) == "ab"
+    assert not any(event.HasField("finished") for event in events)
+
+
+def test_a_stop_string_in_what_was_said_before_a_request_was_given_up_ends_it(service: Service) -> None:
+    call = service.stub.Generate(request(stopping=StoppingOptions(stop=["b"])), timeout=TIMEOUT_S)
+    handle = service.engine.next_submit().handle
+    service.engine.output(handle, byte_level_tokenizer().encode("ab").ids, FinishReason.NON_FINITE)
+    *_, last = call
+    assert last.finished.stop.text == "b"
+
+
 def test_a_slow_reader_is_ended_and_cancelled_while_its_neighbour_goes_on(service: Service) -> None:
     slow = service.stub.Generate(request(output=OutputOptions(logprobs=20)), timeout=60)
     slow_submit = service.engine.next_submit()
