@@ -63,12 +63,7 @@ class Completion:
         self._ready_bytes = 0
         self._clock = CompletionClock(submitted_at)
         self.finished: Finished | None = None
-        self.failure: ServiceError | None = None  # how it ends behind the last delta, in the place of `finished`
-
-    @property
-    def has_ended(self) -> bool:
-        """Nothing may be added any more."""
-        return self.finished is not None or self.failure is not None
+        self._failure: ServiceError | None = None  # how it ends behind the last delta, in the place of `finished`
 
     @property
     def stopped_by_string(self) -> bool:
@@ -85,12 +80,13 @@ class Completion:
         return not self._ready
 
     @property
-    def is_full(self) -> bool:
-        """The next delta has no room for another token."""
-        return len(self._ready) >= self._bound or self._ready_bytes >= LIMITS.event_bytes
+    def has_room(self) -> bool:
+        """The next delta has room for another token, and there may be one: it has not ended."""
+        room = len(self._ready) < self._bound and self._ready_bytes < LIMITS.event_bytes
+        return room and self.finished is None and self._failure is None
 
     def add(self, batch: TokenBatch) -> None:
-        """The next tokens, and with the last of them `finished`, or `failure` where the engine gave the request up: see
+        """The next tokens, and with the last of them `finished`, or a failure where the engine gave the request up: see
         `given_up`. What it said before is kept."""
         end = batch.finished
         if batch.token_ids:
@@ -107,12 +103,12 @@ class Completion:
                 self._waiting.extend(zip(batch.token_ids[shown:], batch.logprobs[shown:], strict=True))
                 self._keep(self._text.finish(silent))
         if end is not None and not self.stopped_by_string:
-            self.failure = given_up(end.reason)
-        if self.failure is None and (end is not None or self.stopped_by_string):
+            self._failure = given_up(end.reason)
+        if self._failure is None and (end is not None or self.stopped_by_string):
             self.finished = self._finish(end, batch.admitted)
 
     def fill(self, delta: Delta) -> bool:
-        """Moves into an empty delta what is ready, as much as one may carry. False if nothing is."""
+        """Moves into an empty delta what is ready, as much as one may carry. If nothing is: False, or a failure."""
         texts, size = list[str](), 0
         while self._ready and len(delta.tokens) < self._bound:
             size += self._ready[0].size
@@ -128,6 +124,8 @@ class Completion:
                 token.id = ready.token_id
                 token.bytes = ready.data
         delta.text = "".join(texts)
+        if not texts and self._failure is not None:
+            raise self._failure
         return bool(texts)
 
     def _keep(self, piece: TextPiece) -> None:

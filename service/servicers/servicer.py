@@ -124,21 +124,17 @@ class OpenCompletion:
     async def next_delta(self) -> GenerateResponse | None:
         """An event with all tokens that are there, as many as it may carry; waits for one. None after the last.
 
-        Raises what `RequestStream.take` raises, and after the last a completion's failure.
+        Raises what `RequestStream.take` and `Completion.fill` raise.
         """
         completion, stream = self._completion, self._stream
-        while not (completion.has_ended or completion.is_full) and (completion.is_empty or stream.has_more):
+        while completion.has_room and (completion.is_empty or stream.has_more):
             completion.add(await stream.take())
             if completion.finished is not None:
                 # Before the end is written: a stream that is still open could fail meanwhile, and an error would follow
                 # the end.
                 self._engine.release(stream, EngineReason.STOP)
         event = GenerateResponse()
-        if completion.fill(event.delta):
-            return event
-        if completion.failure is not None:
-            raise completion.failure
-        return None
+        return event if completion.fill(event.delta) else None
 
 
 class GenerationServicer(GenerationServiceServicer):
