@@ -21,7 +21,7 @@ from tests.parity.workload import Asked, kinds, workload
 
 pytestmark = pytest.mark.timeout(0)  # each workload has its own
 
-ATTEMPTS = 3
+ATTEMPTS = 6
 LOG_INTERVAL = 8
 POOLS = {
     "roomy": ("--num-blocks", "257", "--log-interval", str(LOG_INTERVAL), "--log-mode", "events"),
