@@ -2,8 +2,8 @@
 
 What is computed stands at `runahead.runtime.kernels.choice.Choice`. A program has a token. It finds the highest of its
 experts, then the highest below that, and so on: as many rounds as experts are chosen, whatever the scores are. To
-compare every expert with every other takes no longer for 64 or 128 of them; for 512 that is a megabyte of instructions,
-and each program spends a tenth of a millisecond on reading them (docs/decisions/0036-experts.md).
+compare every expert with every other takes about as long for 64 or 128 of them; for 512 that is a kernel of 750 KB in
+the place of one of 140 (docs/decisions/0036-experts.md).
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False

@@ -16,6 +16,7 @@ from runahead.runtime.kernels.choice import Choice  # noqa: E402
 from runahead.runtime.kernels.forward_batch import ForwardBatch  # noqa: E402
 from runahead.runtime.kernels.layers import ExpertActivation, Experts, Linear, Norm  # noqa: E402
 from runahead.runtime.kernels.reference import experts as reference  # noqa: E402
+from runahead.runtime.kernels.triton import routing  # noqa: E402
 from runahead.runtime.kernels.triton.expert_layers import PackedExperts, live_tokens  # noqa: E402
 from runahead.runtime.kernels.triton.expert_row import ExpertRowTiling, experts_of_one_row  # noqa: E402
 from runahead.runtime.kernels.triton.routing import Routing, route  # noqa: E402
@@ -75,7 +76,7 @@ CASES = [  # tokens, experts, chosen, kind
     (64, 5, 1, "all choose one"),
     (70, 11, 3, "all choose one"),
     (300, 7, 2, "ties"),
-    (17, 300, 10, "ties"),  # few tokens, but too many experts for one program to list them all
+    (17, 300, 10, "ties"),  # more experts than tokens
 ]
 
 
@@ -96,6 +97,11 @@ def test_tokens_are_listed_by_expert_and_those_that_do_not_live_nowhere(
     shares /= shares.sum(1, keepdim=True)
     mine = found.shares.view(tokens, chosen).cpu()[live]
     torch.testing.assert_close(mine.double(), shares[live], rtol=1e-5, atol=1e-7)
+
+
+def test_more_tokens_than_a_program_lists_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "_LISTED", 16)
+    test_tokens_are_listed_by_expert_and_those_that_do_not_live_nowhere(70, 11, 3, "all choose one")
 
 
 def test_as_many_items_whatever_tokens_choose() -> None:
@@ -288,7 +294,7 @@ def test_sizes_that_no_tile_divides() -> None:
 def test_a_token_s_bits_do_not_hang_on_who_shares_its_experts(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor on which kernel lists them, nor on how many of them an item holds."""
+    """Nor on how many of them an item holds."""
     if DEVICE.type == "cpu":
         multiply_as_matrix_units(monkeypatch)
     case = Case.of(90, 5, 3, "random", dtype)
