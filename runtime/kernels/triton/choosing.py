@@ -27,7 +27,7 @@ _BELOW_ALL = tl.constexpr(-(1 << 62))
 @triton.jit
 def _orders(value, e):
     """Numbers that stand in the order of the values, int64, like `value`: of equal values the one of the lower `e` is
-    ahead. No value may be none."""
+    ahead. No value may be NaN."""
     bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)  # there are two zeros
     bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # of negative ones the higher bits are further from zero
     return bits.to(tl.int64) * _NUMBERS + (_NUMBERS - 1 - e)
