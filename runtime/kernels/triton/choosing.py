@@ -56,7 +56,7 @@ def _of_best_groups(
 
 @triton.jit
 def chosen_experts(
-    scores, correction, token, COUNT: tl.constexpr, CHOSEN: tl.constexpr, PADDED: tl.constexpr,
+    scores, correction, token, COUNT: tl.constexpr, SCORES: tl.constexpr, CHOSEN: tl.constexpr, PADDED: tl.constexpr,
     RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr, GROUPS: tl.constexpr,
     PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
@@ -64,11 +64,11 @@ def chosen_experts(
 
     An expert is chosen if fewer than CHOSEN are ahead of it: those of higher scores, or values, and of equal ones those
     of lower numbers. A score that is no number is behind all others, and makes every share of its token one.
-    GROUPS: 0: any expert may be chosen.
+    SCORES: numbers of a token, of which the experts' scores come first. GROUPS: 0: any expert may be chosen.
     """
     e = tl.arange(0, PADDED)
     inside = e < COUNT
-    row = scores + token.to(tl.int64) * COUNT
+    row = scores + token.to(tl.int64) * SCORES
     score = tl.load(row + e, mask=inside, other=_NEVER)
     known = tl.where(score == score, score, _NEVER)
     if LOGISTIC:
@@ -108,11 +108,12 @@ def padded(count: int) -> int:
     return max(1 << (count - 1).bit_length(), 16)
 
 
-def choice_parts(choice: Choice, count: int) -> dict[str, Any]:
-    """What `chosen_experts` is made for, by name. count: experts."""
+def choice_parts(choice: Choice, count: int, scores: int) -> dict[str, Any]:
+    """What `chosen_experts` is made for, by name. count: experts. scores: numbers of a token."""
     groups = choice.groups if choice.limits_groups else 0
     return {
         "COUNT": count,
+        "SCORES": scores,
         "CHOSEN": choice.chosen,
         "PADDED": padded(count),
         "RENORMALISED": choice.renormalised,

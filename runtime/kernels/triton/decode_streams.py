@@ -23,7 +23,7 @@ from runahead.runtime.kernels.triton.decode_attention import decode_attention
 from runahead.runtime.kernels.triton.decode_buffers import DecodeBuffers
 from runahead.runtime.kernels.triton.decode_work import AttentionWork, begin_decode
 from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works
-from runahead.runtime.kernels.triton.expert_layers import PackedExperts, live_tokens
+from runahead.runtime.kernels.triton.expert_layers import PackedExperts, Results, live_tokens
 from runahead.runtime.kernels.triton.logistic_gates import logistic_mul
 from runahead.runtime.kernels.triton.loose_products import sizes_of
 from runahead.runtime.kernels.triton.recurrent_layers import Recurrent, States, of_decode_rows, states_in
@@ -222,17 +222,9 @@ class OneRow(RowStream):
         return self._residual
 
     def experts(self, experts: PackedExperts) -> None:
-        norm, router, shared = experts.weights.norm, experts.weights.router, experts.shared
-        scores = torch.empty((1, experts.weights.count), dtype=torch.float32, device=self._device)
-        self._product(self._residual, router, norm, scores, STORE)
-        gated = None if shared is None else self._normed_product(norm, shared.gate_up, experts.epilogue)
-        if gated is not None and experts.share is not None:
-            share = torch.empty((1, 1), dtype=torch.float32, device=self._device)
-            self._product(self._residual, experts.share, norm, share, STORE)
-            logistic_mul(gated, share)
+        scores = torch.empty((1, experts.scored), dtype=torch.float32, device=self._device)
+        self._product(self._residual, experts.router, experts.weights.norm, scores, STORE)
         experts.add_of_one_row(self._residual, scores, self._live, dependent=self._depends(True))
-        if gated is not None and shared is not None:
-            self._product(gated, shared.down, None, self._residual, ADD)
 
     def _product(
         self,
@@ -320,34 +312,17 @@ class FusedRows(RowStream):
         weights, sums = experts.weights, self._sums
         self._complete(weights.norm)
         squares = sums.squares, self._tiles, weights.norm.eps
-        scores = torch.empty((self._rows, weights.count), dtype=torch.float32, device=self._device)
-        self._product(sums.scaled, weights.router, scores, STORE, squares=squares)
+        scores = torch.empty((self._rows, experts.scored), dtype=torch.float32, device=self._device)
+        self._product(sums.scaled, experts.router, scores, STORE, squares=squares)
         arrived = self._buffers.arrived(self._device)
-        results = experts.results(sums.scaled, scores, self._live, arrived, self._depends, squares)
-        self._pending = partial(self._add_results, experts, results, self._shared(experts))
+        results = experts.results(
+            sums.scaled, scores, self._live, arrived, self._depends, squares, with_shared=True
+        )  # fmt: skip
+        self._pending = partial(self._add_results, experts, results)
 
-    def _shared(self, experts: PackedExperts) -> torch.Tensor | None:
-        """What the last product of a shared expert reads, [rows, width]."""
-        shared, norm = experts.shared, experts.weights.norm
-        if shared is None:
-            return None
-        gated = self._normed_product(norm, shared.gate_up, experts.epilogue)
-        if experts.share is not None:
-            sums = self._sums
-            share = torch.empty((self._rows, 1), dtype=torch.float32, device=self._device)
-            self._product(sums.scaled, experts.share, share, STORE, squares=(sums.squares, self._tiles, norm.eps))
-            logistic_mul(gated, share)
-        return gated
-
-    def _add_results(
-        self, experts: PackedExperts, results: torch.Tensor, shared: torch.Tensor | None, norm: Norm | None
-    ) -> int:
+    def _add_results(self, experts: PackedExperts, results: Results, norm: Norm | None) -> int:
         sums, dependent = self._sums, self._depends(True)
-        following = norm if shared is None else None
-        tiles = experts.add(results, self._live, sums.values, following, sums.scaled, sums.squares, dependent=dependent)
-        if shared is None or experts.shared is None:
-            return tiles
-        return self._add_product(shared, experts.shared.down, None, norm)
+        return experts.add(results, self._live, sums.values, norm, sums.scaled, sums.squares, dependent=dependent)
 
     def _embed(self, norm: Norm | None) -> int:
         self._work = self._begin(None if norm is None else self._sums, norm)

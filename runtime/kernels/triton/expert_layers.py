@@ -13,12 +13,13 @@ from runahead.runtime.kernels.triton.expert_products import (
     FIRST_GATED,
     FIRST_SQUARED,
     LAST,
+    SharedPart,
     expert_product,
     expert_sums,
 )
 from runahead.runtime.kernels.triton.expert_row import experts_of_one_row
 from runahead.runtime.kernels.triton.routing import route
-from runahead.runtime.kernels.triton.row_product import GATED, SQUARED
+from runahead.runtime.rounding import ceil_div
 
 
 def _as_launched(wanted: bool) -> bool:
@@ -26,29 +27,38 @@ def _as_launched(wanted: bool) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Results:
+    """What T tokens get of a layer's experts, float32; of tokens that are not live anything. of_chosen: of each that a
+    token has chosen, by ascending number, and times its share, [T * chosen, hidden]; zeros from experts of other ranks.
+    of_shared: of the one that every token gets, in pieces, [T, pieces, hidden]; None: that is computed elsewhere, or
+    there is none."""
+
+    of_chosen: torch.Tensor
+    of_shared: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class PackedExperts:
-    """The experts of a layer, all of a kind as one matrix after the other. A product of them has no bias. share: of the
-    shared expert, as a product of one output; None where it has none."""
+    """The experts of a layer, all of a kind as one matrix after the other. A product of them has no bias. router: the
+    product that makes a token's scores; behind those of experts is that of the shared one's share, if it has one."""
 
     weights: Experts
     gate_up: torch.Tensor  # [own experts, 2 * width, hidden], or [own experts, width, hidden] without gates
     down: torch.Tensor  # [own experts, hidden, width]
-    share: Linear | None = None
+    router: Linear
 
     @staticmethod
     def of(weights: Experts) -> PackedExperts:
-        shared = weights.shared
-        share = None if shared is None or shared.share is None else Linear(shared.share[None], None)
-        return PackedExperts(weights, _whole(weights.gate_up), _whole(weights.down), share)
+        return PackedExperts(weights, _whole(weights.gate_up), _whole(weights.down), router_of(weights))
+
+    @property
+    def scored(self) -> int:
+        """Numbers of a token that its router makes."""
+        return self.router.weight.shape[0]
 
     @property
     def has_gates(self) -> bool:
         return self.weights.activation == "silu"
-
-    @property
-    def epilogue(self) -> int:
-        """What follows the first product of the shared expert."""
-        return GATED if self.has_gates else SQUARED
 
     @property
     def shared(self) -> SharedExpert | None:
@@ -63,35 +73,52 @@ class PackedExperts:
         arrived: torch.Tensor,
         depends: Callable[[bool], bool] = _as_launched,
         squares: tuple[torch.Tensor, int, float] | None = None,
-    ) -> torch.Tensor:
-        """What each of T tokens gets from each of its experts, times its share: float32 [T * chosen, hidden], of a
-        token by ascending expert; of tokens that are not live anything, and zeros from experts of other ranks.
+        with_shared: bool = False,
+    ) -> Results:
+        """What each of T tokens gets from each of its experts, times its share, and with_shared: from the shared one.
 
         x: the norm of the residual, [T, hidden]; with squares, as `route` has them, what its scale is still to be
-        applied to. scores: float32 [T, experts]. live: int [T]. arrived: as `route` has it. depends: says of the next
+        applied to. scores: float32 [T, scored]. live: int [T]. arrived: as `route` has it. depends: says of the next
         kernel whether it is launched programmatically.
         """
         weights, (_, hidden, width) = self.weights, self.down.shape
         chosen = weights.chosen
         routed = route(
-            scores, live, weights.choice, arrived, share=weights.share, squares=squares, depth=hidden,
-            dependent=depends(True),
+            scores, live, weights.choice, arrived, beside=self.scored - weights.count, share=weights.share,
+            squares=squares, depth=hidden, dependent=depends(True),
         )  # fmt: skip
         entries = x.shape[0] * chosen
         gated = x.new_empty((entries, width))
         scaled = squares is not None
-        expert_product(
-            x, self.gate_up, routed, chosen, gated, FIRST_GATED if self.has_gates else FIRST_SQUARED, scaled=scaled,
-            dependent=depends(True),
-        )  # fmt: skip
         made = torch.empty if weights.share.is_whole else torch.zeros
         found = made((entries, hidden), dtype=torch.float32, device=x.device)
-        expert_product(gated, self.down, routed, chosen, found, LAST, dependent=depends(True))
-        return found
+        first = last = of_shared = None
+        if with_shared and weights.shared is not None:
+            first, last = self._parts_of_shared(weights.shared, x, scores)
+            of_shared = last.out
+        expert_product(
+            x, self.gate_up, routed, chosen, gated, FIRST_GATED if self.has_gates else FIRST_SQUARED, scaled=scaled,
+            shared=first, dependent=depends(True),
+        )  # fmt: skip
+        expert_product(gated, self.down, routed, chosen, found, LAST, shared=last, dependent=depends(True))
+        return Results(found, of_shared)
+
+    def _parts_of_shared(
+        self, shared: SharedExpert, x: torch.Tensor, scores: torch.Tensor
+    ) -> tuple[SharedPart, SharedPart]:
+        (tokens, hidden), width = x.shape, shared.width
+        between = x.new_empty((tokens, width))
+        pieces = ceil_div(width, self.down.shape[2])
+        of_shared = torch.empty((tokens, pieces, hidden), dtype=torch.float32, device=x.device)
+        scores_of_share = None if shared.share is None else scores
+        return (
+            SharedPart(shared.gate_up, width, x, between),
+            SharedPart(shared.down, width, between, of_shared, scores_of_share),
+        )
 
     def add(
         self,
-        results: torch.Tensor,
+        results: Results,
         live: torch.Tensor,
         residual: torch.Tensor,
         norm: Norm | None,
@@ -105,10 +132,11 @@ class PackedExperts:
         made = (None, None, None) if norm is None else (norm.weight, scaled, squares)
         gamma, scaled_out, squares_out = made
         return expert_sums(
-            results,
+            results.of_chosen,
             live,
             self.weights.chosen,
             residual,
+            of_shared=results.of_shared,
             added=True,
             gamma=gamma,
             scaled=scaled_out,
@@ -116,16 +144,16 @@ class PackedExperts:
             dependent=dependent,
         )
 
-    def made(self, results: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
+    def made(self, results: Results, live: torch.Tensor) -> torch.Tensor:
         """The sum of a token's `results` by itself, rounded to the model's dtype: [T, hidden]."""
         out = self.down.new_empty((live.shape[0], self.down.shape[1]))
-        expert_sums(results, live, self.weights.chosen, out, added=False)
+        expert_sums(results.of_chosen, live, self.weights.chosen, out, of_shared=results.of_shared, added=False)
         return out
 
     def add_of_one_row(
         self, residual: torch.Tensor, scores: torch.Tensor, live: torch.Tensor, *, dependent: bool
     ) -> None:
-        """The whole feed-forward of a lone row, but for its scores, float32 [1, experts]. residual: [1, hidden]."""
+        """The whole feed-forward of a lone row, but for its scores, float32 [1, scored]. residual: [1, hidden]."""
         weights = self.weights
         experts_of_one_row(
             residual,
@@ -135,6 +163,7 @@ class PackedExperts:
             self.gate_up,
             self.down,
             weights.choice,
+            shared=weights.shared,
             share=weights.share,
             has_gates=self.has_gates,
             dependent=dependent,
@@ -149,6 +178,15 @@ def live_tokens(batch: ForwardBatch) -> torch.Tensor:
     token = torch.arange(batch.num_tokens, dtype=torch.int32, device=ends.device)
     row = torch.searchsorted(ends, token, right=True).clamp(max=batch.num_rows - 1)
     return batch.seq_lens[row].masked_fill(token >= ends[-1], 0)
+
+
+def router_of(weights: Experts) -> Linear:
+    """The product that makes a token's scores, with that of a shared expert's share behind those of experts."""
+    router, shared = weights.router, weights.shared
+    if shared is None or shared.share is None:
+        return router
+    bias = None if router.bias is None else torch.cat((router.bias, router.bias.new_zeros(1)))
+    return Linear(torch.cat((router.weight, shared.share[None])), bias)
 
 
 def _whole(linears: tuple[Linear, ...]) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 Two kernels follow the product that makes the scores. Every program of the first finds by itself which expert it is for;
 the second has each output's sum over all experts of the row. Nothing has to be listed, and no result meets another.
+The shared expert is in the same two kernels: what they read of it hangs on no choice, and they ask for it before they
+wait.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -17,11 +19,14 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.choice import Choice
-from runahead.runtime.kernels.layers import Norm
+from runahead.runtime.kernels.layers import Linear, Norm, SharedExpert
 from runahead.runtime.kernels.share import WHOLE, Share
+from runahead.runtime.kernels.triton import row_product
 from runahead.runtime.kernels.triton.activation import gated, squared_relu
 from runahead.runtime.kernels.triton.choosing import choice_parts, chosen_experts
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
+from runahead.runtime.kernels.triton.recurrent_rows import logistic
+from runahead.runtime.kernels.triton.row_product import outputs_of_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,83 +41,114 @@ class ExpertRowTiling:
 
 GATES: Final = ExpertRowTiling(16, 4096, 4)  # the fastest of 30B-A3B on an H200: docs/decisions/0036-experts.md
 DOWNS: Final = ExpertRowTiling(8, 8192, 4)
+_SHARED_ROWS: Final = 8  # of a shared expert: outputs of a program of the first kernel
+_SHARED_WEIGHTS: Final = 4096  # of it, that such a program asks for together, _SHARED_HELD times before it waits
+_SHARED_HELD: Final = 3
+_GATED, _SQUARED = tl.constexpr(row_product.GATED), tl.constexpr(row_product.SQUARED)
 
 
 @triton.jit
 def _gate_up_kernel(
-    x, scores, correction, live, weight, gamma, named, shares, out, eps, COUNT: tl.constexpr, CHOSEN: tl.constexpr,
-    PADDED: tl.constexpr, RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr,
+    x, scores, correction, live, weight, shared, shared_bias, gamma, named, shares, out, shared_out, eps,
+    COUNT: tl.constexpr, SCORES: tl.constexpr, CHOSEN: tl.constexpr, PADDED: tl.constexpr,
+    RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr,
     GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr,
     FACTOR: tl.constexpr, BEGIN: tl.constexpr, OWN: tl.constexpr, OUTPUTS: tl.constexpr,
-    DEPTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, GATED: tl.constexpr, DEPENDENT: tl.constexpr,
+    DEPTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, GATED: tl.constexpr, SHARED: tl.constexpr,
+    SHARED_ROWS: tl.constexpr, SHARED_BLOCK: tl.constexpr, SHARED_HELD: tl.constexpr, SHARED_BIAS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program for ROWS outputs of one of the row's experts, which are numbered from BEGIN on from here. An expert
-    that is not among OWN is another rank's: it is named, none of its numbers is read, and zeros are left. GATED: or
-    else by a squared ReLU."""
+    """The first programs are for SHARED_ROWS of the shared expert's SHARED outputs each; 0: there is none. Then one
+    program for ROWS outputs of one of the row's experts, which are numbered from BEGIN on from here. An expert that is
+    not among OWN is another rank's: it is named, none of its numbers is read, and zeros are left. GATED: or else by a
+    squared ReLU."""
     let_dependents_start(DEPENDENT)
-    tile, place = tl.program_id(0), tl.program_id(1)
-    k = tl.arange(0, BLOCK)
-    wait_for_predecessors(DEPENDENT)
-    is_live = tl.load(live) > 0  # what does not hang on it goes on meanwhile
-    chosen, places, share = chosen_experts(
-        scores, correction, 0 * tile, COUNT, CHOSEN, PADDED, RENORMALISED, LOGISTIC, CORRECTED, GROUPS,
-        PADDED_GROUPS, CHOSEN_GROUPS, FACTOR,
-    )  # fmt: skip
-    if is_live:
-        mine = chosen & (places == place)
-        expert = tl.sum(tl.where(mine, tl.arange(0, PADDED), 0), 0) - BEGIN
-        length = DEPTH
-        if OWN < COUNT:
-            length = tl.where((expert >= 0) & (expert < OWN), DEPTH, 0)
-        if tile == 0:
-            tl.store(named + place, expert)
-            tl.store(shares + place, tl.sum(tl.where(mine, share, 0.0), 0))
-        HALVES: tl.constexpr = 2 if GATED else 1
-        r = tl.arange(0, HALVES * ROWS)
-        row = tl.minimum(tile * ROWS + r % ROWS, OUTPUTS - 1) + r // ROWS * OUTPUTS
-        w_at = (
-            weight + expert.to(tl.int64) * (HALVES * OUTPUTS * DEPTH) + row.to(tl.int64)[:, None] * DEPTH + k[None, :]
-        )
-        acc = tl.zeros([HALVES * ROWS, BLOCK], tl.float32)
-        squares = tl.zeros([BLOCK], tl.float32)
-        for first in tl.static_range(0, DEPTH, 2 * BLOCK):
-            near, far = first + k < length, first + BLOCK + k < length
-            w0 = tl.load(w_at + first, mask=near[None, :], other=0.0)
-            w1 = tl.load(w_at + first + BLOCK, mask=far[None, :], other=0.0)
-            v = tl.load(x + first + k, mask=near, other=0.0).to(tl.float32)
-            g = tl.load(gamma + first + k, mask=near, other=0.0).to(tl.float32)
-            acc += w0.to(tl.float32) * (v * g)[None, :]
-            squares += v * v
-            v = tl.load(x + first + BLOCK + k, mask=far, other=0.0).to(tl.float32)
-            g = tl.load(gamma + first + BLOCK + k, mask=far, other=0.0).to(tl.float32)
-            acc += w1.to(tl.float32) * (v * g)[None, :]
-            squares += v * v
-        total = tl.sum(acc, 1) * tl.rsqrt(tl.sum(squares, 0) / DEPTH + eps)
-        if GATED:
-            gate, up = tl.split(tl.trans(tl.reshape(total, [2, ROWS])))
-            total = gated(gate, up, False)
-        else:
-            total = squared_relu(total)
-        output = tile * ROWS + tl.arange(0, ROWS)
-        tl.store(out + place * OUTPUTS + output, total.to(out.dtype.element_ty), mask=output < OUTPUTS)
+    FIRST: tl.constexpr = (SHARED + SHARED_ROWS - 1) // SHARED_ROWS
+    TILES: tl.constexpr = (OUTPUTS + ROWS - 1) // ROWS
+    program = tl.program_id(0)
+    if SHARED > 0:
+        if program < FIRST:
+            outputs_of_row(
+                program, x, shared, shared_bias, gamma, shared_out, x, eps, SHARED, DEPTH, SHARED_ROWS, SHARED_BLOCK,
+                SHARED_HELD, True, _GATED if GATED else _SQUARED, SHARED_BIAS, False, DEPENDENT, False,
+            )  # fmt: skip
+    if program >= FIRST:
+        tile, place = (program - FIRST) % TILES, (program - FIRST) // TILES
+        k = tl.arange(0, BLOCK)
+        wait_for_predecessors(DEPENDENT)
+        is_live = tl.load(live) > 0  # what does not hang on it goes on meanwhile
+        chosen, places, share = chosen_experts(
+            scores, correction, 0 * tile, COUNT, SCORES, CHOSEN, PADDED, RENORMALISED, LOGISTIC, CORRECTED, GROUPS,
+            PADDED_GROUPS, CHOSEN_GROUPS, FACTOR,
+        )  # fmt: skip
+        if is_live:
+            mine = chosen & (places == place)
+            expert = tl.sum(tl.where(mine, tl.arange(0, PADDED), 0), 0) - BEGIN
+            length = DEPTH
+            if OWN < COUNT:
+                length = tl.where((expert >= 0) & (expert < OWN), DEPTH, 0)
+            if tile == 0:
+                tl.store(named + place, expert)
+                tl.store(shares + place, tl.sum(tl.where(mine, share, 0.0), 0))
+            HALVES: tl.constexpr = 2 if GATED else 1
+            r = tl.arange(0, HALVES * ROWS)
+            row = tl.minimum(tile * ROWS + r % ROWS, OUTPUTS - 1) + r // ROWS * OUTPUTS
+            matrix = weight + expert.to(tl.int64) * (HALVES * OUTPUTS * DEPTH)
+            w_at = matrix + row.to(tl.int64)[:, None] * DEPTH + k[None, :]
+            acc = tl.zeros([HALVES * ROWS, BLOCK], tl.float32)
+            squares = tl.zeros([BLOCK], tl.float32)
+            for first in tl.static_range(0, DEPTH, 2 * BLOCK):
+                near, far = first + k < length, first + BLOCK + k < length
+                w0 = tl.load(w_at + first, mask=near[None, :], other=0.0)
+                w1 = tl.load(w_at + first + BLOCK, mask=far[None, :], other=0.0)
+                v = tl.load(x + first + k, mask=near, other=0.0).to(tl.float32)
+                g = tl.load(gamma + first + k, mask=near, other=0.0).to(tl.float32)
+                acc += w0.to(tl.float32) * (v * g)[None, :]
+                squares += v * v
+                v = tl.load(x + first + BLOCK + k, mask=far, other=0.0).to(tl.float32)
+                g = tl.load(gamma + first + BLOCK + k, mask=far, other=0.0).to(tl.float32)
+                acc += w1.to(tl.float32) * (v * g)[None, :]
+                squares += v * v
+            total = tl.sum(acc, 1) * tl.rsqrt(tl.sum(squares, 0) / DEPTH + eps)
+            if GATED:
+                gate, up = tl.split(tl.trans(tl.reshape(total, [2, ROWS])))
+                total = gated(gate, up, False)
+            else:
+                total = squared_relu(total)
+            output = tile * ROWS + tl.arange(0, ROWS)
+            tl.store(out + place * OUTPUTS + output, total.to(out.dtype.element_ty), mask=output < OUTPUTS)
 
 
 @triton.jit
 def _down_kernel(
-    x, live, weight, named, shares, residual, CHOSEN: tl.constexpr, PLACES: tl.constexpr, OWN: tl.constexpr,
-    OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+    x, live, weight, named, shares, scores, shared_x, shared, shared_bias, residual, COUNT: tl.constexpr,
+    CHOSEN: tl.constexpr, PLACES: tl.constexpr, OWN: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, SHARED: tl.constexpr, SHARED_BLOCK: tl.constexpr,
+    SHARED_BIAS: tl.constexpr, SHARE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program for ROWS outputs: all experts' products, times their shares, added up and to the residual. OWN: of
-    those that are named only the first so many are the rank's; 0: all are."""
+    """One program for ROWS outputs: all experts' products, times their shares, added up, and what the shared expert has
+    made of SHARED numbers, if there is one; SHARE: times the logistic function of the score behind those of COUNT
+    experts. All is added to the residual. OWN: of those that are named only the first so many are the rank's; 0: all
+    are."""
     let_dependents_start(DEPENDENT)
     output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row = tl.minimum(output, OUTPUTS - 1)
     p = tl.arange(0, PLACES)
     k = tl.arange(0, BLOCK)
+    if SHARED > 0:
+        s = tl.arange(0, SHARED_BLOCK)
+        shared_at = shared + row.to(tl.int64)[:, None] * SHARED + s[None, :]
+        held = tl.load(shared_at, mask=(s < SHARED)[None, :], other=0.0)
+        if SHARED_BIAS:
+            added = tl.load(shared_bias + row)
     wait_for_predecessors(DEPENDENT)
     # All of it is asked for together; of a masked row the first two are anything, and are not used.
     is_live, expert = tl.load(live) > 0, tl.load(named + p, mask=p < CHOSEN, other=0).to(tl.int64)
     share, old = tl.load(shares + p, mask=p < CHOSEN, other=0.0), tl.load(residual + row)
+    if SHARED > 0:
+        of_shared = held.to(tl.float32) * tl.load(shared_x + s, mask=s < SHARED, other=0.0).to(tl.float32)[None, :]
+        if SHARE:
+            score = tl.load(scores + COUNT)
     if is_live:
         there = p < CHOSEN
         if OWN > 0:
@@ -126,7 +162,20 @@ def _down_kernel(
             w = tl.load(w_at + first, mask=ok[:, None, :], other=0.0)
             v = tl.load(x_at + first, mask=ok, other=0.0)
             acc += w.to(tl.float32) * v.to(tl.float32)[:, None, :]
-        total = tl.sum(tl.sum(acc, 2) * share[:, None], 0) + old.to(tl.float32)
+        total = tl.sum(tl.sum(acc, 2) * share[:, None], 0)
+        if SHARED > 0:
+            for first in tl.static_range(SHARED_BLOCK, SHARED, SHARED_BLOCK):
+                inside = first + s < SHARED
+                w = tl.load(shared_at + first, mask=inside[None, :], other=0.0)
+                v = tl.load(shared_x + first + s, mask=inside, other=0.0)
+                of_shared += w.to(tl.float32) * v.to(tl.float32)[None, :]
+            beside = tl.sum(of_shared, 1)
+            if SHARED_BIAS:
+                beside += added.to(tl.float32)
+            if SHARE:
+                beside *= logistic(score)
+            total += beside
+        total += old.to(tl.float32)
         tl.store(residual + output, total.to(residual.dtype.element_ty), mask=output < OUTPUTS)
 
 
@@ -139,19 +188,21 @@ def experts_of_one_row(
     down: torch.Tensor,
     choice: Choice,
     *,
+    shared: SharedExpert | None = None,
     share: Share = WHOLE,
     has_gates: bool = True,
     dependent: bool,
     gates: ExpertRowTiling = GATES,
     downs: ExpertRowTiling = DOWNS,
 ) -> None:
-    """residual += what the row's experts make of its norm; nothing, and no expert is read, if the row is masked.
+    """residual += what the row's experts, and the shared one, make of its norm; nothing, and no expert that is chosen
+    is read, if the row is masked.
 
-    residual: contiguous, its first row is used, [hidden]. scores: float32, of the first row [experts]. live: int [1],
-    more than 0 for a row that is not masked. gate_up: contiguous [own experts, 2 * width, hidden], or without gates
-    [own experts, width, hidden]. down: contiguous [own experts, hidden, width]. share: whose experts these are; the row
-    chooses among all. dependent: both kernels are launched programmatically. gates, downs: how the first and the second
-    are cut.
+    residual: contiguous, its first row is used, [hidden]. scores: float32, of the first row [experts], and one more for
+    a shared expert that has a share. live: int [1], more than 0 for a row that is not masked. gate_up: contiguous
+    [own experts, 2 * width, hidden], or without gates [own experts, width, hidden]. down: contiguous [own experts,
+    hidden, width]. shared: its width is its own. share: whose experts these are; the row chooses among all. dependent:
+    both kernels are launched programmatically. gates, downs: how the first and the second are cut.
     """
     own, hidden, width = down.shape
     count = own * share.of
@@ -159,17 +210,26 @@ def experts_of_one_row(
     named = torch.empty(chosen, dtype=torch.int32, device=device)
     shares = torch.empty(chosen, dtype=torch.float32, device=device)
     both = residual.new_empty((chosen, width))
+    first, last, beside = Linear(gate_up, None), Linear(down, None), 0  # of the shared expert; anything without one
+    if shared is not None:
+        first, last, beside = shared.gate_up, shared.down, shared.width
+    of_shared = residual.new_empty(beside)
+    halves = 2 if has_gates else 1
+    block = min(triton.next_power_of_2(hidden), _SHARED_WEIGHTS // (halves * _SHARED_ROWS))
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-    _gate_up_kernel[(triton.cdiv(width, gates.rows), chosen)](
+    _gate_up_kernel[(triton.cdiv(beside, _SHARED_ROWS) + triton.cdiv(width, gates.rows) * chosen,)](
         residual,
         scores,
         scores if choice.correction is None else choice.correction,
         live,
         gate_up,
+        first.weight,
+        first.weight if first.bias is None else first.bias,
         norm.weight,
         named,
         shares,
         both,
+        of_shared,
         norm.eps,
         BEGIN=share.part_of(count, "experts").start,
         OWN=own,
@@ -178,9 +238,14 @@ def experts_of_one_row(
         ROWS=gates.rows,
         BLOCK=min(triton.next_power_of_2(hidden), gates.weights // (2 * gates.rows)),
         GATED=has_gates,
+        SHARED=beside,
+        SHARED_ROWS=_SHARED_ROWS,
+        SHARED_BLOCK=block,
+        SHARED_HELD=min(_SHARED_HELD, triton.cdiv(hidden, block)),
+        SHARED_BIAS=first.bias is not None,
         DEPENDENT=dependent,
         num_warps=gates.warps,
-        **choice_parts(choice, count),
+        **choice_parts(choice, count, scores.shape[1]),
         **options,
     )
     places = triton.next_power_of_2(chosen)
@@ -190,7 +255,12 @@ def experts_of_one_row(
         down,
         named,
         shares,
+        scores,
+        of_shared,
+        last.weight,
+        last.weight if last.bias is None else last.bias,
         residual,
+        COUNT=count,
         CHOSEN=chosen,
         PLACES=places,
         OWN=0 if share.is_whole else own,
@@ -198,6 +268,10 @@ def experts_of_one_row(
         DEPTH=width,
         ROWS=downs.rows,
         BLOCK=max(min(triton.next_power_of_2(width), downs.weights // (places * downs.rows)), 16),
+        SHARED=beside,
+        SHARED_BLOCK=max(min(triton.next_power_of_2(max(beside, 1)), downs.weights // downs.rows), 16),
+        SHARED_BIAS=last.bias is not None,
+        SHARE=shared is not None and shared.share is not None,
         DEPENDENT=dependent,
         num_warps=downs.warps,
         **options,

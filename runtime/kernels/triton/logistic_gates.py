@@ -17,25 +17,25 @@ _BLOCK: Final = 1024
 
 
 @triton.jit
-def _logistic_mul_kernel(x, gate, WIDTH: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr):
-    """EACH: every number has a gate of its own; else all of a row have one."""
+def _logistic_mul_kernel(x, gate, WIDTH: tl.constexpr, STRIDE: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr):
+    """EACH: every number has a gate of its own; else all of a row have one. STRIDE: between gates of rows."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < WIDTH
     value = tl.load(x + row * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
     if EACH:
-        share = logistic(tl.load(gate + row * WIDTH + i, mask=inside, other=0.0).to(tl.float32))
+        share = logistic(tl.load(gate + row * STRIDE + i, mask=inside, other=0.0).to(tl.float32))
     else:
-        share = logistic(tl.load(gate + row).to(tl.float32))
+        share = logistic(tl.load(gate + row * STRIDE).to(tl.float32))
     tl.store(x + row * WIDTH + i, (value * share).to(x.dtype.element_ty), mask=inside)
 
 
 def logistic_mul(x: torch.Tensor, gate: torch.Tensor) -> None:
-    """x *= 1 / (1 + exp(-gate)) in place, in float32, rounded once. x: contiguous [T, width]. gate: contiguous, of the
-    same shape, or [T, 1]."""
+    """x *= 1 / (1 + exp(-gate)) in place, in float32, rounded once. x: contiguous [T, width]. gate: rows of as many
+    contiguous numbers, or of one."""
     tokens, width = x.shape
     each = gate.shape[1] == width
     assert each or gate.shape[1] == 1
     _logistic_mul_kernel[(tokens, triton.cdiv(width, _BLOCK))](
-        x, gate, WIDTH=width, EACH=each, BLOCK=_BLOCK, num_warps=4
+        x, gate, WIDTH=width, STRIDE=gate.stride(0), EACH=each, BLOCK=_BLOCK, num_warps=4
     )

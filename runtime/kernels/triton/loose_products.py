@@ -24,7 +24,8 @@ def sizes_of(weight: torch.Tensor) -> tuple[int, int]:
 
 
 def scores_of(x: torch.Tensor, router: Linear) -> torch.Tensor:
-    """float32, from sums that are rounded to nothing else. x: normalised, [T, hidden]. Returns [T, experts]."""
+    """float32, from sums that are rounded to nothing else. x: normalised, [T, hidden]. Returns [T, scored], as
+    `PackedExperts` has it."""
     if x.dtype != torch.bfloat16 or not takes_depth(x.shape[1]):
         return functional.linear(x.float(), router.weight.float(), None if router.bias is None else router.bias.float())
     out = torch.empty((x.shape[0], router.weight.shape[0]), dtype=torch.float32, device=x.device)
@@ -32,16 +33,16 @@ def scores_of(x: torch.Tensor, router: Linear) -> torch.Tensor:
     return out
 
 
-def with_shared(x: torch.Tensor, made: torch.Tensor, experts: PackedExperts) -> torch.Tensor:
+def with_shared(x: torch.Tensor, made: torch.Tensor, scores: torch.Tensor, experts: PackedExperts) -> torch.Tensor:
     """What a token gets of its experts, and of the shared one if there is one, by the vendor's products. x: normalised,
-    [T, hidden]. made: of its experts, [T, hidden]."""
+    [T, hidden]. made: of its experts, [T, hidden]. scores: [T, scored]."""
     shared = experts.shared
     if shared is None:
         return made
     made_of_x = functional.linear(x, shared.gate_up.weight, shared.gate_up.bias)
     gated = gated_mul(made_of_x) if experts.has_gates else squared_relu_of(made_of_x)
-    if experts.share is not None:
-        logistic_mul(gated, scores_of(x, experts.share))
+    if shared.share is not None:
+        logistic_mul(gated, scores[:, experts.weights.count :])
     return torch.add(made, functional.linear(gated, shared.down.weight, shared.down.bias))
 
 

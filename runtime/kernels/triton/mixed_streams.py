@@ -63,10 +63,10 @@ class ManyRows:
 
     def experts(self, experts: PackedExperts) -> None:
         x = self._sum.normed(experts.weights.norm)
-        scores = scores_of(x, experts.weights.router)
+        scores = scores_of(x, experts.router)
         arrived = self._buffers.arrived(x.device)
         made = experts.made(experts.results(x, scores, self._live, arrived), self._live)
-        self._sum.add(with_shared(x, made, experts))
+        self._sum.add(with_shared(x, made, scores, experts))
 
     def look(self, out: torch.Tensor) -> None:
         """See `RowStream.look`."""

@@ -68,10 +68,10 @@ def _write_items(counts, items, num_items, PADDED: tl.constexpr, BLOCK: tl.const
 
 @triton.jit
 def _route_kernel(
-    scores, correction, live, squares, shares, places, scale, eps, COUNT: tl.constexpr, CHOSEN: tl.constexpr,
-    PADDED: tl.constexpr, RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr,
-    GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, FACTOR: tl.constexpr,
-    DEPTH: tl.constexpr, SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr,
+    scores, correction, live, squares, shares, places, scale, eps, COUNT: tl.constexpr, SCORES: tl.constexpr,
+    CHOSEN: tl.constexpr, PADDED: tl.constexpr, RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr,
+    CORRECTED: tl.constexpr, GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr,
+    FACTOR: tl.constexpr, DEPTH: tl.constexpr, SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program for a token."""
@@ -85,7 +85,7 @@ def _route_kernel(
         s = tl.arange(0, ALL_SQUARES)
         of_tiles = tl.load(squares + s * STRIDE + token, mask=s < SQUARES, other=0.0)
     chosen, place, share = chosen_experts(
-        scores, correction, token, COUNT, CHOSEN, PADDED, RENORMALISED, LOGISTIC, CORRECTED, GROUPS,
+        scores, correction, token, COUNT, SCORES, CHOSEN, PADDED, RENORMALISED, LOGISTIC, CORRECTED, GROUPS,
         PADDED_GROUPS, CHOSEN_GROUPS, FACTOR,
     )  # fmt: skip
     chosen = chosen & is_live
@@ -142,6 +142,7 @@ def route(
     choice: Choice,
     arrived: torch.Tensor,
     *,
+    beside: int = 0,
     share: Share = WHOLE,
     squares: tuple[torch.Tensor, int, float] | None = None,
     depth: int = 0,
@@ -150,13 +151,14 @@ def route(
 ) -> Routing:
     """Send tokens to experts.
 
-    scores: float32 contiguous [T, experts]. live: int [T], more than 0 for tokens that choose. arrived: int32 [1], zero
-    before and after. share: whose experts tokens are listed for; they choose among all. squares: float64
-    [tiles, T or more] sums of squares of what the scores were made of, how many tiles, and the eps of its norm over
-    `depth` numbers: its scale is left too. dependent: launched programmatically. warps: of
-    the program of a token, None for the fastest.
+    scores: float32 contiguous [T, experts + beside], those of experts first. live: int [T], more than 0 for tokens that
+    choose. arrived: int32 [1], zero before and after. share: whose experts tokens are listed for; they choose among
+    all. squares: float64 [tiles, T or more] sums of squares of what the scores were made of, how many tiles, and the
+    eps of its norm over `depth` numbers: its scale is left too. dependent: launched programmatically. warps: of the
+    program of a token, None for the fastest.
     """
-    (tokens, count), chosen = scores.shape, choice.chosen
+    (tokens, scored), chosen = scores.shape, choice.chosen
+    count = scored - beside
     assert 0 < chosen <= min(count, MOST_CHOSEN)
     own = share.part_of(count, "experts")
     block, device = block_of(tokens, count, chosen), scores.device
@@ -187,7 +189,7 @@ def route(
         STRIDE=0 if squares is None else made.shape[1],
         DEPENDENT=dependent,
         num_warps=warps_for(count) if warps is None else warps,
-        **choice_parts(choice, count),
+        **choice_parts(choice, count, scored),
         **options,
     )
     _list_kernel[(len(own),)](

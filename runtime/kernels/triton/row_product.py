@@ -50,17 +50,17 @@ def _chunk(x, g, first, DEPTH: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.const
 
 
 @triton.jit
-def _row_product_kernel(
-    x, weight, bias, gamma, out, places, eps, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
+def outputs_of_row(
+    tile, x, weight, bias, gamma, out, places, eps, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, HELD: tl.constexpr, NORM: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr,
     PLACED: tl.constexpr, DEPENDENT: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
-    """One program for ROWS outputs. HELD: chunks of BLOCK weights that are asked for before the wait."""
-    let_dependents_start(DEPENDENT)
+    """What a program does for ROWS outputs, from tile * ROWS on; the wait is in it. HELD: chunks of BLOCK weights that
+    are asked for before the wait."""
     HALVES: tl.constexpr = 2 if EPILOGUE == _GATED else 1
     CHUNKS: tl.constexpr = (DEPTH + BLOCK - 1) // BLOCK
     r = tl.arange(0, ROWS * HALVES)
-    output = tl.program_id(0) * ROWS + r % ROWS
+    output = tile * ROWS + r % ROWS
     ok = output < OUTPUTS
     row = tl.where(ok, output, 0) + r // ROWS * OUTPUTS
     k = tl.arange(0, BLOCK)
@@ -104,7 +104,7 @@ def _row_product_kernel(
     if EPILOGUE == _GATED:
         gate, up = tl.split(tl.trans(tl.reshape(total, [2, ROWS])))
         total = gated(gate, up, GELU)
-        output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        output = tile * ROWS + tl.arange(0, ROWS)
         ok = output < OUTPUTS
     if EPILOGUE == _SQUARED:
         total = squared_relu(total)
@@ -113,6 +113,20 @@ def _row_product_kernel(
     if EPILOGUE == _ADD:
         total += old.to(tl.float32)
     tl.store(out + output, total.to(out.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def _row_product_kernel(
+    x, weight, bias, gamma, out, places, eps, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, HELD: tl.constexpr, NORM: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    PLACED: tl.constexpr, DEPENDENT: tl.constexpr, GELU: tl.constexpr,
+):  # fmt: skip
+    """One program for ROWS outputs."""
+    let_dependents_start(DEPENDENT)
+    outputs_of_row(
+        tl.program_id(0), x, weight, bias, gamma, out, places, eps, OUTPUTS, DEPTH, ROWS, BLOCK, HELD, NORM, EPILOGUE,
+        HAS_BIAS, PLACED, DEPENDENT, GELU,
+    )  # fmt: skip
 
 
 def row_product(

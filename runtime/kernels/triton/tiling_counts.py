@@ -9,6 +9,7 @@ import torch
 
 from runahead.runtime.kernels.layers import Attention, Dense, Experts, Layer, Linear
 from runahead.runtime.kernels.triton.decode_streams import MAX_ROWS
+from runahead.runtime.kernels.triton.expert_layers import router_of
 from runahead.runtime.kernels.triton.gpu import current_gpu
 from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, SQUARED, STORE
 from runahead.runtime.kernels.triton.tilings import measured_gpu, measured_tiling, rows_in_table, takes_depth
@@ -62,8 +63,8 @@ def tilings_asked_for(
 
 
 def products_in(layers: Sequence[Layer]) -> Iterator[LayerProduct]:
-    """Of all layers in turn, those of experts left out, which no table cuts: their router's and a shared expert's are
-    here."""
+    """Of all layers in turn, those of experts left out, which no table cuts, the shared one among them: their router's
+    is here."""
     for layer in layers:
         mixer, dense = layer.mixer, layer.feed_forward
         found: list[tuple[Linear, int, bool]] = []
@@ -73,10 +74,7 @@ def products_in(layers: Sequence[Layer]) -> Iterator[LayerProduct]:
         elif mixer is not None:
             found += [(mixer.proj, STORE, True), (mixer.out, ADD, False)]
         if isinstance(dense, Experts):
-            found += [(dense.router, STORE, True)]
-            if dense.shared is not None:
-                first = GATED if dense.activation == "silu" else SQUARED
-                found += [(dense.shared.gate_up, first, True), (dense.shared.down, ADD, False)]
+            found += [(router_of(dense), STORE, True)]
         elif isinstance(dense, Dense):
             found += [(dense.gate_up, GATED, True), (dense.down, ADD if dense.post_norm is None else STORE, False)]
         elif dense is not None:

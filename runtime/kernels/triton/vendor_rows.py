@@ -46,10 +46,10 @@ class VendorRows(RowStream):
 
     def experts(self, experts: PackedExperts) -> None:
         x = self._sum.normed(experts.weights.norm)
-        scores = scores_of(x, experts.weights.router)
+        scores = scores_of(x, experts.router)
         arrived = self._buffers.arrived(self._device)
         made = experts.made(experts.results(x, scores, self._live, arrived, self._depends), self._live)
-        self._sum.add(with_shared(x, made, experts))
+        self._sum.add(with_shared(x, made, scores, experts))
 
     def _depends(self, wanted: bool) -> bool:
         return False

@@ -6,7 +6,7 @@ and nothing that the kernel writes may have changed by then.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from tests.runtime.kernels.triton_device import triton_device
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.choice import Choice  # noqa: E402
-from runahead.runtime.kernels.layers import Linear, Norm  # noqa: E402
+from runahead.runtime.kernels.layers import Linear, Norm, SharedExpert  # noqa: E402
 from runahead.runtime.kernels.triton import (  # noqa: E402
     decode_attention,
     decode_streams,
@@ -62,14 +62,20 @@ class Predecessor:
     """
 
     def __init__(
-        self, patch: pytest.MonkeyPatch, module: Any, made: list[torch.Tensor], written: list[torch.Tensor]
+        self,
+        patch: pytest.MonkeyPatch,
+        module: Any,
+        made: list[torch.Tensor],
+        written: list[torch.Tensor],
+        waiting: Sequence[Any] = (),
     ) -> None:
         self._made, self._written = made, [tensor for tensor in written if not any(tensor is one for one in made)]
         self._real: list[torch.Tensor] = []
         self._before: list[torch.Tensor] = []
         self.waits = 0
         patch.setattr(module, "let_dependents_start", self._start)
-        patch.setattr(module, "wait_for_predecessors", self._wait)
+        for one in {module, *waiting}:
+            patch.setattr(one, "wait_for_predecessors", self._wait)
 
     def _start(self, dependent: Any) -> None:
         self._real = [tensor.clone() for tensor in self._made]
@@ -94,15 +100,16 @@ def _poison(tensor: torch.Tensor) -> float:
 
 def check(
     patch: pytest.MonkeyPatch, module: Any, made: list[torch.Tensor], written: list[torch.Tensor],
-    run: Callable[[], None], programs: int,
+    run: Callable[[], None], programs: int, waiting: Sequence[Any] = (),
 ) -> None:  # fmt: skip
-    """Run once with nothing in the way, and once behind a predecessor: the same is written."""
+    """Run once with nothing in the way, and once behind a predecessor: the same is written. waiting: modules of which
+    parts of the kernel wait."""
     blank = [tensor.clone() for tensor in written]
     run()
     expected = [tensor.clone() for tensor in written]
     for tensor, before in zip(written, blank, strict=True):
         tensor.copy_(before)
-    predecessor = Predecessor(patch, module, made, written)
+    predecessor = Predecessor(patch, module, made, written, waiting)
     run()
     assert predecessor.waits == programs, "every program waits, and once"
     for found, wanted in zip(written, expected, strict=True):
@@ -226,6 +233,43 @@ def test_experts_of_a_lone_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
     programs = 2 * ceil_div(16, expert_row.GATES.rows) + ceil_div(DEPTH, expert_row.DOWNS.rows)
     check(monkeypatch, expert_row, [residual], [residual], run, programs)
+
+
+def random_shared_expert(width: int, depth: int) -> SharedExpert:
+    first, last = torch.randn(2 * width, depth) * depth**-0.5, torch.randn(depth, width) * width**-0.5
+    return SharedExpert(Linear(first, None), Linear(last, None), torch.randn(depth))
+
+
+def test_a_lone_row_s_shared_expert(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(3)
+    residual, scores, live = torch.randn(1, DEPTH), torch.randn(1, 6), torch.ones(1, dtype=torch.int32)
+    norm, gate_up, down = Norm(torch.rand(DEPTH), 1e-5), torch.randn(5, 32, DEPTH), torch.randn(5, DEPTH, 16)
+    choice, shared = Choice(2, renormalised=True), random_shared_expert(24, DEPTH)
+
+    def run() -> None:
+        expert_row.experts_of_one_row(
+            residual, scores, live, norm, gate_up, down, choice, shared=shared, dependent=False
+        )  # fmt: skip
+
+    programs = 3 + 2 * ceil_div(16, expert_row.GATES.rows) + ceil_div(DEPTH, expert_row.DOWNS.rows)
+    check(monkeypatch, expert_row, [residual], [residual], run, programs, waiting=(row_product,))
+
+
+def test_the_last_products_of_a_lone_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first kernel makes for them is not there before they wait."""
+    torch.manual_seed(3)
+    x, shared_x, residual, scores = (torch.randn(size) for size in ((2, 16), (24,), (1, DEPTH), (6,)))
+    named, shares = torch.tensor([1, 3], dtype=torch.int32), torch.rand(2)
+    live, down, shared = torch.ones(1, dtype=torch.int32), torch.randn(5, DEPTH, 16), torch.randn(DEPTH, 24)
+
+    def run() -> None:
+        expert_row._down_kernel[(DEPTH // 16,)](
+            x, live, down, named, shares, scores, shared_x, shared, shared, residual, COUNT=5, CHOSEN=2, PLACES=2,
+            OWN=0, OUTPUTS=DEPTH, DEPTH=16, ROWS=16, BLOCK=16, SHARED=24, SHARED_BLOCK=16, SHARED_BIAS=False,
+            SHARE=True, DEPENDENT=False,
+        )  # fmt: skip
+
+    check(monkeypatch, expert_row, [x, shared_x, named, shares, scores, residual], [residual], run, DEPTH // 16)
 
 
 @pytest.mark.parametrize("plan", [replace(plan, programs=5) for plan in attention.PLANS])

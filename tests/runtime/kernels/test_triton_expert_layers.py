@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -14,28 +14,28 @@ DEVICE = triton_device()
 
 from runahead.runtime.kernels.choice import Choice  # noqa: E402
 from runahead.runtime.kernels.forward_batch import ForwardBatch  # noqa: E402
-from runahead.runtime.kernels.layers import ExpertActivation, Experts, Linear, Norm  # noqa: E402
-from runahead.runtime.kernels.reference import experts as reference  # noqa: E402
 from runahead.runtime.kernels.triton import routing  # noqa: E402
-from runahead.runtime.kernels.triton.expert_layers import PackedExperts, live_tokens  # noqa: E402
+from runahead.runtime.kernels.triton.expert_layers import live_tokens  # noqa: E402
 from runahead.runtime.kernels.triton.expert_row import ExpertRowTiling, experts_of_one_row  # noqa: E402
 from runahead.runtime.kernels.triton.routing import Routing, route  # noqa: E402
+from tests.runtime.kernels.expert_cases import (  # noqa: E402
+    CLOSE,
+    HALF,
+    Case,
+    by_the_reference,
+    drawn,
+    scores_for,
+)
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
 from tests.runtime.kernels.poisoned_memory import poison_new_memory  # noqa: E402
 
 # The interpreter's own way with a loop whose length is read on the device.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
-HALF = torch.bfloat16
-CLOSE = {torch.float32: 1e-5, HALF: 1e-2}
 
 
 @pytest.fixture(autouse=True)
 def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     poison_new_memory(monkeypatch)
-
-
-def drawn(*sizes: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(sizes, generator=torch.Generator().manual_seed(seed))
 
 
 def routed(scores: torch.Tensor, live: torch.Tensor, chosen: int, renormalised: bool = True, **further: Any) -> Routing:
@@ -57,15 +57,6 @@ def entries_by_expert(found: Routing) -> dict[int, list[int]]:
         assert first == len(listed.setdefault(expert, []))
         listed[expert] += found.entries[expert, first : first + count].tolist()
     return listed
-
-
-def scores_for(kind: str, tokens: int, experts: int) -> torch.Tensor:
-    scores = drawn(tokens, experts, seed=tokens)
-    if kind == "all choose one":
-        scores[:, experts // 2] += 50.0
-    elif kind == "ties":
-        scores = (2 * scores).round()
-    return scores
 
 
 CASES = [  # tokens, experts, chosen, kind
@@ -136,14 +127,6 @@ def test_a_score_that_is_no_number_is_in_all_of_its_token_s_shares_and_in_no_oth
     assert sum(map(len, entries_by_expert(found).values())) == 6
 
 
-def by_the_reference(scores: torch.Tensor, choice: Choice) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts of each token by ascending number, and their shares. [T, chosen]"""
-    own = choice if choice.correction is None else replace(choice, correction=choice.correction.cpu())
-    named, shares = map(torch.from_numpy, reference.chosen_experts(scores.cpu().clone().numpy(), own))
-    named, order = named.sort(1)
-    return named, shares.gather(1, order)
-
-
 def correction_of(experts: int) -> torch.Tensor:
     return drawn(experts, seed=9).to(DEVICE)
 
@@ -183,11 +166,7 @@ def test_each_kind_of_choice_is_that_of_the_reference(experts: int, choice: Choi
 @pytest.mark.parametrize(("experts", "choice"), CHOICES.values(), ids=CHOICES)
 def test_a_lone_row_is_chosen_for_in_the_same_way(experts: int, choice: Choice) -> None:
     case = Case.of(1, experts, choice, "random", torch.float32, hidden=16, width=8)
-    root = case.x.double().pow(2).mean().add(1e-6).sqrt().cpu()
-    residual = case.x.clone()
-    case.packed.add_of_one_row(residual, case.scores, case.live, dependent=False)
-    normed = Case(case.packed, (case.x / root.to(DEVICE)).to(torch.float32), case.live, case.scores)
-    assert relative_error(residual, case.x.double().cpu() + normed.expected()) < 1e-5
+    assert relative_error(case.added_to_a_lone_row(), case.expected_of_a_lone_row()) < 1e-5
 
 
 def test_by_the_logistic_function_too_one_score_that_is_no_number_is_in_all_shares() -> None:
@@ -198,67 +177,6 @@ def test_by_the_logistic_function_too_one_score_that_is_no_number_is_in_all_shar
     assert shares[1].isnan().all()
     assert shares[[0, 2]].isfinite().all()
     assert sum(map(len, entries_by_expert(found).values())) == 9
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A layer of random experts, its tokens, which of them live, and their scores."""
-
-    packed: PackedExperts
-    x: torch.Tensor  # [T, hidden]
-    live: torch.Tensor  # int32 [T]
-    scores: torch.Tensor  # float32 [T, experts]
-
-    @staticmethod
-    def of(
-        tokens: int,
-        experts: int,
-        chosen: int | Choice,
-        kind: str,
-        dtype: torch.dtype,
-        hidden: int = 64,
-        width: int = 64,
-        activation: ExpertActivation = "silu",
-    ) -> Case:
-        def linears(rows: int, columns: int, seed: int) -> tuple[Linear, ...]:
-            every = (drawn(experts, rows, columns, seed=seed) * columns**-0.5).to(DEVICE, dtype)
-            return tuple(Linear(weight, None) for weight in every)
-
-        gate_up, down = linears((2 if activation == "silu" else 1) * width, hidden, 1), linears(hidden, width, 2)
-        norm = Norm(torch.ones(hidden, dtype=dtype, device=DEVICE), 1e-6)
-        router = Linear(drawn(experts, hidden, seed=4).to(DEVICE, dtype), None)
-        choice = Choice(chosen, renormalised=True) if isinstance(chosen, int) else chosen
-        packed = PackedExperts.of(Experts(norm, router, gate_up, down, choice, activation=activation))
-        assert packed.gate_up.data_ptr() == gate_up[0].weight.data_ptr(), "what lies packed was copied"
-        live = torch.arange(tokens) % 4 != 2
-        x = drawn(tokens, hidden, seed=3).to(DEVICE, dtype)
-        return Case(packed, x, live.int().to(DEVICE), scores_for(kind, tokens, experts).to(DEVICE))
-
-    def some(self, tokens: list[int]) -> Case:
-        return Case(self.packed, self.x[tokens], self.live[tokens], self.scores[tokens])
-
-    def made(self) -> torch.Tensor:
-        """What experts make of the tokens, [T, hidden]."""
-        arrived = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-        results = self.packed.results(self.x, self.scores, self.live, arrived)
-        return self.packed.made(results, self.live).cpu()
-
-    def expected(self) -> torch.Tensor:
-        """The same in float64."""
-        x = self.x.double().cpu()
-        named, shares = by_the_reference(self.scores, self.packed.weights.choice)
-        gate_up, down = self.packed.gate_up.double().cpu(), self.packed.down.double().cpu()
-        width = down.shape[2]
-        total = torch.zeros_like(x)
-        for token in self.live.nonzero()[:, 0].tolist():
-            for share, expert in zip(shares[token].tolist(), named[token].tolist(), strict=True):
-                both = gate_up[expert] @ x[token]
-                if self.packed.has_gates:
-                    inner = torch.nn.functional.silu(both[:width]) * both[width:]
-                else:
-                    inner = both.relu().square()
-                total[token] += share * (down[expert] @ inner)
-        return total
 
 
 @pytest.mark.parametrize("dtype", [HALF, torch.float32])
@@ -278,11 +196,7 @@ def test_experts_without_gates_square_what_is_above_zero(dtype: torch.dtype) -> 
     case = Case.of(13, 5, 2, "random", dtype, hidden=40, width=24, activation="squared_relu")
     assert relative_error(case.made(), case.expected()) < CLOSE[dtype]
     lone = case.some([3])
-    root = lone.x.double().pow(2).mean().add(1e-6).sqrt().cpu()
-    residual = lone.x.clone()
-    lone.packed.add_of_one_row(residual, lone.scores, lone.live, dependent=False)
-    normed = Case(lone.packed, (lone.x / root.to(DEVICE)).to(torch.float32), lone.live, lone.scores)
-    assert relative_error(residual, lone.x.double().cpu() + normed.expected()) < CLOSE[dtype]
+    assert relative_error(lone.added_to_a_lone_row(), lone.expected_of_a_lone_row()) < CLOSE[dtype]
 
 
 def test_sizes_that_no_tile_divides() -> None:
@@ -318,11 +232,7 @@ def test_a_masked_token_that_holds_nonsense_reaches_nobody() -> None:
 @pytest.mark.parametrize(("experts", "chosen", "hidden", "width"), [(11, 3, 64, 96), (3, 3, 40, 24), (5, 1, 2080, 16)])
 def test_a_lone_row_gets_its_sum(experts: int, chosen: int, hidden: int, width: int, dtype: torch.dtype) -> None:
     case = Case.of(1, experts, chosen, "random", dtype, hidden, width)
-    root = case.x.double().pow(2).mean().add(1e-6).sqrt().cpu()
-    residual = case.x.clone()
-    case.packed.add_of_one_row(residual, case.scores, case.live, dependent=False)
-    normed = Case(case.packed, (case.x / root.to(DEVICE)).to(torch.float32), case.live, case.scores)
-    assert relative_error(residual, case.x.double().cpu() + normed.expected()) < CLOSE[dtype]
+    assert relative_error(case.added_to_a_lone_row(), case.expected_of_a_lone_row()) < CLOSE[dtype]
 
 
 @pytest.mark.parametrize(

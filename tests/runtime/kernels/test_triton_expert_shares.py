@@ -19,10 +19,11 @@ from runahead.runtime.kernels.share import Share, ShareError  # noqa: E402
 from runahead.runtime.kernels.triton import expert_row, routing  # noqa: E402
 from runahead.runtime.kernels.triton.expert_layers import PackedExperts  # noqa: E402
 from runahead.runtime.kernels.triton.routing import Routing, route  # noqa: E402
+from tests.runtime.kernels.expert_cases import Case  # noqa: E402
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
 from tests.runtime.kernels.poisoned_memory import poison_new_memory  # noqa: E402
 from tests.runtime.kernels.test_expert_shares import ranks  # noqa: E402
-from tests.runtime.kernels.test_triton_expert_layers import Case, entries_by_expert  # noqa: E402
+from tests.runtime.kernels.test_triton_expert_layers import entries_by_expert  # noqa: E402
 
 # The interpreter's own way with a loop whose length is read on the device.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")

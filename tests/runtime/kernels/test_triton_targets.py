@@ -55,7 +55,7 @@ QWEN3_MOE = {
     "norm_topk_prob": True,
 }
 # With norms, activations and experts, which the shape's own architecture lacks.
-FURTHER = (OLMO2, GEMMA3, QWEN3_MOE, GEMMA2, NEMOTRON_H)
+FURTHER = (OLMO2, GEMMA3, QWEN3_MOE, GEMMA2, NEMOTRON_H, {**NEMOTRON_H, "mlp_bias": True})
 
 
 def compiled(orders: Orders, cache: Path) -> Sequence[Compiled]:
