@@ -11,13 +11,13 @@ from runahead.runtime.checkpoint import BUNDLED_FOLDER
 from tests.gpu.test_drafts_and_structures_served import FLAGS, TOGETHER, compare_all, grown, plain_requests
 from tests.parity.drafters import flags_of
 from tests.parity.figures import check_at_rest, check_depth
-from tests.parity.recurrent_checkpoints import HEADED_IN_TILES, checkpoint_of
+from tests.parity.recurrent_checkpoints import HEADED_IN_TILES, HEADED_QWEN3_5, checkpoint_of
 from tests.parity.services import DEPTHS, figures_everywhere, run_everywhere, services_at_every_depth
-from tests.runtime.kernels.headed_engine import OVER_STATES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 REQUESTS = 32
+OVER_STATES = HEADED_IN_TILES, HEADED_QWEN3_5
 
 
 def of_the_model(flags: list[str]) -> list[str]:
@@ -28,15 +28,15 @@ def of_the_model(flags: list[str]) -> list[str]:
 
 def drafting(kind: str, folder: Path) -> list[str]:
     """Flags of a service in which this drafts."""
-    if kind != OVER_STATES:
+    if kind not in OVER_STATES:
         return flags_of(kind, folder)
-    return ["--drafter", "mtp", "--model", str(checkpoint_of(HEADED_IN_TILES, folder))]
+    return ["--drafter", "mtp", "--model", str(checkpoint_of(kind, folder))]
 
 
-@pytest.mark.parametrize("kind", ["eagle-1", "mtp", OVER_STATES, "model"])
+@pytest.mark.parametrize("kind", ["eagle-1", "mtp", *OVER_STATES, "model"])
 def test_what_drafts_changes_no_bit_of_what_a_service_says_at_any_depth(kind: str, tmp_path: Path) -> None:
-    """The bundled model's own head, one that comes with a checkpoint, one of a checkpoint whose model keeps recurrent
-    states, and a whole model."""
+    """The bundled model's own head, one that comes with a checkpoint, those of two checkpoints whose models keep
+    recurrent states, and a whole model."""
     flags = drafting(kind, tmp_path)
     plain_flags, drafting_flags = (*FLAGS, *of_the_model(flags)), (*FLAGS, *flags, "--draft-tokens", "3")
     with (

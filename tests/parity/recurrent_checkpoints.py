@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from safetensors.torch import load_file, save_file
-from transformers import BambaConfig, Qwen3NextConfig
+from transformers import BambaConfig, Qwen3_5MoeTextConfig, Qwen3NextConfig
 
 from runahead.runtime import models
 from tests.parity.workload import VOCAB
@@ -25,13 +25,14 @@ _FURTHER: Final = 3.0
 TRAINED: Final = "bundled hybrid"
 HEADED: Final = "gated-delta-net-with-head"
 HEADED_IN_TILES: Final = f"{HEADED}-in-tiles"  # of sizes that the exact kernels of a GPU take
+HEADED_QWEN3_5: Final = f"{HEADED_IN_TILES}-of-qwen3.5"
+_IN_TILES: Final = {**IN_TILES.changes, "vocab_size": VOCAB, "max_position_embeddings": 1024}
 FAMILIES: Final = {
     "mamba-2": Case("mamba-2", BambaConfig, {**_SIZES, **BAMBA}),
     "gated-delta-net": Case("gated-delta-net", Qwen3NextConfig, {**_SIZES, **QWEN3_NEXT}),
     HEADED: Case(HEADED, Qwen3NextConfig, {**_SIZES, **QWEN3_NEXT, "max_position_embeddings": 1024}),
-    HEADED_IN_TILES: Case(
-        HEADED_IN_TILES, Qwen3NextConfig, {**IN_TILES.changes, "vocab_size": VOCAB, "max_position_embeddings": 1024}
-    ),
+    HEADED_IN_TILES: Case(HEADED_IN_TILES, Qwen3NextConfig, _IN_TILES),
+    HEADED_QWEN3_5: Case(HEADED_QWEN3_5, Qwen3_5MoeTextConfig, _IN_TILES),
 }
 _NOISE: Final = 0.12  # its head is right at times
 
@@ -40,7 +41,7 @@ def checkpoint_of(family: str, folder: Path) -> Path:
     """A checkpoint of this family that a service can be started with: the bundled one, or one made in the folder."""
     if family == TRAINED:
         return BUNDLED_HYBRID
-    if family in (HEADED, HEADED_IN_TILES):
+    if family.startswith(HEADED):
         save_foreseen_qwen(folder, case=FAMILIES[family], noise=_NOISE)
     else:
         save(FAMILIES[family], folder)
