@@ -57,9 +57,10 @@ class ExpertTiling:
 @dataclass(frozen=True, slots=True)
 class SharedPart:
     """What a product has of the expert that every token gets. linear: its weights. width: of it. x: what they are
-    multiplied with, contiguous [T, in]; in the last product [T, width]. out: contiguous [T, width], of the last
-    product float32 [T, pieces, outputs], where a piece has as many numbers as another expert's width. scores: float32
-    contiguous [T, n], of which the last says of the last product by how much it is multiplied; None: by nothing."""
+    multiplied with: in a first product that of the others, in the last one contiguous [T, width]. out: contiguous
+    [T, width], in the last product float32 [T, pieces, outputs], where a piece has as many numbers as another expert's
+    width. scores: float32 contiguous [T, n]; the last product is multiplied by the logistic function of the last of
+    them; None: by nothing."""
 
     linear: Linear
     width: int
@@ -142,7 +143,7 @@ def _expert_product_kernel(
         if SCALED:
             acc *= tl.load(scale + source, mask=ok, other=0.0)[None, :]
         if SHARED_BIAS:
-            # Of a gate and of what it is for one after the other, as `gated_row` has them; of the last product once.
+            # In the order of the tile's rows, those of gates among others; of the last product with one piece alone.
             has_bias = is_shared
             if WHICH == _LAST:
                 has_bias = is_shared & (piece == 0)

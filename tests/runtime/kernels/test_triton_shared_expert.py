@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -12,6 +13,8 @@ from tests.runtime.kernels.triton_device import relative_error, triton_device
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.layers import ExpertActivation, Linear, SharedExpert  # noqa: E402
+from runahead.runtime.kernels.share import Share  # noqa: E402
+from runahead.runtime.kernels.triton.expert_layers import PackedExperts  # noqa: E402
 from runahead.runtime.kernels.triton.expert_row import DOWNS  # noqa: E402
 from tests.runtime.kernels.expert_cases import CLOSE, HALF, Case, drawn  # noqa: E402
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
@@ -79,6 +82,36 @@ def test_a_shared_expert_that_is_wider_than_a_program_asks_for_at_once() -> None
     shared = shared_expert(2 * DOWNS.weights // DOWNS.rows + 8, 24, torch.float32, "silu", ("bias", "share"))
     case = Case.of(1, 5, 2, "random", torch.float32, 24, 24, shared=shared)
     assert relative_error(case.added_to_a_lone_row(), case.expected_of_a_lone_row()) < 1e-5
+
+
+def test_a_masked_lone_row_gets_nothing_of_the_shared_expert_either() -> None:
+    shared = shared_expert(48, 40, HALF, "silu", ("share",))
+    case = Case.of(1, 5, 2, "random", HALF, 40, 24, shared=shared)
+    masked = replace(case, live=torch.zeros_like(case.live))
+    assert torch.equal(masked.added_to_a_lone_row(), case.x.cpu())
+    assert not torch.equal(case.added_to_a_lone_row(), case.x.cpu())
+
+
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_of_two_ranks_the_first_has_the_shared_expert(tokens: int) -> None:
+    """Whose router makes one score more."""
+    shared = shared_expert(48, 40, torch.float32, "silu", ("share",))
+    case = Case.of(tokens, 8, 3, "random", torch.float32, 40, 24, shared=shared)
+    weights = case.packed.weights
+
+    def added(case: Case) -> torch.Tensor:
+        return case.added_to_a_lone_row() - case.x.cpu() if tokens == 1 else case.made()
+
+    def of_rank(rank: int) -> Case:
+        share, own = Share(rank, 2), slice(4 * rank, 4 * rank + 4)
+        part = replace(
+            weights, gate_up=weights.gate_up[own], down=weights.down[own], share=share,
+            shared=shared if rank == 0 else None,
+        )  # fmt: skip
+        packed = PackedExperts.of(part)
+        return replace(case, packed=packed, scores=case.scores[:, : packed.scored].contiguous())
+
+    assert relative_error(added(of_rank(0)) + added(of_rank(1)), added(case)) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [HALF, torch.float32])
