@@ -26,19 +26,22 @@ SHAPES: Final = {  # heads, KV heads, head_dim, whether heads are normalised
     "0.6B": (16, 8, 128, True),
     "1B": (32, 8, 64, False),
     "8B": (32, 8, 128, False),
+    "30B-A3B": (32, 4, 128, True),
+    "7B-A1B": (12, 4, 128, False),
+    "40B-A3B-delta": (16, 2, 256, True),
 }
 _BLOCK_SIZE: Final = 16
 _GRAPH_BYTES: Final = 2e8  # of keys and values that a graph goes through
 PROCESSORS: Final = 132
 
 
-def plans(rows: int, head_dim: int, context: int) -> Iterator[AttentionPlan]:
+def plans(rows: int, kv_heads: int, head_dim: int, context: int) -> Iterator[AttentionPlan]:
     """Those whose tiles fit into registers or shared memory, with about as many items as programs."""
     for tile, parts, per, warps, stages, early in itertools.product(
         (32, 64, 128), (1, 2, 3, 4, 6, 8, 11, 16, 32), (2, 3, 4, 6), (1, 2, 4, 8), (1, 3, 4, 5), (True, False)
     ):
         chunk = ceil_div(ceil_div(context, tile), parts)
-        items = rows * 8 * ceil_div(context, tile * chunk)
+        items = rows * kv_heads * ceil_div(context, tile * chunk)
         registers = tile * head_dim * 4 / (32 * warps) if early else 0  # bytes of a thread
         shared = (stages - 2) * tile * head_dim * 4 if stages > 2 else 0
         if registers > 640 or (early and stages > 3) or not (early or stages > 2) or tile * 4 < warps * 64:
@@ -104,7 +107,7 @@ def main() -> None:
         compile_side_by_side("benchmarks.tune.attention", flags)
     for name, rows in itertools.product(chosen.models.split(","), map(int, chosen.rows.split(","))):
         _, kv_heads, head_dim, _ = SHAPES[name]
-        tried = list(plans(rows, head_dim, chosen.context))
+        tried = list(plans(rows, kv_heads, head_dim, chosen.context))
         random.Random(rows).shuffle(tried)
         bytes_ = rows * chosen.context * kv_heads * head_dim * 4
         copies = 1 if chosen.compile else min(max(4, int(_GRAPH_BYTES / bytes_)), 64)

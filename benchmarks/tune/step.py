@@ -3,8 +3,8 @@
 Kernels run into each other: a program that starts early takes registers and shared memory from the kernel before, so
 that what is fastest alone may slow its neighbours. Here F of a model with random weights is a captured graph, in which
 attention and one product after the other are cut in other ways, while the rest stays as the best that was found. It
-prints the best ways; with --out the products' join the table beside the kernels, and `attention_plan` in the kernels'
-`tilings.py` says how attention is cut.
+prints the best ways; with --out they join the table beside the kernels. Attention that is not in that table is cut as
+`attention_plan` in the kernels' `tilings.py` says.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Step:
         products: dict[str, Any] = {"row_tiling": self._row_tiling, "rows_tiling": self._rows_tiling}
         with (
             mock.patch.multiple(decode_streams, **products),
-            mock.patch.multiple(decode_buffers, attention_plan=self._attention_plan, measured_plan=self._measured_plan),
+            mock.patch.object(decode_buffers, "measured_plan", self._measured_plan),
             mock.patch.multiple(loose_products, **products),
             mock.patch.object(
                 kernel_set, "OneRow", decode_streams.FusedRows if self.on_units else decode_streams.OneRow
@@ -141,11 +141,7 @@ class Step:
         self.asked[key] = LayerProduct(outputs, depth, EPILOGUES.index(epilogue), normed=False), columns
         return self._way(key, otherwise)
 
-    def _attention_plan(self, rows: int, head_dim: int, device: torch.device, exact: bool = False) -> Any:
-        return self._way(_ATTENTION, lambda: attention_plan(rows, head_dim, device, exact))
-
     def _measured_plan(self, shapes: Iterable[AttentionShape], rows: int, queries: int) -> Any:
-        """Of several query tokens a row; so it is never asked for the plan of one."""
         return self._way(
             _ATTENTION,
             lambda: measured_plan(shapes, rows, queries) or attention_plan(rows, self.head_dim, self.device),
@@ -182,7 +178,7 @@ def _plans(step: Step) -> Iterator[AttentionPlan]:
     """More than those that are good where nothing else runs. Where a row has several query tokens a program has more to
     do for each of a tile's: with more warps, or for some of the query tokens alone."""
     shares = [0, *(1 << bit for bit in range(step.queries.bit_length()) if 1 << bit < step.queries)]
-    for plan in attention.plans(step.rows, step.head_dim, step.tokens):
+    for plan in attention.plans(step.rows, step.shape.kv_heads, step.head_dim, step.tokens):
         for programs, share in itertools.product(range(1, 7), shares):
             yield replace(plan, programs=programs * attention.PROCESSORS, share=share)
             if step.queries > 1 and plan.warps == 4:
@@ -257,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", type=int, default=40, help="kernels that are compiled for a product")
     parser.add_argument("--only", default="", help="a part of the name of what is cut, such as attention or gated")
     parser.add_argument("--seconds", type=float, default=400, help="no step is begun after so many")
-    parser.add_argument("--out", type=Path, help="the table that the products' ways join")
+    parser.add_argument("--out", type=Path, help="the table that the ways join")
     parser.add_argument("--compile", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     began = time.monotonic()
@@ -290,10 +286,9 @@ def named_step(step: str) -> tuple[str, int, int]:
 
 
 def join_table(out: Path, gpu: str, step: Step, ways: dict[str, Way]) -> None:
-    """A step's ways, under the GPU's name; what stands there of others stays. Plans of attention are there for several
-    query tokens a row alone."""
+    """A step's ways, under the GPU's name; what stands there of others stays."""
     named = {key: asdict(way) for key, way in ways.items() if key != _ATTENTION}
-    if step.queries > 1 and _ATTENTION in ways:
+    if _ATTENTION in ways:
         named[plan_key(step.shape, step.rows, step.queries)] = asdict(ways[_ATTENTION])
     table: dict[str, dict[str, Any]] = json.loads(out.read_text()) if out.exists() else {}
     table.setdefault(gpu, {}).update(named)

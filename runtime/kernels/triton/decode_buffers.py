@@ -48,7 +48,7 @@ class DecodeBuffers:
         """How attention of launches with so many rows and query tokens is cut. dtype: of keys and values: plans were
         measured in bfloat16, and their tiles may be too large in float32."""
         measured = None
-        if batch.decode_queries > 1 and not exact and dtype == torch.bfloat16:
+        if not exact and dtype == torch.bfloat16:
             measured = measured_plan((shape for shape, _ in self.attentions), batch.num_rows, batch.decode_queries)
         return measured or attention_plan(batch.num_rows, self.widest_head, batch.token_ids.device, exact)
 

@@ -156,8 +156,9 @@ def takes_depth(depth: int) -> bool:
 def attention_plan(rows: int, head_dim: int, device: torch.device, exact: bool = False) -> AttentionPlan:
     """Of decode launches of so many rows, the same up to the next power of two: a launch that is no bucket's runs by a
     plan that a bucket has. What is best was measured by `benchmarks.tune.attention` on an H200, at
-    contexts of about 640 tokens: there the items of 8 KV heads are about as many as there are programs. exact: tile,
-    chunk and warps, on which a row's bits hang, are the same for every number of rows."""
+    contexts of about 640 tokens: there the items of 8 KV heads are about as many as there are programs. For shapes of
+    other numbers the table may have a plan: `measured_plan`. exact: tile, chunk and warps, on which a row's bits hang,
+    are the same for every number of rows."""
     rows = triton.next_power_of_2(rows)
     if device.type != "cuda":
         whole = 64 if exact and rows > 1 else 0
@@ -186,7 +187,7 @@ def attention_plan(rows: int, head_dim: int, device: torch.device, exact: bool =
 
 def measured_plan(shapes: Iterable[AttentionShape], rows: int, queries: int) -> AttentionPlan | None:
     """What the table has for attention of decode launches of so many rows, of which each has up to `queries` query
-    tokens, more than one; None where it has nothing, or where a model's kinds of attention differ in shape."""
+    tokens; None where it has nothing, or where a model's kinds of attention differ in shape."""
     different = set(shapes)
     if len(different) != 1:
         return None

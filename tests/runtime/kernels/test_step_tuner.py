@@ -85,7 +85,8 @@ def test_one_row_may_go_through_the_matrix_units_as_two_do(monkeypatch: pytest.M
 
 def test_candidates_of_a_few_rows_are_of_both_kinds_and_of_few_kernels() -> None:
     asked = {"4096x1024 store 8": (LayerProduct(4096, 1024, 0, normed=False), 8)}
-    step: Any = SimpleNamespace(rows=8, queries=1, tokens=672, head_dim=128, asked=asked)
+    shape = SimpleNamespace(kv_heads=8)
+    step: Any = SimpleNamespace(rows=8, queries=1, tokens=672, head_dim=128, shape=shape, asked=asked)
     found = step_tuner.candidates(step, 40, "")
     tilings = [way for way in found["4096x1024 store 8"] if isinstance(way, Tiling)]
     assert len(tilings) == 40
@@ -96,16 +97,17 @@ def test_candidates_of_a_few_rows_are_of_both_kinds_and_of_few_kernels() -> None
 
 
 def test_what_was_found_joins_the_table_and_nothing_leaves_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Of attention nothing is kept but the plans for several query tokens a row, and those by its shape."""
+    """Plans of attention by its shape, by rows and by query tokens of a row."""
     out = tmp_path / "table.json"
     out.write_text(json.dumps({"a GPU": {"another product": {"rows": 1}}, "another GPU": {}}))
     ways: dict[str, step_tuner.Way] = {
         "a product": RowTiling(2, 64, 1, 8),
         "attention": AttentionPlan(16, 1, 3, 1, stages=1, early=True),
     }
-    step_tuner.join_table(out, "a GPU", small_step(monkeypatch, 2), ways)
-    table = json.loads(out.read_text())
-    assert set(table) == {"a GPU", "another GPU"} and set(table["a GPU"]) == {"another product", "a product"}
+    step = small_step(monkeypatch, 2)
+    step_tuner.join_table(out, "a GPU", step, ways)
+    table, plan = json.loads(out.read_text()), plan_key(step.shape, 2, 1)
+    assert set(table) == {"a GPU", "another GPU"} and set(table["a GPU"]) == {"another product", "a product", plan}
     assert RowTiling(**table["a GPU"]["a product"]) == ways["a product"]
     several = small_step(monkeypatch, 2, queries=3)
     step_tuner.join_table(out, "a GPU", several, ways)

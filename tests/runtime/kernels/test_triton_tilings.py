@@ -62,10 +62,10 @@ def test_a_measured_tiling_fits_its_product_for_so_many_rows_and_for_fewer(key: 
     assert epilogue != "add" or tiling.rows >= 16
 
 
-def test_measured_plans_of_attention_are_for_several_query_tokens_and_fit_each_context() -> None:
+def test_measured_plans_of_attention_fit_their_query_tokens_and_each_context() -> None:
     for name, key, entry in PLANS:
         plan, queries = AttentionPlan(**entry), int(key.split()[-1])
-        assert queries > 1 and is_power_of_two(queries) and not plan.exact, name
+        assert is_power_of_two(queries) and not plan.exact, name
         assert is_power_of_two(plan.tile) and is_power_of_two(plan.warps) and plan.share <= queries, name
 
 
@@ -116,14 +116,19 @@ def test_parts_of_smaller_launches_lie_where_those_of_the_largest_do() -> None:
     assert all(one is other for one, other in zip(again, made, strict=True))
 
 
-def test_several_query_tokens_a_row_take_the_plan_that_was_measured_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_takes_the_plan_that_was_measured_for_its_rows_and_query_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     buffers, shape = DecodeBuffers(), AttentionShape(4, 2, 16, 0.25)
     buffers.add(shape, 0)
     buffers.add(shape, 7)
     plan, one = AttentionPlan(16, 2, 5, 2, stages=3, early=False, share=2), batch_of([5, 5], 1, DEVICE)
-    monkeypatch.setattr(tilings, "_measured", lambda: {tilings.plan_key(shape, 2, 4): asdict(plan)})
+    of_one = replace(plan, share=0, programs=3)
+    table = {tilings.plan_key(shape, 2, 4): asdict(plan), tilings.plan_key(shape, 4, 1): asdict(of_one)}
+    monkeypatch.setattr(tilings, "_measured", lambda: table)
     several = replace(one, decode_queries=3)
     assert buffers.plan(several, HALF, exact=False) == plan, "three are cut as four are"
+    assert buffers.plan(batch_of([5, 5, 5], 1, DEVICE), HALF, exact=False) == of_one, "three rows as four"
     usual = tilings.attention_plan(2, 16, DEVICE)
     two = replace(one, decode_queries=2)
     assert buffers.plan(one, HALF, exact=False) == buffers.plan(two, HALF, exact=False) == usual
