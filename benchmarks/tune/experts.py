@@ -19,15 +19,17 @@ from benchmarks.tune.trial import READ_BYTES_PER_S, compile_side_by_side, graph_
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Norm
 from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works
-from runahead.runtime.kernels.triton.expert_products import (
+from runahead.runtime.kernels.triton.expert_products import expert_product, expert_sums
+from runahead.runtime.kernels.triton.expert_row import experts_of_one_row
+from runahead.runtime.kernels.triton.expert_tilings import (
     FIRST_GATED,
     LAST,
+    ExpertProduct,
+    ExpertRowTiling,
     ExpertTiling,
-    expert_product,
-    expert_sums,
+    expert_row_tiling,
     expert_tiling,
 )
-from runahead.runtime.kernels.triton.expert_row import DOWNS, GATES, ExpertRowTiling, experts_of_one_row
 from runahead.runtime.kernels.triton.gpu import LEAST_SHARED_MEMORY, current_gpu
 from runahead.runtime.kernels.triton.routing import Routing, route, warps_for
 
@@ -40,16 +42,17 @@ _ROUTINGS: Final[Sequence[int]] = (1, 2, 4, 8)  # warps of a token's program
 _LAYERS: Final = 2  # by turns, so that a lone row's experts are not in the caches
 
 
-def tilings(columns: int, halves: int, depth: int) -> Iterator[ExpertTiling]:
-    """Candidates. columns: entries of an item."""
+def tilings(product: ExpertProduct, columns: int) -> Iterator[ExpertTiling]:
+    """Candidates. columns: entries of an item. Of fewer than 64 outputs a tile goes through other instructions of the
+    matrix units, whose bits may be others."""
     gpu = current_gpu()
     memory = LEAST_SHARED_MEMORY if gpu is None else gpu.shared_memory
     few = columns <= 16
-    tiles, blocks, warps = ((32, 64, 128), (64, 128, 256), (4,)) if few else ((64, 128), (64, 128), (4, 8))
+    tiles, blocks, warps = ((64, 128), (64, 128, 256), (4,)) if few else ((64, 128), (64, 128), (4, 8))
     for tile, block, stages, some in itertools.product(tiles, blocks, (2, 3, 4, 6), warps):
         taken = (tile + columns) * block * 2 * stages
-        if depth % block == 0 and 32 << 10 <= taken <= min(memory, 128 << 10):
-            yield ExpertTiling(tile // halves, block, stages, some)
+        if product.depth % block == 0 and 32 << 10 <= taken <= min(memory, 128 << 10):
+            yield ExpertTiling(tile // product.halves, block, stages, some)
 
 
 def row_tilings() -> Iterator[ExpertRowTiling]:
@@ -66,6 +69,8 @@ class Bench:
         hidden, count, width, chosen = SHAPES[name]
         self.rows, self.chosen, self.dependent = rows, chosen, dependent_launch_works()
         self.choice = Choice(chosen, renormalised=True)
+        self.gates = ExpertProduct(FIRST_GATED, chosen, count, width, hidden, torch.bfloat16.itemsize)
+        self.downs = ExpertProduct(LAST, chosen, count, hidden, width, torch.bfloat16.itemsize)
 
         def weights(*sizes: int) -> torch.Tensor:
             return torch.randn(sizes, device="cuda", dtype=torch.bfloat16).mul_(sizes[-1] ** -0.5)
@@ -109,7 +114,7 @@ class Bench:
             scaled=torch.empty_like(self.x), squares=self.squares, dependent=self.dependent,
         )  # fmt: skip
 
-    def lone_row(self, gates: ExpertRowTiling = GATES, downs: ExpertRowTiling = DOWNS) -> None:
+    def lone_row(self, gates: ExpertRowTiling | None = None, downs: ExpertRowTiling | None = None) -> None:
         for gate_up, down in zip(self.gate_up, self.down, strict=True):
             experts_of_one_row(
                 self.x, self.scores, self.live, self.norm, gate_up, down, self.choice, dependent=self.dependent,
@@ -125,7 +130,6 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.compile is None:
         compile_side_by_side("benchmarks.tune.experts", [f"--shape={chosen.shape}", f"--rows={chosen.rows}"])
-    hidden, _, width, _ = SHAPES[chosen.shape]
     for rows in map(int, chosen.rows.split(",")):
         bench = Bench(chosen.shape, rows)
         if chosen.compile is None:
@@ -138,30 +142,33 @@ def main() -> None:
             for warps in _ROUTINGS[part_of(chosen.compile)]:
                 bench.route(warps)
         if rows == 1:
+            hidden, _, width, _ = SHAPES[chosen.shape]
             floor = bench.named * 3 * width * hidden * 2 / READ_BYTES_PER_S * 1e6
             _lone_row(bench, part_of(chosen.compile), None if chosen.compile is not None else floor)
-        for gates in (True, False):
-            outputs, depth, halves = (width, hidden, 2) if gates else (hidden, width, 1)
-            default = expert_tiling(outputs, depth, bench.routed.block, halves, 2)
-            tried = list(tilings(bench.routed.block, halves, depth))[part_of(chosen.compile)]
-            found = sorted((_us(bench, gates, tiling), str(tiling)) for tiling in {default, *tried})
+        for product in (bench.gates, bench.downs):
+            gates = product is bench.gates
+            usual = expert_tiling(product, rows, bench.routed.block)
+            tried = list(tilings(product, bench.routed.block))[part_of(chosen.compile)]
+            found = sorted((_us(bench, gates, tiling), str(tiling)) for tiling in {usual, *tried})
             if chosen.compile is None:
-                floor = bench.named * outputs * halves * depth * 2 / READ_BYTES_PER_S * 1e6
-                print(f"  {'gates and ups' if gates else 'downs'}: floor {floor:.1f} µs; default {default}")
-                for took, tiling in found[:5] + [one for one in found[5:] if one[1] == str(default)]:
+                read = bench.named * product.outputs * product.halves * product.depth * product.itemsize
+                floor = read / READ_BYTES_PER_S * 1e6
+                print(f"  {'gates and ups' if gates else 'downs'}: floor {floor:.1f} µs; until now {usual}")
+                for took, tiling in found[:5] + [one for one in found[5:] if one[1] == str(usual)]:
                     print(f"    {took:.1f} {tiling}", flush=True)
 
 
 def _lone_row(bench: Bench, part: slice, floor_us: float | None) -> None:
-    """Either kernel's candidates beside the other's default. floor_us: None prints nothing."""
-    for which, default in (("gates", GATES), ("downs", DOWNS)):
-        tried = [ExpertRowTiling(*one) for one in sorted({astuple(one) for one in (GATES, DOWNS, *row_tilings())})]
+    """Either kernel's candidates beside what the other is cut like until now. floor_us: None prints nothing."""
+    for which, product in (("gates", bench.gates), ("downs", bench.downs)):
+        usual = expert_row_tiling(product)
+        tried = [ExpertRowTiling(*one) for one in sorted({astuple(one) for one in (usual, *row_tilings())})]
         found = []
         for tiling in tried[part]:
             found.append((_graph_us(partial(bench.lone_row, **{which: tiling}), tiling) / _LAYERS, str(tiling)))
         if floor_us is not None:
-            print(f"  a lone row's {which}, with the other's default: floor of both {floor_us:.1f} µs")
-            for took, name in [*sorted(found)[:5], *(one for one in found if one[1] == str(default))]:
+            print(f"  a lone row's {which}: floor of both {floor_us:.1f} µs")
+            for took, name in [*sorted(found)[:5], *(one for one in found if one[1] == str(usual))]:
                 print(f"    {took:.1f} {name}", flush=True)
 
 

@@ -76,7 +76,7 @@ def _run_once(product: LayerProduct, way: Tiling, tiles: int) -> None:
 def _run_step(named: tuple[str, int, int], tokens: int, plans: int, part: slice) -> None:
     """Compiles what a launch takes now, and attention by some of the plans that are tried."""
     name, rows, queries = named
-    step = Step(name, rows, tokens, layers=1, queries=queries)
+    step = Step(name, rows, [tokens], few_layers=True, queries=queries)
     step.run()
     for plan in step_tuner.candidates(step, plans, "attention")["attention"][part]:
         step.ways["attention"] = plan
@@ -194,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if rows * queries == 1:
             _compare_one_row(name, chosen.tokens, short)
             continue
-        step = Step(name, rows, chosen.tokens, queries=queries)
+        step = Step(name, rows, [chosen.tokens], queries=queries)
         step.run()
         found_ways = step_tuner.tune(step, tried_in(step, short, chosen.plans))
         step_tuner.join_table(chosen.out, torch.cuda.get_device_name(), step, found_ways)
@@ -204,11 +204,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _compare_one_row(name: str, tokens: int, short: dict[LayerProduct, list[AnyTiling]]) -> None:
     """Whether a row alone would be better off on the matrix units. It joins no table."""
-    usual = Step(name, 1, tokens)
+    usual = Step(name, 1, [tokens])
     usual.run()
     print(f"{usual}: {usual.us():.1f} µs by multiply-adds", flush=True)
     del usual
-    step = Step(name, 1, tokens, on_units=True)
+    step = Step(name, 1, [tokens], on_units=True)
     step.run()
     step_tuner.tune(step, tried_in(step, short, 0))
     torch.cuda.empty_cache()

@@ -2,21 +2,26 @@
 
 Kernels run into each other: a program that starts early takes registers and shared memory from the kernel before, so
 that what is fastest alone may slow its neighbours. Here F of a model with random weights is a captured graph, in which
-attention and one product after the other are cut in other ways, while the rest stays as the best that was found. It
-prints the best ways; with --out they join the table beside the kernels. Attention that is not in that table is cut as
-`attention_plan` in the kernels' `tilings.py` says.
+attention and one product after the other, those of experts among them, are cut in other ways, while the rest stays as
+the best that was found. It prints the best ways; with --out they join the table beside the kernels. Attention that is
+not in that table is cut as `attention_plan` in the kernels' `tilings.py` says.
+
+A plan of attention holds for every context: with several in --tokens a way takes as long as the geometric mean of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import random
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from unittest import mock
@@ -24,13 +29,27 @@ from unittest import mock
 import torch
 
 from benchmarks.gpu_table.shapes import SHAPES
-from benchmarks.tune import attention, products
-from benchmarks.tune.products import AnyTiling
+from benchmarks.tune import attention, experts, products
 from benchmarks.tune.trial import compile_side_by_side, graph_us, part_of
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Attention, AttentionShape
-from runahead.runtime.kernels.triton import decode_buffers, decode_streams, kernel_set, loose_products
+from runahead.runtime.kernels.triton import (
+    decode_buffers,
+    decode_streams,
+    expert_products,
+    expert_row,
+    kernel_set,
+    loose_products,
+    tilings,
+)
 from runahead.runtime.kernels.triton.decode_work import AttentionPlan
+from runahead.runtime.kernels.triton.expert_tilings import (
+    ExpertProduct,
+    ExpertRowTiling,
+    ExpertTiling,
+    expert_row_tiling,
+    expert_tiling,
+)
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet
 from runahead.runtime.kernels.triton.row_product import EPILOGUES
 from runahead.runtime.kernels.triton.tiling_counts import LayerProduct
@@ -42,8 +61,10 @@ from runahead.runtime.kernels.triton.tilings import (
     rows_tiling,
     tiling_key,
 )
+from runahead.runtime.models.config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.weights import dummy_weights
+from runahead.runtime.models.layer_kinds import layer_kinds
+from runahead.runtime.models.weights import described, dummy_weights
 from runahead.runtime.rounding import ceil_div
 
 _BLOCK_SIZE: Final = 16
@@ -52,47 +73,68 @@ _ATTENTION: Final = "attention"
 _PLANS: Final = 8  # of attention, for a kernel: programs and items cost no compilation
 _AGAIN: Final = 3  # of the best ways, tried again when everything else has been chosen
 _SHOWN: Final = 5
-Way: TypeAlias = AttentionPlan | AnyTiling
+_DRAWN: Final = 2  # times its weights is what a model takes while it is made
+_BESIDE: Final = 2 << 30  # bytes that a process takes on a GPU besides
+Way: TypeAlias = AttentionPlan | products.AnyTiling | ExpertTiling | ExpertRowTiling
+
+
+@dataclass(frozen=True, slots=True)
+class AskedExperts:
+    """A product of experts that was asked for. columns: entries of an item; 0: a lone row's kernel."""
+
+    product: ExpertProduct
+    columns: int
 
 
 @dataclass
 class Step:
-    """F of a decode launch of `rows` rows of about `tokens` tokens, of which `queries` each are query tokens. layers:
-    0: as many as the model has. ways: how it is cut, by what the table calls a product, or "attention"; what is not
-    there is cut as it would be otherwise, and joins. asked: the products, by what the table calls them. on_units: one
-    row goes through the matrix units, as two would."""
+    """F of a decode launch of `rows` rows, in which a row has about as many tokens as one of `contexts` says; `queries`
+    of them are query tokens. few_layers: the first layer of each kind alone. ways: how it is cut, by what the table
+    calls a product, or "attention"; what is not there is cut as it would be otherwise, and joins. asked: the products,
+    by what the table calls them, with rows of the batch as there; asked_experts: those of experts. on_units: one row
+    goes through the matrix units, as two would."""
 
     name: str
     rows: int
-    tokens: int
-    layers: int = 0
+    contexts: Sequence[int]
+    few_layers: bool = False
     queries: int = 1
     on_units: bool = False
     device: torch.device = field(default_factory=lambda: torch.device("cuda"))
     ways: dict[str, Way] = field(default_factory=dict)
     asked: dict[str, tuple[LayerProduct, int]] = field(default_factory=dict)
+    asked_experts: dict[str, AskedExperts] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        described = SHAPES[self.name].described()
-        config = replace(described, num_layers=self.layers) if self.layers else described
+        config = SHAPES[self.name].described()
+        config = of_each_kind(config) if self.few_layers else config
         rows, lines, kernels = self.rows, self.rows * self.queries, TritonKernelSet()
         weights = dummy_weights(config, torch.bfloat16, self.device, kernels.pack_weight)
         shapes = (layer.mixer.shape for layer in weights.layers if isinstance(layer.mixer, Attention))
         self.shape = max(shapes, key=lambda shape: shape.head_dim)
         self.head_dim = self.shape.head_dim
         self._model = Decoder(config, weights, kernels, _CONTEXT)
-        blocks = ceil_div(self.tokens, _BLOCK_SIZE)
-        self._cache = self._model.make_cache(rows * blocks + 1, _BLOCK_SIZE)
+        blocks = ceil_div(max(self.contexts), _BLOCK_SIZE)
+        self._cache = self._model.make_cache(rows * blocks + 1, _BLOCK_SIZE, state_slots=rows)
         for tensor in (*self._cache.keys, *self._cache.values):
             tensor.normal_()
+        self._batches = [self._batch(tokens, config.vocab_size) for tokens in self.contexts]
+        self._places = torch.arange(lines, dtype=torch.int32, device=self.device)
+        self._logits = torch.zeros((lines, config.vocab_size), dtype=torch.float32, device=self.device)
+
+    def _batch(self, tokens: int, vocabulary: int) -> ForwardBatch:
+        """The same query tokens whenever it is asked for, so that they choose the same experts."""
+        draw, rows, lines = torch.Generator(self.device).manual_seed(0), self.rows, self.rows * self.queries
+        blocks = ceil_div(tokens, _BLOCK_SIZE)
         tables = torch.zeros((rows, _CONTEXT // _BLOCK_SIZE), dtype=torch.int32, device=self.device)
-        tables[:, :blocks] = torch.randperm(rows * blocks, device=self.device).int().view(rows, blocks) + 1
+        shuffled = torch.randperm(rows * blocks, generator=draw, device=self.device)
+        tables[:, :blocks] = shuffled.int().view(rows, blocks) + 1
         row = torch.arange(rows + 1, dtype=torch.int32, device=self.device)
         line = torch.arange(lines, dtype=torch.int32, device=self.device)
-        lengths = self.tokens - row[:rows] % min(5, self.tokens)
+        lengths = tokens - row[:rows] % min(5, tokens)
         first = lengths - self.queries
-        self._batch = ForwardBatch(
-            token_ids=torch.randint(0, config.vocab_size, (lines,), device=self.device),
+        return ForwardBatch(
+            token_ids=torch.randint(0, vocabulary, (lines,), generator=draw, device=self.device),
             positions=(first[line // self.queries] + line % self.queries).long(),
             slot_mapping=torch.zeros(lines, dtype=torch.int64, device=self.device),
             query_start_loc=row * self.queries,
@@ -103,30 +145,33 @@ class Step:
             max_seq_len=_CONTEXT,
             is_decode=True,
             decode_queries=self.queries,
+            state_slots=row[:rows] if self._cache.states else None,
         )
-        self._logits = torch.zeros((lines, config.vocab_size), dtype=torch.float32, device=self.device)
-        self._places = line
 
-    def run(self) -> None:
-        products: dict[str, Any] = {"row_tiling": self._row_tiling, "rows_tiling": self._rows_tiling}
+    def run(self, batch: ForwardBatch | None = None) -> None:
+        """batch: None takes that of the first context."""
+        of_products: dict[str, Any] = {"row_tiling": self._row_tiling, "rows_tiling": self._rows_tiling}
+        batch = batch or self._batches[0]
         with (
-            mock.patch.multiple(decode_streams, **products),
+            mock.patch.multiple(decode_streams, **of_products),
             mock.patch.object(decode_buffers, "measured_plan", self._measured_plan),
-            mock.patch.multiple(loose_products, **products),
+            mock.patch.multiple(loose_products, **of_products),
+            mock.patch.object(expert_row, "expert_row_tiling", self._expert_row_tiling),
+            mock.patch.object(expert_products, "expert_tiling", self._expert_tiling),
             mock.patch.object(
                 kernel_set, "OneRow", decode_streams.FusedRows if self.on_units else decode_streams.OneRow
             ),
         ):
-            hidden = self._model.forward(self._batch, self._cache)
+            hidden = self._model.forward(batch, self._cache)
             self._model.kernels.logits_into(hidden, self._model.weights.lm_head, self._logits, self._places)
 
     def us(self) -> float:
-        return graph_us(self.run)
+        return statistics.geometric_mean(graph_us(partial(self.run, batch)) for batch in self._batches)
 
     def __str__(self) -> str:
         of_each = "" if self.queries == 1 else f", {self.queries} query tokens each"
         of_each += ", on the matrix units" if self.on_units else ""
-        return f"{self.name}, {self.rows} rows of {self.tokens} tokens{of_each}"
+        return f"{self.name}, {self.rows} rows of {' or '.join(map(str, self.contexts))} tokens{of_each}"
 
     def _row_tiling(self, outputs: int, depth: int, epilogue: str) -> Any:
         return self._product(outputs, depth, 1, epilogue, lambda: row_tiling(outputs, depth, epilogue))
@@ -141,6 +186,14 @@ class Step:
         self.asked[key] = LayerProduct(outputs, depth, EPILOGUES.index(epilogue), normed=False), columns
         return self._way(key, otherwise)
 
+    def _expert_row_tiling(self, product: ExpertProduct) -> Any:
+        self.asked_experts[product.key(1)] = AskedExperts(product, 0)
+        return self._way(product.key(1), lambda: expert_row_tiling(product))
+
+    def _expert_tiling(self, product: ExpertProduct, tokens: int, columns: int) -> Any:
+        self.asked_experts[product.key(tokens)] = AskedExperts(product, columns)
+        return self._way(product.key(tokens), lambda: expert_tiling(product, tokens, columns))
+
     def _measured_plan(self, shapes: Iterable[AttentionShape], rows: int, queries: int) -> Any:
         return self._way(
             _ATTENTION,
@@ -153,15 +206,29 @@ class Step:
         return self.ways[key]
 
 
+def of_each_kind(config: ModelConfig) -> ModelConfig:
+    """The model's first layer of each kind alone."""
+    kinds = [layer_kinds([layer]) for layer in described(config).layers]
+    kept = sorted({kinds.index(kind) for kind in kinds})
+    of_layers: dict[str, Any] = {"num_layers": len(kept)}
+    for name in (one.name for one in fields(config)):
+        value = getattr(config, name)
+        if isinstance(value, tuple | str) and len(value) == config.num_layers:
+            each = [value[number] for number in kept]
+            of_layers[name] = "".join(each) if isinstance(value, str) else tuple(each)
+    return replace(config, **of_layers)
+
+
 def candidates(step: Step, limit: int, only: str) -> dict[str, list[Way]]:
-    """By what is cut, of which `only` is a part: other ways to cut it, for which up to `limit` kernels are compiled."""
+    """By what is cut: other ways to cut it, for which up to `limit` kernels are compiled. only: parts of names, by
+    commas; what has none of them in its name is not cut otherwise."""
     dice = random.Random(step.rows)
     plans = list(_plans(step))
     dice.shuffle(plans)
     found: dict[str, list[Way]] = {_ATTENTION: [*_of_few_kernels(plans, limit)]}
     for key, (product, columns) in step.asked.items():
-        by_lanes: list[AnyTiling] = []
-        ways: list[AnyTiling] = []
+        by_lanes: list[products.AnyTiling] = []
+        ways: list[products.AnyTiling] = []
         if columns == 1:
             ways += products.row_candidates(product)
         else:
@@ -170,15 +237,33 @@ def candidates(step: Step, limit: int, only: str) -> dict[str, list[Way]]:
         dice.shuffle(ways)
         dice.shuffle(by_lanes)
         ways = by_lanes[: limit // 4] + ways  # of which there are many more
-        found[key] = [replace(way, dependent=on) for way in ways[: limit // 2] for on in (True, False)]
-    return {key: ways for key, ways in found.items() if only in key}
+        both = [replace(way, dependent=on) for way in ways[: limit // 2] for on in (True, False)]
+        found[key] = [_not_measured(product, columns), *both]
+    for key, asked in step.asked_experts.items():
+        if asked.columns:
+            cuts: list[Way] = [*experts.tilings(asked.product, asked.columns)]
+        else:
+            cuts = [*experts.row_tilings()]
+        dice.shuffle(cuts)
+        found[key] = cuts[:limit]
+    return {key: ways for key, ways in found.items() if any(part in key for part in only.split(","))}
+
+
+def _not_measured(product: LayerProduct, columns: int) -> products.AnyTiling:
+    """What a GPU takes that is not in the table, which was not tuned for one shape alone."""
+    outputs, depth, epilogue = product.outputs, product.depth, EPILOGUES[product.epilogue]
+    with mock.patch.object(tilings, "_measured", dict):
+        if columns == 1:
+            return row_tiling(outputs, depth, epilogue)
+        return rows_tiling(outputs, depth, columns, epilogue)
 
 
 def _plans(step: Step) -> Iterator[AttentionPlan]:
     """More than those that are good where nothing else runs. Where a row has several query tokens a program has more to
     do for each of a tile's: with more warps, or for some of the query tokens alone."""
     shares = [0, *(1 << bit for bit in range(step.queries.bit_length()) if 1 << bit < step.queries)]
-    for plan in attention.plans(step.rows, step.shape.kv_heads, step.head_dim, step.tokens):
+    of_contexts = (attention.plans(step.rows, step.shape.kv_heads, step.head_dim, tokens) for tokens in step.contexts)
+    for plan in itertools.chain(*of_contexts):
         for programs, share in itertools.product(range(1, 7), shares):
             yield replace(plan, programs=programs * attention.PROCESSORS, share=share)
             if step.queries > 1 and plan.warps == 4:
@@ -249,33 +334,45 @@ def say_why_not(way: Way, error: Exception) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", default="0.6B:1,0.6B:8", help="NAME:ROWS or NAME:ROWSxQUERIES, by commas")
-    parser.add_argument("--tokens", type=int, default=672, help="of a row")
+    parser.add_argument("--tokens", default="672", help="of a row; several, by commas, each as good as the others")
     parser.add_argument("--limit", type=int, default=40, help="kernels that are compiled for a product")
-    parser.add_argument("--only", default="", help="a part of the name of what is cut, such as attention or gated")
+    parser.add_argument(
+        "--only", default="", help="parts of the names of what is cut, by commas: attention, experts, store, gated"
+    )
     parser.add_argument("--seconds", type=float, default=400, help="no step is begun after so many")
     parser.add_argument("--out", type=Path, help="the table that the ways join")
     parser.add_argument("--compile", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     began = time.monotonic()
     steps = [named_step(step) for step in chosen.steps.split(",")]
+    contexts = [int(tokens) for tokens in chosen.tokens.split(",")]
     if chosen.compile is not None:
         for name, rows, queries in steps:
-            step = Step(name, rows, chosen.tokens, layers=1, queries=queries)
+            step = Step(name, rows, contexts, few_layers=True, queries=queries)
             _compile(step, chosen.limit, chosen.only, part_of(chosen.compile))
         return
     flags = [f"--{flag}={getattr(chosen, flag)}" for flag in ("steps", "tokens", "limit", "only")]
-    compile_side_by_side("benchmarks.tune.step", flags)
+    compile_side_by_side("benchmarks.tune.step", flags, _workers(steps))
     print(f"compiled in {time.monotonic() - began:.0f} s", flush=True)
     for name, rows, queries in steps:
         if time.monotonic() - began > chosen.seconds:
             print("the time is up")
             break
-        step = Step(name, rows, chosen.tokens, queries=queries)
+        step = Step(name, rows, contexts, queries=queries)
         step.run()
         ways = tune(step, candidates(step, chosen.limit, chosen.only))
         if chosen.out is not None:
             join_table(chosen.out, torch.cuda.get_device_name(), step, ways)
+        del step
+        gc.collect()  # so that the next one's weights have room, whatever has held the model in a circle
         torch.cuda.empty_cache()
+
+
+def _workers(steps: Iterable[tuple[str, int, int]]) -> int:
+    """Processes that find room on the GPU at a time, each with a layer of each kind."""
+    largest = max(described(of_each_kind(SHAPES[name].described())).parameters for name, _, _ in steps)
+    _, memory = torch.cuda.mem_get_info()
+    return max(1, memory // (_DRAWN * largest * torch.bfloat16.itemsize + _BESIDE))
 
 
 def named_step(step: str) -> tuple[str, int, int]:

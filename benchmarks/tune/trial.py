@@ -46,9 +46,9 @@ def graph_us(work: Callable[[], object], hopeless: float = float("inf")) -> floa
     return statistics.median(_replays_us(graph) for _ in range(_ROUNDS))
 
 
-def compile_side_by_side(module: str, flags: Sequence[str]) -> None:
+def compile_side_by_side(module: str, flags: Sequence[str], at_most: int = _WORKERS) -> None:
     """Run the module with `--compile i/n` in n processes. What they compile lies in Triton's cache afterwards."""
-    workers = min(_WORKERS, os.cpu_count() or 1)
+    workers = min(at_most, _WORKERS, os.cpu_count() or 1)
     running = [
         subprocess.Popen([sys.executable, "-m", module, *flags, "--compile", f"{i}/{workers}"]) for i in range(workers)
     ]

@@ -9,15 +9,9 @@ import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Experts, Linear, Norm, SharedExpert
-from runahead.runtime.kernels.triton.expert_products import (
-    FIRST_GATED,
-    FIRST_SQUARED,
-    LAST,
-    SharedPart,
-    expert_product,
-    expert_sums,
-)
+from runahead.runtime.kernels.triton.expert_products import SharedPart, expert_product, expert_sums
 from runahead.runtime.kernels.triton.expert_row import experts_of_one_row
+from runahead.runtime.kernels.triton.expert_tilings import FIRST_GATED, FIRST_SQUARED, LAST
 from runahead.runtime.kernels.triton.routing import route
 from runahead.runtime.rounding import ceil_div
 

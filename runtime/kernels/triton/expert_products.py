@@ -29,29 +29,23 @@ from runahead.runtime.kernels.layers import Linear
 from runahead.runtime.kernels.triton import routing
 from runahead.runtime.kernels.triton.activation import gated, squared_relu
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
-from runahead.runtime.kernels.triton.gpu import LEAST_SHARED_MEMORY, current_gpu
+from runahead.runtime.kernels.triton.expert_tilings import (
+    FIRST_GATED,
+    FIRST_SQUARED,
+    LAST,
+    ExpertProduct,
+    ExpertTiling,
+    expert_tiling,
+)
 from runahead.runtime.kernels.triton.norms import exact_square
 from runahead.runtime.kernels.triton.product_end import gated_row
 from runahead.runtime.kernels.triton.recurrent_rows import logistic
 from runahead.runtime.kernels.triton.routing import Routing
 from runahead.runtime.rounding import ceil_div
 
-FIRST_GATED: Final = 0  # which of an expert's products: out = silu(gate) * up, of the product's two halves
-FIRST_SQUARED: Final = 1  # out = relu(product)^2
-LAST: Final = 2  # out = product times the token's share of the expert
 _FIRST_GATED, _FIRST_SQUARED, _LAST = tl.constexpr(FIRST_GATED), tl.constexpr(FIRST_SQUARED), tl.constexpr(LAST)
 _SUMMED: Final = 1024  # numbers of a token that a program adds up
 _ITEM = tl.constexpr(routing.ITEM)
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertTiling:
-    """rows: outputs of a program. block: of the depth, at a time. stages: blocks on their way at a time."""
-
-    rows: int
-    block: int
-    stages: int
-    warps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,20 +201,6 @@ def _sum_kernel(
         tl.store(squares + tile * STRIDE + token, tl.sum(tl.where(inside, exact_square(value), 0.0), 0))
 
 
-def expert_tiling(outputs: int, depth: int, columns: int, halves: int, itemsize: int) -> ExpertTiling:
-    """columns: entries of an item. halves: 2 if the outputs are those of a gate and of `up`. itemsize: bytes of a
-    weight. As many bytes on their way as two programs of a multiprocessor have room for: within 4 % of the fastest of
-    the shape that was measured (docs/decisions/0036-experts.md)."""
-    few = columns <= 16
-    tile = 64 if few else 128
-    block = max((256 if few else 128) // itemsize, 16)
-    while depth % block and block > 64 // itemsize:
-        block //= 2
-    stage, gpu = (tile + columns) * block * itemsize, current_gpu()
-    memory = LEAST_SHARED_MEMORY if gpu is None else gpu.shared_memory
-    return ExpertTiling(tile // halves, block, max(2, min(4, memory // 2 // stage)), 4 if few else 8)
-
-
 def expert_product(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -240,14 +220,15 @@ def expert_product(
     which: FIRST_GATED: x is contiguous [T, in], weight [experts, 2 * outputs, in], and what is left is silu(gate) * up;
     FIRST_SQUARED: the same with weight [experts, outputs, in] and relu(product)^2; LAST: x is [T * chosen, in], weight
     [experts, outputs, in], and every entry is multiplied by its share. scaled: each token times its `routed.scale`
-    first. shared: is computed beside them. tiling: None takes the default. dependent: launched programmatically.
+    first. shared: is computed beside them. tiling: None takes that of `expert_tiling`. dependent: launched
+    programmatically.
     """
-    _, outputs, depth = weight.shape
+    experts, outputs, depth = weight.shape
     tokens = routed.entries.shape[1]
-    halves = 2 if which == FIRST_GATED else 1
-    outputs //= halves
+    outputs //= 2 if which == FIRST_GATED else 1
     if tiling is None:
-        tiling = expert_tiling(outputs, depth, routed.block, halves, weight.element_size())
+        product = ExpertProduct(which, chosen, experts, outputs, depth, weight.element_size())
+        tiling = expert_tiling(product, tokens, routed.block)
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     part = SharedPart(Linear(weight, None), 0, x, out) if shared is None else shared  # anything, where there is none
     pieces = ceil_div(part.width, depth if which == LAST else outputs)

@@ -11,7 +11,6 @@ wait.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -25,22 +24,17 @@ from runahead.runtime.kernels.triton import row_product
 from runahead.runtime.kernels.triton.activation import gated, squared_relu
 from runahead.runtime.kernels.triton.choosing import choice_parts, chosen_experts
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
+from runahead.runtime.kernels.triton.expert_tilings import (
+    FIRST_GATED,
+    FIRST_SQUARED,
+    LAST,
+    ExpertProduct,
+    ExpertRowTiling,
+    expert_row_tiling,
+)
 from runahead.runtime.kernels.triton.recurrent_rows import logistic
 from runahead.runtime.kernels.triton.row_product import outputs_of_row
 
-
-@dataclass(frozen=True, slots=True)
-class ExpertRowTiling:
-    """How a lone row's kernel is cut. rows: outputs of a program, of the first kernel with a gate and an `up` each.
-    weights: that a program asks for together. warps: of a program."""
-
-    rows: int
-    weights: int
-    warps: int
-
-
-GATES: Final = ExpertRowTiling(16, 4096, 4)  # the fastest of 30B-A3B on an H200: docs/decisions/0036-experts.md
-DOWNS: Final = ExpertRowTiling(8, 8192, 4)
 _SHARED_ROWS: Final = 8  # of a shared expert: outputs of a program of the first kernel
 _SHARED_WEIGHTS: Final = 4096  # of it, that such a program asks for together, _SHARED_HELD times before it waits
 _SHARED_HELD: Final = 3
@@ -192,8 +186,8 @@ def experts_of_one_row(
     share: Share = WHOLE,
     has_gates: bool = True,
     dependent: bool,
-    gates: ExpertRowTiling = GATES,
-    downs: ExpertRowTiling = DOWNS,
+    gates: ExpertRowTiling | None = None,
+    downs: ExpertRowTiling | None = None,
 ) -> None:
     """residual += what the row's experts, and the shared one, make of its norm; nothing, and no expert that is chosen
     is read, if the row is masked.
@@ -202,7 +196,8 @@ def experts_of_one_row(
     a shared expert that has a share. live: int [1], more than 0 for a row that is not masked. gate_up: contiguous
     [own experts, 2 * width, hidden], or without gates [own experts, width, hidden]. down: contiguous [own experts,
     hidden, width]. shared: its width is its own. share: whose experts these are; the row chooses among all. dependent:
-    both kernels are launched programmatically. gates, downs: how the first and the second are cut.
+    both kernels are launched programmatically. gates, downs: how the first and the second are cut; None takes that of
+    `expert_row_tiling`.
     """
     own, hidden, width = down.shape
     count = own * share.of
@@ -214,7 +209,12 @@ def experts_of_one_row(
     if shared is not None:
         first, last, beside = shared.gate_up, shared.down, shared.width
     of_shared = residual.new_empty(beside)
-    halves = 2 if has_gates else 1
+    halves, itemsize = 2 if has_gates else 1, down.element_size()
+    if gates is None:
+        which = FIRST_GATED if has_gates else FIRST_SQUARED
+        gates = expert_row_tiling(ExpertProduct(which, chosen, own, width, hidden, itemsize))
+    if downs is None:
+        downs = expert_row_tiling(ExpertProduct(LAST, chosen, own, hidden, width, itemsize))
     block = min(triton.next_power_of_2(hidden), _SHARED_WEIGHTS // (halves * _SHARED_ROWS))
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     _gate_up_kernel[(triton.cdiv(beside, _SHARED_ROWS) + triton.cdiv(width, gates.rows) * chosen,)](

@@ -191,8 +191,13 @@ def measured_plan(shapes: Iterable[AttentionShape], rows: int, queries: int) -> 
     different = set(shapes)
     if len(different) != 1:
         return None
-    found = _measured().get(plan_key(different.pop(), rows, queries))
+    found = measured_entry(plan_key(different.pop(), rows, queries))
     return None if found is None else AttentionPlan(**found)
+
+
+def measured_entry(key: str) -> dict[str, Any] | None:
+    """What the table has under this name, for a GPU like the one at hand."""
+    return _measured().get(key)
 
 
 def plan_key(shape: AttentionShape, rows: int, queries: int) -> str:
@@ -205,7 +210,8 @@ def tiling_key(outputs: int, depth: int, columns: int, epilogue: str, exact: boo
 
 
 def _measured() -> dict[str, dict[str, Any]]:
-    """By `tiling_key` and `plan_key`. Empty where nothing was measured for this GPU, or for what it is used as."""
+    """By `tiling_key`, `plan_key` and `ExpertProduct.key`. Empty where nothing was measured for this GPU, or for what
+    it is used as."""
     name = measured_gpu()
     return {} if name is None else _tables()[name]
 

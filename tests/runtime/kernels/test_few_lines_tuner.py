@@ -59,7 +59,7 @@ def test_the_best_of_each_kind_are_tried_in_the_launch_and_said(monkeypatch: pyt
     assert line.startswith("0.6B 4096x1024 store: bytes 1.82 µs | until now 5.00 (36%)") and "| lanes " in line
 
     monkeypatch.setattr(step_tuner, "_CONTEXT", 64)
-    step = Step("tiny", 1, 20, layers=1, queries=4, device=DEVICE)
+    step = Step("tiny", 1, [20], few_layers=True, queries=4, device=DEVICE)
     step.run()
     asked = {key: product for key, (product, _) in step.asked.items()}
     tried = few_lines.tried_in(step, {next(iter(asked.values())): list(short)}, 2)
@@ -73,8 +73,8 @@ def test_what_is_best_joins_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     ways = few_lines.ways_of(product, 1)
 
     class Launch:
-        def __init__(self, name: str, rows: int, tokens: int, *, queries: int) -> None:
-            assert (name, rows, tokens, queries) == ("0.6B", 1, 672, 4)
+        def __init__(self, name: str, rows: int, contexts: list[int], *, queries: int) -> None:
+            assert (name, rows, contexts, queries) == ("0.6B", 1, [672], 4)
             self.queries, self.asked, self.ways = queries, {key: (product, 4)}, {key: ways[0]}
 
         def run(self) -> None: ...

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,7 @@ from benchmarks.tune import step as step_tuner  # noqa: E402
 from benchmarks.tune.step import Step  # noqa: E402
 from runahead.runtime.kernels.triton import decode_streams, kernel_set, tilings  # noqa: E402
 from runahead.runtime.kernels.triton.decode_work import AttentionPlan  # noqa: E402
+from runahead.runtime.kernels.triton.expert_tilings import ExpertRowTiling, ExpertTiling  # noqa: E402
 from runahead.runtime.kernels.triton.tiling_counts import LayerProduct  # noqa: E402
 from runahead.runtime.kernels.triton.tilings import RowTiling, Tiling, plan_key, tiling_key  # noqa: E402
 
@@ -28,7 +31,7 @@ QKV, OUTPUT = (128, 64, "store"), (64, 64, "add")
 
 def small_step(monkeypatch: pytest.MonkeyPatch, rows: int, queries: int = 1) -> Step:
     monkeypatch.setattr(step_tuner, "_CONTEXT", 64)
-    return Step("tiny", rows, 20, layers=1, queries=queries, device=DEVICE)
+    return Step("tiny", rows, [20], few_layers=True, queries=queries, device=DEVICE)
 
 
 def test_a_step_runs_as_it_is_cut_and_says_what_it_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,14 +86,48 @@ def test_one_row_may_go_through_the_matrix_units_as_two_do(monkeypatch: pytest.M
     assert asked == [decode_streams.OneRow, decode_streams.FusedRows]
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_step_of_a_hybrid_with_experts_has_a_layer_of_each_kind(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    monkeypatch.setattr(step_tuner, "_CONTEXT", 64)
+    step = Step("tiny-hybrid", rows, [20, 40], few_layers=True, device=DEVICE)
+    assert len(step._cache.states) == len(step._cache.keys) == 1, "the first and the third of three layers are alike"
+    step.run()
+    names = [f"2/8 experts of 64x64 {which} {rows}" for which in ("gated", "last")]
+    assert list(step.asked_experts) == names and set(step.ways) == {"attention", *step.asked, *names}
+    found = step_tuner.candidates(step, 4, "attention,experts")
+    assert list(found) == ["attention", *names]
+    kind = ExpertRowTiling if rows == 1 else ExpertTiling
+    usual, logits = step.ways[names[1]], step._logits.clone()
+    step.ways[names[1]] = next(way for way in found[names[1]] if isinstance(way, kind) and way != usual)
+    for state in itertools.chain(*step._cache.states):
+        state.zero_()  # as it was before the first run
+    step.run()
+    assert bool(torch.isfinite(logits).all()) and torch.allclose(step._logits, logits, atol=0.05)
+
+
+def test_a_way_takes_as_long_as_the_mean_of_its_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_tuner, "_CONTEXT", 64)
+    step, lengths = Step("tiny", 2, [20, 40], few_layers=True, device=DEVICE), list[int]()
+
+    def graph_us(work: partial[None]) -> float:
+        (batch,) = work.args
+        lengths.append(int(batch.seq_lens.max()))
+        return float(10 * len(lengths))
+
+    monkeypatch.setattr(step_tuner, "graph_us", graph_us)
+    assert step.us() == pytest.approx(200**0.5) and lengths == [20, 40]
+
+
 def test_candidates_of_a_few_rows_are_of_both_kinds_and_of_few_kernels() -> None:
     asked = {"4096x1024 store 8": (LayerProduct(4096, 1024, 0, normed=False), 8)}
     shape = SimpleNamespace(kv_heads=8)
-    step: Any = SimpleNamespace(rows=8, queries=1, tokens=672, head_dim=128, shape=shape, asked=asked)
+    step: Any = SimpleNamespace(
+        rows=8, queries=1, contexts=[672], head_dim=128, shape=shape, asked=asked, asked_experts={}
+    )
     found = step_tuner.candidates(step, 40, "")
-    tilings = [way for way in found["4096x1024 store 8"] if isinstance(way, Tiling)]
-    assert len(tilings) == 40
-    assert {way.lanes > 1 for way in tilings} == {way.dependent for way in tilings} == {True, False}
+    ways = [way for way in found["4096x1024 store 8"] if isinstance(way, Tiling)]
+    assert len(ways) == 41 and ways[0] == tilings.rows_tiling(4096, 1024, 8, "store"), "nothing is measured here"
+    assert {way.lanes > 1 for way in ways[1:]} == {way.dependent for way in ways[1:]} == {True, False}
     plans = [way for way in found["attention"] if isinstance(way, AttentionPlan)]
     assert 10 < len({step_tuner._kernel("attention", way) for way in plans}) <= 40 < len(plans)
     assert list(step_tuner.candidates(step, 40, "store")) == ["4096x1024 store 8"]

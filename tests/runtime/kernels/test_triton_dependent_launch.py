@@ -26,6 +26,7 @@ from runahead.runtime.kernels.triton import (  # noqa: E402
     delta_runs,
     expert_products,
     expert_row,
+    expert_tilings,
     lanes_product,
     loose_products,
     mamba2_decode,
@@ -209,7 +210,7 @@ def test_the_products_and_the_sum_of_experts(monkeypatch: pytest.MonkeyPatch) ->
     x, weight, results = torch.randn(3, DEPTH), torch.randn(5, 2 * OUTPUTS, DEPTH), torch.full((6, OUTPUTS), NAN)
 
     def multiply() -> None:
-        expert_products.expert_product(x, weight, routed, 2, results, expert_products.FIRST_GATED)
+        expert_products.expert_product(x, weight, routed, 2, results, expert_tilings.FIRST_GATED)
 
     check(monkeypatch, expert_products, [x], [results], multiply, len(routed.items) * OUTPUTS // 32)
     multiply()
@@ -231,7 +232,7 @@ def test_experts_of_a_lone_row(monkeypatch: pytest.MonkeyPatch) -> None:
     def run() -> None:
         expert_row.experts_of_one_row(residual, scores, live, norm, gate_up, down, choice, dependent=False)
 
-    programs = 2 * ceil_div(16, expert_row.GATES.rows) + ceil_div(DEPTH, expert_row.DOWNS.rows)
+    programs = 2 * ceil_div(16, expert_tilings.GATES.rows) + ceil_div(DEPTH, expert_tilings.DOWNS.rows)
     check(monkeypatch, expert_row, [residual], [residual], run, programs)
 
 
@@ -251,7 +252,7 @@ def test_a_lone_row_s_shared_expert(monkeypatch: pytest.MonkeyPatch) -> None:
             residual, scores, live, norm, gate_up, down, choice, shared=shared, dependent=False
         )  # fmt: skip
 
-    programs = 3 + 2 * ceil_div(16, expert_row.GATES.rows) + ceil_div(DEPTH, expert_row.DOWNS.rows)
+    programs = 3 + 2 * ceil_div(16, expert_tilings.GATES.rows) + ceil_div(DEPTH, expert_tilings.DOWNS.rows)
     check(monkeypatch, expert_row, [residual], [residual], run, programs, waiting=(row_product,))
 
 

@@ -15,7 +15,7 @@ DEVICE = triton_device()
 from runahead.runtime.kernels.layers import ExpertActivation, Linear, SharedExpert  # noqa: E402
 from runahead.runtime.kernels.share import Share  # noqa: E402
 from runahead.runtime.kernels.triton.expert_layers import PackedExperts  # noqa: E402
-from runahead.runtime.kernels.triton.expert_row import DOWNS  # noqa: E402
+from runahead.runtime.kernels.triton.expert_tilings import DOWNS  # noqa: E402
 from tests.runtime.kernels.expert_cases import CLOSE, HALF, Case, drawn  # noqa: E402
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
 from tests.runtime.kernels.poisoned_memory import poison_new_memory  # noqa: E402
