@@ -23,6 +23,7 @@ from typing import Final
 import torch
 
 from benchmarks.tune import step as step_tuner
+from benchmarks.tune.decode_step import Step, Way
 from benchmarks.tune.products import (
     GRAPH_BYTES,
     AnyTiling,
@@ -31,7 +32,6 @@ from benchmarks.tune.products import (
     products,
     rows_candidates,
 )
-from benchmarks.tune.step import Step, Way
 from benchmarks.tune.trial import READ_BYTES_PER_S, compile_in_copies, graph_us, usable_cores
 from runahead.runtime.kernels.triton.row_product import EPILOGUES
 from runahead.runtime.kernels.triton.tiling_counts import LayerProduct

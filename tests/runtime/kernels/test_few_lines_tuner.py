@@ -14,11 +14,11 @@ from tests.runtime.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
 
-from benchmarks.tune import few_lines  # noqa: E402
+from benchmarks.tune import decode_step, few_lines  # noqa: E402
 from benchmarks.tune import step as step_tuner  # noqa: E402
+from benchmarks.tune.decode_step import Step, Way  # noqa: E402
 from benchmarks.tune.few_lines import Timed  # noqa: E402
 from benchmarks.tune.products import NAMES, lanes_candidates, products  # noqa: E402
-from benchmarks.tune.step import Step, Way  # noqa: E402
 from runahead.runtime.kernels.triton.lanes_product import GRAIN, blocks_held  # noqa: E402
 from runahead.runtime.kernels.triton.row_product import EPILOGUES, GATED  # noqa: E402
 from runahead.runtime.kernels.triton.tilings import tiling_key  # noqa: E402
@@ -58,7 +58,7 @@ def test_the_best_of_each_kind_are_tried_in_the_launch_and_said(monkeypatch: pyt
     line = few_lines.table_of("0.6B", product, found)
     assert line.startswith("0.6B 4096x1024 store: bytes 1.82 µs | until now 5.00 (36%)") and "| lanes " in line
 
-    monkeypatch.setattr(step_tuner, "_CONTEXT", 64)
+    monkeypatch.setattr(decode_step, "_CONTEXT", 64)
     step = Step("tiny", 1, [20], few_layers=True, queries=4, device=DEVICE)
     step.run()
     asked = {key: product for key, (product, _) in step.asked.items()}

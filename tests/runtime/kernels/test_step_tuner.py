@@ -17,8 +17,9 @@ from tests.runtime.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
 
+from benchmarks.tune import decode_step  # noqa: E402
 from benchmarks.tune import step as step_tuner  # noqa: E402
-from benchmarks.tune.step import Step  # noqa: E402
+from benchmarks.tune.decode_step import Step  # noqa: E402
 from runahead.runtime.kernels.triton import decode_streams, kernel_set, tilings  # noqa: E402
 from runahead.runtime.kernels.triton.decode_work import AttentionPlan  # noqa: E402
 from runahead.runtime.kernels.triton.expert_tilings import ExpertRowTiling, ExpertTiling  # noqa: E402
@@ -30,7 +31,7 @@ QKV, OUTPUT = (128, 64, "store"), (64, 64, "add")
 
 
 def small_step(monkeypatch: pytest.MonkeyPatch, rows: int, queries: int = 1) -> Step:
-    monkeypatch.setattr(step_tuner, "_CONTEXT", 64)
+    monkeypatch.setattr(decode_step, "_CONTEXT", 64)
     return Step("tiny", rows, [20], few_layers=True, queries=queries, device=DEVICE)
 
 
@@ -50,7 +51,7 @@ def test_the_fastest_way_is_found_and_kept_for_what_comes_after(monkeypatch: pyt
     step = small_step(monkeypatch, 1)
     keys = [tiling_key(outputs, depth, 1, epilogue) for outputs, depth, epilogue in (QKV, OUTPUT)]
     fast = {keys[0]: RowTiling(2, 64, 1, 8), keys[1]: RowTiling(8, 64, 1, 2)}
-    tried: dict[str, list[step_tuner.Way]] = {key: [RowTiling(4, 64, 1, 4), fast[key]] for key in keys}
+    tried: dict[str, list[decode_step.Way]] = {key: [RowTiling(4, 64, 1, 4), fast[key]] for key in keys}
     step.run()
     seen = []
 
@@ -86,9 +87,20 @@ def test_one_row_may_go_through_the_matrix_units_as_two_do(monkeypatch: pytest.M
     assert asked == [decode_streams.OneRow, decode_streams.FusedRows]
 
 
+def test_a_row_with_a_state_has_drafts_behind_its_newest_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_step, "_CONTEXT", 64)
+    step = Step("tiny-hybrid", 2, [20], few_layers=True, queries=3, device=DEVICE)
+    (batch,), (run,) = step._batches, step._cache.runs
+    assert run.shape[:2] == (2, 2) and batch.replayed is not None and batch.certain is not None
+    assert batch.replayed.tolist() == [2, 2] and batch.certain.tolist() == [1, 1]
+    step.run()
+    assert bool(run.any(-1).all()) and bool(step._logits.isfinite().all()), "each row's drafts have left their inputs"
+    assert set(step.asked_experts) == {f"2/8 experts of 64x64 {which} 8" for which in ("gated", "last")}
+
+
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_step_of_a_hybrid_with_experts_has_a_layer_of_each_kind(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    monkeypatch.setattr(step_tuner, "_CONTEXT", 64)
+    monkeypatch.setattr(decode_step, "_CONTEXT", 64)
     step = Step("tiny-hybrid", rows, [20, 40], few_layers=True, device=DEVICE)
     assert len(step._cache.states) == len(step._cache.keys) == 1, "the first and the third of three layers are alike"
     step.run()
@@ -106,7 +118,7 @@ def test_a_step_of_a_hybrid_with_experts_has_a_layer_of_each_kind(monkeypatch: p
 
 
 def test_a_way_takes_as_long_as_the_mean_of_its_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_tuner, "_CONTEXT", 64)
+    monkeypatch.setattr(decode_step, "_CONTEXT", 64)
     step, lengths = Step("tiny", 2, [20, 40], few_layers=True, device=DEVICE), list[int]()
 
     def graph_us(work: partial[None]) -> float:
@@ -114,7 +126,7 @@ def test_a_way_takes_as_long_as_the_mean_of_its_contexts(monkeypatch: pytest.Mon
         lengths.append(int(batch.seq_lens.max()))
         return float(10 * len(lengths))
 
-    monkeypatch.setattr(step_tuner, "graph_us", graph_us)
+    monkeypatch.setattr(decode_step, "graph_us", graph_us)
     assert step.us() == pytest.approx(200**0.5) and lengths == [20, 40]
 
 
@@ -137,7 +149,7 @@ def test_what_was_found_joins_the_table_and_nothing_leaves_it(monkeypatch: pytes
     """Plans of attention by its shape, by rows and by query tokens of a row."""
     out = tmp_path / "table.json"
     out.write_text(json.dumps({"a GPU": {"another product": {"rows": 1}}, "another GPU": {}}))
-    ways: dict[str, step_tuner.Way] = {
+    ways: dict[str, decode_step.Way] = {
         "a product": RowTiling(2, 64, 1, 8),
         "attention": AttentionPlan(16, 1, 3, 1, stages=1, early=True),
     }
