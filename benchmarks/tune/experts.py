@@ -43,12 +43,11 @@ _LAYERS: Final = 2  # by turns, so that a lone row's experts are not in the cach
 
 
 def tilings(product: ExpertProduct, columns: int) -> Iterator[ExpertTiling]:
-    """Candidates. columns: entries of an item. Of fewer than 64 outputs a tile goes through other instructions of the
-    matrix units, whose bits may be others."""
+    """Candidates. columns: entries of an item."""
     gpu = current_gpu()
     memory = LEAST_SHARED_MEMORY if gpu is None else gpu.shared_memory
     few = columns <= 16
-    tiles, blocks, warps = ((64, 128), (64, 128, 256), (4,)) if few else ((64, 128), (64, 128), (4, 8))
+    tiles, blocks, warps = ((32, 64, 128), (64, 128, 256), (4,)) if few else ((64, 128), (64, 128), (4, 8))
     for tile, block, stages, some in itertools.product(tiles, blocks, (2, 3, 4, 6), warps):
         taken = (tile + columns) * block * 2 * stages
         if product.depth % block == 0 and 32 << 10 <= taken <= min(memory, 128 << 10):

@@ -125,7 +125,8 @@ def _decode_kernel(
         )  # fmt: skip
     q_weight, q_of_partner = norm_of_head(q_norm, HEAD_DIM, DIM_PAD, HAS_NORM)
     k_weight, k_of_partner = norm_of_head(k_norm, HEAD_DIM, DIM_PAD, HAS_NORM)
-    wait_for_predecessors(DEPENDENT)
+    if begin >= all_items:
+        wait_for_predecessors(DEPENDENT)
     step = tl.num_programs(0)
     for item in range(begin, all_items, step):
         head_share = item % HEADS
@@ -144,10 +145,13 @@ def _decode_kernel(
         if QUERIES > 1:
             line = line[:, None]
         table = block_tables + row.to(tl.int64) * table_stride
+        c, s = angle_of(cos, sin, position, HEAD_DIM, DIM_PAD, QUERIES > 1)
+        # In the loop, where for later items it is nothing: ahead of it the compiler would move behind the wait what
+        # items have in common, some 300 instructions before the first read of what is waited for.
+        wait_for_predecessors(DEPENDENT)
         # All that an item begins with is asked for together, ahead of the first sum for which its warps wait.
         ends_row = (end == seq_len) & (end > first_token)
         query, partner = head_and_partner(line + real_head[:, None] * HEAD_DIM, real[:, None], HEAD_DIM, DIM_PAD)
-        c, s = angle_of(cos, sin, position, HEAD_DIM, DIM_PAD, QUERIES > 1)
         if QUERIES == 1:
             new_key, new_partner, new_value, home = new_token_of(
                 qkv, table, position, token, kv_head, ends_row, Q_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_PAD
@@ -181,8 +185,8 @@ def _decode_kernel(
                     KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, DIM_PAD, HAS_NORM, CAP,
                 )  # fmt: skip
         if EARLY:
-            seen = _seen_by_lines(seen, first_token, old_len, of_line, QUERIES, WINDOW, TILE)
-            top, total, acc = fold(lines, key, value, seen, scale, top, total, acc, CAP)
+            by_lines = _seen_by_lines(seen, first_token, old_len, of_line, QUERIES, WINDOW, TILE)
+            top, total, acc = fold(lines, key, value, by_lines, scale, top, total, acc, CAP)
         last = first_token
         if EXACT:
             # Of an item's parts the last one comes first, which has begun with the newest tokens; then the others in
@@ -231,15 +235,17 @@ def _decode_kernel(
                     partial, partial_top, partial_total, out, before, parts, first_query, count, head_share, Q_HEADS,
                     KV_HEADS, HEAD_DIM, QUERIES, SHARE, PART_LINES, DIM_PAD, PARTS, EXACT,
                 )  # fmt: skip
-        row, seq_len, first_token, end, before, parts, tiles = _item(item + step, items, all_items, num_rows, HEADS)
-        if QUERIES > 1:
-            of_row, in_row = queries_of(row, query_start_loc, QUERIES)
-        if EARLY:
-            key, value, seen = _tile(
-                first_token, end, seq_len - in_row,
-                (item + step) % HEADS // SHARES, keys, values, block_tables + row.to(tl.int64) * table_stride,
-                BLOCK_SIZE, KV_HEADS, HEAD_DIM, WINDOW, TILE, DIM_PAD, SINCE,
-            )  # fmt: skip
+        following = item + step
+        if following < all_items:  # or else nothing keeps the kernels that wait for this one
+            row, seq_len, first_token, end, before, parts, tiles = _item(following, items, all_items, num_rows, HEADS)
+            if QUERIES > 1:
+                of_row, in_row = queries_of(row, query_start_loc, QUERIES)
+            if EARLY:
+                key, value, seen = _tile(
+                    first_token, end, seq_len - in_row, following % HEADS // SHARES, keys, values,
+                    block_tables + row.to(tl.int64) * table_stride, BLOCK_SIZE, KV_HEADS, HEAD_DIM, WINDOW, TILE,
+                    DIM_PAD, SINCE,
+                )  # fmt: skip
 
 
 def decode_attention(

@@ -32,7 +32,7 @@ SHAPES = [(4, 2, 16, 8), (6, 1, 24, 16), (4, 4, 64, 16), (8, 1, 96, 16)]  # head
 PLANS = [  # one part a row, as many as there are tiles, and what lies between; fewer programs than items, and more
     AttentionPlan(tile=16, chunk=64, programs=3, warps=1, stages=3, early=False),
     AttentionPlan(tile=16, chunk=1, programs=50, warps=1, stages=1, early=True),
-    AttentionPlan(tile=32, chunk=3, programs=7, warps=2, stages=3, early=True),
+    AttentionPlan(tile=32, chunk=3, programs=60, warps=2, stages=3, early=True),
     AttentionPlan(tile=16, chunk=3, programs=7, warps=1, stages=3, early=False, exact=True, whole=200),
 ]
 LENGTHS = [1, 300, 0, 128, 33, 257, 16, 17]

@@ -73,7 +73,8 @@ class Predecessor:
         self._made, self._written = made, [tensor for tensor in written if not any(tensor is one for one in made)]
         self._real: list[torch.Tensor] = []
         self._before: list[torch.Tensor] = []
-        self.waits = 0
+        self.waits = 0  # programs that have waited
+        self._waited = False
         patch.setattr(module, "let_dependents_start", self._start)
         for one in {module, *waiting}:
             patch.setattr(one, "wait_for_predecessors", self._wait)
@@ -83,8 +84,12 @@ class Predecessor:
         self._before = [tensor.clone() for tensor in self._written]
         for tensor in self._made:
             tensor.fill_(_poison(tensor))
+        self._waited = False
 
     def _wait(self, dependent: Any) -> None:
+        if self._waited:  # by this program: there is nobody left to wait for
+            return
+        self._waited = True
         for tensor in self._made:
             poisoned = tensor.isnan() if tensor.is_floating_point() else tensor == _poison(tensor)
             assert poisoned.all(), "a kernel wrote before it waited"
@@ -112,7 +117,7 @@ def check(
         tensor.copy_(before)
     predecessor = Predecessor(patch, module, made, written, waiting)
     run()
-    assert predecessor.waits == programs, "every program waits, and once"
+    assert predecessor.waits == programs, "every program waits"
     for found, wanted in zip(written, expected, strict=True):
         assert torch.equal(found.nan_to_num(7.0), wanted.nan_to_num(7.0)), "it read what was not there yet"
 
@@ -273,9 +278,10 @@ def test_the_last_products_of_a_lone_row(monkeypatch: pytest.MonkeyPatch) -> Non
     check(monkeypatch, expert_row, [x, shared_x, named, shares, scores, residual], [residual], run, DEPTH // 16)
 
 
-@pytest.mark.parametrize("plan", [replace(plan, programs=5) for plan in attention.PLANS])
+@pytest.mark.parametrize("plan", [replace(plan, programs=some) for plan in attention.PLANS for some in (5, 70)])
 def test_attention(monkeypatch: pytest.MonkeyPatch, plan: AttentionPlan) -> None:
-    """Older keys and values may be read before the wait; the cell of the newest token holds NaN until it is written."""
+    """Older keys and values may be read before the wait; the cell of the newest token holds NaN until it is written. Of
+    many programs most have no item, and wait too."""
     torch.manual_seed(4)
     lengths = [40, 0, 17, 33]
     rows = attention.make_rows(lengths, attention.SHAPES[0], torch.float32, normed=True)
@@ -292,7 +298,7 @@ def test_attention(monkeypatch: pytest.MonkeyPatch, plan: AttentionPlan) -> None
             rows.weights, plan, buffers, dependent=False,
         )  # fmt: skip
 
-    check(monkeypatch, decode_attention, [rows.qkv], [out, rows.keys, rows.values, buffers.partial], run, 5)
+    check(monkeypatch, decode_attention, [rows.qkv], [out, rows.keys, rows.values, buffers.partial], run, plan.programs)
 
 
 @pytest.mark.parametrize("plan", [replace(plan, programs=5) for plan in attention.PLANS])
