@@ -22,7 +22,7 @@ from runahead.runtime.kernels.layers import Linear, Norm, SharedExpert
 from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.kernels.triton import row_product
 from runahead.runtime.kernels.triton.activation import gated, squared_relu
-from runahead.runtime.kernels.triton.choosing import choice_parts, chosen_experts
+from runahead.runtime.kernels.triton.choosing import choice_parts, chosen_experts, numbers_of_experts, of_first_copy
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 from runahead.runtime.kernels.triton.expert_tilings import (
     FIRST_GATED,
@@ -47,7 +47,7 @@ def _gate_up_kernel(
     COUNT: tl.constexpr, SCORES: tl.constexpr, CHOSEN: tl.constexpr, PADDED: tl.constexpr,
     RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr,
     GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr,
-    FACTOR: tl.constexpr, BEGIN: tl.constexpr, OWN: tl.constexpr, OUTPUTS: tl.constexpr,
+    FACTOR: tl.constexpr, COPIES: tl.constexpr, BEGIN: tl.constexpr, OWN: tl.constexpr, OUTPUTS: tl.constexpr,
     DEPTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, GATED: tl.constexpr, SHARED: tl.constexpr,
     SHARED_ROWS: tl.constexpr, SHARED_BLOCK: tl.constexpr, SHARED_HELD: tl.constexpr, SHARED_BIAS: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -73,17 +73,17 @@ def _gate_up_kernel(
         is_live = tl.load(live) > 0  # what does not hang on it goes on meanwhile
         chosen, places, share = chosen_experts(
             scores, correction, 0 * tile, COUNT, SCORES, CHOSEN, PADDED, RENORMALISED, LOGISTIC, CORRECTED, GROUPS,
-            PADDED_GROUPS, CHOSEN_GROUPS, FACTOR,
+            PADDED_GROUPS, CHOSEN_GROUPS, FACTOR, COPIES,
         )  # fmt: skip
         if is_live:
             mine = chosen & (places == place)
-            expert = tl.sum(tl.where(mine, tl.arange(0, PADDED), 0), 0) - BEGIN
+            expert = of_first_copy(tl.where(mine, numbers_of_experts(PADDED, COPIES), 0), COPIES) - BEGIN
             length = DEPTH
             if OWN < COUNT:
                 length = tl.where((expert >= 0) & (expert < OWN), DEPTH, 0)
             if tile == 0:
                 tl.store(named + place, expert)
-                tl.store(shares + place, tl.sum(tl.where(mine, share, 0.0), 0))
+                tl.store(shares + place, of_first_copy(tl.where(mine, share, 0.0), COPIES))
             HALVES: tl.constexpr = 2 if GATED else 1
             r = tl.arange(0, HALVES * ROWS)
             row = tl.minimum(tile * ROWS + r % ROWS, OUTPUTS - 1) + r // ROWS * OUTPUTS
@@ -245,7 +245,7 @@ def experts_of_one_row(
         SHARED_BIAS=first.bias is not None,
         DEPENDENT=dependent,
         num_warps=gates.warps,
-        **choice_parts(choice, count, scores.shape[1]),
+        **choice_parts(choice, count, scores.shape[1], gates.warps),
         **options,
     )
     places = triton.next_power_of_2(chosen)

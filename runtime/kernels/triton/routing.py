@@ -22,7 +22,7 @@ import triton.language as tl
 
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.share import WHOLE, Share
-from runahead.runtime.kernels.triton.choosing import choice_parts, chosen_experts, padded
+from runahead.runtime.kernels.triton.choosing import choice_parts, chosen_experts, numbers_of_experts, padded
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 from runahead.runtime.rounding import ceil_div
 
@@ -71,13 +71,13 @@ def _route_kernel(
     scores, correction, live, squares, shares, places, scale, eps, COUNT: tl.constexpr, SCORES: tl.constexpr,
     CHOSEN: tl.constexpr, PADDED: tl.constexpr, RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr,
     CORRECTED: tl.constexpr, GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr,
-    FACTOR: tl.constexpr, DEPTH: tl.constexpr, SQUARES: tl.constexpr, ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    FACTOR: tl.constexpr, COPIES: tl.constexpr, DEPTH: tl.constexpr, SQUARES: tl.constexpr,
+    ALL_SQUARES: tl.constexpr, STRIDE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program for a token."""
     let_dependents_start(DEPENDENT)
     token = tl.program_id(0)
-    e = tl.arange(0, PADDED)
+    e = numbers_of_experts(PADDED, COPIES)
     wait_for_predecessors(DEPENDENT)
     # All that comes from memory is asked for before anything waits for it.
     is_live = tl.load(live + token) > 0
@@ -86,7 +86,7 @@ def _route_kernel(
         of_tiles = tl.load(squares + s * STRIDE + token, mask=s < SQUARES, other=0.0)
     chosen, place, share = chosen_experts(
         scores, correction, token, COUNT, SCORES, CHOSEN, PADDED, RENORMALISED, LOGISTIC, CORRECTED, GROUPS,
-        PADDED_GROUPS, CHOSEN_GROUPS, FACTOR,
+        PADDED_GROUPS, CHOSEN_GROUPS, FACTOR, COPIES,
     )  # fmt: skip
     chosen = chosen & is_live
     tl.store(places + token.to(tl.int64) * COUNT + e, tl.where(chosen, place, -1).to(tl.int8), mask=e < COUNT)
