@@ -1,7 +1,7 @@
 """Tries ways to cut the attention of decode launches on this GPU: `python -m benchmarks.tune.attention`.
 
-It prints the best ones for each model and number of rows; `attention_plan` in the kernels' `tilings.py` says what is
-used.
+It prints the best ones for each model and number of rows; `measured_plan` and `attention_plan` in the kernels'
+`tilings.py` say what is used.
 """
 
 from __future__ import annotations

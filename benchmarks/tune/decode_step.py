@@ -86,8 +86,8 @@ class Step:
         config = of_each_kind(config) if self.few_layers else config
         rows, lines, kernels = self.rows, self.rows * self.queries, TritonKernelSet()
         weights = dummy_weights(config, torch.bfloat16, self.device, kernels.pack_weight)
-        shapes = (layer.mixer.shape for layer in weights.layers if isinstance(layer.mixer, Attention))
-        self.shape = max(shapes, key=lambda shape: shape.head_dim)
+        self.shapes = {layer.mixer.shape for layer in weights.layers if isinstance(layer.mixer, Attention)}
+        self.shape = max(self.shapes, key=lambda shape: shape.head_dim)
         self.head_dim = self.shape.head_dim
         self._model = Decoder(config, weights, kernels, _CONTEXT)
         blocks = ceil_div(max(self.contexts), _BLOCK_SIZE)

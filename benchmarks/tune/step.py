@@ -210,7 +210,7 @@ def named_step(step: str) -> tuple[str, int, int]:
 def join_table(out: Path, gpu: str, step: Step, ways: dict[str, Way]) -> None:
     """A step's ways, under the GPU's name; what stands there of others stays."""
     named = {key: asdict(way) for key, way in ways.items() if key != ATTENTION}
-    if ATTENTION in ways:
+    if ATTENTION in ways and len(step.shapes) == 1:  # `measured_plan` gives none to a model with several
         named[plan_key(step.shape, step.rows, step.queries)] = asdict(ways[ATTENTION])
     table: dict[str, dict[str, Any]] = json.loads(out.read_text()) if out.exists() else {}
     table.setdefault(gpu, {}).update(named)

@@ -56,7 +56,7 @@ class PackedExperts:
 
     @property
     def shared(self) -> SharedExpert | None:
-        """What every token gets beside its experts. Its products are the streams' own."""
+        """What every token gets beside its experts."""
         return self.weights.shared
 
     def results(

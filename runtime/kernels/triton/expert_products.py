@@ -51,7 +51,8 @@ _ITEM = tl.constexpr(routing.ITEM)
 @dataclass(frozen=True, slots=True)
 class SharedPart:
     """What a product has of the expert that every token gets. linear: its weights. width: of it. x: what they are
-    multiplied with: in a first product that of the others, in the last one contiguous [T, width]. out: contiguous
+    multiplied with: in a first product that of the others, which is read in its place; in the last one contiguous
+    [T, width]. out: contiguous
     [T, width], in the last product float32 [T, pieces, outputs], where a piece has as many numbers as another expert's
     width. scores: float32 contiguous [T, n]; the last product is multiplied by the logistic function of the last of
     them; None: by nothing."""

@@ -2,8 +2,8 @@
 
 Two kernels follow the product that makes the scores. Every program of the first finds by itself which expert it is for;
 the second has each output's sum over all experts of the row. Nothing has to be listed, and no result meets another.
-The shared expert is in the same two kernels: what they read of it hangs on no choice, and they ask for it before they
-wait.
+The shared expert is in the same two kernels: what they read of it hangs on no choice, and they ask for the first of it
+before they wait.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -35,6 +35,7 @@ from runahead.runtime.kernels.triton.expert_tilings import (
 from runahead.runtime.kernels.triton.recurrent_rows import logistic
 from runahead.runtime.kernels.triton.row_product import outputs_of_row
 
+# Guesses, which no tuner tries.
 _SHARED_ROWS: Final = 8  # of a shared expert: outputs of a program of the first kernel
 _SHARED_WEIGHTS: Final = 4096  # of it, that such a program asks for together, _SHARED_HELD times before it waits
 _SHARED_HELD: Final = 3

@@ -41,9 +41,10 @@ def with_shared(x: torch.Tensor, made: torch.Tensor, scores: torch.Tensor, exper
         return made
     made_of_x = functional.linear(x, shared.gate_up.weight, shared.gate_up.bias)
     gated = gated_mul(made_of_x) if experts.has_gates else squared_relu_of(made_of_x)
+    of_shared = functional.linear(gated, shared.down.weight, shared.down.bias)
     if shared.share is not None:
-        logistic_mul(gated, scores[:, experts.weights.count :])
-    return torch.add(made, functional.linear(gated, shared.down.weight, shared.down.bias))
+        logistic_mul(of_shared, scores[:, experts.weights.count :])
+    return torch.add(made, of_shared)
 
 
 def head_of_one_row(hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, places: torch.Tensor) -> None:

@@ -156,8 +156,8 @@ def takes_depth(depth: int) -> bool:
 def attention_plan(rows: int, head_dim: int, device: torch.device, exact: bool = False) -> AttentionPlan:
     """Of decode launches of so many rows, the same up to the next power of two: a launch that is no bucket's runs by a
     plan that a bucket has. What is best was measured by `benchmarks.tune.attention` on an H200, at
-    contexts of about 640 tokens: there the items of 8 KV heads are about as many as there are programs. For shapes of
-    other numbers the table may have a plan: `measured_plan`. exact: tile, chunk and warps, on which a row's bits hang,
+    contexts of about 640 tokens: there the items of 8 KV heads are about as many as there are programs. What the table
+    has, `measured_plan`, comes first. exact: tile, chunk and warps, on which a row's bits hang,
     are the same for every number of rows."""
     rows = triton.next_power_of_2(rows)
     if device.type != "cuda":

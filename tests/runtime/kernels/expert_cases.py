@@ -82,10 +82,15 @@ class Case:
     def some(self, tokens: list[int]) -> Case:
         return Case(self.packed, self.x[tokens], self.live[tokens], self.scores[tokens])
 
-    def made(self) -> torch.Tensor:
-        """What experts make of the tokens, the shared one too, [T, hidden]."""
+    def made(self, scale: torch.Tensor | None = None) -> torch.Tensor:
+        """What experts make of the tokens, the shared one too, [T, hidden]. scale: of each token, [T], which kernels
+        find in sums of squares, and apply themselves."""
         arrived = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-        results = self.packed.results(self.x, self.scores, self.live, arrived, with_shared=True)
+        squares = None
+        if scale is not None:
+            mean = scale.double().pow(-2) - 1e-6
+            squares = (mean * self.x.shape[1])[None, :].to(DEVICE), 1, 1e-6
+        results = self.packed.results(self.x, self.scores, self.live, arrived, squares=squares, with_shared=True)
         return self.packed.made(results, self.live).cpu()
 
     def added_to_a_lone_row(self) -> torch.Tensor:

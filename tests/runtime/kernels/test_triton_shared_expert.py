@@ -12,13 +12,18 @@ from tests.runtime.kernels.triton_device import relative_error, triton_device
 
 DEVICE = triton_device()
 
+from runahead.runtime.kernels.choice import Choice  # noqa: E402
 from runahead.runtime.kernels.layers import ExpertActivation, Linear, SharedExpert  # noqa: E402
 from runahead.runtime.kernels.share import Share  # noqa: E402
+from runahead.runtime.kernels.triton import expert_products  # noqa: E402
 from runahead.runtime.kernels.triton.expert_layers import PackedExperts  # noqa: E402
-from runahead.runtime.kernels.triton.expert_tilings import DOWNS  # noqa: E402
+from runahead.runtime.kernels.triton.expert_tilings import DOWNS, FIRST_GATED, LAST  # noqa: E402
+from runahead.runtime.kernels.triton.loose_products import with_shared  # noqa: E402
+from runahead.runtime.kernels.triton.routing import route  # noqa: E402
 from tests.runtime.kernels.expert_cases import CLOSE, HALF, Case, drawn  # noqa: E402
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
 from tests.runtime.kernels.poisoned_memory import poison_new_memory  # noqa: E402
+from tests.runtime.kernels.test_triton_dependent_launch import check  # noqa: E402
 
 # The interpreter's own way with a loop whose length is read on the device.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
@@ -65,6 +70,33 @@ def test_every_token_gets_the_shared_expert_s_too(
     found = case.made()
     assert found[case.live.cpu() == 0].eq(0).all()
     assert relative_error(found, case.expected()) < CLOSE[dtype]
+
+
+@pytest.mark.parametrize(("width", "parts", "activation"), SHARED)
+def test_a_norm_s_scale_goes_before_the_bias_and_into_every_piece(
+    width: int, parts: tuple[str, ...], activation: ExpertActivation
+) -> None:
+    shared = shared_expert(width, 40, torch.float32, activation, parts)
+    case = Case.of(13, 5, 2, "random", torch.float32, 40, 24, activation, shared)
+    scale = 0.5 + drawn(13, seed=7).abs()
+    scaled = replace(case, x=case.x * scale[:, None].to(DEVICE))
+    assert relative_error(case.made(scale), scaled.expected()) < CLOSE[torch.float32]
+
+
+def test_a_last_piece_is_less_deep_where_blocks_divide_the_others() -> None:
+    shared = shared_expert(96, 64, HALF, "silu", ())
+    case = Case.of(13, 5, 2, "random", HALF, 64, 64, shared=shared)
+    assert relative_error(case.made(), case.expected()) < CLOSE[HALF]
+
+
+def test_what_launches_with_prompts_add_of_the_shared_expert_is_the_same() -> None:
+    shared = shared_expert(48, 40, torch.float32, "silu", ("bias", "share"))
+    case = Case.of(13, 5, 2, "random", torch.float32, 40, 24, shared=shared)
+    arrived = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    chosen = case.packed.made(case.packed.results(case.x, case.scores, case.live, arrived), case.live)
+    found = with_shared(case.x, chosen, case.scores, case.packed).cpu()
+    live = case.live.cpu() > 0
+    assert relative_error(found[live], case.expected()[live]) < CLOSE[torch.float32]
 
 
 @pytest.mark.parametrize("dtype", [HALF, torch.float32])
@@ -125,3 +157,38 @@ def test_a_token_s_bits_do_not_hang_on_who_gets_the_shared_expert_s_beside_it(
     whole = case.made()
     for tokens in (torch.randperm(60, generator=torch.Generator().manual_seed(1)).tolist(), [7], [59, 7, 1, 2]):
         assert torch.equal(case.some(tokens).made(), whole[tokens])
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="the interpreter runs one program after the other")
+def test_each_kernel_waits_for_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of them reads what a kernel before makes, nor writes, before it has waited. The shared expert has two
+    pieces, beside experts as wide as the first."""
+    torch.manual_seed(3)
+    tokens, chosen, hidden, expert, wide = 3, 2, 128, 64, 96
+    live, arrived = torch.ones(tokens, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    routed = route(torch.randn(tokens, 5), live, Choice(chosen, renormalised=True), arrived)
+    x, first = torch.randn(tokens, hidden), torch.randn(5, 2 * expert, hidden)
+    both, of_first = torch.full((tokens * chosen, expert), torch.nan), torch.full((tokens, wide), torch.nan)
+    products = expert_products.SharedPart(Linear(torch.randn(2 * wide, hidden) * hidden**-0.5, None), wide, x, of_first)
+    programs = len(routed.items) + 2
+
+    def multiply() -> None:
+        expert_products.expert_product(x, first, routed, chosen, both, FIRST_GATED, shared=products)
+
+    check(monkeypatch, expert_products, [x], [both, of_first], multiply, programs * expert // 32)
+    multiply()
+    last, scores = torch.randn(5, hidden, expert), torch.randn(tokens, 6)
+    results, of_shared = torch.full((tokens * chosen, hidden), torch.nan), torch.full((tokens, 2, hidden), torch.nan)
+    downs = expert_products.SharedPart(Linear(torch.randn(hidden, wide), None), wide, of_first, of_shared, scores)
+
+    def go_on() -> None:
+        expert_products.expert_product(both, last, routed, chosen, results, LAST, shared=downs)
+
+    check(monkeypatch, expert_products, [both, of_first, scores], [results, of_shared], go_on, programs * hidden // 64)
+    go_on()
+    residual = torch.randn(tokens, hidden)
+
+    def add() -> None:
+        expert_products.expert_sums(results, live, chosen, residual, of_shared=of_shared, added=True)
+
+    check(monkeypatch, expert_products, [results, of_shared, residual], [residual], add, tokens)
