@@ -95,6 +95,15 @@ class TensorReader:
         own = taken(self.tensor(tuple(f"{name}.bias" for name in names), rows), order) if bias else None
         return Linear(self.pack(weight), own)
 
+    def linear_and_row(self, name: str, row: str, outputs: int, columns: int) -> tuple[Linear, torch.Tensor]:
+        """A product without a bias, and a vector, [columns], of a matrix of one row. They are read into one tensor, in
+        which the row stays right behind the product where packing leaves matrices as they are."""
+        whole = self.tensor((f"{name}.weight", f"{row}.weight"), (outputs, 1), columns)
+        matrix, vector = whole[:-1], whole[-1]
+        packed = self.pack(matrix)
+        # Of a matrix that lies elsewhere now, the row would keep the memory.
+        return Linear(packed, None), vector if packed is matrix else vector.clone()
+
     def linears(self, names: Sequence[tuple[str, ...]], rows: tuple[int, ...], columns: int) -> tuple[Linear, ...]:
         """Products that are alike, one for each entry of `names`, which is as `linear` has it. They are read into one
         tensor, of which each has its part where packing leaves matrices as they are."""

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from runahead.runtime.checkpoint import CheckpointError, StoredTensor
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.kernels.choice import Choice
-from runahead.runtime.kernels.layers import Experts
+from runahead.runtime.kernels.layers import Experts, Linear
 from runahead.runtime.models.architecture import TensorReader
 from runahead.runtime.models.config_keys import unread
 from runahead.runtime.models.config_values import number
@@ -69,17 +69,26 @@ def read_sparse(raw: Mapping[str, Any], dense_key: str, step_key: str) -> tuple[
 
 
 def experts(
-    config: ExpertsConfig, layer: int, tensors: TensorReader, *, block: str, projections: tuple[str, str, str]
+    config: ExpertsConfig,
+    layer: int,
+    tensors: TensorReader,
+    *,
+    block: str,
+    projections: tuple[str, str, str],
+    router: Linear | None = None,
 ) -> Experts:
     """The experts of a layer, or the rank's own; no tensor of others is asked for. block: what the layer calls them
-    with their router. projections: what an expert calls those of gate, up and down. Raises ShareError."""
+    with their router. projections: what an expert calls those of gate, up and down. router: has been read; None: it is
+    read here. Raises ShareError."""
     own, hidden, width = f"model.layers.{layer}.", config.hidden_size, config.expert_size
     gate, up, down = projections
     mine = tensors.share.part_of(config.experts, "experts")
     each = [f"{own}{block}.experts.{number}." for number in mine]
+    if router is None:
+        router = tensors.linear((f"{own}{block}.gate",), (config.experts,), hidden, bias=False)
     return Experts(
         norm=tensors.norm(f"{own}post_attention_layernorm", hidden, config.rms_norm_eps),
-        router=tensors.linear((f"{own}{block}.gate",), (config.experts,), hidden, bias=False),
+        router=router,
         gate_up=tensors.linears([(prefix + gate, prefix + up) for prefix in each], (width, width), hidden),
         down=tensors.linears([(prefix + down,) for prefix in each], (hidden,), width),
         choice=Choice(config.chosen, config.renormalised),

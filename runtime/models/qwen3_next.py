@@ -224,15 +224,18 @@ def gated_delta(
 
 def experts_and_shared(config: Qwen3NextConfig, layer: int, tensors: TensorReader) -> Experts:
     """The experts of a layer, and the one that every token gets, which is the first rank's."""
-    found = experts(config, layer, tensors, block="mlp", projections=("gate_proj", "up_proj", "down_proj"))
-    if not tensors.share.is_first:
-        return found
-    prefix, hidden, width = f"model.layers.{layer}.mlp.shared_expert", config.hidden_size, config.shared_size
-    shared = SharedExpert(
-        tensors.linear((f"{prefix}.gate_proj", f"{prefix}.up_proj"), (width, width), hidden, bias=False),
-        tensors.linear((f"{prefix}.down_proj",), (hidden,), width, bias=False),
-        tensors.tensor((f"{prefix}_gate.weight",), (1,), hidden)[0],
-    )
+    block, hidden, width = f"model.layers.{layer}.mlp.", config.hidden_size, config.shared_size
+    router = shared = None
+    if tensors.share.is_first:
+        own = f"{block}shared_expert"
+        router, share = tensors.linear_and_row(f"{block}gate", f"{own}_gate", config.experts, hidden)
+        shared = SharedExpert(
+            tensors.linear((f"{own}.gate_proj", f"{own}.up_proj"), (width, width), hidden, bias=False),
+            tensors.linear((f"{own}.down_proj",), (hidden,), width, bias=False),
+            share,
+        )
+    projections = "gate_proj", "up_proj", "down_proj"
+    found = experts(config, layer, tensors, block="mlp", projections=projections, router=router)
     return replace(found, shared=shared)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -180,21 +180,28 @@ def router_of(weights: Experts) -> Linear:
     if shared is None or shared.share is None:
         return router
     bias = None if router.bias is None else torch.cat((router.bias, router.bias.new_zeros(1)))
-    return Linear(torch.cat((router.weight, shared.share[None])), bias)
+    return Linear(_joined((router.weight, shared.share[None])), bias)
+
+
+def scored_by(weights: Experts) -> int:
+    """Outputs of `router_of`."""
+    has_share = weights.shared is not None and weights.shared.share is not None
+    return weights.router.weight.shape[0] + has_share
 
 
 def _whole(linears: tuple[Linear, ...]) -> torch.Tensor:
-    """[n, out, in]: the memory in which weights lie one behind the other, as a checkpoint's do, or a copy."""
-    weights = [linear.weight for linear in linears]
+    """[n, out, in], as `_joined` has them."""
     assert all(linear.bias is None for linear in linears)
-    first = weights[0]
-    size, begin, storage = first.numel(), first.storage_offset(), first.untyped_storage().data_ptr()
-    if all(
-        weight.is_contiguous()
-        and weight.untyped_storage().data_ptr() == storage
-        and weight.storage_offset() == begin + number * size
-        for number, weight in enumerate(weights)
-    ):
-        outputs, depth = first.shape
-        return first.as_strided((len(weights), outputs, depth), (size, depth, 1))
-    return torch.stack(weights)
+    return _joined([linear.weight for linear in linears]).view(len(linears), *linears[0].weight.shape)
+
+
+def _joined(matrices: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Their rows, [all, in]: the memory in which they lie one behind the other, as a checkpoint's do, or a copy."""
+    first = matrices[0]
+    storage, begin = first.untyped_storage().data_ptr(), first.storage_offset()
+    for matrix in matrices:
+        place = matrix.untyped_storage().data_ptr(), matrix.storage_offset()
+        if place != (storage, begin) or not matrix.is_contiguous():
+            return torch.cat(list(matrices))
+        begin += matrix.numel()
+    return first.as_strided((sum(len(matrix) for matrix in matrices), first.shape[1]), first.stride())

@@ -9,7 +9,7 @@ import torch
 
 from runahead.runtime.kernels.layers import Attention, Dense, Experts, Layer, Linear
 from runahead.runtime.kernels.triton.decode_streams import MAX_ROWS
-from runahead.runtime.kernels.triton.expert_layers import router_of
+from runahead.runtime.kernels.triton.expert_layers import scored_by
 from runahead.runtime.kernels.triton.gpu import current_gpu
 from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, SQUARED, STORE
 from runahead.runtime.kernels.triton.tilings import measured_gpu, measured_tiling, rows_in_table, takes_depth
@@ -67,18 +67,22 @@ def products_in(layers: Sequence[Layer]) -> Iterator[LayerProduct]:
     is here."""
     for layer in layers:
         mixer, dense = layer.mixer, layer.feed_forward
-        found: list[tuple[Linear, int, bool]] = []
         if isinstance(mixer, Attention):
-            found += [(mixer.qkv, STORE, True)] + ([] if mixer.gate is None else [(mixer.gate, STORE, True)])
-            found += [(mixer.o, ADD if mixer.post_norm is None else STORE, False)]
+            yield _product(mixer.qkv, STORE, True)
+            if mixer.gate is not None:
+                yield _product(mixer.gate, STORE, True)
+            yield _product(mixer.o, ADD if mixer.post_norm is None else STORE, False)
         elif mixer is not None:
-            found += [(mixer.proj, STORE, True), (mixer.out, ADD, False)]
+            yield from (_product(mixer.proj, STORE, True), _product(mixer.out, ADD, False))
         if isinstance(dense, Experts):
-            found += [(router_of(dense), STORE, True)]
+            yield LayerProduct(scored_by(dense), dense.router.weight.shape[1], STORE, True)
         elif isinstance(dense, Dense):
-            found += [(dense.gate_up, GATED, True), (dense.down, ADD if dense.post_norm is None else STORE, False)]
+            yield _product(dense.gate_up, GATED, True)
+            yield _product(dense.down, ADD if dense.post_norm is None else STORE, False)
         elif dense is not None:
-            found += [(dense.up, SQUARED, True), (dense.down, ADD, False)]
-        for linear, epilogue, normed in found:
-            outputs, depth = linear.weight.shape
-            yield LayerProduct(outputs, depth, epilogue, normed)
+            yield from (_product(dense.up, SQUARED, True), _product(dense.down, ADD, False))
+
+
+def _product(linear: Linear, epilogue: int, normed: bool) -> LayerProduct:
+    outputs, depth = linear.weight.shape
+    return LayerProduct(outputs, depth, epilogue, normed)

@@ -13,14 +13,17 @@ from tests.runtime.kernels.triton_device import relative_error, triton_device
 DEVICE = triton_device()
 
 from runahead.runtime.kernels.choice import Choice  # noqa: E402
-from runahead.runtime.kernels.layers import ExpertActivation, Linear, SharedExpert  # noqa: E402
+from runahead.runtime.kernels.layers import ExpertActivation, Experts, Linear, SharedExpert  # noqa: E402
 from runahead.runtime.kernels.share import Share  # noqa: E402
 from runahead.runtime.kernels.triton import expert_products  # noqa: E402
-from runahead.runtime.kernels.triton.expert_layers import PackedExperts  # noqa: E402
+from runahead.runtime.kernels.triton.expert_layers import PackedExperts, router_of, scored_by  # noqa: E402
 from runahead.runtime.kernels.triton.expert_tilings import DOWNS, FIRST_GATED, LAST  # noqa: E402
+from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
 from runahead.runtime.kernels.triton.loose_products import with_shared  # noqa: E402
 from runahead.runtime.kernels.triton.routing import route  # noqa: E402
+from runahead.runtime.models.weights import Pack, dummy_weights  # noqa: E402
 from tests.runtime.kernels.expert_cases import CLOSE, HALF, Case, drawn  # noqa: E402
+from tests.runtime.kernels.hybrid_configs import hybrid  # noqa: E402
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
 from tests.runtime.kernels.poisoned_memory import poison_new_memory  # noqa: E402
 from tests.runtime.kernels.test_triton_dependent_launch import check  # noqa: E402
@@ -81,6 +84,27 @@ def test_a_norm_s_scale_goes_before_the_bias_and_into_every_piece(
     scale = 0.5 + drawn(13, seed=7).abs()
     scaled = replace(case, x=case.x * scale[:, None].to(DEVICE))
     assert relative_error(case.made(scale), scaled.expected()) < CLOSE[torch.float32]
+
+
+def test_experts_and_a_share_are_scored_by_what_the_model_keeps_anyway() -> None:
+    experts, share = layer_of_a_share(TritonKernelSet().pack_weight)
+    router = router_of(experts).weight
+    assert router.data_ptr() == experts.router.weight.data_ptr(), "what lies packed was copied"
+    assert torch.equal(router, torch.cat((experts.router.weight, share[None])))
+
+
+def test_where_a_router_is_packed_otherwise_a_share_keeps_its_own_memory_alone() -> None:
+    experts, share = layer_of_a_share(lambda weight: weight.t().contiguous().t())
+    assert share.untyped_storage().nbytes() == share.nbytes
+    assert torch.equal(router_of(experts).weight, torch.cat((experts.router.weight, share[None])))
+
+
+def layer_of_a_share(pack: Pack) -> tuple[Experts, torch.Tensor]:
+    """The experts of a model that gives each token a share of the one beside them, and what makes it."""
+    experts = dummy_weights(hybrid("Qwen3NextForCausalLM"), HALF, DEVICE, pack).layers[1].feed_forward
+    assert isinstance(experts, Experts) and experts.shared is not None and experts.shared.share is not None
+    assert scored_by(experts) == experts.count + 1
+    return experts, experts.shared.share
 
 
 def test_a_last_piece_is_less_deep_where_blocks_divide_the_others() -> None:
