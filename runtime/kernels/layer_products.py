@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 
-from runahead.runtime.kernels.layers import Experts, FeedForward, Layer, Linear, Mixer, SharedExpert
+from runahead.runtime.kernels.layers import Experts, FeedForward, Fuse, Layer, Linear, Mixer, SharedExpert
 
 
-def products_of(layer: Layer) -> list[Linear]:
-    """Every product of a layer, in the order of its fields; those of experts one by one."""
-    return [*_products_in(layer.mixer), *_products_in(layer.feed_forward)]
-
-
-def _products_in(kind: Mixer | FeedForward | SharedExpert | None) -> list[Linear]:
+def products_of(part: Layer | Mixer | FeedForward | SharedExpert | Fuse) -> list[Linear]:
+    """Every product of a layer or of a part of one, in the order of its fields; those of experts one by one."""
     found: list[Linear] = []
-    if kind is None:
-        return found
-    for field in fields(kind):
-        part = getattr(kind, field.name)
-        found += [item for item in (part if isinstance(part, tuple) else (part,)) if isinstance(item, Linear)]
-        found += _products_in(part) if isinstance(part, SharedExpert) else []
+    for field in fields(part):
+        held = getattr(part, field.name)
+        found += [item for item in (held if isinstance(held, tuple) else (held,)) if isinstance(item, Linear)]
+        found += products_of(held) if isinstance(held, Mixer | FeedForward | SharedExpert) else []
     return found
 
 

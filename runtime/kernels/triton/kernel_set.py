@@ -9,7 +9,19 @@ import torch
 import torch.nn.functional as functional
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.layers import Attention, Dense, Ends, Experts, Fuse, GatedDelta, Linear, Mamba2, Ungated
+from runahead.runtime.kernels.layers import (
+    Attention,
+    Dense,
+    Ends,
+    Experts,
+    FeedForward,
+    Fuse,
+    GatedDelta,
+    Linear,
+    Mamba2,
+    Mixer,
+    Ungated,
+)
 from runahead.runtime.kernels.triton.decode_buffers import DecodeBuffers
 from runahead.runtime.kernels.triton.decode_streams import (
     MAX_ROWS,
@@ -23,7 +35,7 @@ from runahead.runtime.kernels.triton.logit_bounds import bound_logits
 from runahead.runtime.kernels.triton.loose_products import head_of_one_row, product_of_rows
 from runahead.runtime.kernels.triton.mixed_streams import ExactMixedRows, ManyRows
 from runahead.runtime.kernels.triton.put_rows import put_rows
-from runahead.runtime.kernels.triton.tilings import takes_depth
+from runahead.runtime.kernels.triton.tilings import takes_depth, takes_products_of
 from runahead.runtime.kernels.triton.vendor_rows import VendorRows
 
 Stream = RowStream | ManyRows | ExactMixedRows
@@ -41,36 +53,34 @@ class TritonBoundKernels:
 
     def attention(self, weights: Attention, place: int) -> Callable[[Stream], None]:
         self._buffers.add(weights.shape, weights.window)
-        self._look_at(weights.qkv, weights.o, *(() if weights.gate is None else (weights.gate,)))
+        self._look_at(weights)
         return lambda stream: stream.attention(weights, place)
 
     def mamba2(self, weights: Mamba2, place: int) -> Callable[[Stream], None]:
-        self._look_at(weights.proj, weights.out)
+        self._look_at(weights)
         return lambda stream: stream.recurrent(weights, place)
 
     def gated_delta(self, weights: GatedDelta, place: int) -> Callable[[Stream], None]:
-        self._look_at(weights.proj, weights.out)
+        self._look_at(weights)
         return lambda stream: stream.recurrent(weights, place)
 
     def dense(self, weights: Dense) -> Callable[[Stream], None]:
-        self._look_at(weights.gate_up, weights.down)
+        self._look_at(weights)
         return lambda stream: stream.dense(weights)
 
     def ungated(self, weights: Ungated) -> Callable[[Stream], None]:
-        self._look_at(weights.up, weights.down)
+        self._look_at(weights)
         return lambda stream: stream.ungated(weights)
 
     def experts(self, weights: Experts) -> Callable[[Stream], None]:
-        self._look_at(weights.router, weights.gate_up[0], weights.down[0])
-        if weights.shared is not None:
-            self._look_at(weights.shared.gate_up, weights.shared.down)
+        self._look_at(weights)
         packed = PackedExperts.of(weights)
         return lambda stream: stream.experts(packed)
 
     def fuse(self, weights: Fuse) -> Callable[[RowStream, Join], None]:
         """What a draft head begins a decode launch with: see `RowStream.fuse`."""
+        self._look_at(weights)
         product = weights.product
-        self._look_at(*(() if product is None else (product,)))
         return lambda stream, join: stream.fuse(join, product)
 
     def stream(self, batch: ForwardBatch, cache: KVCache, joins: bool = False) -> AbstractContextManager[Stream]:
@@ -91,8 +101,8 @@ class TritonBoundKernels:
     def end(self, stream: Stream) -> torch.Tensor:
         return stream.end()
 
-    def _look_at(self, *products: Linear) -> None:
-        self._fuses = self._fuses and all(takes_depth(linear.weight.shape[1]) for linear in products)
+    def _look_at(self, part: Mixer | FeedForward | Fuse) -> None:
+        self._fuses = self._fuses and takes_products_of(part)
 
 
 class TritonKernelSet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -12,7 +13,13 @@ from runahead.runtime.kernels.triton.decode_streams import MAX_ROWS
 from runahead.runtime.kernels.triton.expert_layers import scored_by
 from runahead.runtime.kernels.triton.gpu import current_gpu
 from runahead.runtime.kernels.triton.row_product import ADD, EPILOGUES, GATED, SQUARED, STORE
-from runahead.runtime.kernels.triton.tilings import measured_gpu, measured_tiling, rows_in_table, takes_depth
+from runahead.runtime.kernels.triton.tilings import (
+    measured_gpu,
+    measured_tiling,
+    rows_in_table,
+    takes_depth,
+    takes_products_of,
+)
 
 
 class LayerProduct(NamedTuple):
@@ -48,23 +55,27 @@ def tilings_asked_for(
     layers: Sequence[Layer], lm_head: torch.Tensor, buckets: Sequence[int], exact: bool = False
 ) -> set[tuple[int, int, int, str]]:
     """What decode launches ask `tilings` for: outputs, depth, columns (1: one row), the name of what follows."""
-    inner = {(one.outputs, one.depth, EPILOGUES[one.epilogue]) for one in products_in(layers)}
-    head = (*lm_head.shape, EPILOGUES[STORE])
+    inner, head = set(products_in(layers)), _product(Linear(lm_head, None), STORE, normed=False)
+    asked: list[tuple[LayerProduct, int]] = []
     if exact:
-        columns_asked = {rows_in_table(rows) for rows in buckets}
-        return {(outputs, depth, columns, name) for outputs, depth, name in (*inner, head) for columns in columns_asked}
-    has_units = lm_head.dtype == torch.bfloat16
-    fuses = has_units and all(takes_depth(depth) for _, depth, _ in inner)
-    few = {rows_in_table(rows) for rows in buckets if 1 < rows <= MAX_ROWS}
-    asked = {(outputs, depth, 1, name) for outputs, depth, name in (*inner, head) if 1 in buckets}
-    asked |= {(outputs, depth, columns, name) for outputs, depth, name in inner for columns in few if fuses}
-    outputs, depth, name = head
-    return asked | {(outputs, depth, columns, name) for columns in few if has_units and takes_depth(depth)}
+        asked += itertools.product((*inner, head), map(rows_in_table, buckets))
+    else:
+        several = {rows_in_table(rows) for rows in buckets if rows > 1}
+        few = {columns for columns in several if columns <= MAX_ROWS}
+        has_units = lm_head.dtype == torch.bfloat16
+        asked += [(product, 1) for product in (*inner, head) if 1 in buckets]
+        if has_units and all(map(takes_products_of, layers)):
+            asked += itertools.product(inner, few)
+        # These are no vendor's products where the others are: of a few rows the head, of any number the routers.
+        routers = {_of_router(layer.feed_forward) for layer in layers if isinstance(layer.feed_forward, Experts)}
+        alone = [*itertools.product((head,), few), *itertools.product(routers, several)]
+        asked += [(product, columns) for product, columns in alone if has_units and takes_depth(product.depth)]
+    return {(one.outputs, one.depth, columns, EPILOGUES[one.epilogue]) for one, columns in asked}
 
 
 def products_in(layers: Sequence[Layer]) -> Iterator[LayerProduct]:
-    """Of all layers in turn, those of experts left out, which no table cuts, the shared one among them: their router's
-    is here."""
+    """Of all layers in turn, those of experts left out, which `expert_tilings` cuts, the shared one's among them: their
+    router's is here."""
     for layer in layers:
         mixer, dense = layer.mixer, layer.feed_forward
         if isinstance(mixer, Attention):
@@ -75,12 +86,16 @@ def products_in(layers: Sequence[Layer]) -> Iterator[LayerProduct]:
         elif mixer is not None:
             yield from (_product(mixer.proj, STORE, True), _product(mixer.out, ADD, False))
         if isinstance(dense, Experts):
-            yield LayerProduct(scored_by(dense), dense.router.weight.shape[1], STORE, True)
+            yield _of_router(dense)
         elif isinstance(dense, Dense):
             yield _product(dense.gate_up, GATED, True)
             yield _product(dense.down, ADD if dense.post_norm is None else STORE, False)
         elif dense is not None:
             yield from (_product(dense.up, SQUARED, True), _product(dense.down, ADD, False))
+
+
+def _of_router(experts: Experts) -> LayerProduct:
+    return LayerProduct(scored_by(experts), experts.router.weight.shape[1], STORE, True)
 
 
 def _product(linear: Linear, epilogue: int, normed: bool) -> LayerProduct:

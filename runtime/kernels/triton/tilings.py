@@ -17,7 +17,8 @@ from typing import Any, Final
 import torch
 import triton
 
-from runahead.runtime.kernels.layers import AttentionShape
+from runahead.runtime.kernels.layer_products import products_of
+from runahead.runtime.kernels.layers import AttentionShape, FeedForward, Fuse, Layer, Mixer
 from runahead.runtime.kernels.triton.decode_work import AttentionPlan
 from runahead.runtime.kernels.triton.gpu import LEAST_SHARED_MEMORY, current_gpu
 from runahead.runtime.rounding import ceil_div
@@ -150,6 +151,12 @@ def _shared_memory() -> int:
 def takes_depth(depth: int) -> bool:
     """Whether a product of a few rows may have this depth."""
     return depth % _DEPTH_MULTIPLE == 0
+
+
+def takes_products_of(part: Layer | Mixer | FeedForward | Fuse) -> bool:
+    """Whether all its products may be those of a few rows, the experts' own among them. Where one may not, in whatever
+    layer, none of the model's is."""
+    return all(takes_depth(linear.weight.shape[1]) for linear in products_of(part))
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +17,7 @@ DEVICE = triton_device()
 import triton  # noqa: E402
 
 from runahead.cuda_graphs.buckets import buckets_for  # noqa: E402
-from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, Linear  # noqa: E402
+from runahead.runtime.kernels.layers import Attention, AttentionShape, Dense, Layer, Linear  # noqa: E402
 from runahead.runtime.kernels.triton import decode_streams, loose_products, tilings  # noqa: E402
 from runahead.runtime.kernels.triton.chunk_plans import chunk_plan  # noqa: E402
 from runahead.runtime.kernels.triton.dependent_launch import dependent_launch_works  # noqa: E402
@@ -27,7 +27,8 @@ from runahead.runtime.kernels.triton.tiling_counts import tiling_counts, tilings
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from runahead.runtime.programs.triton import use_gpu_as  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
-from tests.runtime.kernels.test_triton_decode_streams import batch_of  # noqa: E402
+from tests.runtime.kernels.expert_configs import GLM4_MOE  # noqa: E402
+from tests.runtime.kernels.test_triton_decode_streams import HALF, batch_of  # noqa: E402
 
 H200 = Gpu("NVIDIA H200", (9, 0), 227 * 1024, 132)
 IN_THE_TABLE = (6144, 4096, 64, "store")  # of the table of an H200
@@ -115,8 +116,8 @@ def test_the_switch_names_an_architecture() -> None:
         capability_of("hopper")
 
 
-def _decoder(dtype: torch.dtype, exact: bool) -> Decoder:
-    config = dataclasses.replace(gpu_chain.small_config(hidden_size=64, intermediate_size=128), dtype=dtype)
+def _decoder(dtype: torch.dtype, exact: bool, **sizes: Any) -> Decoder:
+    config = dataclasses.replace(gpu_chain.small_config(**{"intermediate_size": 128, **sizes}), dtype=dtype)
     weights = gpu_chain.moved(gpu_chain.random_weights(config, dtype), DEVICE)
     return Decoder(config, weights, TritonKernelSet(exact))
 
@@ -127,7 +128,32 @@ def _decoder(dtype: torch.dtype, exact: bool) -> Decoder:
 def test_what_is_counted_at_start_is_what_decode_launches_ask_for(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, exact: bool, each: int
 ) -> None:
-    decoder, buckets, asked = _decoder(dtype, exact), buckets_for(16), set()
+    decoder, buckets = _decoder(dtype, exact), buckets_for(16)
+    asked = _asked_by(monkeypatch, decoder, buckets, exact)
+    assert asked == tilings_asked_for(decoder.weights.layers, decoder.weights.lm_head, buckets, exact)
+    assert len(asked) == 5 * each
+
+
+@pytest.mark.parametrize(
+    ("exact", "shared", "counted"), [(False, 64, 6 + 6 + 1), (True, 64, 12), (False, 96, 6 + 2 + 1)]
+)
+def test_what_is_counted_of_a_model_with_experts_is_what_its_launches_ask_for(
+    monkeypatch: pytest.MonkeyPatch, exact: bool, shared: int, counted: int
+) -> None:
+    """The router's product is never the vendor's, however many rows there are. Beside a shared expert of a width that
+    products of a few rows do not take, all but the router's and the head's are."""
+    routed = dataclasses.replace(GLM4_MOE["routed"], shared_size=shared)
+    decoder, buckets = _decoder(HALF, exact, **{**GLM4_MOE, "routed": routed}), (1, 2, 72)
+    asked = _asked_by(monkeypatch, decoder, buckets, exact)
+    assert asked == tilings_asked_for(decoder.weights.layers, decoder.weights.lm_head, buckets, exact)
+    assert len(asked) == counted
+
+
+def _asked_by(
+    monkeypatch: pytest.MonkeyPatch, decoder: Decoder, buckets: Sequence[int], exact: bool
+) -> set[tuple[int, int, int, str]]:
+    """Which tilings decode launches of so many rows ask for."""
+    asked = set()
     row_tiling, rows_tiling = tilings.row_tiling, tilings.rows_tiling
 
     def one_row(outputs: int, depth: int, epilogue: str) -> Any:
@@ -148,8 +174,7 @@ def test_what_is_counted_at_start_is_what_decode_launches_ask_for(
         logits = torch.empty((rows, decoder.config.vocab_size), dtype=torch.float32, device=DEVICE)
         places = torch.arange(rows, dtype=torch.int32, device=DEVICE)
         decoder.kernels.logits_into(hidden, decoder.weights.lm_head, logits, places)
-    assert asked == tilings_asked_for(decoder.weights.layers, decoder.weights.lm_head, buckets, exact)
-    assert len(asked) == 5 * each
+    return asked
 
 
 @pytest.mark.usefixtures("an_h200")
@@ -158,9 +183,9 @@ def test_the_counts_say_what_the_table_has_and_lacks_and_for_which_gpu(monkeypat
         Linear(torch.empty((outputs, 4096), device="meta", dtype=torch.bfloat16), None) for outputs in (6144, 192)
     )
     shape = AttentionShape(32, 8, 128, 1.0)
-    layer: Any = SimpleNamespace(
-        mixer=Attention(shape, 0, None, linear, None, None, other),
-        feed_forward=Dense(None, gate_up=other, down=other),
+    layer = Layer(
+        Attention(shape, 0, None, linear, None, None, other),
+        Dense(None, gate_up=other, down=other),
     )
     head = torch.empty((192, 4096), device="meta", dtype=torch.bfloat16)
     counts = tiling_counts((layer, layer), head, (1, 2, 64))
