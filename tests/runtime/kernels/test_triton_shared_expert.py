@@ -19,7 +19,7 @@ from runahead.runtime.kernels.triton import expert_products  # noqa: E402
 from runahead.runtime.kernels.triton.expert_layers import PackedExperts, router_of, scored_by  # noqa: E402
 from runahead.runtime.kernels.triton.expert_tilings import DOWNS, FIRST_GATED, LAST  # noqa: E402
 from runahead.runtime.kernels.triton.kernel_set import TritonKernelSet  # noqa: E402
-from runahead.runtime.kernels.triton.loose_products import with_shared  # noqa: E402
+from runahead.runtime.kernels.triton.loose_products import scores_of, with_shared  # noqa: E402
 from runahead.runtime.kernels.triton.routing import route  # noqa: E402
 from runahead.runtime.models.weights import Pack, dummy_weights  # noqa: E402
 from tests.runtime.kernels.expert_cases import CLOSE, HALF, Case, drawn  # noqa: E402
@@ -99,6 +99,16 @@ def test_where_a_router_is_packed_otherwise_a_share_keeps_its_own_memory_alone()
     assert torch.equal(router_of(experts).weight, torch.cat((experts.router.weight, share[None])))
 
 
+@pytest.mark.parametrize("dtype", [HALF, torch.float32])
+def test_a_router_s_bias_is_in_the_scores_of_experts_and_not_in_a_share_s(dtype: torch.dtype) -> None:
+    case = Case.of(7, 5, 2, "random", dtype, shared=shared_expert(64, 64, dtype, "silu", ("share",)))
+    weights, bias = case.packed.weights, drawn(5, seed=8).to(DEVICE, dtype)
+    router = PackedExperts.of(replace(weights, router=replace(weights.router, bias=bias))).router
+    unbiased, found = scores_of(case.x, case.packed.router), scores_of(case.x, router)
+    added = torch.cat((bias.float(), torch.zeros(1, device=DEVICE)))
+    torch.testing.assert_close(found, unbiased + added, rtol=1e-5, atol=1e-5)
+
+
 def layer_of_a_share(pack: Pack) -> tuple[Experts, torch.Tensor]:
     """The experts of a model that gives each token a share of the one beside them, and what makes it."""
     experts = dummy_weights(hybrid("Qwen3NextForCausalLM"), HALF, DEVICE, pack).layers[1].feed_forward
@@ -111,6 +121,16 @@ def test_a_last_piece_is_less_deep_where_blocks_divide_the_others() -> None:
     shared = shared_expert(96, 64, HALF, "silu", ())
     case = Case.of(13, 5, 2, "random", HALF, 64, 64, shared=shared)
     assert relative_error(case.made(), case.expected()) < CLOSE[HALF]
+
+
+def test_pieces_of_a_shared_expert_are_the_last_of_a_token_s_sum() -> None:
+    """Experts that are chosen take each other away; what is small beside one of them stays only if it comes last."""
+    tokens, hidden, small = 3, 40, 2.0**-30
+    of_chosen = torch.tensor([1.0, -1.0] * tokens, device=DEVICE)[:, None].repeat(1, hidden)
+    of_shared = torch.full((tokens, 2, hidden), small, device=DEVICE)
+    live, out = torch.ones(tokens, dtype=torch.int32, device=DEVICE), torch.empty((tokens, hidden), device=DEVICE)
+    expert_products.expert_sums(of_chosen, live, 2, out, of_shared=of_shared, added=False)
+    assert out.eq(2 * small).all()
 
 
 def test_what_launches_with_prompts_add_of_the_shared_expert_is_the_same() -> None:
