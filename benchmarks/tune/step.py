@@ -40,6 +40,7 @@ from runahead.runtime.models.weights import described
 _PLANS: Final = 8  # of attention, for a kernel: programs and items cost no compilation
 _AGAIN: Final = 3  # of the best ways, tried again when everything else has been chosen
 _SHOWN: Final = 5
+_NOISE: Final = 1e-3  # of a launch's time: by so much one and the same way differs from look to look
 _DRAWN: Final = 2  # times its weights is what a model takes while it is made
 _BESIDE: Final = 2 << 30  # bytes that a process takes on a GPU besides
 
@@ -125,7 +126,9 @@ def _compile(step: Step, limit: int, only: str, part: slice) -> None:
 
 
 def tune(step: Step, tried: dict[str, list[Way]]) -> dict[str, Way]:
-    """The best way to cut what is named in `tried`, of the ways there and what it has been until now."""
+    """The best way to cut what is named in `tried`, of the ways there and what it has been until now, which stays where
+    others are better by no more than noise: launches of other models, with the same product, may have been tuned by it.
+    """
     before = step.us()
     print(f"{step}: {before:.1f} µs", flush=True)
     for _ in range(2):
@@ -138,11 +141,13 @@ def tune(step: Step, tried: dict[str, list[Way]]) -> dict[str, Way]:
                     timed.append((step.us(), way))
                 except Exception as error:
                     say_why_not(way, error)
+            (as_it_was, _), *_ = timed
             timed.sort(key=lambda one: one[0])
-            step.ways[key] = timed[0][1]
+            is_better = timed[0][0] < as_it_was * (1 - _NOISE)
+            step.ways[key] = timed[0][1] if is_better else usual
             shown = (f"{took:.1f} {brief(way)}" for took, way in timed[:_SHOWN])
             print(f"{key}, until now {brief(usual)}: {' | '.join(shown)}", flush=True)
-            tried[key] = [way for _, way in timed[1 : _AGAIN + 1]]
+            tried[key] = [way for _, way in timed if way != step.ways[key]][:_AGAIN]
     print(f"{step}: {before:.1f} -> {step.us():.1f} µs", flush=True)
     return {key: step.ways[key] for key in tried}
 

@@ -65,6 +65,15 @@ def test_the_fastest_way_is_found_and_kept_for_what_comes_after(monkeypatch: pyt
     assert later and all(ways[keys[0]] == fast[keys[0]] for ways in later[:2]), "the first was chosen by then"
 
 
+def test_what_is_faster_by_noise_alone_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, (outputs, depth, epilogue) = small_step(monkeypatch, 1), QKV
+    key, other = tiling_key(outputs, depth, 1, epilogue), RowTiling(2, 64, 1, 8)
+    step.run()
+    usual = step.ways[key]
+    monkeypatch.setattr(step, "us", lambda: 1000.0 - 0.5 * (step.ways[key] == other))
+    assert other != usual and step_tuner.tune(step, {key: [other]}) == {key: usual}
+
+
 def test_a_step_may_have_several_query_tokens_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert step_tuner.named_step("0.6B:1x4") == ("0.6B", 1, 4) and step_tuner.named_step("8B:8") == ("8B", 8, 1)
     step = small_step(monkeypatch, 2, queries=2)
