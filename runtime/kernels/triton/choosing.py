@@ -1,9 +1,12 @@
 """Which experts a token is sent to, and by what shares: the part of a kernel that whoever needs it computes by itself.
 
-What is computed stands at `runahead.runtime.kernels.choice.Choice`. A program has a token. It finds the highest of its
-experts, then the highest of those that are left, and so on: as many rounds as experts are chosen, whatever the scores
-are. To compare every expert with every other takes about as long for 64 or 128 of them; for 512 that is a kernel of 750
-KB in the place of one of 140 (docs/decisions/0036-experts.md).
+What is computed stands at `runahead.runtime.kernels.choice.Choice`. A program has a token. It finds the highest value,
+then the highest below that, and so on: as many rounds as experts are chosen. Only where values are equal does it go
+back up. To compare every expert with every other takes about as long for 64 or 128 of them; for 512 that is a kernel of
+750 KB in the place of one of 140 (docs/decisions/0036-experts.md).
+
+Values keep three dimensions through all of it. What is reduced in fewer and spread out again changes places among the
+threads, by way of shared memory and with barriers.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -21,6 +24,7 @@ from runahead.runtime.kernels.choice import LEAST_SUM, Choice
 _NEVER = tl.constexpr(float("-inf"))
 _LEAST_SUM = tl.constexpr(LEAST_SUM)
 _BELOW_ALL = tl.constexpr(-(1 << 31))
+_ABOVE_ALL = tl.constexpr((1 << 31) - 1)
 _SIDE_BY_SIDE = tl.constexpr(128)  # values that the lanes of a warp hold, four each
 
 
@@ -42,29 +46,50 @@ def numbers_of_experts(PADDED: tl.constexpr, COPIES: tl.constexpr):
 
 @triton.jit
 def _most(x):
+    """Of each copy, [1, COPIES, 1]. First of what a lane holds; then of numbers a warp has an instruction."""
+    return tl.max(tl.max(x, 0, keep_dims=True), 2, keep_dims=True)
+
+
+@triton.jit
+def _lowest(x):
     """Of each copy, [1, COPIES, 1]."""
-    return tl.max(tl.max(x, 2), 0)[None, :, None]
+    return tl.min(tl.min(x, 0, keep_dims=True), 2, keep_dims=True)
 
 
 @triton.jit
 def _sum(x):
     """Of each copy, [1, COPIES, 1]."""
-    return tl.sum(tl.sum(x, 2), 0)[None, :, None]
+    return tl.sum(tl.sum(x, 0, keep_dims=True), 2, keep_dims=True)
 
 
 @triton.jit
-def of_first_copy(x, COPIES: tl.constexpr):
-    """The sum of a copy. x: [n, COPIES, m]."""
-    first = tl.arange(0, COPIES)[None, :, None] == 0
-    return tl.sum(tl.sum(tl.sum(tl.where(first, x, 0), 2), 0), 0)
+def sum_of_a_copy(x):
+    """One number. x: [n, COPIES, m], with the same numbers in each copy."""
+    return tl.max(tl.max(tl.max(_sum(x), 0), 1), 0)
 
 
 @triton.jit
-def _highest(order, left, e):
-    """The number of the expert that is ahead of all others that are left, of each copy: of equal ones the lowest. Two
-    maxima of 32 bits, for each of which a warp has one instruction."""
-    top = _most(tl.where(left, order, _BELOW_ALL))
-    return -_most(tl.where(left & (order == top), -e, _BELOW_ALL))
+def _highest(order, e, CHOSEN: tl.constexpr):
+    """Which CHOSEN experts have the highest numbers, and of equal ones the lowest `e`. order: as `_in_order` has it, of
+    what is no expert _BELOW_ALL."""
+    least = _most(order)
+    for _ in tl.static_range(CHOSEN - 1):
+        least = _most(tl.where(order < least, order, _BELOW_ALL))
+    ahead = sum_of_a_copy((order > least).to(tl.int32))
+    while ahead >= CHOSEN:  # numbers are equal: that was too low
+        least = _lowest(tl.where(order > least, order, _ABOVE_ALL))
+        ahead = sum_of_a_copy((order > least).to(tl.int32))
+    last = _lowest(tl.where(order == least, e, _ABOVE_ALL))
+    for _ in range(ahead + 1, CHOSEN):
+        last = _lowest(tl.where((order == least) & (e > last), e, _ABOVE_ALL))
+    return (order > least) | ((order == least) & (e <= last))
+
+
+@triton.jit
+def _up_to(x):
+    """The sum of what is there in a copy up to each place, it included. x: [n, COPIES, m]."""
+    ahead = tl.sum(x, 2, keep_dims=True)
+    return tl.cumsum(x, 2) + (tl.cumsum(ahead, 0) - ahead)
 
 
 @triton.jit
@@ -89,48 +114,57 @@ def _of_best_groups(
 
 
 @triton.jit
-def chosen_experts(
-    scores, correction, token, COUNT: tl.constexpr, SCORES: tl.constexpr, CHOSEN: tl.constexpr, PADDED: tl.constexpr,
-    RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr, GROUPS: tl.constexpr,
-    PADDED_GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, FACTOR: tl.constexpr, COPIES: tl.constexpr,
-):  # fmt: skip
-    """Which of COUNT experts a token is sent to, the place of each among its own, and the shares: of each expert, as
-    `numbers_of_experts` has them.
-
-    An expert is chosen if fewer than CHOSEN are ahead of it: those of higher scores, or values, and of equal ones those
-    of lower numbers. A score that is no number is behind all others, and makes every share of its token one.
-    SCORES: numbers of a token, of which the experts' scores come first. GROUPS: 0: any expert may be chosen. COPIES:
-    with as many as the program has warps each warp has a copy, and none waits for another; 1 where there are groups.
-    """
-    e = numbers_of_experts(PADDED, COPIES)
-    inside = e < COUNT
-    row = scores + token.to(tl.int64) * SCORES
-    score = tl.load(row + e, mask=inside, other=_NEVER)
-    known = tl.where(score == score, score, _NEVER)
+def _shares_of_all(score, inside, LOGISTIC: tl.constexpr):
+    """Of each expert, by the softmax or the logistic function of the scores."""
     if LOGISTIC:
         share = tl.where(inside, 1.0 / (1.0 + tl.exp(-score)), 0.0)
     else:
-        share = tl.where(inside, tl.exp(score - _most(known)), 0.0)
+        highest = _most(tl.where(score == score, score, _NEVER))
+        share = tl.where(inside, tl.exp(score - highest), 0.0)
         share = share / _sum(share)
-    value = known
+    return share
+
+
+@triton.jit
+def chosen_experts(
+    scores, correction, token, COUNT: tl.constexpr, SCORES: tl.constexpr, CHOSEN: tl.constexpr, PADDED: tl.constexpr,
+    LOGISTIC: tl.constexpr, CORRECTED: tl.constexpr, GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr,
+    CHOSEN_GROUPS: tl.constexpr, COPIES: tl.constexpr,
+):  # fmt: skip
+    """Which of COUNT experts a token is sent to, the place of each among its own, and the scores: of each expert, as
+    `numbers_of_experts` has them.
+
+    An expert is chosen if fewer than CHOSEN are ahead of it: those of higher scores, or values, and of equal ones those
+    of lower numbers. A score that is no number is behind all others. SCORES: numbers of a token, of which the experts'
+    scores come first. GROUPS: 0: any expert may be chosen. COPIES: with as many as the program has warps each warp has
+    a copy, and none waits for another; 1 where there are groups.
+    """
+    e = numbers_of_experts(PADDED, COPIES)
+    inside = e < COUNT
+    score = tl.load(scores + token.to(tl.int64) * SCORES + e, mask=inside, other=_NEVER)
+    value = score
     if (LOGISTIC or CORRECTED) or GROUPS > 0:
-        value = share
+        value = _shares_of_all(score, inside, LOGISTIC)
         if CORRECTED:
             value += tl.load(correction + e, mask=inside, other=0.0).to(tl.float32)
-        value = tl.where(inside & (value == value), value, _NEVER)
+    value = tl.where(value == value, value, _NEVER)
     if GROUPS > 0:
         tl.static_assert(COPIES == 1)
+        value = tl.where(inside, value, _NEVER)
         kept = _of_best_groups(tl.reshape(value, [PADDED]), COUNT, PADDED, GROUPS, PADDED_GROUPS, CHOSEN_GROUPS)
         value = tl.where(tl.reshape(kept, e.shape), value, _NEVER)
-    order = _in_order(value)
-    left = inside
-    for _ in range(CHOSEN):
-        left = left & (e != _highest(order, left, e))
-    chosen = inside & (left == 0)
-    ones = chosen.to(tl.int32)
-    before = tl.sum(ones, 2)
-    before = tl.cumsum(before, 0) - before
-    place = tl.cumsum(ones, 2) - 1 + before[:, :, None]
+    chosen = _highest(tl.where(inside, _in_order(value), _BELOW_ALL), e, CHOSEN)
+    return chosen, _up_to(chosen.to(tl.int32)) - 1, score
+
+
+@triton.jit
+def shares_of(
+    score, chosen, COUNT: tl.constexpr, PADDED: tl.constexpr, RENORMALISED: tl.constexpr, LOGISTIC: tl.constexpr,
+    FACTOR: tl.constexpr, COPIES: tl.constexpr,
+):  # fmt: skip
+    """The share of each expert of those that `chosen_experts` has chosen. A score that is no number makes every share
+    of its token one."""
+    share = _shares_of_all(score, numbers_of_experts(PADDED, COPIES) < COUNT, LOGISTIC)
     if RENORMALISED:
         total = _sum(tl.where(chosen, share, 0.0))
         if LOGISTIC:
@@ -140,7 +174,7 @@ def chosen_experts(
         share = tl.where(_sum((score != score).to(tl.int32)) > 0, float("nan"), share)
     if FACTOR != 1.0:
         share = share * FACTOR
-    return chosen, place, share
+    return share
 
 
 def padded(count: int) -> int:
@@ -149,8 +183,8 @@ def padded(count: int) -> int:
 
 
 def choice_parts(choice: Choice, count: int, scores: int, copies: int = 1) -> dict[str, Any]:
-    """What `chosen_experts` is made for, by name. count: experts. scores: numbers of a token. copies: where the choice
-    has no groups."""
+    """What kernels are made for that choose and share, by name. count: experts. scores: numbers of a token. copies:
+    where the choice has no groups."""
     groups = choice.groups if choice.limits_groups else 0
     return {
         "COUNT": count,

@@ -1,6 +1,7 @@
 """Experts of a launch of one row: float32 multiply-adds, since the matrix units would idle.
 
-Two kernels follow the product that makes the scores. Every program of the first finds by itself which expert it is for;
+Two kernels follow the product that makes the scores. One program of the first names the row's experts, and those that
+read weights find by themselves which expert they are for;
 the second has each output's sum over all experts of the row. Nothing has to be listed, and no result meets another.
 The shared expert is in the same two kernels: what they read of it hangs on no choice, and they ask for the first of it
 before they wait.
@@ -22,7 +23,13 @@ from runahead.runtime.kernels.layers import Linear, Norm, SharedExpert
 from runahead.runtime.kernels.share import WHOLE, Share
 from runahead.runtime.kernels.triton import row_product
 from runahead.runtime.kernels.triton.activation import gated, squared_relu
-from runahead.runtime.kernels.triton.choosing import choice_parts, chosen_experts, numbers_of_experts, of_first_copy
+from runahead.runtime.kernels.triton.choosing import (
+    choice_parts,
+    chosen_experts,
+    numbers_of_experts,
+    shares_of,
+    sum_of_a_copy,
+)
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 from runahead.runtime.kernels.triton.expert_tilings import (
     FIRST_GATED,
@@ -53,38 +60,45 @@ def _gate_up_kernel(
     SHARED_ROWS: tl.constexpr, SHARED_BLOCK: tl.constexpr, SHARED_HELD: tl.constexpr, SHARED_BIAS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """The first programs are for SHARED_ROWS of the shared expert's SHARED outputs each; 0: there is none. Then one
-    program for ROWS outputs of one of the row's experts, which are numbered from BEGIN on from here. An expert that is
-    not among OWN is another rank's: it is named, none of its numbers is read, and zeros are left. GATED: or else by a
-    squared ReLU."""
+    """The first program names the row's experts, numbered from BEGIN on, and leaves their shares. The next are for
+    SHARED_ROWS of the shared expert's SHARED outputs each; 0: there is none. Then one program for ROWS outputs of one
+    of the row's experts, which it finds by itself. Of an expert that is not among OWN, and so another rank's, none of
+    its numbers is read, and zeros are left. GATED: or else by a squared ReLU."""
     let_dependents_start(DEPENDENT)
-    FIRST: tl.constexpr = (SHARED + SHARED_ROWS - 1) // SHARED_ROWS
+    FIRST: tl.constexpr = 1 + (SHARED + SHARED_ROWS - 1) // SHARED_ROWS
     TILES: tl.constexpr = (OUTPUTS + ROWS - 1) // ROWS
     program = tl.program_id(0)
+    if program == 0:
+        wait_for_predecessors(DEPENDENT)
+        chosen, places, score = chosen_experts(
+            scores, correction, program, COUNT, SCORES, CHOSEN, PADDED, LOGISTIC, CORRECTED, GROUPS, PADDED_GROUPS,
+            CHOSEN_GROUPS, COPIES,
+        )  # fmt: skip
+        share = shares_of(score, chosen, COUNT, PADDED, RENORMALISED, LOGISTIC, FACTOR, COPIES)
+        e = numbers_of_experts(PADDED, COPIES)
+        tl.store(named + places, e - BEGIN, mask=chosen)
+        tl.store(shares + places, share, mask=chosen)
     if SHARED > 0:
-        if program < FIRST:
+        if (program > 0) & (program < FIRST):
             outputs_of_row(
-                program, x, shared, shared_bias, gamma, shared_out, x, eps, SHARED, DEPTH, SHARED_ROWS, SHARED_BLOCK,
-                SHARED_HELD, True, _GATED if GATED else _SQUARED, SHARED_BIAS, False, DEPENDENT, False,
+                program - 1, x, shared, shared_bias, gamma, shared_out, x, eps, SHARED, DEPTH, SHARED_ROWS,
+                SHARED_BLOCK, SHARED_HELD, True, _GATED if GATED else _SQUARED, SHARED_BIAS, False, DEPENDENT, False,
             )  # fmt: skip
     if program >= FIRST:
         tile, place = (program - FIRST) % TILES, (program - FIRST) // TILES
         k = tl.arange(0, BLOCK)
         wait_for_predecessors(DEPENDENT)
         is_live = tl.load(live) > 0  # what does not hang on it goes on meanwhile
-        chosen, places, share = chosen_experts(
-            scores, correction, 0 * tile, COUNT, SCORES, CHOSEN, PADDED, RENORMALISED, LOGISTIC, CORRECTED, GROUPS,
-            PADDED_GROUPS, CHOSEN_GROUPS, FACTOR, COPIES,
+        chosen, places, _ = chosen_experts(
+            scores, correction, 0 * tile, COUNT, SCORES, CHOSEN, PADDED, LOGISTIC, CORRECTED, GROUPS, PADDED_GROUPS,
+            CHOSEN_GROUPS, COPIES,
         )  # fmt: skip
         if is_live:
             mine = chosen & (places == place)
-            expert = of_first_copy(tl.where(mine, numbers_of_experts(PADDED, COPIES), 0), COPIES) - BEGIN
+            expert = sum_of_a_copy(tl.where(mine, numbers_of_experts(PADDED, COPIES), 0)) - BEGIN
             length = DEPTH
             if OWN < COUNT:
                 length = tl.where((expert >= 0) & (expert < OWN), DEPTH, 0)
-            if tile == 0:
-                tl.store(named + place, expert)
-                tl.store(shares + place, of_first_copy(tl.where(mine, share, 0.0), COPIES))
             HALVES: tl.constexpr = 2 if GATED else 1
             r = tl.arange(0, HALVES * ROWS)
             row = tl.minimum(tile * ROWS + r % ROWS, OUTPUTS - 1) + r // ROWS * OUTPUTS
@@ -218,7 +232,7 @@ def experts_of_one_row(
         downs = expert_row_tiling(ExpertProduct(LAST, chosen, own, hidden, width, itemsize))
     block = min(triton.next_power_of_2(hidden), _SHARED_WEIGHTS // (halves * _SHARED_ROWS))
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-    _gate_up_kernel[(triton.cdiv(beside, _SHARED_ROWS) + triton.cdiv(width, gates.rows) * chosen,)](
+    _gate_up_kernel[(1 + triton.cdiv(beside, _SHARED_ROWS) + triton.cdiv(width, gates.rows) * chosen,)](
         residual,
         scores,
         scores if choice.correction is None else choice.correction,

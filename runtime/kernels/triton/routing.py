@@ -22,7 +22,7 @@ import triton.language as tl
 
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.share import WHOLE, Share
-from runahead.runtime.kernels.triton.choosing import choice_parts, chosen_experts, numbers_of_experts, padded
+from runahead.runtime.kernels.triton.choosing import choice_parts, chosen_experts, numbers_of_experts, padded, shares_of
 from runahead.runtime.kernels.triton.dependent_launch import let_dependents_start, wait_for_predecessors
 from runahead.runtime.rounding import ceil_div
 
@@ -84,10 +84,11 @@ def _route_kernel(
     if SQUARES > 0:
         s = tl.arange(0, ALL_SQUARES)
         of_tiles = tl.load(squares + s * STRIDE + token, mask=s < SQUARES, other=0.0)
-    chosen, place, share = chosen_experts(
-        scores, correction, token, COUNT, SCORES, CHOSEN, PADDED, RENORMALISED, LOGISTIC, CORRECTED, GROUPS,
-        PADDED_GROUPS, CHOSEN_GROUPS, FACTOR, COPIES,
+    chosen, place, score = chosen_experts(
+        scores, correction, token, COUNT, SCORES, CHOSEN, PADDED, LOGISTIC, CORRECTED, GROUPS, PADDED_GROUPS,
+        CHOSEN_GROUPS, COPIES,
     )  # fmt: skip
+    share = shares_of(score, chosen, COUNT, PADDED, RENORMALISED, LOGISTIC, FACTOR, COPIES)
     chosen = chosen & is_live
     tl.store(places + token.to(tl.int64) * COUNT + e, tl.where(chosen, place, -1).to(tl.int8), mask=e < COUNT)
     tl.store(shares + token * CHOSEN + place, share, mask=chosen)
